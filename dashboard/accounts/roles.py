@@ -1,0 +1,36 @@
+"""Who may do what: viewer reads; member submits and changes their own; admin (staff) changes all.
+
+A member is a user in the group `members`; everyone signed in is at least a viewer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from django.contrib.auth.models import Group
+
+Role = Literal["viewer", "member", "admin"]
+MEMBERS = "members"
+
+
+def make_member(user: Any) -> Any:
+    """Puts the user into the members' group (made on first use) and returns the user."""
+    group, _ = Group.objects.get_or_create(name=MEMBERS)
+    user.groups.add(group)
+    return user
+
+
+def role_of(user: Any) -> Role:
+    """The role of a signed-in user."""
+    if user.is_staff:
+        return "admin"
+    return "member" if user.groups.filter(name=MEMBERS).exists() else "viewer"
+
+
+def may_submit(user: Any) -> bool:
+    return bool(user.is_authenticated and user.is_active) and role_of(user) != "viewer"
+
+
+def may_change(user: Any, owned: Any) -> bool:
+    """Whether `user` may cancel, edit or delete something with an `owner`."""
+    return may_submit(user) and (user.is_staff or owned.owner_id == user.pk)

@@ -1,0 +1,28 @@
+"""Workers as the controller last heard of them. Only the controller writes heartbeat fields; people write `draining`."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Worker(models.Model):
+    """One host with devices. `devices` is the list of workers.contract.Device of the newest heartbeat."""
+
+    name = models.CharField(max_length=120, unique=True)
+    host = models.CharField(max_length=255, blank=True)
+    boot = models.CharField(max_length=64, blank=True)
+    version = models.CharField(max_length=64, blank=True)
+    devices = models.JSONField(default=list)
+    load = models.FloatField(default=0.0)
+    memory_total = models.BigIntegerField(default=0)
+    memory_available = models.BigIntegerField(default=0)
+    calibration = models.JSONField(default=dict, blank=True)
+    draining = models.BooleanField(default=False)
+    heartbeat_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("name",)
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,215 @@
+"""Runs, their attempts, and the measurements that came back.
+
+State changes go through `dashboard.runs.states` alone; measurements are written by `dashboard.control` alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+
+
+class State(models.TextChoices):
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+
+ACTIVE = (State.STARTING, State.RUNNING, State.CANCELLING)
+ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.LOST)
+
+
+class Run(models.Model):
+    """One training run as a person sees it. The newest attempt does the work; the row is the truth about it."""
+
+    name = models.CharField(max_length=120)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="runs")
+    study = models.ForeignKey("studies.Study", null=True, blank=True, on_delete=models.CASCADE, related_name="runs")
+    position = models.IntegerField(default=0)
+    """Order inside the study: its runs execute, and are drawn, in this order."""
+    label = models.CharField(max_length=60, blank=True)
+    """Short name of the strategy, e.g. 'PP-1F1B + AR' (parallel_core.plan.strategy.label)."""
+    tags = models.JSONField(default=list, blank=True)
+    spec = models.JSONField()
+    devices = models.IntegerField(default=1)
+    exclusive = models.BooleanField(default=False)
+    """Needs a host to itself: study runs, so that nothing else of ours disturbs the timing."""
+
+    state = models.CharField(max_length=12, choices=State.choices, default=State.QUEUED, db_index=True)
+    cause = models.CharField(max_length=32, blank=True)
+    detail = models.TextField(blank=True)
+    """One sentence on how it ended, or why it was queued again."""
+    retries_left = models.IntegerField(default=0)
+    cancel_requested_at = models.DateTimeField(null=True, blank=True)
+
+    created_at = models.DateTimeField(auto_now_add=True, db_index=True)
+    queued_at = models.DateTimeField()
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    # Newest values, for lists: written with the points they come from.
+    step = models.IntegerField(null=True, blank=True)
+    loss = models.FloatField(null=True, blank=True)
+    step_time = models.FloatField(null=True, blank=True)  # median of the timed steps so far, seconds
+    tokens_per_s = models.FloatField(null=True, blank=True)
+    memory_peak = models.BigIntegerField(null=True, blank=True)  # worst rank, bytes
+    summary = models.JSONField(default=dict, blank=True)
+    """At the end: {"timed": {...}, "cpu_others": x, "memory": {...}, "breakdown": {...}, "final_loss": x}."""
+
+    class Meta:
+        ordering = ("-id",)
+        indexes = [models.Index(fields=("state", "queued_at")), models.Index(fields=("study", "position"))]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Attempt(models.Model):
+    """One try at a run. `devices` = [{"worker": name, "devices": [indices], "first_rank": 0}, ...]."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="attempts")
+    number = models.IntegerField()
+    worker = models.ForeignKey("fleet.Worker", null=True, on_delete=models.SET_NULL, related_name="attempts")
+    worker_boot = models.CharField(max_length=64, blank=True)
+    devices = models.JSONField(default=list)
+    over = models.BooleanField(default=False, db_index=True)
+    outcome = models.CharField(max_length=12, blank=True)
+    cause = models.CharField(max_length=32, blank=True)
+    detail = models.TextField(blank=True)
+    report = models.JSONField(default=dict, blank=True)
+    """The worker's AttemptBody at the end: exits, traceback, rank, signal."""
+    progress = models.JSONField(default=dict, blank=True)
+    """rank -> {step, op, age} of the newest heartbeat."""
+    lease_until = models.DateTimeField(null=True, blank=True)
+    sent_at = models.DateTimeField(null=True, blank=True)
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ("number",)
+        constraints = [models.UniqueConstraint(fields=("run", "number"), name="one_attempt_a_number")]
+
+
+class Cursor(models.Model):
+    """How far a file of an attempt's rank has arrived; moves in the transaction that stores what arrived."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="cursors")
+    rank = models.IntegerField()
+    channel = models.CharField(max_length=8)
+    offset = models.BigIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=("attempt", "rank", "channel"), name="one_cursor_a_file")]
+
+
+class SeriesChunk(models.Model):
+    """Up to 500 points of one series of one rank (dtype records.POINT), ordered by step. Full chunks are closed."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="chunks")
+    rank = models.IntegerField()
+    name = models.CharField(max_length=60)
+    first_step = models.IntegerField()
+    last_step = models.IntegerField()
+    count = models.IntegerField()
+    closed = models.BooleanField(default=False)
+    data = models.BinaryField()
+
+    class Meta:
+        ordering = ("attempt", "rank", "name", "id")
+        indexes = [models.Index(fields=("attempt", "name", "rank", "first_step"))]
+
+
+class LogChunk(models.Model):
+    """Bytes [start, end) of a rank's log."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="logs")
+    rank = models.IntegerField()
+    start = models.BigIntegerField()
+    end = models.BigIntegerField()
+    data = models.BinaryField()
+
+    class Meta:
+        ordering = ("attempt", "rank", "start")
+        indexes = [models.Index(fields=("attempt", "rank", "start"))]
+
+
+class SpanChunk(models.Model):
+    """The spans of one rank in one traced step (dtype records.SPAN); `total` may be more than `count` rows kept."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="spans")
+    rank = models.IntegerField()
+    step = models.IntegerField()
+    count = models.IntegerField()
+    total = models.IntegerField()
+    data = models.BinaryField()
+
+    class Meta:
+        ordering = ("attempt", "step", "rank")
+        constraints = [models.UniqueConstraint(fields=("attempt", "step", "rank"), name="one_chunk_a_traced_step")]
+
+
+class MemoryRecord(models.Model):
+    """The metered step of one rank: the header of its `memory` frame, and the curve (dtype records.MEMORY)."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="memory")
+    rank = models.IntegerField()
+    step = models.IntegerField()
+    peak_total = models.BigIntegerField()
+    peak = models.JSONField(default=dict)
+    final = models.JSONField(default=dict)
+    rss_delta = models.BigIntegerField(default=0)
+    curve = models.BinaryField(default=bytes)
+
+    class Meta:
+        ordering = ("attempt", "rank", "step")
+        constraints = [models.UniqueConstraint(fields=("attempt", "step", "rank"), name="one_memory_a_step")]
+
+
+class RankInfo(models.Model):
+    """The `hello` and `summary` frames of a rank."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="ranks")
+    rank = models.IntegerField()
+    hello = models.JSONField(default=dict)
+    summary = models.JSONField(default=dict)
+    phase = models.CharField(max_length=16, blank=True)
+
+    class Meta:
+        ordering = ("attempt", "rank")
+        constraints = [models.UniqueConstraint(fields=("attempt", "rank"), name="one_info_a_rank")]
+
+
+class Event(models.Model):
+    """What happened to a run, in words, for its Events tab and for audits."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
+    attempt = models.ForeignKey(Attempt, null=True, on_delete=models.CASCADE)
+    at = models.DateTimeField(auto_now_add=True)
+    kind = models.CharField(max_length=32)
+    text = models.TextField()
+    actor = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
+
+    class Meta:
+        ordering = ("id",)
+
+
+class Corpus(models.Model):
+    """An uploaded text, named by the sha256 of its bytes. The file lies in the default storage as corpora/<sha256>."""
+
+    sha256 = models.CharField(max_length=64, unique=True)
+    name = models.CharField(max_length=120)
+    size = models.BigIntegerField()
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="corpora")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+
+def strategy_of(run: Run) -> dict[str, Any]:
+    """The `parallel` part of the run's spec."""
+    return dict(run.spec.get("parallel", {}))

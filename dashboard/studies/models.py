@@ -1,0 +1,26 @@
+"""A study: runs that differ in a known way, executed one after another so that they can be compared honestly."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+
+
+class Study(models.Model):
+    """`kind` matrix | sweep | starter. `settings` holds what the form asked for, so that it can be cloned."""
+
+    name = models.CharField(max_length=120)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="studies")
+    kind = models.CharField(max_length=32, default="matrix")
+    base = models.JSONField(default=dict)
+    """RunSpec (as dict) that all runs share."""
+    settings = models.JSONField(default=dict)
+    baseline = models.ForeignKey("runs.Run", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("-id",)
+        verbose_name_plural = "studies"
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,14 @@
+"""All addresses. Each app owns its own file."""
+
+from django.contrib import admin
+from django.urls import include, path
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("accounts/", include("dashboard.accounts.urls")),
+    path("live/", include("dashboard.live.urls")),
+    path("api/", include("dashboard.api.urls")),
+    path("runs/", include("dashboard.runs.urls")),
+    path("fleet/", include("dashboard.fleet.urls")),
+    path("", include("dashboard.studies.urls")),
+]

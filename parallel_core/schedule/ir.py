@@ -1,0 +1,105 @@
+"""The schedule as a value: `Op`, `Schedule` and the keys that planned and measured spans share.
+
+A `Schedule` holds one program (a tuple of `Op`s) for each *pipeline rank*; a tensor-parallel group walks one
+program together, and each data-parallel replica has its own pipeline ranks. Structural edges (which F needs which
+RECV) are derived, never stored. Micro-batch ids are global: with plain data parallelism replica r of dp owns the
+ids congruent to r modulo dp, and pipeline rank `replica * pp + stage` walks that replica's program of that stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+
+class Kind(IntEnum):
+    """What an operation does. The number is stored in span columns: never renumber, only append."""
+
+    F = 0  # forward
+    R = 1  # recompute the forward from the kept stage input, just before BW
+    B = 2  # gradient of the input only
+    W = 3  # gradient of the weights only
+    BW = 4  # both
+    SEND_ACT = 5
+    RECV_ACT = 6
+    SEND_GRAD = 7
+    RECV_GRAD = 8
+    ALLREDUCE = 9  # gradients over the replicas of a stage
+    REDUCE_SCATTER = 10
+    GATHER = 11
+    STASH = 12
+    DROP = 13
+    OPT_STEP = 14
+    OFFLOAD = 15
+    RELOAD = 16
+    FREE = 17
+    PAIR = 18  # a forward and a backward walked together (DualPipe)
+    # Kinds below occur in measured spans only, never in a program.
+    STEP = 32  # the whole step, from the first to the last instant
+    DATA = 33  # reading the batch
+    TP_COLLECTIVE = 34  # child of a compute operation: a tensor-parallel collective
+    NORM = 35  # the global gradient norm and the loss: a collective
+    SETUP = 36  # zeroing gradients and the like
+    BUCKET = 37  # one asynchronous gradient bucket in flight, overlapping backward
+
+
+COMPUTE = frozenset({Kind.F, Kind.R, Kind.B, Kind.W, Kind.BW, Kind.PAIR})
+SENDS = frozenset({Kind.SEND_ACT, Kind.SEND_GRAD})
+RECVS = frozenset({Kind.RECV_ACT, Kind.RECV_GRAD})
+P2P = SENDS | RECVS
+COLLECTIVES = frozenset(
+    {Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.TP_COLLECTIVE, Kind.NORM, Kind.BUCKET}
+)
+
+Sync = Literal["flush", "stash", "2bw"]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation of one pipeline rank. `micro_batch` = -1 for operations of the whole step.
+
+    `stage` is the stage the operation belongs to; `peer` is the pipeline rank at the other end of a SEND/RECV.
+    `version` names a weight version by the number of micro-batches whose gradients it holds (0 under flush).
+    """
+
+    kind: Kind
+    stage: int
+    micro_batch: int = -1
+    replica: int = 0
+    version: int = 0
+    peer: int = -1
+
+    def __str__(self) -> str:
+        """Spelling of torch.distributed.pipelining: stage, kind, micro-batch, e.g. `2F0`, `3SEND_ACT1`."""
+        tail = "" if self.micro_batch < 0 else str(self.micro_batch)
+        return f"{self.stage}{self.kind.name}{tail}"
+
+
+Program = tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A pipeline schedule for one step. `programs[q]` is walked by pipeline rank q.
+
+    `placement[s]` lists the pipeline ranks that hold a replica of stage s, in replica order.
+    `micro_batches` counts over all replicas.
+    """
+
+    name: str
+    stages: int
+    micro_batches: int
+    placement: tuple[tuple[int, ...], ...]
+    programs: tuple[Program, ...]
+    sync: Sync = "flush"
+    vertical: bool = False
+
+    @property
+    def pipeline_ranks(self) -> int:
+        return len(self.programs)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the first stage (every stage has as many in a rectangular layout)."""
+        return len(self.placement[0])

@@ -1,0 +1,227 @@
+"""RunSpec: everything that defines a training run, and every rule about what may be combined.
+
+The spec is plain data (pydantic, frozen, unknown keys refused). It holds no path, module, command, host or
+environment variable: a worker validates it again and can do nothing with it but train.
+
+Errors carry the names of the fields, the rule, and the nearest valid values; `field_errors` turns a pydantic
+error into `{dotted field: message}` for forms and for the API.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from parallel_core import limits
+
+ScheduleName = Literal["naive", "gpipe", "1f1b"]
+Recompute = Literal["none", "full"]
+Precision = Literal["fp32", "fp64"]
+DeviceKind = Literal["cpu", "cuda"]
+
+BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8}
+CORPUS_PATTERN = re.compile(r"^(stdlib|blob:[0-9a-f]{64})$")
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+def divisors(n: int) -> list[int]:
+    """All divisors of n (n >= 1), ascending."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
+
+
+def rule(fields: tuple[str, ...], message: str) -> PydanticCustomError:
+    """An error of a rule between fields; the first named field is where a form shows it."""
+    return PydanticCustomError("rule", "{message}", {"message": message, "fields": list(fields)})
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelSpec(_Spec):
+    """A GPT: pre-norm decoder, learned positions, GELU MLP of width 4 x hidden.
+
+    Its layer list is `embed, block.0.attn, block.0.mlp, ..., head`: 2 x layers + 2 units (see `units`).
+    """
+
+    kind: Literal["gpt"] = "gpt"
+    layers: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] = 4
+    hidden: Annotated[int, Field(ge=1, le=limits.MAX_HIDDEN)] = 128
+    heads: Annotated[int, Field(ge=1, le=limits.MAX_HIDDEN)] = 4
+    seq: Annotated[int, Field(ge=1, le=limits.MAX_SEQ)] = 128
+    vocab: Annotated[int, Field(ge=2, le=limits.MAX_VOCAB)] = 256
+    tied: bool = False
+
+    @model_validator(mode="after")
+    def _heads_divide_hidden(self) -> Self:
+        if self.hidden % self.heads:
+            near = [d for d in divisors(self.hidden) if d <= 256]
+            raise rule(
+                ("model.heads", "model.hidden"),
+                f"heads={self.heads} does not divide hidden={self.hidden}; try one of {_few(near, self.heads)}.",
+            )
+        return self
+
+    def units(self) -> list[str]:
+        """Names of the layers in order; a pipeline may be cut in front of any but the first."""
+        names = ["embed"]
+        for i in range(self.layers):
+            names += [f"block.{i}.attn", f"block.{i}.mlp"]
+        return [*names, "head"]
+
+
+class ParallelSpec(_Spec):
+    """How the run is split: dp x tp x pp ranks, one device each.
+
+    `micro_batches` counts per data-parallel replica. `cuts` are unit indices (of `ModelSpec.units`) at which the
+    stages 1 .. pp-1 begin; None lets the engine balance the stages by FLOP count.
+    """
+
+    dp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
+    tp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
+    pp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
+    schedule: ScheduleName = "1f1b"
+    micro_batches: Annotated[int, Field(ge=1, le=limits.MAX_MICRO_BATCHES)] = 1
+    recompute: Recompute = "none"
+    cuts: tuple[Positive, ...] | None = None
+
+    @property
+    def world(self) -> int:
+        """Number of ranks (= devices)."""
+        return self.dp * self.tp * self.pp
+
+
+class TrainSpec(_Spec):
+    """Optimisation, data and how long. `global_batch` counts samples (sequences) per step over all replicas."""
+
+    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)] = 43
+    warmup_steps: Annotated[int, Field(ge=0, le=1000)] = 3
+    global_batch: Annotated[int, Field(ge=1, le=limits.MAX_GLOBAL_BATCH)] = 16
+    lr: Annotated[float, Field(gt=0, le=100)] = 3e-4
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 7
+    precision: Precision = "fp32"
+    corpus: str = "stdlib"
+    device: DeviceKind = "cpu"
+
+    @model_validator(mode="after")
+    def _corpus_is_named_by_content(self) -> Self:
+        if not CORPUS_PATTERN.match(self.corpus):
+            raise rule(("train.corpus",), "corpus must be 'stdlib' or 'blob:' and the sha256 of an uploaded text.")
+        return self
+
+
+class TraceSpec(_Spec):
+    """What is observed. Steps count from 0; a metered step is never a timed one.
+
+    `trace_every` = 0 traces only one step in the middle of the timed ones; k > 0 also every k-th step.
+    Memory is metered on step 1 (a warm-up step) or, without warm-up, on one extra step after the last.
+    """
+
+    trace_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 10
+    memory: bool = True
+    memory_cap: Annotated[int, Field(ge=1)] | None = None
+    """Bytes a rank may hold live; beyond it the rank ends with out-of-memory. None = the device's own limit."""
+
+
+class RunSpec(_Spec):
+    """One training run. `RunSpec.model_validate(dict)` is the only way in, from form, API, queue and file alike."""
+
+    model: ModelSpec = ModelSpec()
+    parallel: ParallelSpec = ParallelSpec()
+    train: TrainSpec = TrainSpec()
+    trace: TraceSpec = TraceSpec()
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        for check in (_check_tensor, _check_stages, _check_batch, _check_steps):
+            check(self)
+        return self
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples in one micro-batch."""
+        return self.train.global_batch // (self.parallel.dp * self.parallel.micro_batches)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.global_batch * self.model.seq
+
+    @property
+    def timed_steps(self) -> int:
+        return self.train.steps - self.train.warmup_steps
+
+
+def _few(values: list[int], around: int) -> str:
+    """The (at most six) values nearest to `around`, as text."""
+    near = sorted(sorted(values, key=lambda v: abs(v - around))[:6])
+    return ", ".join(map(str, near))
+
+
+def _check_tensor(spec: RunSpec) -> None:
+    tp, model = spec.parallel.tp, spec.model
+    for field, value in (("heads", model.heads), ("vocab", model.vocab)):
+        if value % tp:
+            raise rule(
+                ("parallel.tp", f"model.{field}"),
+                f"tensor={tp} does not divide {field}={value}; try {_few(divisors(value), tp)}.",
+            )
+
+
+def _check_stages(spec: RunSpec) -> None:
+    pp, cuts, units = spec.parallel.pp, spec.parallel.cuts, len(spec.model.units())
+    if pp > units:
+        raise rule(
+            ("parallel.pp", "model.layers"),
+            f"pipeline={pp} stages over {units} cuttable layers (2 x {spec.model.layers} + 2); use at most {units}.",
+        )
+    if cuts is None:
+        return
+    if len(cuts) != pp - 1:
+        raise rule(("parallel.cuts", "parallel.pp"), f"pipeline={pp} needs {pp - 1} cuts, got {len(cuts)}.")
+    if list(cuts) != sorted(set(cuts)) or (cuts and cuts[-1] >= units):
+        raise rule(("parallel.cuts",), f"cuts must rise strictly within 1 .. {units - 1}; got {list(cuts)}.")
+
+
+def _check_batch(spec: RunSpec) -> None:
+    dp, m, batch = spec.parallel.dp, spec.parallel.micro_batches, spec.train.global_batch
+    if batch % dp:
+        raise rule(
+            ("parallel.dp", "train.global_batch"),
+            f"data={dp} does not divide the global batch {batch}; try {_few(divisors(batch), dp)}.",
+        )
+    if (batch // dp) % m:
+        raise rule(
+            ("parallel.micro_batches", "train.global_batch"),
+            f"{m} micro-batches do not divide the {batch // dp} samples of a replica; "
+            f"try {_few(divisors(batch // dp), m)}.",
+        )
+
+
+def _check_steps(spec: RunSpec) -> None:
+    if spec.train.steps <= spec.train.warmup_steps:
+        raise rule(
+            ("train.steps", "train.warmup_steps"),
+            f"steps={spec.train.steps} leaves none to time after {spec.train.warmup_steps} warm-up steps.",
+        )
+
+
+def field_errors(error: ValidationError) -> dict[str, str]:
+    """`{dotted field name: message}`; a rule between fields is filed under the first field it names."""
+    out: dict[str, str] = {}
+    for item in error.errors(include_url=False):
+        ctx: dict[str, Any] = item.get("ctx") or {}
+        named = ctx.get("fields")
+        field = named[0] if named else ".".join(str(part) for part in item["loc"]) or "spec"
+        out.setdefault(field, item["msg"])
+    return out

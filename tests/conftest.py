@@ -1,0 +1,56 @@
+"""Fixtures that every suite shares: a real broker, and the three people of the cast."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboard.yard import broker as embedded
+
+
+@pytest.fixture(scope="session")
+def broker_url() -> Iterator[str]:
+    """URL of a real Valkey server of this test session."""
+    folder = Path(tempfile.mkdtemp(prefix="ty-broker-"))
+    process, url = embedded.start(folder)
+    yield url
+    process.terminate()
+    process.wait(10)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def redis_url(broker_url: str, settings: Any) -> str:
+    """An empty broker, and Django's settings pointing at it."""
+    import redis
+
+    with redis.Redis.from_url(broker_url) as client:
+        client.flushall()
+    settings.REDIS_URL = broker_url
+    settings.CELERY_BROKER_URL = broker_url.replace("unix://", "redis+socket://")
+    return broker_url
+
+
+@pytest.fixture
+def alice(db: None, django_user_model: Any) -> Any:
+    """A member: submits runs and cancels her own."""
+    from dashboard.accounts.roles import make_member
+
+    return make_member(django_user_model.objects.create_user("alice", password="alice-secret-1"))
+
+
+@pytest.fixture
+def bob(db: None, django_user_model: Any) -> Any:
+    """A viewer: reads everything, changes nothing."""
+    return django_user_model.objects.create_user("bob", password="bob-secret-1")
+
+
+@pytest.fixture
+def admin(db: None, django_user_model: Any) -> Any:
+    """Staff: changes everything, drains workers, makes users."""
+    return django_user_model.objects.create_superuser("root", password="root-secret-1")

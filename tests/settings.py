@@ -1,0 +1,12 @@
+"""Settings of the test run: a throw-away data folder, everything else as deployed."""
+
+import os
+import tempfile
+
+os.environ.setdefault("TRAINYARD_TESTING", "1")
+os.environ.setdefault("TRAINYARD_HOME", tempfile.mkdtemp(prefix="trainyard-test-"))
+os.environ["ALLOWED_HOSTS"] = "localhost,127.0.0.1,testserver"
+
+from dashboard.settings import *  # noqa: E402, F403
+
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

@@ -1,0 +1,58 @@
+"""The rooms of the house: who may import whom, and which modules must stay free of torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FORBIDDEN = {
+    "parallel_core": {"django", "celery", "redis", "dashboard", "workers", "kombu", "ninja"},
+    "workers": {"django", "dashboard", "torch"},
+    "dashboard": {"torch"},
+}
+TORCH_FREE = (
+    "parallel_core.spec",
+    "parallel_core.layout",
+    "parallel_core.schedule",
+    "parallel_core.schedule.check",
+    "parallel_core.plan.memory",
+    "parallel_core.plan.partition",
+    "parallel_core.plan.strategy",
+    "parallel_core.analysis.breakdown",
+    "parallel_core.analysis.stats",
+    "parallel_core.observe.records",
+    "workers.contract",
+    "workers.supervisor",
+    "workers.relay",
+)
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_imports_follow_the_arrows(room: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / room).rglob("*.py")
+        for name in imported(path)
+        if name in FORBIDDEN[room]
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_module_does_not_load_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,1 @@
+"""What runs on a host with devices: the Celery app, the supervisor of attempts, the relay and the heartbeat."""

@@ -1,0 +1,147 @@
+"""The messages between controller and workers: names of Redis keys, shapes of what travels.
+
+controller -> worker   one Celery task `workers.start` on the queue of the worker (`queue_of`) with a StartMessage;
+                       entries of the worker's control stream (`control_stream`), which only ever repeat what the
+                       database already says (level-triggered), so that a lost or doubled one is harmless.
+worker -> controller   entries of the one stream EVENTS, in the order they happened on that worker.
+
+A stream entry of EVENTS has the fields `worker` (str), `boot` (id of this life of the worker), `kind`, `body` (JSON)
+and, for `batch`, `data` (raw bytes):
+
+heartbeat   every HEARTBEAT_S. body = HeartbeatBody.
+attempt     body = AttemptBody: what became of an attempt.
+batch       body = BatchBody; data = bytes [start, end) of one file of the attempt, cut at frame (events) or any (log)
+            boundaries. (attempt, rank, channel, end) is the cursor: a batch at or below it is skipped; one that starts
+            above it is a gap and is answered by a `rewind` control entry.
+store       body = {attempt, host, port}: where the first node's rendezvous store listens.
+
+Nothing here imports Django, Celery or Redis: both sides read this file.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+EVENTS = "trainyard:events"
+GROUP = "controller"
+LIVE = "trainyard:live"
+"""Short 'new data' entries for the SSE reader: fields run, study (or ''), what (JSON list of topics)."""
+
+START_TASK = "workers.start"
+HEARTBEAT_S = 2.0
+LEASE_S = 3 * HEARTBEAT_S
+STOP_GRACE_S = 2.0
+"""From TERM to KILL when an attempt is stopped."""
+START_LIMIT_S = 30.0
+MAX_LOG_BYTES = 20 * 1024 * 1024
+MAX_BATCH_BYTES = 256 * 1024
+
+
+def queue_of(worker: str) -> str:
+    return f"worker.{worker}"
+
+
+def control_stream(worker: str) -> str:
+    return f"trainyard:control:{worker}"
+
+
+class Node(TypedDict):
+    """One host's share of an attempt: `devices` are indices on that worker, one rank each from `first_rank` on."""
+
+    worker: str
+    devices: list[int]
+    first_rank: int
+    address: str
+
+
+class StartMessage(TypedDict):
+    run: int
+    attempt: int  # primary key of the Attempt row: unique over all runs
+    number: int  # 1 for the first attempt of the run
+    spec: dict[str, Any]
+    nodes: list[Node]
+
+
+class Device(TypedDict):
+    index: int
+    kind: Literal["cpu", "cuda"]
+    name: str
+    memory_total: int  # bytes
+    memory_used: int
+    load: float  # 0 .. 1
+
+
+class RankProgress(TypedDict):
+    step: int
+    op: str
+    age: float  # seconds since the rank last moved
+
+
+class HeartbeatBody(TypedDict):
+    host: str
+    version: str
+    time: float
+    devices: list[Device]
+    load: float  # one-minute load average over cores
+    memory_total: int
+    memory_available: int
+    attempts: dict[str, dict[str, RankProgress]]  # live attempts -> rank -> where it is
+    calibration: NotRequired[dict[str, Any]]
+    """Result of `parallel_core calibrate` on this worker: {device, model: {...}, global_batch, step_time}."""
+
+
+Outcome = Literal["succeeded", "failed", "cancelled", "interrupted"]
+"""interrupted = the yard was stopped in an orderly way: the run is queued again and no retry is used up."""
+
+Cause = Literal[
+    "",
+    "user_code",
+    "out_of_memory",
+    "killed_by_signal",
+    "worker_lost",
+    "timed_out",
+    "no_progress",
+    "cancelled",
+    "refused",
+    "interrupted",
+]
+
+
+class AttemptBody(TypedDict):
+    """`state` starting | running | ended; the rest is there at the end only."""
+
+    attempt: int
+    state: Literal["starting", "running", "ended"]
+    outcome: NotRequired[Outcome]
+    cause: NotRequired[Cause]
+    detail: NotRequired[str]  # one sentence for a person: "Rank 1 was killed by signal 9 at step 12 in 1F3."
+    rank: NotRequired[int]
+    signal: NotRequired[int]
+    traceback: NotRequired[str]
+    exits: NotRequired[dict[str, int]]  # rank -> exit code, negative = signal
+    none_left: NotRequired[bool]  # every recorded process was seen to be gone
+    sizes: NotRequired[dict[str, int]]  # "<channel>:<rank>" -> final bytes of that file: what the cursor must reach
+
+
+Channel = Literal["events", "log"]
+
+
+class BatchBody(TypedDict):
+    attempt: int
+    rank: int
+    channel: Channel
+    start: int
+    end: int
+
+
+class ControlEntry(TypedDict):
+    """cancel: stop it, report cancelled. fence: stop it, report nothing. rewind: publish `channel`:`rank` again from
+    `offset`. settled: everything arrived, the folder may go. store: where the first node's store listens."""
+
+    kind: Literal["cancel", "fence", "rewind", "settled", "store"]
+    attempt: int
+    rank: NotRequired[int]
+    channel: NotRequired[Channel]
+    offset: NotRequired[int]
+    host: NotRequired[str]
+    port: NotRequired[int]
