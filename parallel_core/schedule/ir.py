@@ -48,9 +48,7 @@ COMPUTE = frozenset({Kind.F, Kind.R, Kind.B, Kind.W, Kind.BW, Kind.PAIR})
 SENDS = frozenset({Kind.SEND_ACT, Kind.SEND_GRAD})
 RECVS = frozenset({Kind.RECV_ACT, Kind.RECV_GRAD})
 P2P = SENDS | RECVS
-COLLECTIVES = frozenset(
-    {Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.TP_COLLECTIVE, Kind.NORM, Kind.BUCKET}
-)
+COLLECTIVES = frozenset({Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.TP_COLLECTIVE, Kind.NORM, Kind.BUCKET})
 
 Sync = Literal["flush", "stash", "2bw"]
 

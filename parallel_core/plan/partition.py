@@ -1,0 +1,54 @@
+"""Where to cut a model into pipeline stages: FLOPs of each layer, and the cut that keeps the slowest stage shortest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parallel_core.spec import ModelSpec
+
+
+def flop_weights(model: ModelSpec) -> tuple[int, ...]:
+    """Forward FLOPs of one sequence in each of `model.units()`.
+
+    Counts matrix products as 2mnk, as in Narayanan et al. 2021 (appendix, equation 2): attention 8 s h^2 + 4 s^2 h,
+    MLP 16 s h^2, head 2 s h V. The embedding multiplies nothing; its additions (s h) stand in for its cost.
+    Backward costs twice as much in every layer, so it changes no cut.
+    """
+    s, h = model.seq, model.hidden
+    attention, mlp = 8 * s * h * h + 4 * s * s * h, 16 * s * h * h
+    return (s * h, *([attention, mlp] * model.layers), 2 * s * h * model.vocab)
+
+
+def min_max_cut(weights: Sequence[int], stages: int) -> tuple[int, ...]:
+    """Cuts that split `weights` into `stages` non-empty runs with the least possible largest sum.
+
+    Returns the `stages` - 1 indices at which stages 1, 2, ... begin. Of equally good cuts it takes the one with light
+    first stages, since under 1F1B those keep the most micro-batches. Bisects the bound (weights are integers), so it
+    takes O(n log sum) whatever the number of stages. Raises ValueError where a stage would be empty.
+    """
+    if not 1 <= stages <= len(weights):
+        raise ValueError(f"cannot cut {len(weights)} layers into {stages} stages.")
+    low, high = max(weights), sum(weights)
+    while low < high:
+        middle = (low + high) // 2
+        if len(_fill(weights, middle)) < stages:
+            high = middle
+        else:
+            low = middle + 1
+    return _fill(weights, low, stages)
+
+
+def _fill(weights: Sequence[int], bound: int, stages: int = 1) -> tuple[int, ...]:
+    """The fewest cuts, but at least `stages` - 1, that keep every sum within `bound`.
+
+    Works from the back: each stage is as full as `bound` allows while every earlier stage can still have a unit.
+    """
+    cuts: list[int] = []
+    total = 0
+    for i in range(len(weights) - 1, -1, -1):
+        total += weights[i]
+        owed = stages - 1 - len(cuts)
+        if total > bound or i + 1 == owed:
+            cuts.append(i + 1)
+            total = weights[i]
+    return tuple(reversed(cuts))

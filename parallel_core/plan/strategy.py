@@ -1,0 +1,70 @@
+"""What a way of splitting is called, which family it belongs to, and how fast it could be at best."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from parallel_core.plan.partition import flop_weights
+from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec
+
+Family = Literal["single", "dp", "tp", "pp", "combined"]
+
+_PIPELINES = {"naive": "Naive layer-wise", "gpipe": "PP-GPipe", "1f1b": "PP-1F1B"}
+
+
+def label(spec: RunSpec) -> str:
+    """Name of the strategy: `Single`, `DP`, `PP-1F1B`, `DP 2 x TP 2`, `TP 4`, `... + AR` with recomputation.
+
+    A degree of 2 is left out where only one axis is split; micro-batches are named where they are mere accumulation.
+    """
+    split = spec.parallel
+    axes = _axes(split)
+    text = " x ".join(f"{name} {degree}" for name, degree in axes) if axes else "Single"
+    if len(axes) == 1 and axes[0][1] == 2:
+        text = axes[0][0]
+    if split.pp == 1 and split.micro_batches > 1:
+        text += f" x{split.micro_batches} micro-batches"
+    return text + (" + AR" if split.recompute == "full" else "")
+
+
+def family(spec: RunSpec) -> Family:
+    """The one axis that is split, `single` where none is and `combined` where several are."""
+    split = spec.parallel
+    families: list[Family] = ["dp"] * (split.dp > 1) + ["tp"] * (split.tp > 1) + ["pp"] * (split.pp > 1)
+    if len(families) > 1:
+        return "combined"
+    return families[0] if families else "single"
+
+
+def ideal_speedup(spec: RunSpec) -> float:
+    """Speedup over one device if communication were free and every layer divided evenly.
+
+    What the strategy itself costs stays in: the flush bubble of a pipeline, p m / (m + p - 1) (Huang et al. 2019), a
+    naive pipeline that keeps one device busy at a time, and the second forward of recomputation.
+    """
+    split = spec.parallel
+    return split.dp * split.tp * _pipeline_speedup(split) / (1 + recompute_share(spec))
+
+
+def recompute_share(spec: RunSpec) -> float:
+    """FLOPs of recomputation over those of a plain step: the blocks run forward once more; embedding and head do not."""
+    if spec.parallel.recompute == "none":
+        return 0.0
+    weights = flop_weights(spec.model)
+    return sum(weights[1:-1]) / (3 * sum(weights))
+
+
+def model_flops(model: ModelSpec, samples: int) -> int:
+    """FLOPs a step needs for `samples` sequences: forward, and backward at twice that; recomputation not counted."""
+    return 3 * samples * sum(flop_weights(model))
+
+
+def _pipeline_speedup(split: ParallelSpec) -> float:
+    if split.pp == 1 or split.schedule == "naive":
+        return 1.0
+    return split.pp * split.micro_batches / (split.micro_batches + split.pp - 1)
+
+
+def _axes(split: ParallelSpec) -> list[tuple[str, int]]:
+    named = (("DP", split.dp), ("TP", split.tp), (_PIPELINES[split.schedule], split.pp))
+    return [(name, degree) for name, degree in named if degree > 1]
