@@ -1,8 +1,9 @@
 """The messages between controller and workers: names of Redis keys, shapes of what travels.
 
-controller -> worker   one Celery task `workers.start` on the queue of the worker (`queue_of`) with a StartMessage;
-                       entries of the worker's control stream (`control_stream`), which only ever repeat what the
-                       database already says (level-triggered), so that a lost or doubled one is harmless.
+controller -> worker   one Celery task `workers.start` on the queue of the worker (`queue_of`) with the StartMessage as
+                       its one positional argument; entries of the worker's control stream (`control_stream`, one
+                       field `body`: JSON of a ControlEntry), which only ever repeat what the database already says
+                       (level-triggered), so that a lost or doubled one is harmless.
 worker -> controller   entries of the one stream EVENTS, in the order they happened on that worker.
 
 A stream entry of EVENTS has the fields `worker` (str), `boot` (id of this life of the worker), `kind`, `body` (JSON)

@@ -84,7 +84,9 @@ class Attempt(models.Model):
     cause = models.CharField(max_length=32, blank=True)
     detail = models.TextField(blank=True)
     report = models.JSONField(default=dict, blank=True)
-    """The worker's AttemptBody at the end: exits, traceback, rank, signal."""
+    """The worker's AttemptBody at the end: exits, traceback, rank, signal; and `faults` {rank: fault frame}."""
+    settled = models.BooleanField(default=False)
+    """Every byte of every file arrived: the worker may delete the folder."""
     progress = models.JSONField(default=dict, blank=True)
     """rank -> {step, op, age} of the newest heartbeat."""
     lease_until = models.DateTimeField(null=True, blank=True)

@@ -1,0 +1,147 @@
+"""What people do to runs: submit, cancel, rename. Each checks the right, validates, and owns its transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.utils import timezone
+from pydantic import ValidationError
+
+from dashboard.accounts.roles import may_change, may_submit
+from dashboard.live.announce import announce
+from dashboard.runs import states
+from dashboard.runs.models import ACTIVE, Corpus, Run, State
+from parallel_core import limits
+from parallel_core.plan.strategy import label
+from parallel_core.spec import RunSpec, field_errors
+
+MAX_TAGS = 20
+MAX_TAG = 40
+MAX_RETRIES = 10
+
+
+class Invalid(Exception):
+    """Bad input. `field_errors` = {dotted field: message for a person}."""
+
+    def __init__(self, field_errors: dict[str, str]) -> None:
+        super().__init__("; ".join(f"{field}: {message}" for field, message in field_errors.items()))
+        self.field_errors = field_errors
+
+
+def submit(
+    *,
+    owner: Any,
+    spec: dict[str, Any],
+    name: str = "",
+    tags: Sequence[str] = (),
+    study: Any = None,
+    position: int = 0,
+    exclusive: bool = False,
+    retries: int = 0,
+) -> Run:
+    """Queues a run and returns it.
+
+    1. Refuses owners who may not submit (PermissionDenied).
+    2. Validates everything together; Invalid names every wrong field, and nothing is written.
+    3. Writes the queued row with its Event; the controller finds it there.
+    """
+    if not may_submit(owner):
+        raise PermissionDenied("Your account may look at runs but not submit them.")
+    parsed, errors = _parse(spec)
+    errors |= _check_retries(retries)
+    clean_name, clean_tags = name.strip(), _clean_tags(tags)
+    errors |= _check_words(clean_name, clean_tags)
+    if errors or parsed is None:
+        raise Invalid(errors)
+    with transaction.atomic():
+        run = Run.objects.create(
+            name=clean_name or label(parsed),
+            owner=owner,
+            study=study,
+            position=position,
+            label=label(parsed),
+            tags=clean_tags,
+            spec=parsed.model_dump(mode="json"),
+            devices=parsed.parallel.world,
+            exclusive=exclusive,
+            retries_left=retries,
+            queued_at=timezone.now(),
+        )
+        states.record(run, "queued", f"Submitted by {owner.get_username()}.", actor=owner)
+    return run
+
+
+def request_cancel(*, run: Run, user: Any) -> Run:
+    """Cancels a queued run at once; asks the controller to stop an active one. An ended run is left as it is.
+
+    The request stays on the row until the run has ended, so that it outlives a controller that is away.
+    """
+    if not may_change(user, run):
+        raise PermissionDenied("Only the run's owner and admins may cancel it.")
+    with transaction.atomic():
+        run = Run.objects.select_for_update().get(pk=run.pk)
+        if run.state in ACTIVE and run.cancel_requested_at is None:
+            run.cancel_requested_at = timezone.now()
+            run.save(update_fields=("cancel_requested_at",))
+            states.record(run, "cancel_requested", f"{user.get_username()} asked to cancel it.", actor=user)
+        elif run.state == State.QUEUED:
+            run = states.cancel_queued(run, actor=user)
+    return run
+
+
+def edit(*, run: Run, user: Any, name: str, tags: Sequence[str]) -> Run:
+    """Renames and re-tags. Raises PermissionDenied or Invalid."""
+    if not may_change(user, run):
+        raise PermissionDenied("Only the run's owner and admins may change it.")
+    clean_name, clean_tags = name.strip(), _clean_tags(tags)
+    errors = _check_words(clean_name, clean_tags)
+    if not clean_name:
+        errors["name"] = "A run needs a name."
+    if errors:
+        raise Invalid(errors)
+    run.name, run.tags = clean_name, clean_tags
+    run.save(update_fields=("name", "tags"))
+    announce(run.pk, run.study_id, "state")
+    return run
+
+
+def _parse(spec: dict[str, Any]) -> tuple[RunSpec | None, dict[str, str]]:
+    try:
+        parsed = RunSpec.model_validate(spec)
+    except ValidationError as error:
+        return None, field_errors(error)
+    return parsed, _check_corpus(parsed.train.corpus)
+
+
+def _check_corpus(corpus: str) -> dict[str, str]:
+    kind, _, sha256 = corpus.partition(":")
+    if kind == "blob" and not Corpus.objects.filter(sha256=sha256).exists():
+        return {"train.corpus": "This yard has no such corpus; upload it first or use 'stdlib'."}
+    return {}
+
+
+def _check_retries(retries: int) -> dict[str, str]:
+    if 0 <= retries <= MAX_RETRIES:
+        return {}
+    return {"retries": f"retries must be 0 to {MAX_RETRIES}; got {retries}."}
+
+
+def _clean_tags(tags: Sequence[str]) -> list[str]:
+    """Stripped, without blanks and doubles, in the order given."""
+    return list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
+
+
+def _check_words(name: str, tags: list[str]) -> dict[str, str]:
+    errors: dict[str, str] = {}
+    if len(name) > limits.MAX_NAME:
+        errors["name"] = f"A name has at most {limits.MAX_NAME} characters; this one has {len(name)}."
+    if "\x00" in name or any("\x00" in tag for tag in tags):
+        errors["name" if "\x00" in name else "tags"] = "Null characters cannot be stored."
+    if len(tags) > MAX_TAGS:
+        errors["tags"] = f"At most {MAX_TAGS} tags; got {len(tags)}."
+    elif any(len(tag) > MAX_TAG for tag in tags):
+        errors["tags"] = f"A tag has at most {MAX_TAG} characters."
+    return errors

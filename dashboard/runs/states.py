@@ -1,0 +1,164 @@
+"""Every change of a run's state, and nothing else changes it.
+
+    queued -> starting -> running -> (cancelling) -> succeeded | failed | cancelled | lost
+    starting | running -> queued again: interrupted, or the worker was lost and retries are left
+
+Each transition is a conditional UPDATE that must change exactly one row, else IllegalTransition is raised and nothing
+is written. Each writes an Event and announces `state` on the LIVE stream after the commit. Only the controller calls
+the transitions of an attempt; a person's cancel of a queued run is the one that the web makes itself.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from dashboard.live.announce import announce
+from dashboard.runs.models import ACTIVE, Attempt, Event, Run, State
+
+OUTCOME_STATES = {"succeeded": State.SUCCEEDED, "failed": State.FAILED, "cancelled": State.CANCELLED}
+WORKER_LOST = "worker_lost"
+INTERRUPTED = "interrupted"
+
+
+class IllegalTransition(Exception):
+    """The row was not in a state from which this change is allowed (it may just have moved). Nothing was written."""
+
+
+def record(run: Run, kind: str, text: str, attempt: Attempt | None = None, actor: Any = None) -> None:
+    """Writes an Event and announces it."""
+    Event.objects.create(run=run, attempt=attempt, kind=kind, text=text, actor=actor)
+    announce(run.pk, run.study_id, "state", "events")
+
+
+def _move(run_id: int, sources: tuple[State, ...], target: State, **changes: Any) -> Run:
+    """The conditional UPDATE; returns the fresh row. `cause` and `detail` are cleared unless given."""
+    changes = {"cause": "", "detail": "", **changes}
+    if Run.objects.filter(pk=run_id, state__in=sources).update(state=target, **changes) != 1:
+        found = Run.objects.filter(pk=run_id).values_list("state", flat=True).first() or "deleted"
+        raise IllegalTransition(f"run {run_id} is {found}; only {' or '.join(sources)} can become {target}")
+    return Run.objects.get(pk=run_id)
+
+
+def _close(attempt: Attempt, outcome: str, cause: str, detail: str, report: dict[str, Any], at: datetime) -> None:
+    """Ends the attempt: from now on its events move no state (fencing)."""
+    changed = Attempt.objects.filter(pk=attempt.pk, over=False).update(
+        over=True, outcome=outcome, cause=cause, detail=detail, report=report, ended_at=at, lease_until=None
+    )
+    if changed != 1:
+        raise IllegalTransition(f"attempt {attempt.pk} of run {attempt.run_id} is already over")
+
+
+@transaction.atomic
+def place(run: Run, nodes: list[dict[str, Any]], worker: Any) -> Attempt:
+    """queued -> starting: gives the run its devices.
+
+    1. Moves the row; a run that was cancelled or placed meanwhile raises IllegalTransition.
+    2. Makes the next attempt with its nodes, on the first node's `worker` (fleet.Worker) in its present boot.
+    3. The caller sends the start message after the commit: a message that vanishes is sent again.
+    """
+    now = timezone.now()
+    run = _move(run.pk, (State.QUEUED,), State.STARTING, started_at=None, ended_at=None)
+    last = Attempt.objects.filter(run=run).order_by("-number").values_list("number", flat=True).first()
+    attempt = Attempt.objects.create(
+        run=run, number=(last or 0) + 1, worker=worker, worker_boot=worker.boot, devices=nodes, sent_at=now
+    )
+    where = ", ".join(f"{node['worker']} devices {_list(node['devices'])}" for node in nodes)
+    record(run, "starting", f"Attempt {attempt.number} was placed on {where}.", attempt)
+    return attempt
+
+
+@transaction.atomic
+def running(attempt: Attempt) -> Run:
+    """starting -> running: every rank of the attempt is up.
+
+    1. Refuses an attempt that is over.
+    2. Moves the row; a run that is being cancelled stays `cancelling` (IllegalTransition).
+    """
+    _require_live(attempt)
+    now = timezone.now()
+    run = _move(attempt.run_id, (State.STARTING,), State.RUNNING, started_at=now)
+    Attempt.objects.filter(pk=attempt.pk).update(started_at=now)
+    record(run, "running", f"All {run.devices} ranks of attempt {attempt.number} are running.", attempt)
+    return run
+
+
+@transaction.atomic
+def cancelling(run: Run) -> Run:
+    """starting | running -> cancelling: the worker is being told to stop every process."""
+    run = _move(run.pk, (State.STARTING, State.RUNNING), State.CANCELLING, detail="Stopping its processes.")
+    record(run, "cancelling", "Its processes are being stopped.")
+    return run
+
+
+@transaction.atomic
+def cancel_queued(run: Run, actor: Any = None) -> Run:
+    """queued -> cancelled: nothing was running, so this is final at once."""
+    now = timezone.now()
+    detail = "Cancelled while it was queued; nothing was started."
+    run = _move(run.pk, (State.QUEUED,), State.CANCELLED, cause="cancelled", detail=detail, ended_at=now)
+    record(run, "cancelled", detail, actor=actor)
+    return run
+
+
+@transaction.atomic
+def finish(attempt: Attempt, outcome: str, cause: str = "", detail: str = "", report: Any = None) -> Run:
+    """starting | running | cancelling -> the end that the worker reported.
+
+    1. Closes the attempt; one that is already over raises IllegalTransition.
+    2. `interrupted` (orderly stop of the yard): queued again, using no retry; cancelled where that was asked for.
+    3. A lost worker: as `lose`.
+    4. Else succeeded, failed or cancelled, with the cause and one sentence.
+    """
+    if cause == WORKER_LOST:
+        return lose(attempt, detail, report)
+    run = Run.objects.get(pk=attempt.run_id)
+    if outcome == INTERRUPTED and run.cancel_requested_at:
+        outcome, cause = "cancelled", "cancelled"
+    now = timezone.now()
+    _close(attempt, outcome, cause, detail, report or {}, now)
+    if outcome == INTERRUPTED:
+        return _requeue(attempt, "Interrupted by an orderly stop of its worker; queued again.", {})
+    target = OUTCOME_STATES.get(outcome, State.FAILED)
+    run = _move(attempt.run_id, ACTIVE, target, cause=cause, detail=detail, ended_at=now)
+    record(run, target, detail or f"Attempt {attempt.number} {target}.", attempt)
+    return run
+
+
+@transaction.atomic
+def lose(attempt: Attempt, detail: str, report: Any = None) -> Run:
+    """starting | running | cancelling -> lost, or queued again where a retry is left and no cancel was asked for.
+
+    1. Closes the attempt with cause worker_lost; one that is already over raises IllegalTransition.
+    2. With a retry left: uses it up and queues the run again, in its old place of the queue.
+    3. Else the run is lost.
+    """
+    now = timezone.now()
+    detail = detail or "Its worker was lost."
+    _close(attempt, "failed", WORKER_LOST, detail, report or {}, now)
+    run = Run.objects.get(pk=attempt.run_id)
+    if run.retries_left > 0 and run.cancel_requested_at is None:
+        left = run.retries_left - 1
+        return _requeue(attempt, f"{detail} Queued again; {left} retries left.", {"retries_left": left})
+    run = _move(attempt.run_id, ACTIVE, State.LOST, cause=WORKER_LOST, detail=detail, ended_at=now)
+    record(run, State.LOST, detail, attempt)
+    return run
+
+
+def _requeue(attempt: Attempt, detail: str, changes: dict[str, Any]) -> Run:
+    """Back to queued. `queued_at` stays: the run keeps its place in front of later ones."""
+    run = _move(attempt.run_id, ACTIVE, State.QUEUED, detail=detail, started_at=None, **changes)
+    record(run, "requeued", detail, attempt)
+    return run
+
+
+def _require_live(attempt: Attempt) -> None:
+    if Attempt.objects.filter(pk=attempt.pk, over=False).count() != 1:
+        raise IllegalTransition(f"attempt {attempt.pk} of run {attempt.run_id} is already over")
+
+
+def _list(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
