@@ -1,0 +1,98 @@
+"""Keeps the yard's processes alive: starts them, restarts a dead one with back-off, stops all of them in order."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+STEADY_S = 30.0
+"""A process that lived this long has its back-off forgotten."""
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """What a child does first, so that kill -9 of the yard leaves no process behind (Linux)."""
+    if sys.platform != "linux":
+        return None
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def first() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return first
+
+
+@dataclass
+class Part:
+    """One process of the yard. `stop_after` = how long TERM may take before KILL, seconds."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    stop_after: float = 3.0
+    process: subprocess.Popen[bytes] | None = None
+    failures: int = 0
+    started: float = 0.0
+    retry_at: float = 0.0
+    on_exit: Callable[[str, int], None] | None = field(default=None, repr=False)
+
+    def start(self, env: dict[str, str], cwd: Path) -> None:
+        # Its own session: Ctrl-C in the terminal reaches the yard alone, which then stops the parts in order.
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                env=env,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
+        self.started = time.monotonic()
+
+    def watch(self, env: dict[str, str], cwd: Path) -> None:
+        """One look: a dead process is started again once its back-off is over."""
+        now = time.monotonic()
+        if self.process is not None and (code := self.process.poll()) is not None:
+            self.process = None
+            self.failures = 0 if now - self.started > STEADY_S else self.failures + 1
+            self.retry_at = now + BACKOFF_S[min(self.failures, len(BACKOFF_S) - 1)]
+            if self.on_exit:
+                self.on_exit(self.name, code)
+        if self.process is None and now >= self.retry_at:
+            self.start(env, cwd)
+
+    def terminate(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def wait_or_kill(self, deadline: float) -> None:
+        """Waits for the end until `deadline` (monotonic seconds), then kills the whole session of the part."""
+        if self.process is None:
+            return
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def stop_in_order(waves: Sequence[Sequence[Part]]) -> None:
+    """Stops wave after wave: those that still have something to tell go before those that listen."""
+    for wave in waves:
+        deadline = time.monotonic() + max((part.stop_after for part in wave), default=0.0)
+        for part in wave:
+            part.terminate()
+        for part in wave:
+            part.wait_or_kill(deadline)

@@ -1,0 +1,152 @@
+"""Starts the embedded yard and keeps it up until Ctrl-C."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from dashboard.yard import broker
+from dashboard.yard.home import ADMIN, Home
+from dashboard.yard.processes import Part, stop_in_order
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HOST = "127.0.0.1"
+FIRST_PORT = 8000
+WEB_LIMIT_S = 60.0
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def free_port() -> int:
+    """TRAINYARD_PORT if set (and free), else the first free one from 8000 on."""
+    wanted = os.environ.get("TRAINYARD_PORT")
+    candidates = [int(wanted)] if wanted else range(FIRST_PORT, FIRST_PORT + 100)
+    for port in candidates:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise SystemExit(f"Port {wanted or '8000-8099'} is taken. Set TRAINYARD_PORT to a free one.")
+
+
+class Yard:
+    """The processes of one data folder: broker, web, controller, worker."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        home.prepare()
+        self.lock = self._lock()
+        self.port = free_port()
+        self.env = home.environment(self.port)
+        self.stopping = False
+        python = sys.executable
+        web = [
+            *(python, "-m", "gunicorn", "dashboard.asgi:application", "-k", "uvicorn_worker.UvicornWorker"),
+            *("--bind", f"{HOST}:{self.port}", "--workers", "1", "--graceful-timeout", "2", "--timeout", "60"),
+        ]
+        self.broker = self._part("redis", broker.command(home.broker, home.broker / "redis.sock"), 1.5)
+        self.web = self._part("web", web, 1.5)
+        self.controller = self._part("controller", [python, "manage.py", "controller"], 1.5)
+        self.worker = self._part("worker", [python, "-m", "workers"], 2.5)
+        self.parts = [self.broker, self.web, self.controller, self.worker]
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    def _part(self, name: str, command: list[str], stop_after: float) -> Part:
+        return Part(name, command, self.home.logs / f"{name}.log", stop_after, on_exit=self._told_exit)
+
+    def _lock(self) -> IO[str]:
+        """One yard a data folder. The kernel drops the lock with the process, however it ends."""
+        file = self.home.lock.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise SystemExit(f"This yard is already up: {file.read().strip()}") from None
+        return file
+
+    def _told_exit(self, name: str, code: int) -> None:
+        say(f"{name} ended ({code}); starting it again. Its log: {self.home.logs / (name + '.log')}")
+
+    def run(self) -> int:
+        """Starts everything, watches it, and stops it on INT or TERM. Returns the exit status."""
+        started = time.monotonic()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+        try:
+            self._start()
+            self._greet(time.monotonic() - started)
+            while not self.stopping:
+                for part in self.parts:
+                    part.watch(self.env, ROOT)
+                time.sleep(0.2)
+        finally:
+            self._finish()
+        return 0
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        if self.stopping:
+            return
+        self.stopping = True
+        raise SystemExit(0)
+
+    def _start(self) -> None:
+        self.broker.start(self.env, ROOT)
+        password = self.home.admin_password()
+        prepared = subprocess.run(
+            [sys.executable, "-m", "dashboard.yard.prepare"],
+            input=password.encode(),
+            env=self.env,
+            cwd=ROOT,
+            check=False,
+        )
+        if prepared.returncode:
+            raise SystemExit("The database could not be prepared; the reason stands above.")
+        broker.wait_ready(self.env["REDIS_URL"])
+        for part in self.parts[1:]:
+            part.start(self.env, ROOT)
+        self._wait_for_web()
+        self.lock.truncate(0)
+        self.lock.write(self.url + "\n")
+        self.lock.flush()
+
+    def _wait_for_web(self) -> None:
+        deadline = time.monotonic() + WEB_LIMIT_S
+        while time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"{self.url}/accounts/login/", timeout=5):
+                    return
+            except (urllib.error.URLError, OSError):
+                self.web.watch(self.env, ROOT)
+                time.sleep(0.05)
+        raise SystemExit(f"The web process did not answer within {WEB_LIMIT_S:.0f} s; see {self.home.logs / 'web.log'}")
+
+    def _greet(self, seconds: float) -> None:
+        say(f"\nTrainyard is up in {seconds:.1f} s:  {self.url}")
+        say(f"Sign in as {ADMIN} with {self.home.admin_password()}   (again: ./run password)")
+        say(f"Data: {self.home.path}   Stop: Ctrl-C\n")
+
+    def _finish(self) -> None:
+        """Stops the worker first: it reports its runs as interrupted, and the controller queues them again."""
+        self.stopping = True
+        running = any(part.process is not None for part in self.parts)
+        stop_in_order([[self.worker], [self.web, self.controller], [self.broker]])
+        if running:
+            say("Stopped.")
