@@ -30,10 +30,11 @@ def label(spec: RunSpec) -> str:
 def family(spec: RunSpec) -> Family:
     """The one axis that is split, `single` where none is and `combined` where several are."""
     split = spec.parallel
-    families: list[Family] = ["dp"] * (split.dp > 1) + ["tp"] * (split.tp > 1) + ["pp"] * (split.pp > 1)
-    if len(families) > 1:
+    degrees: dict[Family, int] = {"dp": split.dp, "tp": split.tp, "pp": split.pp}
+    split_axes = [name for name, degree in degrees.items() if degree > 1]
+    if len(split_axes) > 1:
         return "combined"
-    return families[0] if families else "single"
+    return split_axes[0] if split_axes else "single"
 
 
 def ideal_speedup(spec: RunSpec) -> float:
@@ -47,7 +48,7 @@ def ideal_speedup(spec: RunSpec) -> float:
 
 
 def recompute_share(spec: RunSpec) -> float:
-    """FLOPs of recomputation over those of a plain step: the blocks run forward once more; embedding and head do not."""
+    """FLOPs of recomputation over those of a plain step: blocks run forward once more, embedding and head do not."""
     if spec.parallel.recompute == "none":
         return 0.0
     weights = flop_weights(spec.model)

@@ -1,0 +1,222 @@
+"""Proves a schedule before any rank starts; a wrong one is refused with its grid and the bad cell marked."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from parallel_core.schedule.ir import COMPUTE, P2P, SENDS, Kind, Op, Schedule
+from parallel_core.schedule.text import grid
+
+Link = tuple[int, int]
+"""Sending and receiving pipeline rank."""
+
+
+class ScheduleError(ValueError):
+    """What is wrong with a schedule, then its grid with cell (`rank`, `index`) marked."""
+
+    def __init__(self, message: str, schedule: Schedule, rank: int, index: int) -> None:
+        super().__init__(f"{message}\n{grid(schedule, (rank, index))}")
+        self.message, self.rank, self.index = message, rank, index
+
+
+def check(schedule: Schedule) -> None:
+    """Raises ScheduleError unless the schedule is right:
+
+    1. every operation stands on the pipeline rank that holds its stage and replica;
+    2. every (stage, micro-batch) is forward once and backward once, forward first;
+    3. a compute operation has its input received before it and its output sent behind it;
+    4. sends and receives are one to one and in the same order on both ends of every link;
+    5. under flush all weight versions are 0, otherwise forward and backward of a micro-batch agree; the gradients are
+       summed and the optimizer steps once, at the end;
+    6. it ends: no deadlock, even if every send blocked until its receive is posted (a rendezvous, as with gloo) and
+       each rank posted but one receive ahead of those it has waited for, on each link. The engine does better (sends
+       are asynchronous too), so it cannot deadlock either.
+    """
+    for prove in (_placed, _once, _fed, _paired, _versions, _ends, _terminates):
+        prove(schedule)
+
+
+def _placed(schedule: Schedule) -> None:
+    for rank, program in enumerate(schedule.programs):
+        for i, op in enumerate(program):
+            if not 0 <= op.stage < schedule.stages or not 0 <= op.replica < len(schedule.placement[op.stage]):
+                raise ScheduleError(f"{op} names a stage or replica that does not exist.", schedule, rank, i)
+            home = schedule.placement[op.stage][op.replica]
+            if home != rank:
+                raise ScheduleError(f"{op} of replica {op.replica} belongs on rank {home}.", schedule, rank, i)
+
+
+def _once(schedule: Schedule) -> None:
+    for stage, ranks in enumerate(schedule.placement):
+        for replica, rank in enumerate(ranks):
+            wanted = range(replica, schedule.micro_batches, len(ranks))
+            _once_on(schedule, stage, rank, wanted)
+
+
+def _once_on(schedule: Schedule, stage: int, rank: int, wanted: range) -> None:
+    program = schedule.programs[rank]
+    state: dict[int, set[Kind]] = defaultdict(set)
+    for i, op in enumerate(program):
+        if op.stage != stage or op.kind not in COMPUTE:
+            continue
+        seen = state[op.micro_batch]
+        if op.micro_batch not in wanted:
+            raise ScheduleError(f"{op} is not a micro-batch of this replica.", schedule, rank, i)
+        if (
+            op.kind in seen
+            or (op.kind in (Kind.B, Kind.W) and Kind.BW in seen)
+            or (op.kind is Kind.BW and Kind.B in seen)
+        ):
+            raise ScheduleError(f"{op} happens twice.", schedule, rank, i)
+        if op.kind is not Kind.F and Kind.F not in seen:
+            raise ScheduleError(f"{op} comes before its forward.", schedule, rank, i)
+        if op.kind is Kind.W and Kind.B not in seen:
+            raise ScheduleError(f"{op} comes before the gradient of its input.", schedule, rank, i)
+        seen.add(op.kind)
+    for micro_batch in wanted:
+        seen = state[micro_batch]
+        if Kind.F not in seen:
+            raise ScheduleError(f"{stage}F{micro_batch} is missing.", schedule, rank, len(program))
+        if Kind.BW not in seen and not {Kind.B, Kind.W} <= seen:
+            raise ScheduleError(f"{stage}BW{micro_batch} is missing.", schedule, rank, len(program))
+
+
+def _fed(schedule: Schedule) -> None:
+    """Every edge between stages on different ranks has its RECV in front of the consumer, its SEND behind the maker."""
+    for rank, program in enumerate(schedule.programs):
+        at = {(op.kind, op.stage, op.micro_batch): i for i, op in enumerate(program)}
+        for i, op in enumerate(program):
+            if op.kind not in (Kind.F, Kind.B, Kind.BW):
+                continue
+            forward = op.kind is Kind.F
+            step = 1 if forward else -1
+            recv, send = (Kind.RECV_ACT, Kind.SEND_ACT) if forward else (Kind.RECV_GRAD, Kind.SEND_GRAD)
+            if _remote(schedule, op, -step) and at.get((recv, op.stage, op.micro_batch), i) >= i:
+                raise ScheduleError(f"{op} has no {recv.name} before it.", schedule, rank, i)
+            if _remote(schedule, op, step) and at.get((send, op.stage, op.micro_batch), i) <= i:
+                raise ScheduleError(f"{op} has no {send.name} behind it.", schedule, rank, i)
+
+
+def _remote(schedule: Schedule, op: Op, step: int) -> bool:
+    """Whether the stage `step` away exists and lives on another rank."""
+    stage = op.stage + step
+    if not 0 <= stage < schedule.stages:
+        return False
+    return schedule.placement[stage][op.replica] != schedule.placement[op.stage][op.replica]
+
+
+def _paired(schedule: Schedule) -> None:
+    sent, received = _traffic(schedule, sends=True), _traffic(schedule, sends=False)
+    for link in sorted({*sent, *received}):
+        ours, theirs = sent.get(link, []), received.get(link, [])
+        for (i, what), (j, expected) in zip(ours, theirs, strict=False):
+            if what != expected:
+                send, recv = schedule.programs[link[0]][i], schedule.programs[link[1]][j]
+                text = f"{recv} on rank {link[1]} meets {send} of rank {link[0]}: sends and receives differ in order."
+                raise ScheduleError(text, schedule, link[1], j)
+        if len(ours) > len(theirs):
+            i = ours[len(theirs)][0]
+            raise ScheduleError(f"{schedule.programs[link[0]][i]} is never received.", schedule, link[0], i)
+        if len(theirs) > len(ours):
+            j = theirs[len(ours)][0]
+            raise ScheduleError(f"{schedule.programs[link[1]][j]} is never sent.", schedule, link[1], j)
+
+
+def _traffic(schedule: Schedule, sends: bool) -> dict[Link, list[tuple[int, tuple[bool, int, int]]]]:
+    """For each link its (position, (activation?, receiving stage, micro-batch)) in program order, at one end."""
+    out: dict[Link, list[tuple[int, tuple[bool, int, int]]]] = defaultdict(list)
+    for rank, program in enumerate(schedule.programs):
+        for i, op in enumerate(program):
+            if op.kind not in P2P or (op.kind in SENDS) != sends:
+                continue
+            if not 0 <= op.peer < schedule.pipeline_ranks:
+                raise ScheduleError(f"{op} names rank {op.peer}, which does not exist.", schedule, rank, i)
+            forward = op.kind in (Kind.SEND_ACT, Kind.RECV_ACT)
+            target = op.stage + (1 if forward else -1) if sends else op.stage
+            out[(rank, op.peer) if sends else (op.peer, rank)].append((i, (forward, target, op.micro_batch)))
+    return out
+
+
+def _versions(schedule: Schedule) -> None:
+    for rank, program in enumerate(schedule.programs):
+        forward: dict[tuple[int, int], int] = {}
+        for i, op in enumerate(program):
+            if schedule.sync == "flush" and op.version:
+                raise ScheduleError(f"{op} uses weight version {op.version} under flush.", schedule, rank, i)
+            if op.kind in COMPUTE and forward.setdefault((op.stage, op.micro_batch), op.version) != op.version:
+                text = f"{op} uses weight version {op.version}, its forward {forward[op.stage, op.micro_batch]}."
+                raise ScheduleError(text, schedule, rank, i)
+
+
+def _ends(schedule: Schedule) -> None:
+    """Under flush: ALLREDUCE where there are replicas, then OPT_STEP, once a stage, behind all its compute."""
+    if schedule.sync != "flush":
+        return
+    for rank, program in enumerate(schedule.programs):
+        last = {op.stage: i for i, op in enumerate(program) if op.kind in COMPUTE}
+        count = Counter((op.kind, op.stage) for op in program)
+        for stage, after in last.items():
+            wanted = [Kind.ALLREDUCE, Kind.OPT_STEP] if len(schedule.placement[stage]) > 1 else [Kind.OPT_STEP]
+            found = [
+                op.kind for op in program[after:] if op.stage == stage and op.kind in (Kind.ALLREDUCE, Kind.OPT_STEP)
+            ]
+            if found != wanted or any(count[kind, stage] != 1 for kind in wanted):
+                names = " then ".join(kind.name for kind in wanted)
+                raise ScheduleError(f"stage {stage} must end with {names}, once.", schedule, rank, after)
+
+
+def _terminates(schedule: Schedule) -> None:
+    walk = _Walk(schedule)
+    while any([walk.advance(rank) for rank in range(schedule.pipeline_ranks)]):  # noqa: C419 - every rank has its turn
+        pass
+    stuck = [rank for rank, program in enumerate(schedule.programs) if walk.at[rank] < len(program)]
+    if stuck:
+        waits = "; ".join(walk.waiting(rank) for rank in stuck)
+        raise ScheduleError(f"deadlock: {waits}.", schedule, stuck[0], walk.at[stuck[0]])
+
+
+class _Walk:
+    """All ranks walking their programs under the rules of `check`, point 6."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.at = [0] * schedule.pipeline_ranks
+        self.sent: Counter[Link] = Counter()
+        self.received: Counter[Link] = Counter()
+
+    def op(self, rank: int) -> Op:
+        return self.schedule.programs[rank][self.at[rank]]
+
+    def waiting(self, rank: int) -> str:
+        op = self.op(rank)
+        others = self.schedule.placement[op.stage] if op.kind is Kind.ALLREDUCE else [op.peer]
+        return f"rank {rank} waits in {op} for rank {', '.join(str(other) for other in others if other != rank)}"
+
+    def advance(self, rank: int) -> bool:
+        """Walks `rank` until it has to wait; says whether it moved."""
+        start = self.at[rank]
+        while self.at[rank] < len(self.schedule.programs[rank]) and self._may_pass(rank, self.op(rank)):
+            self.at[rank] += 1
+        return self.at[rank] > start
+
+    def _may_pass(self, rank: int, op: Op) -> bool:
+        if op.kind in SENDS:
+            return self._exchange(self.sent, (rank, op.peer), self.received[rank, op.peer])
+        if op.kind in P2P:
+            return self._exchange(self.received, (op.peer, rank), self.sent[op.peer, rank] - 1)
+        if op.kind is Kind.ALLREDUCE:
+            return all(self._has_reached(other, op) for other in self.schedule.placement[op.stage])
+        return True
+
+    @staticmethod
+    def _exchange(count: Counter[Link], link: Link, limit: int) -> bool:
+        """Passes operation number `count` of a link if that is at most `limit`."""
+        if count[link] > limit:
+            return False
+        count[link] += 1
+        return True
+
+    def _has_reached(self, rank: int, op: Op) -> bool:
+        """Whether `rank` stands at, or is past, its ALLREDUCE of the same stage."""
+        seen = self.schedule.programs[rank][: self.at[rank] + 1]
+        return any(other.kind is op.kind and other.stage == op.stage for other in seen)
