@@ -1,0 +1,203 @@
+"""Memory as it is: live storages followed by category, on metered steps (never the timed ones).
+
+    meter = MemoryMeter(cap=None)
+    meter.register(parameter, "params")             # what exists already
+    with meter.measure():                           # from here on every new storage is seen ...
+        with meter.category("activations"):         # ... and counted under the category that is set
+            loss = model(x)
+            loss.backward()
+    meter.peak, meter.peak_total, meter.final, meter.curve()
+
+Every operation's outputs are looked at by a `TorchDispatchMode`, also in the backward pass; a finaliser on the storage
+tells when it is freed. So tensors that autograd saved, temporaries and views (which share a storage) are counted as
+long as, and only as long as, they live. Not seen: workspace inside a kernel, and the allocator's rounding.
+The operations themselves run unchanged: the numbers of a metered step are the same bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from parallel_core.observe.records import CATEGORIES, MEMORY
+
+_INDEX = {name: i for i, name in enumerate(CATEGORIES)}
+
+
+class MemoryCapExceeded(MemoryError):
+    """The rank holds more live bytes than `TraceSpec.memory_cap` allows; `.live` and `.cap` are bytes."""
+
+    def __init__(self, live: dict[str, int], cap: int) -> None:
+        self.live, self.cap = live, cap
+        total = sum(live.values())
+        most = max(live, key=lambda name: live[name])
+        super().__init__(
+            f"{total / 2**20:.1f} MiB live, the cap is {cap / 2**20:.1f} MiB; "
+            f"{most} hold {100 * live[most] // max(total, 1)} % of it"
+        )
+
+
+class MemoryMeter:
+    """Live bytes by category. `cap` = bytes at which an allocation raises MemoryCapExceeded (None = never)."""
+
+    def __init__(self, cap: int | None = None) -> None:
+        self.cap = cap
+        self._live = [0] * len(CATEGORIES)
+        self._total = 0
+        self._peak = tuple(self._live)
+        self.peak_total = 0
+        self._category = _INDEX["buffers"]
+        self._held: dict[int, list[int]] = {}  # key -> [category, bytes]
+        self._keys: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._freed: deque[int] = deque()  # finalisers run in any thread: they only queue (append is atomic)
+        self._next = 0
+        self._rows: list[tuple[int, ...]] = []
+        self._measuring = False
+
+    # What is asked of it
+
+    @property
+    def peak(self) -> dict[str, int]:
+        """Bytes of each category at the instant of the largest total."""
+        return dict(zip(CATEGORIES, self._peak, strict=True))
+
+    @property
+    def final(self) -> dict[str, int]:
+        """Bytes of each category that are live now."""
+        self._settle()
+        return dict(zip(CATEGORIES, self._live, strict=True))
+
+    def curve(self, points: int = 2000) -> np.ndarray:
+        """The MEMORY rows of the measured time; where there are more than `points`, the highest row of each bucket."""
+        rows = np.array(self._rows, dtype=MEMORY)
+        if len(rows) <= points:
+            return rows
+        totals = sum(rows[name] for name in CATEGORIES)
+        edges = np.linspace(0, len(rows), points + 1).astype(int)
+        return rows[[low + int(np.argmax(totals[low:high])) for low, high in itertools.pairwise(edges)]]
+
+    # What is told to it
+
+    def register(self, tensor: torch.Tensor, category: str) -> None:
+        """Count the tensor's storage under `category`, whether it was seen before (it moves) or not."""
+        self._settle()
+        self._count(tensor.untyped_storage(), _INDEX[category], move=True)
+
+    def follow(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Register parameters as 'params', and each `.grad` as 'grads' from the moment autograd makes it."""
+
+        def on_grad(parameter: torch.Tensor) -> None:
+            if self._measuring and parameter.grad is not None:
+                self.register(parameter.grad, "grads")
+
+        for parameter in parameters:
+            self.register(parameter, "params")
+            if parameter.requires_grad and parameter.is_leaf:
+                parameter.register_post_accumulate_grad_hook(on_grad)
+            if parameter.grad is not None:
+                self.register(parameter.grad, "grads")
+
+    @contextmanager
+    def category(self, name: str) -> Iterator[None]:
+        """New storages count under `name` inside (outside any: 'buffers')."""
+        before, self._category = self._category, _INDEX[name]
+        try:
+            yield
+        finally:
+            self._category = before
+
+    @contextmanager
+    def measure(self) -> Iterator[MemoryMeter]:
+        """Follow everything inside. The peak starts from what is live now; the curve starts afresh."""
+        self._settle()
+        self._rows.clear()
+        self._peak, self.peak_total = tuple(self._live), self._total
+        self._row()
+        self._measuring = True
+        try:
+            with _Follow(self):
+                yield self
+        finally:
+            self._measuring = False
+            self._settle()
+
+    # How it counts
+
+    def seen(self, storage: torch.UntypedStorage) -> None:
+        """An operation returned (a view of) this storage."""
+        if self._freed:
+            self._settle()
+        self._count(storage, self._category, move=False)
+
+    def _count(self, storage: torch.UntypedStorage, category: int, *, move: bool) -> None:
+        key = self._keys.get(storage)
+        if key is None:
+            key = self._adopt(storage, category)
+        held, size = self._held[key], storage.nbytes()
+        if held[1] == size and (held[0] == category or not move):
+            return
+        target = category if move else held[0]
+        self._add(held[0], -held[1])
+        self._add(target, size)
+        held[:] = [target, size]
+        self._risen()
+
+    def _adopt(self, storage: torch.UntypedStorage, category: int) -> int:
+        key, self._next = self._next, self._next + 1
+        self._keys[storage] = key
+        self._held[key] = [category, 0]
+        weakref.finalize(storage, self._freed.append, key).atexit = False
+        return key
+
+    def _add(self, category: int, size: int) -> None:
+        self._live[category] += size
+        self._total += size
+
+    def _settle(self) -> None:
+        """Take off what finalisers reported since the last look."""
+        while self._freed:
+            held = self._held.pop(self._freed.popleft(), None)
+            if held is not None:
+                self._add(held[0], -held[1])
+        if self._measuring:
+            self._row()
+
+    def _risen(self) -> None:
+        if self._measuring:
+            self._row()
+        if self._total > self.peak_total:
+            self.peak_total, self._peak = self._total, tuple(self._live)
+        if self._measuring and self.cap is not None and self._total > self.cap:
+            raise MemoryCapExceeded(dict(zip(CATEGORIES, self._live, strict=True)), self.cap)
+
+    def _row(self) -> None:
+        self._rows.append((time.monotonic_ns(), *self._live))
+
+
+class _Follow(TorchDispatchMode):
+    """Runs each operation as it is and shows the storages of its outputs to the meter."""
+
+    def __init__(self, meter: MemoryMeter) -> None:
+        super().__init__()
+        self.meter = meter
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._show(out)
+        return out
+
+    def _show(self, out: Any) -> None:
+        if isinstance(out, torch.Tensor):
+            self.meter.seen(out.untyped_storage())
+        elif isinstance(out, (tuple, list)):
+            for item in out:
+                self._show(item)
