@@ -1,0 +1,194 @@
+"""What people, and the first start, do to studies: create them with all their runs, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+
+from dashboard.accounts.roles import may_submit
+from dashboard.fleet.models import Worker
+from dashboard.runs import services as runs
+from dashboard.runs.services import Invalid
+from dashboard.studies import variants
+from dashboard.studies.estimate import START_S, Estimate, estimate, step_seconds
+from dashboard.studies.models import Study
+from dashboard.studies.variants import Plan, Spec
+from parallel_core import limits
+
+__all__ = ["Estimate", "Invalid", "create", "create_matrix", "create_starter", "create_sweep", "estimate"]
+
+MAX_REPEATS = 20
+STARTER_SECONDS = 220.0
+"""What the starter may take by estimate, so that it is done within 5 minutes of the page being up."""
+STARTER_TIMED_STEPS = 40
+STARTER_MICRO_BATCHES = 4
+
+
+def create_matrix(
+    *,
+    owner: Any,
+    name: str,
+    base: Spec,
+    strategies: Iterable[str],
+    recompute: Sequence[str] = variants.RECOMPUTE,
+    precisions: Sequence[str] = ("fp32",),
+    micro_batches: Sequence[int] = (STARTER_MICRO_BATCHES,),
+    devices: int = 2,
+    repeats: int = 1,
+    timed_steps: int = STARTER_TIMED_STEPS,
+) -> Study:
+    """A study of strategies x AR x precision x micro-batches over `devices` devices. Raises as `create`."""
+    asked = {
+        "strategies": list(strategies),
+        "recompute": list(recompute),
+        "precisions": list(precisions),
+        "micro_batches": list(micro_batches),
+        "devices": devices,
+        "timed_steps": timed_steps,
+    }
+    return create(
+        owner=owner,
+        name=name,
+        kind="matrix",
+        base=base,
+        plan=variants.matrix(base, **asked),
+        asked=asked,
+        repeats=repeats,
+    )
+
+
+def create_sweep(
+    *,
+    owner: Any,
+    name: str,
+    base: Spec,
+    field: str,
+    values: Sequence[str],
+    repeats: int = 1,
+    timed_steps: int = STARTER_TIMED_STEPS,
+) -> Study:
+    """A study of one field of the spec (dotted name), everything else equal. Raises as `create`."""
+    if field not in variants.sweepable():
+        raise Invalid({"field": f"'{field}' is not a field that can be swept."})
+    asked = {"field": field, "values": list(values), "timed_steps": timed_steps}
+    plan = variants.sweep(base, **asked)
+    return create(owner=owner, name=name, kind="sweep", base=base, plan=plan, asked=asked, repeats=repeats)
+
+
+def create_starter(*, owner: Any, worker: Worker) -> Study:
+    """The study every new yard begins with: single, naive, DP, TP and both pipelines, plain and with AR.
+
+    Model, batch and step come from the worker's calibration, so that they mean something on any device; the number
+    of timed steps is what fits into STARTER_SECONDS, from 10 to 40. Raises Invalid where the worker has none.
+    """
+    if not worker.calibration:
+        raise Invalid({"worker": f"{worker.name} has not calibrated yet."})
+    devices = min(2, max(1, len(worker.devices)))
+    base = starter_base(worker.calibration)
+    asked: dict[str, Any] = {
+        "strategies": list(variants.STARTER if devices > 1 else ("single", "single-m")),
+        "recompute": list(variants.RECOMPUTE),
+        "precisions": ["fp32"],
+        "micro_batches": [_dividing(STARTER_MICRO_BATCHES, base["train"]["global_batch"])],
+        "devices": devices,
+    }
+    asked["timed_steps"] = _fitting_steps(base, asked, worker.calibration)
+    note = "" if devices > 1 else "This fleet has one device, so only the single-device variants were queued."
+    return create(
+        owner=owner,
+        name="Starter: one GPT, every strategy",
+        kind="starter",
+        base=base,
+        plan=variants.matrix(base, **asked),
+        asked=asked,
+        note=note,
+    )
+
+
+def starter_base(calibration: Mapping[str, Any]) -> Spec:
+    """The base spec that a calibration {device, model, global_batch, step_time} stands for."""
+    return {
+        "model": dict(calibration["model"]),
+        "train": {
+            "global_batch": int(calibration["global_batch"]),
+            "warmup_steps": variants.WARMUP_STEPS,
+            "device": "cuda" if str(calibration.get("device", "cpu")).startswith("cuda") else "cpu",
+        },
+    }
+
+
+def create(
+    *,
+    owner: Any,
+    name: str,
+    kind: str,
+    base: Spec,
+    plan: Plan,
+    asked: dict[str, Any],
+    repeats: int = 1,
+    note: str = "",
+) -> Study:
+    """Writes the study and queues its runs, all in one transaction.
+
+    1. Refuses who may not submit (PermissionDenied).
+    2. Raises Invalid where there is nothing to run, too much, or no usable name; nothing is written then.
+    3. Repeats go round: the whole list once, then again, so that a slow drift of the host meets every variant.
+    4. The first run of the plan is the baseline.
+    """
+    if not may_submit(owner):
+        raise PermissionDenied("Your account may look at studies but not create them.")
+    _check(name, plan, repeats)
+    with transaction.atomic():
+        kept = {**asked, "repeats": repeats, "note": note, "skipped": [[s.name, s.reason] for s in plan.skipped]}
+        study = Study.objects.create(name=name.strip(), owner=owner, kind=kind, base=base, settings=kept)
+        for turn in range(repeats):
+            for i, variant in enumerate(plan.variants):
+                run = runs.submit(
+                    owner=owner,
+                    spec=variant.spec.model_dump(mode="json"),
+                    name=variant.name + (f" #{turn + 1}" if repeats > 1 else ""),
+                    study=study,
+                    position=turn * len(plan.variants) + i,
+                    exclusive=True,
+                )
+                if turn == i == 0:
+                    study.baseline = run
+        study.save(update_fields=("baseline",))
+    return study
+
+
+def _check(name: str, plan: Plan, repeats: int) -> None:
+    errors: dict[str, str] = {}
+    if not name.strip():
+        errors["name"] = "A study needs a name."
+    elif len(name.strip()) > limits.MAX_NAME:
+        errors["name"] = f"A name has at most {limits.MAX_NAME} characters; this one has {len(name.strip())}."
+    elif "\x00" in name:
+        errors["name"] = "Null characters cannot be stored."
+    if not 1 <= repeats <= MAX_REPEATS:
+        errors["repeats"] = f"repeats must be 1 to {MAX_REPEATS}; got {repeats}."
+    if not plan.variants:
+        why = f" {plan.skipped[0].name}: {plan.skipped[0].reason}" if plan.skipped else ""
+        errors["plan"] = f"Nothing is left to run.{why}"
+    elif len(plan.variants) * repeats > variants.MAX_RUNS:
+        errors["plan"] = f"{len(plan.variants) * repeats} runs; a study holds at most {variants.MAX_RUNS}."
+    if errors:
+        raise Invalid(errors)
+
+
+def _dividing(wanted: int, batch: int) -> int:
+    """The largest number of micro-batches up to `wanted` that divides the batch."""
+    return next(m for m in range(wanted, 0, -1) if batch % m == 0)
+
+
+def _fitting_steps(base: Spec, asked: dict[str, Any], calibration: Mapping[str, Any]) -> int:
+    """Timed steps a run, 10 to 40, so that all variants together stay within STARTER_SECONDS."""
+    plan = variants.matrix(base, **asked)
+    fixed = len(plan.variants) * START_S
+    one_step = sum(step_seconds(v.spec, calibration) for v in plan.variants)
+    extra = variants.WARMUP_STEPS + 3
+    steps = int((STARTER_SECONDS - fixed) / one_step) - extra if one_step else STARTER_TIMED_STEPS
+    return max(variants.MIN_TIMED_STEPS, min(STARTER_TIMED_STEPS, steps))

@@ -1,0 +1,235 @@
+"""What a study runs: pure functions from a base spec to variants, and the combinations that are left out, with why.
+
+Nothing here touches the database, so the form can show the plan (and what it skips) before anything is queued.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from parallel_core.plan import strategy as naming
+from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec, TraceSpec, TrainSpec, field_errors
+
+MAX_RUNS = 200
+"""Most runs one study may hold, repeats included."""
+MIN_TIMED_STEPS = 10
+WARMUP_STEPS = 3
+RECOMPUTE = ("none", "full")
+
+Spec = dict[str, Any]
+Split = Callable[[int], dict[str, int] | None]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to split a model over n devices. `split(n)` gives the degrees, or None where n does not allow it.
+
+    `micro` says that the strategy has a micro-batch count to choose; the others take the batch of a replica whole.
+    """
+
+    key: str
+    title: str
+    split: Split
+    needs: str
+    micro: bool = False
+    schedule: str = "1f1b"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run of a study, before it is a run. `spec` is valid."""
+
+    name: str
+    spec: RunSpec
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A combination that cannot run, and the reason in words."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The variants in the order in which they run and are drawn, and what was left out."""
+
+    variants: tuple[Variant, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """Devices that the largest variant needs at once."""
+        return max((v.spec.parallel.world for v in self.variants), default=0)
+
+
+def _from(least: int, multiple: int, degrees: Callable[[int], dict[str, int]]) -> Split:
+    return lambda n: degrees(n) if n >= least and n % multiple == 0 else None
+
+
+STRATEGIES: tuple[Strategy, ...] = (
+    Strategy("single", "Single", lambda n: {}, "1 device"),
+    Strategy("single-m", "Single x micro-batches", lambda n: {}, "1 device", micro=True),
+    Strategy("naive", "Naive layer-wise", _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", schedule="naive"),
+    Strategy("dp", "DP", _from(2, 1, lambda n: {"dp": n}), "at least 2 devices"),
+    Strategy("tp", "TP", _from(2, 1, lambda n: {"tp": n}), "at least 2 devices"),
+    Strategy("gpipe", "PP-GPipe", _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True, "gpipe"),
+    Strategy("1f1b", "PP-1F1B", _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True),
+    Strategy("dp-tp", "DP x TP", _from(4, 2, lambda n: {"dp": n // 2, "tp": 2}), "an even number from 4 devices"),
+    Strategy(
+        "dp-pp", "DP x PP-1F1B", _from(4, 2, lambda n: {"dp": n // 2, "pp": 2}), "an even number from 4 devices", True
+    ),
+    Strategy(
+        "tp-pp", "TP x PP-1F1B", _from(4, 2, lambda n: {"tp": 2, "pp": n // 2}), "an even number from 4 devices", True
+    ),
+    Strategy(
+        "dp-tp-pp",
+        "DP x TP x PP-1F1B",
+        _from(8, 4, lambda n: {"dp": n // 4, "tp": 2, "pp": 2}),
+        "a multiple of 4 from 8 devices",
+        True,
+    ),
+)
+BY_KEY = {s.key: s for s in STRATEGIES}
+STARTER = ("single", "single-m", "naive", "dp", "tp", "gpipe", "1f1b")
+
+
+def matrix(
+    base: Spec,
+    *,
+    strategies: Iterable[str],
+    recompute: Sequence[str] = RECOMPUTE,
+    precisions: Sequence[str] = ("fp32",),
+    micro_batches: Sequence[int] = (4,),
+    devices: int = 2,
+    timed_steps: int = 40,
+) -> Plan:
+    """Strategies x AR x precision x micro-batches over `devices` devices, all with the base's model, batch and seed."""
+    chosen = set(strategies)
+    variants: list[Variant] = []
+    skipped: list[Skipped] = []
+    for precision in precisions:
+        for ar in recompute:
+            for strategy in (s for s in STRATEGIES if s.key in chosen):
+                for m in micro_batches if strategy.micro else (1,):
+                    made = _cell(base, strategy, ar, precision, m, devices, timed_steps)
+                    _keep(made, variants, skipped, _suffix(strategy, precision, precisions, m, micro_batches))
+    return Plan(tuple(variants), tuple(skipped))
+
+
+def sweep(base: Spec, *, field: str, values: Iterable[str], timed_steps: int = 40) -> Plan:
+    """One run a value of `field` (dotted, see `sweepable`); a value that the rules refuse is skipped with the rule."""
+    section, leaf = field.split(".", 1)
+    variants: list[Variant] = []
+    skipped: list[Skipped] = []
+    for value in values:
+        spec = with_steps(base, timed_steps)
+        spec.setdefault(section, {})[leaf] = parse(field, value)
+        if field == "train.warmup_steps":
+            spec["train"]["steps"] = _int(value, WARMUP_STEPS) + timed_steps
+        _keep(_valid(spec, f"{leaf} = {value}"), variants, skipped, "", f"{leaf} = {value}")
+    return Plan(tuple(variants), tuple(skipped))
+
+
+def sweepable() -> dict[str, str]:
+    """`{dotted field: spelling}` of every field of a RunSpec with one number or choice in it."""
+    out: dict[str, str] = {}
+    for section, model in (
+        ("model", ModelSpec),
+        ("parallel", ParallelSpec),
+        ("train", TrainSpec),
+        ("trace", TraceSpec),
+    ):
+        for leaf in model.model_fields:
+            if leaf not in {"kind", "cuts", "corpus", "steps"}:
+                out[f"{section}.{leaf}"] = f"{leaf.replace('_', ' ')} ({section})"
+    return out
+
+
+def choices(field: str) -> tuple[str, ...]:
+    """The allowed words of a choice field of the spec; () for numbers and switches."""
+    return tuple(a for a in typing.get_args(_annotation(field)) if isinstance(a, str))
+
+
+def parse(field: str, text: str) -> Any:
+    """A value as typed in a form, for pydantic: 'none' becomes null where the field has one and it is not a word."""
+    text = text.strip()
+    annotation = _annotation(field)
+    nullable = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
+    return None if text.lower() == "none" and nullable else text
+
+
+def with_steps(base: Spec, timed_steps: int) -> Spec:
+    """A copy of the base that trains its warm-up (3 where it names none) and then `timed_steps` steps."""
+    spec = copy.deepcopy(base)
+    train = spec.setdefault("train", {})
+    warmup = _int(train.setdefault("warmup_steps", WARMUP_STEPS), WARMUP_STEPS)
+    train["steps"] = warmup + timed_steps
+    return spec
+
+
+def _int(value: Any, otherwise: int) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return otherwise
+
+
+def _annotation(field: str) -> Any:
+    section, leaf = field.split(".", 1)
+    return RunSpec.model_fields[section].annotation.model_fields[leaf].annotation  # type: ignore[union-attr]
+
+
+def _cell(
+    base: Spec, strategy: Strategy, ar: str, precision: str, m: int, devices: int, timed_steps: int
+) -> Variant | Skipped:
+    title = strategy.title + (" + AR" if ar == "full" else "")
+    degrees = strategy.split(devices)
+    if degrees is None:
+        return Skipped(title, f"needs {strategy.needs}; this study has {devices}.")
+    if strategy.key == "single-m" and m == 1:
+        return Skipped(title, "with one micro-batch it is the same as Single.")
+    spec = with_steps(base, timed_steps)
+    spec["parallel"] = {**degrees, "schedule": strategy.schedule, "micro_batches": m, "recompute": ar}
+    spec["train"]["precision"] = precision
+    return _valid(spec, title)
+
+
+def _valid(spec: Spec, title: str) -> Variant | Skipped:
+    try:
+        valid = RunSpec.model_validate(spec)
+    except ValidationError as error:
+        return Skipped(title, " ".join(field_errors(error).values()))
+    return Variant(naming.label(valid), valid)
+
+
+def _keep(
+    made: Variant | Skipped, variants: list[Variant], skipped: list[Skipped], suffix: str, name: str = ""
+) -> None:
+    if isinstance(made, Skipped):
+        entry = Skipped(made.name + suffix, made.reason)
+        if entry not in skipped:
+            skipped.append(entry)
+        return
+    if any(v.spec == made.spec for v in variants):
+        skipped.append(Skipped((name or made.name) + suffix, "is already in the study."))
+        return
+    variants.append(Variant((name or made.name) + suffix, made.spec))
+
+
+def _suffix(strategy: Strategy, precision: str, precisions: Sequence[str], m: int, micro_batches: Sequence[int]) -> str:
+    """What a name must add to the strategy's label so that names differ inside the study."""
+    parts = []
+    if strategy.micro and strategy.key != "single-m" and len(micro_batches) > 1:
+        parts.append(f"m = {m}")
+    if len(precisions) > 1:
+        parts.append(precision)
+    return "".join(f", {part}" for part in parts)

@@ -1,0 +1,166 @@
+"""Studies are created whole or not at all; what cannot run is named before anything is queued."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.exceptions import PermissionDenied
+
+from dashboard.fleet.models import Worker
+from dashboard.runs.models import Run
+from dashboard.studies import services, variants
+from dashboard.studies.models import Study
+
+BASE = {"model": {"layers": 2, "hidden": 32, "heads": 4, "seq": 32}, "train": {"global_batch": 16}}
+CALIBRATION = {
+    "device": "cpu",
+    "model": {"layers": 4, "hidden": 128, "heads": 4, "seq": 128, "vocab": 256},
+    "global_batch": 16,
+    "step_time": 0.12,
+}
+
+
+def worker(devices: int = 2, **calibration: Any) -> Worker:
+    listed = [{"index": i, "kind": "cpu", "name": f"core {i}"} for i in range(devices)]
+    return Worker.objects.create(name="yard-a", devices=listed, calibration={**CALIBRATION, **calibration})
+
+
+def test_starter_holds_everything_equal_but_the_strategy(alice: Any) -> None:
+    study = services.create_starter(owner=alice, worker=worker())
+    rows = list(study.runs.order_by("position"))
+    assert [run.label for run in rows[:7]] == [
+        "Single",
+        "Single x4 micro-batches",
+        "Naive layer-wise",
+        "DP",
+        "TP",
+        "PP-GPipe",
+        "PP-1F1B",
+    ]
+    assert [run.label for run in rows[7:]] == [f"{run.label} + AR" for run in rows[:7]]
+    assert study.baseline == rows[0]
+    assert all(run.exclusive for run in rows)
+    assert len({str((run.spec["model"], run.spec["train"])) for run in rows}) == 1
+    assert rows[2].spec["parallel"]["micro_batches"] == 1
+    assert rows[5].spec["parallel"]["micro_batches"] == 4
+
+
+@pytest.mark.parametrize("step_time", (0.05, 0.12, 0.2, 2.0))
+def test_starter_is_sized_by_the_calibration(alice: Any, step_time: float) -> None:
+    study = services.create_starter(owner=alice, worker=worker(step_time=step_time))
+    timed = study.settings["timed_steps"]
+    assert 10 <= timed <= 40
+    specs = [variants.RunSpec.model_validate(run.spec) for run in study.runs.all()]
+    minutes = services.estimate(specs, {**CALIBRATION, "step_time": step_time}).minutes
+    assert minutes is not None
+    assert timed == 10 or minutes <= 4
+
+
+def test_starter_on_one_device_says_so(alice: Any) -> None:
+    study = services.create_starter(owner=alice, worker=worker(devices=1))
+    assert {run.devices for run in study.runs.all()} == {1}
+    assert "one device" in study.settings["note"]
+
+
+def test_starter_adapts_the_micro_batches_to_the_batch(alice: Any) -> None:
+    study = services.create_starter(owner=alice, worker=worker(global_batch=6))
+    assert study.settings["micro_batches"] == [3]
+
+
+def test_uncalibrated_worker_is_refused(alice: Any) -> None:
+    blank = Worker.objects.create(name="new", devices=[])
+    with pytest.raises(services.Invalid):
+        services.create_starter(owner=alice, worker=blank)
+
+
+def test_matrix_crosses_all_axes_and_names_differ(alice: Any) -> None:
+    study = services.create_matrix(
+        owner=alice,
+        name="all",
+        base=BASE,
+        strategies=["single", "dp", "1f1b"],
+        precisions=["fp32", "fp64"],
+        micro_batches=[2, 4],
+    )
+    names = [run.name for run in study.runs.all()]
+    assert len(names) == len(set(names)) == 2 * 2 * (1 + 1 + 2)
+    assert "PP-1F1B + AR, m = 4, fp64" in names
+
+
+def test_what_cannot_run_is_left_out_with_its_rule() -> None:
+    plan = variants.matrix(BASE, strategies=["single", "tp", "gpipe", "dp-tp"], micro_batches=[4, 5], devices=2)
+    reasons = {s.name: s.reason for s in plan.skipped}
+    assert "5 micro-batches do not divide" in reasons["PP-GPipe, m = 5"]
+    assert "from 4 devices" in reasons["DP x TP"]
+    three_heads = {**BASE, "model": {**BASE["model"], "heads": 1}}
+    plan = variants.matrix(three_heads, strategies=["tp"], recompute=["none"])
+    assert not plan.variants
+    assert "does not divide heads=1" in plan.skipped[0].reason
+
+
+def test_repeats_go_round(alice: Any) -> None:
+    study = services.create_matrix(
+        owner=alice, name="twice", base=BASE, strategies=["single", "dp"], recompute=["none"], repeats=2
+    )
+    assert [run.name for run in study.runs.order_by("position")] == ["Single #1", "DP #1", "Single #2", "DP #2"]
+
+
+def test_sweep_of_any_field(alice: Any) -> None:
+    study = services.create_sweep(
+        owner=alice, name="batch", base=BASE, field="train.global_batch", values=["8", "16", "-1", "x", "16"]
+    )
+    assert [run.spec["train"]["global_batch"] for run in study.runs.order_by("position")] == [8, 16]
+    assert [name for name, _ in study.settings["skipped"]] == [
+        "global_batch = -1",
+        "global_batch = x",
+        "global_batch = 16",
+    ]
+
+
+@pytest.mark.parametrize("field", sorted(variants.sweepable()))
+def test_every_sweepable_field_takes_its_own_default(field: str) -> None:
+    section, leaf = field.split(".")
+    default = getattr(getattr(variants.RunSpec(), section), leaf)
+    plan = variants.sweep({}, field=field, values=[str(default)])
+    assert len(plan.variants) == 1
+    assert getattr(getattr(plan.variants[0].spec, section), leaf) == default
+
+
+def test_unknown_field_is_refused(alice: Any) -> None:
+    with pytest.raises(services.Invalid):
+        services.create_sweep(owner=alice, name="x", base=BASE, field="train.__class__", values=["1"])
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    (
+        ({"name": " "}, "name"),
+        ({"name": "n" * 121}, "name"),
+        ({"repeats": 0}, "repeats"),
+        ({"repeats": 999}, "repeats"),
+        ({"strategies": []}, "plan"),
+        ({"micro_batches": list(range(1, 150)), "base": {**BASE, "train": {"global_batch": 2**7 * 3**3 * 5 * 7}}}, ""),
+    ),
+)
+def test_bad_input_queues_nothing(alice: Any, change: dict[str, Any], field: str) -> None:
+    asked: dict[str, Any] = {"name": "s", "base": BASE, "strategies": ["single", "single-m", "gpipe", "1f1b"]}
+    if not field:
+        change, field = {**change, "repeats": 20}, "plan"
+    with pytest.raises(services.Invalid) as caught:
+        services.create_matrix(owner=alice, **{**asked, **change})
+    assert field in caught.value.field_errors
+    assert not Study.objects.exists()
+    assert not Run.objects.exists()
+
+
+def test_viewers_create_nothing(bob: Any) -> None:
+    with pytest.raises(PermissionDenied):
+        services.create_matrix(owner=bob, name="s", base=BASE, strategies=["single"])
+    assert not Study.objects.exists()
+
+
+def test_estimate_without_calibration_promises_no_minutes() -> None:
+    plan = variants.matrix(BASE, strategies=["single", "dp"])
+    found = services.estimate([v.spec for v in plan.variants], None, repeats=3)
+    assert (found.runs, found.devices, found.minutes) == (12, 2, None)
