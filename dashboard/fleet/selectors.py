@@ -1,0 +1,108 @@
+"""The fleet as pages and the controller see it: hosts, what occupies their devices, and how fresh that knowledge is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from dashboard.control.placement import Host
+from dashboard.fleet.models import Worker
+from dashboard.runs.models import Attempt, Run
+from workers.contract import LEASE_S
+
+
+@dataclass(frozen=True)
+class DeviceView:
+    """One device of a worker; `run` occupies it now, or None. Bytes; load 0 .. 1."""
+
+    index: int
+    kind: str
+    name: str
+    memory_total: int
+    memory_used: int
+    load: float
+    run: Run | None
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """A worker with its devices. `age` = seconds since its last heartbeat, None if it never sent one."""
+
+    worker: Worker
+    age: float | None
+    silent: bool
+    devices: list[DeviceView]
+    runs: list[Run]
+
+
+def age_of(worker: Worker, now: datetime | None = None) -> float | None:
+    """Seconds since the worker's last heartbeat."""
+    if worker.heartbeat_at is None:
+        return None
+    return max(0.0, ((now or timezone.now()) - worker.heartbeat_at).total_seconds())
+
+
+def live_attempts() -> list[Attempt]:
+    """All attempts that hold devices, with their runs."""
+    return list(Attempt.objects.filter(over=False).select_related("run", "run__owner"))
+
+
+def occupancy(attempts: Collection[Attempt]) -> dict[tuple[str, str, int], Run]:
+    """(worker, kind, device index) -> the run that holds it."""
+    return {
+        (node["worker"], kind_of(attempt.run), index): attempt.run
+        for attempt in attempts
+        for node in attempt.devices
+        for index in node["devices"]
+    }
+
+
+def kind_of(run: Run) -> str:
+    """The kind of device a run asks for: cpu or cuda."""
+    return str(run.spec.get("train", {}).get("device", "cpu"))
+
+
+def hosts(heard: Collection[str] | None = None) -> list[Host]:
+    """Every worker as the placement sees it. `heard` = workers that are not silent; None judges by heartbeat age."""
+    attempts = live_attempts()
+    held = occupancy(attempts)
+    exclusive = {node["worker"] for a in attempts if a.run.exclusive for node in a.devices}
+    fresh = timezone.now() - timedelta(seconds=LEASE_S)
+    out = []
+    for worker in Worker.objects.all():
+        alive = worker.name in heard if heard is not None else (worker.heartbeat_at or fresh) > fresh
+        every: dict[str, tuple[int, ...]] = {}
+        for device in worker.devices:
+            every[device["kind"]] = (*every.get(device["kind"], ()), device["index"])
+        free = {kind: tuple(i for i in ids if (worker.name, kind, i) not in held) for kind, ids in every.items()}
+        out.append(Host(worker.name, every, free, worker.name in exclusive, alive and not worker.draining))
+    return out
+
+
+def workers() -> list[WorkerView]:
+    """Every worker by name, with who holds which device."""
+    now, attempts = timezone.now(), live_attempts()
+    held = occupancy(attempts)
+    return [_view(worker, now, attempts, held) for worker in Worker.objects.all()]
+
+
+def _view(worker: Worker, now: datetime, attempts: list[Attempt], held: dict[Any, Run]) -> WorkerView:
+    age = age_of(worker, now)
+    devices = [
+        DeviceView(
+            index=device["index"],
+            kind=device["kind"],
+            name=device.get("name", ""),
+            memory_total=device.get("memory_total", 0),
+            memory_used=device.get("memory_used", 0),
+            load=device.get("load", 0.0),
+            run=held.get((worker.name, device["kind"], device["index"])),
+        )
+        for device in worker.devices
+    ]
+    here = [a.run for a in attempts if any(node["worker"] == worker.name for node in a.devices)]
+    return WorkerView(worker, age, age is None or age > LEASE_S, devices, here)

@@ -1,0 +1,88 @@
+"""Metric series out of packed chunks: merged over attempts, thinned to a chart's width without hiding spikes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from django.db.models import QuerySet
+
+from dashboard.runs.models import Run, SeriesChunk
+from parallel_core.analysis.stats import Stats, summarise
+from parallel_core.observe.records import POINT
+from parallel_core.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Series:
+    """`shown` of `total` points; step i4, time (unix seconds) f8, value f8, all of length `shown`."""
+
+    step: np.ndarray
+    time: np.ndarray
+    value: np.ndarray
+    shown: int
+    total: int
+
+
+def series(run: Run, name: str, rank: int = 0, buckets: int = 0, since_step: int = -1) -> Series:
+    """Points with step > `since_step`. A later attempt's points hold from its first step on.
+
+    `buckets` > 0 keeps of each of that many equal parts the least, the greatest and the last point (and NaNs), so
+    at most about three points a bucket; 0 keeps all.
+    """
+    chunks = SeriesChunk.objects.filter(attempt__run=run, name=name, rank=rank)
+    points = _merged(chunks, since_step)
+    points = points[points["step"] > since_step]
+    kept = points[thin(points["value"], buckets)] if 0 < buckets * 3 < len(points) else points
+    return Series(kept["step"], kept["time"], kept["value"], len(kept), len(points))
+
+
+def _merged(chunks: QuerySet[SeriesChunk], since_step: int) -> np.ndarray:
+    """The points of all attempts, each later attempt replacing the earlier ones from its first step on."""
+    # A later attempt's first step is needed even where its early chunks are not asked for.
+    firsts: dict[int, int] = {}
+    rows: list[tuple[int, np.ndarray]] = []
+    fields = ("attempt__number", "first_step", "last_step", "id")
+    for number, first, last, pk in chunks.order_by("attempt__number", "id").values_list(*fields):
+        firsts[number] = min(first, firsts.get(number, first))
+        if last > since_step:
+            rows.append((number, pk))
+    data = dict(chunks.filter(pk__in=[pk for _, pk in rows]).values_list("pk", "data")) if rows else {}
+    parts = []
+    for number, pk in rows:
+        points = np.frombuffer(bytes(data[pk]), POINT)
+        later = [first for other, first in firsts.items() if other > number]
+        parts.append(points[points["step"] < min(later)] if later else points)
+    return np.concatenate(parts) if parts else np.empty(0, POINT)
+
+
+def thin(values: np.ndarray, buckets: int) -> np.ndarray:
+    """Indices, ascending, of each bucket's least, greatest, last and not-a-number values."""
+    n = len(values)
+    edges = np.linspace(0, n, buckets + 1).astype(np.int64)
+    starts = edges[:-1]
+    owner = np.searchsorted(edges, np.arange(n), side="right") - 1
+    nan = np.isnan(values)
+    low, high = np.where(nan, np.inf, values), np.where(nan, -np.inf, values)
+    first_low = np.flatnonzero(low == np.minimum.reduceat(low, starts)[owner])
+    first_high = np.flatnonzero(high == np.maximum.reduceat(high, starts)[owner])
+    # The first of equal extremes stands for them all: a flat line would otherwise keep every point.
+    picks = [first_low[np.unique(owner[first_low], return_index=True)[1]]]
+    picks += [first_high[np.unique(owner[first_high], return_index=True)[1]]]
+    nans = np.flatnonzero(nan)
+    picks += [nans[np.unique(owner[nans], return_index=True)[1]], edges[1:] - 1]
+    return np.unique(np.concatenate(picks))
+
+
+def timed_values(run: Run) -> np.ndarray:
+    """Seconds of each timed step: neither warm-up nor the metered extra step behind the last."""
+    spec = RunSpec.model_validate(run.spec)
+    points = series(run, "step_time")
+    timed = (points.step >= spec.train.warmup_steps) & (points.step < spec.train.steps)
+    return points.value[timed]
+
+
+def timed(run: Run) -> Stats | None:
+    """Statistics of the timed steps' seconds so far; None before the first."""
+    values = timed_values(run)
+    return summarise(values) if len(values) else None

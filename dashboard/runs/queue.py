@@ -1,0 +1,98 @@
+"""The queue as the controller walks it, and what a queued run waits for, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dashboard.control.placement import Host, Request, Wait, plan
+from dashboard.fleet.selectors import hosts, kind_of
+from dashboard.runs.models import Attempt, Run, State
+
+WORDS = {"cpu": "CPU device", "cuda": "GPU"}
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """`ahead` = queued runs that are served first. `sentence` is '' for a run that is not queued."""
+
+    sentence: str = ""
+    ahead: int = 0
+
+
+def queued_runs() -> list[Run]:
+    """Oldest first; the runs of a study stand together, where its oldest stands, by position."""
+    runs = list(Run.objects.filter(state=State.QUEUED, cancel_requested_at=None).defer("summary"))
+    since = {}
+    for run in runs:
+        key = run.study_id or -run.pk
+        since[key] = min(run.queued_at, since.get(key, run.queued_at))
+    return sorted(runs, key=lambda run: (since[run.study_id or -run.pk], run.study_id or 0, run.position, run.pk))
+
+
+def requests(runs: list[Run]) -> list[Request]:
+    """The queue for `placement.plan`."""
+    return [
+        Request(
+            run=run.pk,
+            devices=run.devices,
+            kind=kind_of(run),
+            exclusive=run.exclusive,
+            study=_series_of(run),
+            prefer=prefer,
+        )
+        for run, prefer in zip(runs, _preferences(runs), strict=True)
+    ]
+
+
+def _series_of(run: Run) -> int | None:
+    return run.study_id if run.exclusive else None
+
+
+def _preferences(runs: list[Run]) -> list[str]:
+    """For runs of a study the worker that the study's newest attempt was on."""
+    studies = {_series_of(run) for run in runs} - {None}
+    newest = Attempt.objects.filter(run__study__in=studies).order_by("pk").values_list("run__study", "worker__name")
+    where = dict(newest) if studies else {}
+    return [where.get(_series_of(run)) or "" for run in runs]
+
+
+def studies_active() -> set[int]:
+    """Studies of which an exclusive run is under way."""
+    return set(
+        Attempt.objects.filter(over=False, run__exclusive=True, run__study__isnull=False).values_list(
+            "run__study", flat=True
+        )
+    )
+
+
+def waiting(run: Run) -> Waiting:
+    """What a queued run waits for and how many are ahead of it."""
+    if run.state != State.QUEUED:
+        return Waiting()
+    runs = queued_runs()
+    ahead = next((i for i, other in enumerate(runs) if other.pk == run.pk), 0)
+    fleet = hosts()
+    outcome = plan(requests(runs), fleet, studies_active())
+    why, name = outcome.waits.get(run.pk, (None, ""))
+    sentence = _sentence(run, why, next((host for host in fleet if host.name == name), None), fleet)
+    return Waiting(sentence + (f" {ahead} {'run' if ahead == 1 else 'runs'} ahead." if ahead else ""), ahead)
+
+
+def _sentence(run: Run, why: Wait | None, host: Host | None, fleet: list[Host]) -> str:
+    kind = kind_of(run)
+    word = WORDS.get(kind, kind) + ("" if run.devices == 1 else "s")
+    if why is Wait.NO_HOST:
+        held = "all workers are draining or silent" if fleet else "none is connected"
+        return f"Waits for a worker: {held}."
+    if why is Wait.TOO_LARGE:
+        largest = max((host.count(kind) for host in fleet if host.open), default=0)
+        return f"Needs {run.devices} {word} on one host; the largest worker has {largest}."
+    if why is Wait.SIBLING:
+        return "Waits for the runs of its study in front of it: they go one after another."
+    if host is None:
+        return "Starts now."
+    if why is Wait.WHOLE_HOST:
+        return f"Waits for {run.devices} {word}: {host.name} must be idle, as timed runs share a host with nothing."
+    if why is Wait.RESERVED:
+        return f"Waits for {run.devices} {word} on {host.name}, which an older run is waiting for."
+    return f"Waits for {run.devices} {word} on one host: {host.name} has {host.left(kind)} free."

@@ -1,0 +1,212 @@
+"""What pages and the API read about a run: lists, traces, memory, logs, and summaries computed by parallel_core.
+
+Metric series are in `dashboard.runs.metrics` and what a queued run waits for in `dashboard.runs.queue`; both are
+re-exported here, so that this module is the one to import.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from django.db.models import F, Q, QuerySet, TextField
+from django.db.models.functions import Cast
+
+from dashboard.runs.metrics import Series, series, timed
+from dashboard.runs.models import Attempt, LogChunk, MemoryRecord, RankInfo, Run, SpanChunk
+from dashboard.runs.queue import Waiting, waiting
+from parallel_core.analysis.breakdown import Breakdown
+from parallel_core.analysis.breakdown import breakdown as analyse
+from parallel_core.observe.records import SPAN
+
+__all__ = [
+    "Filters",
+    "LogPart",
+    "Series",
+    "Waiting",
+    "attempt_of",
+    "breakdown",
+    "list_runs",
+    "log",
+    "memory",
+    "ranks",
+    "series",
+    "span_counts",
+    "spans",
+    "timed",
+    "traced_steps",
+    "waiting",
+]
+
+LOG_PART_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Of the runs list; empty means all. `states`: any of; `strategy`: a run label; `sort`: a key of SORTS, `-` in
+    front for descending."""
+
+    q: str = ""
+    states: tuple[str, ...] = ()
+    owner: str = ""
+    strategy: str = ""
+    tag: str = ""
+    study: int | None = None
+    sort: str = "-id"
+
+
+SORTS = {
+    "id": "pk",
+    "name": "name",
+    "state": "state",
+    "owner": "owner__username",
+    "strategy": "label",
+    "devices": "devices",
+    "created": "created_at",
+    "started": "started_at",
+    "ended": "ended_at",
+    "step": "step",
+    "loss": "loss",
+    "step_time": "step_time",
+    "tokens_per_s": "tokens_per_s",
+    "memory": "memory_peak",
+}
+
+
+def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:  # noqa: B008 - frozen
+    """Runs that match, without their summaries' blobs of measurements; rows without a value sort last."""
+    runs = Run.objects.select_related("owner", "study")
+    if filters.q:
+        matches = Q(name__icontains=filters.q) | Q(label__icontains=filters.q) | _tagged_like(filters.q)
+        if filters.q.isdigit() and len(filters.q) < 19:
+            matches |= Q(pk=int(filters.q))
+        runs = runs.annotate(tags_text=Cast("tags", TextField())).filter(matches)
+    if filters.states:
+        runs = runs.filter(state__in=filters.states)
+    if filters.owner:
+        runs = runs.filter(owner__username=filters.owner)
+    if filters.strategy:
+        runs = runs.filter(label=filters.strategy)
+    if filters.tag:
+        quoted = [json.dumps(filters.tag, ensure_ascii=ascii_only) for ascii_only in (True, False)]
+        exact = Q(tags_text__contains=quoted[0]) | Q(tags_text__contains=quoted[1])
+        runs = runs.annotate(tags_text=Cast("tags", TextField())).filter(exact)
+    if filters.study is not None:
+        runs = runs.filter(study_id=filters.study)
+    return runs.order_by(*_order(filters.sort))
+
+
+def _tagged_like(text: str) -> Q:
+    # SQLite stores JSON with escapes for non-ASCII letters, PostgreSQL without: look for both spellings.
+    plain, escaped = (json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
+    return Q(tags_text__icontains=plain) | Q(tags_text__icontains=escaped)
+
+
+def _order(sort: str) -> tuple[Any, ...]:
+    column = F(SORTS.get(sort.lstrip("-"), "pk"))
+    first = column.desc(nulls_last=True) if sort.startswith("-") else column.asc(nulls_last=True)
+    return (first, "-pk")
+
+
+def attempt_of(run: Run) -> Attempt | None:
+    """The newest attempt."""
+    return run.attempts.order_by("-number").first()
+
+
+def ranks(run: Run) -> dict[int, RankInfo]:
+    """What each rank of the newest attempt said about itself."""
+    attempt = attempt_of(run)
+    return {info.rank: info for info in RankInfo.objects.filter(attempt=attempt)} if attempt else {}
+
+
+def traced_steps(run: Run) -> list[int]:
+    """Steps with spans, ascending, of the newest attempt that traced any."""
+    newest = _newest_traced(run)
+    steps = SpanChunk.objects.filter(attempt=newest).order_by("step").values_list("step", flat=True).distinct()
+    return list(steps) if newest else []
+
+
+def _newest_traced(run: Run) -> int | None:
+    found = SpanChunk.objects.filter(attempt__run=run).order_by("-attempt__number").values_list("attempt_id", flat=True)
+    return found.first()
+
+
+def _step_to_show(attempt: int, devices: int) -> int | None:
+    """The newest step that every rank has delivered; where there is none yet, the newest at all."""
+    seen: dict[int, int] = {}
+    for step in SpanChunk.objects.filter(attempt=attempt).order_by("-step").values_list("step", flat=True):
+        seen[step] = seen.get(step, 0) + 1
+        if seen[step] == devices:
+            return step
+    return max(seen, default=None)
+
+
+def spans(run: Run, step: int | None = None) -> dict[int, np.ndarray]:
+    """rank -> SPAN rows of one traced step (None = the newest one that is complete); {} where there is none."""
+    attempt = _newest_traced(run)
+    if attempt is None:
+        return {}
+    step = _step_to_show(attempt, run.devices) if step is None else step
+    chunks = SpanChunk.objects.filter(attempt=attempt, step=step).order_by("rank")
+    return {chunk.rank: np.frombuffer(bytes(chunk.data), SPAN) for chunk in chunks}
+
+
+def span_counts(run: Run, step: int) -> tuple[int, int]:
+    """(kept, recorded) spans of a step over all ranks: charts that show a part say "N of M"."""
+    counts = SpanChunk.objects.filter(attempt=_newest_traced(run), step=step).values_list("count", "total")
+    return sum(count for count, _ in counts), sum(total for _, total in counts)
+
+
+def memory(run: Run) -> dict[int, MemoryRecord]:
+    """rank -> its newest metered step, of the newest attempt that metered any."""
+    rows = MemoryRecord.objects.filter(attempt__run=run).order_by("-attempt__number", "step")
+    newest = rows.values_list("attempt_id", flat=True).first()
+    return {row.rank: row for row in rows.filter(attempt=newest).order_by("step")} if newest else {}
+
+
+def breakdown(run: Run, step: int | None = None) -> dict[int, Breakdown]:
+    """rank -> where the time of one traced step went (None = the newest complete one); {} where there is none."""
+    rows = spans(run, step)
+    return analyse(rows) if rows else {}
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """Bytes [start, end) of a log of `total` bytes, decoded; never ends inside a character."""
+
+    text: str = ""
+    start: int = 0
+    end: int = 0
+    total: int = 0
+    ranks: list[int] = field(default_factory=list)
+    """Ranks that have a log at all."""
+
+
+def log(run: Run, rank: int, start: int = 0, limit: int = LOG_PART_BYTES) -> LogPart:
+    """Part of a rank's stdout and stderr, of the newest attempt that wrote any. `start` < 0 counts from the end."""
+    newest = LogChunk.objects.filter(attempt__run=run).order_by("-attempt__number").values_list("attempt_id", flat=True)
+    every = LogChunk.objects.filter(attempt=newest.first())
+    having = sorted(set(every.order_by().values_list("rank", flat=True)))
+    chunks = every.filter(rank=rank).order_by("start")
+    total = chunks.order_by("-end").values_list("end", flat=True).first() or 0
+    start = max(0, total + start) if start < 0 else min(start, total)
+    end = min(total, start + limit)
+    parts = [
+        bytes(chunk.data)[max(0, start - chunk.start) : end - chunk.start]
+        for chunk in chunks.filter(end__gt=start, start__lt=end)
+    ]
+    data = _whole_characters(b"".join(parts))
+    return LogPart(data.decode(errors="replace"), start, start + len(data), total, having)
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """Without the first bytes of a UTF-8 character whose rest is not there; bytes that are no UTF-8 stay."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        return data[:-back] if back < length else data
+    return data
