@@ -1,0 +1,208 @@
+"""The only door to training processes: a client of the fork server, and `python -m parallel_core.launch serve`.
+
+    server = ForkServer(on_event)                  # starts it; the import of torch goes on in the background
+    server.start(order)                            # ranks of one attempt on this host; several attempts at once
+    server.stop(attempt, grace=2.0)
+    server.close()                                 # stops everything; returns when no process is left
+
+Events arrive in order, in one thread of the client, as dictionaries (see `Event`):
+
+    ready     the server has imported the engine (orders given earlier are kept until then)
+    store     attempt, host, port: where the rendezvous store of an attempt listens (from the host of rank 0)
+    started   attempt, rank, pid, start_ticks
+    refused   attempt, message: the order could not be carried out; `gone` follows
+    exit      attempt, rank, code (negative = signal): the rank that failed first comes first
+    gone      attempt: no process of it is left
+    lost      the server itself has ended, and with it (PR_SET_PDEATHSIG) every rank; always the last event
+
+The first rank that fails ends the others. This module imports neither torch nor the engine: a long-lived Celery
+process uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+EXIT_FAULT, EXIT_MEMORY, EXIT_PEER = 1, 2, 3
+"""Exit codes of a rank: its code raised; out of memory (with evidence); another rank vanished under a collective."""
+
+STOP_GRACE_S = 2.0
+_ENV = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "SYSTEMROOT"})
+_ENV_PREFIXES = ("LC_", "PYTHON", "LD_", "DYLD_", "CUDA", "NVIDIA", "NCCL_", "GLOO_", "TORCH", "OMP_", "COVERAGE")
+
+
+class Store(TypedDict):
+    """Where rank 0's rendezvous store listens."""
+
+    host: str
+    port: int
+
+
+class StartOrder(TypedDict):
+    """One host's ranks of an attempt: rank `first_rank + i` gets `devices[i]`.
+
+    `store` is None on the host of rank 0, which opens it (on loopback where all ranks are here, else on `address`).
+    """
+
+    attempt: int
+    spec: dict[str, Any]
+    folder: str
+    first_rank: int
+    devices: list[int]
+    device_kind: Literal["cpu", "cuda"]
+    corpus_cache: str
+    store: NotRequired[Store | None]
+    address: NotRequired[str]
+
+
+class Event(TypedDict):
+    """What the fork server reports; see the module's docstring for the keys of each kind."""
+
+    event: Literal["ready", "store", "started", "refused", "exit", "gone", "lost"]
+    attempt: NotRequired[int]
+    rank: NotRequired[int]
+    pid: NotRequired[int]
+    start_ticks: NotRequired[int]
+    code: NotRequired[int]
+    host: NotRequired[str]
+    port: NotRequired[int]
+    message: NotRequired[str]
+
+
+class ServerLost(RuntimeError):
+    """The fork server has ended; no order can be given any more."""
+
+
+class ForkServer:
+    """A running fork server. Its methods may be called from any thread; `on_event` is called from one of ours.
+
+    That thread starts the process and lives as long as it does, which PR_SET_PDEATHSIG needs: the signal comes when
+    the *thread* that started a process ends. So the ranks also end with this process, however it ends.
+    """
+
+    def __init__(self, on_event: Callable[[Event], None], command: Sequence[str] | None = None) -> None:
+        """`command` replaces the server's own command line (tests do, to run other code in the ranks).
+
+        Raises OSError where the server cannot be started.
+        """
+        self._on_event = on_event
+        self._command = list(command or (sys.executable, "-m", "parallel_core.launch", "serve"))
+        self._lock = threading.Lock()
+        self._begun = threading.Event()
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._live, name="fork-server", daemon=True)
+        self._thread.start()
+        self._begun.wait()
+        if self._error is not None:
+            raise self._error
+
+    # Orders
+
+    def start(self, order: StartOrder) -> None:
+        """Start the ranks of an attempt. Its folder must exist."""
+        self._send({"do": "start", **order})
+
+    def stop(self, attempt: int, grace: float = STOP_GRACE_S) -> None:
+        """TERM to every rank, KILL after `grace` seconds; `exit` and `gone` tell when it is over."""
+        self._send({"do": "stop", "attempt": attempt, "grace": grace})
+
+    def dump(self, attempt: int) -> None:
+        """Each rank writes the stacks of all its threads to its log (before a `stop` for want of progress)."""
+        self._send({"do": "dump", "attempt": attempt})
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Stop every attempt and the server; returns when they are gone (KILL after `timeout` seconds)."""
+        with self._lock:
+            if self._process.stdin and not self._process.stdin.closed:
+                self._process.stdin.close()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._process.kill()
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    # Its own thread
+
+    def _live(self) -> None:
+        """Start the process, hand on its events until it ends, then report that it has."""
+        try:
+            self._process = subprocess.Popen(
+                [*self._command, "--parent", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment(),
+                start_new_session=True,  # a Ctrl-C in the terminal is ours to handle, not the server's
+                text=True,
+                bufsize=1,
+            )
+        except OSError as error:
+            self._error = error
+            return
+        finally:
+            self._begun.set()
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._on_event(json.loads(line))
+        self._process.wait()
+        self._on_event({"event": "lost"})
+
+    def _send(self, order: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            with self._lock:
+                self._process.stdin.write(json.dumps(order) + "\n")
+                self._process.stdin.flush()
+        except (OSError, ValueError) as error:
+            raise ServerLost("the fork server has ended") from error
+
+
+def environment() -> dict[str, str]:
+    """What the server and the ranks may see of our environment: no address, password or token of the yard."""
+    kept = {k: v for k, v in os.environ.items() if k in _ENV or k.startswith(_ENV_PREFIXES)}
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = [root, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**kept, **threads, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
+
+
+def describe_exit(code: int) -> str:
+    """An exit code as words: 'signal 9 (SIGKILL)' or 'exit code 1'."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`serve --parent <pid>`: be the fork server of that process."""
+    from parallel_core import processes
+
+    if len(arguments) != 3 or arguments[:2] != ["serve", "--parent"] or not arguments[2].isdigit():
+        print("usage: python -m parallel_core.launch serve --parent <pid>", file=sys.stderr)  # noqa: T201
+        return 2
+    processes.die_with(int(arguments[2]))
+    from parallel_core.launch_server import serve
+
+    serve(parent=int(arguments[2]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

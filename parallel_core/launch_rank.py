@@ -1,0 +1,156 @@
+"""The life of one rank, from the fork to its exit code: its place on the machine, its log, its records, its end."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, StartOrder, Store
+from parallel_core.observe import progress
+from parallel_core.observe.records import FileSink, log_path
+from parallel_core.spec import RunSpec
+
+_PEER_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What one rank is told. `listen_fd` is the store's listening socket, in rank 0 of the host that opens it."""
+
+    order: StartOrder
+    spec: RunSpec
+    rank: int
+    device: int
+    store: Store
+    listen_fd: int | None
+    alone: bool  # all ranks of the run are on this host
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.order["folder"])
+
+
+RunRank = Callable[[Seat, FileSink, progress.Progress], None]
+"""What a rank does: trains, emits its records, and returns when it is done."""
+
+
+def engine() -> RunRank:
+    """The engine as a RunRank; its imports happen here, in the fork server, so that no rank pays for them."""
+    from parallel_core.engine.distributed import Rendezvous
+    from parallel_core.engine.trainer import run_rank
+
+    def run(seat: Seat, sink: FileSink, page: progress.Progress) -> None:
+        connect = Rendezvous(
+            host=seat.store["host"],
+            port=seat.store["port"],
+            world=seat.spec.parallel.world,
+            is_host=seat.listen_fd is not None,
+            listen_fd=seat.listen_fd,
+        )
+        run_rank(seat.spec, seat.rank, sink, connect, page, corpus_cache=Path(seat.order["corpus_cache"]))
+
+    return run
+
+
+def be_rank(seat: Seat, run_rank: RunRank) -> NoReturn:
+    """Train, and leave with an exit code of `launch`. Never returns: exits without running the server's clean-up."""
+    os.setsid()
+    _log_to(log_path(seat.folder, seat.rank), keep=seat.listen_fd)
+    _take_place(seat)
+    sink, page = FileSink(seat.folder, seat.rank), progress.Progress(seat.folder, seat.rank)
+    code = 0
+    try:
+        run_rank(seat, sink, page)
+    except BaseException as error:
+        code = _report(error, seat, sink)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _log_to(path: Path, keep: int | None) -> None:
+    """stdout and stderr to the rank's log, stdin from nothing, every other descriptor of the server closed."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for target in (1, 2):
+        os.dup2(log, target)
+    limit = os.sysconf("SC_OPEN_MAX")
+    kept = 3 if keep is None else keep
+    os.closerange(3, kept)
+    os.closerange(kept + (keep is not None), min(limit, 65536))
+    faulthandler.enable(all_threads=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+
+
+def _take_place(seat: Seat) -> None:
+    """Bind the rank to its device before torch looks at any. A CPU device is one core, one thread."""
+    if seat.alone and sys.platform.startswith("linux"):
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    _prefer_as_victim()
+    if seat.order["device_kind"] == "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = _visible(seat.device)
+    elif hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[seat.device % len(cores)]})
+    import torch
+
+    torch.set_num_threads(1)
+    cap = seat.spec.trace.memory_cap
+    if cap is not None and seat.order["device_kind"] == "cuda":
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
+
+
+def _visible(device: int) -> str:
+    """The name of our device-th CUDA device, where the host itself was given only some."""
+    given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return given[device] if device < len(given) else str(device)
+
+
+def _prefer_as_victim() -> None:
+    """Where the host runs out of memory the kernel should end a rank, not the worker that can tell about it."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text("500")
+    except OSError:
+        return
+
+
+def _report(error: BaseException, seat: Seat, sink: FileSink) -> int:
+    """The fault frame with the rank's own traceback (also in its log); the exit code that says what it was."""
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(text)
+    where = progress.read(seat.folder, seat.rank)
+    memory = _out_of_memory(error)
+    sink.emit(
+        "fault",
+        type=type(error).__name__,
+        message=str(error)[:4000],
+        traceback=text[-16_000:],
+        step=where.step if where else -1,
+        op=where.op if where else "",
+        cause="out_of_memory" if memory else "user_code",
+    )
+    return EXIT_MEMORY if memory else EXIT_PEER if _peer_lost(error) else EXIT_FAULT
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Evidence only: the meter's cap, Python's or torch's own out-of-memory error, a failed CPU allocation."""
+    import torch
+
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _peer_lost(error: BaseException) -> bool:
+    """Whether the rank failed only because another one vanished under a collective or a receive."""
+    import torch.distributed as dist
+
+    told = str(error).lower()
+    return isinstance(error, (dist.DistError, RuntimeError)) and any(word in told for word in _PEER_WORDS)

@@ -1,0 +1,263 @@
+"""The fork server: imports the engine once, forks ranks, watches over them, and reports (see `launch` for the events).
+
+Single-threaded, and it runs no tensor operation and asks torch.cuda nothing, so that its forks are clean. One loop
+waits for orders (JSON lines), for the end of children (SIGCHLD through a wake-up pipe) and for deadlines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from parallel_core import launch, processes
+from parallel_core.launch import StartOrder, Store
+from parallel_core.launch_rank import RunRank, Seat, be_rank, engine_run_rank
+
+FAIL_GRACE_S = 1.0
+"""From TERM to KILL for the ranks that a failed one leaves behind."""
+
+
+@dataclass
+class Attempt:
+    """The ranks of one attempt on this host. `codes` are set as ranks are reaped."""
+
+    order: StartOrder
+    pids: dict[int, int] = field(default_factory=dict)  # pid -> rank
+    codes: dict[int, int] = field(default_factory=dict)  # rank -> exit code
+    stopping: bool = False
+    kill_at: float | None = None
+
+    def living(self) -> list[int]:
+        return [pid for pid, rank in self.pids.items() if rank not in self.codes]
+
+    def signal(self, number: int) -> None:
+        """To every rank that we have not waited for: its pid cannot have been reused."""
+        for pid in self.living():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def stop(self, grace: float) -> None:
+        """TERM now, KILL after `grace` seconds; a second stop can only bring the KILL forward."""
+        kill_at = time.monotonic() + grace
+        if not self.stopping:
+            self.signal(signal.SIGTERM)
+            self.signal(signal.SIGCONT)  # a stopped rank would not see the TERM
+        self.stopping = True
+        self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
+
+    def kill_if_due(self) -> None:
+        if self.kill_at is not None and time.monotonic() >= self.kill_at:
+            self.kill_at = None
+            self.signal(signal.SIGKILL)
+
+
+class Server:
+    """The loop. `orders` and `reports` are file descriptors; `run_rank` is what a rank does."""
+
+    def __init__(self, orders: int, reports: int, run_rank: RunRank) -> None:
+        self.orders, self.reports, self.run_rank = orders, reports, run_rank
+        self.attempts: dict[int, Attempt] = {}
+        self.closing = False
+        self._text = b""
+        self._wake, wake = os.pipe()
+        for end in (self._wake, wake):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self.close())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.set_wakeup_fd(wake)
+
+    def loop(self) -> None:
+        """Serve until the client closes its end and nothing is left."""
+        self.report(event="ready")
+        while not (self.closing and not self.attempts):
+            watched = [self._wake] if self.closing else [self._wake, self.orders]
+            readable, _, _ = select.select(watched, [], [], self._patience())
+            if self._wake in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+            if self.orders in readable:
+                self._read_orders()
+            self._reap()
+            self._settle()
+
+    def close(self) -> None:
+        """Stop everything at short notice; the loop ends when it is gone."""
+        self.closing = True
+        for attempt in self.attempts.values():
+            attempt.stop(FAIL_GRACE_S)
+
+    def report(self, **event: Any) -> None:
+        line = memoryview((json.dumps(event) + "\n").encode())
+        try:
+            while line:
+                line = line[os.write(self.reports, line) :]
+        except BrokenPipeError:  # nobody listens any more: the end of the orders is about to be read too
+            self.closing = True
+
+    # Orders
+
+    def _read_orders(self) -> None:
+        data = os.read(self.orders, 1 << 16)
+        if not data:
+            self.close()
+            return
+        *lines, self._text = (self._text + data).split(b"\n")
+        for line in filter(None, lines):
+            self._obey(json.loads(line))
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        attempt = self.attempts.get(order["attempt"])
+        if order["do"] == "start":
+            self._start(order)
+        elif attempt is None:
+            self.report(event="gone", attempt=order["attempt"])
+        elif order["do"] == "stop":
+            attempt.stop(float(order["grace"]))
+        elif order["do"] == "dump":
+            attempt.signal(signal.SIGUSR1)
+
+    def _start(self, order: Any) -> None:
+        """Fork the ranks of an attempt; a second order for one that is under way is ignored."""
+        if order["attempt"] in self.attempts:
+            return
+        attempt = self.attempts[order["attempt"]] = Attempt(order)
+        try:
+            seats, listener = self._seats(order)
+            with listener or contextlib.nullcontext():
+                for seat in seats:
+                    self._fork(attempt, seat)
+        except Exception as error:
+            self.report(event="refused", attempt=order["attempt"], message=f"{type(error).__name__}: {error}")
+            attempt.stop(0)
+
+    def _seats(self, order: StartOrder) -> tuple[list[Seat], socket.socket | None]:
+        """What each rank needs to know, and the listening socket of the store where this host opens it."""
+        from parallel_core.spec import RunSpec
+
+        spec = RunSpec.model_validate(order["spec"])
+        alone = len(order["devices"]) == spec.parallel.world
+        store, listener = order.get("store"), None
+        if store is None:
+            listener, store = _listen("127.0.0.1" if alone else order.get("address", ""))
+            self.report(event="store", attempt=order["attempt"], **store)
+        ranks = enumerate(order["devices"], order["first_rank"])
+        fd = listener.fileno() if listener else None
+        return [
+            Seat(order, spec, rank, device, store, fd if rank == 0 else None, alone) for rank, device in ranks
+        ], listener
+
+    def _fork(self, attempt: Attempt, seat: Seat) -> None:
+        if processes.threads() != 1:
+            raise RuntimeError("the fork server has threads; a fork would not be safe")
+        server = os.getpid()
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._become(seat, server)
+        attempt.pids[pid] = seat.rank
+        ticks = processes.start_ticks(pid)
+        self.report(event="started", attempt=seat.order["attempt"], rank=seat.rank, pid=pid, start_ticks=ticks)
+
+    def _become(self, seat: Seat, server: int) -> NoReturn:
+        """In the child: leave nothing of the server behind, then be the rank."""
+        try:
+            processes.die_with(server)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            be_rank(seat, self.run_rank)
+        finally:
+            os._exit(launch.EXIT_FAULT)
+
+    # Ends
+
+    def _reap(self) -> None:
+        """Wait for every child that has ended; kill what it left in its session while its pid is still its own."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            attempt = next((a for a in self.attempts.values() if ended.si_pid in a.pids), None)
+            if attempt is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(ended.si_pid, signal.SIGKILL)
+            _, status = os.waitpid(ended.si_pid, 0)
+            if attempt is not None:
+                self._ended(attempt, attempt.pids[ended.si_pid], os.waitstatus_to_exitcode(status))
+
+    def _ended(self, attempt: Attempt, rank: int, code: int) -> None:
+        attempt.codes[rank] = code
+        self.report(event="exit", attempt=attempt.order["attempt"], rank=rank, code=code)
+        if code != 0 and not attempt.stopping:
+            attempt.stop(FAIL_GRACE_S)
+
+    def _settle(self) -> None:
+        """Carry out deadlines; an attempt of which nothing is left is reported and forgotten."""
+        for number, attempt in list(self.attempts.items()):
+            attempt.kill_if_due()
+            if not attempt.living() and not any(map(_group_exists, attempt.pids)):
+                del self.attempts[number]
+                self.report(event="gone", attempt=number)
+
+    def _patience(self) -> float:
+        """Seconds until something is due."""
+        now = time.monotonic()
+        waits = [max(0.0, a.kill_at - now) for a in self.attempts.values() if a.kill_at is not None]
+        if any(not a.living() for a in self.attempts.values()):
+            waits.append(0.05)  # a rank's own children are on their way out
+        return min(waits, default=3600.0)
+
+
+def _group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _listen(host: str) -> tuple[socket.socket, Store]:
+    """A listening socket on a free port. The store takes it over as it is: no port is ever guessed or fixed."""
+    listener = socket.create_server((host, 0), backlog=1024)
+    return listener, {"host": host or socket.gethostname(), "port": listener.getsockname()[1]}
+
+
+def prewarm() -> None:
+    """Import what ranks use (the first use of torch.optim alone would cost each of them seconds)."""
+    import torch._dynamo
+    import torch.distributed
+    import torch.optim  # noqa: F401
+
+
+def serve(parent: int, run_rank: RunRank | None = None) -> None:
+    """Be the fork server on stdin and stdout until stdin ends.
+
+    `run_rank` replaces the engine in the ranks; it can be given from Python only, never by an order.
+    """
+    processes.die_with(parent)
+    processes.adopt_orphans()
+    orders, reports = os.dup(0), os.dup(1)
+    with open(os.devnull) as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)  # a print in some import must not end up among the reports
+    prewarm()
+    run: Callable[..., None] = run_rank or engine_run_rank()
+    gc.collect()
+    gc.freeze()  # what is imported stays shared between the ranks' pages
+    Server(orders, reports, run).loop()
