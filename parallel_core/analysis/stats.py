@@ -1,0 +1,56 @@
+"""Medians with whiskers, and speedups that know their own noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Summary of `n` measured values; the whiskers are the 10th and the 90th percentile."""
+
+    median: float
+    p10: float
+    p90: float
+    mean: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """`ratio` of medians; `low` and `high` put the whiskers of both sides at their worst and at their best."""
+
+    ratio: float
+    low: float
+    high: float
+    within_noise: bool
+
+    @property
+    def spread(self) -> float:
+        """The larger distance of the ends from the ratio: the number behind ±."""
+        return max(self.high - self.ratio, self.ratio - self.low)
+
+
+def summarise(values: ArrayLike) -> Stats:
+    """Stats of a sequence of numbers; raises ValueError for an empty one."""
+    data = np.asarray(values, np.float64)
+    if not data.size:
+        raise ValueError("no values to summarise.")
+    p10, median, p90 = np.percentile(data, [10, 50, 90])
+    return Stats(float(median), float(p10), float(p90), float(data.mean()), int(data.size))
+
+
+def speedup(base: Stats, other: Stats) -> Speedup:
+    """How many times as fast `other` is as `base`; both hold times (> 0) of the same work.
+
+    Within noise means that the whiskers of the two overlap, so that either could be the faster one.
+    """
+    return Speedup(
+        ratio=base.median / other.median,
+        low=base.p10 / other.p90,
+        high=base.p90 / other.p10,
+        within_noise=base.p10 <= other.p90 and other.p10 <= base.p90,
+    )
