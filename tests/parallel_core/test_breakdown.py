@@ -1,0 +1,135 @@
+"""The breakdown of a step: hand-made steps of known answer, and the sum for any spans at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel_core.analysis.breakdown import Breakdown, breakdown, mean
+from parallel_core.layout import Layout
+from parallel_core.observe.records import SPAN
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
+
+Rows = np.ndarray
+
+
+def layout(**split: int) -> Layout:
+    return Layout.of(RunSpec.model_validate({"parallel": split}))
+
+
+def rows(*spans: tuple[Kind, int, int] | tuple[Kind, int, int, int, int]) -> Rows:
+    """SPAN rows from (kind, start, end[, stage, micro-batch])."""
+    table = np.zeros(len(spans), SPAN)
+    for row, (kind, start, end, *place) in zip(table, spans, strict=True):
+        row["kind"], row["start"], row["end"] = kind, start, end
+        row["stage"], row["micro_batch"] = place or (0, 0)
+    return table
+
+
+def parts(result: Breakdown) -> dict[str, int]:
+    return {name: value for name, value in result.as_dict().items() if value}
+
+
+def test_compute_optimizer_data_and_the_rest() -> None:
+    spans = rows(
+        (Kind.STEP, 0, 100),
+        (Kind.DATA, 0, 5),
+        (Kind.SETUP, 5, 10),
+        (Kind.F, 10, 40),
+        (Kind.BW, 41, 90),
+        (Kind.OPT_STEP, 90, 99),
+    )
+    assert parts(breakdown({0: spans}, layout())[0]) == {"compute": 79, "optimizer": 9, "data": 5, "other": 7}
+
+
+def test_recomputation_is_taken_out_of_the_backward_that_holds_it() -> None:
+    spans = rows((Kind.STEP, 0, 50), (Kind.BW, 0, 50), (Kind.R, 0, 10), (Kind.R, 20, 30))
+    assert parts(breakdown({0: spans}, layout())[0]) == {"compute": 30, "recompute": 20}
+
+
+def test_a_receive_waits_until_the_send_begins() -> None:
+    first = rows((Kind.STEP, 0, 50), (Kind.F, 0, 30, 0, 3), (Kind.SEND_ACT, 30, 34, 0, 3))
+    second = rows((Kind.STEP, 0, 50), (Kind.RECV_ACT, 0, 36, 1, 3), (Kind.F, 36, 50, 1, 3))
+    result = breakdown({0: first, 1: second}, layout(pp=2))
+    assert parts(result[1]) == {"bubble": 30, "exposed_p2p": 6, "compute": 14}
+    assert parts(result[0]) == {"compute": 30, "exposed_p2p": 4, "other": 16}
+
+
+def test_a_gradient_comes_from_the_stage_behind() -> None:
+    first = rows((Kind.STEP, 0, 50), (Kind.RECV_GRAD, 0, 20, 0, 3))
+    second = rows((Kind.STEP, 0, 50), (Kind.SEND_GRAD, 15, 16, 1, 3), (Kind.SEND_GRAD, 2, 3, 1, 4))
+    assert parts(breakdown({0: first, 1: second}, layout(pp=2))[0]) == {"bubble": 15, "exposed_p2p": 5, "other": 30}
+
+
+def test_a_receive_without_its_send_counts_as_communication() -> None:
+    spans = rows((Kind.STEP, 0, 20), (Kind.RECV_ACT, 0, 20, 1, 9))
+    assert parts(breakdown({1: spans}, layout(pp=2))[1]) == {"exposed_p2p": 20}
+
+
+def test_tensor_collectives_are_taken_out_of_compute_and_split_at_the_last_arrival() -> None:
+    early = rows((Kind.STEP, 0, 40), (Kind.F, 0, 40), (Kind.TP_COLLECTIVE, 10, 20), (Kind.TP_COLLECTIVE, 25, 30))
+    late = rows((Kind.STEP, 0, 40), (Kind.F, 0, 40), (Kind.TP_COLLECTIVE, 16, 20), (Kind.TP_COLLECTIVE, 25, 30))
+    result = breakdown({0: early, 1: late}, layout(tp=2))
+    assert parts(result[0]) == {"compute": 25, "bubble": 6, "exposed_collective": 9}
+    assert parts(result[1]) == {"compute": 31, "exposed_collective": 9}
+
+
+def test_tensor_groups_do_not_wait_for_each_other() -> None:
+    spans = [rows((Kind.STEP, 0, 40), (Kind.TP_COLLECTIVE, start, 30)) for start in (0, 5, 20, 20)]
+    result = breakdown(dict(enumerate(spans)), layout(tp=2, pp=2))
+    assert [result[rank].bubble for rank in range(4)] == [5, 0, 0, 0]
+
+
+def test_only_the_uncovered_part_of_a_bucket_counts() -> None:
+    spans = rows((Kind.STEP, 0, 60), (Kind.BW, 0, 40), (Kind.BUCKET, 20, 50), (Kind.BUCKET, 30, 55))
+    assert parts(breakdown({0: spans}, layout())[0]) == {"compute": 40, "exposed_collective": 15, "other": 5}
+
+
+def test_allreduce_waits_for_the_slowest_replica_and_norm_for_the_slowest_rank() -> None:
+    fast = rows((Kind.STEP, 0, 100), (Kind.BW, 0, 40), (Kind.ALLREDUCE, 40, 70), (Kind.NORM, 70, 90))
+    slow = rows((Kind.STEP, 0, 100), (Kind.BW, 0, 60), (Kind.ALLREDUCE, 60, 70), (Kind.NORM, 80, 90))
+    result = breakdown({0: fast, 1: slow}, layout(dp=2))
+    assert parts(result[0]) == {"compute": 40, "bubble": 30, "exposed_collective": 20, "other": 10}
+    assert parts(result[1]) == {"compute": 60, "exposed_collective": 20, "other": 20}
+
+
+def test_mean_of_ranks() -> None:
+    result = mean([Breakdown(compute=10, bubble=3), Breakdown(compute=20)])
+    assert (result.compute, result.bubble, result.total) == (15, 1, 16)
+    with pytest.raises(ValueError, match="no breakdown"):
+        mean([])
+
+
+KINDS = st.sampled_from([kind for kind in Kind if kind is not Kind.STEP])
+SPANS = st.lists(
+    st.tuples(KINDS, st.integers(-50, 1050), st.integers(0, 300), st.integers(0, 1), st.integers(0, 3)), max_size=30
+)
+
+
+@given(st.lists(SPANS, min_size=8, max_size=8), st.integers(0, 10**18))
+def test_components_add_up_to_the_step_for_any_spans(
+    ranks: list[list[tuple[Kind, int, int, int, int]]], zero: int
+) -> None:
+    tables = {
+        rank: rows(
+            (Kind.STEP, zero, zero + 1000),
+            *((kind, zero + start, zero + start + length, stage, mb) for kind, start, length, stage, mb in spans),
+        )
+        for rank, spans in enumerate(ranks)
+    }
+    for result in breakdown(tables, layout(dp=2, tp=2, pp=2)).values():
+        assert result.total == 1000
+        assert min(result.as_dict().values()) >= 0
+
+
+def test_a_hundred_thousand_spans_are_no_trouble() -> None:
+    """Every other nanosecond computes and the rest waits: the sums stay exact at this size."""
+    n = 50_000
+    table = np.zeros(2 * n, SPAN)
+    table["kind"][:n], table["kind"][n:] = Kind.F, Kind.NORM
+    table["start"][:n], table["start"][n:] = 2 * np.arange(n), 2 * np.arange(n) + 1
+    table["end"] = table["start"] + 1
+    assert parts(breakdown({0: table}, layout())[0]) == {"compute": n, "exposed_collective": n}
