@@ -1,0 +1,61 @@
+"""Users in Django's admin: there is no sign-up, staff make the accounts and choose the role here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.auth.admin import UserAdmin
+from django.contrib.auth.models import Group, User
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from dashboard.accounts.roles import MEMBERS, role_of
+
+admin.site.site_header = "Trainyard administration"
+admin.site.site_title = "Trainyard"
+admin.site.index_title = "Accounts and records"
+admin.site.unregister(User)
+
+
+@admin.register(User)
+class YardUserAdmin(UserAdmin):
+    """The stock form, with the role in the list and the group asked for when the account is made."""
+
+    list_display = ("username", "role", "is_active", "last_login")
+    list_filter = ("is_active", "is_staff", "groups")
+    actions = ("make_members", "make_viewers")
+    add_fieldsets = (
+        *UserAdmin.add_fieldsets,
+        (
+            "Role",
+            {
+                "fields": ("groups", "is_staff"),
+                "description": "No group: viewer (reads). Group 'members': submits runs and cancels their own. "
+                "Staff: admin of the yard.",
+            },
+        ),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
+        return super().get_queryset(request).prefetch_related("groups")
+
+    @admin.display(description="role")
+    def role(self, user: User) -> str:
+        return role_of(user)
+
+    @admin.action(description="Make members (may submit runs)")
+    def make_members(self, request: HttpRequest, users: QuerySet[User]) -> None:
+        for user in users:
+            user.groups.add(Group.objects.get_or_create(name=MEMBERS)[0])
+
+    @admin.action(description="Make viewers (may only look)")
+    def make_viewers(self, request: HttpRequest, users: QuerySet[User]) -> None:
+        for user in users:
+            user.groups.remove(*Group.objects.filter(name=MEMBERS))
+
+    def get_form(self, request: HttpRequest, obj: Any | None = None, change: bool = False, **kwargs: Any) -> Any:
+        form = super().get_form(request, obj, change, **kwargs)
+        if "groups" in form.base_fields:
+            form.base_fields["groups"].required = False
+        return form

@@ -1,0 +1,75 @@
+"""One's own API tokens: make, see once, revoke."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST
+
+from dashboard.accounts.roles import may_submit
+from dashboard.api.models import ApiToken, Scope
+
+DAYS = (7, 30, 90, 365)
+
+
+def scopes_for(user: Any) -> list[tuple[str, str]]:
+    """Scopes this person may give away: never more than they may do themselves."""
+    allowed = {Scope.READ}
+    if may_submit(user):
+        allowed.add(Scope.SUBMIT)
+    if user.is_staff:
+        allowed.add(Scope.WORKER)
+    return [(scope.value, scope.label) for scope in Scope if scope in allowed]
+
+
+class TokenForm(forms.Form):
+    name = forms.CharField(max_length=60, label="What is it for?")
+    scope = forms.ChoiceField(label="What may it do?")
+    days = forms.TypedChoiceField(
+        label="Valid for", coerce=int, choices=[(days, f"{days} days") for days in DAYS], initial=30
+    )
+
+    def __init__(self, *args: Any, user: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        scope = self.fields["scope"]
+        assert isinstance(scope, forms.ChoiceField)
+        scope.choices = scopes_for(user)
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+def tokens(request: HttpRequest) -> HttpResponse:
+    """The list and the form. The answer to a good POST is the only page that ever holds the secret."""
+    form = TokenForm(request.POST or None, user=request.user)
+    secret, made = "", None
+    if request.method == "POST" and form.is_valid():
+        expires_at = timezone.now() + timedelta(days=form.cleaned_data["days"])
+        made, secret = ApiToken.make(
+            user=request.user,
+            name=form.cleaned_data["name"],
+            scope=form.cleaned_data["scope"],
+            expires_at=expires_at,
+        )
+        form = TokenForm(user=request.user)
+    context = {
+        "form": form,
+        "secret": secret,
+        "made": made,
+        "tokens": ApiToken.objects.filter(user=request.user),  # type: ignore[misc]
+    }
+    return render(request, "accounts/tokens.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+def revoke(request: HttpRequest, pk: int) -> HttpResponse:
+    token = get_object_or_404(ApiToken, pk=pk, user=request.user)
+    token.delete()
+    messages.success(request, f"The token “{token.name}” is revoked.")
+    return redirect("accounts:tokens")

@@ -1,0 +1,65 @@
+"""Tokens for scripts and for workers on other hosts."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+from django.utils import timezone
+
+PREFIX = "ty_"
+
+
+def digest(secret: str) -> str:
+    """What is stored of a token. Plain SHA-256 is enough: the secret has 256 random bits, nothing to guess."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class Scope(models.TextChoices):
+    READ = "read", "Read: list and fetch"
+    SUBMIT = "submit", "Submit: read, submit and cancel"
+    WORKER = "worker", "Worker: fetch corpora"
+
+
+class ApiToken(models.Model):
+    """A bearer token. Its secret is shown once; only the hash is kept, and its first letters to recognise it by."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_tokens")
+    name = models.CharField(max_length=60)
+    scope = models.CharField(max_length=8, choices=Scope.choices, default=Scope.READ)
+    start = models.CharField(max_length=12)
+    hashed = models.CharField(max_length=64, unique=True)
+    expires_at = models.DateTimeField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.start}…)"
+
+    @property
+    def expired(self) -> bool:
+        return self.expires_at <= timezone.now()
+
+    @classmethod
+    def make(cls, *, user: Any, name: str, scope: str, expires_at: datetime) -> tuple[ApiToken, str]:
+        """A new token and its secret, which nobody can read again."""
+        secret = PREFIX + secrets.token_urlsafe(32)
+        token = cls.objects.create(
+            user=user, name=name, scope=scope, start=secret[:9], hashed=digest(secret), expires_at=expires_at
+        )
+        return token, secret
+
+    @classmethod
+    def find(cls, secret: str) -> ApiToken | None:
+        """The live token of an active user with this secret."""
+        return (
+            cls.objects.select_related("user")
+            .filter(hashed=digest(secret), expires_at__gt=timezone.now(), user__is_active=True)
+            .first()
+        )
