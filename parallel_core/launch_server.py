@@ -15,13 +15,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+import traceback
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from parallel_core import launch, processes
 from parallel_core.launch import StartOrder, Store
-from parallel_core.launch_rank import RunRank, Seat, be_rank, engine_run_rank
+from parallel_core.launch_rank import RunRank, Seat, be_rank, engine
 
 FAIL_GRACE_S = 1.0
 """From TERM to KILL for the ranks that a failed one leaves behind."""
@@ -149,13 +149,16 @@ class Server:
         alone = len(order["devices"]) == spec.parallel.world
         store, listener = order.get("store"), None
         if store is None:
+            if order["first_rank"] != 0:
+                raise ValueError("store: only the host of rank 0 opens it; the others must be told where it is")
             listener, store = _listen("127.0.0.1" if alone else order.get("address", ""))
             self.report(event="store", attempt=order["attempt"], **store)
-        ranks = enumerate(order["devices"], order["first_rank"])
         fd = listener.fileno() if listener else None
-        return [
-            Seat(order, spec, rank, device, store, fd if rank == 0 else None, alone) for rank, device in ranks
-        ], listener
+        seats = [
+            Seat(order, spec, rank, device, store, fd if rank == 0 else None, alone)
+            for rank, device in enumerate(order["devices"], order["first_rank"])
+        ]
+        return seats, listener
 
     def _fork(self, attempt: Attempt, seat: Seat) -> None:
         if processes.threads() != 1:
@@ -177,6 +180,8 @@ class Server:
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
             be_rank(seat, self.run_rank)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(launch.EXIT_FAULT)
 
@@ -257,7 +262,7 @@ def serve(parent: int, run_rank: RunRank | None = None) -> None:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)  # a print in some import must not end up among the reports
     prewarm()
-    run: Callable[..., None] = run_rank or engine_run_rank()
+    server = Server(orders, reports, run_rank or engine())
     gc.collect()
     gc.freeze()  # what is imported stays shared between the ranks' pages
-    Server(orders, reports, run).loop()
+    server.loop()

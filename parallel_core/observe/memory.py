@@ -81,7 +81,7 @@ class MemoryMeter:
         rows = np.array(self._rows, dtype=MEMORY)
         if len(rows) <= points:
             return rows
-        totals = sum(rows[name] for name in CATEGORIES)
+        totals = np.sum([rows[name] for name in CATEGORIES], axis=0)
         edges = np.linspace(0, len(rows), points + 1).astype(int)
         return rows[[low + int(np.argmax(totals[low:high])) for low, high in itertools.pairwise(edges)]]
 

@@ -1,0 +1,99 @@
+"""A fork server whose ranks run the code below instead of the engine; what each does is written in its folder.
+
+`behaviour.json` in the attempt's folder maps a rank to one of the names of BEHAVIOURS. Started by test_launch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from parallel_core import processes
+from parallel_core.launch_rank import Seat
+from parallel_core.launch_server import serve
+from parallel_core.observe.memory import MemoryMeter
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import FileSink
+
+
+def finish(seat: Seat, sink: FileSink, page: Progress) -> None:
+    sink.emit("phase", phase="done", step=3)
+
+
+def raise_error(seat: Seat, sink: FileSink, page: Progress) -> None:
+    page.at(4, "1F3")
+    raise ValueError("a fault of the rank's own code")
+
+
+def run_out(seat: Seat, sink: FileSink, page: Progress) -> None:
+    import torch
+
+    meter = MemoryMeter(cap=1000)
+    with meter.measure():
+        torch.zeros(4096)
+
+
+def wait(seat: Seat, sink: FileSink, page: Progress) -> None:
+    page.at(1, "0F0")
+    while True:
+        time.sleep(0.05)
+
+
+def ignore_term(seat: Seat, sink: FileSink, page: Progress) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    wait(seat, sink, page)
+
+
+def leave_a_child(seat: Seat, sink: FileSink, page: Progress) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (seat.folder / "child").write_text(str(child.pid))
+
+
+def meet(seat: Seat, sink: FileSink, page: Progress) -> None:
+    """Rank 0 opens the store on the socket it was given; all ranks meet there and add up their numbers."""
+    from torch.distributed import TCPStore
+
+    world = seat.spec.parallel.world
+    host, port = seat.store["host"], seat.store["port"]
+    store = TCPStore(host, port, world, seat.listen_fd is not None, master_listen_fd=seat.listen_fd)
+    store.add("sum", seat.rank + 1)
+    store.add("met", 1)
+    while store.add("met", 0) < world:
+        time.sleep(0.01)
+    sink.emit("phase", phase="done", step=store.add("sum", 0))
+    store.add("left", 1)
+    while seat.rank == 0 and store.add("left", 0) < world:
+        time.sleep(0.01)
+
+
+def describe(seat: Seat, sink: FileSink, page: Progress) -> None:
+    import torch
+
+    print("to the log")
+    sink.emit(
+        "hello",
+        cores=sorted(os.sched_getaffinity(0)),
+        threads=torch.get_num_threads(),
+        session=os.getsid(0) == os.getpid(),
+        descriptors=sorted(int(fd.name) for fd in Path("/proc/self/fd").iterdir()),
+        secrets=[name for name in os.environ if "SECRET" in name or "REDIS" in name],
+        os_threads=processes.threads(),
+    )
+
+
+BEHAVIOURS = {f.__name__: f for f in (finish, raise_error, run_out, wait, ignore_term, leave_a_child, meet, describe)}
+
+
+def run(seat: Seat, sink: FileSink, page: Progress) -> None:
+    named = json.loads((seat.folder / "behaviour.json").read_text())
+    BEHAVIOURS[named[str(seat.rank)]](seat, sink, page)
+
+
+if __name__ == "__main__":
+    processes.die_with(int(sys.argv[2]))
+    serve(parent=int(sys.argv[2]), run_rank=run)

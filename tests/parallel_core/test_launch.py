@@ -1,0 +1,266 @@
+"""Real forked processes: how ranks start, end, fail and are stopped, and that nothing is ever left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_core import processes
+from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, Event, ForkServer, ServerLost, StartOrder
+from parallel_core.observe import progress
+from parallel_core.observe.records import events_path, log_path, read_file
+from parallel_core.spec import RunSpec
+
+LIMIT_S = 60.0
+COMMAND = [sys.executable, "-m", "tests.parallel_core.launch_ranks"]
+pytestmark = pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
+
+
+class Yard:
+    """A fork server under test, and everything it reported."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.events: list[Event] = []
+        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.server = ForkServer(self._queue.put, COMMAND)
+
+    def until(self, event: str, **match: Any) -> Event:
+        """The next event of that kind that matches; all on the way are kept in `events`."""
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            got = self._queue.get(timeout=max(0.01, deadline - time.monotonic()))
+            self.events.append(got)
+            if got["event"] == event and match.items() <= dict(got).items():
+                return got
+
+    def start(self, attempt: int, *behaviours: str, **more: Any) -> Path:
+        """One rank a behaviour, all on this host."""
+        folder = self.folder / str(attempt)
+        folder.mkdir()
+        (folder / "behaviour.json").write_text(json.dumps(dict(enumerate(behaviours))))
+        self.server.start(order(attempt, folder, len(behaviours), **more))
+        return folder
+
+    def ranks(self, attempt: int) -> dict[int, tuple[int, int]]:
+        """rank -> (pid, start ticks) of the ranks reported as started."""
+        mine = [e for e in self.events if e["event"] == "started" and e["attempt"] == attempt]
+        return {e["rank"]: (e["pid"], e["start_ticks"]) for e in mine}
+
+    def exits(self, attempt: int) -> list[tuple[int, int]]:
+        """(rank, code) in the order reported."""
+        return [(e["rank"], e["code"]) for e in self.events if e["event"] == "exit" and e["attempt"] == attempt]
+
+
+def order(attempt: int, folder: Path, ranks: int, **more: Any) -> StartOrder:
+    spec = RunSpec.model_validate({"parallel": {"dp": ranks}, "train": {"global_batch": ranks}})
+    made: StartOrder = {
+        "attempt": attempt,
+        "spec": spec.model_dump(mode="json"),
+        "folder": str(folder),
+        "first_rank": 0,
+        "devices": list(range(ranks)),
+        "device_kind": "cpu",
+        "corpus_cache": str(folder),
+    }
+    return made | more  # type: ignore[return-value]
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < deadline, "did not come true"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    """One server for the tests that leave it alive."""
+    os.environ["TRAINYARD_SECRET_KEY"], os.environ["REDIS_URL"] = "hidden", "hidden"
+    yard = Yard(tmp_path_factory.mktemp("yard"))
+    del os.environ["TRAINYARD_SECRET_KEY"], os.environ["REDIS_URL"]
+    yield yard
+    yard.server.close()
+    assert not processes.alive(yard.server.pid)
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    """A server of the test's own, to be killed."""
+    one = Yard(tmp_path)
+    yield one
+    one.server.close()
+
+
+def where_waiting(folder: Path, ranks: int) -> bool:
+    seen = [progress.read(folder, rank) for rank in range(ranks)]
+    return all(where is not None and where.step == 1 for where in seen)
+
+
+def test_ranks_that_finish_are_reported_gone(shared: Yard) -> None:
+    folder = shared.start(1, "finish", "finish")
+    shared.until("gone", attempt=1)
+    assert sorted(shared.exits(1)) == [(0, 0), (1, 0)]
+    assert read_file(events_path(folder, 1))[-1].header["phase"] == "done"
+
+
+def test_a_rank_is_in_its_place(shared: Yard) -> None:
+    folder = shared.start(2, "describe", "describe")
+    shared.until("gone", attempt=2)
+    hello = [read_file(events_path(folder, rank))[0].header for rank in (0, 1)]
+    cores = sorted(os.sched_getaffinity(0))
+    assert [h["cores"] for h in hello] == [[cores[0]], [cores[1 % len(cores)]]]
+    assert all(h["session"] and h["threads"] == 1 and h["os_threads"] == 1 and not h["secrets"] for h in hello)
+    assert max(hello[1]["descriptors"]) < 8, "descriptors of the server leaked into the rank"
+    assert log_path(folder, 0).read_text() == "to the log\n"
+
+
+def test_ranks_meet_at_the_store_on_a_free_port(shared: Yard) -> None:
+    folder = shared.start(3, "meet", "meet", "meet")
+    shared.until("gone", attempt=3)
+    assert [code for _, code in shared.exits(3)] == [0, 0, 0]
+    assert [read_file(events_path(folder, rank))[-1].header["step"] for rank in range(3)] == [6, 6, 6]
+
+
+def test_two_attempts_run_at_once(shared: Yard) -> None:
+    folders = [shared.start(attempt, "wait") for attempt in (4, 5)]
+    eventually(lambda: all(where_waiting(folder, 1) for folder in folders))
+    shared.server.stop(4)
+    shared.until("gone", attempt=4)
+    assert not shared.exits(5)
+    shared.server.stop(5)
+    shared.until("gone", attempt=5)
+
+
+def test_the_first_failing_rank_ends_the_others_and_comes_first(shared: Yard) -> None:
+    folder = shared.start(6, "wait", "raise_error", "ignore_term")
+    shared.until("gone", attempt=6)
+    assert shared.exits(6)[0] == (1, EXIT_FAULT)
+    assert dict(shared.exits(6))[2] == -signal.SIGKILL
+    fault = read_file(events_path(folder, 1))[-1].header
+    assert (fault["kind"], fault["cause"], fault["step"], fault["op"]) == ("fault", "user_code", 4, "1F3")
+    assert "a fault of the rank's own code" in fault["traceback"]
+    assert "raise ValueError" in log_path(folder, 1).read_text()
+
+
+def test_out_of_memory_is_told_from_other_faults(shared: Yard) -> None:
+    folder = shared.start(7, "run_out")
+    shared.until("gone", attempt=7)
+    assert shared.exits(7) == [(0, EXIT_MEMORY)]
+    assert read_file(events_path(folder, 0))[-1].header["cause"] == "out_of_memory"
+
+
+def test_stop_kills_a_rank_that_ignores_term(shared: Yard) -> None:
+    folder = shared.start(8, "ignore_term")
+    eventually(lambda: where_waiting(folder, 1))
+    shared.server.stop(8, grace=0.2)
+    shared.until("gone", attempt=8)
+    assert shared.exits(8) == [(0, -signal.SIGKILL)]
+
+
+def test_a_stopped_process_is_stopped_for_good(shared: Yard) -> None:
+    folder = shared.start(9, "wait")
+    eventually(lambda: where_waiting(folder, 1))
+    os.kill(shared.until("started", attempt=9)["pid"], signal.SIGSTOP)
+    shared.server.stop(9)
+    shared.until("gone", attempt=9)
+
+
+def test_children_of_a_rank_go_with_it(shared: Yard) -> None:
+    folder = shared.start(10, "leave_a_child")
+    shared.until("gone", attempt=10)
+    assert not processes.alive(int((folder / "child").read_text()))
+
+
+def test_dump_writes_stacks_to_the_log(shared: Yard) -> None:
+    folder = shared.start(11, "wait")
+    eventually(lambda: where_waiting(folder, 1))
+    shared.server.dump(11)
+    eventually(lambda: "in wait" in log_path(folder, 0).read_text())
+    shared.server.stop(11)
+    shared.until("gone", attempt=11)
+
+
+def test_an_order_that_cannot_be_carried_out_is_refused(shared: Yard) -> None:
+    shared.server.start(order(12, shared.folder / "12", 1, spec={"model": {"layers": -1}}))
+    assert "layers" in shared.until("refused", attempt=12)["message"]
+    shared.until("gone", attempt=12)
+
+
+def test_a_later_host_must_be_told_where_the_store_is(shared: Yard) -> None:
+    shared.server.start(order(13, shared.folder / "13", 1, first_rank=1))
+    assert "store" in shared.until("refused", attempt=13)["message"]
+
+
+def test_stopping_what_is_not_there_reports_it_gone(shared: Yard) -> None:
+    shared.server.stop(999)
+    shared.until("gone", attempt=999)
+
+
+def test_a_rank_killed_from_outside_ends_its_group(yard: Yard) -> None:
+    folder = yard.start(1, "wait", "wait")
+    eventually(lambda: where_waiting(folder, 2))
+    yard.until("started", rank=1)
+    os.kill(yard.ranks(1)[1][0], signal.SIGKILL)
+    yard.until("gone", attempt=1)
+    assert yard.exits(1) == [(1, -signal.SIGKILL), (0, -signal.SIGTERM)]
+
+
+def test_ranks_die_with_the_fork_server(yard: Yard) -> None:
+    folder = yard.start(1, "wait", "ignore_term")
+    eventually(lambda: where_waiting(folder, 2))
+    os.kill(yard.server.pid, signal.SIGKILL)
+    yard.until("lost")
+    assert len(yard.ranks(1)) == 2
+    assert processes.wait_gone(yard.ranks(1).values(), LIMIT_S) == []
+    with pytest.raises(ServerLost):
+        yard.start(2, "wait")
+
+
+def test_closing_the_client_leaves_nothing(yard: Yard) -> None:
+    folder = yard.start(1, "wait", "ignore_term")
+    eventually(lambda: where_waiting(folder, 2))
+    yard.server.close()
+    yard.until("lost")
+    assert processes.wait_gone([*yard.ranks(1).values(), (yard.server.pid, 0)], 0) == []
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from tests.parallel_core.test_launch import Yard
+yard = Yard(Path(sys.argv[1]))
+yard.start(1, "wait", "ignore_term")
+yard.until("started", rank=1)
+print(yard.server.pid, *(pid for pid, _ in yard.ranks(1).values()), flush=True)
+time.sleep(600)
+"""
+
+
+def test_everything_dies_with_a_killed_parent(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 3
+    recorded = [(pid, processes.start_ticks(pid)) for pid in pids]
+    eventually(lambda: where_waiting(tmp_path / "1", 2))
+    parent.kill()
+    parent.wait()
+    assert processes.wait_gone(recorded, LIMIT_S) == []
+
+
+def test_a_reused_pid_is_not_the_recorded_process() -> None:
+    mine = processes.start_ticks(os.getpid())
+    assert processes.alive(os.getpid(), mine)
+    assert not processes.alive(os.getpid(), mine + 1)
+    assert not processes.kill(os.getpid(), mine + 1, signal.SIGTERM)
