@@ -1,0 +1,57 @@
+"""Numbers as people read them: bytes, times, ratios, shares. Used by every sentence and table."""
+
+from __future__ import annotations
+
+import math
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` rounded to `digits` significant digits, without exponent or needless zeros: 0.0123, 4.5, 1230."""
+    if not math.isfinite(value):
+        return "not finite"
+    if value == 0:
+        return "0"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    text = f"{round(value, places):.{max(places, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def bytes_text(count: float) -> str:
+    """Bytes in the largest binary unit that they fill: `9.2 GiB`, `31 MiB`."""
+    power = min(int(math.log2(abs(count)) // 10), len(_BINARY) - 1) if abs(count) >= 1 else 0
+    value = count / 1024**power
+    return f"{value:.0f} {_BINARY[power]}" if abs(value) >= 10 else f"{significant(value, 2)} {_BINARY[power]}"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration below a minute to three digits (`48.2 ms`), above as `3 min 20 s` or `2 h 5 min`."""
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    scale, unit = next(((s, u) for s, u in _TIMES if abs(seconds) >= s), _TIMES[-1])
+    return f"{significant(seconds / scale)} {unit}"
+
+
+def ns_text(nanoseconds: float) -> str:
+    return seconds_text(nanoseconds / 1e9)
+
+
+def ratio_text(ratio: float) -> str:
+    """A factor with two decimals: `1.58x`."""
+    return f"{ratio:.2f}x"
+
+
+def percent_text(share: float) -> str:
+    """A share 0 .. 1 as whole percent; `under 1 %` where rounding would hide it."""
+    return "under 1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
+
+
+def difference_text(difference: float) -> str:
+    """A relative difference to one or two digits: `2e-07`."""
+    if difference == 0:
+        return "0"
+    return "infinity" if math.isinf(difference) else f"{difference:.1e}".replace(".0e", "e")

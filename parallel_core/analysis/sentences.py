@@ -1,0 +1,220 @@
+"""The sentences over pages and charts, made from numbers: at most 25 words, the number as early as it can stand.
+
+A function returns a whole sentence, with its full stop; it says so when a difference is within noise. Labels are put
+in as they are (whoever prints a sentence escapes it) and count as one word. A baseline is one of the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from parallel_core.analysis.breakdown import COMPONENTS, Breakdown
+from parallel_core.analysis.parity import Parity
+from parallel_core.analysis.quantities import (
+    bytes_text,
+    difference_text,
+    ns_text,
+    percent_text,
+    ratio_text,
+    significant,
+)
+from parallel_core.analysis.stats import Speedup, Stats, speedup
+
+COMPONENT_NAMES = {
+    "compute": "compute",
+    "recompute": "recomputation",
+    "exposed_p2p": "point-to-point communication not hidden",
+    "exposed_collective": "collectives not hidden",
+    "bubble": "bubble",
+    "optimizer": "optimizer",
+    "data": "reading data",
+    "other": "other",
+}
+CATEGORY_NAMES = {
+    "params": "parameters",
+    "grads": "gradients",
+    "optimizer": "optimizer state",
+    "activations": "activations",
+    "buffers": "buffers",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the sentences need to know of one run; None where it was not measured."""
+
+    label: str
+    step: Stats
+    """Seconds a step."""
+    ideal: float = 1.0
+    """plan.strategy.ideal_speedup."""
+    memory: Mapping[str, int] | None = None
+    """Measured bytes by category at the peak of the worst rank."""
+    breakdown: Breakdown | None = None
+    """Mean over the ranks of one traced step."""
+
+    @property
+    def memory_total(self) -> int | None:
+        return sum(self.memory.values()) if self.memory else None
+
+
+def verdict(results: Sequence[Result], baseline: Result) -> list[str]:
+    """Fastest, slowest, least memory: up to three sentences over a study; one where there is nothing to compare."""
+    if not results:
+        return ["0 runs have finished so far."]
+    if len(results) == 1:
+        return [f"{ns_text(results[0].step.median * 1e9)} a step: {results[0].label} is the only finished run."]
+    return [text for text in (fastest(results, baseline), slowest(results, baseline), least_memory(results)) if text]
+
+
+def fastest(results: Sequence[Result], baseline: Result) -> str:
+    best = min(results, key=lambda r: r.step.median)
+    if best is baseline:
+        return f"{baseline.label}, the baseline, is fastest: {ns_text(best.step.median * 1e9)} a step."
+    gain = speedup(baseline.step, best.step)
+    return (
+        f"{best.label} is fastest: {_times(gain)} {baseline.label} ({_of_ideal(gain, best, baseline)}){_noise(gain)}."
+    )
+
+
+def slowest(results: Sequence[Result], baseline: Result) -> str:
+    worst = max(results, key=lambda r: r.step.median)
+    if worst is baseline:
+        return f"{baseline.label}, the baseline, is slowest: {ns_text(worst.step.median * 1e9)} a step."
+    gain = speedup(baseline.step, worst.step)
+    return f"{worst.label} is slowest: {ratio_text(gain.ratio)}{_noise(gain)}{_why(worst)}."
+
+
+def least_memory(results: Sequence[Result]) -> str:
+    """Empty where no run was metered."""
+    sizes = [(size, r.label) for r in results if (size := r.memory_total) is not None]
+    if not sizes:
+        return ""
+    size, label = min(sizes)
+    return f"Least memory: {bytes_text(size)} on its worst rank, {label}."
+
+
+def speedup_title(results: Sequence[Result], baseline: Result) -> str:
+    """Title of the speedup bars."""
+    others = [r for r in results if r is not baseline]
+    if not others:
+        return f"{ratio_text(1)} is the baseline, {baseline.label}; nothing else has finished."
+    gains = [(speedup(baseline.step, r.step), r.label) for r in others]
+    faster = sum(gain.ratio > 1 and not gain.within_noise for gain, _ in gains)
+    best, label = max(gains, key=lambda pair: pair[0].ratio)
+    return (
+        f"{faster} of {len(others)} beat {baseline.label} beyond noise; "
+        f"{label} reaches {ratio_text(best.ratio)}{_noise(best)}."
+    )
+
+
+def breakdown_title(results: Sequence[Result]) -> str:
+    """Title of the stacked steps: the largest loss that is not compute."""
+    lost = [(r.breakdown.share(name), r.label, name) for r in results if r.breakdown for name in _LOSSES]
+    if not lost:
+        return "0 steps have been traced so far."
+    share, label, name = max(lost)
+    return f"{percent_text(share)} of a step of {label} is {COMPONENT_NAMES[name]}, the largest loss here."
+
+
+def memory_title(results: Sequence[Result], limit: int | None = None) -> str:
+    """Title of worst-rank memory by category; `limit` is what a device has."""
+    metered = [r for r in results if r.memory]
+    if not metered:
+        return "0 runs have been metered so far."
+    worst = max(metered, key=lambda r: r.memory_total or 0)
+    category, share = _largest(worst.memory or {})
+    over = sum((r.memory_total or 0) > limit for r in metered) if limit else 0
+    tail = f"; {over} of {len(metered)} are above the limit" if over else ""
+    return (
+        f"{bytes_text(worst.memory_total or 0)} at most: {worst.label}, "
+        f"of which {percent_text(share)} {CATEGORY_NAMES[category]}{tail}."
+    )
+
+
+def parity_sentence(parities: Mapping[str, Parity], baseline: str, tolerance: float) -> str:
+    """Exactness card: `parities` by label, each against the baseline; `tolerance` is relative."""
+    compared = {label: p for label, p in parities.items() if p.steps}
+    if not compared:
+        return f"0 runs share a step with {baseline}."
+    label = max(compared, key=lambda name: compared[name].largest)
+    worst, count = compared[label], len(compared)
+    if worst.largest <= tolerance:
+        who = f"All {count} runs equal" if count > 1 else f"{label} equals"
+        how = f"within {difference_text(worst.largest)}" if worst.largest else "to the last bit (0 difference)"
+        return f"{who} {baseline} {how} in every loss."
+    off = sum(p.largest > tolerance for p in compared.values())
+    return f"{off} of {count} differ from {baseline}: {label} by {difference_text(worst.largest)} at step {worst.at}."
+
+
+def loss_title(first: float, last: float, steps: int, label: str) -> str:
+    """Title of the loss curves, of the run `label`."""
+    verb = "falls" if last < first else "rises" if last > first else "stays"
+    return f"{significant(last)} after {steps} steps: the loss of {label} {verb} from {significant(first)}."
+
+
+def gantt_title(label: str, breakdown: Breakdown) -> str:
+    """Title of one traced step."""
+    name = max(_LOSSES, key=breakdown.share)
+    return (
+        f"{percent_text(breakdown.compute / breakdown.total if breakdown.total else 0)} of {ns_text(breakdown.total)} "
+        f"is compute in {label}; {COMPONENT_NAMES[name]} takes {percent_text(breakdown.share(name))}."
+    )
+
+
+def step_sentence(breakdown: Breakdown) -> str:
+    """Live verdict of a run from its newest traced step."""
+    name = max(_LOSSES, key=breakdown.share)
+    share = percent_text(breakdown.share(name))
+    return f"{share} of the step ({ns_text(breakdown.total)}) is {COMPONENT_NAMES[name]}."
+
+
+def pair_sentence(a: Result, b: Result) -> str:
+    """Comparison of two runs: the speed of b over a."""
+    gain = speedup(a.step, b.step)
+    return f"{b.label} is {_times(gain)} {a.label}{_noise(gain)}."
+
+
+def difference_sentence(a: Breakdown, b: Breakdown) -> str:
+    """Title of the waterfall from a to b: the components that changed most."""
+    saved = {name: getattr(a, name) - getattr(b, name) for name in COMPONENTS}
+    total = a.total - b.total
+    verb = "saved" if total >= 0 else "added"
+    sign = 1 if total >= 0 else -1
+    top = sorted(saved, key=lambda name: -abs(saved[name]))[:2]
+    rest = total - sum(saved[name] for name in top)
+    named = ", ".join(f"{COMPONENT_NAMES[name]} {_signed(sign * saved[name])}" for name in top)
+    return f"Of {ns_text(abs(total))} {verb}: {named}, rest {_signed(sign * rest)}."
+
+
+_LOSSES = tuple(name for name in COMPONENTS if name != "compute")
+
+
+def _times(gain: Speedup) -> str:
+    return f"{ratio_text(gain.ratio)} ± {gain.spread:.2f} of"
+
+
+def _of_ideal(gain: Speedup, result: Result, baseline: Result) -> str:
+    return f"{percent_text(gain.ratio * baseline.ideal / result.ideal)} of ideal"
+
+
+def _noise(gain: Speedup) -> str:
+    return ", within noise" if gain.within_noise else ""
+
+
+def _why(result: Result) -> str:
+    """The largest loss of a run, where it was traced."""
+    if result.breakdown is None or not result.breakdown.total:
+        return ""
+    name = max(_LOSSES, key=result.breakdown.share)
+    return f"; {percent_text(result.breakdown.share(name))} of its step is {COMPONENT_NAMES[name]}"
+
+
+def _largest(memory: Mapping[str, int]) -> tuple[str, float]:
+    category = max(memory, key=memory.__getitem__)
+    return category, memory[category] / max(sum(memory.values()), 1)
+
+
+def _signed(nanoseconds: int) -> str:
+    return f"{'-' if nanoseconds < 0 else ''}{ns_text(abs(nanoseconds))}"

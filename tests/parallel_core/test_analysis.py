@@ -1,0 +1,199 @@
+"""Statistics, parity, and the sentences made from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel_core.analysis import sentences
+from parallel_core.analysis.breakdown import Breakdown
+from parallel_core.analysis.parity import parity
+from parallel_core.analysis.quantities import bytes_text, difference_text, percent_text, seconds_text, significant
+from parallel_core.analysis.sentences import Result
+from parallel_core.analysis.stats import Stats, speedup, summarise
+
+MIB = 1024**2
+
+
+def stats(median: float, whisker: float = 0.01) -> Stats:
+    return Stats(median, median - whisker, median + whisker, median, 40)
+
+
+SINGLE = Result(
+    "Single",
+    stats(0.100),
+    memory={"params": 20 * MIB, "activations": 60 * MIB},
+    breakdown=Breakdown(compute=95, optimizer=5),
+)
+DP = Result("DP", stats(0.063), ideal=2.0, memory={"params": 40 * MIB}, breakdown=Breakdown(compute=80, bubble=20))
+NAIVE = Result("Naive", stats(0.120), memory={"params": 30 * MIB}, breakdown=Breakdown(compute=45, bubble=55))
+ALL = [SINGLE, DP, NAIVE]
+
+
+def test_whiskers_are_the_tenth_and_ninetieth_percentile() -> None:
+    assert summarise(range(1, 102)) == Stats(median=51, p10=11, p90=91, mean=51, n=101)
+    with pytest.raises(ValueError, match="no values"):
+        summarise([])
+
+
+def test_speedup_with_clear_whiskers() -> None:
+    gain = speedup(stats(0.2, 0.02), stats(0.1, 0.01))
+    assert (gain.ratio, gain.within_noise) == (2.0, False)
+    assert (gain.low, gain.high) == pytest.approx((0.18 / 0.11, 0.22 / 0.09))
+
+
+def test_overlapping_whiskers_are_within_noise() -> None:
+    assert speedup(stats(0.100, 0.01), stats(0.085, 0.01)).within_noise
+    assert not speedup(stats(0.100, 0.01), stats(0.075, 0.01)).within_noise
+
+
+positive = st.floats(1e-6, 1e3)
+
+
+@given(st.lists(positive, min_size=1), st.lists(positive, min_size=1))
+def test_speedup_lies_between_its_ends_and_inverts(a: list[float], b: list[float]) -> None:
+    there, back = speedup(summarise(a), summarise(b)), speedup(summarise(b), summarise(a))
+    assert there.low <= there.ratio * (1 + 1e-12) and there.ratio <= there.high * (1 + 1e-12)
+    assert there.ratio * back.ratio == pytest.approx(1)
+    assert there.within_noise == back.within_noise
+
+
+def test_parity_takes_the_largest_difference_of_the_common_steps() -> None:
+    result = parity([0, 1, 2, 9], [4.0, 2.0, 1.0, 5.0], [1, 2, 3], [2.0, 1.01, 7.0])
+    assert (result.at, result.steps) == (2, 2)
+    assert result.largest == pytest.approx(0.01)
+
+
+def test_parity_of_equal_and_of_broken_losses() -> None:
+    assert parity([0, 1], [1.0, math.nan], [0, 1], [1.0, math.nan]).largest == 0
+    assert parity([0, 1], [1.0, 2.0], [0, 1], [1.0, math.nan]).largest == math.inf
+    assert parity([0], [1.0], [1], [1.0]).steps == 0
+
+
+def test_verdict_of_a_study() -> None:
+    assert sentences.verdict(ALL, SINGLE) == [
+        "DP is fastest: 1.59x ± 0.49 of Single (79 % of ideal).",
+        "Naive is slowest: 0.83x, within noise; 55 % of its step is bubble.",
+        "Least memory: 30 MiB on its worst rank, Naive.",
+    ]
+
+
+def test_verdict_names_the_baseline_where_it_wins() -> None:
+    assert sentences.fastest(ALL, DP) == "DP, the baseline, is fastest: 63 ms a step."
+
+
+def test_verdict_with_little_to_say() -> None:
+    assert sentences.verdict([], SINGLE) == ["0 runs have finished so far."]
+    assert sentences.verdict([DP], DP) == ["63 ms a step: DP is the only finished run."]
+
+
+def test_noise_is_said() -> None:
+    noisy = replace(DP, step=stats(0.095))
+    assert "within noise" in sentences.fastest([SINGLE, noisy], SINGLE)
+    assert "within noise" not in sentences.fastest(ALL, SINGLE)
+
+
+def test_titles() -> None:
+    assert sentences.speedup_title(ALL, SINGLE) == "1 of 2 beat Single beyond noise; DP reaches 1.59x."
+    assert sentences.breakdown_title(ALL) == "55 % of a step of Naive is bubble, the largest loss here."
+    assert sentences.memory_title(ALL) == "80 MiB at most: Single, of which 75 % activations."
+    assert sentences.memory_title(ALL, 50 * MIB).endswith("; 1 of 3 are above the limit.")
+    assert sentences.loss_title(5.54, 3.211, 43, "DP") == "3.21 after 43 steps: the loss of DP falls from 5.54."
+
+
+def test_parity_sentence_counts_who_is_off() -> None:
+    exact, off = parity([0], [1.0], [0], [1.0]), parity([0], [1.0], [0], [1.01])
+    assert (
+        sentences.parity_sentence({"DP": exact, "TP": exact}, "Single", 1e-4)
+        == "All 2 runs equal Single to the last bit (0 difference) in every loss."
+    )
+    assert (
+        sentences.parity_sentence({"DP": exact, "TP": off}, "Single", 1e-4)
+        == "1 of 2 differ from Single: TP by 1e-02 at step 0."
+    )
+
+
+def test_difference_of_two_breakdowns_adds_up() -> None:
+    a = Breakdown(compute=50_000_000, bubble=40_000_000, exposed_collective=20_000_000)
+    b = Breakdown(compute=49_000_000, bubble=9_000_000, exposed_collective=8_000_000)
+    text = sentences.difference_sentence(a, b)
+    assert text == "Of 44 ms saved: bubble 31 ms, collectives not hidden 12 ms, rest 1 ms."
+    assert sentences.difference_sentence(b, a).startswith("Of 44 ms added: bubble 31 ms")
+
+
+SENTENCES: list[Callable[[Result, Result], str]] = [
+    lambda a, b: sentences.fastest([a, b], a),
+    lambda a, b: sentences.slowest([a, b], a),
+    lambda a, b: sentences.least_memory([a, b]),
+    lambda a, b: sentences.speedup_title([a, b], a),
+    lambda a, b: sentences.breakdown_title([a, b]),
+    lambda a, b: sentences.memory_title([a, b], MIB),
+    lambda a, b: sentences.pair_sentence(a, b),
+    lambda a, b: sentences.difference_sentence(a.breakdown or Breakdown(), b.breakdown or Breakdown()),
+    lambda a, b: sentences.gantt_title(b.label, b.breakdown or Breakdown()),
+    lambda a, b: sentences.step_sentence(b.breakdown or Breakdown()),
+    lambda a, b: sentences.loss_title(a.step.median, b.step.median, 43, b.label),
+    lambda a, b: sentences.parity_sentence(
+        {b.label: parity([0], [a.step.median], [0], [b.step.median])}, a.label, 1e-6
+    ),
+]
+counts = st.integers(0, 10**10)
+results = st.builds(
+    Result,
+    st.sampled_from(["Single", "DP", "PP-1F1B"]),
+    st.lists(positive, min_size=1, max_size=9).map(summarise),
+    st.floats(0.5, 64),
+    st.fixed_dictionaries(dict.fromkeys(sentences.CATEGORY_NAMES, counts)),
+    st.builds(Breakdown, *[counts] * 8),
+)
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+@given(a=results, b=results)
+def test_every_sentence_is_short_and_has_a_number(
+    sentence: Callable[[Result, Result], str], a: Result, b: Result
+) -> None:
+    text = sentence(a, b)
+    assert len(text.split()) <= 25
+    assert any(c.isdigit() for c in text)
+    assert text.endswith(".")
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_every_sentence_changes_with_its_numbers(sentence: Callable[[Result, Result], str]) -> None:
+    base = Result("Single", stats(0.2), 1.0, {"params": 5 * MIB, "grads": 200 * MIB}, Breakdown(compute=60, bubble=40))
+    other = Result("DP", stats(0.031), 2.0, {"params": 7 * MIB, "grads": 95 * MIB}, Breakdown(compute=30, bubble=70))
+    assert sentence(SINGLE, DP) != sentence(base, other)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (significant(1234.6), "1230"),
+        (significant(0.01234), "0.0123"),
+        (significant(9.996), "10"),
+        (significant(math.nan), "not finite"),
+        (bytes_text(0), "0 B"),
+        (bytes_text(1023), "1023 B"),
+        (bytes_text(9.2 * 1024**3), "9.2 GiB"),
+        (bytes_text(31 * MIB), "31 MiB"),
+        (seconds_text(0.0482), "48.2 ms"),
+        (seconds_text(200), "3 min 20 s"),
+        (seconds_text(7500), "2 h 5 min"),
+        (percent_text(0.001), "under 1 %"),
+        (difference_text(2.04e-7), "2e-07"),
+    ],
+)
+def test_numbers_as_people_read_them(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def test_parity_accepts_numpy_columns() -> None:
+    steps = np.arange(3, dtype=np.int32)
+    assert parity(steps, steps + 1.0, steps, steps + 1.0).steps == 3
