@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -25,6 +24,8 @@ from parallel_core.launch_rank import RunRank, Seat, be_rank, engine
 
 FAIL_GRACE_S = 1.0
 """From TERM to KILL for the ranks that a failed one leaves behind."""
+
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass
@@ -164,10 +165,12 @@ class Server:
         if processes.threads() != 1:
             raise RuntimeError("the fork server has threads; a fork would not be safe")
         server = os.getpid()
-        sys.stdout.flush()
+        # A TERM for the new rank must not meet the server's handler: it waits until the rank has its own.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         pid = os.fork()
         if pid == 0:
             self._become(seat, server)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         attempt.pids[pid] = seat.rank
         ticks = processes.start_ticks(pid)
         self.report(event="started", attempt=seat.order["attempt"], rank=seat.rank, pid=pid, start_ticks=ticks)
@@ -177,8 +180,9 @@ class Server:
         try:
             processes.die_with(server)
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            for number in _HANDLED:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
             be_rank(seat, self.run_rank)
         except BaseException:
             traceback.print_exc()

@@ -17,7 +17,7 @@ from parallel_core import processes
 from parallel_core.launch_rank import Seat
 from parallel_core.launch_server import serve
 from parallel_core.observe.memory import MemoryMeter
-from parallel_core.observe.progress import Progress
+from parallel_core.observe.progress import Progress, read
 from parallel_core.observe.records import FileSink
 
 
@@ -26,6 +26,10 @@ def finish(seat: Seat, sink: FileSink, page: Progress) -> None:
 
 
 def raise_error(seat: Seat, sink: FileSink, page: Progress) -> None:
+    """Once the other ranks are under way."""
+    others = [rank for rank in range(seat.spec.parallel.world) if rank != seat.rank]
+    while any((where := read(seat.folder, rank)) is None or where.step < 1 for rank in others):
+        time.sleep(0.01)
     page.at(4, "1F3")
     raise ValueError("a fault of the rank's own code")
 
