@@ -1,0 +1,1 @@
+"""Models: lists of layers without parallelism."""
