@@ -1,4 +1,4 @@
-"""Workers as the controller last heard of them. Only the controller writes heartbeat fields; people write `draining`."""
+"""Workers as the controller last heard of them. Only it writes heartbeat fields; people write `draining`."""
 
 from __future__ import annotations
 

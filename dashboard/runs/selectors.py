@@ -75,7 +75,7 @@ SORTS = {
 }
 
 
-def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:  # noqa: B008 - frozen
+def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:
     """Runs that match, without their summaries' blobs of measurements; rows without a value sort last."""
     runs = Run.objects.select_related("owner", "study")
     if filters.q:

@@ -1,0 +1,171 @@
+"""Writes of one transaction, gathered and then stored together: points, spans, memory, logs, cursors, newest values.
+
+A cursor moves in the same transaction as the data behind it, so data that is read twice is stored once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from django.db.models import Max
+
+from dashboard.control.frames import Decoded
+from dashboard.runs.models import Attempt, Cursor, LogChunk, MemoryRecord, RankInfo, Run, SeriesChunk, SpanChunk
+from parallel_core.observe.records import POINT
+
+CHUNK_POINTS = 500
+LOG_CHUNK_BYTES = 64 * 1024
+LATEST = {"loss": "loss", "tokens_per_s": "tokens_per_s"}
+"""Run-level series whose newest value stands in the run's row."""
+
+FileKey = tuple[int, int, str]  # attempt, rank, channel
+
+
+class Store:
+    """Accumulates between two flushes; belongs to one transaction and is dropped with it."""
+
+    def __init__(self) -> None:
+        self._cursors: dict[FileKey, Cursor] = {}
+        self._moved: set[FileKey] = set()
+        self._points: dict[int, dict[tuple[int, str], list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
+        self._logs: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
+        self._rows: list[SpanChunk | MemoryRecord] = []
+
+    def offset(self, key: FileKey) -> int:
+        """How far the file has arrived, this transaction included."""
+        if key not in self._cursors:
+            attempt, rank, channel = key
+            row, _ = Cursor.objects.select_for_update().get_or_create(attempt_id=attempt, rank=rank, channel=channel)
+            self._cursors[key] = row
+        return self._cursors[key].offset
+
+    def advance(self, key: FileKey, to: int) -> None:
+        self._cursors[key].offset = to
+        self._moved.add(key)
+
+    def add_log(self, attempt: int, rank: int, start: int, data: bytes) -> None:
+        self._logs[attempt, rank].append((start, data))
+
+    def add_records(self, attempt: Attempt, rank: int, records: Decoded) -> set[str]:
+        """Takes the records of one batch; returns the topics that they touch."""
+        topics = set()
+        for name, parts in records.points.items():
+            self._points[attempt.pk][rank, name] += parts
+            topics.add("points")
+        for header, blob in records.spans:
+            self._rows.append(SpanChunk(attempt=attempt, rank=rank, data=blob, **header))
+            topics.add("spans")
+        for header, blob in records.memory:
+            self._rows.append(_memory_row(attempt, rank, header, blob))
+            topics.add("memory")
+        if records.info:
+            RankInfo.objects.update_or_create(attempt=attempt, rank=rank, defaults=records.info)
+            topics.add("info")
+        if records.fault is not None:
+            faults = {**attempt.report.get("faults", {}), str(rank): records.fault}
+            attempt.report = {**attempt.report, "faults": faults}
+            attempt.save(update_fields=("report",))
+            topics.add("info")
+        return topics
+
+    def flush(self, attempts: dict[int, Attempt | None]) -> None:
+        """Stores everything gathered so far. `attempts` by id, with their runs."""
+        for pk, series in self._points.items():
+            _append_points(pk, series)
+        for (pk, rank), parts in self._logs.items():
+            _append_log(pk, rank, parts)
+        spans = [row for row in self._rows if isinstance(row, SpanChunk)]
+        metered = [row for row in self._rows if isinstance(row, MemoryRecord)]
+        # A step may arrive again after a worker's restart under another offset: the first one stays.
+        SpanChunk.objects.bulk_create(spans, ignore_conflicts=True)
+        MemoryRecord.objects.bulk_create(metered, ignore_conflicts=True)
+        Cursor.objects.bulk_update([self._cursors[key] for key in self._moved], ("offset",))
+        for pk in {*self._points, *(row.attempt_id for row in metered)}:
+            attempt = attempts[pk]
+            if attempt is not None:
+                _newest_values(attempt, self._points.get(pk, {}), any(row.attempt_id == pk for row in metered))
+        self._points.clear()
+        self._logs.clear()
+        self._rows.clear()
+        self._moved.clear()
+
+
+def _memory_row(attempt: Attempt, rank: int, header: dict[str, Any], blob: bytes) -> MemoryRecord:
+    return MemoryRecord(
+        attempt=attempt,
+        rank=rank,
+        step=header["step"],
+        peak_total=header["peak_total"],
+        peak=header.get("peak") or {},
+        final=header.get("final") or {},
+        rss_delta=int(header.get("rss_delta") or 0),
+        curve=blob,
+    )
+
+
+def _append_points(attempt: int, series: dict[tuple[int, str], list[np.ndarray]]) -> None:
+    """Fills the open chunk of each series, closes full ones and opens the next."""
+    open_chunks = {
+        (chunk.rank, chunk.name): chunk for chunk in SeriesChunk.objects.filter(attempt=attempt, closed=False)
+    }
+    changed, new = [], []
+    for (rank, name), parts in series.items():
+        chunk = open_chunks.get((rank, name))
+        before = [np.frombuffer(bytes(chunk.data), POINT)] if chunk else []
+        points = np.concatenate([*before, *parts])
+        for at in range(0, len(points), CHUNK_POINTS):
+            row = chunk if chunk and at == 0 else SeriesChunk(attempt_id=attempt, rank=rank, name=name)
+            _fill(row, points[at : at + CHUNK_POINTS])
+            (changed if row.pk else new).append(row)
+    SeriesChunk.objects.bulk_update(changed, ("first_step", "last_step", "count", "closed", "data"))
+    SeriesChunk.objects.bulk_create(new)
+
+
+def _fill(row: SeriesChunk, points: np.ndarray) -> None:
+    row.first_step, row.last_step = int(points["step"].min()), int(points["step"].max())
+    row.count, row.closed, row.data = len(points), len(points) == CHUNK_POINTS, points.tobytes()
+
+
+def _append_log(attempt: int, rank: int, parts: list[tuple[int, bytes]]) -> None:
+    """Grows the last chunk while it is small, so that a line at a time does not become a row a line."""
+    start, data = parts[0][0], b"".join(part for _, part in parts)
+    last = LogChunk.objects.filter(attempt=attempt, rank=rank).order_by("-start").first()
+    if last and last.end == start and len(last.data) < LOG_CHUNK_BYTES:
+        last.data, last.end = bytes(last.data) + data, start + len(data)
+        last.save(update_fields=("data", "end"))
+    else:
+        LogChunk.objects.create(attempt_id=attempt, rank=rank, start=start, end=start + len(data), data=data)
+
+
+def _newest_values(attempt: Attempt, series: dict[tuple[int, str], list[np.ndarray]], metered: bool) -> None:
+    """The newest values in the run's row, for lists; a past attempt's late data leaves them alone."""
+    if Attempt.objects.filter(run=attempt.run_id, number__gt=attempt.number).exists():
+        return
+    values: dict[str, Any] = {}
+    for name, column in LATEST.items():
+        if (0, name) in series:
+            values[column] = clean_number(series[0, name][-1][-1]["value"])
+    if (0, "loss") in series:
+        values["step"] = int(series[0, "loss"][-1][-1]["step"])
+    if (0, "step_time") in series:
+        values["step_time"] = _median_step(attempt)
+    if metered:
+        values["memory_peak"] = MemoryRecord.objects.filter(attempt=attempt).aggregate(top=Max("peak_total"))["top"]
+    if values:
+        Run.objects.filter(pk=attempt.run_id).update(**values)
+
+
+def _median_step(attempt: Attempt) -> float | None:
+    """Median seconds of the newest (at most 1 000) timed steps; the exact one is computed at the end."""
+    train = attempt.run.spec.get("train", {})
+    chunks = SeriesChunk.objects.filter(attempt=attempt, rank=0, name="step_time").order_by("-id")[:2]
+    points = np.concatenate([np.frombuffer(bytes(chunk.data), POINT) for chunk in chunks])
+    timed = points[(points["step"] >= train.get("warmup_steps", 0)) & (points["step"] < train.get("steps", 1 << 30))]
+    return clean_number(np.median(timed["value"])) if len(timed) else None
+
+
+def clean_number(value: Any) -> float | None:
+    """A float, or None where it is NaN or infinite."""
+    return float(value) if np.isfinite(value) else None

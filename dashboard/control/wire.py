@@ -1,0 +1,127 @@
+"""Entries of the EVENTS stream: read in order by the one consumer, acknowledged after the commit.
+
+Delivery is at least once: what was read but not acknowledged (a crash, a rolled back transaction) is read again
+before anything new, in the old order.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from workers.contract import EVENTS, GROUP
+
+log = logging.getLogger(__name__)
+
+READ_COUNT = 256
+BLOCK_MS = 200
+ANSWER_LIMIT_S = 2.0
+CONSUMER = "controller"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One stream entry. `at` = unix seconds of the broker's clock when it arrived there."""
+
+    id: bytes
+    worker: str
+    boot: str
+    kind: str
+    body: dict[str, Any]
+    data: bytes
+
+    @property
+    def at(self) -> float:
+        return int(self.id.split(b"-")[0]) / 1000
+
+
+def connect(url: str) -> redis.Redis:
+    """A client that fails at once: the loop itself decides when to try again."""
+    return redis.Redis.from_url(
+        url, socket_timeout=ANSWER_LIMIT_S, socket_connect_timeout=ANSWER_LIMIT_S, retry=Retry(NoBackoff(), 0)
+    )
+
+
+def parse(raw_id: bytes, fields: dict[bytes, bytes]) -> Entry:
+    """Raises ValueError or KeyError where the entry is not one of the contract."""
+    body = json.loads(fields[b"body"])
+    if not isinstance(body, dict):
+        raise ValueError("body is not an object")
+    return Entry(
+        id=raw_id,
+        worker=fields[b"worker"].decode(),
+        boot=fields[b"boot"].decode(),
+        kind=fields[b"kind"].decode(),
+        body=body,
+        data=fields.get(b"data", b""),
+    )
+
+
+@dataclass
+class Read:
+    """What one read gave: `ids` to acknowledge, the entries that parsed, and whether nothing more is waiting."""
+
+    ids: list[bytes]
+    entries: list[Entry]
+    caught_up: bool
+
+
+class Reader:
+    """The consumer of the group GROUP."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._redis = client
+        self._recovering = True
+        self._group_known = False
+
+    def start_over(self) -> None:
+        """After a failure: what is pending comes again first."""
+        self._recovering = True
+        self._group_known = False
+
+    def read(self) -> Read:
+        """Waits up to BLOCK_MS for entries. Raises redis.RedisError."""
+        if not self._group_known:
+            self._make_group()
+        if self._recovering:
+            answer: Any = self._redis.xautoclaim(EVENTS, GROUP, CONSUMER, min_idle_time=0, count=READ_COUNT)
+            if answer[1]:
+                return self._parsed(answer[1], caught_up=False)
+            self._recovering = False
+        found: Any = self._redis.xreadgroup(GROUP, CONSUMER, {EVENTS: ">"}, count=READ_COUNT, block=BLOCK_MS)
+        rows = next(iter(found.values()))[0] if isinstance(found, dict) and found else found[0][1] if found else []
+        return self._parsed(rows, caught_up=len(rows) < READ_COUNT)
+
+    def acknowledge(self, ids: Iterable[bytes]) -> None:
+        """Forgets entries whose effects are committed, and frees their memory in the broker."""
+        ids = list(ids)
+        if ids:
+            with self._redis.pipeline(transaction=True) as pipe:
+                pipe.xack(EVENTS, GROUP, *ids)
+                pipe.xdel(EVENTS, *ids)
+                pipe.execute()
+
+    def _make_group(self) -> None:
+        try:
+            self._redis.xgroup_create(EVENTS, GROUP, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        self._group_known = True
+
+    @staticmethod
+    def _parsed(rows: list[tuple[bytes, dict[bytes, bytes]]], caught_up: bool) -> Read:
+        entries = []
+        for raw_id, fields in rows:
+            try:
+                entries.append(parse(raw_id, fields))
+            except (ValueError, KeyError) as error:
+                log.error("dropped a malformed entry %r: %r", raw_id, error)
+        return Read([raw_id for raw_id, _ in rows], entries, caught_up)
