@@ -12,3 +12,7 @@ urlpatterns = [
     path("fleet/", include("dashboard.fleet.urls")),
     path("", include("dashboard.studies.urls")),
 ]
+handler400 = "dashboard.errors.bad_request"
+handler403 = "dashboard.errors.not_allowed"
+handler404 = "dashboard.errors.not_found"
+handler500 = "dashboard.errors.server_error"

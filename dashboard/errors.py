@@ -1,0 +1,77 @@
+"""What a person, or a script, gets when a request is refused: one page, or one JSON shape under /api/."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied, RequestDataTooBig
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.template.loader import render_to_string
+
+CODES = {
+    400: "bad_request",
+    401: "not_signed_in",
+    403: "not_allowed",
+    404: "not_found",
+    405: "method_not_allowed",
+    409: "conflict",
+    413: "too_large",
+    416: "range_not_satisfiable",
+    422: "invalid",
+    429: "too_many_requests",
+    500: "internal_error",
+}
+
+
+def envelope(status: int, message: str, fields: dict[str, str] | None = None) -> dict[str, Any]:
+    """The body of every refused API request."""
+    code = CODES.get(status, "error")
+    return {"error": {"code": code, "message": message, "fields": fields or {}}}
+
+
+def json_error(status: int, message: str, fields: dict[str, str] | None = None) -> JsonResponse:
+    return JsonResponse(envelope(status, message, fields), status=status)
+
+
+def page(request: HttpRequest, status: int, title: str, message: str) -> HttpResponse:
+    """The error as a page; under /api/ as JSON."""
+    if request.path.startswith("/api/"):
+        return json_error(status, message)
+    context = {"title": title, "message": message, "status": status}
+    return render(request, "error.html", context, status=status)
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    if isinstance(exception, RequestDataTooBig):
+        return too_large(request)
+    return page(request, 400, "That request makes no sense", "Something in the address or the form could not be read.")
+
+
+def not_allowed(request: HttpRequest, exception: Exception) -> HttpResponse:
+    said = str(exception) if isinstance(exception, PermissionDenied) else ""
+    message = said or "Your account may not do this."
+    return page(request, 403, "Not allowed", f"{message} An admin of this yard can change your role.")
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    return page(request, 404, "Not here", "There is nothing at this address. It may have been deleted, or mistyped.")
+
+
+def too_large(request: HttpRequest) -> HttpResponse:
+    return page(request, 413, "Too large", "That is more than this yard takes in one request.")
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """Uses neither the session nor the database: they may be what broke."""
+    if request.path.startswith("/api/"):
+        return json_error(500, "The server could not answer; the error is in its log.")
+    return HttpResponse(render_to_string("500.html"), status=500)
+
+
+def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
+    message = (
+        "The form was too old, or came from another site, or cookies are switched off. "
+        "Go back, reload the page and send it again."
+    )
+    return page(request, 403, "The form could not be trusted", message)
