@@ -21,6 +21,7 @@ process uses it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -120,9 +121,9 @@ class ForkServer:
 
     def close(self, timeout: float = 10.0) -> None:
         """Stop every attempt and the server; returns when they are gone (KILL after `timeout` seconds)."""
-        with self._lock:
-            if self._process.stdin and not self._process.stdin.closed:
-                self._process.stdin.close()
+        assert self._process.stdin is not None
+        with self._lock, contextlib.suppress(OSError):  # it may have ended already
+            self._process.stdin.close()
         self._thread.join(timeout)
         if self._thread.is_alive():
             self._process.kill()

@@ -1,0 +1,99 @@
+"""Spans of one step, their order, their cap, and the progress page."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parallel_core.observe import host, progress
+from parallel_core.observe.recorder import LANE_COMPUTE, LANE_P2P, SpanRecorder, recorder_for
+from parallel_core.observe.records import SPAN
+from parallel_core.schedule.ir import Kind
+
+
+def test_a_step_gives_its_spans_behind_its_step_row() -> None:
+    recorder = SpanRecorder(stage=2, replica=1)
+    recorder.begin_step(5)
+    start = recorder.mark()
+    recorder.add(Kind.F, LANE_COMPUTE, 2, 3, start, recorder.mark(), replica=1)
+    recorder.add(Kind.SEND_ACT, LANE_P2P, 2, 3, start, recorder.mark(), bytes=512, replica=1, version=4)
+    rows = recorder.end_step()
+    assert rows.dtype == SPAN and list(rows["kind"]) == [Kind.STEP, Kind.F, Kind.SEND_ACT]
+    assert rows[0]["start"] <= rows[1]["start"] <= rows[1]["end"] <= rows[0]["end"]
+    assert (rows[0]["stage"], rows[0]["replica"], rows[0]["micro_batch"]) == (2, 1, -1)
+    assert (rows[2]["bytes"], rows[2]["replica"], rows[2]["version"]) == (512, 1, 4)
+
+
+def test_the_next_step_starts_empty() -> None:
+    recorder = SpanRecorder()
+    for step in range(2):
+        recorder.begin_step(step)
+        recorder.add(Kind.F, LANE_COMPUTE, 0, step, recorder.mark(), recorder.mark())
+    assert list(recorder.end_step()["micro_batch"]) == [-1, 1]
+
+
+def test_beyond_capacity_spans_are_counted_not_kept() -> None:
+    recorder = SpanRecorder(capacity=4)
+    recorder.begin_step(0)
+    for i in range(10):
+        recorder.add(Kind.F, LANE_COMPUTE, 0, i, i, i + 1)
+    assert list(recorder.end_step()["micro_batch"]) == [-1, 0, 1, 2]
+    assert recorder.total == 11
+
+
+@pytest.mark.gpu
+def test_cuda_spans_lie_within_the_host_s_clock() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    recorder = recorder_for("cuda")
+    a = torch.randn(2048, 2048, device="cuda")
+    for step in range(3):
+        before = time.monotonic_ns()
+        recorder.begin_step(step)
+        start = recorder.mark()
+        a = torch.tanh(a @ a)
+        recorder.add(Kind.F, LANE_COMPUTE, 0, 0, start, recorder.mark())
+        rows = recorder.end_step()
+        assert before - 50_000 <= rows[1]["start"] < rows[1]["end"] <= rows[0]["end"] <= time.monotonic_ns() + 50_000
+
+
+def test_progress_is_read_from_another_view_of_the_file(tmp_path: Path) -> None:
+    page = progress.Progress(tmp_path, 3)
+    page.at(12, "1F3")
+    where = progress.read(tmp_path, 3)
+    assert where is not None and (where.step, where.op) == (12, "1F3") and where.age >= 0
+    page.at(13, "x" * 100)
+    where = progress.read(tmp_path, 3)
+    assert where is not None and where.op == "x" * 40
+
+
+def test_a_rank_without_a_page_is_nowhere(tmp_path: Path) -> None:
+    assert progress.read(tmp_path, 0) is None
+    progress.path(tmp_path, 0).write_bytes(b"torn")
+    assert progress.read(tmp_path, 0) is None
+
+
+def test_time_of_our_own_process_is_not_that_of_others() -> None:
+    import os
+
+    core = host.core_of(0)
+    kept = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        with_us = host.CpuOthers(core, lambda: [os.getpid()])
+        without_us = host.CpuOthers(core, list)
+        np.sort(np.random.default_rng(0).standard_normal(6_000_000))
+        assert 0 <= with_us.share() < without_us.share() <= 1
+    finally:
+        os.sched_setaffinity(0, kept)
+
+
+def test_resident_memory_is_seen_to_grow() -> None:
+    before = host.rss()
+    block = np.ones(8 << 20)
+    assert host.rss() - before > block.nbytes // 2
+    assert host.peak_rss() >= before + block.nbytes // 2
