@@ -1,0 +1,106 @@
+"""The parts of `./run`: secrets, the lock, restarts with back-off, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dashboard.yard.home import Home
+from dashboard.yard.processes import Part, stop_in_order
+
+DEADLINE_S = 30.0
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def part(folder: Path, code: str, stop_after: float = 3.0) -> Part:
+    return Part("part", [sys.executable, "-c", code], folder / "part.log", stop_after)
+
+
+def test_secrets_are_made_once_and_only_the_owner_reads_them(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    first = home.admin_password()
+    assert Home(tmp_path).admin_password() == first
+    assert len(first) >= 12
+    assert home.password_file.stat().st_mode & 0o777 == 0o600
+
+
+def test_two_homes_have_different_secrets(tmp_path: Path) -> None:
+    homes = [Home(tmp_path / name) for name in "ab"]
+    for home in homes:
+        home.prepare()
+    assert homes[0].admin_password() != homes[1].admin_password()
+
+
+def test_a_second_yard_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    from dashboard.yard.up import Yard
+
+    first = Yard(Home(tmp_path))
+    with pytest.raises(SystemExit, match="already up"):
+        Yard(Home(tmp_path))
+    first.lock.close()
+    Yard(Home(tmp_path)).lock.close()
+
+
+def test_a_dead_part_is_started_again(tmp_path: Path) -> None:
+    told: list[tuple[str, int]] = []
+    subject = part(tmp_path, "import time; time.sleep(600)")
+    subject.on_exit = lambda name, code: told.append((name, code))
+    subject.start(dict(os.environ), tmp_path)
+    first = subject.process
+    assert first is not None
+    first.kill()
+    first.wait()
+
+    def again() -> bool:
+        subject.watch(dict(os.environ), tmp_path)
+        return subject.process is not None
+
+    wait_for(again)
+    assert subject.process is not None and subject.process.pid != first.pid
+    assert told == [("part", -9)]
+    stop_in_order([[subject]])
+
+
+def test_a_part_that_ignores_term_is_killed(tmp_path: Path) -> None:
+    subject = part(tmp_path, STUBBORN, stop_after=0.2)
+    subject.start(dict(os.environ), tmp_path)
+    wait_for(lambda: (tmp_path / "part.log").read_text().startswith("up"))
+    assert subject.process is not None
+    stop_in_order([[subject]])
+    assert not psutil.pid_exists(subject.process.pid)
+
+
+def test_kill_of_the_parent_takes_the_part_along(tmp_path: Path) -> None:
+    code = f"""
+import os, sys, time
+from pathlib import Path
+from dashboard.yard.processes import Part
+part = Part("part", [sys.executable, "-c", "import time; time.sleep(600)"], Path({str(tmp_path)!r}) / "inner.log")
+part.start(dict(os.environ), Path.cwd())
+print(part.process.pid, flush=True)
+time.sleep(600)
+"""
+    parent = part(tmp_path, code)
+    parent.start(dict(os.environ), Path.cwd())
+    assert parent.process is not None
+    log = tmp_path / "part.log"
+    wait_for(lambda: log.read_text().endswith("\n"))
+    inner = psutil.Process(int(log.read_text()))
+    parent.process.kill()
+    parent.process.wait()
+    wait_for(lambda: not inner.is_running() or inner.status() == psutil.STATUS_ZOMBIE)
