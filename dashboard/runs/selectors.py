@@ -19,7 +19,9 @@ from dashboard.runs.models import Attempt, LogChunk, MemoryRecord, RankInfo, Run
 from dashboard.runs.queue import Waiting, waiting
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.breakdown import breakdown as analyse
+from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
+from parallel_core.spec import RunSpec
 
 __all__ = [
     "Filters",
@@ -169,7 +171,7 @@ def memory(run: Run) -> dict[int, MemoryRecord]:
 def breakdown(run: Run, step: int | None = None) -> dict[int, Breakdown]:
     """rank -> where the time of one traced step went (None = the newest complete one); {} where there is none."""
     rows = spans(run, step)
-    return analyse(rows) if rows else {}
+    return analyse(rows, Layout.of(RunSpec.model_validate(run.spec))) if rows else {}
 
 
 @dataclass(frozen=True)

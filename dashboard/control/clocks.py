@@ -1,0 +1,56 @@
+"""How long workers and attempts have been silent, counted only while the controller could listen.
+
+Time passes here through `advance`, which the loop calls after a successful read that left nothing waiting. So a broker
+that is away, a backlog, and a controller that was stopped or restarted never look like a silent worker.
+"""
+
+from __future__ import annotations
+
+MOST_COUNTED_S = 1.0
+"""Longest stretch between two reads that counts: a controller that was suspended heard nothing meanwhile."""
+
+
+class Clocks:
+    """Seconds of silence by worker name and by attempt id; what was never seen starts at 0 when first watched."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, float] = {}
+        self._attempts: dict[int, float] = {}
+        self._beating: set[str] = set()
+        self._listed: set[int] = set()
+
+    def heard(self, worker: str, attempts: set[int]) -> None:
+        """A heartbeat that lists these live attempts."""
+        self._workers[worker] = 0.0
+        self._beating.add(worker)
+        for attempt in attempts:
+            self._attempts[attempt] = 0.0
+        self._listed |= attempts
+
+    def advance(self, seconds: float) -> None:
+        counted = min(max(seconds, 0.0), MOST_COUNTED_S)
+        for worker in self._workers:
+            self._workers[worker] += counted
+        for attempt in self._attempts:
+            self._attempts[attempt] += counted
+
+    def watch(self, worker: str, attempt: int) -> tuple[float, float]:
+        """(silence of the worker, silence about the attempt); starts both clocks where they do not run yet."""
+        return self._workers.setdefault(worker, 0.0), self._attempts.setdefault(attempt, 0.0)
+
+    def was_listed(self, attempt: int) -> bool:
+        """Whether a heartbeat has named the attempt since this controller began."""
+        return attempt in self._listed
+
+    def restart(self, attempt: int) -> None:
+        """Gives the attempt its full time again, after its start message was repeated."""
+        self._attempts[attempt] = 0.0
+
+    def alive(self, lease: float) -> set[str]:
+        """Workers whose heartbeat was heard within the lease."""
+        return {worker for worker in self._beating if self._workers[worker] <= lease}
+
+    def keep(self, attempts: set[int]) -> None:
+        """Forgets attempts that are over."""
+        self._attempts = {pk: silence for pk, silence in self._attempts.items() if pk in attempts}
+        self._listed &= attempts

@@ -1,0 +1,177 @@
+"""The controller's loop: read worker events, store them, answer; then look after leases, cancels and the queue.
+
+A turn: read (at most 200 ms) -> one transaction -> acknowledge, orders, announcements -> sweeps. Whatever fails is
+tried again from what the broker still holds and the database says; nothing else is remembered but the clocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import redis
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
+from kombu.exceptions import OperationalError as BrokerError
+
+from dashboard.control import sweeps, wire
+from dashboard.control.clocks import Clocks
+from dashboard.control.ingest import Ingest
+from dashboard.control.lock import lock_of_database
+from dashboard.control.orders import send_orders, send_start
+from dashboard.control.starter import Starter
+from dashboard.control.summary import store_summary, unsummarised
+from dashboard.control.wire import Entry, Reader
+from dashboard.live.announce import publish
+from dashboard.runs.models import Attempt
+from workers.contract import LEASE_S
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.3
+LOCK_POLL_S = 0.25
+UNSETTLED_EVERY_S = 5.0
+STARTER_EVERY_S = 1.0
+FAILURES = (redis.RedisError, BrokerError, DatabaseError, InterfaceError, OSError)
+
+
+class Controller:
+    """One process's controller. `lease` in seconds. `stop()` may be called from a signal handler."""
+
+    def __init__(self, lease: float = LEASE_S) -> None:
+        self._lease = lease
+        self._stopping = threading.Event()
+        self._redis = wire.connect(settings.REDIS_URL)
+        self._reader = Reader(self._redis)
+        self._clocks = Clocks()
+        self._starter = Starter()
+        self._resends: dict[int, int] = {}
+        self._unsent: dict[int, Attempt] = {}
+        self._to_summarise: set[int] | None = None  # None: ask the database first
+        self._listened_at: float | None = None
+        self._last: dict[str, float] = {}
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Works until stopped. Waits while another controller has the lock."""
+        lock, waiting = lock_of_database(), False
+        while not self._stopping.is_set():
+            try:
+                if lock.hold():
+                    self.turn()
+                    continue
+                if not waiting:
+                    log.info("another controller is active; waiting for it to end")
+                    waiting = True
+                self._stopping.wait(LOCK_POLL_S)
+            except FAILURES as error:
+                self._recover(error)
+        lock.release()
+
+    def turn(self) -> None:
+        """One round of the loop. Raises one of FAILURES where the broker or the database is away."""
+        read = self._reader.read()
+        ingest = self._store(read.entries)
+        self._reader.acknowledge(read.ids)
+        self._tell(ingest)
+        if read.caught_up:
+            self._sweep()
+        else:
+            self._listened_at = None  # a backlog: no silence is counted until it is read
+
+    def _recover(self, error: Exception) -> None:
+        log.warning("the broker or the database is away: %s", error)
+        self._listened_at = None
+        self._reader.start_over()
+        if not isinstance(error, redis.RedisError | BrokerError):
+            connection.close()
+        self._stopping.wait(RETRY_S)
+
+    def _store(self, entries: list[Entry]) -> list[Ingest]:
+        """All entries in one transaction; if one of them is rotten, each in its own, and that one is dropped."""
+        if not entries:
+            return []
+        try:
+            return [_apply(entries)]
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception:
+            log.exception("a batch of %s entries failed; trying them one at a time", len(entries))
+        done = []
+        for entry in entries:
+            try:
+                done.append(_apply([entry]))
+            except (OperationalError, InterfaceError):
+                raise
+            except Exception:
+                log.exception("dropped entry %r of %s: %s %s", entry.id, entry.worker, entry.kind, entry.body)
+        return done
+
+    def _tell(self, done: list[Ingest]) -> None:
+        """What has to happen after the commit. A crash before it is made good by the next heartbeat's orders."""
+        for ingest in done:
+            for beat in ingest.heard:
+                self._clocks.heard(beat.worker, beat.attempts)
+            for (run, study), what in ingest.topics.items():
+                publish(run, study, what)
+            self._note_ended(ingest.ended)
+            send_orders(self._redis, ingest.orders)
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        self._clocks.advance(now - (self._listened_at or now))
+        self._listened_at = now
+        send_orders(self._redis, sweeps.sweep_cancels())
+        for attempt in sweeps.sweep_leases(self._clocks, self._lease, self._resends):
+            self._unsent[attempt.pk] = attempt
+        for attempt in sweeps.place_queued(self._clocks.alive(self._lease)):
+            self._unsent[attempt.pk] = attempt
+        self._send_unsent()
+        self._summarise_one()
+        self._every("unsettled", UNSETTLED_EVERY_S, self._ask_for_the_rest)
+        self._every("starter", STARTER_EVERY_S, self._starter.consider)
+
+    def _send_unsent(self) -> None:
+        for pk, attempt in list(self._unsent.items()):
+            send_start(attempt)
+            del self._unsent[pk]
+
+    def _note_ended(self, runs: set[int]) -> None:
+        if runs and self._to_summarise is not None:
+            self._to_summarise |= runs
+
+    def _summarise_one(self) -> None:
+        """One a turn, so that events never wait long behind analysis."""
+        if self._to_summarise is None:
+            self._to_summarise = unsummarised()
+        if self._to_summarise:
+            pk = self._to_summarise.pop()
+            try:
+                store_summary(pk)
+            except (DatabaseError, InterfaceError):
+                self._to_summarise.add(pk)
+                raise
+            except Exception:
+                log.exception("could not summarise run %s", pk)
+
+    def _ask_for_the_rest(self) -> None:
+        send_orders(self._redis, sweeps.sweep_unsettled(self._clocks.alive(self._lease)))
+
+    def _every(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+        now = time.monotonic()
+        if now - self._last.get(name, float("-inf")) >= seconds:
+            self._last[name] = now
+            action()
+
+
+@transaction.atomic
+def _apply(entries: list[Entry]) -> Ingest:
+    ingest = Ingest()
+    for entry in entries:
+        ingest.apply(entry)
+    ingest.finish()
+    return ingest

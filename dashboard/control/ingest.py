@@ -1,0 +1,245 @@
+"""One transaction's worth of stream entries, applied in order.
+
+`apply` writes to the database alone. What has to happen outside of it (orders to workers, announcements, clocks,
+summaries) is collected and done by the controller after the commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from dashboard.control.frames import clean, decode_batch
+from dashboard.control.orders import Order
+from dashboard.control.store import FileKey, Store
+from dashboard.control.wire import Entry
+from dashboard.fleet.models import Worker
+from dashboard.runs import states
+from dashboard.runs.models import Attempt, Cursor, State
+from workers.contract import LEASE_S
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Heard:
+    """A heartbeat, for the lease clocks."""
+
+    worker: str
+    boot: str
+    attempts: set[int]
+
+
+@dataclass
+class Ingest:
+    """Applies entries inside the caller's transaction; dropped with it if it fails."""
+
+    store: Store = field(default_factory=Store)
+    attempts: dict[int, Attempt | None] = field(default_factory=dict)
+    orders: list[Order] = field(default_factory=list)
+    heard: list[Heard] = field(default_factory=list)
+    topics: dict[tuple[int | None, int | None], set[str]] = field(default_factory=lambda: defaultdict(set))
+    ended: set[int] = field(default_factory=set)
+    """Runs whose summary is to be computed (again)."""
+    touched: set[int] = field(default_factory=set)
+    """Attempts that may just have become settled."""
+
+    def apply(self, entry: Entry) -> None:
+        """Raises KeyError, TypeError or ValueError where the entry is not what the contract says."""
+        handler = {
+            "heartbeat": self._heartbeat,
+            "attempt": self._attempt,
+            "batch": self._batch,
+            "store": self._store_address,
+        }.get(entry.kind)
+        if handler is None:
+            raise ValueError(f"unknown kind {entry.kind!r}")
+        handler(entry)
+
+    def finish(self) -> None:
+        """Stores what is gathered, then settles the attempts that are complete."""
+        self.store.flush(self.attempts)
+        for pk in self.touched:
+            attempt = self.attempts[pk]
+            if attempt is not None and attempt.over and is_complete(attempt):
+                Attempt.objects.filter(pk=pk).update(settled=True)
+                self.orders += [(node["worker"], {"kind": "settled", "attempt": pk}) for node in attempt.devices]
+                self.ended.add(attempt.run_id)
+
+    def _load(self, pk: int) -> Attempt | None:
+        if pk not in self.attempts:
+            self.attempts[pk] = Attempt.objects.select_related("run").filter(pk=pk).first()
+        return self.attempts[pk]
+
+    def _placed(self, entry: Entry, rank: int | None = None) -> Attempt | None:
+        """The entry's attempt, if it (and the rank) was placed on the entry's worker; else the worker is fenced."""
+        pk = int(entry.body["attempt"])
+        attempt = self._load(pk)
+        shares = [node for node in attempt.devices if node["worker"] == entry.worker] if attempt else []
+        if rank is not None:
+            shares = [node for node in shares if 0 <= rank - node["first_rank"] < len(node["devices"])]
+        if shares:
+            return attempt
+        log.warning("dropped %s of attempt %s: it was not placed on %s", entry.kind, pk, entry.worker)
+        self.orders.append((entry.worker, {"kind": "fence", "attempt": pk}))
+        if attempt is None:
+            # Nobody will ever take its data: the worker may forget it.
+            self.orders.append((entry.worker, {"kind": "settled", "attempt": pk}))
+        return None
+
+    def _announce(self, attempt: Attempt, *what: str) -> None:
+        self.topics[attempt.run_id, attempt.run.study_id].update(what)
+
+    # heartbeat
+
+    def _heartbeat(self, entry: Entry) -> None:
+        body = clean(entry.body)
+        at = datetime.fromtimestamp(entry.at, UTC)
+        fields: dict[str, Any] = {
+            "host": body["host"],
+            "boot": entry.boot,
+            "version": body["version"],
+            "devices": body["devices"],
+            "load": body["load"],
+            "memory_total": body["memory_total"],
+            "memory_available": body["memory_available"],
+            "heartbeat_at": at,
+        }
+        if body.get("calibration"):
+            fields["calibration"] = body["calibration"]
+        Worker.objects.update_or_create(name=entry.worker, defaults=fields)
+        self.topics[None, None].add("fleet")
+        live = {int(pk): progress for pk, progress in body["attempts"].items()}
+        for pk, progress in live.items():
+            self._progress(entry.worker, pk, progress)
+        self.heard.append(Heard(entry.worker, entry.boot, set(live)))
+
+    def _progress(self, worker: str, pk: int, progress: dict[str, Any]) -> None:
+        """Step 1: fence what should not live. Step 2: note where its ranks are. Step 3: repeat a cancel."""
+        attempt = self._load(pk)
+        if attempt is None or attempt.over or all(node["worker"] != worker for node in attempt.devices):
+            self.orders.append((worker, {"kind": "fence", "attempt": pk}))
+            return
+        attempt.progress = {**attempt.progress, **progress}
+        attempt.lease_until = timezone.now() + timedelta(seconds=LEASE_S)
+        attempt.save(update_fields=("progress", "lease_until"))
+        self._announce(attempt, "progress")
+        if attempt.run.cancel_requested_at:
+            self.orders.append((worker, {"kind": "cancel", "attempt": pk}))
+
+    # what became of an attempt
+
+    def _attempt(self, entry: Entry) -> None:
+        attempt = self._placed(entry)
+        if attempt is None:
+            return
+        self.store.flush(self.attempts)
+        body = clean(entry.body)
+        try:
+            if body["state"] == "running":
+                attempt.run = states.running(attempt)
+            elif body["state"] == "ended":
+                self._end(attempt, body)
+        except states.IllegalTransition as error:
+            log.info("%s says %s of attempt %s: %s", entry.worker, body["state"], attempt.pk, error)
+        self.touched.add(attempt.pk)
+
+    def _end(self, attempt: Attempt, body: dict[str, Any]) -> None:
+        """Ends the attempt; one that is over already keeps its outcome but learns its sizes."""
+        report = {**attempt.report, **body}
+        if attempt.over:
+            attempt.report = {**body, **attempt.report, "sizes": body.get("sizes") or attempt.report.get("sizes", {})}
+            attempt.save(update_fields=("report",))
+            return
+        run = states.finish(attempt, body["outcome"], body.get("cause", ""), body.get("detail", ""), report)
+        attempt.refresh_from_db()
+        attempt.run = run
+        if run.state != State.QUEUED:
+            self.ended.add(run.pk)
+
+    # data
+
+    def _batch(self, entry: Entry) -> None:
+        """Stores bytes [start, end) of a file: skipped at or below the cursor, asked for again above a gap."""
+        body = entry.body
+        rank, channel, start, end = int(body["rank"]), str(body["channel"]), int(body["start"]), int(body["end"])
+        attempt = self._placed(entry, rank)
+        if attempt is None:
+            return
+        if channel not in ("events", "log") or end - start != len(entry.data) or start < 0:
+            raise ValueError(f"batch of {len(entry.data)} bytes says {channel} {start} .. {end}")
+        key = (attempt.pk, rank, channel)
+        offset = self.store.offset(key)
+        self.touched.add(attempt.pk)
+        if start > offset:
+            self.rewind(entry.worker, key, offset)
+        elif end > offset:
+            self._take(attempt, key, offset, entry.data[offset - start :])
+
+    def rewind(self, worker: str, key: FileKey, offset: int) -> None:
+        attempt, rank, channel = key
+        assert channel in ("events", "log")
+        name = "events" if channel == "events" else "log"
+        self.orders.append(
+            (worker, {"kind": "rewind", "attempt": attempt, "rank": rank, "channel": name, "offset": offset})
+        )
+
+    def _take(self, attempt: Attempt, key: FileKey, start: int, data: bytes) -> None:
+        _, rank, channel = key
+        end = start + len(data)
+        if channel == "log":
+            self.store.add_log(attempt.pk, rank, start, data)
+            topics = {"log"}
+        else:
+            try:
+                records = decode_batch(data, start)
+            except ValueError as error:
+                # Asking again would bring the same bytes: go on behind them, and say what is missing.
+                log.error("attempt %s rank %s: bytes %s to %s are unreadable: %s", attempt.pk, rank, start, end, error)
+                text = f"Bytes {start} to {end} of rank {rank}'s records could not be read: {error}"
+                states.record(attempt.run, "unreadable", text, attempt)
+                self.store.advance(key, end)
+                return
+            topics = self.store.add_records(attempt, rank, records)
+            # A rank that was killed leaves a torn frame at the very end of its file: nothing can complete it.
+            end = end if end == sizes_of(attempt).get(f"events:{rank}") else records.end
+        self.store.advance(key, end)
+        self._announce(attempt, *topics)
+
+    def _store_address(self, entry: Entry) -> None:
+        """Passes on to the other nodes where the first node's rendezvous store listens."""
+        attempt = self._placed(entry)
+        if attempt is None or attempt.over:
+            return
+        host, port = str(entry.body["host"]), int(entry.body["port"])
+        self.orders += [
+            (node["worker"], {"kind": "store", "attempt": attempt.pk, "host": host, "port": port})
+            for node in attempt.devices[1:]
+        ]
+
+
+def sizes_of(attempt: Attempt) -> dict[str, int]:
+    """`<channel>:<rank>` -> final bytes of that file, as the worker reported them at the end."""
+    return {str(name): int(size) for name, size in (attempt.report.get("sizes") or {}).items()}
+
+
+def behind(attempt: Attempt) -> dict[FileKey, int]:
+    """Files of an ended attempt that have not arrived whole -> how far they have."""
+    have = {(row.channel, row.rank): row.offset for row in Cursor.objects.filter(attempt=attempt)}
+    out = {}
+    for name, size in sizes_of(attempt).items():
+        channel, _, rank = name.partition(":")
+        offset = have.get((channel, int(rank)), 0)
+        if offset < size:
+            out[attempt.pk, int(rank), channel] = offset
+    return out
+
+
+def is_complete(attempt: Attempt) -> bool:
+    """Whether the worker said how much there is, and all of it arrived."""
+    return "sizes" in attempt.report and not behind(attempt)

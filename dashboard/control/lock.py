@@ -1,0 +1,81 @@
+"""One controller at a time. The lock dies with its holder: no timeout to wait for after a kill -9.
+
+PostgreSQL: a session advisory lock on the controller's own connection. SQLite: flock on a file beside the database.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Protocol
+
+from django.conf import settings
+from django.db import connection
+
+ADVISORY_KEY = 0x54524E59  # "TRNY"
+
+
+class Lock(Protocol):
+    """`hold` answers whether this process has the lock now, taking it if it is free; cheap to ask again."""
+
+    def hold(self) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+def lock_of_database() -> Lock:
+    """The lock that goes with the configured database."""
+    if connection.vendor == "postgresql":
+        return AdvisoryLock()
+    name = str(connection.settings_dict["NAME"])
+    in_memory = "memory" in name
+    return FileLock(settings.HOME / "controller.lock" if in_memory else Path(f"{name}.controller.lock"))
+
+
+class FileLock:
+    """flock: released by the kernel when the process ends, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+
+    def hold(self) -> bool:
+        if self._file is not None:
+            return True
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class AdvisoryLock:
+    """Held by the database session: lost, and noticed as lost, when the connection breaks."""
+
+    def __init__(self) -> None:
+        self._session: object | None = None
+
+    def hold(self) -> bool:
+        if self._session is not None and self._session is connection.connection:
+            return True
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [ADVISORY_KEY])
+            row = cursor.fetchone()
+        self._session = connection.connection if row and row[0] else None
+        return self._session is not None
+
+    def release(self) -> None:
+        if self._session is not None and self._session is connection.connection:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_unlock(%s)", [ADVISORY_KEY])
+        self._session = None

@@ -1,0 +1,61 @@
+"""What the controller sends to workers. Everything repeats what the database says, so loss and doubling do no harm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import lru_cache
+
+import redis
+from celery import Celery
+from django.conf import settings
+
+from dashboard.runs.models import Attempt
+from workers.contract import START_TASK, ControlEntry, StartMessage, control_stream, queue_of
+
+KEEP_ENTRIES = 1_000
+Order = tuple[str, ControlEntry]
+"""(worker, entry)."""
+
+
+def send_orders(client: redis.Redis, orders: Iterable[Order]) -> None:
+    """Appends to the control streams, each equal order once. Raises redis.RedisError."""
+    unique = {(worker, json.dumps(entry, sort_keys=True)): None for worker, entry in orders}
+    if not unique:
+        return
+    with client.pipeline(transaction=False) as pipe:
+        for worker, body in unique:
+            pipe.xadd(control_stream(worker), {"body": body}, maxlen=KEEP_ENTRIES, approximate=True)
+        pipe.execute()
+
+
+@lru_cache(maxsize=2)
+def _sender(broker: str) -> Celery:
+    """A Celery app for sending alone: no tasks, no results."""
+    app = Celery("trainyard", broker=broker, set_as_current=False)
+    app.conf.update(
+        task_serializer="json",
+        task_ignore_result=True,
+        broker_connection_retry=False,
+        broker_transport_options={"socket_timeout": 2.0, "socket_connect_timeout": 2.0},
+    )
+    return app
+
+
+def start_message(attempt: Attempt) -> StartMessage:
+    return {
+        "run": attempt.run_id,
+        "attempt": attempt.pk,
+        "number": attempt.number,
+        "spec": attempt.run.spec,
+        "nodes": attempt.devices,
+    }
+
+
+def send_start(attempt: Attempt) -> None:
+    """Sends the start message to every node. Raises kombu.exceptions.OperationalError where the broker is away."""
+    message = start_message(attempt)
+    for node in attempt.devices:
+        _sender(settings.CELERY_BROKER_URL).send_task(
+            START_TASK, args=[message], queue=queue_of(node["worker"]), ignore_result=True, retry=False
+        )

@@ -1,0 +1,46 @@
+"""The starter study: queued once, when the first calibrated worker appears in a yard that has seen nothing yet."""
+
+from __future__ import annotations
+
+import logging
+
+from django.contrib.auth import get_user_model
+
+from dashboard.fleet.models import Worker
+from dashboard.runs.models import Run
+from dashboard.studies.models import Study
+
+log = logging.getLogger(__name__)
+
+
+class Starter:
+    """Asked on every tick; costs nothing once the question is settled."""
+
+    def __init__(self) -> None:
+        self._settled = False
+
+    def consider(self) -> None:
+        """1. A yard with a run or a study needs none. 2. Waits for an admin and a calibration. 3. Creates it."""
+        if self._settled:
+            return
+        if Run.objects.exists() or Study.objects.exists():
+            self._settled = True
+            return
+        owner = get_user_model().objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
+        worker = next((worker for worker in Worker.objects.filter(draining=False) if worker.calibration), None)
+        if owner is None or worker is None:
+            return
+        self._settled = True
+        _create(owner, worker)
+
+
+def _create(owner: object, worker: Worker) -> None:
+    from dashboard.studies.services import create_starter
+
+    try:
+        study = create_starter(owner=owner, worker=worker)
+    except Exception:
+        # The yard works without its starter study: a wrong calibration must not stop the controller.
+        log.exception("could not create the starter study for %s", worker)
+    else:
+        log.info("queued the starter study %s for %s", study, worker)

@@ -1,0 +1,75 @@
+"""What is computed once at the end of a run and kept in its row: pages of many runs read it instead of the points."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import Any
+
+from dashboard.live.announce import announce
+from dashboard.runs import selectors
+from dashboard.runs.models import ENDED, Run
+from parallel_core.analysis.breakdown import mean
+
+log = logging.getLogger(__name__)
+
+
+def unsummarised() -> set[int]:
+    """Ended runs without a summary: a controller that was killed right after an end left them so."""
+    return set(Run.objects.filter(state__in=ENDED, summary={}, attempts__isnull=False).values_list("pk", flat=True))
+
+
+def store_summary(pk: int) -> None:
+    """Computes and stores the summary of an ended run; a later call, with more data arrived, replaces it."""
+    run = Run.objects.filter(pk=pk, state__in=ENDED).first()
+    if run is None:
+        return
+    summary = summarise(run)
+    changes: dict[str, Any] = {"summary": summary}
+    if summary["timed"]:
+        changes["step_time"] = summary["timed"]["median"]
+    Run.objects.filter(pk=pk).update(**changes)
+    announce(pk, run.study_id, "summary")
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """timed: Stats of the timed steps, seconds, or None; cpu_others: worst rank's share of its device that others
+    used in the timed steps; memory: the worst rank's peak, bytes; breakdown: mean over the ranks of the newest
+    complete traced step, ns; final_loss. What was not measured is None.
+    """
+    timed = selectors.timed(run)
+    summaries = [info.summary for info in selectors.ranks(run).values()]
+    others = [value for value in (summary.get("cpu_others") for summary in summaries) if value is not None]
+    loss = selectors.series(run, "loss")
+    finite = bool(len(loss.value)) and bool(abs(float(loss.value[-1])) < float("inf"))
+    return {
+        "timed": asdict(timed) if timed else None,
+        "cpu_others": max(others, default=None),
+        "memory": _worst_memory(run),
+        "breakdown": _breakdown(run),
+        "final_loss": float(loss.value[-1]) if finite else None,
+        "params_total": next((s["params_total"] for s in summaries if s.get("params_total")), None),
+    }
+
+
+def _worst_memory(run: Run) -> dict[str, Any] | None:
+    worst = max(selectors.memory(run).values(), key=lambda record: record.peak_total, default=None)
+    if worst is None:
+        return None
+    return {
+        "rank": worst.rank,
+        "peak_total": worst.peak_total,
+        "peak": worst.peak,
+        "final": worst.final,
+        "rss_delta": worst.rss_delta,
+    }
+
+
+def _breakdown(run: Run) -> dict[str, Any] | None:
+    try:
+        parts = selectors.breakdown(run)
+    except (ValueError, KeyError, IndexError) as error:
+        # Spans of a run that died in the middle of a step need not make sense; its other numbers still do.
+        log.warning("no breakdown of run %s: %r", run.pk, error)
+        return None
+    return {key: int(value) for key, value in mean(parts.values()).as_dict().items()} if parts else None
