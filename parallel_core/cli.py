@@ -1,0 +1,132 @@
+"""The command line of the engine: train, schedule, calibrate, bench."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from parallel_core.local import LocalYard, Outcome, points
+from parallel_core.observe.records import Frame
+from parallel_core.spec import RunSpec, field_errors
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, 1 the run failed, 2 the command or the spec is wrong, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        print("stopped; no process is left", file=sys.stderr)
+        return 130
+    except _Wrong as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+class _Wrong(Exception):
+    """What the person gave cannot be used; the text says why."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m parallel_core", description="The training engine, on its own.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    train = commands.add_parser("train", help="train as the spec says, on this host")
+    train.add_argument("spec", type=Path, help="a RunSpec as JSON ('-' reads stdin)")
+    train.add_argument("--out", type=Path, help="folder for records and logs (default: run-<date>-<time>)")
+    train.add_argument("--devices", type=_indices, help="device of each rank, e.g. 0,1 (default: 0 to ranks - 1)")
+    train.add_argument("--corpora", type=Path, help="folder of uploaded texts, named by their sha256")
+    train.set_defaults(run=_train)
+    schedule = commands.add_parser("schedule", help="print what every pipeline rank does in one step")
+    schedule.add_argument("spec", type=Path)
+    schedule.add_argument("--csv", action="store_true", help="one row a pipeline rank, for other tools")
+    schedule.set_defaults(run=_schedule)
+    calibrate = commands.add_parser("calibrate", help="find the model whose step takes 50-200 ms here (JSON)")
+    calibrate.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    calibrate.add_argument("--index", type=int, default=0, help="which device")
+    calibrate.set_defaults(run=_calibrate)
+    bench = commands.add_parser("bench", help="this engine against PyTorch's own, and its own costs")
+    bench.add_argument("names", nargs="*", metavar="name", help="which benchmarks (default: all; 'list' names them)")
+    bench.add_argument("--rounds", type=int, default=5, help="turns each contestant gets")
+    bench.add_argument("--json", type=Path, help="write the results to this file too")
+    bench.set_defaults(run=_bench)
+    return parser
+
+
+def read_spec(path: Path) -> RunSpec:
+    """The RunSpec in a JSON file; raises _Wrong with one line a wrong field."""
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text()
+        return RunSpec.model_validate(json.loads(text))
+    except ValidationError as error:
+        lines = [f"{path} cannot be trained:", *(f"  {name}: {why}" for name, why in field_errors(error).items())]
+        raise _Wrong("\n".join(lines)) from error
+    except (OSError, ValueError) as error:
+        raise _Wrong(f"{path} is no spec: {error}") from error
+
+
+def _train(options: argparse.Namespace) -> int:
+    spec = read_spec(options.spec)
+    folder = options.out or Path(time.strftime("run-%Y%m%d-%H%M%S"))
+    if next(folder.glob("events-*.bin"), None) is not None:
+        raise _Wrong(f"{folder} holds the records of a run already; give another --out")
+    if options.devices is not None and len(options.devices) != spec.parallel.world:
+        raise _Wrong(f"--devices names {len(options.devices)} devices, the run has {spec.parallel.world} ranks")
+    with LocalYard() as yard:
+        outcome = yard.run(spec, folder, devices=options.devices, corpora=options.corpora, on_frame=_show)
+    print(_ending(outcome))
+    return 0 if outcome.ok else 1
+
+
+def _show(frame: Frame) -> None:
+    """A line a point of rank 0's run-level series."""
+    columns = [points([frame], name) for name in ("loss", "step_time", "tokens_per_s")]
+    for i, point in enumerate(columns[0]):
+        more = [column["value"][i] if i < len(column) else float("nan") for column in columns[1:]]
+        print(f"step {point['step']:>6}  loss {point['value']:.6f}  {more[0] * 1e3:8.1f} ms  {more[1]:10.0f} tokens/s")
+
+
+def _ending(outcome: Outcome) -> str:
+    if not outcome.ok:
+        return f"{outcome.failure()}\nlogs and records: {outcome.folder}"
+    summary: dict[str, Any] = outcome.last(0, "summary") or {}
+    timed = summary.get("timed", {})
+    text = f"median step {timed['median'] * 1e3:.1f} ms over {timed['n']} timed steps; " if timed else ""
+    return f"{text}records: {outcome.folder}"
+
+
+def _schedule(options: argparse.Namespace) -> int:
+    from parallel_core import schedule
+    from parallel_core.schedule import check, text
+
+    made = schedule.build(read_spec(options.spec))
+    check.check(made)
+    print(text.to_csv(made) if options.csv else f"{text.picture(made)}\n\n{text.grid(made)}")
+    return 0
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from parallel_core.calibrate import CalibrationFailed, calibrate
+
+    try:
+        print(json.dumps(calibrate(options.device, options.index)))
+    except CalibrationFailed as error:
+        print(f"calibration failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from parallel_core import bench
+
+    return bench.run(options.names, options.rounds, options.json)
+
+
+def _indices(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]

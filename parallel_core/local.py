@@ -1,0 +1,173 @@
+"""Runs on this host with no dashboard: what the command line, the calibration and the benchmarks share.
+
+    with LocalYard() as yard:
+        outcome = yard.run(spec, folder, on_frame=print)
+    outcome.frames[0]          # every record of rank 0
+
+The ranks are the very ones that a worker would start (`launch.ForkServer`), and they leave the same files.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from parallel_core import launch
+from parallel_core.launch import Event, ForkServer, StartOrder
+from parallel_core.observe.records import POINT, Frame, decode, events_path, read_file
+from parallel_core.spec import RunSpec
+
+POLL_S = 0.1
+
+
+@dataclass
+class Outcome:
+    """How a run ended. `exits` lists (rank, code) in the order they ended; `submitted` is CLOCK_MONOTONIC seconds."""
+
+    folder: Path
+    submitted: float
+    exits: list[tuple[int, int]] = field(default_factory=list)
+    frames: dict[int, list[Frame]] = field(default_factory=dict)
+    message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.message and bool(self.exits) and all(code == 0 for _, code in self.exits)
+
+    def failure(self) -> str:
+        """One sentence on the first rank that failed; '' where none did."""
+        if self.message:
+            return self.message
+        for rank, code in self.exits:
+            if code:
+                fault = self.last(rank, "fault")
+                what = f"{fault['type']}: {fault['message']}" if fault else launch.describe_exit(code)
+                where = f" at step {fault['step']} in {fault['op']}" if fault else ""
+                return f"Rank {rank} failed{where}: {what}"
+        return ""
+
+    def last(self, rank: int, kind: str) -> dict[str, Any] | None:
+        """Header of the rank's last record of that kind."""
+        return next((f.header for f in reversed(self.frames.get(rank, [])) if f.kind == kind), None)
+
+    def series(self, name: str, rank: int = 0) -> np.ndarray:
+        """The POINT rows of a metric series of a rank, in step order."""
+        return points(self.frames.get(rank, []), name)
+
+
+class LocalYard:
+    """One fork server, one run at a time."""
+
+    def __init__(self, command: Sequence[str] | None = None) -> None:
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.server = ForkServer(self._events.put, command)
+        self._attempt = 0
+        self._ready = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.server.close()
+
+    def wait_ready(self) -> None:
+        """Until the engine is imported and a run would start at once."""
+        while not self._ready:
+            self._take(self._events.get(), None)
+
+    def run(
+        self,
+        spec: RunSpec,
+        folder: Path,
+        *,
+        devices: Sequence[int] | None = None,
+        corpora: Path | None = None,
+        on_frame: Callable[[Frame], None] | None = None,
+    ) -> Outcome:
+        """Train to the end in `folder`; `on_frame` sees the records of rank 0 as they come.
+
+        `corpora` holds uploaded texts by their sha256. Ctrl-C (KeyboardInterrupt) stops the ranks, then goes on up.
+        """
+        self._attempt += 1
+        folder.mkdir(parents=True, exist_ok=True)
+        outcome, tail = Outcome(folder, time.monotonic()), Tail(events_path(folder, 0))
+        self.server.start(self._order(spec, folder, devices, corpora))
+        try:
+            while not self._step(outcome):
+                tail.read(on_frame)
+        except KeyboardInterrupt:
+            self.server.stop(self._attempt)
+            while not self._step(outcome):
+                pass
+            raise
+        tail.read(on_frame)
+        outcome.frames = {rank: read_file(events_path(folder, rank)) for rank in range(spec.parallel.world)}
+        return outcome
+
+    def _order(self, spec: RunSpec, folder: Path, devices: Sequence[int] | None, corpora: Path | None) -> StartOrder:
+        return {
+            "attempt": self._attempt,
+            "spec": spec.model_dump(mode="json"),
+            "folder": str(folder.resolve()),
+            "first_rank": 0,
+            "devices": list(devices if devices is not None else range(spec.parallel.world)),
+            "device_kind": spec.train.device,
+            "corpus_cache": str((corpora or folder / "corpora").resolve()),
+        }
+
+    def _step(self, outcome: Outcome) -> bool:
+        """Take one event, if there is one soon; True once the run is over."""
+        try:
+            return self._take(self._events.get(timeout=POLL_S), outcome)
+        except queue.Empty:
+            return False
+
+    def _take(self, event: Event, outcome: Outcome | None) -> bool:
+        if event["event"] == "lost":
+            raise launch.ServerLost("the fork server ended; its output is above")
+        self._ready = self._ready or event["event"] == "ready"
+        if outcome is None or event.get("attempt") != self._attempt:
+            return False
+        if event["event"] == "exit":
+            outcome.exits.append((event["rank"], event["code"]))
+        elif event["event"] == "refused":
+            outcome.message = event["message"]
+        return event["event"] == "gone"
+
+
+class Tail:
+    """Reads a growing record file from where it stopped last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+
+    def read(self, on_frame: Callable[[Frame], None] | None) -> None:
+        if on_frame is None or not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            for frame in decode(file.read(), self._at):
+                self._at = frame.end
+                on_frame(frame)
+
+
+def points(frames: Sequence[Frame], name: str) -> np.ndarray:
+    """The POINT rows of the series `name` in these frames, in order."""
+    parts = [part for frame in frames if frame.kind == "points" for part in _parts(frame, name)]
+    return np.concatenate(parts) if parts else np.empty(0, POINT)
+
+
+def _parts(frame: Frame, name: str) -> list[np.ndarray]:
+    rows, at, out = np.frombuffer(frame.blob, POINT), 0, []
+    for series, count in frame.header["series"]:
+        if series == name:
+            out.append(rows[at : at + count])
+        at += count
+    return out
