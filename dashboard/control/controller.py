@@ -20,7 +20,7 @@ from dashboard.control import sweeps, wire
 from dashboard.control.clocks import Clocks
 from dashboard.control.ingest import Ingest
 from dashboard.control.lock import lock_of_database
-from dashboard.control.orders import send_orders, send_start
+from dashboard.control.orders import Order, send_orders, send_start
 from dashboard.control.starter import Starter
 from dashboard.control.summary import store_summary, unsummarised
 from dashboard.control.wire import Entry, Reader
@@ -34,6 +34,7 @@ RETRY_S = 0.3
 LOCK_POLL_S = 0.25
 UNSETTLED_EVERY_S = 5.0
 STARTER_EVERY_S = 1.0
+ASK_AGAIN_S = 1.0
 FAILURES = (redis.RedisError, BrokerError, DatabaseError, InterfaceError, OSError)
 
 
@@ -52,6 +53,7 @@ class Controller:
         self._to_summarise: set[int] | None = None  # None: ask the database first
         self._listened_at: float | None = None
         self._last: dict[str, float] = {}
+        self._asked: dict[tuple[object, ...], float] = {}
 
     def stop(self) -> None:
         self._stopping.set()
@@ -75,9 +77,11 @@ class Controller:
     def turn(self) -> None:
         """One round of the loop. Raises one of FAILURES where the broker or the database is away."""
         read = self._reader.read()
-        ingest = self._store(read.entries)
+        done = self._store(read.entries)
+        for ingest in done:
+            self._note_ended(ingest.ended)
         self._reader.acknowledge(read.ids)
-        self._tell(ingest)
+        self._tell(done)
         if read.caught_up:
             self._sweep()
         else:
@@ -118,16 +122,16 @@ class Controller:
                 self._clocks.heard(beat.worker, beat.attempts)
             for (run, study), what in ingest.topics.items():
                 publish(run, study, what)
-            self._note_ended(ingest.ended)
-            send_orders(self._redis, ingest.orders)
+            send_orders(self._redis, self._not_just_asked(ingest.orders))
 
     def _sweep(self) -> None:
         now = time.monotonic()
         self._clocks.advance(now - (self._listened_at or now))
         self._listened_at = now
         send_orders(self._redis, sweeps.sweep_cancels())
-        for attempt in sweeps.sweep_leases(self._clocks, self._lease, self._resends):
-            self._unsent[attempt.pk] = attempt
+        again, ended = sweeps.sweep_leases(self._clocks, self._lease, self._resends)
+        self._unsent |= {attempt.pk: attempt for attempt in again}
+        self._note_ended(ended)
         for attempt in sweeps.place_queued(self._clocks.alive(self._lease)):
             self._unsent[attempt.pk] = attempt
         self._send_unsent()
@@ -139,6 +143,20 @@ class Controller:
         for pk, attempt in list(self._unsent.items()):
             send_start(attempt)
             del self._unsent[pk]
+
+    def _not_just_asked(self, orders: list[Order]) -> list[Order]:
+        """Without rewinds asked for a moment ago: every batch behind a gap would ask for the same bytes again."""
+        now = time.monotonic()
+        self._asked = {key: at for key, at in self._asked.items() if now - at < ASK_AGAIN_S}
+        out = []
+        for worker, entry in orders:
+            key = (worker, entry["attempt"], entry.get("rank"), entry.get("channel"), entry.get("offset"))
+            if entry["kind"] == "rewind":
+                if key in self._asked:
+                    continue
+                self._asked[key] = now
+            out.append((worker, entry))
+        return out
 
     def _note_ended(self, runs: set[int]) -> None:
         if runs and self._to_summarise is not None:

@@ -21,7 +21,7 @@ from dashboard.control.wire import Entry
 from dashboard.fleet.models import Worker
 from dashboard.runs import states
 from dashboard.runs.models import Attempt, Cursor, State
-from workers.contract import LEASE_S
+from workers.contract import LEASE_S, Channel, ControlEntry
 
 log = logging.getLogger(__name__)
 
@@ -177,17 +177,9 @@ class Ingest:
         offset = self.store.offset(key)
         self.touched.add(attempt.pk)
         if start > offset:
-            self.rewind(entry.worker, key, offset)
+            self.orders.append((entry.worker, rewind(key, offset)))
         elif end > offset:
             self._take(attempt, key, offset, entry.data[offset - start :])
-
-    def rewind(self, worker: str, key: FileKey, offset: int) -> None:
-        attempt, rank, channel = key
-        assert channel in ("events", "log")
-        name = "events" if channel == "events" else "log"
-        self.orders.append(
-            (worker, {"kind": "rewind", "attempt": attempt, "rank": rank, "channel": name, "offset": offset})
-        )
 
     def _take(self, attempt: Attempt, key: FileKey, start: int, data: bytes) -> None:
         _, rank, channel = key
@@ -243,3 +235,10 @@ def behind(attempt: Attempt) -> dict[FileKey, int]:
 def is_complete(attempt: Attempt) -> bool:
     """Whether the worker said how much there is, and all of it arrived."""
     return "sizes" in attempt.report and not behind(attempt)
+
+
+def rewind(key: FileKey, offset: int) -> ControlEntry:
+    """The entry that asks a worker for a file again from `offset` on."""
+    attempt, rank, channel = key
+    name: Channel = "events" if channel == "events" else "log"
+    return {"kind": "rewind", "attempt": attempt, "rank": rank, "channel": name, "offset": offset}

@@ -110,7 +110,8 @@ def _append_points(attempt: int, series: dict[tuple[int, str], list[np.ndarray]]
     open_chunks = {
         (chunk.rank, chunk.name): chunk for chunk in SeriesChunk.objects.filter(attempt=attempt, closed=False)
     }
-    changed, new = [], []
+    changed: list[SeriesChunk] = []
+    new: list[SeriesChunk] = []
     for (rank, name), parts in series.items():
         chunk = open_chunks.get((rank, name))
         before = [np.frombuffer(bytes(chunk.data), POINT)] if chunk else []

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 from django.db import transaction
 from django.utils import timezone
 
 from dashboard.control.clocks import Clocks
-from dashboard.control.ingest import behind
+from dashboard.control.ingest import behind, rewind
 from dashboard.control.orders import Order
 from dashboard.control.placement import Share, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts, live_attempts
 from dashboard.runs import states
-from dashboard.runs.models import ACTIVE, Attempt, Run, State
+from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.queue import queued_runs, requests, studies_active
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ RESEND_S = 10.0
 """A worker that beats this long without naming an attempt that was sent to it never got the message."""
 MOST_RESENDS = 3
 ASK_AGAIN_DAYS = 2
+
+Verdict = Literal["fine", "again", "ended"]
 
 
 def sweep_cancels() -> list[Order]:
@@ -80,48 +82,52 @@ def _place(run: Run, shares: list[Share]) -> Attempt:
     return states.place(run, nodes, workers[shares[0].host])
 
 
-def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> list[Attempt]:
-    """Ends attempts whose worker fell silent or lost them; returns those whose start message is to be sent again.
+def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> tuple[list[Attempt], set[int]]:
+    """Ends attempts whose worker fell silent or lost them.
 
-    `resends` counts messages repeated so far, by attempt.
+    Returns the attempts whose start message is to be sent again, and the runs that were ended here. `resends` counts
+    messages repeated so far, by attempt.
     """
     again: list[Attempt] = []
+    ended: set[int] = set()
     attempts = live_attempts()
     clocks.keep({attempt.pk for attempt in attempts})
     for attempt in attempts:
         try:
-            again += _check_lease(attempt, clocks, lease, resends)
+            verdict = _check_lease(attempt, clocks, lease, resends)
         except states.IllegalTransition as error:
             log.info("lease of attempt %s: %s", attempt.pk, error)
-    return again
+            continue
+        if verdict == "again":
+            again.append(attempt)
+        elif verdict == "ended":
+            ended.add(attempt.run_id)
+    return again, ended
 
 
-def _check_lease(attempt: Attempt, clocks: Clocks, lease: float, resends: dict[int, int]) -> list[Attempt]:
+def _check_lease(attempt: Attempt, clocks: Clocks, lease: float, resends: dict[int, int]) -> Verdict:
     silences = {node["worker"]: clocks.watch(node["worker"], attempt.pk) for node in attempt.devices}
     worker, (silence, missing) = max(silences.items(), key=lambda item: item[1][0])
     if silence > lease:
         states.lose(attempt, f"Worker {worker} sent no heartbeat for {lease:.0f} s.", attempt.report)
     elif missing <= lease:
-        return []
+        return "fine"
     elif attempt.run.state == State.CANCELLING:
         detail = f"Cancelled; {worker} has no process of it."
         states.finish(attempt, "cancelled", "cancelled", detail, attempt.report)
     elif attempt.run.state == State.RUNNING or clocks.was_listed(attempt.pk):
         states.lose(attempt, f"Worker {worker} is there but no longer has its processes.", attempt.report)
-    elif missing > RESEND_S:
-        return _send_again(attempt, clocks, resends, worker)
-    return []
-
-
-def _send_again(attempt: Attempt, clocks: Clocks, resends: dict[int, int], worker: str) -> list[Attempt]:
-    count = resends[attempt.pk] = resends.get(attempt.pk, 0) + 1
-    if count > MOST_RESENDS:
-        detail = f"Worker {worker} did not take it, though it was sent {count} times."
+    elif missing <= RESEND_S:
+        return "fine"
+    elif resends.get(attempt.pk, 0) < MOST_RESENDS:
+        log.warning("start message of attempt %s vanished; sending it again", attempt.pk)
+        resends[attempt.pk] = resends.get(attempt.pk, 0) + 1
+        clocks.restart(attempt.pk)
+        return "again"
+    else:
+        detail = f"Worker {worker} did not take it, though it was sent {MOST_RESENDS + 1} times."
         states.lose(attempt, detail, attempt.report)
-        return []
-    log.warning("start message of attempt %s vanished; sending it again", attempt.pk)
-    clocks.restart(attempt.pk)
-    return [attempt]
+    return "ended"
 
 
 def sweep_unsettled(alive: Iterable[str]) -> list[Order]:
@@ -129,11 +135,9 @@ def sweep_unsettled(alive: Iterable[str]) -> list[Order]:
     since = timezone.now() - timedelta(days=ASK_AGAIN_DAYS)
     waiting = Attempt.objects.filter(over=True, settled=False, ended_at__gt=since, worker__name__in=list(alive))
     orders: list[Order] = []
-    for attempt in waiting.exclude(run__state__in=ACTIVE):
-        for (pk, rank, channel), offset in behind(attempt).items():
-            name = "events" if channel == "events" else "log"
-            owner = _worker_of(attempt, rank)
-            orders.append((owner, {"kind": "rewind", "attempt": pk, "rank": rank, "channel": name, "offset": offset}))
+    for attempt in waiting:
+        for key, offset in behind(attempt).items():
+            orders.append((_worker_of(attempt, key[1]), rewind(key, offset)))
     return orders
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import redis
 from django.conf import settings
@@ -33,7 +34,7 @@ def _client(url: str) -> redis.Redis:
 
 def publish(run: int | None, study: int | None, what: Iterable[str]) -> None:
     """Appends one entry now. `run` None = about the fleet. Unreachable broker: a warning, no exception."""
-    fields = {"run": run or "", "study": study or "", "what": json.dumps(sorted(set(what)))}
+    fields: dict[Any, Any] = {"run": run or "", "study": study or "", "what": json.dumps(sorted(set(what)))}
     try:
         _client(settings.REDIS_URL).xadd(LIVE, fields, maxlen=KEEP_ENTRIES, approximate=True)
     except redis.RedisError as error:

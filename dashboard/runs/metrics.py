@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from django.db.models import QuerySet
@@ -47,7 +48,7 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int) -> np.ndarray:
         firsts[number] = min(first, firsts.get(number, first))
         if last > since_step:
             rows.append((number, pk))
-    data = dict(chunks.filter(pk__in=[pk for _, pk in rows]).values_list("pk", "data")) if rows else {}
+    data: dict[int, Any] = dict(chunks.filter(pk__in=[pk for _, pk in rows]).values_list("pk", "data")) if rows else {}
     parts = []
     for number, pk in rows:
         points = np.frombuffer(bytes(data[pk]), POINT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from dashboard.control.placement import Host, Request, Wait, plan
 from dashboard.fleet.selectors import hosts, kind_of
@@ -22,7 +23,7 @@ class Waiting:
 def queued_runs() -> list[Run]:
     """Oldest first; the runs of a study stand together, where its oldest stands, by position."""
     runs = list(Run.objects.filter(state=State.QUEUED, cancel_requested_at=None).defer("summary"))
-    since = {}
+    since: dict[int, datetime] = {}
     for run in runs:
         key = run.study_id or -run.pk
         since[key] = min(run.queued_at, since.get(key, run.queued_at))
@@ -53,7 +54,7 @@ def _preferences(runs: list[Run]) -> list[str]:
     studies = {_series_of(run) for run in runs} - {None}
     newest = Attempt.objects.filter(run__study__in=studies).order_by("pk").values_list("run__study", "worker__name")
     where = dict(newest) if studies else {}
-    return [where.get(_series_of(run)) or "" for run in runs]
+    return [where.get(_series_of(run) or 0) or "" for run in runs]
 
 
 def studies_active() -> set[int]:

@@ -151,6 +151,8 @@ def spans(run: Run, step: int | None = None) -> dict[int, np.ndarray]:
     if attempt is None:
         return {}
     step = _step_to_show(attempt, run.devices) if step is None else step
+    if step is None:
+        return {}
     chunks = SpanChunk.objects.filter(attempt=attempt, step=step).order_by("rank")
     return {chunk.rank: np.frombuffer(bytes(chunk.data), SPAN) for chunk in chunks}
 
