@@ -41,7 +41,7 @@ def create_matrix(
     timed_steps: int = STARTER_TIMED_STEPS,
 ) -> Study:
     """A study of strategies x AR x precision x micro-batches over `devices` devices. Raises as `create`."""
-    asked = {
+    asked: dict[str, Any] = {
         "strategies": list(strategies),
         "recompute": list(recompute),
         "precisions": list(precisions),
@@ -73,7 +73,7 @@ def create_sweep(
     """A study of one field of the spec (dotted name), everything else equal. Raises as `create`."""
     if field not in variants.sweepable():
         raise Invalid({"field": f"'{field}' is not a field that can be swept."})
-    asked = {"field": field, "values": list(values), "timed_steps": timed_steps}
+    asked: dict[str, Any] = {"field": field, "values": list(values), "timed_steps": timed_steps}
     plan = variants.sweep(base, **asked)
     return create(owner=owner, name=name, kind="sweep", base=base, plan=plan, asked=asked, repeats=repeats)
 

@@ -1,0 +1,89 @@
+"""New study: choose a kind, see what would run and how long, queue it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods
+
+from dashboard.accounts.roles import may_submit
+from dashboard.runs.models import Run
+from dashboard.runs.services import Invalid
+from dashboard.studies.estimate import run_seconds
+from dashboard.studies.fields import from_spec
+from dashboard.studies.forms import StudyForm, calibration, initial_of
+from dashboard.studies.kinds import KINDS, MATRIX, StudyKind
+from dashboard.studies.models import Study
+
+SHOWN_ROWS = 60
+"""Variants listed in the preview; the sentence above names them all by number."""
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def new(request: HttpRequest) -> HttpResponse:
+    """GET: the form, empty or from `?clone=<study>` or `?run=<run>`. POST: queue, or with `preview` only say what
+    would be queued (HTMX asks for that while typing; without JavaScript a button does)."""
+    if not may_submit(request.user):
+        raise PermissionDenied("Your account may look at studies but not create them.")
+    source = get_object_or_404(Study, pk=request.GET["clone"]) if request.GET.get("clone", "").isdigit() else None
+    kind = _kind(request, source)
+    if request.method != "POST":
+        form = kind.form(initial=_initial(request, source))
+        return render(request, "studies/new.html", _context(kind, form, _preview(_bound(form)), source))
+    form = kind.form(request.POST)
+    if "preview" in request.POST:
+        template = "studies/new_preview.html" if request.headers.get("HX-Request") else "studies/new.html"
+        return render(request, template, _context(kind, form, _preview(form), source, live=True))
+    if form.is_valid():
+        try:
+            return redirect("studies:page", form.create(request.user).pk)
+        except Invalid as error:
+            form.show(error.field_errors)
+    return render(request, "studies/new.html", _context(kind, form, _preview(form), source), status=422)
+
+
+def _kind(request: HttpRequest, source: Study | None) -> StudyKind:
+    asked = request.POST.get("kind") or request.GET.get("kind") or (source.kind if source else "")
+    return KINDS.get(asked, MATRIX)
+
+
+def _initial(request: HttpRequest, source: Study | None) -> dict[str, Any]:
+    if source:
+        return initial_of(source)
+    if request.GET.get("run", "").isdigit():
+        run = get_object_or_404(Run, pk=request.GET["run"])
+        return {**from_spec(run.spec), "name": f"{run.name}, varied"[:120], "devices": max(2, run.devices)}
+    found = calibration("cpu") or calibration("cuda")
+    if not found:
+        return {}
+    device = "cuda" if str(found.get("device", "cpu")).startswith("cuda") else "cpu"
+    sized = {"model": found["model"], "train": {"global_batch": found["global_batch"], "device": device}}
+    return from_spec(sized)
+
+
+def _bound(form: StudyForm) -> StudyForm:
+    """The form as if its initial values had been sent, so that the first page can already say what would run."""
+    data = {name: form[name].value() for name in form.fields}
+    return type(form)({name: value for name, value in data.items() if value not in (None, False)})
+
+
+def _preview(form: StudyForm) -> dict[str, Any] | None:
+    """What would run; None where the fields do not say it yet. A missing name does not stand in the way."""
+    if set(form.errors) - {"name"}:
+        return None
+    plan = form.plan()
+    table = calibration(form.cleaned_data["train__device"])
+    rows = [
+        {"name": v.name, "split": v.spec.parallel, "seconds": run_seconds(v.spec, table) if table else None}
+        for v in plan.variants[:SHOWN_ROWS]
+    ]
+    return {"estimate": form.estimate(), "rows": rows, "total": len(plan.variants), "skipped": plan.skipped}
+
+
+def _context(
+    kind: StudyKind, form: StudyForm, preview: dict[str, Any] | None, source: Study | None, live: bool = False
+) -> dict[str, Any]:
+    return {"kinds": KINDS.values(), "kind": kind, "form": form, "preview": preview, "source": source, "live": live}

@@ -1,0 +1,253 @@
+"""The forms of New study: one base, and for each kind of study the questions of its own.
+
+`form.plan()` says what would run before anything is queued; `form.create(owner)` queues it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from django import forms
+from django.db.models import QuerySet
+from pydantic import ValidationError
+
+from dashboard.fleet.models import Worker
+from dashboard.runs.models import Corpus
+from dashboard.studies import services, variants
+from dashboard.studies.estimate import Estimate, estimate
+from dashboard.studies.fields import form_field, from_spec, html_name, to_spec
+from dashboard.studies.models import Study
+from dashboard.studies.variants import Plan
+from parallel_core import limits
+from parallel_core.spec import RunSpec, field_errors
+
+MODEL = ("model.layers", "model.hidden", "model.heads", "model.seq", "model.vocab", "model.tied")
+TRAIN = ("train.global_batch", "train.lr", "train.seed", "train.warmup_steps", "train.device")
+SPLIT = ("parallel.dp", "parallel.tp", "parallel.pp", "parallel.schedule", "parallel.micro_batches")
+SWEEP_SPLIT = (*SPLIT, "parallel.recompute", "train.precision")
+
+
+class NumberList(forms.CharField):
+    """Whole numbers from 1 on with commas or blanks between them."""
+
+    def to_python(self, value: Any) -> Any:
+        text = super().to_python(value) or ""
+        try:
+            numbers = [int(part) for part in text.replace(",", " ").split()]
+        except ValueError:
+            raise forms.ValidationError("Write whole numbers with commas between them, such as 2, 4, 8.") from None
+        if any(not 1 <= n <= limits.MAX_MICRO_BATCHES for n in numbers):
+            raise forms.ValidationError(f"Each must be 1 to {limits.MAX_MICRO_BATCHES}.")
+        return list(dict.fromkeys(numbers))
+
+    def prepare_value(self, value: Any) -> Any:
+        return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+class StudyForm(forms.Form):
+    """What every kind asks: a name, the base that all runs share, and how to measure."""
+
+    kind: ClassVar[str]
+    base_fields_of_kind: ClassVar[tuple[str, ...]] = (*MODEL, *TRAIN)
+    template_name_own: ClassVar[str]
+
+    name = forms.CharField(max_length=limits.MAX_NAME, help_text=f"at most {limits.MAX_NAME} characters")
+    train__corpus = forms.ChoiceField(label="Corpus")
+    timed_steps = forms.IntegerField(
+        label="Timed steps",
+        min_value=variants.MIN_TIMED_STEPS,
+        max_value=100_000,
+        initial=services.STARTER_TIMED_STEPS,
+        help_text=f"a run, at least {variants.MIN_TIMED_STEPS}",
+    )
+    repeats = forms.IntegerField(
+        min_value=1, max_value=services.MAX_REPEATS, initial=1, help_text="of the whole list, in turn"
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, **kwargs})
+        for field in self.base_fields_of_kind:
+            self.fields[html_name(field)] = form_field(field)
+        corpora: QuerySet[Corpus] = Corpus.objects.order_by("name")
+        self.fields["train__corpus"].choices = [  # type: ignore[attr-defined]
+            ("stdlib", "Python standard library"),
+            *((f"blob:{corpus.sha256}", corpus.name) for corpus in corpora),
+        ]
+        for name, made in self.fields.items():
+            describe = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
+            made.widget.attrs["aria-describedby"] = describe
+
+    def group(self, names: tuple[str, ...]) -> Iterator[forms.BoundField]:
+        return (self[html_name(name)] for name in names)
+
+    def model_group(self) -> Iterator[forms.BoundField]:
+        return self.group(MODEL)
+
+    def train_group(self) -> Iterator[forms.BoundField]:
+        return self.group((*TRAIN[:-1], "train.corpus", TRAIN[-1]))
+
+    def measure_group(self) -> Iterator[forms.BoundField]:
+        return self.group(("timed_steps", "repeats"))
+
+    def own_group(self) -> Iterator[forms.BoundField]:
+        """The fields of this kind of study alone."""
+        raise NotImplementedError
+
+    def base(self) -> dict[str, Any]:
+        """The spec that all runs share, as far as the fields are valid."""
+        return to_spec(self.cleaned_data, (*self.base_fields_of_kind, "train.corpus"))
+
+    def plan(self) -> Plan:
+        """What would run. Needs a valid form."""
+        raise NotImplementedError
+
+    def create(self, owner: Any) -> Study:
+        """Queues the study. Raises services.Invalid and PermissionDenied."""
+        raise NotImplementedError
+
+    def estimate(self) -> Estimate:
+        specs = [variant.spec for variant in self.plan().variants]
+        return estimate(specs, calibration(self.cleaned_data["train__device"]), self.cleaned_data["repeats"])
+
+    def clean(self) -> dict[str, Any]:
+        """The base must be a valid single run by itself, or every variant would fail for the same reason."""
+        cleaned = super().clean() or self.cleaned_data
+        if not self.errors:
+            try:
+                RunSpec.model_validate(variants.with_steps(self.base(), cleaned["timed_steps"]))
+            except ValidationError as error:
+                self.show(field_errors(error))
+        return cleaned
+
+    def show(self, errors: dict[str, str]) -> None:
+        """Puts messages filed under dotted spec fields at their form fields; others stand above the form."""
+        for dotted, message in errors.items():
+            name = html_name(dotted)
+            self.add_error(name if name in self.fields else None, message)
+
+
+class MatrixForm(StudyForm):
+    kind = "matrix"
+    template_name_own = "studies/new_matrix.html"
+
+    strategies = forms.MultipleChoiceField(
+        choices=[(s.key, s.title) for s in variants.STRATEGIES],
+        initial=list(variants.STARTER),
+        widget=forms.CheckboxSelectMultiple,
+        error_messages={"required": "Choose at least one strategy."},
+    )
+    recompute = forms.MultipleChoiceField(
+        label="Activation recomputation (AR)",
+        choices=[("none", "without"), ("full", "with")],
+        initial=list(variants.RECOMPUTE),
+        widget=forms.CheckboxSelectMultiple,
+        error_messages={"required": "Choose with, without, or both."},
+    )
+    precisions = forms.MultipleChoiceField(
+        label="Precision",
+        choices=[("fp32", "fp32"), ("fp64", "fp64")],
+        initial=["fp32"],
+        widget=forms.CheckboxSelectMultiple,
+        error_messages={"required": "Choose at least one precision."},
+    )
+    micro_batches = NumberList(label="Micro-batches", initial=[4], help_text="of pipelines; several: 2, 4, 8")
+    devices = forms.IntegerField(min_value=1, max_value=limits.MAX_DEGREE, initial=2)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["devices"].help_text = fleet_sentence()
+        self.fields["devices"].widget.attrs["aria-describedby"] = "help-devices error-devices"
+
+    def own_group(self) -> Iterator[forms.BoundField]:
+        return self.group(("strategies", "recompute", "precisions", "micro_batches", "devices"))
+
+    def _asked(self) -> dict[str, Any]:
+        names = ("strategies", "recompute", "precisions", "micro_batches", "devices", "timed_steps")
+        return {name: self.cleaned_data[name] for name in names}
+
+    def plan(self) -> Plan:
+        return variants.matrix(self.base(), **self._asked())
+
+    def create(self, owner: Any) -> Study:
+        common = {"owner": owner, "name": self.cleaned_data["name"], "repeats": self.cleaned_data["repeats"]}
+        return services.create_matrix(base=self.base(), **common, **self._asked())
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean()
+        kind, wanted = cleaned.get("train__device", "cpu"), cleaned.get("devices")
+        have = fleet_devices(kind)
+        if wanted and have and wanted > have:
+            self.add_error("devices", f"The fleet has {have} {kind} device{'s' * (have > 1)}; choose at most {have}.")
+        return cleaned
+
+
+class SweepForm(StudyForm):
+    kind = "sweep"
+    template_name_own = "studies/new_sweep.html"
+    base_fields_of_kind = (*MODEL, *TRAIN, *SWEEP_SPLIT)
+
+    field = forms.ChoiceField(label="Field to sweep", initial="parallel.micro_batches")
+    values = forms.CharField(
+        max_length=2000, initial="1, 2, 4, 8", help_text="with commas between them; 'none' where a field may be empty"
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["field"].choices = list(variants.sweepable().items())  # type: ignore[attr-defined]
+
+    def own_group(self) -> Iterator[forms.BoundField]:
+        return self.group(("field", "values"))
+
+    def split_group(self) -> Iterator[forms.BoundField]:
+        return self.group(SWEEP_SPLIT)
+
+    def clean_values(self) -> str:
+        if not _split(self.cleaned_data["values"]):
+            raise forms.ValidationError("Write at least one value.")
+        return self.cleaned_data["values"]
+
+    def _asked(self) -> dict[str, Any]:
+        return {
+            "field": self.cleaned_data["field"],
+            "values": _split(self.cleaned_data["values"]),
+            "timed_steps": self.cleaned_data["timed_steps"],
+        }
+
+    def plan(self) -> Plan:
+        return variants.sweep(self.base(), **self._asked())
+
+    def create(self, owner: Any) -> Study:
+        common = {"owner": owner, "name": self.cleaned_data["name"], "repeats": self.cleaned_data["repeats"]}
+        return services.create_sweep(base=self.base(), **common, **self._asked())
+
+
+def initial_of(study: Study) -> dict[str, Any]:
+    """Form values that would create this study again."""
+    asked = dict(study.settings)
+    if isinstance(asked.get("values"), list):
+        asked["values"] = ", ".join(map(str, asked["values"]))
+    name = f"{study.name} (again)"[: limits.MAX_NAME]
+    return {**from_spec(study.base), **asked, "name": name}
+
+
+def calibration(kind: str) -> dict[str, Any] | None:
+    """The newest calibration of a worker with devices of that kind; None before the first."""
+    for worker in Worker.objects.order_by("-heartbeat_at").exclude(calibration={}):
+        if any(device.get("kind") == kind for device in worker.devices):
+            return dict(worker.calibration)
+    return None
+
+
+def fleet_devices(kind: str) -> int:
+    """Devices of that kind on all workers, 0 where no worker has reported yet."""
+    return sum(d.get("kind") == kind for worker in Worker.objects.all() for d in worker.devices)
+
+
+def fleet_sentence() -> str:
+    found = [f"{n} {kind}" for kind in ("cpu", "cuda") if (n := fleet_devices(kind))]
+    return f"the fleet has {' and '.join(found)}" if found else "no worker has reported yet"
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

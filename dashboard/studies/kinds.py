@@ -1,0 +1,34 @@
+"""The kinds of study that New study offers. Another kind is one more `register`: its form brings everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dashboard.studies.forms import MatrixForm, StudyForm, SweepForm
+
+
+@dataclass(frozen=True)
+class StudyKind:
+    """`key` is the kind in the URL and on the row, `sentence` what the kind is for."""
+
+    key: str
+    title: str
+    sentence: str
+    form: type[StudyForm]
+
+
+KINDS: dict[str, StudyKind] = {}
+
+
+def register(kind: StudyKind) -> StudyKind:
+    """Adds a kind; a second one of the same key is a mistake (ValueError)."""
+    if kind.key in KINDS:
+        raise ValueError(f"a study kind '{kind.key}' exists already")
+    KINDS[kind.key] = kind
+    return kind
+
+
+MATRIX = register(
+    StudyKind("matrix", "Matrix", "Strategies x recomputation x precision x micro-batches, all else equal.", MatrixForm)
+)
+SWEEP = register(StudyKind("sweep", "Sweep", "One field of the run over several values, all else equal.", SweepForm))
