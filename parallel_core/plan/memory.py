@@ -1,0 +1,149 @@
+"""Does a run fit on its devices? If not: what takes the room, and which changes would make it fit.
+
+The prediction itself, `predict` and `by_stage`, is made in `plan.peak`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from pydantic import ValidationError
+
+from parallel_core.analysis.quantities import bytes_text, percent_text
+from parallel_core.analysis.sentences import CATEGORY_NAMES
+from parallel_core.plan.peak import RankMemory, by_stage, predict
+from parallel_core.spec import RunSpec, divisors
+
+__all__ = ["Feasibility", "Fix", "RankMemory", "by_stage", "find_fixes", "predict", "verdict", "worst_stage"]
+
+_MOST_FIXES = 3
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A change after which the run fits: what to do, `{dotted field: value}`, and the worst rank's bytes then."""
+
+    text: str
+    changes: dict[str, Any]
+    total: int
+
+
+@dataclass(frozen=True)
+class Feasibility:
+    """`fits` is None where the device's memory is not known. `worst_rank` is the first rank of the worst stage."""
+
+    fits: bool | None
+    worst_rank: int
+    total: int
+    sentence: str
+    fixes: tuple[Fix, ...] = ()
+
+
+def verdict(spec: RunSpec, device_bytes: int | None, devices: int | None = None) -> Feasibility:
+    """Holds the predicted peak of the worst rank against a device's memory, or the run's own cap where that is less.
+
+    Changes that would take more than `devices` devices are not proposed (None = any number).
+    """
+    limits = [limit for limit in (device_bytes, spec.trace.memory_cap) if limit is not None]
+    worst = worst_stage(spec)
+    needs = f"Needs {bytes_text(worst.total)} on rank {worst.rank}"
+    category, share = worst.largest()
+    most = f"{CATEGORY_NAMES[category]} {'is' if category == 'optimizer' else 'are'} {percent_text(share)}"
+    if not limits:
+        return Feasibility(None, worst.rank, worst.total, f"{needs}; {most}. The device's memory is not known.")
+    limit = min(limits)
+    what = "device" if limit == device_bytes else "memory cap"
+    if worst.total <= limit:
+        text = f"{needs}, {percent_text(worst.total / limit)} of the {what}'s {bytes_text(limit)}; {most}."
+        return Feasibility(True, worst.rank, worst.total, text)
+    fixes = find_fixes(spec, limit, devices)
+    text = f"{needs}, {bytes_text(worst.total - limit)} more than the {what} has; {most}. {_advice(fixes)}"
+    return Feasibility(False, worst.rank, worst.total, text, fixes)
+
+
+def worst_stage(spec: RunSpec) -> RankMemory:
+    """Prediction for the stage that needs most."""
+    return max(by_stage(spec), key=lambda memory: memory.total)
+
+
+def find_fixes(spec: RunSpec, limit: int, devices: int | None = None) -> tuple[Fix, ...]:
+    """Up to three changes that make the worst rank fit into `limit` bytes, those that cost least first.
+
+    Changes are tried on the spec itself, so each one is valid; two at a time only where no single one is enough.
+    """
+    search = _Search(limit, devices)
+    single = [fix for steps in _ladders(spec) for fix in search.first(spec, steps)]
+    return tuple((single or search.pairs(spec))[:_MOST_FIXES])
+
+
+_Step = tuple[str, dict[str, Any]]
+
+
+def _ladders(spec: RunSpec) -> Iterator[list[_Step]]:
+    """Kinds of change, cheapest first; each is a ladder of steps that save more and more."""
+    split = spec.parallel
+    samples = spec.train.global_batch // split.dp
+    yield [
+        (f"use {m} micro-batches", {"parallel.micro_batches": m}) for m in divisors(samples) if m > split.micro_batches
+    ]
+    if split.pp > 1 and split.schedule == "gpipe":
+        yield [("use the 1F1B schedule", {"parallel.schedule": "1f1b"})]
+    if split.recompute == "none":
+        yield [("turn on recomputation", {"parallel.recompute": "full"})]
+    if spec.train.precision == "fp64":
+        yield [("use fp32", {"train.precision": "fp32"})]
+    yield [(f"split tensors {t} ways", {"parallel.tp": t}) for t in divisors(spec.model.heads) if t > split.tp]
+    deeper = (p for p in (2, 4, 8, 16, 32, 64) if p > split.pp)
+    yield [(f"use {p} pipeline stages", {"parallel.pp": p, "parallel.cuts": None}) for p in deeper]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Walks ladders for steps that are allowed and fit."""
+
+    limit: int
+    devices: int | None
+
+    def allowed(self, spec: RunSpec, steps: Iterable[_Step]) -> Iterator[tuple[RunSpec, Fix]]:
+        for text, changes in steps:
+            changed = _changed(spec, changes)
+            if changed is not None and (self.devices is None or changed.parallel.world <= self.devices):
+                yield changed, Fix(text, changes, worst_stage(changed).total)
+
+    def first(self, spec: RunSpec, steps: list[_Step]) -> list[Fix]:
+        """The first step of a ladder that fits, if any."""
+        return next(([fix] for _, fix in self.allowed(spec, steps) if fix.total <= self.limit), [])
+
+    def pairs(self, spec: RunSpec) -> list[Fix]:
+        """The far end of one ladder, then the first step of a later ladder that fits."""
+        ladders = list(_ladders(spec))
+        return [
+            Fix(f"{end.text} and {fix.text}", {**end.changes, **fix.changes}, fix.total)
+            for i, steps in enumerate(ladders)
+            for changed, end in islice(self.allowed(spec, reversed(steps)), 1)
+            for others in ladders[i + 1 :]
+            for fix in self.first(changed, others)
+        ]
+
+
+def _changed(spec: RunSpec, changes: dict[str, Any]) -> RunSpec | None:
+    """`spec` with dotted fields replaced; None where the rules do not allow it."""
+    data = spec.model_dump()
+    for field, value in changes.items():
+        room, name = field.split(".")
+        data[room][name] = value
+    try:
+        return RunSpec.model_validate(data)
+    except ValidationError:
+        return None
+
+
+def _advice(fixes: tuple[Fix, ...]) -> str:
+    if not fixes:
+        return "No change of the split alone makes it fit: use a smaller model or batch."
+    texts = [f"{fix.text} (needs {bytes_text(fix.total)})" for fix in fixes]
+    text = " or ".join(texts) if len(texts) < 3 else f"{texts[0]}, {texts[1]} or {texts[2]}"
+    return f"{text[0].upper()}{text[1:]}."

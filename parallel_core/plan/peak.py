@@ -1,0 +1,156 @@
+"""How much memory a run will take on each rank, before it starts; to be held against the meter's measured peak.
+
+Static parts live from the first step to the last: parameters, gradients, and two moments of AdamW (Loshchilov and
+Hutter 2019), each as large as the parameters, in flat buffers. Activations peak in a backward: every micro-batch in
+flight (`schedule.in_flight`) keeps what autograd saved, and the layer whose backward runs needs gradients on top. Full
+recomputation keeps only the input of each block layer and rebuilds one layer at a time; the head is not recomputed.
+
+All ranks of a stage need the same. Not counted: the framework itself, a CUDA context, workspace inside kernels, the
+allocator's rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from parallel_core.layout import Layout
+from parallel_core.observe.records import CATEGORIES
+from parallel_core.plan.units import UnitCost, aligned, boundary_elements, unit_costs
+from parallel_core.schedule import in_flight
+from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec
+
+_TOKEN_BYTES = 8
+_OPTIMIZER_STATES = 2
+_SCALARS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Predicted bytes of one rank at its peak, by category (`records.CATEGORIES`)."""
+
+    rank: int
+    """Global rank; in `by_stage` the first one of the stage."""
+    stage: int
+    params: int
+    grads: int
+    optimizer: int
+    activations: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.as_dict().values())
+
+    def as_dict(self) -> dict[str, int]:
+        """Bytes by category, in the order charts stack them."""
+        return {name: getattr(self, name) for name in CATEGORIES}
+
+    def largest(self) -> tuple[str, float]:
+        """The category that takes most, and its share of the total, 0 .. 1."""
+        sizes = self.as_dict()
+        name = max(sizes, key=sizes.__getitem__)
+        return name, sizes[name] / max(self.total, 1)
+
+
+def predict(spec: RunSpec) -> list[RankMemory]:
+    """Predicted peak of every global rank, in rank order (see `by_stage` where there may be very many)."""
+    same = spec.parallel.dp * spec.parallel.tp
+    return [
+        RankMemory(memory.rank + i, memory.stage, *memory.as_dict().values())
+        for memory in by_stage(spec)
+        for i in range(same)
+    ]
+
+
+def by_stage(spec: RunSpec) -> list[RankMemory]:
+    """Predicted peak of the first rank of each stage; the others of that stage need the same."""
+    layout, costs = Layout.of(spec), unit_costs(spec)
+    size = BYTES_PER_ELEMENT[spec.train.precision]
+    out = []
+    for stage, units in enumerate(layout.stage_units):
+        params = size * _parameters(spec, [costs[unit] for unit in units])
+        out.append(
+            RankMemory(
+                rank=layout.rank(stage),
+                stage=stage,
+                params=params,
+                grads=params,
+                optimizer=_OPTIMIZER_STATES * params,
+                activations=size * _activations(spec, stage, _segments(spec, costs, units)),
+                buffers=_buffers(spec, stage, size),
+            )
+        )
+    return out
+
+
+def _parameters(spec: RunSpec, held: Sequence[UnitCost]) -> int:
+    """Elements of a stage's flat buffer; a stage that holds embedding and head holds a tied matrix once."""
+    total = sum(unit.flat for unit in held)
+    if spec.model.tied and spec.parallel.pp == 1:
+        total -= aligned(spec.model.vocab * spec.model.hidden // spec.parallel.tp)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Layers that go backward together; where they are recomputed only the input of the first is kept."""
+
+    units: tuple[UnitCost, ...]
+    recomputed: bool
+
+    @property
+    def kept(self) -> int:
+        """Elements kept of one micro-batch from forward to backward."""
+        if self.recomputed:
+            return self.units[0].boundary
+        return sum(unit.boundary + unit.inner for unit in self.units)
+
+    def worst(self, output: int) -> int:
+        """Elements at the worst instant of its backward, which starts from its `output` and that one's gradient.
+
+        While a layer runs backward, those before it keep theirs and those behind it have let go.
+        """
+        worst = before = 0
+        for i, unit in enumerate(self.units):
+            before += unit.boundary + unit.inner
+            gradient = output if i < len(self.units) - 1 else 0  # the last layer counts it as passing
+            worst = max(worst, before + unit.passing + gradient)
+        return worst + output
+
+
+def _segments(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) -> list[_Segment]:
+    """The stage's layers as the engine recomputes them: block by block, but neither embedding nor head."""
+    if spec.parallel.recompute == "none":
+        return [_Segment(tuple(costs[unit] for unit in units), False)]
+    head = len(costs) - 1
+    blocks = groupby(units, key=lambda unit: (unit + 1) // 2)  # 0 | 1, 2 | 3, 4 | ... | head
+    return [
+        _Segment(tuple(costs[unit] for unit in block), recomputed=0 < 2 * index - 1 < head) for index, block in blocks
+    ]
+
+
+def _activations(spec: RunSpec, stage: int, segments: Sequence[_Segment]) -> int:
+    """Elements at the worst instant of a backward, with all micro-batches in flight.
+
+    The other micro-batches keep everything, also the output where backward starts from it (not after recomputation).
+    """
+    split, bsh = spec.parallel, boundary_elements(spec)
+    last = stage == split.pp - 1
+    output = 0 if last or segments[-1].recomputed else bsh
+    others = in_flight(split.schedule, stage, split.pp, split.micro_batches) - 1
+    worst = before = 0
+    for i, segment in enumerate(segments):
+        ends_in_loss = last and i == len(segments) - 1
+        worst = max(worst, before + segment.worst(0 if ends_in_loss else bsh))
+        before += segment.kept
+    return others * (before + output) + worst
+
+
+def _buffers(spec: RunSpec, stage: int, size: int) -> int:
+    """Bytes of the batch's tokens, of one posted receive for each neighbour, and of a few scalars."""
+    split, samples = spec.parallel, spec.train.global_batch // spec.parallel.dp
+    tokens = _TOKEN_BYTES * samples * (spec.model.seq + 1)
+    neighbours = (stage > 0) + (stage < split.pp - 1)
+    return tokens + neighbours * size * boundary_elements(spec) + _SCALARS * size
