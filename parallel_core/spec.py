@@ -223,5 +223,24 @@ def field_errors(error: ValidationError) -> dict[str, str]:
         ctx: dict[str, Any] = item.get("ctx") or {}
         named = ctx.get("fields")
         field = named[0] if named else ".".join(str(part) for part in item["loc"]) or "spec"
-        out.setdefault(field, item["msg"])
+        out.setdefault(field, _say(str(item["type"]), item["msg"], item.get("input"), ctx))
     return out
+
+
+def _say(kind: str, message: str, value: Any, ctx: dict[str, Any]) -> str:
+    """Pydantic's errors in words for a person: what is wrong and what would be right."""
+    got = "nothing" if value in ("", None) else repr(value)[:40]
+    bounds = {"greater_than_equal": "ge", "greater_than": "gt", "less_than_equal": "le", "less_than": "lt"}
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    if kind in bounds:
+        bound = bounds[kind]
+        return f"Must be {words[bound]} {ctx[bound]}; got {value}."
+    if kind.startswith("int_"):
+        return f"A whole number is needed; got {got}."
+    if kind.startswith("float_") or kind == "finite_number":
+        return f"A number is needed; got {got}."
+    if kind == "literal_error":
+        return f"Must be {ctx['expected']}; got {got}."
+    if kind == "extra_forbidden":
+        return "There is no such field."
+    return message

@@ -1,0 +1,74 @@
+"""Uploaded texts: checked, named by their content, kept in the default storage as corpora/<sha256>."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from pathlib import PurePath
+from typing import Any
+
+from django.core.files.storage import default_storage
+from django.core.files.uploadedfile import UploadedFile
+
+from dashboard.runs.models import Corpus
+from dashboard.runs.services import Invalid
+from parallel_core import limits
+
+MAX_MIB = limits.MAX_CORPUS_BYTES // 2**20
+CHUNK = 1 << 20
+
+
+def storage_name(sha256: str) -> str:
+    return f"corpora/{sha256}"
+
+
+def store(*, owner: Any, upload: UploadedFile) -> Corpus:
+    """Keeps the upload and returns its row; the same bytes twice are one corpus.
+
+    Raises Invalid({"upload": why}) for an empty file, one over the limit, and one that is not UTF-8 text.
+    """
+    size = upload.size or 0
+    if not size:
+        raise Invalid({"upload": "This file is empty: there is nothing to train on."})
+    if size > limits.MAX_CORPUS_BYTES:
+        raise Invalid({"upload": f"A corpus has at most {MAX_MIB} MiB; this file has {size / 2**20:.0f} MiB."})
+    sha256 = checked_sha256(upload)
+    name = storage_name(sha256)
+    if not default_storage.exists(name):
+        upload.seek(0)
+        default_storage.save(name, upload)
+    title = "".join(c for c in PurePath(upload.name or "").name if c.isprintable())[: limits.MAX_NAME] or sha256[:12]
+    return Corpus.objects.get_or_create(sha256=sha256, defaults={"name": title, "size": size, "owner": owner})[0]
+
+
+def checked_sha256(upload: UploadedFile) -> str:
+    """Hash of the bytes; Invalid where they are not text, with the place of the first wrong byte."""
+    digest, decoder, at = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")(), 0
+    for chunk in upload.chunks(CHUNK):
+        nul = chunk.find(b"\x00")
+        if nul >= 0:
+            raise Invalid({"upload": f"This is not text: byte {at + nul} is zero. Upload UTF-8 text."})
+        _decode(decoder, chunk, at)
+        digest.update(chunk)
+        at += len(chunk)
+    _decode(decoder, b"", at, final=True)
+    return digest.hexdigest()
+
+
+def _decode(decoder: codecs.IncrementalDecoder, chunk: bytes, at: int, final: bool = False) -> None:
+    try:
+        decoder.decode(chunk, final)
+    except UnicodeDecodeError as error:
+        place = max(0, at - (len(error.object) - len(chunk)) + error.start)
+        raise Invalid({"upload": f"This is not UTF-8 text: it stops making sense at byte {place}."}) from None
+
+
+def choices() -> list[tuple[str, str]]:
+    """Corpora for a select: the built-in one first, then uploads by name."""
+    rows = Corpus.objects.order_by("name", "id").values_list("sha256", "name", "size")
+    uploads = [(f"blob:{sha256}", f"{name} ({_size(size)})") for sha256, name, size in rows]
+    return [("stdlib", "Python standard library (built in)"), *uploads]
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{max(1, round(size / 1024))} KiB"

@@ -1,0 +1,96 @@
+"""The New run form, generated from RunSpec through `spec_fields`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django import forms
+
+from dashboard.runs import corpora, spec_fields
+from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS
+from dashboard.runs.submission import Assessment, assess
+from parallel_core import limits
+
+
+def split_tags(text: str) -> list[str]:
+    return [tag.strip() for tag in text.split(",") if tag.strip()]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A fieldset: its group and the bound fields in it."""
+
+    group: spec_fields.Group
+    fields: list[forms.BoundField]
+
+    @property
+    def open(self) -> bool:
+        return not self.group.folded or any(field.errors for field in self.fields)
+
+
+class RunForm(forms.Form):
+    """Carries text to RunSpec, and RunSpec's messages back to the fields. `assessment` is there after validation."""
+
+    template_name = "runs/form_fields.html"
+    name = forms.CharField(required=False, max_length=limits.MAX_NAME, help_text=spec_fields.NAME_HINT)
+    tags = forms.CharField(
+        required=False, help_text=f"separated by commas; at most {MAX_TAGS}, of {MAX_TAG} characters each"
+    )
+    retries = forms.IntegerField(
+        min_value=0, max_value=MAX_RETRIES, initial=0, help_text=f"when a worker is lost, 0 to {MAX_RETRIES}"
+    )
+    upload = forms.FileField(
+        required=False,
+        allow_empty_file=True,
+        label="or upload a text",
+        help_text=f"UTF-8, at most {corpora.MAX_MIB} MiB",
+        widget=forms.FileInput(attrs={"accept": "text/*,.txt,.md,.py,.csv,.json,.jsonl"}),
+    )
+    anyway = forms.BooleanField(required=False, label="Queue it although it is predicted not to fit")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, **kwargs})
+        self.assessment = Assessment()
+        for entry in spec_fields.ENTRIES.values():
+            self.fields[entry.name] = spec_fields.form_field(entry)
+        corpus = self.fields["train__corpus"].widget
+        assert isinstance(corpus, forms.Select)
+        corpus.choices = corpora.choices()
+        # Text, like every number here: a browser's number box throws away what it does not understand.
+        self.fields["retries"].widget = forms.TextInput(attrs={"inputmode": "numeric", "autocomplete": "off"})
+        for name, made in self.fields.items():
+            described = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
+            made.widget.attrs["aria-describedby"] = described
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        self.assessment = assess(spec_fields.to_spec(cleaned))
+        self.show(self.assessment.errors)
+        tags = split_tags(cleaned.get("tags", ""))
+        if len(tags) > MAX_TAGS:
+            self.add_error("tags", f"At most {MAX_TAGS} tags; these are {len(tags)}.")
+        elif any(len(tag) > MAX_TAG for tag in tags):
+            self.add_error("tags", f"A tag has at most {MAX_TAG} characters.")
+        return cleaned
+
+    def show(self, errors: Mapping[str, str]) -> None:
+        """Files messages by dotted field at the fields of the form."""
+        for path, message in errors.items():
+            name = spec_fields.form_name(path)
+            known = name in self.fields
+            self.add_error(name if known else None, message if known else f"{path}: {message}")
+
+    def choose_corpus(self, value: str) -> None:
+        """Selects a corpus in a form that is shown again, so that an upload is not lost with a mistake elsewhere."""
+        data = self.data.copy()
+        data["train__corpus"] = value
+        self.data = data
+
+    def sections(self) -> Iterator[Section]:
+        for group in spec_fields.GROUPS:
+            yield Section(group, [self[entry.name] for entry in group.entries])
+
+    def words(self) -> list[forms.BoundField]:
+        return [self[name] for name in ("name", "tags", "retries")]

@@ -1,0 +1,52 @@
+"""Starting points of the New run form. Each is a valid RunSpec (a test checks all of them)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+TINY = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128, "vocab": 256}
+GPT2_SMALL = {"layers": 12, "hidden": 768, "heads": 12, "seq": 1024, "vocab": 50304, "tied": True}
+GPT2_MEDIUM = {"layers": 24, "hidden": 1024, "heads": 16, "seq": 1024, "vocab": 50304, "tied": True}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """`blurb` says in a few words why one would choose it."""
+
+    key: str
+    title: str
+    blurb: str
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+def _tiny(**parallel: Any) -> dict[str, Any]:
+    return {"model": TINY, "parallel": parallel, "train": {"global_batch": 16}}
+
+
+def _gpt2(model: dict[str, Any], **parallel: Any) -> dict[str, Any]:
+    return {"model": model, "parallel": parallel, "train": {"global_batch": 8, "device": "cuda"}}
+
+
+PRESETS = (
+    Preset("tiny", "Tiny GPT, 1 device", "0.8 M parameters; a step in well under a second", _tiny()),
+    Preset("dp2", "Tiny GPT, DP 2", "two replicas, gradients all-reduced", _tiny(dp=2)),
+    Preset("tp2", "Tiny GPT, TP 2", "every layer split over two devices", _tiny(tp=2)),
+    Preset("pp2", "Tiny GPT, PP 2 (1F1B)", "two stages, 8 micro-batches", _tiny(pp=2, micro_batches=8)),
+    Preset(
+        "pp2-gpipe-ar",
+        "Tiny GPT, GPipe + AR",
+        "two stages, activations recomputed",
+        _tiny(pp=2, schedule="gpipe", micro_batches=8, recompute="full"),
+    ),
+    Preset("naive2", "Tiny GPT, naive layer-wise", "two stages, one busy at a time", _tiny(pp=2, schedule="naive")),
+    Preset("dp2tp2", "Tiny GPT, DP 2 × TP 2", "four devices", _tiny(dp=2, tp=2)),
+    Preset("gpt2-small", "GPT-2 small, 1 GPU", "124 M parameters, 12 × 768", _gpt2(GPT2_SMALL, micro_batches=2)),
+    Preset(
+        "gpt2-medium",
+        "GPT-2 medium, PP 2 on GPUs",
+        "355 M parameters, 24 × 1024, recomputed",
+        _gpt2(GPT2_MEDIUM, pp=2, micro_batches=4, recompute="full"),
+    ),
+)
+BY_KEY = {preset.key: preset for preset in PRESETS}

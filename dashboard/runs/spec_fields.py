@@ -1,0 +1,223 @@
+"""One mapping between the leaves of RunSpec and the fields of the run form.
+
+The form only carries text; RunSpec alone judges it. A leaf `train.lr` is the form field `train__lr`. Bounds and
+choices shown at a field are read from the spec, so that the form cannot promise what the spec refuses.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from annotated_types import Ge, Gt, Le, Lt
+from django import forms
+from pydantic.fields import FieldInfo
+
+from parallel_core import limits
+from parallel_core.spec import RunSpec
+
+MIB = 1024 * 1024
+THIN = "\u202f"
+FIXED = {"model.kind"}
+"""Leaves with one possible value: not asked for."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A leaf of the spec as a form shows it."""
+
+    path: str
+    label: str
+    hint: str = ""
+
+    @property
+    def name(self) -> str:
+        return html_name(self.path)
+
+
+@dataclass(frozen=True)
+class Group:
+    key: str
+    title: str
+    entries: tuple[Entry, ...]
+    folded: bool = False
+    """Shown closed: seldom changed."""
+
+
+GROUPS = (
+    Group(
+        "model",
+        "Model",
+        (
+            Entry("model.layers", "Layers", "blocks of attention and MLP"),
+            Entry("model.hidden", "Hidden size"),
+            Entry("model.heads", "Attention heads", "divides the hidden size"),
+            Entry("model.seq", "Sequence length", "tokens"),
+            Entry("model.vocab", "Vocabulary", "256 reads bytes"),
+            Entry("model.tied", "Tie embedding and head"),
+        ),
+    ),
+    Group(
+        "parallel",
+        "Parallelism",
+        (
+            Entry("parallel.dp", "Data parallel", "replicas; divides the batch"),
+            Entry("parallel.tp", "Tensor parallel", "divides heads and vocabulary"),
+            Entry("parallel.pp", "Pipeline stages"),
+            Entry("parallel.schedule", "Pipeline schedule"),
+            Entry("parallel.micro_batches", "Micro-batches", "for each replica"),
+            Entry("parallel.recompute", "Activation recomputation"),
+            Entry("parallel.cuts", "Stage cuts", "e.g. 3, 6; empty balances them by FLOPs"),
+        ),
+    ),
+    Group(
+        "train",
+        "Training",
+        (
+            Entry("train.device", "Device kind"),
+            Entry("train.corpus", "Corpus"),
+            Entry("train.global_batch", "Global batch", "samples a step"),
+            Entry("train.steps", "Steps"),
+            Entry("train.warmup_steps", "Warm-up steps", "not timed"),
+            Entry("train.lr", "Learning rate"),
+            Entry("train.precision", "Precision"),
+            Entry("train.seed", "Seed"),
+        ),
+    ),
+    Group(
+        "fine",
+        "Optimiser and tracing",
+        (
+            Entry("train.weight_decay", "Weight decay"),
+            Entry("train.beta1", "AdamW β₁"),
+            Entry("train.beta2", "AdamW β₂"),
+            Entry("train.eps", "AdamW ε"),
+            Entry("train.clip_norm", "Clip gradient norm", "empty: no clipping"),
+            Entry("trace.trace_every", "Trace every", "steps; 0 traces one step only"),
+            Entry("trace.memory_cap", "Memory cap, MiB a rank", "empty: the device's own limit"),
+            Entry("trace.memory", "Measure memory"),
+        ),
+        folded=True,
+    ),
+)
+ENTRIES = {entry.path: entry for group in GROUPS for entry in group.entries}
+
+CHOICE_LABELS = {
+    "naive": "Naive layer-wise",
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "none": "None: keep activations",
+    "full": "Full: recompute every block",
+    "cpu": "CPU",
+    "cuda": "CUDA GPU",
+    "fp32": "fp32",
+    "fp64": "fp64",
+}
+
+
+def html_name(path: str) -> str:
+    return path.replace(".", "__")
+
+
+def leaves() -> dict[str, FieldInfo]:
+    """Every leaf of the spec by dotted path."""
+    return {
+        f"{section}.{leaf}": info
+        for section, outer in RunSpec.model_fields.items()
+        for leaf, info in typing.cast(Any, outer.annotation).model_fields.items()
+    }
+
+
+def is_optional(info: FieldInfo) -> bool:
+    return type(None) in typing.get_args(info.annotation)
+
+
+def bounds(info: FieldInfo) -> str:
+    """ "1 to 1 024" for a person, "" where the spec sets no two bounds."""
+    low = next((m.ge if isinstance(m, Ge) else m.gt for m in info.metadata if isinstance(m, Ge | Gt)), None)
+    high = next((m.le if isinstance(m, Le) else m.lt for m in info.metadata if isinstance(m, Le | Lt)), None)
+    if low is None or high is None:
+        return ""
+    strict = "above " if any(isinstance(m, Gt) for m in info.metadata) else ""
+    below = "below " if any(isinstance(m, Lt) for m in info.metadata) else ""
+    return f"{strict}{low:,} to {below}{high:,}".replace(",", THIN)
+
+
+def form_field(entry: Entry) -> forms.Field:
+    """A field that takes any text, with the widget that fits the leaf."""
+    info = leaves()[entry.path]
+    hint = ", ".join(part for part in (entry.hint, bounds(info)) if part)
+    if info.annotation is bool:
+        return forms.BooleanField(label=entry.label, required=False, help_text=hint)
+    widget: forms.Widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
+    words = [word for word in typing.get_args(info.annotation) if isinstance(word, str)]
+    if words or entry.path == "train.corpus":
+        widget = forms.Select(choices=[(word, CHOICE_LABELS.get(word, word)) for word in words])
+    return forms.CharField(label=entry.label, required=False, widget=widget, help_text=hint)
+
+
+def _cuts_in(text: str) -> Any:
+    return [part for part in text.replace(",", " ").split() if part] or None
+
+
+def _mib_in(text: str) -> Any:
+    try:
+        return int(float(text) * MIB)
+    except (ValueError, OverflowError):
+        return text
+
+
+def _mib_out(value: int) -> str:
+    return f"{value / MIB:.6f}".rstrip("0").rstrip(".")
+
+
+_IN: dict[str, Callable[[str], Any]] = {"parallel.cuts": _cuts_in, "trace.memory_cap": _mib_in}
+_OUT: dict[str, Callable[[Any], str]] = {
+    "parallel.cuts": lambda value: ", ".join(map(str, value)),
+    "trace.memory_cap": _mib_out,
+}
+
+
+def to_spec(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested dict that RunSpec judges, from flat form values (text, or bool for switches)."""
+    spec: dict[str, Any] = {}
+    for path, info in leaves().items():
+        if path in FIXED:
+            continue
+        section, leaf = path.split(".", 1)
+        value = values.get(html_name(path))
+        if isinstance(value, str):
+            value = value.strip()
+            value = None if not value and is_optional(info) else _IN.get(path, str)(value)
+        spec.setdefault(section, {})[leaf] = value
+    return spec
+
+
+def from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat form values from a nested spec; leaves that it lacks take their defaults."""
+    whole = RunSpec().model_dump(mode="json")
+    values = {}
+    for path in ENTRIES:
+        section, leaf = path.split(".", 1)
+        value = {**whole[section], **spec.get(section, {})}[leaf]
+        values[html_name(path)] = _text(path, value)
+    return values
+
+
+def _text(path: str, value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return value
+    return _OUT[path](value) if path in _OUT else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def form_name(path: str) -> str:
+    """The form field at which an error of this path is shown; `spec` errors without a place go to the form itself."""
+    parts = path.split(".")
+    return html_name(".".join(parts[:2])) if ".".join(parts[:2]) in ENTRIES else path
+
+
+NAME_HINT = f"at most {limits.MAX_NAME} characters; empty: the strategy's name"

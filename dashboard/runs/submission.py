@@ -1,0 +1,135 @@
+"""What stands between a wish and the queue: does it divide, does the fleet have the devices, does it fit in memory?
+
+Form and API ask the same questions here; `services.submit` then queues what passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from dashboard.fleet.models import Worker
+from dashboard.runs import services
+from dashboard.runs.models import Corpus, Run
+from parallel_core.plan.memory import Feasibility, RankMemory, predict, verdict
+from parallel_core.plan.strategy import label
+from parallel_core.spec import RunSpec, field_errors
+
+WORDS = {"cpu": "CPU device", "cuda": "GPU"}
+MAX_PREDICTED_RANKS = 4096
+"""Beyond this many ranks no memory is predicted: no fleet has them, and the panel says so anyway."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the known workers offer of one kind of device: most on one host, on all, and bytes of the roomiest."""
+
+    kind: str
+    largest: int = 0
+    total: int = 0
+    memory: int = 0
+    others: int = 0
+    """Devices of other kinds."""
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """Everything that can be said before a run is queued. `errors` by dotted field; `memory_error` may be overruled."""
+
+    spec: RunSpec | None = None
+    errors: dict[str, str] = field(default_factory=dict)
+    capacity: Capacity | None = None
+    ranks: list[RankMemory] = field(default_factory=list)
+    feasibility: Feasibility | None = None
+    limit: int = 0
+    """Bytes a rank may use; 0 = unknown."""
+    memory_error: str = ""
+
+    @property
+    def label(self) -> str:
+        return label(self.spec) if self.spec else ""
+
+
+def capacity(kind: str) -> Capacity:
+    """Known workers, silent and draining ones included: they may come back, and the queue says what it waits for."""
+    counts, memory, others = [], 0, 0
+    for devices in Worker.objects.values_list("devices", flat=True):
+        mine = [device for device in devices if device["kind"] == kind]
+        others += len(devices) - len(mine)
+        counts.append(len(mine))
+        memory = max([memory, *(device.get("memory_total", 0) for device in mine)])
+    return Capacity(kind, max(counts, default=0), sum(counts), memory, others)
+
+
+def assess(spec: dict[str, Any]) -> Assessment:
+    """Judges a nested spec: rules of RunSpec first, then the fleet, the corpus and the memory."""
+    try:
+        parsed = RunSpec.model_validate(spec)
+    except ValidationError as error:
+        return Assessment(errors=field_errors(error))
+    offered = capacity(parsed.train.device)
+    errors = _fleet_errors(parsed, offered) | _corpus_errors(parsed)
+    if parsed.parallel.world > MAX_PREDICTED_RANKS:
+        return Assessment(parsed, errors, offered)
+    known = [amount for amount in (offered.memory, parsed.trace.memory_cap) if amount]
+    limit = min(known, default=0)
+    found = verdict(parsed, limit) if limit else None
+    wrong = found.sentence if found and not found.fits else ""
+    return Assessment(parsed, errors, offered, predict(parsed), found, limit, wrong)
+
+
+def submit(
+    *,
+    owner: Any,
+    spec: dict[str, Any],
+    name: str = "",
+    tags: Sequence[str] = (),
+    retries: int = 0,
+    anyway: bool = False,
+) -> Run:
+    """Queues the run if nothing speaks against it; `anyway` overrules the predicted memory alone.
+
+    Raises services.Invalid with every wrong field, PermissionDenied for viewers.
+    """
+    found = assess(spec)
+    errors = dict(found.errors)
+    if found.memory_error and not anyway:
+        errors.setdefault("trace.memory_cap" if _cap_binds(found) else "model.hidden", found.memory_error)
+    if errors:
+        raise services.Invalid(errors)
+    return services.submit(owner=owner, spec=spec, name=name, tags=tags, retries=retries)
+
+
+def _cap_binds(found: Assessment) -> bool:
+    return bool(found.spec and found.spec.trace.memory_cap == found.limit)
+
+
+def _fleet_errors(spec: RunSpec, offered: Capacity) -> dict[str, str]:
+    world, word = spec.parallel.world, WORDS[offered.kind]
+    if not offered.total:
+        if not offered.others:
+            return {}  # no worker has ever reported: the run waits for the first one
+        return {"train.device": f"No worker has a {word}; choose the other kind."}
+    if world <= offered.largest:
+        return {}
+    split = spec.parallel
+    axis = max(("dp", "tp", "pp"), key=lambda name: getattr(split, name))
+    needs = f"{split.dp} × {split.tp} × {split.pp} needs {world} {word}s on one host"
+    return {f"parallel.{axis}": f"{needs}; the largest worker has {offered.largest}."}
+
+
+def _corpus_errors(spec: RunSpec) -> dict[str, str]:
+    kind, _, sha256 = spec.train.corpus.partition(":")
+    if kind != "blob":
+        return {}
+    size = Corpus.objects.filter(sha256=sha256).values_list("size", flat=True).first()
+    if size is None:
+        return {"train.corpus": "This yard has no such corpus; upload it first or use 'stdlib'."}
+    if size <= spec.model.seq:
+        return {
+            "train.corpus": f"The corpus has {size} bytes: too short for one sample of {spec.model.seq} + 1 tokens."
+        }
+    return {}
