@@ -42,7 +42,7 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int) -> np.ndarray:
     """The points of all attempts, each later attempt replacing the earlier ones from its first step on."""
     # A later attempt's first step is needed even where its early chunks are not asked for.
     firsts: dict[int, int] = {}
-    rows: list[tuple[int, np.ndarray]] = []
+    rows: list[tuple[int, int]] = []
     fields = ("attempt__number", "first_step", "last_step", "id")
     for number, first, last, pk in chunks.order_by("attempt__number", "id").values_list(*fields):
         firsts[number] = min(first, firsts.get(number, first))

@@ -1,0 +1,207 @@
+"""One reader of the LIVE stream in each web process, and its fan-out to the process's SSE clients.
+
+A read returns at the first entry; the next one is made COALESCE_S later and takes all that gathered meanwhile. So a
+lone change is passed on at once, and a busy run wakes its readers at most four times a second. A client's backlog is
+a set of topics, not a queue of messages: a slow one costs no memory and misses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from types import FrameType
+from weakref import WeakKeyDictionary
+
+import redis.asyncio as redis
+from django.conf import settings
+from redis.exceptions import RedisError
+
+from dashboard.live.topics import EVERYTHING, topics_of
+from workers.contract import LIVE
+
+log = logging.getLogger(__name__)
+
+COALESCE_S = 0.25
+BLOCK_MS = 1_000
+READ_COUNT = 1_000
+RETRY_S = 0.5
+ANSWER_LIMIT_S = 5.0
+
+
+class Subscription:
+    """What one client has not been told yet."""
+
+    def __init__(self, topics: frozenset[str]) -> None:
+        self.topics = topics
+        self.closed = False
+        self.position = ""
+        """Id of the newest entry that `take` has told or skipped."""
+        self._news: dict[str, set[str]] = {}
+        self._wake = asyncio.Event()
+
+    def add(self, news: dict[str, set[str]], position: str) -> None:
+        for topic, what in news.items():
+            if topic in self.topics:
+                self._news.setdefault(topic, set()).update(what)
+        self.position = position
+        if self._news:
+            self._wake.set()
+
+    def close(self) -> None:
+        self.closed = True
+        self._wake.set()
+
+    async def take(self, limit: float) -> dict[str, set[str]]:
+        """Waits up to `limit` seconds for news; {} when there are none or the hub has closed."""
+        try:
+            async with asyncio.timeout(limit):
+                await self._wake.wait()
+        except TimeoutError:
+            return {}
+        self._wake.clear()
+        news, self._news = self._news, {}
+        return news
+
+
+class Hub:
+    """Belongs to one event loop."""
+
+    def __init__(self, url: str) -> None:
+        self._redis = redis.Redis.from_url(url, socket_timeout=ANSWER_LIMIT_S, socket_connect_timeout=ANSWER_LIMIT_S)
+        self._by_topic: dict[str, set[Subscription]] = defaultdict(set)
+        self._position = ""
+        self._ready = asyncio.Event()
+        self._closed = False
+        self._task = asyncio.get_running_loop().create_task(self._read())
+
+    async def subscribe(self, topics: frozenset[str], last_id: str = "") -> Subscription:
+        """A subscription from the entry behind `last_id` on, where the stream still holds it; else from now on,
+        beginning with EVERYTHING for each topic. An empty `last_id` begins with nothing.
+        """
+        # A broker that is away does not keep the page's stream from opening: news begin when it is back.
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                await self._ready.wait()
+        except TimeoutError:
+            log.warning("the live stream is not readable yet")
+        subscription = Subscription(topics)
+        subscription.position = self._position
+        if self._closed:
+            subscription.close()
+        for topic in topics:
+            self._by_topic[topic].add(subscription)
+        if last_id:
+            # After it was registered: an entry may be told twice, none is missed.
+            await self._replay(subscription, last_id)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        for topic in subscription.topics:
+            self._by_topic[topic].discard(subscription)
+            if not self._by_topic[topic]:
+                del self._by_topic[topic]
+
+    def close(self) -> None:
+        """Ends every stream of this process and the reader."""
+        self._closed = True
+        for subscription in {item for group in self._by_topic.values() for item in group}:
+            subscription.close()
+        self._task.cancel()
+
+    async def _replay(self, subscription: Subscription, last_id: str) -> None:
+        everything: dict[str, set[str]] = {topic: {EVERYTHING} for topic in subscription.topics}
+        try:
+            oldest = await self._redis.xrange(LIVE, count=1)
+            # The entry itself must still be there: what is behind a trimmed one may have been trimmed, too.
+            if not oldest or _key(oldest[0][0].decode()) > _key(last_id):
+                news = everything
+            else:
+                missed = await self._redis.xrange(LIVE, min=f"({last_id}", count=READ_COUNT)
+                news = everything if len(missed) == READ_COUNT else _merge(topics_of(fields) for _, fields in missed)
+        except (RedisError, OSError, ValueError):
+            news = everything
+        subscription.add(news, subscription.position or self._position)
+
+    async def _read(self) -> None:
+        interrupted = False
+        while not self._closed:
+            try:
+                if not self._position:
+                    newest = await self._redis.xrevrange(LIVE, count=1)
+                    self._position = newest[0][0].decode() if newest else "0-0"
+                if interrupted:
+                    self._tell_everything()
+                    interrupted = False
+                self._ready.set()
+                rows = _rows(await self._redis.xread({LIVE: self._position}, count=READ_COUNT, block=BLOCK_MS))
+            except (RedisError, OSError) as error:
+                log.warning("the live stream is not readable: %s", error)
+                interrupted = True
+                await asyncio.sleep(RETRY_S)
+                continue
+            if rows:
+                self._position = rows[-1][0].decode()
+                self._deliver(_merge(topics_of(fields) for _, fields in rows))
+                await asyncio.sleep(COALESCE_S)
+
+    def _deliver(self, news: dict[str, set[str]]) -> None:
+        for subscription in {item for topic in news for item in self._by_topic.get(topic, ())}:
+            subscription.add(news, self._position)
+
+    def _tell_everything(self) -> None:
+        """After an outage: announcements made meanwhile were lost."""
+        self._deliver({topic: {EVERYTHING} for topic in self._by_topic})
+
+
+def _key(entry_id: str) -> tuple[int, int]:
+    """Order of stream ids. Raises ValueError for what is none."""
+    milliseconds, _, sequence = entry_id.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
+def _merge(parts: Iterable[dict[str, set[str]]]) -> dict[str, set[str]]:
+    out: dict[str, set[str]] = {}
+    for part in parts:
+        for topic, what in part.items():
+            out.setdefault(topic, set()).update(what)
+    return out
+
+
+def _rows(found: object) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """Entries of an XREAD answer of one stream, in either protocol's shape."""
+    if isinstance(found, dict):
+        return next(iter(found.values()), [[]])[0]
+    return found[0][1] if isinstance(found, list) and found else []
+
+
+_hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
+
+
+def hub() -> Hub:
+    """The hub of the running event loop, made on first use."""
+    loop = asyncio.get_running_loop()
+    if loop not in _hubs:
+        _hubs[loop] = Hub(settings.REDIS_URL)
+        _close_on_signals(loop, _hubs[loop])
+    return _hubs[loop]
+
+
+def _close_on_signals(loop: asyncio.AbstractEventLoop, target: Hub) -> None:
+    """Streams end as soon as the server is told to: it would otherwise wait for them until its time limit."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = signal.getsignal(number)
+        if not callable(before):
+            continue
+
+        def handle(received: int, frame: FrameType | None, before: object = before) -> None:
+            loop.call_soon_threadsafe(target.close)
+            if callable(before):
+                before(received, frame)
+
+        signal.signal(number, handle)

@@ -1,0 +1,51 @@
+"""Topics of the live stream, and which of them an entry is about.
+
+run:<id>    everything about one run
+study:<id>  what a study's page shows of its runs
+runs        what the runs list shows of any run
+fleet       workers
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+FORM = re.compile(r"run:[1-9]\d{0,17}|study:[1-9]\d{0,17}|runs|fleet")
+MAX_TOPICS = 100
+EVERYTHING = "*"
+"""In place of names: more happened than can be told; fetch again what is shown."""
+
+# A list of a thousand runs does not care where each rank of each of them is.
+OF_STUDIES = frozenset({"state", "points", "spans", "memory", "summary"})
+OF_LISTS = frozenset({"state", "points", "summary"})
+
+
+def parse_topics(text: str) -> frozenset[str]:
+    """The topics of a query string. Raises ValueError with a message for a person."""
+    topics = frozenset(filter(None, text.split(",")))
+    wrong = sorted(topic for topic in topics if not FORM.fullmatch(topic))
+    if wrong:
+        raise ValueError(f"no such topic: {wrong[0][:40]!r}; use run:<id>, study:<id>, runs or fleet")
+    if not 1 <= len(topics) <= MAX_TOPICS:
+        raise ValueError(f"name 1 to {MAX_TOPICS} topics, got {len(topics)}")
+    return topics
+
+
+def topics_of(fields: Mapping[bytes, bytes]) -> dict[str, set[str]]:
+    """topic -> what changed, of one entry of the LIVE stream; {} where the entry cannot be read."""
+    try:
+        what = {str(item) for item in json.loads(fields[b"what"])}
+        run, study = fields.get(b"run", b"").decode(), fields.get(b"study", b"").decode()
+    except (KeyError, ValueError, TypeError):
+        return {}
+    if not run:
+        return {"fleet": what}
+    out = {f"run:{run}": what, "runs": what & OF_LISTS}
+    if study:
+        out[f"study:{study}"] = what & OF_STUDIES
+    # Where a run starts or ends, devices change hands.
+    if "state" in what:
+        out["fleet"] = {"state"}
+    return {topic: changed for topic, changed in out.items() if changed}

@@ -1,0 +1,96 @@
+"""GET /live/stream?topics=run:12,study:3,fleet,runs: server-sent events, one stream a browser tab.
+
+Messages: `hello` (an id to resume from), unnamed ones {"topic": ..., "what": [...]}, and `bye` {"why": ...} before the
+server ends the stream. Resuming: the Last-Event-ID header, or `last` in the query.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from importlib import import_module
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.contrib.auth.decorators import login_not_required
+from django.db import connections
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.views.decorators.http import require_GET
+
+from dashboard.live.hub import Hub, Subscription, hub
+from dashboard.live.topics import parse_topics
+
+KEEP_ALIVE_S = 15.0
+AUTHORISE_S = 30.0
+
+
+@login_not_required
+@require_GET
+async def stream(request: HttpRequest) -> HttpResponseBase:
+    """401 without a signed-in user (a stream cannot follow a redirect to the sign-in), 400 for unknown topics."""
+    key = await sync_to_async(_authorised_session)(request)
+    if key is None:
+        return HttpResponse("Sign in first.", status=401, content_type="text/plain")
+    try:
+        topics = parse_topics(request.GET.get("topics", ""))
+    except ValueError as error:
+        return HttpResponse(str(error), status=400, content_type="text/plain")
+    last_id = request.headers.get("Last-Event-ID") or request.GET.get("last", "")
+    shared = hub()
+    subscription = await shared.subscribe(topics, last_id)
+    response = StreamingHttpResponse(_events(shared, subscription, key), content_type="text/event-stream")
+    response.headers["Cache-Control"] = "no-cache, no-transform"
+    response.headers["X-Accel-Buffering"] = "no"
+    return response
+
+
+def _authorised_session(request: HttpRequest) -> str | None:
+    """The session key of an active user. Closes the thread's database connections: the stream outlives its use of
+    them by hours, and hundreds of open streams must not each hold one.
+    """
+    try:
+        user = get_user(request)
+        return request.session.session_key if user.is_authenticated and user.is_active else None
+    finally:
+        connections.close_all()
+
+
+def _still_authorised(key: str) -> bool:
+    """Whether the session is still there and its user still active."""
+    request = HttpRequest()
+    request.session = import_module(settings.SESSION_ENGINE).SessionStore(key)
+    return _authorised_session(request) is not None
+
+
+async def _events(shared: Hub, subscription: Subscription, key: str) -> AsyncIterator[str]:
+    try:
+        yield f"retry: 2000\nevent: hello\nid: {subscription.position}\ndata: {{}}\n\n"
+        checked = time.monotonic()
+        while True:
+            due = checked + AUTHORISE_S - time.monotonic()
+            news = await subscription.take(max(0.0, min(KEEP_ALIVE_S, due)))
+            if subscription.closed:
+                yield _bye("restart")
+                return
+            if time.monotonic() >= checked + AUTHORISE_S:
+                # Off the request's own thread, whose connection would stay open as long as the stream.
+                if not await sync_to_async(_still_authorised, thread_sensitive=False)(key):
+                    yield _bye("signed-out")
+                    return
+                checked = time.monotonic()
+            yield messages(news, subscription.position) if news else ": alive\n\n"
+    finally:
+        shared.unsubscribe(subscription)
+
+
+def messages(news: dict[str, set[str]], position: str) -> str:
+    """One message a topic; the id stands on the last alone, so that a client cut off in between gets them again."""
+    bodies = [json.dumps({"topic": topic, "what": sorted(what)}) for topic, what in sorted(news.items())]
+    heads = ["data: " + body for body in bodies[:-1]] + [f"id: {position}\ndata: {bodies[-1]}"]
+    return "".join(head + "\n\n" for head in heads)
+
+
+def _bye(why: str) -> str:
+    return f"event: bye\ndata: {json.dumps({'why': why})}\n\n"

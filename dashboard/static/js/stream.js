@@ -1,0 +1,131 @@
+/* One multiplexed event stream a tab.
+ *
+ *   import { subscribe, onConnection } from "./stream.js";
+ *   const stop = subscribe("run:12", (what) => { ... });   // what: ["points", "log"], or ["*"] = fetch everything
+ *   onConnection((connected) => { ... });
+ *
+ * Topics: run:<id>, study:<id>, runs, fleet. After a lost connection every callback is called once with ["*"], so that
+ * pages fetch again from where they are. The set of topics may change at any time; the stream then reopens and resumes
+ * behind the last message, missing nothing.
+ */
+
+const FIRST_DELAY_MS = 500;
+const LONGEST_DELAY_MS = 15000;
+
+const listeners = new Map(); // topic -> Set of callbacks
+const watchers = new Set();
+let source = null;
+let lastId = "";
+let delay = FIRST_DELAY_MS;
+let timer = null;
+let interrupted = false;
+let connected = null;
+let signedOut = false;
+
+/** Calls `callback(what)` on news of `topic`; returns a function that ends this. */
+export function subscribe(topic, callback) {
+  if (!listeners.has(topic)) {
+    listeners.set(topic, new Set());
+    schedule(0);
+  }
+  listeners.get(topic).add(callback);
+  return () => {
+    const group = listeners.get(topic);
+    if (!group) return;
+    group.delete(callback);
+    if (group.size === 0) {
+      listeners.delete(topic);
+      schedule(0);
+    }
+  };
+}
+
+/** Calls `callback(connected)` now, if known, and at each change. */
+export function onConnection(callback) {
+  watchers.add(callback);
+  if (connected !== null) callback(connected);
+  return () => watchers.delete(callback);
+}
+
+function schedule(wait) {
+  clearTimeout(timer);
+  timer = setTimeout(open, wait);
+}
+
+function setConnected(value) {
+  if (value === connected) return;
+  connected = value;
+  for (const watcher of watchers) watcher(value);
+}
+
+function tell(topic, what) {
+  for (const callback of listeners.get(topic) ?? []) {
+    try {
+      callback(what);
+    } catch (error) {
+      console.error(error); // one broken part of a page must not silence the others
+    }
+  }
+}
+
+function close() {
+  if (source) source.close();
+  source = null;
+}
+
+function open() {
+  close();
+  if (listeners.size === 0 || signedOut) return;
+  const query = new URLSearchParams({ topics: [...listeners.keys()].join(",") });
+  if (lastId) query.set("last", lastId);
+  const mine = new EventSource(`/live/stream?${query}`);
+  source = mine;
+  mine.addEventListener("hello", (event) => mine === source && opened(event));
+  mine.addEventListener("message", (event) => mine === source && received(event));
+  mine.addEventListener("bye", (event) => mine === source && ended(JSON.parse(event.data).why));
+  mine.addEventListener("error", () => mine === source && lost());
+}
+
+function opened(event) {
+  lastId = event.lastEventId;
+  delay = FIRST_DELAY_MS;
+  setConnected(true);
+  if (interrupted) {
+    interrupted = false;
+    for (const topic of [...listeners.keys()]) tell(topic, ["*"]);
+  }
+}
+
+function received(event) {
+  if (event.lastEventId) lastId = event.lastEventId;
+  const { topic, what } = JSON.parse(event.data);
+  tell(topic, what);
+}
+
+function ended(why) {
+  if (why === "signed-out") {
+    signedOut = true;
+    close();
+    setConnected(false);
+    window.dispatchEvent(new CustomEvent("trainyard:signed-out"));
+  } else {
+    lost();
+  }
+}
+
+function lost() {
+  close();
+  interrupted = true;
+  setConnected(false);
+  // Spread over time: a restarted server is not met by all tabs at once.
+  schedule(delay * (0.5 + Math.random()));
+  delay = Math.min(delay * 2, LONGEST_DELAY_MS);
+}
+
+window.addEventListener("online", () => {
+  if (!connected && !signedOut) schedule(0);
+});
+window.addEventListener("pagehide", close);
+window.addEventListener("pageshow", (event) => {
+  if (event.persisted) lost(); // back from the browser's page cache: the stream was closed
+});
