@@ -1,0 +1,71 @@
+"""Where a step goes: stacked milliseconds that add up to the traced step, one row a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart, Entry, row_height
+from dashboard.charts.theme import var
+from parallel_core.analysis.breakdown import Breakdown
+from parallel_core.analysis.quantities import significant
+
+PARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("compute", ("compute",), "backward"),
+    ("recomputation", ("recompute",), "recompute"),
+    ("communication not hidden", ("exposed_p2p", "exposed_collective"), "communication"),
+    ("optimizer", ("optimizer",), "optimizer"),
+    ("bubble", ("bubble",), "idle"),
+    ("other", ("data", "other"), "other"),
+)
+"""(word, fields of Breakdown, phase) in the order they are stacked; together they hold every field once."""
+
+COLUMNS = ("run", *(f"{word}, ms" for word, _, _ in PARTS), "step, ms")
+
+
+def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
+    """`entries` in drawing order, the same as in the speedup chart beside it."""
+    rows = [(y, e.result.breakdown) for y, e in enumerate(entries) if e.result and e.result.breakdown]
+    figure = {
+        "data": [_trace(part, rows) for part in PARTS] if rows else [],
+        "layout": theme.layout(
+            row_height(len(entries)),
+            barmode="stack",
+            bargap=0.25,
+            xaxis=theme.axis("ms, mean over the ranks", rangemode="tozero"),
+            yaxis=theme.rows_axis([entry.tick for entry in entries]),
+            meta={"sharesRows": True},
+        ),
+    }
+    subtitle = "Where one traced step goes, in ms; the parts add up to the step"
+    return Chart("breakdown", title, subtitle, source, figure, COLUMNS, [_row(entry) for entry in entries])
+
+
+def milliseconds(breakdown: Breakdown, fields: tuple[str, ...]) -> float:
+    return sum(getattr(breakdown, field) for field in fields) / 1e6
+
+
+def _trace(part: tuple[str, tuple[str, ...], str], rows: list[tuple[int, Breakdown]]) -> dict[str, Any]:
+    word, fields, phase = part
+    marker: dict[str, Any] = {"color": theme.phase_fill(phase), "line": {"width": 0}}
+    if phase == "idle":
+        marker["pattern"] = theme.hatch("/", "phase-idle-line", 5)
+        marker["line"] = {"width": 1, "color": var("phase-idle-line")}
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": word,
+        "y": [y for y, _ in rows],
+        "x": [milliseconds(breakdown, fields) for _, breakdown in rows],
+        "marker": marker,
+        "hovertemplate": f"{word}: %{{x:.2f}} ms<extra></extra>",
+    }
+
+
+def _row(entry: Entry) -> list[str]:
+    breakdown = entry.result.breakdown if entry.result else None
+    if breakdown is None:
+        return [entry.label, *("" for _ in PARTS), entry.status or "not traced"]
+    parts = [significant(milliseconds(breakdown, fields)) for _, fields, _ in PARTS]
+    return [entry.label, *parts, significant(breakdown.total / 1e6)]

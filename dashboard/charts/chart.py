@@ -1,0 +1,73 @@
+"""What a page shows of a chart: the figure, its finding in words, where the numbers come from, and the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dashboard.charts.theme import DISTURBED_ABOVE, Figure, name
+from parallel_core.analysis.sentences import Result
+from parallel_core.analysis.stats import Speedup
+
+
+@dataclass(frozen=True)
+class Chart:
+    """`title` is the finding (a whole sentence), `subtitle` quantity and unit, `source` e.g. "measured, 40 steps".
+
+    `columns` and `rows` are the same numbers as text, for the table under the chart. Nothing here is escaped but the
+    names inside `figure`.
+    """
+
+    key: str
+    title: str
+    subtitle: str
+    source: str
+    figure: Figure
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+
+    @property
+    def height(self) -> int:
+        """Pixels: the size the skeleton keeps."""
+        return int(self.figure["layout"]["height"])
+
+    @property
+    def empty(self) -> bool:
+        return not self.figure["data"]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "height": self.height}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run as a row of a chart. `result` is None until it was measured; `status` says what it is doing instead."""
+
+    label: str
+    family: str = "single"
+    recompute: bool = False
+    baseline: bool = False
+    result: Result | None = None
+    speed: Speedup | None = None
+    ideal: float | None = None
+    """Ideal speedup over the baseline."""
+    others: float | None = None
+    """Share of its devices that other processes used in the timed steps."""
+    done: bool = True
+    status: str = ""
+
+    @property
+    def disturbed(self) -> bool:
+        return self.others is not None and self.others > DISTURBED_ABOVE
+
+    @property
+    def tick(self) -> str:
+        """The row's label in a figure, escaped; the baseline is bold."""
+        text = name(self.label if len(self.label) <= 28 else f"{self.label[:27]}…")
+        return f"<b>{text}</b>" if self.baseline else text
+
+
+def row_height(count: int, least: int = 330) -> int:
+    """Pixels for a chart of `count` rows: the first screen's height unless the rows need more."""
+    return max(least, 22 * count + 48)

@@ -1,0 +1,95 @@
+"""Memory of each run's worst rank by category, against what a device has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart, Entry, row_height
+from dashboard.charts.theme import var
+from parallel_core.analysis.quantities import bytes_text
+from parallel_core.analysis.sentences import CATEGORY_NAMES
+from parallel_core.observe.records import CATEGORIES
+
+MIB = 1 << 20
+FAR = 3.0
+"""A limit beyond this many times the largest bar is said in words: drawn, it would flatten every bar."""
+COLUMNS = ("run", *(CATEGORY_NAMES[c] for c in CATEGORIES), "total")
+
+
+def chart(entries: Sequence[Entry], title: str, source: str, limit: int | None = None) -> Chart:
+    """`limit` = bytes of the device (or the cap), drawn as a line where it is near."""
+    rows = [(y, e.result.memory) for y, e in enumerate(entries) if e.result and e.result.memory]
+    largest = max((sum(memory.values()) for _, memory in rows), default=0)
+    data = [_trace(category, rows) for category in CATEGORIES] if rows else []
+    near = bool(limit and largest and limit <= FAR * largest)
+    if rows:
+        data.append(_totals(rows))
+        if near and limit:
+            data.append(_limit(limit, len(entries)))
+    figure = {
+        "data": data,
+        "layout": theme.layout(
+            row_height(len(entries)),
+            barmode="stack",
+            bargap=0.25,
+            xaxis=theme.axis("MiB", rangemode="tozero"),
+            yaxis=theme.rows_axis([entry.tick for entry in entries]),
+        ),
+    }
+    subtitle = "Memory of the worst rank at its peak, MiB, by category" + _said(limit, near)
+    return Chart("memory", title, subtitle, source, figure, COLUMNS, [_row(entry) for entry in entries])
+
+
+def _said(limit: int | None, near: bool) -> str:
+    if not limit:
+        return ""
+    return f"; limit {bytes_text(limit)}" + ("" if near else ", far to the right")
+
+
+def _trace(category: str, rows: list[tuple[int, Any]]) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": CATEGORY_NAMES[category],
+        "y": [y for y, _ in rows],
+        "x": [memory.get(category, 0) / MIB for _, memory in rows],
+        "marker": {"color": var(f"memory-{category}"), "line": {"width": 0.5, "color": var("surface")}},
+        "hovertemplate": f"{CATEGORY_NAMES[category]}: %{{x:.1f}} MiB<extra></extra>",
+    }
+
+
+def _totals(rows: list[tuple[int, Any]]) -> dict[str, Any]:
+    totals = [sum(memory.values()) for _, memory in rows]
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "y": [y for y, _ in rows],
+        "x": [total / MIB for total in totals],
+        "text": [f" {bytes_text(total)}" for total in totals],
+        "textposition": "middle right",
+        "textfont": {"size": 12, "color": var("ink-2")},
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+    }
+
+
+def _limit(limit: int, rows: int) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "limit",
+        "x": [limit / MIB, limit / MIB],
+        "y": [-0.6, rows - 0.4],
+        "line": {"color": var("bad"), "width": 2},
+        "hovertemplate": f"limit {bytes_text(limit)}<extra></extra>",
+    }
+
+
+def _row(entry: Entry) -> list[str]:
+    memory = entry.result.memory if entry.result else None
+    if not memory:
+        return [entry.label, *("" for _ in CATEGORIES), entry.status or "not metered"]
+    sizes = [bytes_text(memory.get(category, 0)) for category in CATEGORIES]
+    return [entry.label, *sizes, bytes_text(sum(memory.values()))]

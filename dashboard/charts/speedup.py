@@ -1,0 +1,142 @@
+"""Speedup over the baseline: bars with whiskers, fastest on top, and the tick each could reach at best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart, Entry, row_height
+from dashboard.charts.theme import var
+from parallel_core.analysis.quantities import percent_text, ratio_text
+
+COLUMNS = ("run", "speedup", "10 % to 90 %", "ideal", "of ideal", "CPU used by others")
+
+
+def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
+    """`entries` in drawing order. Measured bars are solid, those of running runs outlined; hatching "/" marks
+    recomputation and "x" a measurement disturbed by other processes."""
+    labels = [entry.tick for entry in entries]
+    figure = {
+        "data": [trace for trace in (_bars(entries), _ideal(entries), _unity(entries), _words(entries)) if trace],
+        "layout": theme.layout(
+            row_height(len(entries)),
+            xaxis=theme.axis("times the baseline", rangemode="tozero", ticksuffix="x"),
+            yaxis=theme.rows_axis(labels),
+            bargap=0.25,
+        ),
+    }
+    subtitle = "Speedup over the baseline; bar = median, whisker = 10 % to 90 %, tick = ideal"
+    return Chart("speedup", title, subtitle, source, figure, COLUMNS, [_row(entry) for entry in entries])
+
+
+def _bars(entries: Sequence[Entry]) -> dict[str, Any] | None:
+    drawn = [(y, entry, entry.speed) for y, entry in enumerate(entries) if entry.speed]
+    if not drawn:
+        return None
+    fastest = max(drawn, key=lambda item: item[2].ratio)[1]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "speedup",
+        "y": [y for y, _, _ in drawn],
+        "x": [speed.ratio for _, _, speed in drawn],
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [speed.high - speed.ratio for _, _, speed in drawn],
+            "arrayminus": [speed.ratio - speed.low for _, _, speed in drawn],
+            "color": var("ink"),
+            "thickness": 1.25,
+            "width": 3,
+        },
+        "marker": {
+            "color": [_fill(entry, fastest) for _, entry, _ in drawn],
+            "line": {"color": [_edge(entry, fastest) for _, entry, _ in drawn], "width": 1.5},
+            "pattern": {**theme.hatch(""), "shape": [_pattern(entry) for _, entry, _ in drawn]},
+        },
+        "text": [f"{ratio_text(speed.ratio)}" for _, _, speed in drawn],
+        "textposition": "inside",
+        "insidetextanchor": "start",
+        "textangle": 0,
+        "insidetextfont": {"color": [var("on-bar" if entry.done else "ink") for _, entry, _ in drawn]},
+        "customdata": [theme.name(entry.label) for _, entry, _ in drawn],
+        "hovertemplate": "%{customdata}: %{x:.2f}x<extra></extra>",
+    }
+
+
+def _fill(entry: Entry, fastest: Entry) -> str:
+    if not entry.done:
+        return "rgba(0,0,0,0)"
+    return var("accent") if entry is fastest else var("bar")
+
+
+def _edge(entry: Entry, fastest: Entry) -> str:
+    return var("accent") if entry is fastest else var("bar")
+
+
+def _pattern(entry: Entry) -> str:
+    if entry.disturbed:
+        return "x"
+    return "/" if entry.recompute and entry.done else ""
+
+
+def _ideal(entries: Sequence[Entry]) -> dict[str, Any] | None:
+    known = [(y, entry.ideal) for y, entry in enumerate(entries) if entry.ideal and entry.speed]
+    if not known:
+        return None
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "ideal",
+        "y": [y for y, _ in known],
+        "x": [ideal for _, ideal in known],
+        "marker": {"symbol": "line-ns", "size": 14, "line": {"width": 2.5, "color": var("ink")}},
+        "hovertemplate": "ideal %{x:.2f}x<extra></extra>",
+    }
+
+
+def _unity(entries: Sequence[Entry]) -> dict[str, Any] | None:
+    if not any(entry.speed for entry in entries):
+        return None
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [1, 1],
+        "y": [-0.6, len(entries) - 0.4],
+        "line": {"color": var("line-strong"), "width": 1, "dash": "dot"},
+        "hoverinfo": "skip",
+    }
+
+
+def _words(entries: Sequence[Entry]) -> dict[str, Any] | None:
+    """What rows without a finished measurement are doing."""
+    said = [(y, entry) for y, entry in enumerate(entries) if entry.status]
+    if not said:
+        return None
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "y": [y for y, _ in said],
+        "x": [entry.speed.high + 0.03 if entry.speed else 0.02 for _, entry in said],
+        "text": [theme.name(entry.status[:60]) for _, entry in said],
+        "textposition": "middle right",
+        "textfont": {"color": var("ink-2"), "size": 12},
+        "hoverinfo": "skip",
+        "cliponaxis": False,
+    }
+
+
+def _row(entry: Entry) -> list[str]:
+    speed = entry.speed
+    if speed is None:
+        return [entry.label, entry.status or "not measured", "", "", "", ""]
+    noise = " (within noise)" if speed.within_noise and not entry.baseline else ""
+    return [
+        entry.label,
+        ratio_text(speed.ratio) + noise,
+        f"{ratio_text(speed.low)} to {ratio_text(speed.high)}",
+        ratio_text(entry.ideal) if entry.ideal else "",
+        percent_text(speed.ratio / entry.ideal) if entry.ideal else "",
+        percent_text(entry.others) if entry.others is not None else "",
+    ]

@@ -1,0 +1,109 @@
+"""Colours and the common layout of figures.
+
+Figures name colours as CSS custom properties (`var(--phase-forward)`); the stylesheet holds each colour once, for light
+and dark, and static/js/charts.js puts the computed values in. Plotly itself never sees a `var(...)`.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from parallel_core.schedule.ir import COLLECTIVES, P2P, Kind
+
+Figure = dict[str, Any]
+
+PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimizer", "idle")
+LEGEND = (
+    ("forward", "forward"),
+    ("backward", "backward"),
+    ("recompute", "recomputation"),
+    ("communication", "communication"),
+    ("optimizer", "optimizer"),
+    ("idle", "idle (bubble)"),
+)
+"""(phase, word) of the one legend a page shows."""
+
+_PHASE_OF = {
+    Kind.F: "forward",
+    Kind.R: "recompute",
+    Kind.B: "backward",
+    Kind.W: "weight",
+    Kind.BW: "backward",
+    Kind.PAIR: "backward",
+    Kind.OPT_STEP: "optimizer",
+    **dict.fromkeys(P2P | COLLECTIVES, "communication"),
+}
+
+DISTURBED_ABOVE = 0.10
+"""Share of the device that other processes used, above which a measurement is drawn hatched."""
+
+
+def var(name: str) -> str:
+    return f"var(--{name})"
+
+
+def phase_of(kind: int) -> str:
+    """Phase whose fill a span of this kind gets; host work (data, set-up) counts as `other`."""
+    return _PHASE_OF.get(Kind(kind), "other")
+
+
+def phase_fill(phase: str) -> str:
+    return var("line-strong") if phase == "other" else var(f"phase-{phase}")
+
+
+def line_of(family: str) -> str:
+    """Hue of a strategy family in line charts and scatters."""
+    return var(f"line-{family}")
+
+
+def name(text: str) -> str:
+    """A name as Plotly may show it: it renders a subset of HTML in labels."""
+    return html.escape(text, quote=False)
+
+
+def hatch(shape: str, line: str = "surface", size: int = 6) -> dict[str, Any]:
+    """Pattern over a fill; `shape` as Plotly spells it."""
+    return {"shape": shape, "fgcolor": var(line), "size": size, "solidity": 0.3, "fillmode": "overlay"}
+
+
+def layout(height: int, left: int = 8, **more: Any) -> dict[str, Any]:
+    """What every figure shares: transparent ground, the page's type, no title (the caption is one), quiet axes."""
+    return {
+        "height": height,
+        "margin": {"l": left, "r": 16, "t": 8, "b": 40},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": var("sans"), "size": 13, "color": var("ink")},
+        "hoverlabel": {"bgcolor": var("surface"), "bordercolor": var("line-strong"), "font": {"color": var("ink")}},
+        "showlegend": False,
+        "dragmode": "zoom",
+        **more,
+    }
+
+
+def axis(title: str = "", **more: Any) -> dict[str, Any]:
+    return {
+        "title": {"text": title, "font": {"size": 13, "color": var("ink-2")}, "standoff": 8},
+        "gridcolor": var("grid"),
+        "zerolinecolor": var("line-strong"),
+        "linecolor": var("line"),
+        "tickfont": {"color": var("ink-2")},
+        "automargin": True,
+        "fixedrange": False,
+        **more,
+    }
+
+
+def rows_axis(labels: list[str], **more: Any) -> dict[str, Any]:
+    """A vertical axis with one named row a unit, the first on top. Labels are already escaped."""
+    return axis(
+        tickvals=list(range(len(labels))),
+        ticktext=labels,
+        range=[len(labels) - 0.4, -0.6],
+        showgrid=False,
+        zeroline=False,
+        fixedrange=True,
+        ticks="",
+        **{"tickfont": {"color": var("ink"), "size": 13}, **more},
+    )
