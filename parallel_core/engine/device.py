@@ -1,0 +1,112 @@
+"""The one place that knows CPU from CUDA: everything else of the engine asks this object."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Protocol
+
+import torch
+
+from parallel_core.observe import host
+from parallel_core.observe.recorder import SpanRecorder, recorder_for
+from parallel_core.spec import DeviceKind
+
+MIB = 2**20
+
+
+class Device(Protocol):
+    """What one rank computes on."""
+
+    kind: DeviceKind
+    torch: torch.device
+    backend: str
+    """Of torch.distributed."""
+    bucket_bytes: int
+    """Size from which a gradient bucket is sent: large enough to hide the cost of a message."""
+
+    @property
+    def name(self) -> str: ...
+
+    def synchronise(self) -> None:
+        """Wait until everything that was asked of the device is done."""
+
+    def memory_used(self) -> int:
+        """Bytes the run holds now on the device; on a CPU what the process holds beyond its imports."""
+
+    def memory_peak(self) -> int:
+        """Largest value so far of `memory_used`."""
+
+    def core(self) -> int | None:
+        """The CPU core that is this device; None where it is none, or the process is bound to no single one."""
+
+    def recorder(self, stage: int, replica: int) -> SpanRecorder: ...
+
+
+class CpuDevice:
+    """One core and one thread. A bucket is large: on few cores communication hides nothing, so fewer is better."""
+
+    kind: DeviceKind = "cpu"
+    backend = "gloo"
+    bucket_bytes = 16 * MIB
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self.torch = torch.device("cpu")
+        self._imports = host.rss()
+
+    @property
+    def name(self) -> str:
+        return platform.processor() or platform.machine()
+
+    def synchronise(self) -> None:
+        return
+
+    def memory_used(self) -> int:
+        return max(0, host.rss() - self._imports)
+
+    def memory_peak(self) -> int:
+        return max(0, host.peak_rss() - self._imports)
+
+    def core(self) -> int | None:
+        bound = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        return next(iter(bound)) if len(bound) == 1 else None
+
+    def recorder(self, stage: int, replica: int) -> SpanRecorder:
+        return recorder_for("cpu", stage=stage, replica=replica)
+
+
+class CudaDevice:
+    """The first visible CUDA device; the launcher shows each rank its own."""
+
+    kind: DeviceKind = "cuda"
+    backend = "nccl"
+    bucket_bytes = 25 * MIB
+
+    def __init__(self) -> None:
+        self.torch = torch.device("cuda", 0)
+        torch.cuda.set_device(self.torch)
+
+    @property
+    def name(self) -> str:
+        return torch.cuda.get_device_name(self.torch)
+
+    def synchronise(self) -> None:
+        torch.cuda.synchronize(self.torch)
+
+    def memory_used(self) -> int:
+        return torch.cuda.memory_allocated(self.torch)
+
+    def memory_peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.torch)
+
+    def core(self) -> int | None:
+        return None
+
+    def recorder(self, stage: int, replica: int) -> SpanRecorder:
+        return recorder_for("cuda", stage=stage, replica=replica)
+
+
+def open_device(kind: DeviceKind) -> Device:
+    """The device of this process."""
+    return CudaDevice() if kind == "cuda" else CpuDevice()

@@ -1,0 +1,93 @@
+"""Process-group set-up: one store, the world, and the smaller groups a rank belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from parallel_core.layout import Layout
+
+Group = dist.ProcessGroup | None
+"""None is a group of one: nothing to communicate."""
+
+TIMEOUT = timedelta(minutes=10)
+"""Of a collective; a hang is found long before by the no-progress watchdog."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of a run find each other. `listen_fd` is a socket the host of the store already listens on.
+
+    With `port` = 0 and no socket the host takes a free port (`open_store` returns a store that knows it).
+    """
+
+    host: str
+    port: int
+    world: int
+    is_host: bool
+    listen_fd: int | None = None
+
+    def open_store(self) -> dist.TCPStore:
+        return dist.TCPStore(
+            self.host,
+            self.port,
+            self.world,
+            is_master=self.is_host,
+            timeout=TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=self.listen_fd,
+        )
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups of one rank.
+
+    Activations and gradients travel in groups of their own: in each of them a pair of stages sends one way only, so a
+    receive posted early never stands in front of a send (NCCL runs the messages of a pair in order).
+    """
+
+    world: Group = None
+    tensor: Group = None
+    data: Group = None
+    activations: Group = None
+    gradients: Group = None
+    tied: Group = None
+    """First and last stage of a pipeline, where they share the embedding."""
+
+
+def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tied: bool = False) -> Groups:
+    """Join the world and make this rank's groups. A world of one needs neither store nor group."""
+    if layout.world == 1:
+        return Groups()
+    dist.init_process_group(backend, store=rendezvous.open_store(), rank=rank, world_size=layout.world, timeout=TIMEOUT)
+    stage, replica, tensor = layout.coords(rank)
+    pipeline = [layout.rank(s, replica, tensor) for s in range(layout.pp)]
+    ends = [pipeline[0], pipeline[-1]] if tied and layout.pp > 1 and stage in (0, layout.pp - 1) else []
+    return Groups(
+        world=dist.group.WORLD,
+        tensor=_group([layout.rank(stage, replica, t) for t in range(layout.tp)]),
+        data=_group([layout.rank(stage, r, tensor) for r in range(layout.dp)]),
+        activations=_group(pipeline),
+        gradients=_group(pipeline, fresh=True),
+        tied=_group(ends),
+    )
+
+
+def disconnect() -> None:
+    """Leave the world; a no-op where there was none."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _group(ranks: Sequence[int], fresh: bool = False) -> Group:
+    """The group of global `ranks`, made by its members alone; the world itself where that is who they are."""
+    if len(ranks) < 2:
+        return None
+    if len(ranks) == dist.get_world_size() and not fresh:
+        return dist.group.WORLD
+    made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=TIMEOUT, use_local_synchronization=True)
+    return made

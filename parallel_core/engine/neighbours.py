@@ -1,0 +1,42 @@
+"""How much of this run's devices other processes used during the timed steps: whether the timing can be trusted."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from parallel_core.engine.device import Device
+from parallel_core.engine.distributed import Group
+from parallel_core.observe.host import CpuOthers
+
+
+class Neighbours:
+    """Every rank of the world calls `start` before the timed steps and `share` behind them (both are collectives)."""
+
+    def __init__(self, device: Device, group: Group, world: int) -> None:
+        self._device, self._group, self._world = device, group, world
+        self._others: CpuOthers | None = None
+
+    def start(self) -> None:
+        core = self._device.core()
+        here = self._exchange([-1.0 if core is None else core, float(os.getpid())])
+        pids = [int(pid) for theirs, pid in here if theirs == core]
+        self._others = None if core is None else CpuOthers(core, lambda: pids)
+
+    def share(self) -> float | None:
+        """Mean over the run's devices, 0 .. 1; None where it cannot be told (a rank that is not bound to one core)."""
+        mine = float("nan") if self._others is None else self._others.share()
+        mean = sum(value for (value,) in self._exchange([mine])) / self._world
+        return None if mean != mean else mean
+
+    def _exchange(self, mine: list[float]) -> list[list[float]]:
+        """The numbers of every rank, in rank order."""
+        if self._group is None:
+            return [mine]
+        given = torch.tensor(mine, dtype=torch.float64, device=self._device.torch)
+        out = torch.empty(self._world * len(mine), dtype=torch.float64, device=self._device.torch)
+        dist.all_gather_single(out, given, group=self._group)
+        rows: list[list[float]] = out.view(self._world, -1).tolist()
+        return rows

@@ -1,0 +1,69 @@
+"""The global gradient norm and the loss of a step, by one small gather.
+
+Each rank puts in the squared norm of every parameter share it holds, and its part of the loss. Everyone adds them in
+the same order, by parameter name and then tensor rank: the same bits under every pipeline placement. A parameter that
+several tensor ranks hold whole, and a tied one on two stages, is counted once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from parallel_core.engine.device import Device
+from parallel_core.engine.distributed import Group
+from parallel_core.engine.flat import FlatParameters
+from parallel_core.layout import Layout
+from parallel_core.models.gpt import parameter_shapes
+from parallel_core.spec import ModelSpec
+from parallel_core.tensor.parallelise import split_dim
+
+
+class Totals(NamedTuple):
+    """Of one step over all ranks."""
+
+    loss: float
+    grad_norm: float
+
+
+class StepTotals:
+    """`gather` the totals of a step; every rank of the world calls it."""
+
+    def __init__(self, model: ModelSpec, layout: Layout, flat: FlatParameters, group: Group, device: Device) -> None:
+        self._flat, self._group, self._device = flat, group, device
+        units = model.units()
+        held = [list(parameter_shapes(model, [units[i] for i in stage])) for stage in layout.stage_units]
+        self._names = sorted(slot.name for slot in flat)
+        self._width = max(map(len, held)) + 1
+        self._world = layout.world if group is not None else 1
+        places: dict[str, list[tuple[int, int]]] = {}
+        for stage, names in enumerate(held):
+            for column, name in enumerate(sorted(names)):
+                shares = 1 if split_dim(name) is None else layout.tp
+                places.setdefault(name, [(layout.rank(stage, 0, t), column) for t in range(shares)])
+        order = np.array([place for name in sorted(places) for place in places[name]])
+        self._rows, self._columns = order[:, 0], order[:, 1]
+        self._losses = [layout.rank(layout.pp - 1, replica, 0) for replica in range(layout.dp)]
+
+    def gather(self, loss: torch.Tensor | None) -> Totals:
+        """`loss` is this rank's part (None on a rank that computes none)."""
+        grads = self._flat.named_grads()
+        norms = torch.stack(torch._foreach_norm([grads[name] for name in self._names]))
+        mine = torch.zeros(self._width, dtype=torch.float64, device=self._device.torch)
+        mine[: len(norms)] = norms.double().square()
+        if loss is not None:
+            mine[-1] = loss
+        table = self._exchange(mine)
+        squares = table[self._rows, self._columns]
+        return Totals(float(table[self._losses, -1].sum()), float(np.sqrt(squares.sum())))
+
+    def _exchange(self, mine: torch.Tensor) -> np.ndarray:
+        """Every rank's numbers, (world, width)."""
+        if self._group is None:
+            return mine.cpu().numpy()[None]
+        out = torch.empty(self._world * self._width, dtype=mine.dtype, device=mine.device)
+        dist.all_gather_single(out, mine, group=self._group)
+        return out.cpu().numpy().reshape(self._world, self._width)

@@ -1,0 +1,121 @@
+"""What a rank tells the outside: turns steps into the frames of observe.records."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import asdict
+
+import numpy as np
+import torch
+
+from parallel_core.analysis.stats import summarise
+from parallel_core.engine.device import Device
+from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.norm import Totals
+from parallel_core.layout import Layout
+from parallel_core.models.gpt import parameter_shapes
+from parallel_core.observe.memory import MemoryMeter
+from parallel_core.observe.records import POINT, Sink
+from parallel_core.observe.recorder import SpanRecorder
+from parallel_core.processes import start_ticks
+from parallel_core.spec import RunSpec
+
+FLUSH_S = 0.25
+"""Points wait at most this long (and the end of the step that is under way)."""
+
+
+class StepTimes:
+    """Wall time from the end of one step to the end of the next; those after `warmup` steps are kept."""
+
+    def __init__(self, warmup: int) -> None:
+        self.timed: list[float] = []
+        self._warmup, self._count = warmup, 0
+        self._last = time.perf_counter()
+
+    def restart(self) -> None:
+        """The next step is measured from now."""
+        self._last = time.perf_counter()
+
+    def ended(self) -> float:
+        """A step has ended: its seconds."""
+        now = time.perf_counter()
+        took, self._last = now - self._last, now
+        if self._count >= self._warmup:
+            self.timed.append(took)
+        self._count += 1
+        return took
+
+
+class Reporter:
+    """Emits the records of one rank; run-level series come from rank 0 alone."""
+
+    def __init__(self, spec: RunSpec, rank: int, sink: Sink, device: Device) -> None:
+        self._spec, self._rank, self._sink, self._device = spec, rank, sink, device
+        self._points: dict[str, list[tuple[int, float, float]]] = {}
+        self._flushed = 0.0
+
+    def hello(self, flat: FlatParameters, units: tuple[str, ...], layout: Layout) -> None:
+        place = layout.coords(self._rank)
+        self._sink.emit(
+            "hello",
+            pid=os.getpid(),
+            start_ticks=start_ticks(os.getpid()),
+            device=self._device.name,
+            host=socket.gethostname(),
+            stage=place.stage,
+            replica=place.replica,
+            tensor=place.tensor,
+            torch=torch.__version__,
+            params=sum(slot.parameter.numel() for slot in flat),
+            units=list(units),
+        )
+
+    def phase(self, phase: str, step: int) -> None:
+        self._sink.emit("phase", phase=phase, step=step)
+
+    def step(self, step: int, totals: Totals, took: float, last: bool) -> None:
+        """The points of one step; written when FLUSH_S have passed, with the first step and with the last."""
+        now = time.time()
+        values = {"rank_step_time": took}
+        if self._rank == 0:
+            values |= {
+                "loss": totals.loss,
+                "grad_norm": totals.grad_norm,
+                "step_time": took,
+                "tokens_per_s": self._spec.tokens_per_step / took,
+            }
+        due = last or now - self._flushed >= FLUSH_S
+        if due:
+            values["memory"] = float(self._device.memory_used())
+        for name, value in values.items():
+            self._points.setdefault(name, []).append((step, now, value))
+        if due:
+            self._flush(now)
+
+    def _flush(self, now: float) -> None:
+        blob = b"".join(np.array(rows, dtype=POINT).tobytes() for rows in self._points.values())
+        self._sink.emit("points", blob, series=[[name, len(rows)] for name, rows in self._points.items()])
+        self._points.clear()
+        self._flushed = now
+
+    def spans(self, step: int, recorder: SpanRecorder) -> None:
+        rows = recorder.end_step()
+        self._sink.emit("spans", rows.tobytes(), step=step, count=len(rows), total=recorder.total)
+
+    def memory(self, step: int, meter: MemoryMeter) -> None:
+        self._sink.emit(
+            "memory",
+            meter.curve().tobytes(),
+            step=step,
+            peak=meter.peak,
+            peak_total=meter.peak_total,
+            rss_delta=self._device.memory_peak(),
+            final=meter.final,
+        )
+
+    def summary(self, times: StepTimes, others: float | None) -> None:
+        total = sum(int(np.prod(shape)) for shape in parameter_shapes(self._spec.model).values())
+        timed = asdict(summarise(times.timed))
+        self._sink.emit("summary", steps=self._spec.train.steps, timed=timed, cpu_others=others, params_total=total)

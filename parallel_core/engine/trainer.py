@@ -1,0 +1,172 @@
+"""A training run on one rank: everything is built, then stepped through, and reported as the records of observe.records."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from parallel_core.data import corpus
+from parallel_core.data.sampler import Sampler
+from parallel_core.engine.device import Device, open_device
+from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
+from parallel_core.engine.executor import Batch, Executor, Parts
+from parallel_core.engine.neighbours import Neighbours
+from parallel_core.engine.norm import StepTotals, Totals
+from parallel_core.engine.optimizer import FlatAdamW
+from parallel_core.engine.p2p import Links
+from parallel_core.engine.reduction import GradientReducer
+from parallel_core.engine.reporter import Reporter, StepTimes
+from parallel_core.engine.stage import DTYPES, Stage
+from parallel_core.layout import Layout
+from parallel_core.observe.memory import MemoryMeter
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import Sink
+from parallel_core.observe.recorder import LANE_HOST
+from parallel_core.observe.scope import Scope
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
+from parallel_core.tensor.group import TensorGroup
+
+
+class Trainer:
+    """One rank of a run, ready to step. `groups` come from `distributed.connect`."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        rank: int,
+        groups: Groups,
+        device: Device,
+        progress: Progress,
+        corpus_cache: Path | None = None,
+    ) -> None:
+        self.spec, self.rank, self.layout, self.device = spec, rank, Layout.of(spec), device
+        self.place = self.layout.coords(rank)
+        self.recorder = device.recorder(self.place.stage, self.place.replica)
+        self.scope = Scope(self.recorder, self.place.stage, self.place.replica)
+        units = spec.model.units()
+        names = [units[i] for i in self.layout.stage_units[self.place.stage]]
+        tensor = TensorGroup(self.place.tensor, self.layout.tp, groups.tensor, self.scope)
+        self.stage = Stage(spec, names, tensor, device, self.scope)
+        self.optimizer = FlatAdamW(self.stage.flat, spec.train)
+        self._sampler = Sampler(spec, corpus.open(spec.train.corpus, corpus_cache))
+        self._ids = self.layout.micro_batches_of(self.place.replica)
+        self._executor = self._make_executor(groups, progress)
+
+    def _make_executor(self, groups: Groups, progress: Progress) -> Executor:
+        spec, layout, flat = self.spec, self.layout, self.stage.flat
+        here = layout.pipeline_rank(self.rank)
+        program = build(spec).programs[here]
+        peers = {q: layout.peer(q, self.place.tensor) for q in layout.pipeline_ranks(self.place.replica) if q != here}
+        shape = (spec.micro_batch_size, spec.model.seq, spec.model.hidden)
+        dtype = DTYPES[spec.train.precision]
+        parts = Parts(
+            self.stage,
+            Links(program, peers, (groups.activations, groups.gradients), shape, dtype, self.device),
+            GradientReducer(flat, self.stage.segments, groups.data, self.device.bucket_bytes, self.scope),
+            StepTotals(spec.model, layout, flat, groups.world, self.device),
+            self.optimizer,
+            groups.tied,
+        )
+        return Executor(program, parts, self.scope, progress, spec.train.clip_norm)
+
+    def step(self, step: int) -> Totals:
+        """One step: read the batch, walk the program. Its spans are in `recorder` until the next one begins."""
+        self.recorder.begin_step(step)
+        start = self.scope.mark()
+        batch = self._read(step)
+        self.scope.micro_batch = -1
+        self.scope.span(Kind.DATA, LANE_HOST, start)
+        return self._executor.run(step, batch)
+
+    def metered_step(self, step: int) -> tuple[Totals, MemoryMeter]:
+        """A step with live storages followed; slower, the same numbers."""
+        meter = MemoryMeter(self.spec.trace.memory_cap)
+        for tensor, category in (
+            (self.stage.flat.values, "params"),
+            (self.stage.flat.grads, "grads"),
+            (self.optimizer.mean, "optimizer"),
+            (self.optimizer.square, "optimizer"),
+        ):
+            meter.register(tensor, category)
+        with ExitStack() as stack:
+            stack.callback(setattr, self.scope, "meter", None)
+            self.scope.meter = stack.enter_context(meter.measure())
+            totals = self.step(step)
+        return totals, meter
+
+    def _read(self, step: int) -> Batch:
+        tokens = torch.from_numpy(self._sampler.micro_batches(step, self._ids)).to(self.device.torch)
+        return dict(zip(self._ids, tokens.unbind(0), strict=True))
+
+
+def run_rank(
+    spec: RunSpec,
+    rank: int,
+    sink: Sink,
+    rendezvous: Rendezvous,
+    progress: Progress,
+    corpus_cache: Path | None = None,
+) -> None:
+    """Train from step 0 to the end. Raises what went wrong; whoever started the rank reports the fault."""
+    device = open_device(spec.train.device)
+    layout = Layout.of(spec)
+    report = Reporter(spec, rank, sink, device)
+    report.phase("building", 0)
+    progress.at(-1, "connecting")
+    groups = connect(rendezvous, rank, layout, device.backend, spec.model.tied)
+    try:
+        progress.at(-1, "building")
+        trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
+        report.hello(trainer.stage.flat, trainer.stage.names, layout)
+        _train(trainer, report, Neighbours(device, groups.world, layout.world))
+    finally:
+        disconnect()
+
+
+def _train(trainer: Trainer, report: Reporter, neighbours: Neighbours) -> None:
+    spec = trainer.spec
+    metered = metered_step(spec)
+    times = StepTimes(spec.train.warmup_steps)
+    report.phase("warmup" if spec.train.warmup_steps else "timed", 0)
+    for step in range(spec.train.steps):
+        if step == spec.train.warmup_steps:
+            neighbours.start()
+            if step:
+                report.phase("timed", step)
+            times.restart()
+        if step == metered:
+            totals, meter = trainer.metered_step(step)
+            report.memory(step, meter)
+        else:
+            totals = trainer.step(step)
+        took = times.ended()
+        report.step(step, totals, took, last=step + 1 == spec.train.steps)
+        if is_traced(spec, step):
+            report.spans(step, trainer.recorder)
+    others = neighbours.share()
+    if metered == spec.train.steps:
+        report.memory(metered, trainer.metered_step(metered)[1])
+    report.summary(times, others)
+    report.phase("done", spec.train.steps)
+
+
+def metered_step(spec: RunSpec) -> int:
+    """The step whose memory is followed: step 1 where it is a warm-up step, else an extra one behind the last.
+
+    -1 where the run asks for none.
+    """
+    if not spec.trace.memory:
+        return -1
+    return 1 if spec.train.warmup_steps > 1 else spec.train.steps
+
+
+def is_traced(spec: RunSpec, step: int) -> bool:
+    """Whether the spans of `step` leave the rank: one in the middle of the timed steps, and every k-th if asked."""
+    if step == metered_step(spec):
+        return False
+    every, first = spec.trace.trace_every, spec.train.warmup_steps
+    return step == first + spec.timed_steps // 2 or (every > 0 and step > 0 and step % every == 0)

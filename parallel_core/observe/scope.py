@@ -1,0 +1,42 @@
+"""What a rank is doing right now, for whoever has something to record about it.
+
+The executor moves `micro_batch` with each operation; layers and collectives underneath add their spans here and say
+which new tensors are activations, without knowing the schedule.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from parallel_core.observe.memory import MemoryMeter
+from parallel_core.observe.recorder import SpanRecorder
+
+_NOTHING = nullcontext()
+
+
+class Scope:
+    """Recorder, meter (None outside metered steps) and place of one rank."""
+
+    def __init__(self, recorder: SpanRecorder, stage: int = 0, replica: int = 0) -> None:
+        self.recorder, self.stage, self.replica = recorder, stage, replica
+        self.mark = recorder.mark
+        self.micro_batch = -1
+        self.meter: MemoryMeter | None = None
+
+    def span(self, kind: int, lane: int, start: Any, bytes: int = 0) -> None:
+        """A span of the current operation from `start` (a mark) until now."""
+        self.recorder.add(
+            kind, lane, self.stage, self.micro_batch, start, self.mark(), bytes=bytes, replica=self.replica
+        )
+
+    def keeping(self) -> AbstractContextManager[None]:
+        """New tensors inside are activations."""
+        return _NOTHING if self.meter is None else self.meter.category("activations")
+
+    def received(self, activation: torch.Tensor) -> None:
+        """A receive buffer has become a stage input, which is kept until its backward."""
+        if self.meter is not None:
+            self.meter.register(activation, "activations")

@@ -1,0 +1,44 @@
+"""Puts split layers into a unit of a model, and says which slice of each full parameter a rank holds."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from parallel_core.models.gpt import CrossEntropySum
+from parallel_core.tensor.group import TensorGroup
+from parallel_core.tensor.linear import ColumnLinear, RowLinear
+from parallel_core.tensor.vocab import VocabCrossEntropy, VocabEmbedding
+
+COLUMN = frozenset({"qkv", "fc1", "output"})
+ROW = frozenset({"proj", "fc2"})
+VOCAB = frozenset({"token"})
+
+
+def parallelise(unit: nn.Module, group: TensorGroup) -> nn.Module:
+    """Swap the layers of `unit` that can be split for their share of this rank. A group of one changes nothing."""
+    if group.size == 1:
+        return unit
+    for name, layer in list(unit.named_children()):
+        if name in COLUMN and isinstance(layer, nn.Linear):
+            setattr(unit, name, ColumnLinear(layer, group))
+        elif name in ROW and isinstance(layer, nn.Linear):
+            setattr(unit, name, RowLinear(layer, group))
+        elif name in VOCAB and isinstance(layer, nn.Embedding):
+            setattr(unit, name, VocabEmbedding(layer, group))
+        elif isinstance(layer, CrossEntropySum):
+            setattr(unit, name, VocabCrossEntropy(group))
+    return unit
+
+
+def split_dim(name: str) -> int | None:
+    """Dimension along which the full parameter `name` is split over the tensor group; None = every rank has it all."""
+    layer, kind = name.rsplit(".", 2)[-2:]
+    if layer in COLUMN or layer in VOCAB:
+        return 0
+    return 1 if layer in ROW and kind == "weight" else None
+
+
+def shard(full: Tensor, name: str, rank: int, size: int) -> Tensor:
+    """Rank `rank`'s slice of the full parameter `name` (a view)."""
+    dim = split_dim(name)
+    return full if dim is None or size == 1 else full.chunk(size, dim)[rank]

@@ -1,0 +1,90 @@
+"""Embedding and cross-entropy over a vocabulary split over a tensor group (Shoeybi et al. 2019, section 3).
+
+Rank i holds the rows [i, i + 1) x vocab / size. The full logits exist nowhere: the loss needs the maximum, the sum of
+exponentials and the target's logit of each row, which are three numbers a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from parallel_core.tensor.group import TensorGroup
+
+
+class _Sum(torch.autograd.Function):
+    """Megatron's g: sum over the group forward, identity backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorGroup) -> Tensor:
+        ctx.mark_dirty(x)
+        return group.all_reduce(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
+def local_ids(ids: Tensor, rows: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Ids as row numbers of this rank's share (0 where foreign), and a mask that is True where they are foreign."""
+    local = ids - rank * rows
+    foreign = (local < 0) | (local >= rows)
+    return local.masked_fill(foreign, 0), foreign
+
+
+class VocabEmbedding(nn.Module):
+    """Holds `vocab / size` rows; ids (batch, seq) -> (batch, seq, hidden), equal on every rank."""
+
+    def __init__(self, full: nn.Embedding, group: TensorGroup) -> None:
+        super().__init__()
+        rows = full.num_embeddings // group.size
+        self.group = group
+        self.weight = nn.Parameter(
+            torch.empty(rows, full.embedding_dim, device=full.weight.device, dtype=full.weight.dtype)
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        local, foreign = local_ids(ids, len(self.weight), self.group.rank)
+        mine = F.embedding(local, self.weight).masked_fill(foreign.unsqueeze(-1), 0.0)
+        out: Tensor = _Sum.apply(mine, self.group)
+        return out
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Summed cross-entropy of split logits; see `VocabCrossEntropy`."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: TensorGroup) -> Tensor:
+        top = group.all_reduce(logits.amax(1), dist.ReduceOp.MAX)
+        shifted = logits - top[:, None]
+        local, foreign = local_ids(targets, logits.shape[1], group.rank)
+        at_target = shifted.gather(1, local[:, None]).squeeze(1).masked_fill(foreign, 0.0)
+        weights = shifted.exp_()
+        sums = group.all_reduce(torch.stack([weights.sum(1), at_target]))
+        ctx.save_for_backward(weights.div_(sums[0][:, None]), local, foreign)
+        return (sums[0].log() - sums[1]).sum()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        softmax, local, foreign = ctx.saved_tensors
+        out = softmax * grad
+        out.scatter_add_(1, local[:, None], torch.where(foreign, 0.0, -grad)[:, None].to(out.dtype))
+        return out, None, None
+
+
+class VocabCrossEntropy(nn.Module):
+    """Sum of negative log likelihoods: logits (n, vocab / size), targets (n,) -> scalar, equal on every rank."""
+
+    def __init__(self, group: TensorGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        out: Tensor = _CrossEntropy.apply(logits, targets, self.group)
+        return out
