@@ -1,0 +1,190 @@
+"""Traced steps as Gantts on one common axis in ms: a row a rank, phase colours, micro-batch numbers in the bars.
+
+Each rank's step is laid down as a hatched (idle) bar; what the rank did is drawn over it, so that what stays visible
+is the bubble. Blocking work fills the row; messages, the norm and gradient buckets in flight are a strip at its foot,
+because waiting in them is not work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart
+from dashboard.charts.theme import Figure, var
+from parallel_core.analysis.quantities import significant
+from parallel_core.schedule.ir import COMPUTE, P2P, Kind
+
+Spans = Mapping[int, NDArray[np.void]]
+"""global rank -> SPAN rows of one step."""
+
+ROW_PX = 56
+GAP = 0.4
+"""Rows between two runs."""
+MAX_BARS = 2_000
+"""Bars a figure draws; of more, the longest are kept and the caption says "N of M"."""
+
+STRIPS = P2P | {Kind.NORM, Kind.BUCKET}
+HIDDEN = frozenset({Kind.STEP})
+FULL, STRIP = 0.72, 0.16
+
+WORDS = {
+    Kind.F: "forward",
+    Kind.R: "recompute",
+    Kind.B: "input gradient",
+    Kind.W: "weight gradient",
+    Kind.BW: "backward",
+    Kind.SEND_ACT: "send activation",
+    Kind.RECV_ACT: "receive activation",
+    Kind.SEND_GRAD: "send gradient",
+    Kind.RECV_GRAD: "receive gradient",
+    Kind.ALLREDUCE: "gradient all-reduce",
+    Kind.OPT_STEP: "optimizer",
+    Kind.TP_COLLECTIVE: "tensor-parallel collective",
+    Kind.NORM: "gradient norm",
+    Kind.BUCKET: "gradient bucket in flight",
+    Kind.DATA: "read data",
+    Kind.SETUP: "set up",
+}
+
+
+def figure(spans_by_rank: Spans, label: str = "", *, max_bars: int = MAX_BARS) -> Figure:
+    """One run. `layout.meta` = {"shown": N, "total": M} bars; `layout.xaxis.range` is [0, step in ms]."""
+    return figure_of([(label, spans_by_rank)], max_bars=max_bars)
+
+
+def figure_of(runs: Sequence[tuple[str, Spans]], *, max_bars: int = MAX_BARS) -> Figure:
+    """Several runs, each aligned at the start of its step (the earliest instant of any of its ranks)."""
+    places, ticks, height = _rows(runs)
+    bars = [_bars(spans, places[i], origin) for i, (_, spans) in enumerate(runs) for origin in [_origin(spans)]]
+    table = np.concatenate(bars) if bars else np.empty(0, BAR)
+    kept = _longest(table, max_bars)
+    span_ms = float(table["end"].max()) if len(table) else 1.0
+    data = [trace for phase in (*_STEP, *_PHASES) if (trace := _trace(phase, kept))]
+    layout = theme.layout(
+        int(ROW_PX * height) + 56,
+        barmode="overlay",
+        bargap=0,
+        uniformtext={"minsize": 9, "mode": "hide"},
+        xaxis=theme.axis("ms from the start of the step", range=[0, span_ms * 1.005], zeroline=False),
+        yaxis={
+            **theme.rows_axis([text for _, text in ticks]),
+            "tickvals": [y for y, _ in ticks],
+            "range": [height - 0.45, -0.55],
+        },
+        meta={"shown": len(kept), "total": len(table)},
+    )
+    return {"data": data, "layout": layout}
+
+
+def chart(runs: Sequence[tuple[str, Spans]], title: str, source: str, key: str = "gantt") -> Chart:
+    """The figure with its words and its numbers (busy ms by phase and rank)."""
+    made = figure_of(runs)
+    shown, total = made["layout"]["meta"]["shown"], made["layout"]["meta"]["total"]
+    part = f"; the {shown} longest of {total} spans drawn" if shown < total else f"; {shown} of {total} spans"
+    subtitle = "One traced step, ms from its start; a row a rank, numbers are micro-batches, hatched is idle"
+    columns = ("run", "rank", *(f"{phase}, ms" for phase in _PHASES))
+    return Chart(key, title, subtitle, source + part, made, columns, _table(runs))
+
+
+BAR = np.dtype(
+    [("kind", "u1"), ("y", "f8"), ("rank", "i4"), ("micro_batch", "i4"), ("start", "f8"), ("end", "f8"), ("idle", "?")]
+)
+_PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimizer", "other")
+_STEP = ("idle",)
+
+
+def _rows(runs: Sequence[tuple[str, Spans]]) -> tuple[list[dict[int, float]], list[tuple[float, str]], float]:
+    """Where each rank of each run stands, the labels of the rows, and how many rows high the figure is."""
+    at, places, ticks = 0.0, [], []
+    for label, spans in runs:
+        place = {}
+        for i, rank in enumerate(sorted(spans)):
+            place[rank] = at
+            head = f"<b>{theme.name(label)}</b><br>" if label and i == 0 else ""
+            ticks.append((at, f"{head}rank {rank}"))
+            at += 1
+        places.append(place)
+        at += GAP
+    return places, ticks, max(at - GAP, 1)
+
+
+def _origin(spans: Spans) -> int:
+    return min((int(rows["start"].min()) for rows in spans.values() if len(rows)), default=0)
+
+
+def _bars(spans: Spans, place: Mapping[int, float], origin: int) -> NDArray[np.void]:
+    parts = [np.empty(0, BAR)]
+    for rank, rows in spans.items():
+        out = np.zeros(len(rows), BAR)
+        out["kind"], out["micro_batch"], out["rank"] = rows["kind"], rows["micro_batch"], rank
+        out["start"], out["end"] = (rows["start"] - origin) / 1e6, (rows["end"] - origin) / 1e6
+        out["y"], out["idle"] = place[rank], rows["kind"] == Kind.STEP
+        parts.append(out)
+    return np.concatenate(parts)
+
+
+def _longest(table: NDArray[np.void], most: int) -> NDArray[np.void]:
+    """At most `most` rows, the longest, in their own order; the steps themselves are always among them."""
+    if len(table) <= most:
+        return table
+    length = np.where(table["idle"], np.inf, table["end"] - table["start"])
+    return table[np.sort(np.argsort(-length, kind="stable")[:most])]
+
+
+def _trace(phase: str, table: NDArray[np.void]) -> dict[str, Any] | None:
+    phases = np.array(["idle" if row["idle"] else theme.phase_of(int(row["kind"])) for row in table])
+    rows = table[phases == phase] if len(table) else table
+    if not len(rows):
+        return None
+    kinds = [Kind(int(kind)) for kind in rows["kind"]]
+    strips = np.array([kind in STRIPS for kind in kinds])
+    marker: dict[str, Any] = {"color": theme.phase_fill(phase), "line": {"width": 0.5, "color": var("surface")}}
+    if phase == "idle":
+        marker["pattern"] = theme.hatch("/", "phase-idle-line", 6)
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": phase,
+        "base": np.round(rows["start"], 4).tolist(),
+        "x": np.round(rows["end"] - rows["start"], 4).tolist(),
+        "y": (rows["y"] + np.where(strips, (FULL + STRIP) / 2, 0)).tolist(),
+        "width": np.where(strips, STRIP, FULL).tolist(),
+        "text": [_number(kind, int(mb)) for kind, mb in zip(kinds, rows["micro_batch"], strict=True)],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "insidetextfont": {"color": var(f"on-{phase}" if phase in ("forward", "backward") else "ink"), "size": 11},
+        "marker": marker,
+        "customdata": [_hover(kind, row) for kind, row in zip(kinds, rows, strict=True)],
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
+
+
+def _number(kind: Kind, micro_batch: int) -> str:
+    return str(micro_batch) if kind in COMPUTE and kind is not Kind.R and micro_batch >= 0 else ""
+
+
+def _hover(kind: Kind, row: Any) -> str:
+    if kind in HIDDEN:
+        return f"rank {row['rank']}: step of {significant(row['end'] - row['start'])} ms"
+    which = f" {row['micro_batch']}" if row["micro_batch"] >= 0 else ""
+    word = WORDS.get(kind, kind.name)
+    return f"rank {row['rank']}: {word}{which}, {significant(row['end'] - row['start'])} ms at {row['start']:.2f}"
+
+
+def _table(runs: Sequence[tuple[str, Spans]]) -> list[list[str]]:
+    out = []
+    for label, spans in runs:
+        for rank, rows in sorted(spans.items()):
+            busy = dict.fromkeys(_PHASES, 0)
+            for kind in np.unique(rows["kind"]):
+                own = rows[rows["kind"] == kind]
+                if Kind(int(kind)) not in HIDDEN:
+                    busy[theme.phase_of(int(kind))] += int((own["end"] - own["start"]).sum())
+            out.append([label, str(rank), *(significant(ns / 1e6) for ns in busy.values())])
+    return out

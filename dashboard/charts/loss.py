@@ -1,0 +1,81 @@
+"""Loss (or any run series) of several runs over steps, samples or seconds, switched in the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart
+from dashboard.charts.theme import line_of
+from parallel_core.analysis.quantities import significant
+
+AXES = ("step", "samples", "seconds")
+MAX_LINES = 12
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`shown` of `total` points of one run; seconds count from its first point. Arrays of one length."""
+
+    label: str
+    step: NDArray[np.int32]
+    seconds: NDArray[np.float64]
+    value: NDArray[np.float64]
+    total: int
+    samples_per_step: int = 1
+    family: str = "single"
+    dashed: bool = False
+
+
+def chart(curves: Sequence[Curve], title: str, source: str, *, key: str = "loss", unit: str = "loss") -> Chart:
+    """`layout.meta.axes` holds, for each axis, the x values of every trace; the figure starts with steps."""
+    drawn = [curve for curve in curves if len(curve.value)][:MAX_LINES]
+    figure = {
+        "data": [_trace(curve) for curve in drawn],
+        "layout": theme.layout(
+            320,
+            xaxis=theme.axis("step", zeroline=False),
+            yaxis=theme.axis(unit, zeroline=False, rangemode="normal"),
+            hovermode="x unified" if len(drawn) <= 4 else "closest",
+            meta={"axes": {axis: [_x(curve, axis) for curve in drawn] for axis in AXES}},
+        ),
+    }
+    shown, total = sum(len(c.value) for c in drawn), sum(c.total for c in drawn)
+    lines = f"{len(drawn)} of {len(curves)} runs drawn, " if len(drawn) < len(curves) else ""
+    columns = ("run", "points", "first", "last", "least")
+    source = f"{source}; {lines}{shown} of {total} points"
+    subtitle = f"{unit.capitalize()} of each run; dashed = with recomputation"
+    return Chart(key, title, subtitle, source, figure, columns, [_row(curve) for curve in curves])
+
+
+def _x(curve: Curve, axis: str) -> list[float]:
+    if axis == "seconds":
+        return np.round(curve.seconds, 3).tolist()
+    scale = curve.samples_per_step if axis == "samples" else 1
+    return (curve.step.astype(np.int64) * scale).tolist()
+
+
+def _trace(curve: Curve) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": theme.name(curve.label),
+        "x": _x(curve, "step"),
+        "y": [float(v) if np.isfinite(v) else None for v in curve.value],
+        "line": {"color": line_of(curve.family), "width": 1.75, "dash": "dash" if curve.dashed else "solid"},
+        "hovertemplate": f"{theme.name(curve.label)}: %{{y:.6g}}<extra></extra>",
+    }
+
+
+def _row(curve: Curve) -> list[str]:
+    if not len(curve.value):
+        return [curve.label, "0", "", "", ""]
+    finite = curve.value[np.isfinite(curve.value)]
+    least = significant(float(finite.min()), 6) if len(finite) else "not finite"
+    ends = [significant(float(v), 6) for v in (curve.value[0], curve.value[-1])]
+    return [curve.label, str(curve.total), *ends, least]

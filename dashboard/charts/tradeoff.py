@@ -1,0 +1,148 @@
+"""Time against memory: a point a run, an arrow from each plain run to the same with recomputation, the Pareto line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart, Entry
+from dashboard.charts.theme import line_of, var
+from parallel_core.analysis.quantities import bytes_text, seconds_text
+
+MIB = 1 << 20
+AR = " + AR"
+NEAR = 0.06
+"""Labels closer than this part of either axis would overlap."""
+COLUMNS = ("run", "step", "worst-rank memory", "best trade")
+
+Point = tuple[Entry, float, float]
+"""Entry, ms a step, MiB."""
+
+
+def chart(entries: Sequence[Entry], source: str) -> Chart:
+    points = [
+        (e, e.result.step.median * 1e3, sum(e.result.memory.values()) / MIB)
+        for e in entries
+        if e.done and e.result and e.result.memory
+    ]
+    best = pareto(points)
+    figure = {
+        "data": [_line(best), *([_arrows(points)] if _pairs(points) else []), _dots(points)] if points else [],
+        "layout": theme.layout(
+            360,
+            xaxis=theme.axis("ms a step (left is faster)", rangemode="tozero"),
+            yaxis=theme.axis("MiB on the worst rank (down is less)", rangemode="tozero"),
+            hovermode="closest",
+        ),
+    }
+    subtitle = "Step time against worst-rank memory; arrow: plain to recomputation; line: no run beats these in both"
+    rows = [
+        [e.label, seconds_text(ms / 1e3), bytes_text(mib * MIB), "yes" if any(e is b for b, _, _ in best) else ""]
+        for e, ms, mib in points
+    ]
+    return Chart("tradeoff", _title(points, best), subtitle, source, figure, COLUMNS, rows)
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """The points that no other beats in both, fastest first."""
+    best: list[Point] = []
+    for point in sorted(points, key=lambda p: (p[1], p[2])):
+        if not best or point[2] < best[-1][2]:
+            best.append(point)
+    return best
+
+
+def _title(points: Sequence[Point], best: Sequence[Point]) -> str:
+    if not points:
+        return "0 runs have both a time and a memory so far."
+    names = ", ".join(e.label for e, _, _ in best[:4]) + (" and more" if len(best) > 4 else "")
+    verb = "is" if len(best) == 1 else "are"
+    return f"{len(best)} of {len(points)} {verb} beaten by none in both time and memory: {names}."
+
+
+def _pairs(points: Sequence[Point]) -> list[tuple[Point, Point]]:
+    plain = {p[0].label: p for p in points if not p[0].recompute}
+    return [
+        (plain[p[0].label.replace(AR, "")], p) for p in points if p[0].label.replace(AR, "") in plain and p[0].recompute
+    ]
+
+
+def _line(best: Sequence[Point]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [ms for _, ms, _ in best],
+        "y": [mib for _, _, mib in best],
+        "line": {"color": var("ink-2"), "width": 1, "dash": "dot", "shape": "linear"},
+        "hoverinfo": "skip",
+    }
+
+
+def _arrows(points: Sequence[Point]) -> dict[str, Any]:
+    xs: list[float | None] = []
+    ys: list[float | None] = []
+    for (_, x0, y0), (_, x1, y1) in _pairs(points):
+        xs += [x0, x1, None]
+        ys += [y0, y1, None]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": xs,
+        "y": ys,
+        "line": {"color": var("line-strong"), "width": 1.25},
+        "marker": {
+            "symbol": "arrow",
+            "angleref": "previous",
+            "size": [0, 11, 0] * (len(xs) // 3),
+            "color": var("line-strong"),
+            "standoff": [0, 6, 0] * (len(xs) // 3),
+        },
+        "hoverinfo": "skip",
+    }
+
+
+def _dots(points: Sequence[Point]) -> dict[str, Any]:
+    colours = [line_of(e.family) for e, _, _ in points]
+    return {
+        "type": "scatter",
+        "mode": "markers+text",
+        "x": [ms for _, ms, _ in points],
+        "y": [mib for _, _, mib in points],
+        "text": _labels(points),
+        "textposition": "top right",
+        "textfont": {"size": 12, "color": var("ink")},
+        "marker": {
+            "size": 10,
+            "symbol": ["circle-open" if e.recompute else "circle" for e, _, _ in points],
+            "color": colours,
+            "line": {"width": 2, "color": colours},
+        },
+        "customdata": [theme.name(e.label) for e, _, _ in points],
+        "hovertemplate": "%{customdata}: %{x:.1f} ms, %{y:.1f} MiB<extra></extra>",
+        "cliponaxis": False,
+    }
+
+
+def _labels(points: Sequence[Point]) -> list[str]:
+    """Names at the points; of points that lie together the first carries all names that fit, the rest none."""
+    width, height = max((p[1] for p in points), default=1) or 1, max((p[2] for p in points), default=1) or 1
+    out = [""] * len(points)
+    anchors: list[tuple[int, list[str]]] = []
+    for i, (entry, x, y) in enumerate(points):
+        near = next(
+            (
+                names
+                for j, names in anchors
+                if abs(points[j][1] - x) < 2 * NEAR * width and abs(points[j][2] - y) < NEAR * height
+            ),
+            None,
+        )
+        if near is None:
+            anchors.append((i, [entry.label]))
+        else:
+            near.append(entry.label)
+    for i, names in anchors:
+        more = f" +{len(names) - 1}" if len(names) > 1 else ""
+        out[i] = theme.name(names[0] + more)
+    return out

@@ -1,0 +1,43 @@
+"""From run A to run B: which component of the step saved or cost how much."""
+
+from __future__ import annotations
+
+from dashboard.charts import theme
+from dashboard.charts.breakdown import PARTS, milliseconds
+from dashboard.charts.chart import Chart
+from dashboard.charts.theme import var
+from parallel_core.analysis.breakdown import Breakdown
+from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.sentences import difference_sentence
+
+
+def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Chart:
+    """Both are means over the ranks of one traced step; `names` of A and B, unescaped."""
+    changes = [(word, milliseconds(b, fields) - milliseconds(a, fields)) for word, fields, _ in PARTS]
+    values = [a.total / 1e6, *(change for _, change in changes), b.total / 1e6]
+    words = [f"A: {theme.name(names[0])}", *(word for word, _ in changes), f"B: {theme.name(names[1])}"]
+    trace = {
+        "type": "waterfall",
+        "orientation": "h",
+        "y": list(range(len(values))),
+        "x": values,
+        "measure": ["absolute", *["relative"] * len(changes), "total"],
+        "text": [significant(values[0]), *(f"{change:+.1f}" for _, change in changes), significant(values[-1])],
+        "textposition": "outside",
+        "textfont": {"color": var("ink")},
+        "connector": {"line": {"color": var("line-strong"), "width": 1}},
+        "increasing": {"marker": {"color": var("bad")}},
+        "decreasing": {"marker": {"color": var("accent")}},
+        "totals": {"marker": {"color": var("bar")}},
+        "customdata": words,
+        "hovertemplate": "%{customdata}: %{text} ms<extra></extra>",
+        "cliponaxis": False,
+    }
+    layout = theme.layout(
+        330, xaxis=theme.axis("ms", rangemode="tozero"), yaxis=theme.rows_axis(words), waterfallgap=0.3
+    )
+    rows = [[word, significant(milliseconds(a, f)), significant(milliseconds(b, f))] for word, f, _ in PARTS]
+    rows.append(["step", significant(a.total / 1e6), significant(b.total / 1e6)])
+    subtitle = "Change of each part of the traced step from A to B, ms"
+    figure = {"data": [trace], "layout": layout}
+    return Chart("waterfall", difference_sentence(a, b), subtitle, source, figure, ("part", "A, ms", "B, ms"), rows)
