@@ -1,0 +1,72 @@
+"""Places of ranks: coordinates, groups, stages and micro-batches, for any box."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from hypothesis import given
+
+from parallel_core import schedule
+from parallel_core.layout import Coords, Layout
+from parallel_core.spec import RunSpec
+from tests.parallel_core.strategies import run_specs
+
+
+def layout(**split: object) -> Layout:
+    return Layout.of(RunSpec.model_validate({"parallel": split}))
+
+
+def test_tensor_ranks_are_neighbours_then_replicas_then_stages() -> None:
+    box = layout(dp=2, tp=2, pp=2)
+    assert [box.coords(rank) for rank in (0, 1, 2, 4, 7)] == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 1)]
+    assert box.tensor_groups() == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert box.data_groups() == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert [box.pipeline_rank(rank) for rank in range(8)] == [0, 0, 2, 2, 1, 1, 3, 3]
+
+
+def test_rank_outside_the_box() -> None:
+    with pytest.raises(ValueError, match=r"rank 4 is outside 0 \.\. 3"):
+        layout(dp=4).coords(4)
+
+
+def test_cuts_are_followed() -> None:
+    assert layout(pp=3, cuts=[2, 9]).stage_units == ((0, 1), (2, 3, 4, 5, 6, 7, 8), (9,))
+
+
+@given(run_specs())
+def test_coordinates_and_ranks_are_inverse(spec: RunSpec) -> None:
+    box = Layout.of(spec)
+    assert [box.rank(*box.coords(rank)) for rank in range(box.world)] == list(range(box.world))
+
+
+@given(run_specs())
+def test_groups_cover_every_rank_once(spec: RunSpec) -> None:
+    box = Layout.of(spec)
+    for groups in (box.tensor_groups(), box.data_groups()):
+        assert sorted(chain(*groups)) == list(range(box.world))
+    for group in box.data_groups():
+        assert [box.coords(rank) for rank in group] == [
+            Coords(box.coords(group[0]).stage, replica, box.coords(group[0]).tensor) for replica in range(box.dp)
+        ]
+
+
+@given(run_specs())
+def test_every_layer_and_every_micro_batch_has_one_home(spec: RunSpec) -> None:
+    box = Layout.of(spec)
+    assert list(chain(*box.stage_units)) == list(range(len(spec.model.units())))
+    assert all(box.stage_units)
+    ids = sorted(chain(*(box.micro_batches_of(replica) for replica in range(box.dp))))
+    assert ids == list(range(spec.parallel.dp * spec.parallel.micro_batches))
+
+
+@given(run_specs())
+def test_layout_and_schedule_agree(spec: RunSpec) -> None:
+    box, made = Layout.of(spec), schedule.build(spec)
+    for rank in range(box.world):
+        stage, replica, tensor = box.coords(rank)
+        q = box.pipeline_rank(rank)
+        assert made.placement[stage][replica] == q == box.pipeline_ranks(replica)[stage]
+        assert box.peer(q, tensor) == rank
+        ids = {op.micro_batch for op in made.programs[q] if op.micro_batch >= 0}
+        assert ids == set(box.micro_batches_of(replica))

@@ -1,0 +1,141 @@
+"""Schedules as values: the known orders, and properties of any of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel_core import schedule
+from parallel_core.schedule import text
+from parallel_core.schedule.ir import COMPUTE, P2P, Schedule
+from parallel_core.spec import RunSpec
+from tests.parallel_core.strategies import run_specs
+
+NAMES = st.sampled_from(schedule.names())
+
+
+def orders(made: Schedule) -> list[str]:
+    return [" ".join(f"{op.kind.name}{op.micro_batch}" for op in program) for program in made.programs]
+
+
+def test_naive_order() -> None:
+    assert orders(schedule.compute_only("naive", 2, 2)) == ["F0 BW0 F1 BW1"] * 2
+
+
+def test_gpipe_order() -> None:
+    assert orders(schedule.compute_only("gpipe", 2, 3)) == ["F0 F1 F2 BW0 BW1 BW2"] * 2
+
+
+def test_one_f_one_b_order() -> None:
+    assert orders(schedule.compute_only("1f1b", 3, 4)) == [
+        "F0 F1 F2 BW0 F3 BW1 BW2 BW3",
+        "F0 F1 BW0 F2 BW1 F3 BW2 BW3",
+        "F0 BW0 F1 BW1 F2 BW2 F3 BW3",
+    ]
+
+
+def test_one_f_one_b_with_fewer_micro_batches_than_stages() -> None:
+    assert orders(schedule.compute_only("1f1b", 4, 2))[0] == "F0 F1 BW0 BW1"
+
+
+def test_replicas_own_the_ids_congruent_to_them() -> None:
+    made = schedule.compute_only("gpipe", 2, 2, replicas=2)
+    assert orders(made) == ["F0 F2 BW0 BW2"] * 2 + ["F1 F3 BW1 BW3"] * 2
+    assert made.placement == ((0, 2), (1, 3))
+
+
+@pytest.mark.parametrize("name", schedule.names())
+def test_without_stages_micro_batches_are_accumulated(name: str) -> None:
+    assert orders(schedule.compute_only(name, 1, 3)) == ["F0 BW0 F1 BW1 F2 BW2"]
+
+
+def test_lowered_programs_of_a_pipeline() -> None:
+    spec = RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 2, "schedule": "1f1b"}})
+    assert [" ".join(map(str, program)) for program in schedule.build(spec).programs] == [
+        "0F0 0SEND_ACT0 0F1 0SEND_ACT1 0RECV_GRAD0 0BW0 0RECV_GRAD1 0BW1 0OPT_STEP",
+        "1RECV_ACT0 1F0 1BW0 1SEND_GRAD0 1RECV_ACT1 1F1 1BW1 1SEND_GRAD1 1OPT_STEP",
+    ]
+
+
+def test_replicas_reduce_before_the_optimizer() -> None:
+    spec = RunSpec.model_validate({"parallel": {"dp": 2}})
+    assert orders(schedule.build(spec)) == ["F0 BW0 ALLREDUCE-1 OPT_STEP-1", "F1 BW1 ALLREDUCE-1 OPT_STEP-1"]
+
+
+@given(run_specs())
+def test_passes_keep_the_order_of_compute(spec: RunSpec) -> None:
+    split = spec.parallel
+    plain = schedule.compute_only(split.schedule, split.pp, split.micro_batches, split.dp)
+    lowered = schedule.build(spec)
+    assert [tuple(op for op in program if op.kind in COMPUTE) for program in lowered.programs] == list(plain.programs)
+
+
+@given(run_specs())
+def test_peers_are_neighbouring_stages_of_the_same_replica(spec: RunSpec) -> None:
+    for rank, program in enumerate(schedule.build(spec).programs):
+        for op in program:
+            if op.kind in P2P:
+                assert abs(op.peer - rank) == 1
+                assert op.peer // spec.parallel.pp == rank // spec.parallel.pp
+            else:
+                assert op.peer == -1
+
+
+@given(NAMES, st.integers(1, 8), st.integers(1, 12))
+def test_micro_batches_in_flight_match_the_formula(name: str, stages: int, micro_batches: int) -> None:
+    counted = schedule.peak_in_flight(schedule.compute_only(name, stages, micro_batches))
+    assert counted == tuple(schedule.in_flight(name, stage, stages, micro_batches) for stage in range(stages))
+
+
+@given(st.integers(2, 8), st.integers(1, 12))
+def test_one_f_one_b_keeps_less_than_gpipe(stages: int, micro_batches: int) -> None:
+    one, gpipe = (schedule.peak_in_flight(schedule.compute_only(n, stages, micro_batches)) for n in ("1f1b", "gpipe"))
+    assert one == tuple(min(stages - stage, micro_batches) for stage in range(stages))
+    assert gpipe == (micro_batches,) * stages
+
+
+@given(st.integers(1, 6), st.integers(1, 8))
+def test_bubble_of_flushed_pipelines_is_that_of_the_paper(stages: int, micro_batches: int) -> None:
+    """Huang et al. 2019: a step takes m + p - 1 slots of forward and backward (3 units here)."""
+    for name in ("gpipe", "1f1b"):
+        made = schedule.compute_only(name, stages, micro_batches)
+        ends = [starts[-1] + 2 for starts in text.slots(made)]
+        assert max(ends) == 3 * (micro_batches + stages - 1)
+
+
+@given(st.integers(1, 6), st.integers(1, 8))
+def test_naive_keeps_one_stage_busy_at_a_time(stages: int, micro_batches: int) -> None:
+    made = schedule.compute_only("naive", stages, micro_batches)
+    assert max(starts[-1] + 2 for starts in text.slots(made)) == 3 * micro_batches * stages
+
+
+def test_picture() -> None:
+    assert text.picture(schedule.compute_only("1f1b", 2, 2)).splitlines() == [
+        "rank 0 | F0 F1 .  .  B0 B0 .  B1 B1",
+        "rank 1 | .  F0 B0 B0 F1 B1 B1 .  .",
+    ]
+
+
+@given(run_specs())
+def test_csv_has_a_row_for_each_rank_and_a_cell_for_each_operation(spec: RunSpec) -> None:
+    made = schedule.build(spec)
+    rows = list(csv.reader(io.StringIO(text.to_csv(made))))
+    assert rows == [[str(op) for op in program] for program in made.programs]
+
+
+def test_grid_marks_and_cuts_to_the_neighbourhood() -> None:
+    made = schedule.compute_only("naive", 2, 20)
+    lines = text.grid(made, (1, 20)).splitlines()
+    assert lines[0] == "naive: operations 14 to 26 of 40"
+    assert ">1F10<" in lines[2]
+    assert ">" not in lines[1]
+
+
+def test_slots_of_a_deadlock() -> None:
+    made = schedule.compute_only("gpipe", 2, 1)
+    with pytest.raises(ValueError, match="circle"):
+        text.slots(Schedule("broken", 2, 1, made.placement, (made.programs[0], ())))

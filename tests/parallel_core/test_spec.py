@@ -1,0 +1,149 @@
+"""RunSpec: what may be combined, and what it says where something may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from parallel_core.spec import ModelSpec, RunSpec, divisors, field_errors
+from tests.parallel_core.strategies import run_specs
+
+
+def errors(**rooms: dict[str, Any]) -> dict[str, str]:
+    with pytest.raises(ValidationError) as caught:
+        RunSpec.model_validate(rooms)
+    return field_errors(caught.value)
+
+
+def test_defaults_are_valid() -> None:
+    spec = RunSpec()
+    assert (spec.parallel.world, spec.micro_batch_size, spec.tokens_per_step, spec.timed_steps) == (1, 16, 2048, 40)
+
+
+def test_units_of_a_model() -> None:
+    assert ModelSpec(layers=2).units() == [
+        "embed",
+        "block.0.attn",
+        "block.0.mlp",
+        "block.1.attn",
+        "block.1.mlp",
+        "head",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rooms", "field", "message"),
+    [
+        (
+            {"model": {"heads": 8, "hidden": 64}, "parallel": {"tp": 3}},
+            "parallel.tp",
+            "tensor=3 does not divide heads=8; try 1, 2, 4, 8.",
+        ),
+        (
+            {"model": {"vocab": 250}, "parallel": {"tp": 4}},
+            "parallel.tp",
+            "tensor=4 does not divide vocab=250; try 1, 2, 5, 10, 25, 50.",
+        ),
+        (
+            {"model": {"hidden": 100, "heads": 3}},
+            "model.heads",
+            "heads=3 does not divide hidden=100; try one of 1, 2, 4, 5, 10, 20.",
+        ),
+        (
+            {"model": {"layers": 1}, "parallel": {"pp": 5}},
+            "parallel.pp",
+            "pipeline=5 stages over 4 cuttable layers (2 x 1 + 2); use at most 4.",
+        ),
+        ({"parallel": {"pp": 3, "cuts": [2]}}, "parallel.cuts", "pipeline=3 needs 2 cuts, got 1."),
+        (
+            {"parallel": {"pp": 3, "cuts": [4, 4]}},
+            "parallel.cuts",
+            "cuts must rise strictly within 1 .. 9; got [4, 4].",
+        ),
+        (
+            {"parallel": {"pp": 2, "cuts": [10]}},
+            "parallel.cuts",
+            "cuts must rise strictly within 1 .. 9; got [10].",
+        ),
+        (
+            {"parallel": {"dp": 3}},
+            "parallel.dp",
+            "data=3 does not divide the global batch 16; try 1, 2, 4, 8, 16.",
+        ),
+        (
+            {"parallel": {"dp": 2, "micro_batches": 3}},
+            "parallel.micro_batches",
+            "3 micro-batches do not divide the 8 samples of a replica; try 1, 2, 4, 8.",
+        ),
+        (
+            {"train": {"steps": 3, "warmup_steps": 3}},
+            "train.steps",
+            "steps=3 leaves none to time after 3 warm-up steps.",
+        ),
+        (
+            {"train": {"corpus": "/etc/passwd"}},
+            "train.corpus",
+            "corpus must be 'stdlib' or 'blob:' and the sha256 of an uploaded text.",
+        ),
+    ],
+)
+def test_rules_name_the_field_and_what_would_be_right(rooms: dict[str, Any], field: str, message: str) -> None:
+    assert errors(**rooms) == {field: message}
+
+
+@pytest.mark.parametrize(
+    ("room", "field", "value"),
+    [
+        ("model", "layers", 0),
+        ("model", "hidden", -8),
+        ("parallel", "dp", 0),
+        ("parallel", "micro_batches", 4097),
+        ("parallel", "schedule", "zigzag"),
+        ("train", "steps", 10**7 + 1),
+        ("train", "lr", float("nan")),
+        ("train", "lr", float("inf")),
+        ("train", "lr", -1),
+        ("train", "seed", 2**31),
+        ("train", "clip_norm", 0),
+        ("trace", "memory_cap", 0),
+    ],
+)
+def test_numbers_out_of_range_are_refused_at_their_field(room: str, field: str, value: object) -> None:
+    assert list(errors(**{room: {field: value}})) == [f"{room}.{field}"]
+
+
+@pytest.mark.parametrize("rooms", [{"model": {"path": "x"}}, {"shell": {"command": "x"}}])
+def test_unknown_keys_are_refused(rooms: dict[str, Any]) -> None:
+    assert list(errors(**rooms).values()) == ["There is no such field."]
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    spec = RunSpec.model_validate(
+        {"train": {"steps": 10**7, "global_batch": 4096}, "parallel": {"micro_batches": 4096}}
+    )
+    assert spec.micro_batch_size == 1
+
+
+def test_a_spec_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        RunSpec().model.layers = 5  # type: ignore[misc]
+
+
+@given(run_specs())
+def test_a_spec_survives_json(spec: RunSpec) -> None:
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@given(run_specs())
+def test_a_step_holds_the_whole_batch(spec: RunSpec) -> None:
+    split = spec.parallel
+    assert spec.micro_batch_size * split.micro_batches * split.dp == spec.train.global_batch
+
+
+@given(st.integers(1, 5000))
+def test_divisors(n: int) -> None:
+    assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
