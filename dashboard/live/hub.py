@@ -14,6 +14,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable
 from types import FrameType
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import redis.asyncio as redis
@@ -115,12 +116,12 @@ class Hub:
     async def _replay(self, subscription: Subscription, last_id: str) -> None:
         everything: dict[str, set[str]] = {topic: {EVERYTHING} for topic in subscription.topics}
         try:
-            oldest = await self._redis.xrange(LIVE, count=1)
+            oldest: Any = await self._redis.xrange(LIVE, count=1)
             # The entry itself must still be there: what is behind a trimmed one may have been trimmed, too.
             if not oldest or _key(oldest[0][0].decode()) > _key(last_id):
                 news = everything
             else:
-                missed = await self._redis.xrange(LIVE, min=f"({last_id}", count=READ_COUNT)
+                missed: Any = await self._redis.xrange(LIVE, min=f"({last_id}", count=READ_COUNT)
                 news = everything if len(missed) == READ_COUNT else _merge(topics_of(fields) for _, fields in missed)
         except (RedisError, OSError, ValueError):
             news = everything
@@ -131,7 +132,7 @@ class Hub:
         while not self._closed:
             try:
                 if not self._position:
-                    newest = await self._redis.xrevrange(LIVE, count=1)
+                    newest: Any = await self._redis.xrevrange(LIVE, count=1)
                     self._position = newest[0][0].decode() if newest else "0-0"
                 if interrupted:
                     self._tell_everything()

@@ -1,0 +1,108 @@
+"""A worker that speaks the stream contract and nothing else: it trains nothing, and says what the test tells it to."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import redis
+
+from parallel_core.observe.records import POINT, SPAN, encode
+from parallel_core.spec import RunSpec
+from workers.contract import EVENTS, Channel, ControlEntry, control_stream, queue_of
+
+
+def spec(**parallel: Any) -> dict[str, Any]:
+    """A small valid spec, e.g. spec(dp=2)."""
+    return RunSpec.model_validate({"parallel": parallel}).model_dump(mode="json")
+
+
+def points_frame(first: int, count: int, name: str = "loss", rank: int = 0) -> bytes:
+    """A frame of `count` points of consecutive steps; the value of a step is the step + 0.5."""
+    rows = np.zeros(count, POINT)
+    rows["step"] = np.arange(first, first + count)
+    rows["time"] = 1_700_000_000 + rows["step"]
+    rows["value"] = rows["step"] + 0.5
+    return encode({"kind": "points", "rank": rank, "t": 1.0, "series": [[name, count]]}, rows.tobytes())
+
+
+def spans_frame(step: int, count: int = 3, rank: int = 0, total: int | None = None) -> bytes:
+    rows = np.zeros(count, SPAN)
+    rows["start"] = np.arange(count) * 10
+    rows["end"] = rows["start"] + 5
+    header = {"kind": "spans", "rank": rank, "t": 1.0, "step": step, "count": count, "total": total or count}
+    return encode(header, rows.tobytes())
+
+
+class Peer:
+    """One life of a worker. `files` are the bytes that its ranks have written so far."""
+
+    def __init__(self, url: str, name: str = "yard-a", boot: str = "boot-1", devices: int = 2) -> None:
+        self.redis = redis.Redis.from_url(url)
+        self.name, self.boot, self.devices = name, boot, devices
+        self.files: dict[tuple[int, int, Channel], bytes] = defaultdict(bytes)
+        self._heard = "0"
+
+    def say(self, kind: str, body: dict[str, Any], data: bytes = b"") -> None:
+        fields: dict[Any, Any] = {"worker": self.name, "boot": self.boot, "kind": kind, "body": json.dumps(body)}
+        self.redis.xadd(EVENTS, {**fields, "data": data} if data else fields)
+
+    def beat(self, *attempts: int, **more: Any) -> None:
+        devices = [
+            {"index": i, "kind": "cpu", "name": "core", "memory_total": 1 << 30, "memory_used": 0, "load": 0.0}
+            for i in range(self.devices)
+        ]
+        live = {str(pk): {"0": {"step": 3, "op": "0F1", "age": 0.1}} for pk in attempts}
+        about = {"host": "host-a", "version": "1", "time": 0.0, "load": 0.1, "memory_total": 1, "memory_available": 1}
+        self.say("heartbeat", {**about, "devices": devices, "attempts": live, **more})
+
+    def running(self, attempt: int) -> None:
+        self.say("attempt", {"attempt": attempt, "state": "running"})
+
+    def ended(self, attempt: int, outcome: str = "succeeded", **more: Any) -> None:
+        sizes = {f"{channel}:{rank}": len(data) for (pk, rank, channel), data in self.files.items() if pk == attempt}
+        body = {"attempt": attempt, "state": "ended", "outcome": outcome, "cause": "", "none_left": True}
+        self.say("attempt", {**body, "sizes": sizes, **more})
+
+    def write(self, attempt: int, data: bytes, rank: int = 0, channel: Channel = "events") -> tuple[int, int]:
+        """Appends to a rank's file without publishing; returns [start, end)."""
+        start = len(self.files[attempt, rank, channel])
+        self.files[attempt, rank, channel] += data
+        return start, start + len(data)
+
+    def publish(self, attempt: int, start: int, end: int, rank: int = 0, channel: Channel = "events") -> None:
+        body = {"attempt": attempt, "rank": rank, "channel": channel, "start": start, "end": end}
+        self.say("batch", body, self.files[attempt, rank, channel][start:end])
+
+    def send(self, attempt: int, data: bytes, rank: int = 0, channel: Channel = "events") -> None:
+        """Writes and publishes."""
+        self.publish(attempt, *self.write(attempt, data, rank, channel), rank=rank, channel=channel)
+
+    def orders(self) -> list[ControlEntry]:
+        """Control entries that have come since the last call."""
+        rows: Any = self.redis.xrange(control_stream(self.name), min=f"({self._heard}" if self._heard != "0" else "-")
+        if rows:
+            self._heard = rows[-1][0].decode()
+        return [json.loads(fields[b"body"]) for _, fields in rows]
+
+    def obey(self) -> None:
+        """Answers every rewind by publishing the file again from there on."""
+        for order in self.orders():
+            if order["kind"] == "rewind":
+                key = (order["attempt"], order["rank"], order["channel"])
+                self.publish(key[0], order["offset"], len(self.files[key]), key[1], key[2])
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """Start messages that wait in this worker's Celery queue, oldest first."""
+        raw: Any = self.redis.lrange(queue_of(self.name), 0, -1)
+        return [_body_of(json.loads(item)) for item in reversed(raw)]
+
+
+def _body_of(message: dict[str, Any]) -> dict[str, Any]:
+    import base64
+
+    args, _kwargs, _embed = json.loads(base64.b64decode(message["body"]))
+    (start,) = args
+    return dict(start)

@@ -1,0 +1,134 @@
+"""Which changes of state are allowed, and that a refused one changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboard.fleet.models import Worker
+from dashboard.runs import services, states
+from dashboard.runs.models import Attempt, Run, State
+from tests.dashboard.peer import spec
+
+NODES = [{"worker": "yard-a", "devices": [0], "first_rank": 0, "address": "host-a"}]
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker.objects.create(name="yard-a", boot="b")
+
+
+@pytest.fixture
+def run(alice: Any) -> Run:
+    return services.submit(owner=alice, spec=spec())
+
+
+@pytest.fixture
+def attempt(run: Run, worker: Worker) -> Attempt:
+    return states.place(run, NODES, worker)
+
+
+def state_of(run: Run) -> str:
+    return Run.objects.values_list("state", flat=True).get(pk=run.pk)
+
+
+def test_the_way_to_success(run: Run, attempt: Attempt) -> None:
+    assert state_of(run) == State.STARTING
+    states.running(attempt)
+    assert state_of(run) == State.RUNNING
+    states.finish(attempt, "succeeded")
+    assert state_of(run) == State.SUCCEEDED
+    assert list(run.events.values_list("kind", flat=True)) == ["queued", "starting", "running", "succeeded"]
+
+
+@pytest.mark.parametrize("outcome", ["succeeded", "failed", "cancelled"])
+def test_an_end_can_come_before_running(run: Run, attempt: Attempt, outcome: str) -> None:
+    states.finish(attempt, outcome, "user_code", "why")
+    run.refresh_from_db()
+    assert (run.state, run.cause, run.detail) == (outcome, "user_code", "why")
+    assert run.ended_at is not None
+
+
+def test_interrupted_is_queued_again_and_uses_no_retry(run: Run, attempt: Attempt) -> None:
+    Run.objects.filter(pk=run.pk).update(retries_left=1)
+    states.running(attempt)
+    states.finish(attempt, "interrupted", "interrupted")
+    run.refresh_from_db()
+    assert (run.state, run.retries_left) == (State.QUEUED, 1)
+    assert "queued again" in run.detail
+    assert run.events.filter(kind="requeued").count() == 1
+
+
+def test_interrupted_while_being_cancelled_is_cancelled(run: Run, attempt: Attempt, alice: Any) -> None:
+    services.request_cancel(run=run, user=alice)
+    states.finish(attempt, "interrupted", "interrupted")
+    assert state_of(run) == State.CANCELLED
+
+
+@pytest.mark.parametrize(("retries", "state"), [(0, State.LOST), (2, State.QUEUED)])
+def test_a_lost_worker_uses_a_retry_where_one_is_left(run: Run, attempt: Attempt, retries: int, state: State) -> None:
+    Run.objects.filter(pk=run.pk).update(retries_left=retries)
+    states.finish(attempt, "failed", "worker_lost", "The worker died.")
+    run.refresh_from_db()
+    attempt.refresh_from_db()
+    assert (run.state, run.retries_left) == (state, max(0, retries - 1))
+    assert (attempt.over, attempt.cause) == (True, "worker_lost")
+
+
+def test_a_run_that_is_queued_again_keeps_its_place(run: Run, attempt: Attempt, worker: Worker) -> None:
+    queued_at = run.queued_at
+    states.finish(attempt, "interrupted")
+    run.refresh_from_db()
+    assert run.queued_at == queued_at
+    assert states.place(run, NODES, worker).number == 2
+
+
+def test_an_ended_attempt_ends_once(run: Run, attempt: Attempt) -> None:
+    states.finish(attempt, "failed", "user_code", "first")
+    for again in (lambda: states.finish(attempt, "succeeded"), lambda: states.lose(attempt, "x")):
+        with pytest.raises(states.IllegalTransition):
+            again()
+    run.refresh_from_db()
+    assert (run.state, run.detail) == (State.FAILED, "first")
+
+
+def test_a_fenced_attempt_does_not_move_the_next_one(run: Run, attempt: Attempt, worker: Worker) -> None:
+    states.finish(attempt, "interrupted")
+    run.refresh_from_db()
+    states.place(run, NODES, worker)
+    for late in (lambda: states.running(attempt), lambda: states.finish(attempt, "succeeded")):
+        with pytest.raises(states.IllegalTransition):
+            late()
+    assert state_of(run) == State.STARTING
+
+
+ALLOWED = {
+    "place": {State.QUEUED},
+    "running": {State.STARTING},
+    "cancelling": {State.STARTING, State.RUNNING},
+    "cancel_queued": {State.QUEUED},
+    "finish": {State.STARTING, State.RUNNING, State.CANCELLING},
+    "lose": {State.STARTING, State.RUNNING, State.CANCELLING},
+}
+REFUSED = [(name, state) for name, allowed in ALLOWED.items() for state in State if state not in allowed]
+
+
+@pytest.mark.parametrize(("name", "state"), REFUSED)
+def test_refused(run: Run, attempt: Attempt, worker: Worker, name: str, state: State) -> None:
+    Run.objects.filter(pk=run.pk).update(state=state)
+    calls = {
+        "place": lambda: states.place(run, NODES, worker),
+        "running": lambda: states.running(attempt),
+        "cancelling": lambda: states.cancelling(run),
+        "cancel_queued": lambda: states.cancel_queued(run),
+        "finish": lambda: states.finish(attempt, "succeeded"),
+        "lose": lambda: states.lose(attempt, "x"),
+    }
+    events = run.events.count()
+    with pytest.raises(states.IllegalTransition):
+        calls[name]()
+    assert state_of(run) == state
+    assert run.events.count() == events
+    assert list(Attempt.objects.values_list("over", flat=True)) == [False]
