@@ -45,7 +45,7 @@ class Links:
     ) -> None:
         activations, gradients = groups
         self._peers, self._shape = peers, shape
-        self._like = {"dtype": dtype, "device": device.torch}
+        self._dtype, self._device = dtype, device.torch
         self._group = {
             Kind.SEND_ACT: activations,
             Kind.RECV_ACT: activations,
@@ -106,6 +106,6 @@ class Links:
             return
         self._left[channel] -= 1
         kind, peer = channel
-        buffer = torch.empty(self._shape, **self._like)
+        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         work = dist.irecv(buffer, self._peers[peer], group=self._group[kind])
         self._posted[channel].append(_Posted(buffer, work))

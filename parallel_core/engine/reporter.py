@@ -17,8 +17,8 @@ from parallel_core.engine.norm import Totals
 from parallel_core.layout import Layout
 from parallel_core.models.gpt import parameter_shapes
 from parallel_core.observe.memory import MemoryMeter
-from parallel_core.observe.records import POINT, Sink
 from parallel_core.observe.recorder import SpanRecorder
+from parallel_core.observe.records import POINT, Sink
 from parallel_core.processes import start_ticks
 from parallel_core.spec import RunSpec
 

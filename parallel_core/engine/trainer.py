@@ -1,4 +1,4 @@
-"""A training run on one rank: everything is built, then stepped through, and reported as the records of observe.records."""
+"""A training run on one rank: everything is built, stepped through, and reported as records (observe.records)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from parallel_core.engine.stage import DTYPES, Stage
 from parallel_core.layout import Layout
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import Sink
 from parallel_core.observe.recorder import LANE_HOST
+from parallel_core.observe.records import Sink
 from parallel_core.observe.scope import Scope
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind

@@ -17,13 +17,27 @@ from torch import Tensor, nn
 from parallel_core.spec import ModelSpec
 
 
+class Linear(nn.Linear):
+    """Without torch's own first values: they come from `models.initial`."""
+
+    def reset_parameters(self) -> None:
+        return
+
+
+class Embedding(nn.Embedding):
+    """Without torch's own first values, which on the meta device would load its compiler (a second a process)."""
+
+    def reset_parameters(self) -> None:
+        return
+
+
 class Embed(nn.Module):
     """Token ids (batch, seq), int64 -> activations (batch, seq, hidden)."""
 
     def __init__(self, model: ModelSpec, **like: Any) -> None:
         super().__init__()
-        self.token = nn.Embedding(model.vocab, model.hidden, **like)
-        self.position = nn.Embedding(model.seq, model.hidden, **like)
+        self.token = Embedding(model.vocab, model.hidden, **like)
+        self.position = Embedding(model.seq, model.hidden, **like)
 
     def forward(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.token(tokens) + self.position.weight[: tokens.shape[1]]
@@ -37,8 +51,8 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = model.hidden // model.heads
         self.norm = nn.LayerNorm(model.hidden, **like)
-        self.qkv = nn.Linear(model.hidden, 3 * model.hidden, **like)
-        self.proj = nn.Linear(model.hidden, model.hidden, **like)
+        self.qkv = Linear(model.hidden, 3 * model.hidden, **like)
+        self.proj = Linear(model.hidden, model.hidden, **like)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, _ = x.shape
@@ -55,8 +69,8 @@ class Mlp(nn.Module):
     def __init__(self, model: ModelSpec, **like: Any) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(model.hidden, **like)
-        self.fc1 = nn.Linear(model.hidden, 4 * model.hidden, **like)
-        self.fc2 = nn.Linear(4 * model.hidden, model.hidden, **like)
+        self.fc1 = Linear(model.hidden, 4 * model.hidden, **like)
+        self.fc2 = Linear(4 * model.hidden, model.hidden, **like)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.fc2(F.gelu(self.fc1(self.norm(x)), approximate="tanh"))
@@ -76,7 +90,7 @@ class Head(nn.Module):
     def __init__(self, model: ModelSpec, **like: Any) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(model.hidden, **like)
-        self.output = nn.Linear(model.hidden, model.vocab, bias=False, **like)
+        self.output = Linear(model.hidden, model.vocab, bias=False, **like)
         self.criterion = CrossEntropySum()
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:

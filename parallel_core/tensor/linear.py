@@ -61,11 +61,10 @@ class ColumnLinear(nn.Module):
 
     def __init__(self, full: nn.Linear, group: TensorGroup) -> None:
         super().__init__()
-        like = {"device": full.weight.device, "dtype": full.weight.dtype}
         out = full.out_features // group.size
         self.group = group
-        self.weight = nn.Parameter(torch.empty(out, full.in_features, **like))
-        self.bias = nn.Parameter(torch.empty(out, **like)) if full.bias is not None else None
+        self.weight = nn.Parameter(full.weight.new_empty(out, full.in_features))
+        self.bias = nn.Parameter(full.weight.new_empty(out)) if full.bias is not None else None
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = _Column.apply(x, self.weight, self.bias, self.group)
@@ -77,10 +76,9 @@ class RowLinear(nn.Module):
 
     def __init__(self, full: nn.Linear, group: TensorGroup) -> None:
         super().__init__()
-        like = {"device": full.weight.device, "dtype": full.weight.dtype}
         self.group = group
-        self.weight = nn.Parameter(torch.empty(full.out_features, full.in_features // group.size, **like))
-        self.bias = nn.Parameter(torch.empty(full.out_features, **like))
+        self.weight = nn.Parameter(full.weight.new_empty(full.out_features, full.in_features // group.size))
+        self.bias = nn.Parameter(full.weight.new_empty(full.out_features))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = _Row.apply(x, self.weight, self.bias, self.group)

@@ -44,9 +44,7 @@ class VocabEmbedding(nn.Module):
         super().__init__()
         rows = full.num_embeddings // group.size
         self.group = group
-        self.weight = nn.Parameter(
-            torch.empty(rows, full.embedding_dim, device=full.weight.device, dtype=full.weight.dtype)
-        )
+        self.weight = nn.Parameter(full.weight.new_empty(rows, full.embedding_dim))
 
     def forward(self, ids: Tensor) -> Tensor:
         local, foreign = local_ids(ids, len(self.weight), self.group.rank)
