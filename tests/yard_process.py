@@ -1,0 +1,153 @@
+"""A real embedded yard for tests: the same command a person starts, in a throw-away data folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+UP_LIMIT_S = 90.0
+T = TypeVar("T")
+
+
+def wait_for(what: str, probe: Callable[[], T | None], limit: float = 60.0) -> T:
+    """Polls `probe` until it returns something true; an AssertionError that names `what` after `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while True:
+        if found := probe():
+            return found
+        assert time.monotonic() < deadline, f"{what}: not within {limit:.0f} s"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class YardProcess:
+    """`python -m dashboard.yard up`, its address, and a signed-in client of its API."""
+
+    def __init__(self, **env: str) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="ty-yard-"))
+        self.port = free_port()
+        self.env = {k: v for k, v in os.environ.items() if k not in {"REDIS_URL", "DATABASE_URL", "TRAINYARD_TESTING"}}
+        self.env |= {"TRAINYARD_HOME": str(self.home), "TRAINYARD_PORT": str(self.port), **env}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def password(self) -> str:
+        return (self.home / "admin-password").read_text().strip()
+
+    def up(self) -> YardProcess:
+        with (self.home / "yard.out").open("ab") as out:
+            command = [sys.executable, "-m", "dashboard.yard", "up"]
+            self.process = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=out, stderr=subprocess.STDOUT)
+        wait_for("the yard's address", self._greeted, UP_LIMIT_S)
+        return self
+
+    def _greeted(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.output()
+        return "Sign in as" in self.output()
+
+    def output(self) -> str:
+        return (self.home / "yard.out").read_text()
+
+    def log(self, part: str) -> str:
+        path = self.home / "logs" / f"{part}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def family(self) -> list[psutil.Process]:
+        """Every process below the yard, ranks included (they are in sessions of their own, but still descendants)."""
+        assert self.process is not None
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def part(self, *words: str) -> psutil.Process:
+        """The one process below the yard whose command line holds all the words."""
+
+        def look() -> psutil.Process | None:
+            for process in self.family():
+                try:
+                    line = " ".join(process.cmdline())
+                except psutil.Error:
+                    continue
+                if all(word in line for word in words):
+                    return process
+            return None
+
+        return wait_for(f"a process of {words}", look)
+
+    def client(self) -> httpx.Client:
+        """A client signed in as the admin, with the CSRF header set."""
+        client = httpx.Client(base_url=self.url, timeout=30, follow_redirects=True)
+        page = client.get("/accounts/login/")
+        match = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
+        assert match, page.text[:500]
+        form = {"username": "admin", "password": self.password, "csrfmiddlewaretoken": match[1]}
+        answer = client.post("/accounts/login/", data=form, headers={"Referer": self.url})
+        assert "sessionid" in client.cookies, answer.text[:500]
+        client.headers |= {"X-CSRFToken": client.cookies["csrftoken"], "Referer": self.url}
+        return client
+
+    def submit(self, client: httpx.Client, spec: dict[str, Any], **fields: Any) -> int:
+        answer = client.post("/api/v1/runs", json={"spec": spec, "name": "test", **fields})
+        assert answer.status_code in {200, 201}, answer.text
+        return int(answer.json()["data"]["id"])
+
+    def run_of(self, client: httpx.Client, run: int) -> dict[str, Any]:
+        answer = client.get(f"/api/v1/runs/{run}")
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json()["data"])
+
+    def wait_state(self, client: httpx.Client, run: int, *states: str, limit: float = 90.0) -> dict[str, Any]:
+        def probe() -> dict[str, Any] | None:
+            try:
+                found = self.run_of(client, run)
+            except httpx.TransportError:
+                return None
+            return found if found["state"] in states else None
+
+        return wait_for(f"run {run} in {states}", probe, limit)
+
+    def stop(self, number: int = signal.SIGINT) -> list[psutil.Process]:
+        """Sends the signal, waits for the end, and returns the processes of the yard that are left."""
+        assert self.process is not None
+        family = self.family()
+        self.process.send_signal(number)
+        self.process.wait(30)
+        return [p for p in psutil.wait_procs(family, timeout=15)[1] if p.status() != psutil.STATUS_ZOMBIE]
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+TINY: dict[str, Any] = {
+    "model": {"layers": 2, "hidden": 32, "heads": 2, "seq": 32},
+    "train": {"steps": 12, "global_batch": 8},
+}
+
+
+def tiny(steps: int = 12, **parallel: Any) -> dict[str, Any]:
+    """A spec that trains in a moment; `parallel` as in ParallelSpec."""
+    return {**TINY, "train": {**TINY["train"], "steps": steps}, "parallel": parallel}
