@@ -1,0 +1,106 @@
+"""The devices of this host: CUDA through NVML where a driver is there, else one device a CPU core."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+
+from workers.contract import Device
+
+
+class Devices:
+    """Reads the devices anew at each call of `read`; the choice between CUDA and CPU is made once."""
+
+    def __init__(self, cpu_devices: int | None = None) -> None:
+        self._nvml = _open_nvml()
+        self._cores = sorted(os.sched_getaffinity(0))
+        self._count = cpu_devices or len(self._cores)
+        self._name = cpu_name()
+        psutil.cpu_percent(percpu=True)  # load is counted from the call before: make that one now
+
+    @property
+    def kind(self) -> str:
+        return "cuda" if self._nvml else "cpu"
+
+    def read(self) -> list[Device]:
+        return self._read_cuda(self._nvml) if self._nvml else self._read_cpu()
+
+    def _read_cuda(self, nvml: ModuleType) -> list[Device]:
+        found: list[Device] = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetName(handle)
+            load = 0.0
+            with contextlib.suppress(nvml.NVMLError):  # not every device (MIG, some drivers) tells its load
+                load = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+            found.append(
+                Device(
+                    index=index,
+                    kind="cuda",
+                    name=name if isinstance(name, str) else name.decode(),
+                    memory_total=int(memory.total),
+                    memory_used=int(memory.used),
+                    load=load,
+                )
+            )
+        return found
+
+    def _read_cpu(self) -> list[Device]:
+        """A CPU device is one core with its share of the host's memory. More devices than cores share cores."""
+        total, available = host_memory()
+        percent = psutil.cpu_percent(percpu=True)
+        return [
+            Device(
+                index=index,
+                kind="cpu",
+                name=f"{self._name}, core {core}",
+                memory_total=total // self._count,
+                memory_used=(total - available) // self._count,
+                load=percent[core] / 100 if core < len(percent) else 0.0,
+            )
+            for index, core in ((i, self._cores[i % len(self._cores)]) for i in range(self._count))
+        ]
+
+
+def host_memory() -> tuple[int, int]:
+    """(total, available) bytes; within a container with a limit, of that limit."""
+    memory = psutil.virtual_memory()
+    total, available = int(memory.total), int(memory.available)
+    folder = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):
+        limit = int((folder / "memory.max").read_text())  # "max" = none: ValueError
+        used = int((folder / "memory.current").read_text())
+        if limit < total:
+            return limit, min(available, max(0, limit - used))
+    return total, available
+
+
+def load_average() -> float:
+    """One-minute load average over the cores: 1 = all busy."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
+def cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.machine() or "CPU"
+
+
+def _open_nvml() -> ModuleType | None:
+    """The NVML module once it answers with at least one device; None on a host without driver or device."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        return pynvml if pynvml.nvmlDeviceGetCount() else None
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,88 @@
+"""What a worker is told by its environment: its name, its broker, its folder and its limits."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tomllib
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TypeVar
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
+NO_PROGRESS_S = 60.0
+Number = TypeVar("Number", int, float)
+
+
+def version() -> str:
+    """Version of the package, also where it runs from a checkout and was never installed."""
+    try:
+        return metadata.version("trainyard")
+    except metadata.PackageNotFoundError:
+        project = ROOT / "pyproject.toml"
+        return str(tomllib.loads(project.read_text())["project"]["version"]) if project.exists() else "unknown"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`home` is this worker's own folder; nothing it writes lies elsewhere. `boot` names this life of the process."""
+
+    name: str
+    redis_url: str
+    home: Path
+    shared: Path
+    """The yard's data folder: on one host with the web, uploaded corpora lie in it."""
+    cpu_devices: int | None = None
+    no_progress_s: float = NO_PROGRESS_S
+    url: str = ""
+    token: str = ""
+    boot: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+        """Reads REDIS_URL and TRAINYARD_*; ValueError where a value cannot be used. An empty value is no value."""
+        env = {key: value for key, value in (os.environ if env is None else env).items() if value.strip()}
+        name = env.get("TRAINYARD_WORKER_NAME", socket.gethostname())
+        if not NAME_PATTERN.match(name):
+            raise ValueError(f"worker name {name!r}: use letters, digits, '.', '_' and '-', at most 120.")
+        shared = Path(env.get("TRAINYARD_HOME", str(ROOT / ".trainyard"))).resolve()
+        cpus = env.get("TRAINYARD_CPU_DEVICES")
+        return cls(
+            name=name,
+            redis_url=env.get("REDIS_URL", f"unix://{shared / 'redis.sock'}"),
+            home=shared / "workers" / name,
+            shared=shared,
+            cpu_devices=_number("TRAINYARD_CPU_DEVICES", cpus, int) if cpus else None,
+            no_progress_s=_number("TRAINYARD_NO_PROGRESS_S", env.get("TRAINYARD_NO_PROGRESS_S", "60"), float),
+            url=env.get("TRAINYARD_URL", "").rstrip("/"),
+            token=env.get("TRAINYARD_TOKEN", ""),
+        )
+
+    @property
+    def broker_url(self) -> str:
+        """The same server as Celery spells it."""
+        return self.redis_url.replace("unix://", "redis+socket://")
+
+    @property
+    def attempts(self) -> Path:
+        return self.home / "attempts"
+
+    @property
+    def corpora(self) -> Path:
+        """Cache of corpora, each named by the sha256 of its bytes."""
+        return self.home / "corpora"
+
+
+def _number(name: str, text: str, kind: type[Number]) -> Number:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r} is not a number.") from None
+    if not value > 0:
+        raise ValueError(f"{name}={text!r} must be above 0.")
+    return value

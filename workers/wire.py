@@ -1,0 +1,117 @@
+"""This worker's side of the broker: entries of EVENTS out, entries of its control stream in."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from workers.contract import EVENTS, ControlEntry, control_stream
+from workers.settings import Settings
+
+log = logging.getLogger(__name__)
+
+ANSWER_LIMIT_S = 5.0
+BLOCK_MS = 1000
+MAX_BACKLOG = 256
+"""Entries of EVENTS nobody has consumed above which files wait on disk: 64 MB, were each batch full."""
+RETRY_S = (0.05, 2.0)
+"""First and longest wait between two tries while the broker is away."""
+
+
+def connect(settings: Settings) -> redis.Redis:
+    """A client that fails at once: each of our threads decides itself when to try again."""
+    return redis.Redis.from_url(
+        settings.redis_url,
+        socket_timeout=ANSWER_LIMIT_S,
+        socket_connect_timeout=ANSWER_LIMIT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+class Backoff:
+    """Waits that double from RETRY_S[0] to RETRY_S[1]; `reset` after a success."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._next = RETRY_S[0]
+
+    def step(self) -> float:
+        """Seconds to wait before the next try."""
+        now, self._next = self._next, min(RETRY_S[1], 2 * self._next)
+        return now
+
+
+class Publisher:
+    """Adds entries to EVENTS in the name of this life of the worker. Every method may raise redis.RedisError."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._redis = connect(settings)
+        self._fields = {"worker": settings.name, "boot": settings.boot}
+
+    def add(self, kind: str, body: Mapping[str, Any], data: bytes | None = None) -> None:
+        fields: dict[Any, Any] = {**self._fields, "kind": kind, "body": json.dumps(body)}
+        if data is not None:
+            fields["data"] = data
+        self._redis.xadd(EVENTS, fields)
+
+    def backlog(self) -> int:
+        """Entries that the controller has not consumed: it removes what it has."""
+        return int(self._redis.xlen(EVENTS))
+
+
+class ControlReader(threading.Thread):
+    """Reads the control stream for ever and hands each entry to `on_entry`.
+
+    An entry is removed once it was handed over; since entries only repeat what the database says, one that is read
+    twice or lost does no harm.
+    """
+
+    def __init__(self, settings: Settings, on_entry: Callable[[ControlEntry], None]) -> None:
+        super().__init__(name="control", daemon=True)
+        self._stream = control_stream(settings.name)
+        self._redis = connect(settings)
+        self._on_entry = on_entry
+        self._leaving = threading.Event()
+
+    def leave(self) -> None:
+        self._leaving.set()
+
+    def run(self) -> None:
+        backoff = Backoff()
+        while not self._leaving.is_set():
+            try:
+                self._read()
+                backoff.reset()
+            except redis.RedisError as error:
+                wait = backoff.step()
+                log.warning("control stream: %s; next try in %.1f s", error, wait)
+                self._leaving.wait(wait)
+
+    def _read(self) -> None:
+        """Waits for entries (at most BLOCK_MS), hands them over, and removes them."""
+        answer: Any = self._redis.xread({self._stream: "0"}, count=100, block=BLOCK_MS)
+        streams = answer.values() if isinstance(answer, dict) else (rows for _, rows in answer or ())
+        for rows in streams:
+            entries = rows[0] if rows and isinstance(rows[0], list) else rows
+            for _, fields in entries:
+                self._hand_over(fields)
+            if entries:
+                self._redis.xdel(self._stream, *(entry_id for entry_id, _ in entries))
+
+    def _hand_over(self, fields: Mapping[bytes, bytes]) -> None:
+        try:
+            entry: ControlEntry = json.loads(fields[b"body"])
+            int(entry["attempt"]), str(entry["kind"])
+        except (KeyError, TypeError, ValueError) as error:
+            log.error("dropped a malformed control entry %r: %r", fields, error)
+            return
+        self._on_entry(entry)
