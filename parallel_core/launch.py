@@ -13,7 +13,7 @@ Events arrive in order, in one thread of the client, as dictionaries (see `Event
     refused   attempt, message: the order could not be carried out; `gone` follows
     exit      attempt, rank, code (negative = signal): the rank that failed first comes first
     gone      attempt: no process of it is left
-    lost      the server itself has ended, and with it (PR_SET_PDEATHSIG) every rank; always the last event
+    lost      code: the server itself has ended, and with it (PR_SET_PDEATHSIG) every rank; always the last event
 
 The first rank that fails ends the others. This module imports neither torch nor the engine: a long-lived Celery
 process uses it.
@@ -160,7 +160,7 @@ class ForkServer:
         for line in self._process.stdout:
             self._on_event(json.loads(line))
         self._process.wait()
-        self._on_event({"event": "lost"})
+        self._on_event({"event": "lost", "code": self._process.returncode})
 
     def _send(self, order: dict[str, Any]) -> None:
         assert self._process.stdin is not None
