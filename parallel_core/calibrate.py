@@ -20,7 +20,7 @@ from parallel_core.spec import DeviceKind, ModelSpec, RunSpec
 TARGET_S = 0.1
 LOW_S, HIGH_S = 0.05, 0.2
 BATCH = 16
-_SIZES = [(32, 32), (64, 32), (64, 64), (96, 64), (128, 64), (128, 128), (192, 128), (256, 128), (256, 256)]
+_SIZES = [(32, 32), (48, 32), (64, 32), (64, 64), (96, 64), (128, 64), (128, 128), (192, 128), (256, 128), (256, 256)]
 _SIZES += [(384, 256), (512, 256), (512, 512), (768, 512), (1024, 512), (1024, 1024), (1536, 1024), (2048, 1024)]
 _SIZES += [(3072, 1024), (4096, 1024)]
 
@@ -46,7 +46,7 @@ def calibrate(device: DeviceKind = "cpu", index: int = 0, rounds: int = 4) -> di
     ladder miss the window, the nearest one is the answer. Raises CalibrationFailed.
     """
     rungs = ladder()
-    rung, step_time = rungs[5 if device == "cpu" else 11], 0.0
+    rung, step_time = rungs[6 if device == "cpu" else 12], 0.0
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-calibrate-") as folder:
         for round_ in range(rounds):
             step_time = _measure(yard, rung, device, index, Path(folder) / str(round_))

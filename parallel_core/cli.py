@@ -107,7 +107,7 @@ def _schedule(options: argparse.Namespace) -> int:
 
     made = schedule.build(read_spec(options.spec))
     check.check(made)
-    print(text.to_csv(made) if options.csv else f"{text.picture(made)}\n\n{text.grid(made)}")
+    print(text.to_csv(made).rstrip() if options.csv else f"{text.picture(made)}\n\n{text.grid(made)}")
     return 0
 
 

@@ -1,0 +1,121 @@
+"""The command line as a person runs it: real processes, their output, their exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_core import processes
+from parallel_core.local import LocalYard
+from parallel_core.observe import progress
+from parallel_core.observe.records import events_path, log_path, read_file
+from parallel_core.spec import RunSpec
+
+MODEL = {"layers": 2, "hidden": 16, "heads": 2, "seq": 16}
+LIMIT_S = 120.0
+
+
+def spec(**parallel: Any) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "parallel": {"micro_batches": 2, **parallel},
+        "train": {"steps": 4, "warmup_steps": 2, "global_batch": 4},
+    }
+
+
+def command(*arguments: str, **popen: Any) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "parallel_core", *arguments]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen)
+
+
+def finished(*arguments: str, **run: Any) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "parallel_core", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, check=False, **run)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A spec of two pipeline stages."""
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec(pp=2)))
+    return path
+
+
+def test_train_prints_each_step_and_leaves_the_records_of_every_rank(written: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = finished("train", str(written), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    steps = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step")]
+    assert steps == [0, 1, 2, 3]
+    for rank in (0, 1):
+        kinds = [frame.kind for frame in read_file(events_path(out, rank))]
+        assert {"hello", "phase", "points", "spans", "memory", "summary"} <= set(kinds)
+
+
+def test_the_same_spec_trains_the_same_through_the_yard(tmp_path: Path) -> None:
+    """Several runs through one fork server; the layout does not change the loss."""
+    with LocalYard() as yard:
+        runs = [
+            yard.run(RunSpec.model_validate(spec(**split)), tmp_path / str(i), corpora=tmp_path / "corpora")
+            for i, split in enumerate(({}, {"dp": 2, "micro_batches": 1}, {"tp": 2}, {"pp": 2}))
+        ]
+    assert [run.failure() for run in runs] == [""] * 4
+    losses = [run.series("loss")["value"] for run in runs]
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_a_folder_with_records_is_not_written_into(written: Path, tmp_path: Path) -> None:
+    events_path(tmp_path, 0).touch()
+    done = finished("train", str(written), "--out", str(tmp_path))
+    assert done.returncode == 2 and "another --out" in done.stderr
+
+
+def test_a_wrong_spec_is_told_field_by_field(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(json.dumps({"model": {"heads": 3}, "surprise": 1}))
+    done = finished("train", str(wrong))
+    assert done.returncode == 2
+    assert "surprise" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_failing_run_says_which_rank_where_and_why(tmp_path: Path) -> None:
+    path, out = tmp_path / "spec.json", tmp_path / "out"
+    path.write_text(json.dumps({**spec(), "trace": {"memory_cap": 1000}}))
+    done = finished("train", str(path), "--out", str(out))
+    assert done.returncode == 1
+    assert "Rank 0 failed at step" in done.stdout and "MemoryCapExceeded" in done.stdout
+    assert read_file(events_path(out, 0))[-1].header["cause"] == "out_of_memory"
+    assert "MemoryCapExceeded" in log_path(out, 0).read_text()
+
+
+def test_schedule_prints_picture_grid_and_csv(written: Path) -> None:
+    done = finished("schedule", str(written))
+    assert done.returncode == 0 and "0SEND_ACT0" in done.stdout and "rank 1 |" in done.stdout
+    assert finished("schedule", str(written), "--csv").stdout.count("\n") == 2
+
+
+@pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
+def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    path, out = tmp_path / "spec.json", tmp_path / "out"
+    endless = spec(pp=2)
+    endless["train"] |= {"steps": 1_000_000}
+    path.write_text(json.dumps(endless))
+    running = command("train", str(path), "--out", str(out), start_new_session=True)
+    deadline = time.monotonic() + LIMIT_S
+    while not all((where := progress.read(out, rank)) and where.step > 2 for rank in (0, 1)):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    pids = [where.pid for rank in (0, 1) if (where := progress.read(out, rank))]
+    os.kill(running.pid, signal.SIGINT)
+    _, errors = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 130 and "no process is left" in errors
+    assert not any(processes.alive(pid) for pid in pids)
