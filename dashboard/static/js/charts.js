@@ -1,0 +1,249 @@
+/* Mounts and updates Plotly figures.
+ *
+ * A chart is  <figure class="chart" data-chart="KEY" [data-src="URL"]>  with figcaption, .sub, .chart-box, .chart-source
+ * and details.chart-data (templates/parts/chart.html). Its figure is the JSON script inside it or, with data-src, the
+ * Chart object that the URL answers with. It is drawn when it comes near the screen, in the colours of the theme: every
+ * "var(--name)" of a figure is replaced by the computed colour. Plotly is loaded with the first chart that is drawn.
+ *
+ *   import { update, reload } from "./charts.js";
+ *   update({speedup: chart, ...});   // new numbers for charts of this page, by key
+ *   reload("gantt");                 // fetch a data-src chart again
+ */
+
+const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset" };
+const mounted = new Map(); // key -> {element, box, figure}
+let loading = null;
+
+function plotly() {
+  if (window.Plotly) return Promise.resolve(window.Plotly);
+  loading ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = document.querySelector('meta[name="plotly-src"]').content;
+    script.onload = () => resolve(window.Plotly);
+    script.onerror = () => reject(new Error("The chart library could not be loaded."));
+    document.head.append(script);
+  });
+  return loading;
+}
+
+/* Colours ------------------------------------------------------------------------------------------------------- */
+
+function resolver() {
+  const probe = document.createElement("span");
+  probe.hidden = true;
+  document.body.append(probe);
+  const known = new Map();
+  return {
+    get(name) {
+      if (!known.has(name)) {
+        const raw = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+        probe.style.color = "";
+        probe.style.color = `var(${name})`;
+        known.set(name, name === "--sans" ? raw : getComputedStyle(probe).color);
+      }
+      return known.get(name);
+    },
+    done: () => probe.remove(),
+  };
+}
+
+function painted(value, colours) {
+  if (typeof value === "string") {
+    const match = /^var\((--[\w-]+)\)$/.exec(value);
+    return match ? colours.get(match[1]) : value;
+  }
+  if (Array.isArray(value)) return value.map((item) => painted(item, colours));
+  if (value && typeof value === "object") {
+    return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, painted(item, colours)]));
+  }
+  return value;
+}
+
+/* Drawing ------------------------------------------------------------------------------------------------------- */
+
+function fitted(figure, box) {
+  const colours = resolver();
+  const copy = painted(figure, colours);
+  colours.done();
+  const { layout } = copy;
+  layout.uirevision = "kept"; // a zoom survives new numbers
+  layout.autosize = true;
+  const wide = window.matchMedia("(min-width: 1001px)").matches;
+  if (layout.meta?.sharesRows && wide && box.closest(".grid2")) layout.yaxis.showticklabels = false;
+  if (box.clientWidth < 480) {
+    layout.font.size = 11;
+    if (layout.yaxis?.tickfont) layout.yaxis.tickfont.size = 11;
+  }
+  applyAxis(copy);
+  return copy;
+}
+
+async function draw(entry) {
+  const library = await plotly();
+  const { data, layout } = fitted(entry.figure, entry.box);
+  entry.box.style.setProperty("--chart-height", `${layout.height}px`);
+  if (!data.length) {
+    entry.box.replaceChildren(emptyNote());
+    return;
+  }
+  entry.box.querySelector(".skeleton, .empty")?.remove();
+  await library.react(entry.box, data, layout, CONFIG);
+}
+
+function emptyNote() {
+  const note = document.createElement("p");
+  note.className = "empty small";
+  note.textContent = "Nothing measured yet. The chart fills itself as runs finish.";
+  return note;
+}
+
+function failed(element, error) {
+  const note = document.createElement("p");
+  note.className = "empty small failed";
+  note.textContent = `This chart could not be shown: ${error.message} Reload the page to try again.`;
+  element.querySelector(".chart-box").replaceChildren(note);
+}
+
+async function fetched(element) {
+  const answer = await fetch(element.dataset.src, { headers: { Accept: "application/json" } });
+  if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
+  return answer.json();
+}
+
+async function mount(element) {
+  const key = element.dataset.chart;
+  try {
+    let figure;
+    if (element.dataset.src) {
+      const chart = await fetched(element);
+      describe(element, chart);
+      figure = chart.figure;
+    } else {
+      figure = JSON.parse(element.querySelector("script[type='application/json']").textContent);
+    }
+    const entry = { element, box: element.querySelector(".chart-box"), figure };
+    mounted.set(key, entry);
+    await draw(entry);
+  } catch (error) {
+    failed(element, error);
+  }
+}
+
+/* Words and numbers around the figure ----------------------------------------------------------------------------- */
+
+function setText(element, selector, text) {
+  const node = element.querySelector(selector);
+  if (node && text !== undefined && node.textContent !== text) node.textContent = text;
+}
+
+function describe(element, chart) {
+  setText(element, "figcaption", chart.title);
+  setText(element, ":scope > .sub", chart.subtitle);
+  setText(element, ".chart-source", chart.source);
+  element.querySelector(".chart-box").setAttribute("aria-label", chart.title);
+  const table = element.querySelector(".chart-data table");
+  if (!table || !chart.columns?.length) return;
+  const head = document.createElement("tr");
+  head.append(...chart.columns.map((text, i) => cell("th", text, i, "col")));
+  const rows = chart.rows.map((row) => {
+    const line = document.createElement("tr");
+    line.append(...row.map((text, i) => cell(i ? "td" : "th", text, i, i ? "" : "row")));
+    return line;
+  });
+  table.tHead.replaceChildren(head);
+  table.tBodies[0].replaceChildren(...rows);
+}
+
+function cell(tag, text, index, scope) {
+  const node = document.createElement(tag);
+  node.textContent = text;
+  if (index) node.className = "num";
+  if (scope) node.scope = scope;
+  return node;
+}
+
+export async function update(charts) {
+  for (const [key, chart] of Object.entries(charts)) {
+    const element = document.querySelector(`.chart[data-chart="${CSS.escape(key)}"]`);
+    if (!element) continue;
+    describe(element, chart);
+    const entry = mounted.get(key);
+    if (entry) {
+      entry.figure = chart.figure;
+      await draw(entry);
+    } else {
+      const script = element.querySelector("script[type='application/json']");
+      if (script) script.textContent = JSON.stringify(chart.figure);
+    }
+  }
+}
+
+export async function reload(key, src) {
+  const element = document.querySelector(`.chart[data-chart="${CSS.escape(key)}"]`);
+  if (!element) return;
+  if (src) element.dataset.src = src;
+  if (!mounted.has(key)) return;
+  try {
+    await update({ [key]: await fetched(element) });
+  } catch (error) {
+    failed(element, error);
+  }
+}
+
+/* Axis switch: <select data-axis-for="KEY"> or radio inputs; the choice stands in the URL as ?axis= ------------------ */
+
+function chosenAxis() {
+  return new URLSearchParams(location.search).get("axis") || "step";
+}
+
+function applyAxis(figure) {
+  const axes = figure.layout.meta?.axes;
+  const axis = chosenAxis();
+  if (!axes || !axes[axis]) return;
+  figure.data.forEach((trace, i) => {
+    if (axes[axis][i]) trace.x = axes[axis][i];
+  });
+  figure.layout.xaxis.title.text = axis;
+  figure.layout.uirevision = `axis-${axis}`;
+}
+
+document.addEventListener("change", (event) => {
+  const control = event.target.closest("[data-axis-for]");
+  if (!control) return;
+  const url = new URL(location.href);
+  url.searchParams.set("axis", control.value);
+  history.replaceState(null, "", url);
+  for (const entry of mounted.values()) if (entry.figure.layout.meta?.axes) draw(entry);
+});
+
+/* Life ------------------------------------------------------------------------------------------------------------ */
+
+const near = new IntersectionObserver(
+  (entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      near.unobserve(target);
+      mount(target);
+    }
+  },
+  { rootMargin: "300px" },
+);
+
+export function watch(root = document) {
+  for (const element of root.querySelectorAll(".chart[data-chart]")) {
+    if (!mounted.has(element.dataset.chart)) near.observe(element);
+  }
+}
+
+document.addEventListener("themechange", () => {
+  for (const entry of mounted.values()) draw(entry);
+});
+window.matchMedia("(min-width: 1001px)").addEventListener("change", () => {
+  for (const entry of mounted.values()) draw(entry);
+});
+for (const control of document.querySelectorAll("[data-axis-for]")) control.value = chosenAxis();
+// On phones the lower sections are accordions that start closed; on wide screens all stand open.
+if (window.matchMedia("(max-width: 760px)").matches) {
+  for (const section of document.querySelectorAll("details.accordion[data-phone-closed]")) section.open = false;
+}
+watch();

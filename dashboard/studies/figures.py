@@ -1,0 +1,105 @@
+"""The charts of an overview: which figure, with which sentence over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dashboard.charts import breakdown, gantt, loss, memory, speedup, tradeoff, waterfall
+from dashboard.charts.chart import Chart
+from dashboard.charts.loss import Curve
+from dashboard.runs.metrics import thin
+from dashboard.runs.selectors import spans
+from dashboard.studies.selectors import Overview, Row, losses_of
+from parallel_core.analysis import sentences
+
+LOSS_BUCKETS = 200
+OPEN_GANTTS = 4
+
+
+def of_overview(view: Overview) -> dict[str, Chart]:
+    """speedup, breakdown, memory and tradeoff, by key; they need no query beyond the overview's."""
+    made = (speedups(view), breakdowns(view), memories(view), tradeoff.chart(view.entries, view.source))
+    return {chart.key: chart for chart in made}
+
+
+def speedups(view: Overview) -> Chart:
+    title = sentences.speedup_title(view.results, view.base) if view.base else view.verdict[0]
+    return speedup.chart(view.entries, title, view.source)
+
+
+def breakdowns(view: Overview) -> Chart:
+    traced = sum(result.breakdown is not None for result in view.results)
+    source = f"measured, the newest traced step, {traced} of {len(view.rows)} runs"
+    return breakdown.chart(view.entries, sentences.breakdown_title(view.results), source)
+
+
+def memories(view: Overview) -> Chart:
+    metered = sum(bool(result.memory) for result in view.results)
+    source = f"measured on a metered step that is not timed, {metered} of {len(view.rows)} runs"
+    return memory.chart(view.entries, sentences.memory_title(view.results, view.limit), source, view.limit)
+
+
+def losses(view: Overview) -> Chart:
+    """Loss of every run; a parity sentence says what the eye cannot see."""
+    points = losses_of([row.run for row in view.rows])
+    curves = [_curve(row, points[row.run.pk]) for row in view.rows if row.run.pk in points]
+    longest = max(curves, key=lambda curve: len(curve.value), default=None)
+    title = "0 losses have arrived so far."
+    if longest is not None and len(longest.value):
+        ends = float(longest.value[0]), float(longest.value[-1])
+        title = sentences.loss_title(*ends, int(longest.step[-1]) + 1, longest.label)
+    return loss.chart(curves, title, "measured")
+
+
+def _curve(row: Row, points: NDArray[np.void]) -> Curve:
+    kept = points[thin(points["value"], LOSS_BUCKETS)] if len(points) > 3 * LOSS_BUCKETS else points
+    return Curve(
+        label=row.entry.label,
+        step=kept["step"],
+        seconds=kept["time"] - (points["time"][0] if len(points) else 0.0),
+        value=kept["value"],
+        total=len(points),
+        samples_per_step=row.spec.train.global_batch,
+        family=row.entry.family,
+        dashed=row.entry.recompute,
+    )
+
+
+def gantts(rows: Sequence[Row]) -> Chart:
+    """Traced steps of the given rows on one axis; reads their spans."""
+    traced = [(row, spans(row.run)) for row in rows]
+    drawn = [(row, found) for row, found in traced if found]
+    title = "0 of these runs have been traced so far."
+    if drawn:
+        row = max((row for row, _ in drawn), key=_bubble)
+        parts = row.entry.result.breakdown if row.entry.result else None
+        title = sentences.gantt_title(row.entry.label, parts) if parts else f"{len(drawn)} traced steps on one axis."
+    source = f"measured, the newest traced step of {len(drawn)} of {len(rows)} runs"
+    return gantt.chart([(row.entry.label, found) for row, found in drawn], title, source)
+
+
+def _bubble(row: Row) -> float:
+    parts = row.entry.result.breakdown if row.entry.result else None
+    return parts.share("bubble") if parts else 0.0
+
+
+def default_gantts(view: Overview, chosen: Sequence[int] = ()) -> list[Row]:
+    """Fastest, slowest and the baseline, and what was chosen (then only that, and the baseline first)."""
+    done = [row for row in view.rows if row.entry.done and row.entry.result]
+    if chosen:
+        return [row for row in view.rows if row.run.pk in chosen]
+    picks = [*done[:1], *done[-1:], *([view.baseline] if view.baseline in done else []), *done[1:]]
+    unique = list({row.run.pk: row for row in picks if row}.values())[:OPEN_GANTTS]
+    return [row for row in view.rows if row in unique]
+
+
+def difference(a: Row, b: Row) -> Chart | None:
+    """The waterfall from a to b, where both were traced."""
+    first = a.entry.result.breakdown if a.entry.result else None
+    second = b.entry.result.breakdown if b.entry.result else None
+    if first is None or second is None:
+        return None
+    return waterfall.chart(first, second, (a.entry.label, b.entry.label), "measured, the newest traced step of both")
