@@ -1,0 +1,282 @@
+"""The controller against a worker that only speaks the contract: placing, cancels, leases, fencing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dashboard.control import sweeps
+from dashboard.control.clocks import MOST_COUNTED_S, Clocks
+from dashboard.control.controller import Controller
+from dashboard.control.lock import FileLock
+from dashboard.fleet.models import Worker
+from dashboard.fleet.services import drain, enable
+from dashboard.runs import services
+from dashboard.runs.models import Attempt, Run, State
+from tests.dashboard.peer import Peer, points_frame, spec
+
+SHORT_LEASE = 0.6
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def peer(redis_url: str) -> Peer:
+    return Peer(redis_url)
+
+
+@pytest.fixture
+def controller(redis_url: str) -> Controller:
+    return Controller()
+
+
+def until(controller: Controller, true: Callable[[], bool], each: Callable[[], None] = lambda: None) -> None:
+    """Turns until `true()`; fails after 30 s."""
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline, "did not happen within 30 s"
+        each()
+        controller.turn()
+
+
+def submit(owner: Any, **more: Any) -> Run:
+    return services.submit(owner=owner, spec=spec(dp=more.pop("dp", 1)), **more)
+
+
+def state_of(run: Run) -> str:
+    return Run.objects.values_list("state", flat=True).get(pk=run.pk)
+
+
+def started(peer: Peer, controller: Controller, run: Run) -> Attempt:
+    """The run's attempt, running."""
+    peer.beat()
+    until(controller, lambda: bool(peer.tasks()))
+    attempt = run.attempts.get()
+    peer.beat(attempt.pk)
+    peer.running(attempt.pk)
+    controller.turn()
+    assert state_of(run) == State.RUNNING
+    return attempt
+
+
+def test_a_queued_run_is_sent_to_a_worker(peer: Peer, controller: Controller, alice: Any) -> None:
+    run = submit(alice, dp=2)
+    controller.turn()
+    assert state_of(run) == State.QUEUED  # nobody was heard yet
+    peer.beat()
+    controller.turn()
+    (task,) = peer.tasks()
+    attempt = run.attempts.get()
+    assert (task["run"], task["attempt"], task["number"]) == (run.pk, attempt.pk, 1)
+    assert task["spec"] == run.spec
+    assert task["nodes"] == [{"worker": "yard-a", "devices": [0, 1], "first_rank": 0, "address": "host-a"}]
+    assert state_of(run) == State.STARTING
+
+
+def test_a_whole_life(peer: Peer, controller: Controller, alice: Any) -> None:
+    run = submit(alice)
+    attempt = started(peer, controller, run)
+    peer.send(attempt.pk, points_frame(0, 43) + points_frame(0, 43, "step_time"))
+    peer.ended(attempt.pk)
+    until(controller, lambda: bool(Run.objects.get(pk=run.pk).summary))
+    run.refresh_from_db()
+    assert run.state == State.SUCCEEDED
+    assert run.summary["timed"]["n"] == 40
+    assert run.summary["timed"]["median"] == run.step_time == 23.0
+    assert run.summary["final_loss"] == 42.5
+
+
+def test_the_worker_is_as_its_heartbeat_said(peer: Peer, controller: Controller) -> None:
+    peer.beat(calibration={"device": "cpu", "step_time": 0.1})
+    controller.turn()
+    worker = Worker.objects.get()
+    assert (worker.host, worker.boot, len(worker.devices)) == ("host-a", "boot-1", 2)
+    peer.beat()
+    controller.turn()
+    assert Worker.objects.get().calibration["step_time"] == 0.1  # an old calibration stays
+
+
+def test_drained_workers_get_nothing_new(peer: Peer, controller: Controller, alice: Any, admin: Any) -> None:
+    peer.beat()
+    controller.turn()
+    drain(worker=Worker.objects.get(), user=admin)
+    run = submit(alice)
+    peer.beat()
+    controller.turn()
+    assert state_of(run) == State.QUEUED
+    enable(worker=Worker.objects.get(), user=admin)
+    controller.turn()
+    assert state_of(run) == State.STARTING
+
+
+def test_study_runs_go_by_position(peer: Peer, controller: Controller, alice: Any) -> None:
+    from dashboard.studies.models import Study
+
+    study = Study.objects.create(name="s", owner=alice)
+    runs = [submit(alice, study=study, position=position, exclusive=True) for position in (2, 0, 1)]
+    peer.beat()
+    controller.turn()
+    assert [state_of(run) for run in runs] == [State.QUEUED, State.STARTING, State.QUEUED]
+
+
+def test_cancel_of_a_running_run(peer: Peer, controller: Controller, alice: Any) -> None:
+    run = submit(alice)
+    attempt = started(peer, controller, run)
+    services.request_cancel(run=run, user=alice)
+    controller.turn()
+    order = {"kind": "cancel", "attempt": attempt.pk}
+    assert state_of(run) == State.CANCELLING
+    assert peer.orders() == [order]
+    peer.beat(attempt.pk)  # it is still there: told again
+    controller.turn()
+    assert peer.orders() == [order]
+    peer.ended(attempt.pk, "cancelled", cause="cancelled", detail="Stopped.")
+    controller.turn()
+    assert state_of(run) == State.CANCELLED
+
+
+def test_cancel_before_the_worker_knew_of_it(redis_url: str, peer: Peer, alice: Any) -> None:
+    controller = Controller(lease=SHORT_LEASE)
+    run = submit(alice)
+    peer.beat()
+    controller.turn()
+    services.request_cancel(run=run, user=alice)
+    until(controller, lambda: state_of(run) == State.CANCELLED, peer.beat)
+
+
+def test_silence_loses_the_attempt_and_its_return_is_fenced(redis_url: str, peer: Peer, alice: Any) -> None:
+    controller = Controller(lease=SHORT_LEASE)
+    run = submit(alice)
+    attempt = started(peer, controller, run)
+    until(controller, lambda: state_of(run) == State.LOST)
+    run.refresh_from_db()
+    assert run.cause == "worker_lost"
+    assert "yard-a" in run.detail
+    peer.orders()
+    peer.beat(attempt.pk)
+    controller.turn()
+    assert {"kind": "fence", "attempt": attempt.pk} in peer.orders()
+    peer.ended(attempt.pk, "succeeded")
+    controller.turn()
+    assert state_of(run) == State.LOST
+
+
+def test_a_worker_that_is_back_without_the_attempt(redis_url: str, peer: Peer, alice: Any) -> None:
+    controller = Controller(lease=SHORT_LEASE)
+    run = submit(alice, retries=1)
+    attempt = started(peer, controller, run)
+    reborn = Peer(redis_url, boot="boot-2")
+    until(controller, lambda: run.attempts.count() == 2, reborn.beat)
+    attempt.refresh_from_db()
+    assert (attempt.over, attempt.cause) == (True, "worker_lost")
+    assert state_of(run) == State.STARTING
+    assert run.attempts.last().worker_boot == "boot-2"  # type: ignore[union-attr]
+
+
+def test_a_heartbeat_keeps_the_lease(redis_url: str, peer: Peer, alice: Any) -> None:
+    controller = Controller(lease=SHORT_LEASE)
+    run = submit(alice)
+    attempt = started(peer, controller, run)
+    turns = iter(range(12))  # each waits up to 200 ms for entries: several leases
+    until(controller, lambda: next(turns, None) is None, lambda: peer.beat(attempt.pk))
+    assert state_of(run) == State.RUNNING
+    attempt.refresh_from_db()
+    assert attempt.progress["0"]["op"] == "0F1"
+
+
+def test_a_restarted_controller_waits_a_full_lease(redis_url: str, peer: Peer, alice: Any) -> None:
+    run = submit(alice)
+    attempt = started(peer, Controller(lease=SHORT_LEASE), run)
+    Attempt.objects.update(lease_until="2020-01-01T00:00:00Z")
+    Worker.objects.update(heartbeat_at="2020-01-01T00:00:00Z")
+    successor = Controller(lease=SHORT_LEASE)
+    successor.turn()
+    assert state_of(run) == State.RUNNING
+    peer.beat(attempt.pk)
+    successor.turn()
+    assert state_of(run) == State.RUNNING
+    until(successor, lambda: state_of(run) == State.LOST)
+
+
+def test_a_vanished_start_message_is_sent_again(
+    redis_url: str, peer: Peer, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "RESEND_S", 0.5)
+    controller = Controller(lease=0.3)
+    run = submit(alice)
+    peer.beat()
+    controller.turn()
+    peer.redis.delete("worker.yard-a")
+    until(controller, lambda: bool(peer.tasks()), peer.beat)
+    assert [task["attempt"] for task in peer.tasks()] == [run.attempts.get().pk]
+
+
+def test_a_worker_that_never_takes_it_loses_it(
+    redis_url: str, peer: Peer, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "RESEND_S", 0.3)
+    controller = Controller(lease=0.3)
+    run = submit(alice)
+    until(controller, lambda: state_of(run) == State.LOST, peer.beat)
+    assert "did not take it" in Run.objects.get(pk=run.pk).detail
+
+
+def test_an_orderly_stop_queues_again(peer: Peer, controller: Controller, alice: Any) -> None:
+    run = submit(alice)
+    attempt = started(peer, controller, run)
+    peer.ended(attempt.pk, "interrupted", cause="interrupted")
+    controller.turn()
+    until(controller, lambda: state_of(run) == State.STARTING, peer.beat)
+    assert run.attempts.count() == 2
+    assert run.events.filter(kind="requeued").exists()
+
+
+def test_an_unknown_attempt_is_fenced_and_forgotten(peer: Peer, controller: Controller) -> None:
+    peer.beat(4711)
+    peer.send(4712, points_frame(0, 1))
+    controller.turn()
+    orders = peer.orders()
+    assert {"kind": "fence", "attempt": 4711} in orders
+    assert {"kind": "settled", "attempt": 4712} in orders
+
+
+# the clocks
+
+
+def test_a_suspended_controller_does_not_count_its_own_absence() -> None:
+    clocks = Clocks()
+    clocks.watch("a", 1)
+    clocks.advance(3600)
+    assert clocks.watch("a", 1) == (MOST_COUNTED_S, MOST_COUNTED_S)
+
+
+def test_a_heartbeat_without_the_attempt_resets_the_worker_alone() -> None:
+    clocks = Clocks()
+    clocks.heard("a", {1})
+    clocks.advance(0.5)
+    clocks.heard("a", set())
+    assert clocks.watch("a", 1) == (0.0, 0.5)
+    assert clocks.was_listed(1)
+    clocks.keep(set())
+    assert not clocks.was_listed(1)
+
+
+def test_only_workers_that_beat_are_alive() -> None:
+    clocks = Clocks()
+    clocks.watch("never", 1)
+    clocks.heard("a", set())
+    assert clocks.alive(1.0) == {"a"}
+    clocks.advance(0.8)
+    clocks.advance(0.8)
+    assert clocks.alive(1.0) == set()
+
+
+def test_a_second_controller_waits_for_the_lock(tmp_path: Any) -> None:
+    first, second = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
+    assert first.hold()
+    assert first.hold()
+    assert not second.hold()
+    first.release()
+    assert second.hold()

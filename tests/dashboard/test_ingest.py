@@ -1,0 +1,276 @@
+"""From stream entries to rows: nothing lost, nothing doubled, nothing from a stranger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboard.control.controller import Controller
+from dashboard.fleet.models import Worker
+from dashboard.runs import selectors, services, states
+from dashboard.runs.models import Attempt, Cursor, LogChunk, RankInfo, Run, SeriesChunk, SpanChunk, State
+from parallel_core.observe.records import MEMORY, encode
+from tests.dashboard.peer import Peer, points_frame, spans_frame, spec
+from workers.contract import EVENTS
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def peer(redis_url: str) -> Peer:
+    return Peer(redis_url)
+
+
+@pytest.fixture
+def controller(redis_url: str) -> Controller:
+    return Controller()
+
+
+@pytest.fixture
+def attempt(alice: Any) -> Attempt:
+    """Running on both devices of yard-a."""
+    run = services.submit(owner=alice, spec=spec(dp=2))
+    nodes = [{"worker": "yard-a", "devices": [0, 1], "first_rank": 0, "address": "host-a"}]
+    attempt = states.place(run, nodes, Worker.objects.create(name="yard-a", boot="boot-1"))
+    states.running(attempt)
+    return attempt
+
+
+def steps(attempt: Attempt, name: str = "loss", rank: int = 0) -> list[int]:
+    run = Run.objects.get(pk=attempt.run_id)
+    return [int(step) for step in selectors.series(run, name, rank).step]
+
+
+def test_points_arrive_in_chunks_of_500(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    for first in range(0, 1200, 7):
+        peer.send(attempt.pk, points_frame(first, min(7, 1200 - first)))
+        if first % 5 == 0:
+            controller.turn()
+    controller.turn()
+    assert steps(attempt) == list(range(1200))
+    chunks = SeriesChunk.objects.order_by("first_step")
+    assert [(chunk.count, chunk.closed) for chunk in chunks] == [(500, True), (500, True), (200, False)]
+
+
+def test_newest_values_stand_in_the_runs_row(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    peer.send(attempt.pk, points_frame(0, 6) + points_frame(0, 6, "step_time") + points_frame(0, 6, "tokens_per_s"))
+    controller.turn()
+    run = Run.objects.get(pk=attempt.run_id)
+    # Steps 3, 4 and 5 are timed: three of warm-up.
+    assert (run.step, run.loss, run.step_time, run.tokens_per_s) == (5, 5.5, 4.5, 5.5)
+
+
+def test_not_a_number_is_stored_as_a_point_and_not_as_the_newest_value(
+    peer: Peer, controller: Controller, attempt: Attempt
+) -> None:
+    rows = np.frombuffer(points_frame(0, 1)[-20:], "<i4,<f8,<f8").copy()
+    rows["f2"] = np.nan
+    peer.send(attempt.pk, encode({"kind": "points", "rank": 0, "t": 1.0, "series": [["loss", 1]]}, rows.tobytes()))
+    controller.turn()
+    assert np.isnan(selectors.series(attempt.run, "loss").value).tolist() == [True]
+    assert Run.objects.get(pk=attempt.run_id).loss is None
+
+
+def test_a_batch_that_comes_twice_is_stored_once(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    span = peer.write(attempt.pk, points_frame(0, 10))
+    for _ in range(2):
+        peer.publish(attempt.pk, *span)
+        controller.turn()
+    peer.publish(attempt.pk, *span)
+    peer.send(attempt.pk, points_frame(10, 1))
+    controller.turn()
+    assert steps(attempt) == list(range(11))
+
+
+def test_a_batch_that_overlaps_the_cursor_adds_its_new_part(
+    peer: Peer, controller: Controller, attempt: Attempt
+) -> None:
+    peer.send(attempt.pk, points_frame(0, 4))
+    controller.turn()
+    _, end = peer.write(attempt.pk, points_frame(4, 4))
+    peer.publish(attempt.pk, 0, end)
+    controller.turn()
+    assert steps(attempt) == list(range(8))
+
+
+def test_a_gap_is_answered_by_a_rewind(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    peer.send(attempt.pk, points_frame(0, 4))
+    lost = peer.write(attempt.pk, points_frame(4, 4))
+    peer.send(attempt.pk, points_frame(8, 4))
+    controller.turn()
+    assert steps(attempt) == list(range(4))
+    assert peer.orders() == [
+        {"kind": "rewind", "attempt": attempt.pk, "rank": 0, "channel": "events", "offset": lost[0]}
+    ]
+    peer.publish(attempt.pk, lost[0], len(peer.files[attempt.pk, 0, "events"]))
+    controller.turn()
+    assert steps(attempt) == list(range(12))
+
+
+def test_a_controller_killed_between_commit_and_acknowledgement(
+    peer: Peer, controller: Controller, attempt: Attempt, redis_url: str
+) -> None:
+    for first in range(0, 40, 4):
+        peer.send(attempt.pk, points_frame(first, 4))
+    peer.running(attempt.pk)
+    read = controller._reader.read()
+    controller._store(read.entries)
+    assert steps(attempt) == list(range(40))
+    assert peer.redis.xpending(EVENTS, "controller")["pending"] == 11
+
+    peer.send(attempt.pk, points_frame(40, 1))
+    successor = Controller()
+    successor.turn()
+    successor.turn()
+    assert steps(attempt) == list(range(41))
+    assert peer.redis.xpending(EVENTS, "controller")["pending"] == 0
+    assert peer.redis.xlen(EVENTS) == 0
+
+
+def test_a_controller_killed_before_the_commit(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    peer.send(attempt.pk, points_frame(0, 5))
+    controller._reader.read()
+    peer.send(attempt.pk, points_frame(5, 5))
+    successor = Controller()
+    successor.turn()
+    successor.turn()
+    assert steps(attempt) == list(range(10))
+
+
+def test_a_rotten_entry_is_dropped_alone(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    peer.send(attempt.pk, points_frame(0, 2))
+    peer.say("heartbeat", {"attempts": 3})
+    peer.say("nonsense", {})
+    peer.redis.xadd(EVENTS, {"body": "{"})
+    peer.send(attempt.pk, points_frame(2, 2))
+    controller.turn()
+    assert steps(attempt) == list(range(4))
+    assert peer.redis.xlen(EVENTS) == 0
+
+
+def test_unreadable_bytes_are_said_and_passed(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    peer.send(attempt.pk, b"these are not frames")
+    peer.send(attempt.pk, points_frame(0, 3))
+    controller.turn()
+    assert steps(attempt) == list(range(3))
+    assert Run.objects.get(pk=attempt.run_id).events.filter(kind="unreadable").count() == 1
+
+
+def test_data_of_a_worker_it_was_not_placed_on_is_dropped(
+    peer: Peer, controller: Controller, attempt: Attempt, redis_url: str
+) -> None:
+    stranger = Peer(redis_url, name="yard-b")
+    stranger.send(attempt.pk, points_frame(0, 3))
+    stranger.ended(attempt.pk, "failed")
+    controller.turn()
+    assert steps(attempt) == []
+    assert Run.objects.get(pk=attempt.run_id).state == State.RUNNING
+    assert {"kind": "fence", "attempt": attempt.pk} in stranger.orders()
+
+
+def test_data_of_a_rank_that_is_not_there_is_dropped(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    peer.send(attempt.pk, points_frame(0, 3), rank=2)
+    controller.turn()
+    assert not Cursor.objects.exists()
+
+
+def test_late_data_of_a_past_attempt_is_kept_and_moves_nothing(
+    peer: Peer, controller: Controller, attempt: Attempt
+) -> None:
+    states.finish(attempt, "interrupted")
+    run = Run.objects.get(pk=attempt.run_id)
+    second = states.place(run, attempt.devices, Worker.objects.get())
+    peer.send(second.pk, points_frame(2, 2))
+    peer.send(attempt.pk, points_frame(0, 9))
+    peer.running(attempt.pk)
+    peer.ended(attempt.pk, "succeeded")
+    controller.turn()
+    run.refresh_from_db()
+    assert (run.state, run.step) == (State.STARTING, 3)
+    # The later attempt's points hold from its first step on.
+    assert steps(attempt) == [0, 1, 2, 3]
+    assert sum(SeriesChunk.objects.filter(attempt=attempt).values_list("count", flat=True)) == 9
+
+
+def test_logs_are_joined_and_cut_by_bytes(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    for word in ("one ", "zwei ", "träs"):
+        peer.send(attempt.pk, word.encode(), channel="log")
+        controller.turn()
+    assert LogChunk.objects.count() == 1
+    part = selectors.log(attempt.run, 0)
+    assert (part.text, part.total, part.ranks) == ("one zwei träs", 14, [0])
+    # Byte 12 lies inside the letter: it comes with the next part.
+    first = selectors.log(attempt.run, 0, limit=12)
+    assert (first.text, first.end) == ("one zwei tr", 11)
+    assert selectors.log(attempt.run, 0, start=first.end).text == "äs"
+    assert selectors.log(attempt.run, 0, start=-1).text == "s"
+
+
+def test_spans_memory_and_what_ranks_say(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    peak = {"params": 10, "activations": 5}
+    header = {"kind": "memory", "rank": 0, "t": 1.0, "step": 1, "peak": peak, "peak_total": 15, "final": {}}
+    peer.send(attempt.pk, spans_frame(10, 3, total=5) + encode(header, np.zeros(2, MEMORY).tobytes()))
+    peer.send(attempt.pk, encode({"kind": "hello", "rank": 0, "t": 1.0, "pid": 5, "params": float("nan")}))
+    peer.send(attempt.pk, encode({"kind": "phase", "rank": 0, "t": 1.0, "phase": "timed"}))
+    peer.send(attempt.pk, spans_frame(10, 4, rank=1), rank=1)
+    peer.send(attempt.pk, spans_frame(20, 4, rank=1), rank=1)
+    controller.turn()
+    run = Run.objects.get(pk=attempt.run_id)
+    assert {rank: len(rows) for rank, rows in selectors.spans(run).items()} == {0: 3, 1: 4}
+    assert selectors.traced_steps(run) == [10, 20]
+    assert selectors.span_counts(run, 10) == (7, 9)
+    assert selectors.memory(run)[0].peak == peak
+    assert run.memory_peak == 15
+    info = RankInfo.objects.get()
+    assert (info.phase, info.hello["params"]) == ("timed", None)
+
+
+def test_a_step_traced_twice_is_kept_once(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    peer.send(attempt.pk, spans_frame(10, 3))
+    peer.send(attempt.pk, spans_frame(10, 3))
+    controller.turn()
+    assert SpanChunk.objects.count() == 1
+
+
+def test_a_fault_is_kept_beside_the_report(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    fault = {"kind": "fault", "rank": 1, "t": 1.0, "error": "ValueError", "message": "no", "cause": "user_code"}
+    peer.send(attempt.pk, encode(fault), rank=1)
+    controller.turn()
+    peer.ended(attempt.pk, "failed", cause="user_code", detail="Rank 1 raised ValueError.", exits={"1": 1})
+    controller.turn()
+    report = Attempt.objects.get().report
+    assert report["faults"]["1"]["message"] == "no"
+    assert report["exits"] == {"1": 1}
+    assert Run.objects.get().state == State.FAILED
+
+
+def test_settled_when_all_that_was_written_arrived(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    peer.send(attempt.pk, points_frame(0, 5))
+    missing = peer.write(attempt.pk, b"goodbye", rank=1, channel="log")
+    peer.ended(attempt.pk)
+    controller.turn()
+    assert {"kind": "settled", "attempt": attempt.pk} not in peer.orders()
+    peer.publish(attempt.pk, *missing, rank=1, channel="log")
+    controller.turn()
+    assert {"kind": "settled", "attempt": attempt.pk} in peer.orders()
+    peer.ended(attempt.pk)  # a worker that lost the answer asks again
+    controller.turn()
+    assert {"kind": "settled", "attempt": attempt.pk} in peer.orders()
+
+
+def test_a_torn_frame_at_the_very_end_does_not_hold_up_settling(
+    peer: Peer, controller: Controller, attempt: Attempt
+) -> None:
+    peer.send(attempt.pk, points_frame(0, 5) + points_frame(5, 5)[:30])
+    peer.ended(attempt.pk, "failed", cause="killed_by_signal", signal=9)
+    controller.turn()
+    assert not Attempt.objects.get().settled
+    peer.beat()
+    controller._last.clear()
+    controller.turn()
+    peer.obey()
+    controller.turn()
+    assert Attempt.objects.get().settled
+    assert steps(attempt) == list(range(5))
