@@ -1,0 +1,70 @@
+"""Real ranks for engine tests: forked from the test process (no import is paid twice), joined by a real gloo store."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parallel_core.engine.device import open_device
+from parallel_core.engine.distributed import Rendezvous, connect, disconnect
+from parallel_core.engine.trainer import Trainer
+from parallel_core.layout import Layout
+from parallel_core.observe.progress import Progress
+from parallel_core.spec import RunSpec
+
+torch.set_num_threads(1)  # a thread pool in the parent would not survive the fork
+
+Work = Callable[[RunSpec, int, Rendezvous, Path], Any]
+
+
+def run(spec: RunSpec, work: Work, folder: Path) -> list[Any]:
+    """What `work` returns on each rank of `spec`. A rank that raises fails the test with its own traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        pids = {}
+        for rank in range(spec.parallel.world):
+            fd = listener.fileno() if rank == 0 else None
+            meeting = Rendezvous("127.0.0.1", port, spec.parallel.world, rank == 0, fd)
+            pid = os.fork()
+            if pid == 0:
+                _be(spec, rank, meeting, work, folder)
+            pids[rank] = pid
+    for pid in pids.values():
+        os.waitpid(pid, 0)
+    results = [pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in pids]
+    errors = [text for ok, text in results if not ok]
+    assert not errors, errors[0]
+    return [value for _, value in results]
+
+
+def _be(spec: RunSpec, rank: int, meeting: Rendezvous, work: Work, folder: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        result = (True, work(spec, rank, meeting, folder))
+    except BaseException:
+        result = (False, f"rank {rank} of {json.dumps(spec.model_dump())}:\n{traceback.format_exc()}")
+    (folder / f"result-{rank}").write_bytes(pickle.dumps(result))
+    os._exit(0)
+
+
+def with_trainer(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, use: Callable[[Trainer], Any]) -> Any:
+    """`use(trainer)` on a rank that has joined its groups."""
+    device = open_device(spec.train.device)
+    groups = connect(meeting, rank, Layout.of(spec), device.backend, spec.model.tied)
+    try:
+        return use(Trainer(spec, rank, groups, device, Progress(folder, rank)))
+    finally:
+        disconnect()
+
+
+def scratch() -> Path:
+    return Path(tempfile.mkdtemp(prefix="ty-ranks-"))
