@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from dashboard.fleet.models import Worker
 from dashboard.runs import services
 from dashboard.runs.models import Corpus, Run
-from parallel_core.plan.memory import Feasibility, RankMemory, predict, verdict
+from parallel_core.plan.memory import Feasibility, RankMemory, by_stage, verdict
 from parallel_core.plan.strategy import label
 from parallel_core.spec import RunSpec, field_errors
 
@@ -42,7 +42,8 @@ class Assessment:
     spec: RunSpec | None = None
     errors: dict[str, str] = field(default_factory=dict)
     capacity: Capacity | None = None
-    ranks: list[RankMemory] = field(default_factory=list)
+    stages: list[RankMemory] = field(default_factory=list)
+    """Predicted memory of each stage's ranks (those of one stage are alike)."""
     feasibility: Feasibility | None = None
     limit: int = 0
     """Bytes a rank may use; 0 = unknown."""
@@ -74,11 +75,10 @@ def assess(spec: dict[str, Any]) -> Assessment:
     errors = _fleet_errors(parsed, offered) | _corpus_errors(parsed)
     if parsed.parallel.world > MAX_PREDICTED_RANKS:
         return Assessment(parsed, errors, offered)
-    known = [amount for amount in (offered.memory, parsed.trace.memory_cap) if amount]
-    limit = min(known, default=0)
-    found = verdict(parsed, limit) if limit else None
-    wrong = found.sentence if found and not found.fits else ""
-    return Assessment(parsed, errors, offered, predict(parsed), found, limit, wrong)
+    found = verdict(parsed, offered.memory or None, offered.largest or None)
+    limit = min((b for b in (offered.memory, parsed.trace.memory_cap) if b), default=0)
+    wrong = found.sentence if found.fits is False else ""
+    return Assessment(parsed, errors, offered, by_stage(parsed), found, limit, wrong)
 
 
 def submit(

@@ -1,0 +1,113 @@
+"""The runs list: page and refreshed part, exports, and the way to a comparison."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_safe
+
+from dashboard.accounts.roles import may_submit
+from dashboard.runs.listing import Listing, options
+from dashboard.runs.models import Run, State
+from dashboard.runs.selectors import list_runs
+
+MAX_EXPORT = 10_000
+MAX_COMPARED = 500
+FIELDS = (
+    "id",
+    "name",
+    "state",
+    "cause",
+    "detail",
+    "strategy",
+    "owner",
+    "study",
+    "tags",
+    "devices",
+    "step",
+    "loss",
+    "step_time_s",
+    "tokens_per_s",
+    "memory_peak_bytes",
+    "created_at",
+    "started_at",
+    "ended_at",
+)
+
+
+@require_safe
+def runs(request: HttpRequest) -> HttpResponse:
+    """The whole page, or for HTMX the results alone. Its state is the query string."""
+    listing = Listing.parse(request.GET)
+    context = {"listing": listing, "page": listing.read()}
+    partial = request.headers.get("HX-Request") and not request.headers.get("HX-History-Restore-Request")
+    if partial:
+        response = render(request, "runs/list_results.html", context)
+    else:
+        context |= {"states": State.choices, "options": options(), "may_submit": may_submit(request.user)}
+        response = render(request, "runs/list.html", context)
+    # Page and part have the same address: a cache must not hand out one for the other.
+    response.headers["Vary"] = "HX-Request, Cookie"
+    return response
+
+
+@require_safe
+def compare(request: HttpRequest) -> HttpResponse:
+    """Turns the checked boxes of the list (runs=1&runs=2) into the shareable address of the comparison."""
+    wanted = [value for value in request.GET.getlist("runs") if value.isdecimal()][:MAX_COMPARED]
+    if not wanted:
+        return redirect("runs:list")
+    return redirect(f"/compare/?runs={','.join(dict.fromkeys(wanted))}")
+
+
+@require_safe
+def export_csv(request: HttpRequest) -> HttpResponse:
+    """The filtered list, all pages."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(FIELDS)
+    for row in _rows(request):
+        writer.writerow([_cell(row[name]) for name in FIELDS])
+    headers = {"Content-Disposition": 'attachment; filename="runs.csv"'}
+    return HttpResponse(out.getvalue(), content_type="text/csv; charset=utf-8", headers=headers)
+
+
+@require_safe
+def export_json(request: HttpRequest) -> HttpResponse:
+    """The filtered list, all pages, in the envelope of the API."""
+    rows = list(_rows(request))
+    return JsonResponse({"data": rows, "meta": {"count": len(rows), "limit": MAX_EXPORT}})
+
+
+def _rows(request: HttpRequest) -> Iterator[dict[str, Any]]:
+    filters = Listing.parse(request.GET).filters
+    for run in list_runs(filters).defer("spec", "summary")[:MAX_EXPORT]:
+        yield as_row(run)
+
+
+def as_row(run: Run) -> dict[str, Any]:
+    """A run as one flat record, in the order of FIELDS. Not-a-number becomes None: JSON has no word for it."""
+    values = (
+        *(run.pk, run.name, run.state, run.cause, run.detail, run.label, run.owner.get_username(), run.study_id),
+        *(run.tags, run.devices, run.step, _finite(run.loss), run.step_time, run.tokens_per_s, run.memory_peak),
+        *(run.created_at, run.started_at, run.ended_at),
+    )
+    return dict(zip(FIELDS, values, strict=True))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and abs(value) < float("inf") else None
+
+
+def _cell(value: Any) -> Any:
+    """Text that a spreadsheet would run as a formula is made plain with an apostrophe."""
+    if isinstance(value, list):
+        value = ", ".join(value)
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return "" if value is None else value

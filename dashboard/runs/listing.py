@@ -1,0 +1,120 @@
+"""The state of the runs list as it stands in the URL: filters, order, page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from urllib.parse import urlencode
+
+from django.core.paginator import Page, Paginator
+from django.http import QueryDict
+
+from dashboard.runs.models import Run, State
+from dashboard.runs.selectors import SORTS, Filters, list_runs
+
+PER_PAGE = 50
+MAX_TEXT = 200
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table; `sort` is a key of selectors.SORTS."""
+
+    sort: str
+    title: str
+    numeric: bool = False
+    hint: str = ""
+
+
+COLUMNS = (
+    Column("id", "#", True),
+    Column("name", "Name"),
+    Column("state", "State"),
+    Column("strategy", "Strategy"),
+    Column("devices", "Devices", True),
+    Column("step", "Step", True),
+    Column("loss", "Loss", True),
+    Column("step_time", "Step time", True, "median of the timed steps"),
+    Column("tokens_per_s", "Tokens/s", True),
+    Column("memory", "Memory", True, "measured peak of the worst rank"),
+    Column("owner", "Owner"),
+    Column("created", "Age"),
+)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What to list and which page of it."""
+
+    filters: Filters
+    page: int = 1
+
+    @classmethod
+    def parse(cls, query: QueryDict) -> Listing:
+        """Whatever the URL says; what it cannot mean is ignored rather than refused."""
+        known = set(State.values)
+        sort = query.get("sort", "-id")
+        number = query.get("page", "1")
+        study = query.get("study", "")
+        filters = Filters(
+            q=_clean(query.get("q", "")),
+            states=tuple(dict.fromkeys(s for s in query.getlist("state") if s in known)),
+            owner=_clean(query.get("owner", "")),
+            strategy=_clean(query.get("strategy", "")),
+            tag=_clean(query.get("tag", "")),
+            study=int(study) if study.isdecimal() and len(study) < 19 else None,
+            sort=sort if sort.lstrip("-") in SORTS and sort.count("-") < 2 else "-id",
+        )
+        return cls(filters, int(number) if number.isdecimal() and len(number) < 9 else 1)
+
+    def query(self, **changes: Any) -> str:
+        """The query string of this state with changes, '' for the plain list; defaults are left out."""
+        page = changes.pop("page", self.page)
+        values = asdict(replace(self.filters, **changes))
+        values["state"] = values.pop("states")
+        if values["sort"] == "-id":
+            del values["sort"]
+        if page > 1:
+            values["page"] = page
+        text = urlencode({key: value for key, value in values.items() if value}, doseq=True)
+        return f"?{text}" if text else "?"
+
+    def headers(self) -> Iterator[dict[str, Any]]:
+        """Each column with the address that sorts by it and its aria-sort value."""
+        for column in COLUMNS:
+            up, down = self.filters.sort == column.sort, self.filters.sort == f"-{column.sort}"
+            first = f"-{column.sort}" if column.numeric or column.sort == "created" else column.sort
+            turned = column.sort if down else f"-{column.sort}"
+            yield {
+                "column": column,
+                "href": self.query(sort=turned if up or down else first, page=1),
+                "aria": "ascending" if up else "descending" if down else "none",
+            }
+
+    @property
+    def filtered(self) -> bool:
+        f = self.filters
+        return bool(f.q or f.states or f.owner or f.strategy or f.tag or f.study)
+
+    def read(self) -> Page[Run]:
+        """The page of runs (two queries); a page that is not there gives the last one."""
+        rows = list_runs(self.filters).defer("spec", "summary")
+        return Paginator(rows, PER_PAGE).get_page(self.page)
+
+
+def _clean(text: str) -> str:
+    # PostgreSQL refuses NUL in any text parameter.
+    return text.replace("\x00", "").strip()[:MAX_TEXT]
+
+
+def options() -> dict[str, list[str]]:
+    """What there is to filter by: owners, strategies, tags."""
+    owners = Run.objects.order_by().values_list("owner__username", flat=True).distinct()
+    labels = Run.objects.order_by().values_list("label", flat=True).distinct()
+    tags = Run.objects.order_by().exclude(tags=[]).values_list("tags", flat=True).distinct()
+    return {
+        "owners": sorted(owners),
+        "strategies": sorted(label for label in labels if label),
+        "tags": sorted({tag for some in tags for tag in some}),
+    }

@@ -1,0 +1,98 @@
+"""The feasibility panel of the run form: an assessment as rows and sentences, with no markup."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dashboard.runs.submission import WORDS, Assessment
+from parallel_core.analysis.quantities import bytes_text
+from parallel_core.analysis.sentences import CATEGORY_NAMES
+from parallel_core.observe.records import CATEGORIES
+from parallel_core.plan.memory import RankMemory
+from parallel_core.spec import RunSpec
+
+SHOWN_STAGES = 16
+
+
+@dataclass(frozen=True)
+class Part:
+    """One category's share of the bar, in per cent of the bar's full width."""
+
+    category: str
+    label: str
+    text: str
+    width: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """The ranks of one stage. `share` of the limit in per cent, None where no limit is known."""
+
+    ranks: str
+    total: str
+    parts: list[Part]
+    over: bool
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """`fits` is None while something must be put right first, or no device's memory is known."""
+
+    label: str = ""
+    errors: list[str] = field(default_factory=list)
+    devices: str = ""
+    memory: str = ""
+    fits: bool | None = None
+    rows: list[Row] = field(default_factory=list)
+    hidden: int = 0
+    batch: str = ""
+    limit: str = ""
+
+    @classmethod
+    def of(cls, found: Assessment) -> Panel:
+        if found.spec is None:
+            return cls(errors=list(found.errors.values()))
+        feasibility = found.feasibility
+        full = max([found.limit, *(stage.total for stage in found.stages)])
+        return cls(
+            label=found.label,
+            errors=list(found.errors.values()),
+            devices=_devices(found),
+            memory=feasibility.sentence if feasibility else "",
+            fits=feasibility.fits if feasibility else None,
+            rows=[_row(found.spec, stage, full, found.limit) for stage in found.stages[:SHOWN_STAGES]],
+            hidden=max(0, len(found.stages) - SHOWN_STAGES),
+            batch=_batch(found.spec),
+            limit=bytes_text(found.limit) if found.limit else "",
+        )
+
+
+def _devices(found: Assessment) -> str:
+    assert found.spec and found.capacity
+    world, word = found.spec.parallel.world, WORDS[found.capacity.kind]
+    asked = f"{world} {word}{'s' if world > 1 else ''} asked for"
+    if not found.capacity.total:
+        return f"{asked}; no worker has reported any yet, so the run would wait."
+    return f"{asked}; the fleet has {found.capacity.total}, at most {found.capacity.largest} on one host."
+
+
+def _batch(spec: RunSpec) -> str:
+    split, size = spec.parallel, spec.micro_batch_size
+    return (
+        f"{spec.train.global_batch} samples a step = {split.dp} replica{'s' if split.dp > 1 else ''} × "
+        f"{split.micro_batches} micro-batch{'es' if split.micro_batches > 1 else ''} × {size}; "
+        f"{spec.tokens_per_step:,} tokens.".replace(",", "\u202f")
+    )
+
+
+def _row(spec: RunSpec, stage: RankMemory, full: int, limit: int) -> Row:
+    first, count = stage.rank, spec.parallel.dp * spec.parallel.tp
+    parts = [
+        Part(name, CATEGORY_NAMES[name], bytes_text(value), round(100 * value / full, 2))
+        for name in CATEGORIES
+        if (value := stage.as_dict()[name])
+    ]
+    ranks = f"Rank {first}" if count == 1 else f"Ranks {first}–{first + count - 1}"
+    share = round(100 * stage.total / limit, 1) if limit else None
+    return Row(ranks, bytes_text(stage.total), parts, bool(limit) and stage.total > limit, share)

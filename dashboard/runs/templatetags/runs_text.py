@@ -1,0 +1,51 @@
+"""Numbers and times of runs as text; None is an em dash everywhere."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django import template
+from django.utils import timezone
+
+from parallel_core.analysis import quantities
+
+register = template.Library()
+NOTHING = "—"
+UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+@register.filter
+def bytes_text(value: Any) -> str:
+    """Bytes in the unit that fits: 31 MiB."""
+    return NOTHING if value is None else quantities.bytes_text(value)
+
+
+@register.filter
+def seconds_text(value: Any) -> str:
+    """Seconds in the unit that fits: 48 ms."""
+    return NOTHING if value is None else quantities.seconds_text(value)
+
+
+@register.filter
+def number_text(value: Any) -> str:
+    """Three significant digits."""
+    return NOTHING if value is None else quantities.significant(value)
+
+
+@register.filter
+def age(value: datetime | None) -> str:
+    """'3 min', '2 d': how long ago, one unit."""
+    if value is None:
+        return NOTHING
+    seconds = max(0, int((timezone.now() - value).total_seconds()))
+    for size, unit in UNITS:
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return "now"
+
+
+@register.simple_tag
+def page_query(listing: Any, page: int) -> str:
+    """Query string of another page of the same list."""
+    return str(listing.query(page=page))

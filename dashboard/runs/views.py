@@ -1,0 +1,127 @@
+"""New run, its live check, clone, cancel and rename. The list is in `list_views`, the run's page in `page_views`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from dashboard.accounts.guards import member_required
+from dashboard.accounts.roles import may_change
+from dashboard.runs import corpora, services, spec_fields, submission
+from dashboard.runs.forms import RunForm, split_tags
+from dashboard.runs.models import ENDED, Run
+from dashboard.runs.panel import Panel
+from dashboard.runs.presets import BY_KEY, PRESETS
+from parallel_core import limits
+
+
+def _form_page(request: HttpRequest, form: RunForm, status: int = 200, **more: Any) -> HttpResponse:
+    context = {"form": form, "presets": PRESETS, "panel": Panel.of(form.assessment), **more}
+    return render(request, "runs/form.html", context, status=status)
+
+
+def _initial(spec: dict[str, Any], **words: Any) -> RunForm:
+    form = RunForm(initial={**spec_fields.from_spec(spec), **words})
+    form.assessment = submission.assess(spec)
+    return form
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@member_required
+def new(request: HttpRequest) -> HttpResponse:
+    """GET: the form, from `?preset=`. POST: queue the run, or show what is wrong (422) with everything kept."""
+    if request.method == "POST":
+        return _create(request)
+    preset = BY_KEY.get(request.GET.get("preset", ""), PRESETS[0])
+    return _form_page(request, _initial(preset.spec), preset=preset)
+
+
+def _create(request: HttpRequest) -> HttpResponse:
+    form = RunForm(request.POST, request.FILES)
+    corpus, refused = _stored_upload(request)
+    if corpus:
+        form.choose_corpus(corpus)
+    if refused:
+        form.show(refused)
+    if form.is_valid():
+        try:
+            run = submission.submit(
+                owner=request.user,
+                spec=spec_fields.to_spec(form.cleaned_data),
+                name=form.cleaned_data["name"],
+                tags=split_tags(form.cleaned_data["tags"]),
+                retries=form.cleaned_data["retries"],
+                anyway=form.cleaned_data["anyway"],
+            )
+        except services.Invalid as error:
+            form.show(error.field_errors)
+        else:
+            messages.success(request, f"“{run.name}” is queued.")
+            return redirect(reverse("runs:page", args=(run.pk,)))
+    return _form_page(request, form, status=422)
+
+
+def _stored_upload(request: HttpRequest) -> tuple[str, dict[str, str]]:
+    """(corpus name in a spec or '', messages). The text is kept even where other fields are wrong."""
+    upload = request.FILES.get("upload")
+    if upload is None:
+        return "", {}
+    try:
+        return f"blob:{corpora.store(owner=request.user, upload=upload).sha256}", {}
+    except services.Invalid as error:
+        return "", error.field_errors
+
+
+@require_POST
+@member_required
+def check(request: HttpRequest) -> HttpResponse:
+    """The messages of all fields and the feasibility panel for what is typed so far. Queues nothing."""
+    form = RunForm(request.POST)
+    form.is_valid()
+    return render(request, "runs/form_check.html", {"form": form, "panel": Panel.of(form.assessment), "live": True})
+
+
+@require_safe
+@member_required
+def clone(request: HttpRequest, pk: int) -> HttpResponse:
+    """The form filled with a run's spec; sending it makes a new run."""
+    run = get_object_or_404(Run, pk=pk)
+    name = f"{run.name} (copy)"[: limits.MAX_NAME]
+    return _form_page(request, _initial(run.spec, name=name, tags=", ".join(run.tags)), source=run)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def cancel(request: HttpRequest, pk: int) -> HttpResponse:
+    """GET asks once (for browsers without JavaScript), POST asks the controller to stop the run."""
+    run = get_object_or_404(Run, pk=pk)
+    if not may_change(request.user, run):
+        raise PermissionDenied("Only the run's owner and admins may cancel it.")
+    if request.method == "POST":
+        services.request_cancel(run=run, user=request.user)
+        return redirect("runs:page", pk)
+    return render(request, "runs/cancel.html", {"run": run, "ended": run.state in ENDED})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def edit(request: HttpRequest, pk: int) -> HttpResponse:
+    """Name and tags of a run."""
+    run = get_object_or_404(Run, pk=pk)
+    if not may_change(request.user, run):
+        raise PermissionDenied("Only the run's owner and admins may change it.")
+    values, errors = {"name": run.name, "tags": ", ".join(run.tags)}, {}
+    if request.method == "POST":
+        values = {key: request.POST.get(key, "") for key in values}
+        try:
+            services.edit(run=run, user=request.user, name=values["name"], tags=split_tags(values["tags"]))
+        except services.Invalid as error:
+            errors = error.field_errors
+        else:
+            return redirect("runs:page", pk)
+    context = {"run": run, "values": values, "errors": errors, "max_name": limits.MAX_NAME}
+    return render(request, "runs/edit.html", context, status=422 if errors else 200)

@@ -1,0 +1,41 @@
+// The New run form: marks fields that have a message, and refuses a bad upload before it is sent.
+// Without this file the form still works: the server says the same things.
+
+const form = document.querySelector("#run-form");
+
+function mark() {
+  for (const field of form.querySelectorAll(".field")) {
+    const wrong = Boolean(field.querySelector(".error")?.textContent.trim());
+    field.classList.toggle("has-error", wrong);
+    for (const input of field.querySelectorAll("input, select, textarea")) {
+      if (wrong) input.setAttribute("aria-invalid", "true");
+      else input.removeAttribute("aria-invalid");
+    }
+  }
+}
+
+function uploadProblem(file) {
+  const most = Number(form.dataset.maxUpload);
+  if (!file) return "";
+  if (file.size === 0) return "This file is empty: there is nothing to train on.";
+  if (file.size > most) return `A corpus has at most ${Math.round(most / 2 ** 20)} MiB; this file has ${Math.round(file.size / 2 ** 20)} MiB.`;
+  return "";
+}
+
+const upload = form.querySelector('input[type="file"]');
+
+function checkUpload() {
+  form.querySelector("#error-upload").textContent = uploadProblem(upload.files[0]);
+  mark();
+}
+
+upload.addEventListener("change", checkUpload);
+form.addEventListener("submit", (event) => {
+  if (!uploadProblem(upload.files[0])) return;
+  event.preventDefault();
+  checkUpload();
+  upload.focus();
+});
+document.body.addEventListener("htmx:afterSettle", checkUpload);
+document.querySelector("#form-errors")?.focus();
+mark();

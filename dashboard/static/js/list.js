@@ -1,0 +1,83 @@
+// The runs list: rows follow the runs live, in place. Nothing moves under the reader: where rows would come, go or
+// change places, a line above the table offers the new list instead.
+import { subscribe } from "./stream.js";
+
+const results = document.querySelector("#results");
+let busy = false;
+let again = false;
+
+const rowsOf = (root) => [...root.querySelectorAll("tr[data-run]")];
+const orderOf = (root) => rowsOf(root).map((row) => row.dataset.run).join(",");
+
+async function fetchPart() {
+  const answer = await fetch(location.href, { headers: { "HX-Request": "true" }, credentials: "same-origin" });
+  if (!answer.ok || answer.redirected) return null;
+  return new DOMParser().parseFromString(await answer.text(), "text/html");
+}
+
+function patch(row, fresh) {
+  let changed = false;
+  [...row.cells].forEach((cell, i) => {
+    const next = fresh.cells[i];
+    if (i === 0 || cell.innerHTML === next.innerHTML) return; // the first cell is the reader's own tick
+    if (cell.contains(document.activeElement)) return;
+    cell.innerHTML = next.innerHTML;
+    changed ||= cell.dataset.title !== "Age";
+  });
+  if (!changed) return;
+  row.classList.remove("pulse");
+  requestAnimationFrame(() => row.classList.add("pulse"));
+}
+
+function apply(part) {
+  const fresh = new Map(rowsOf(part).map((row) => [row.dataset.run, row]));
+  for (const row of rowsOf(results)) if (fresh.has(row.dataset.run)) patch(row, fresh.get(row.dataset.run));
+  if (orderOf(part) === orderOf(results)) return;
+  if (!rowsOf(results).length) return replace(part);
+  const line = results.querySelector("#list-changed");
+  if (line) line.hidden = false;
+}
+
+function replace(part) {
+  const ticked = new Set([...results.querySelectorAll("input[name=runs]:checked")].map((box) => box.value));
+  results.replaceChildren(...part.body.childNodes);
+  for (const box of results.querySelectorAll("input[name=runs]")) box.checked = ticked.has(box.value);
+  window.htmx?.process(results);
+  count();
+}
+
+async function refresh(use = apply) {
+  if (busy) {
+    again = true;
+    return;
+  }
+  busy = true;
+  try {
+    const part = await fetchPart();
+    if (part) use(part);
+  } catch {
+    // The stream says when the server is back; the next message asks again.
+  } finally {
+    busy = false;
+    if (again) {
+      again = false;
+      setTimeout(refresh, 250);
+    }
+  }
+}
+
+function count() {
+  const ticked = results.querySelectorAll("input[name=runs]:checked").length;
+  const button = results.querySelector("[data-compare]");
+  if (!button) return;
+  button.textContent = ticked ? `Compare ${ticked} selected` : "Compare selected";
+  button.disabled = ticked < 2;
+}
+
+results.addEventListener("change", count);
+results.addEventListener("click", (event) => {
+  if (event.target.closest("[data-refresh]")) refresh(replace);
+});
+document.body.addEventListener("htmx:afterSettle", count);
+count();
+subscribe("runs", () => refresh());
