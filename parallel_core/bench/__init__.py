@@ -1,0 +1,43 @@
+"""Benchmarks of the engine: `python -m parallel_core bench [name ...]`.
+
+    spans    what recording costs, and its share of a step
+    start    from submitting a run to the start of its step 1 on two warm ranks
+    single   plain PyTorch on one device
+    ddp      torch.nn.parallel.DistributedDataParallel on two
+    tensor   DTensor tensor parallelism on two
+    gpipe    torch.distributed.pipelining's GPipe on two
+    1f1b     and its 1F1B
+
+The last five are duels: the same model, batch, first weights and fused AdamW, both contestants in the *same* processes
+and taking turns, so that whatever else the machine does meets both. Above 1 this engine is the faster one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from parallel_core.bench import duel, spans, start
+
+Bench = Callable[[int], dict[str, Any]]
+"""Rounds -> results, JSON-able, with the printed line under `text`."""
+
+BENCHES: dict[str, Bench] = {"spans": spans.run, "start": start.run, **duel.benches()}
+
+
+def run(names: Sequence[str], rounds: int, out: Path | None = None) -> int:
+    """Run and print the named benchmarks (all of them where none is named). The exit code is 2 for unknown names."""
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown:
+        print(f"benchmarks are {', '.join(BENCHES)}; there is no {', '.join(unknown)}", file=sys.stderr)
+        return 2
+    results = {}
+    for name in names or BENCHES:
+        results[name] = BENCHES[name](rounds)
+        print(f"{name:<7} {results[name]['text']}", flush=True)
+    if out is not None:
+        out.write_text(json.dumps(results, indent=1) + "\n")
+    return 0

@@ -1,0 +1,21 @@
+"""This engine as a contestant: exactly what a rank steps through, spans recorded as always."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from parallel_core.bench.duel import Step
+from parallel_core.engine.device import CpuDevice
+from parallel_core.engine.distributed import Groups
+from parallel_core.engine.trainer import Trainer
+from parallel_core.observe.progress import Progress
+from parallel_core.spec import RunSpec
+
+
+def build(spec: RunSpec, rank: int, groups: Groups, page: Progress, cache: Path) -> Step:
+    trainer = Trainer(spec, rank, groups, CpuDevice(), page, cache)
+
+    def step(number: int) -> float:
+        return float(trainer.step(number).loss)
+
+    return step

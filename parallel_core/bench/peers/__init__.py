@@ -1,0 +1,16 @@
+"""PyTorch's own ways to train in parallel, each set up the way its documentation shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from parallel_core.bench.duel import Step
+from parallel_core.spec import RunSpec
+
+
+def build(name: str, spec: RunSpec, rank: int, cache: Path) -> Step:
+    """The contestant `name` of `duel.SPLITS` on this rank."""
+    from parallel_core.bench.peers import ddp, pipeline, single, tensor
+
+    makers = {"single": single, "ddp": ddp, "tensor": tensor, "gpipe": pipeline, "1f1b": pipeline}
+    return makers[name].build(spec, rank, cache)

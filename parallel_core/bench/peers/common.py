@@ -1,0 +1,70 @@
+"""What the contestants share: the same layers, first weights, text and optimizer as this engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from parallel_core.data import corpus
+from parallel_core.data.sampler import Sampler
+from parallel_core.models.gpt import build_unit, parameter_name
+from parallel_core.models.initial import initial
+from parallel_core.spec import RunSpec, TrainSpec
+
+
+class Logits(nn.Module):
+    """The head without its loss: (batch, seq, hidden) -> (batch, seq, vocab)."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.output = head.get_submodule("norm"), head.get_submodule("output")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.output(self.norm(x))
+        return out
+
+
+def layers(spec: RunSpec, names: list[str] | None = None) -> nn.Sequential:
+    """The layers `names` (default: all) in full, with the engine's first weights."""
+    made = nn.Sequential()
+    for name in names or spec.model.units():
+        unit = build_unit(spec.model, name, torch.float32, "cpu")
+        with torch.no_grad():
+            for local, parameter in unit.named_parameters():
+                full = parameter_name(spec.model, name, local)
+                parameter.copy_(initial(spec.model, spec.train.seed, full, tuple(parameter.shape)))
+        made.append(Logits(unit) if name == "head" else unit)
+    return made
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def adamw(model: nn.Module, train: TrainSpec) -> torch.optim.Optimizer:
+    """PyTorch's AdamW, fused; sharded and whole parameters in groups of their own, which fusing needs."""
+    groups: dict[type, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(type(parameter.data), []).append(parameter)
+    return torch.optim.AdamW(
+        [{"params": group} for group in groups.values()],
+        lr=train.lr,
+        betas=(train.beta1, train.beta2),
+        eps=train.eps,
+        weight_decay=train.weight_decay,
+        fused=True,
+    )
+
+
+class Batches:
+    """Tokens and targets of micro-batches `ids` (default: all) of each step, joined in the order of the ids."""
+
+    def __init__(self, spec: RunSpec, cache: Path, ids: tuple[int, ...] | None = None) -> None:
+        self._sampler = Sampler(spec, corpus.open(spec.train.corpus, cache))
+        self._ids = ids or tuple(range(spec.parallel.dp * spec.parallel.micro_batches))
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        tokens = torch.from_numpy(self._sampler.micro_batches(step, self._ids)).flatten(0, 1)
+        return tokens[:, :-1], tokens[:, 1:].contiguous()
