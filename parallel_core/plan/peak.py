@@ -3,7 +3,8 @@
 Static parts live from the first step to the last: parameters, gradients, and two moments of AdamW (Loshchilov and
 Hutter 2019), each as large as the parameters, in flat buffers. Activations peak in a backward: every micro-batch in
 flight (`schedule.in_flight`) keeps what autograd saved, and the layer whose backward runs needs gradients on top. Full
-recomputation keeps only the input of each block layer and rebuilds one layer at a time; the head is not recomputed.
+recomputation keeps only the input of each block and rebuilds one block at a time; embedding and head are not
+recomputed. `activations` are what is kept for a backward; `buffers` are gradients of activations, messages and tokens.
 
 All ranks of a stage need the same. Not counted: the framework itself, a CUDA context, workspace inside kernels, the
 allocator's rounding.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
@@ -21,9 +23,10 @@ from parallel_core.plan.units import UnitCost, aligned, boundary_elements, unit_
 from parallel_core.schedule import in_flight
 from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec
 
-_TOKEN_BYTES = 8
+_ID_BYTES = 8
 _OPTIMIZER_STATES = 2
-_SCALARS = 64
+_AHEAD = 2
+"""Receives that the engine posts at once on each link (`engine.p2p`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
     out = []
     for stage, units in enumerate(layout.stage_units):
         params = size * _parameters(spec, [costs[unit] for unit in units])
+        live = _in_backward(spec, stage, _segments(spec, costs, units))
+        messages = _messages(spec, stage) * boundary_elements(spec)
         out.append(
             RankMemory(
                 rank=layout.rank(stage),
@@ -78,8 +83,8 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
                 params=params,
                 grads=params,
                 optimizer=_OPTIMIZER_STATES * params,
-                activations=size * _activations(spec, stage, _segments(spec, costs, units)),
-                buffers=_buffers(spec, stage, size),
+                activations=size * live.kept,
+                buffers=size * (live.passing + messages) + _token_bytes(spec),
             )
         )
     return out
@@ -91,6 +96,13 @@ def _parameters(spec: RunSpec, held: Sequence[UnitCost]) -> int:
     if spec.model.tied and spec.parallel.pp == 1:
         total -= aligned(spec.model.vocab * spec.model.hidden // spec.parallel.tp)
     return total
+
+
+class _Live(NamedTuple):
+    """Elements at one instant: kept for backwards, and passing (gradients on their way)."""
+
+    kept: int
+    passing: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +119,17 @@ class _Segment:
             return self.units[0].boundary
         return sum(unit.boundary + unit.inner for unit in self.units)
 
-    def worst(self, output: int) -> int:
-        """Elements at the worst instant of its backward, which starts from its `output` and that one's gradient.
+    def worst(self, output: int) -> _Live:
+        """The worst instant of its backward, which starts from its `output` and the gradient of that.
 
         While a layer runs backward, those before it keep theirs and those behind it have let go.
         """
-        worst = before = 0
+        instants, before = [], 0
         for i, unit in enumerate(self.units):
             before += unit.boundary + unit.inner
             gradient = output if i < len(self.units) - 1 else 0  # the last layer counts it as passing
-            worst = max(worst, before + unit.passing + gradient)
-        return worst + output
+            instants.append(_Live(before + output, unit.passing + gradient))
+        return max(instants, key=sum)
 
 
 def _segments(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) -> list[_Segment]:
@@ -131,26 +143,45 @@ def _segments(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) ->
     ]
 
 
-def _activations(spec: RunSpec, stage: int, segments: Sequence[_Segment]) -> int:
-    """Elements at the worst instant of a backward, with all micro-batches in flight.
+def _in_backward(spec: RunSpec, stage: int, segments: Sequence[_Segment]) -> _Live:
+    """The worst instant of a backward, with all micro-batches in flight.
 
-    The other micro-batches keep everything, also the output where backward starts from it (not after recomputation).
+    The others keep everything, and on all but the last stage their output: its send ends when its gradient comes.
     """
-    split, bsh = spec.parallel, boundary_elements(spec)
-    last = stage == split.pp - 1
-    output = 0 if last or segments[-1].recomputed else bsh
-    others = in_flight(split.schedule, stage, split.pp, split.micro_batches) - 1
-    worst = before = 0
+    last, bsh = stage == spec.parallel.pp - 1, boundary_elements(spec)
+    instants, before = [], 0
     for i, segment in enumerate(segments):
         ends_in_loss = last and i == len(segments) - 1
-        worst = max(worst, before + segment.worst(0 if ends_in_loss else bsh))
+        live = segment.worst(0 if ends_in_loss else bsh)
+        instants.append(_Live(before + live.kept, live.passing))
         before += segment.kept
-    return others * (before + output) + worst
+    worst = max(instants, key=sum)
+    others = _in_flight(spec, stage) - 1
+    return _Live(others * (before + (0 if last else bsh)) + worst.kept, worst.passing)
 
 
-def _buffers(spec: RunSpec, stage: int, size: int) -> int:
-    """Bytes of the batch's tokens, of one posted receive for each neighbour, and of a few scalars."""
-    split, samples = spec.parallel, spec.train.global_batch // spec.parallel.dp
-    tokens = _TOKEN_BYTES * samples * (spec.model.seq + 1)
-    neighbours = (stage > 0) + (stage < split.pp - 1)
-    return tokens + neighbours * size * boundary_elements(spec) + _SCALARS * size
+def _in_flight(spec: RunSpec, stage: int) -> int:
+    split = spec.parallel
+    return in_flight(split.schedule, stage, split.pp, split.micro_batches)
+
+
+def _messages(spec: RunSpec, stage: int) -> int:
+    """Most boundary tensors in the hands of the network while all micro-batches are in flight.
+
+    In the backward of micro-batch k: receives posted ahead for what is still to come (activations unless this is the
+    first stage, gradients unless it is the last), and gradients sent that the engine holds on to, up to 2 p.
+    """
+    split = spec.parallel
+    to_come, window = split.micro_batches - _in_flight(spec, stage), 2 * split.pp
+
+    def held(k: int) -> int:
+        from_before = min(_AHEAD, to_come - k) + min(k, window) if stage > 0 else 0
+        from_behind = min(_AHEAD, split.micro_batches - 1 - k) if stage < split.pp - 1 else 0
+        return from_before + from_behind
+
+    return max(held(min(k, to_come)) for k in (0, window, max(to_come - _AHEAD, 0), to_come))
+
+
+def _token_bytes(spec: RunSpec) -> int:
+    """Bytes of a replica's batch: ids of seq + 1 tokens a sample."""
+    return _ID_BYTES * (spec.train.global_batch // spec.parallel.dp) * (spec.model.seq + 1)
