@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import time
 from dataclasses import asdict, dataclass, field
@@ -103,7 +102,7 @@ def write_json(path: Path, value: Any) -> None:
     """Atomic: a reader, or a restart, sees the old content or the new one."""
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(value))
-    os.replace(part, path)
+    part.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:

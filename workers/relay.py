@@ -92,9 +92,9 @@ class Relay(threading.Thread):
         """Publish a file again from `offset` on (and then the end, where there is one)."""
         self._orders.put(lambda: self._rewind(attempt, (channel, rank), offset))
 
-    def forget(self, attempt: int) -> None:
-        """Publish nothing more of this attempt."""
-        self._orders.put(lambda: self._forget(attempt))
+    def forget(self, attempt: int, then: Callable[[], None]) -> None:
+        """Publish nothing more of this attempt, then do what is to be done with its folder."""
+        self._orders.put(lambda: self._forget(attempt, then))
 
     def leave(self, timeout: float) -> bool:
         """Publish what can be published within `timeout` seconds, then end. False where something was left over."""
@@ -162,8 +162,9 @@ class Relay(threading.Thread):
             followed.offsets[key] = min(followed.offsets[key], max(0, offset))
             followed.ended = False
 
-    def _forget(self, attempt: int) -> None:
+    def _forget(self, attempt: int, then: Callable[[], None]) -> None:
         self._followed.pop(attempt, None)
+        then()
 
     # Publishing
 

@@ -7,7 +7,6 @@ longer than MAX_LOG_BYTES is published as head, one line that says so, and tail:
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Protocol
 
@@ -34,7 +33,7 @@ def open_tail(folder: Path, channel: Channel, rank: int) -> Tail:
 
 def size_of(path: Path) -> int:
     try:
-        return os.stat(path).st_size
+        return path.stat().st_size
     except OSError:
         return 0
 

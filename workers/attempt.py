@@ -1,0 +1,107 @@
+"""One attempt while it lives on this host: its order, its folder, its processes and deadlines."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from parallel_core import processes
+from parallel_core.launch import StartOrder, Store
+from parallel_core.observe import progress
+from workers import ending
+from workers.contract import RankProgress
+from workers.ending import Ending, Exit
+from workers.folder import Folder, Meta, Stop
+from workers.orders import Order
+from workers.settings import Settings
+
+GONE_LIMIT_S = 3.0
+"""How long the kernel may take to remove killed processes before we say that some are left."""
+
+
+@dataclass
+class Attempt:
+    """`meta` is what the folder's meta.json says. Times are CLOCK_MONOTONIC seconds."""
+
+    folder: Folder
+    meta: Meta
+    order: Order
+    accepted: float = field(default_factory=time.monotonic)
+    store: Store | None = None
+    fetching: bool = False
+    launched: float | None = None
+    exits: list[Exit] = field(default_factory=list)
+    refusal: str = ""
+    ended_by: Ending | None = None
+    """How it ends because we stopped it; None while it is left to itself."""
+    kill_at: float | None = None
+    """When we kill the ranks ourselves: the fork server did not."""
+    oom_kills: int = field(default_factory=ending.oom_kills)
+
+    @property
+    def number(self) -> int:
+        return self.order.attempt
+
+    @property
+    def started(self) -> bool:
+        """All our ranks have a process."""
+        return len(self.meta.processes) == len(self.order.ranks)
+
+    def ready(self) -> bool:
+        """Whether nothing it needs is missing."""
+        return not self.fetching and (self.order.opens_store or self.store is not None)
+
+    def start_order(self, settings: Settings) -> StartOrder:
+        node = self.order.node
+        return StartOrder(
+            attempt=self.number,
+            spec=self.order.spec.model_dump(mode="json"),
+            folder=str(self.folder.path),
+            first_rank=node["first_rank"],
+            devices=node["devices"],
+            device_kind=self.order.spec.train.device,
+            corpus_cache=str(settings.corpora),
+            store=None if self.order.opens_store else self.store,
+            address="127.0.0.1" if self.order.alone else node["address"],
+        )
+
+    def record(self, rank: int, process: processes.Recorded) -> None:
+        self.meta.processes[rank] = process
+        self.folder.save(self.meta)
+
+    def mark_stop(self, reason: Stop, ended_by: Ending, kill_at: float) -> None:
+        """Written down before anything is killed: a restarted worker still knows why."""
+        self.meta.stop, self.ended_by, self.kill_at = reason, ended_by, kill_at
+        self.folder.save(self.meta)
+
+    def still_for(self) -> float:
+        """Seconds since any rank last moved, or since the launch."""
+        assert self.launched is not None
+        ages = [where.age for rank in self.order.ranks if (where := progress.read(self.folder.path, rank))]
+        return min([time.monotonic() - self.launched, *ages])
+
+    def how_it_ended(self) -> Ending:
+        """Our own stop, a refusal, or what exit codes and fault frames tell."""
+        exits = {str(one.rank): one.code for one in self.exits}
+        told = self.ended_by or (ending.refused(self.refusal) if self.refusal else None)
+        if told is not None:
+            return Ending(**{**vars(told), "exits": told.exits or exits})
+        kills = ending.oom_kills() - self.oom_kills
+        return ending.of_exits(self.folder.path, self.order.ranks, self.exits, kills)
+
+
+def end_processes(recorded: list[processes.Recorded], limit_s: float = GONE_LIMIT_S) -> bool:
+    """Kills whatever of these still runs; True once /proc shows none of them."""
+    for pid, ticks in recorded:
+        processes.kill(pid, ticks)
+    return not processes.wait_gone(recorded, limit_s)
+
+
+def rank_progress(folder: Folder, ranks: list[int]) -> dict[str, RankProgress]:
+    """Where each rank is; ranks that have not begun are left out."""
+    found = ((rank, progress.read(folder.path, rank)) for rank in ranks)
+    return {
+        str(rank): RankProgress(step=where.step, op=where.op, age=round(where.age, 3))
+        for rank, where in found
+        if where is not None
+    }

@@ -1,0 +1,71 @@
+"""The Celery app of a worker: one queue, one thin task.
+
+Early acknowledgement and no prefetch: a message that is lost with its worker is sent again by the controller, one that
+comes twice is ignored by the claim on its attempt. Celery neither waits for runs nor cancels them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery, bootsteps, signals
+
+from workers.contract import START_TASK, queue_of
+from workers.settings import Settings
+from workers.station import Station
+
+settings = Settings.from_env()
+
+app = Celery("workers", broker=settings.broker_url)
+app.conf.update(
+    task_serializer="json",
+    accept_content=["json"],
+    task_ignore_result=True,
+    task_acks_late=False,
+    task_default_queue=queue_of(settings.name),
+    worker_pool="threads",
+    worker_concurrency=2,
+    worker_prefetch_multiplier=1,
+    worker_disable_prefetch=True,
+    worker_enable_remote_control=False,
+    worker_send_task_events=False,
+    worker_redirect_stdouts=False,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+)
+
+_station: Station | None = None
+
+
+class StationStep(bootsteps.StartStopStep):
+    """Starts the station with the worker and leaves with it, before Celery's own parts are taken down."""
+
+    def start(self, parent: Any) -> None:
+        global _station
+        _station = Station(settings)
+        _station.start()
+
+    def stop(self, parent: Any) -> None:
+        if _station is not None:
+            _station.leave()
+
+    terminate = stop
+
+
+app.steps["worker"].add(StationStep)
+
+
+@signals.worker_shutting_down.connect
+def _on_signal(**_: Any) -> None:
+    """TERM or INT arrived (this runs in the signal handler): ranks are stopped at once, whatever Celery waits for."""
+    if _station is not None:
+        _station.ask_to_leave()
+
+
+@app.task(name=START_TASK)
+def start(message: Any) -> None:
+    """Hands an attempt to the supervisor and returns. `message` is a StartMessage; see `orders` for what is checked."""
+    if _station is None:
+        raise RuntimeError("workers.start runs in a worker only")
+    _station.accept(message)

@@ -1,0 +1,192 @@
+"""Why an attempt ended: from exit codes, fault frames and progress pages to one true cause and one sentence.
+
+Pure but for reading the attempt's folder. "Out of memory" needs evidence: the rank's own fault frame says so, or the
+kernel's count of out-of-memory kills rose while a rank was ended by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parallel_core.launch import EXIT_PEER, describe_exit
+from parallel_core.observe import progress, records
+from workers.contract import AttemptBody, Cause, Outcome
+
+FAULT_WINDOW = 1 << 20
+"""The fault frame is the last, or nearly the last, of a file: it is looked for in so many bytes."""
+KILL_AFTER_S = 0.8
+"""A SIGKILL so long after the first death is the fork server's own, for a rank that did not heed its TERM."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A rank's end in the order of reports; `at` is CLOCK_MONOTONIC in seconds."""
+
+    rank: int
+    code: int
+    at: float
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What became of an attempt; `body` makes the event of it."""
+
+    outcome: Outcome
+    cause: Cause = ""
+    detail: str = ""
+    rank: int | None = None
+    signal: int | None = None
+    traceback: str = ""
+    exits: dict[str, int] = field(default_factory=dict)
+
+    def body(self, attempt: int, none_left: bool) -> AttemptBody:
+        body = AttemptBody(
+            attempt=attempt,
+            state="ended",
+            outcome=self.outcome,
+            cause=self.cause,
+            detail=self.detail if none_left else f"{self.detail} Some of its processes did not end.",
+            exits=self.exits,
+            none_left=none_left,
+        )
+        if self.rank is not None:
+            body["rank"] = self.rank
+        if self.signal is not None:
+            body["signal"] = self.signal
+        if self.traceback:
+            body["traceback"] = self.traceback
+        return body
+
+
+def of_exits(folder: Path, ranks: Sequence[int], exits: Sequence[Exit], oom_kills: int) -> Ending:
+    """How ranks that were left to themselves ended. `oom_kills` = kills for want of memory during the attempt."""
+    codes = {str(one.rank): one.code for one in exits}
+    guilty = culprit(exits)
+    if guilty is None:
+        silent = [rank for rank in ranks if str(rank) not in codes]
+        if silent:
+            return Ending("failed", "worker_lost", f"Nobody saw how rank {silent[0]} ended.", silent[0], exits=codes)
+        return Ending("succeeded", exits=codes)
+    rank, where = guilty.rank, place(folder, guilty.rank)
+    fault = last_fault(records.events_path(folder, rank)) if guilty.code > 0 else None
+    if fault is not None:
+        return _of_fault(fault, guilty, where, codes)
+    if guilty.code > 0:
+        return Ending(
+            "failed", "user_code", f"Rank {rank} ended with exit code {guilty.code}{where}.", rank, exits=codes
+        )
+    memory = guilty.code == -signal.SIGKILL and oom_kills > 0
+    detail = f"Rank {rank} was killed by {describe_exit(guilty.code)}{where}."
+    if memory:
+        detail = f"Rank {rank} was killed by the kernel, which ran out of memory{where}."
+    cause: Cause = "out_of_memory" if memory else "killed_by_signal"
+    return Ending("failed", cause, detail, rank, -guilty.code, exits=codes)
+
+
+def _of_fault(fault: Mapping[str, Any], guilty: Exit, where: str, codes: dict[str, int]) -> Ending:
+    said = (
+        f"{fault.get('type', 'Error')}: {str(fault.get('message', '')).splitlines()[0] if fault.get('message') else ''}"
+    )
+    memory = fault.get("cause") == "out_of_memory"
+    if guilty.code == EXIT_PEER:
+        detail = f"Rank {guilty.rank} lost the connection to another rank{where}."
+    else:
+        detail = f"Rank {guilty.rank} {'ran out of memory' if memory else 'failed'}{where}: {said.rstrip(': ')}"
+    return Ending(
+        "failed",
+        "out_of_memory" if memory else "user_code",
+        detail,
+        guilty.rank,
+        traceback=str(fault.get("traceback", "")),
+        exits=codes,
+    )
+
+
+def culprit(exits: Iterable[Exit]) -> Exit | None:
+    """The rank that failed first and by itself; None where all ended well.
+
+    Ranks that only lost a peer, and those the fork server then ended, are guilty only where nobody else is.
+    """
+    failed = [one for one in exits if one.code != 0]
+    if not failed:
+        return None
+    begin = failed[0].at
+
+    def by_itself(one: Exit) -> bool:
+        ended_by_us = one.code == -signal.SIGTERM or (one.code == -signal.SIGKILL and one.at - begin >= KILL_AFTER_S)
+        return one.code != EXIT_PEER and (one is failed[0] or not ended_by_us)
+
+    return next(filter(by_itself, failed), failed[0])
+
+
+def of_server_loss(folder: Path, ranks: Sequence[int], code: int | None) -> Ending:
+    """The fork server is dead, and the ranks with it."""
+    where = place(folder, ranks[0]) if ranks else ""
+    if code is not None and code < 0:
+        detail = f"The fork server was killed by {describe_exit(code)}, and its ranks with it{where}."
+        return Ending("failed", "killed_by_signal", detail, signal=-code)
+    how = f" with exit code {code}" if code is not None else ""
+    return Ending("failed", "worker_lost", f"The fork server ended{how}, and its ranks with it{where}.")
+
+
+def of_no_progress(folder: Path, ranks: Sequence[int], limit_s: float) -> Ending:
+    """Every rank's last operation, said while they still stand there."""
+    places = "; ".join(f"rank {rank}{place(folder, rank) or ' before its first step'}" for rank in ranks)
+    return Ending("failed", "no_progress", f"No rank moved for {limit_s:g} s: {places}.")
+
+
+CANCELLED = Ending("cancelled", "cancelled", "Cancelled; every process is gone.")
+INTERRUPTED = Ending("interrupted", "interrupted", "The worker was stopped while this ran.")
+WORKER_LOST = Ending("failed", "worker_lost", "The worker was restarted while this ran.")
+STORE_LATE = Ending("failed", "timed_out", "The other hosts did not start in time.")
+
+
+def refused(reason: str) -> Ending:
+    return Ending("failed", "refused", reason)
+
+
+def place(folder: Path, rank: int) -> str:
+    """' at step 12 in 1F3', '' where the rank never said."""
+    where = progress.read(folder, rank)
+    if where is None:
+        return ""
+    op = f" in {where.op}" if where.op else ""
+    return f" at step {where.step}{op}" if where.step >= 0 else f" before its first step{op}"
+
+
+def last_fault(path: Path) -> dict[str, Any] | None:
+    """Header of the last fault frame near the end of a rank's file."""
+    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - FAULT_WINDOW))
+        data = file.read()
+        at = data.rfind(b'{"kind":"fault"')
+        begin = data.rfind(records.MAGIC, 0, at) if at > 0 else -1
+        if begin >= 0:
+            return next((frame.header for frame in records.decode(data[begin:])), None)
+    return None
+
+
+def oom_kills() -> int:
+    """How many processes of our control group (else: of the host) the kernel killed for want of memory."""
+    for path in (*_memory_events(), Path("/proc/vmstat")):
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0
+
+
+def _memory_events() -> list[Path]:
+    """memory.events of our own cgroup (version 2), also where the mount already begins there."""
+    try:
+        own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return []
+    root = Path("/sys/fs/cgroup")
+    return [root / own.strip("/") / "memory.events", root / "memory.events"]

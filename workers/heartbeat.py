@@ -1,0 +1,75 @@
+"""The sign of life: every HEARTBEAT_S what this host is and where each rank of its live attempts stands."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+from workers import devices
+from workers.contract import HEARTBEAT_S, Device, HeartbeatBody
+from workers.settings import version
+from workers.supervisor import Supervisor
+from workers.wire import Publisher
+
+log = logging.getLogger(__name__)
+
+MAX_BACKLOG = 2048
+"""Entries nobody has consumed above which no heartbeat is added: nobody would read it in time."""
+
+
+class Heartbeat(threading.Thread):
+    """A heartbeat that cannot be published is dropped: only the newest one says anything."""
+
+    def __init__(self, publisher: Publisher, supervisor: Supervisor, read_devices: Callable[[], list[Device]]) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self._publisher, self._supervisor, self._devices = publisher, supervisor, read_devices
+        self._poked = threading.Event()
+        self._leaving = False
+
+    def poke(self) -> None:
+        """An attempt began or ended: say so now."""
+        self._poked.set()
+
+    def leave(self) -> None:
+        self._leaving = True
+        self._poked.set()
+
+    def run(self) -> None:
+        due = time.monotonic()
+        while not self._leaving:
+            self._beat()
+            due = max(due + HEARTBEAT_S, time.monotonic())
+            self._poked.wait(due - time.monotonic())
+            self._poked.clear()
+
+    def _beat(self) -> None:
+        try:
+            if self._publisher.backlog() < MAX_BACKLOG:
+                self._publisher.add("heartbeat", self.body())
+        except redis.RedisError as error:
+            log.warning("no heartbeat: %s", error)
+        except Exception:
+            log.exception("no heartbeat")
+
+    def body(self) -> HeartbeatBody:
+        total, available = devices.host_memory()
+        body = HeartbeatBody(
+            host=socket.gethostname(),
+            version=version(),
+            time=time.time(),
+            devices=self._devices(),
+            load=devices.load_average(),
+            memory_total=total,
+            memory_available=available,
+            attempts=self._supervisor.progress(),
+        )
+        calibration: dict[str, Any] | None = self._supervisor.calibration.result
+        if calibration:
+            body["calibration"] = calibration
+        return body

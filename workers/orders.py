@@ -1,0 +1,96 @@
+"""A StartMessage, checked: what arrives on the queue is data from elsewhere and is believed only after this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from parallel_core.spec import RunSpec, field_errors
+from workers.contract import Device, Node, StartMessage
+
+_MESSAGE = TypeAdapter(StartMessage)
+
+
+class Refused(ValueError):
+    """The message cannot be carried out here; its text says why, for a person."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """This worker's share of an attempt."""
+
+    message: StartMessage
+    spec: RunSpec
+    node: Node
+
+    @property
+    def attempt(self) -> int:
+        return self.message["attempt"]
+
+    @property
+    def ranks(self) -> list[int]:
+        first = self.node["first_rank"]
+        return list(range(first, first + len(self.node["devices"])))
+
+    @property
+    def alone(self) -> bool:
+        """All ranks of the run are on this host."""
+        return len(self.message["nodes"]) == 1
+
+    @property
+    def opens_store(self) -> bool:
+        return self.node["first_rank"] == 0
+
+
+def attempt_number(raw: Any) -> int:
+    """The attempt a message is about. Raises Refused where it names none: then nobody can be answered either."""
+    number = raw.get("attempt") if isinstance(raw, dict) else None
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise Refused("the message names no attempt")
+    return number
+
+
+def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> Order:
+    """Raises Refused where the message is no StartMessage, its spec breaks a rule, or it does not fit this host."""
+    try:
+        message = _MESSAGE.validate_python(raw)
+    except ValidationError as error:
+        raise Refused(f"The start message is malformed: {_first(error)}") from error
+    try:
+        spec = RunSpec.model_validate(message["spec"])
+    except ValidationError as error:
+        raise Refused(f"The spec breaks a rule: {_first(error)}") from error
+    mine = [node for node in message["nodes"] if node["worker"] == worker]
+    if len(mine) != 1:
+        raise Refused(f"The attempt was not placed on worker {worker}.")
+    order = Order(message, spec, mine[0])
+    _check_ranks(order)
+    _check_devices(order, devices)
+    return order
+
+
+def _check_ranks(order: Order) -> None:
+    covered = sorted(
+        rank
+        for node in order.message["nodes"]
+        for rank in range(node["first_rank"], node["first_rank"] + len(node["devices"]))
+    )
+    if covered != list(range(order.spec.parallel.world)):
+        raise Refused(f"The run has {order.spec.parallel.world} ranks, but devices were given for ranks {covered}.")
+
+
+def _check_devices(order: Order, devices: Sequence[Device]) -> None:
+    kind, wanted = order.spec.train.device, order.node["devices"]
+    there = {device["index"] for device in devices if device["kind"] == kind}
+    if missing := sorted(set(wanted) - there):
+        raise Refused(f"Worker {order.node['worker']} has no {kind} device {missing[0]}; it has {sorted(there)}.")
+    if len(set(wanted)) != len(wanted):
+        raise Refused(f"Two ranks were given the same device: {wanted}.")
+
+
+def _first(error: ValidationError) -> str:
+    field, message = next(iter(field_errors(error).items()))
+    return f"{field}: {message}"

@@ -1,0 +1,94 @@
+"""A worker's parts, put together: supervisor, relay, heartbeat and control reader, and the way they leave."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import queue
+import threading
+import time
+from typing import IO, Any
+
+from workers.calibration import Calibration
+from workers.devices import Devices
+from workers.heartbeat import Heartbeat
+from workers.relay import Relay
+from workers.settings import Settings
+from workers.supervisor import Supervisor
+from workers.wire import ControlReader, Publisher
+
+log = logging.getLogger(__name__)
+
+LEAVE_S = 2.0
+"""For attempts to end and their last data to go out; what is left over is published at the next start."""
+EXIT_S = 1.5
+"""For the rest of the process to end by itself after that (Celery may wait for a broker that is away)."""
+
+
+class Station:
+    """Everything of a worker but Celery. Threads start with `start`; `ask_to_leave` may come from a signal handler."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises SystemExit where another worker of this name uses the folder already."""
+        self.settings = settings
+        settings.home.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(settings)
+        devices = Devices(settings.cpu_devices)
+        self.relay = Relay(Publisher(settings), self._ended_published)
+        calibration = Calibration(settings.home, devices.kind)
+        self.supervisor = Supervisor(settings, self.relay, devices.read, calibration)
+        self.heartbeat = Heartbeat(Publisher(settings), self.supervisor, devices.read)
+        self.control = ControlReader(settings, self.supervisor.control)
+        self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._left = threading.Event()
+
+    def start(self) -> None:
+        for thread in (self.relay, self.supervisor, self.heartbeat, self.control):
+            thread.start()
+        threading.Thread(target=self._leave_when_asked, name="leaver", daemon=True).start()
+
+    def accept(self, message: Any) -> bool:
+        """A StartMessage from the queue; see Supervisor.accept."""
+        accepted = self.supervisor.accept(message)
+        self.heartbeat.poke()
+        return accepted
+
+    def ask_to_leave(self) -> None:
+        """Begin the orderly end; returns at once. A SimpleQueue takes no lock that a signal handler could meet."""
+        self._asked.put(None)
+
+    def leave(self) -> None:
+        """The orderly end, waited for."""
+        self.ask_to_leave()
+        self._left.wait(LEAVE_S + EXIT_S)
+
+    def _ended_published(self, attempt: int) -> None:
+        self.supervisor.ended_published(attempt)
+        self.heartbeat.poke()
+
+    def _leave_when_asked(self) -> None:
+        self._asked.get()
+        deadline = time.monotonic() + LEAVE_S
+        self.supervisor.leave()
+        self.control.leave()
+        if not self.supervisor.idle.wait(LEAVE_S):
+            log.warning("some ranks did not end in time; they end with this process")
+        self.supervisor.close()
+        if not self.relay.leave(max(0.1, deadline - time.monotonic())):
+            log.warning("not everything could be published; the rest follows at the next start")
+        self.heartbeat.leave()
+        self._left.set()
+        time.sleep(EXIT_S)
+        log.warning("leaving without waiting for the rest")
+        os._exit(0)
+
+
+def _lock(settings: Settings) -> IO[str]:
+    """One worker a folder. The kernel drops the lock with the process, however that ends."""
+    file = (settings.home / "worker.lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit(f"A worker named {settings.name} already runs with {settings.home}.") from None
+    return file

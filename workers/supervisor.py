@@ -1,0 +1,350 @@
+"""The life of every attempt on this host: one thread that alone changes their state.
+
+Others (Celery tasks, the control reader, the fork server's client, signal handlers) only put orders on its queue.
+The steps of an attempt:
+
+    1. accept   the folder is made (the claim), the message is checked, `starting` is told.
+    2. hold     until the calibration is over, the corpus is here and, on a later host, the store is known.
+    3. launch   the fork server starts the ranks; once all have a process, `running` is told.
+    4. stop     by cancel, fence, shut-down or watchdog: TERM, grace, KILL; written down first.
+    5. conclude when the fork server says that nothing is left: /proc is asked too, the end is written down, and the
+                relay publishes it behind the last byte of the ranks' files.
+    6. settle   the controller has everything: the folder is emptied, the claim stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from parallel_core.launch import Event, ForkServer, ServerLost, Store
+from workers import corpora, ending
+from workers.attempt import Attempt, end_processes, rank_progress
+from workers.calibration import Calibration
+from workers.contract import START_LIMIT_S, STOP_GRACE_S, AttemptBody, ControlEntry, Device, RankProgress
+from workers.ending import Ending
+from workers.folder import Folder, Meta, Stop, unsettled
+from workers.orders import Order, Refused, attempt_number, read_order
+from workers.relay import Relay
+from workers.settings import Settings
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.2
+LATE_S = 1.5
+"""How much longer than the grace the fork server may take before we kill the ranks ourselves."""
+SHUTDOWN_GRACE_S = 0.8
+RESPAWN_S = 1.0
+
+
+class Supervisor(threading.Thread):
+    """Public methods may be called from any thread; those that take no lock also from a signal handler."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        relay: Relay,
+        devices: Callable[[], list[Device]],
+        calibration: Calibration,
+        spawn: Callable[[Callable[[Event], None]], ForkServer] = ForkServer,
+    ) -> None:
+        super().__init__(name="supervisor", daemon=True)
+        self._settings, self._relay, self._devices = settings, relay, devices
+        self.calibration = calibration
+        self._spawn = spawn
+        self._server: ForkServer | None = None
+        self._server_ready = False
+        self._spawn_at = 0.0
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._live: dict[int, Attempt] = {}
+        self._named: dict[int, tuple[Folder, list[int]]] = {}
+        self._lock = threading.Lock()  # of _named alone: the heartbeat reads it
+        self._leaving = False
+        self.idle = threading.Event()
+        """Set once, after `leave`, when no attempt lives any more."""
+        settings.attempts.mkdir(parents=True, exist_ok=True)
+        self._left_over = unsettled(settings.attempts)  # before any task can claim a new one
+
+    # From other threads
+
+    def accept(self, raw: Any) -> bool:
+        """A StartMessage arrived. False where it is ignored: the attempt is known, or has no number."""
+        try:
+            number = attempt_number(raw)
+        except Refused as error:
+            log.error("start message dropped: %s", error)
+            return False
+        folder = Folder.claim(self._settings.attempts, number)
+        if folder is None:
+            log.info("attempt %d is known already; a second delivery is ignored", number)
+            return False
+        folder.save(Meta(message=raw))
+        try:
+            order = read_order(raw, self._settings.name, self._devices())
+        except Refused as error:
+            refusal = ending.refused(str(error))
+            self._inbox.put(lambda: self._end_unstarted(folder, refusal))
+        else:
+            self._inbox.put(lambda: self._accepted(folder, order))
+        return True
+
+    def control(self, entry: ControlEntry) -> None:
+        self._inbox.put(lambda: self._control(entry))
+
+    def leave(self) -> None:
+        """Stop everything as interrupted and accept nothing more. Safe in a signal handler."""
+        self._inbox.put(self._leave)
+
+    def close(self) -> None:
+        """Ends the fork server; to be called when `idle` is set."""
+        if server := self._server:
+            server.close(timeout=1.0)
+
+    def ended_published(self, attempt: int) -> None:
+        """The relay's word that the end of an attempt is out: heartbeats need not name it any more."""
+        with self._lock:
+            self._named.pop(attempt, None)
+
+    def progress(self) -> dict[str, dict[str, RankProgress]]:
+        """attempt -> rank -> where it is, for every attempt whose end is not published yet."""
+        with self._lock:
+            named = dict(self._named)
+        return {str(number): rank_progress(*where) for number, where in named.items()}
+
+    # The thread
+
+    def run(self) -> None:
+        for folder in self._left_over:
+            self._recover(folder)
+        while True:
+            for step in (self._next_order, self._tick):
+                try:
+                    step()
+                except Exception:
+                    log.exception("the supervisor goes on after a fault of its own")
+
+    def _next_order(self) -> None:
+        try:
+            order = self._inbox.get(timeout=TICK_S)
+        except queue.Empty:
+            return
+        order()
+
+    def _tick(self) -> None:
+        """What is due by the clock."""
+        if self._server is None and not self._leaving and time.monotonic() >= self._spawn_at:
+            self._start_server()
+        self._calibrate()
+        for attempt in list(self._live.values()):
+            if attempt.launched is None:
+                self._launch_if_ready(attempt)
+            elif attempt.kill_at is None:
+                self._watch_progress(attempt)
+            elif time.monotonic() >= attempt.kill_at:
+                log.warning("attempt %d: the fork server did not end it in time", attempt.number)
+                self._conclude(attempt)
+        if self._leaving and not self._live:
+            self.calibration.stop()
+            self.idle.set()
+
+    # Accepting
+
+    def _accepted(self, folder: Folder, order: Order) -> None:
+        attempt = Attempt(folder, Meta(message=order.message, ranks=order.ranks), order)
+        folder.save(attempt.meta)
+        self._live[attempt.number] = attempt
+        self._name(folder, order.ranks)
+        self._relay.tell("attempt", AttemptBody(attempt=attempt.number, state="starting"))
+        if self._leaving:
+            self._stop(attempt, "interrupted", ending.INTERRUPTED)
+        elif not corpora.have(self._settings, order.spec.train.corpus):
+            attempt.fetching = True
+            threading.Thread(target=self._fetch, args=(attempt,), daemon=True, name="corpus").start()
+        self._launch_if_ready(attempt)
+
+    def _fetch(self, attempt: Attempt) -> None:
+        """In a thread of its own: it may take long."""
+        try:
+            corpora.fetch(self._settings, attempt.order.spec.train.corpus)
+        except corpora.CorpusMissing as error:
+            missing = ending.refused(str(error))
+            self._inbox.put(lambda: self._stop(attempt, "refused", missing))
+        else:
+            self._inbox.put(lambda: setattr(attempt, "fetching", False))
+
+    def _name(self, folder: Folder, ranks: list[int]) -> None:
+        with self._lock:
+            self._named[folder.attempt] = (folder, ranks)
+
+    def _launch_if_ready(self, attempt: Attempt) -> None:
+        if attempt.launched is not None or attempt.number not in self._live:
+            return
+        if not attempt.ready():
+            if not attempt.order.opens_store and time.monotonic() - attempt.accepted > START_LIMIT_S:
+                self._stop(attempt, "timed_out", ending.STORE_LATE)
+            return
+        if self._server is None or self.calibration.running:
+            return
+        self._relay.follow(attempt.folder, attempt.order.ranks)
+        attempt.launched = time.monotonic()
+        try:
+            self._server.start(attempt.start_order(self._settings))
+        except ServerLost:
+            attempt.launched = None  # `lost` is on its way; the next server gets the order
+
+    # The fork server
+
+    def _start_server(self) -> None:
+        try:
+            self._server = self._spawn(lambda event: self._inbox.put(lambda: self._on_event(event)))
+        except OSError:
+            log.exception("the fork server cannot be started")
+        self._spawn_at = time.monotonic() + RESPAWN_S
+
+    def _on_event(self, event: Event) -> None:
+        kind = event["event"]
+        if kind == "ready":
+            self._server_ready = True
+        elif kind == "lost":
+            self._server_lost(event.get("code"))
+        elif attempt := self._live.get(event["attempt"]):
+            self._on_attempt_event(attempt, event)
+
+    def _on_attempt_event(self, attempt: Attempt, event: Event) -> None:
+        kind = event["event"]
+        if kind == "started":
+            attempt.record(event["rank"], (event["pid"], event["start_ticks"]))
+            if attempt.started:
+                self._relay.tell("attempt", AttemptBody(attempt=attempt.number, state="running"))
+        elif kind == "store" and not attempt.order.alone:
+            store = {"attempt": attempt.number, "host": event["host"], "port": event["port"]}
+            self._relay.tell("store", store)
+        elif kind == "refused":
+            attempt.refusal = event["message"]
+        elif kind == "exit":
+            attempt.exits.append(ending.Exit(event["rank"], event["code"], time.monotonic()))
+        elif kind == "gone":
+            self._conclude(attempt)
+
+    def _server_lost(self, code: int | None) -> None:
+        """Its ranks died with it. Attempts that were launched fail; the others wait for the next server."""
+        log.error("the fork server has ended (%s)", code)
+        self._server, self._server_ready = None, False
+        for attempt in list(self._live.values()):
+            if attempt.launched is not None:
+                lost = ending.of_server_loss(attempt.folder.path, attempt.order.ranks, code)
+                attempt.ended_by = attempt.ended_by or lost
+                self._conclude(attempt)
+
+    def _calibrate(self) -> None:
+        """At the first boot, once the fork server no longer loads the engine beside it."""
+        if self.calibration.poll():
+            for attempt in list(self._live.values()):
+                self._launch_if_ready(attempt)
+        elif not self.calibration.tried and self._server_ready and not self._live and not self._leaving:
+            self.calibration.begin()
+
+    # Stopping
+
+    def _control(self, entry: ControlEntry) -> None:
+        number, kind = int(entry["attempt"]), entry["kind"]
+        attempt = self._live.get(number)
+        if kind == "cancel":
+            self._stop_or_forestall(number, "cancelled", ending.CANCELLED)
+        elif kind == "fence":
+            self._stop_or_forestall(number, "fenced", ending.CANCELLED)
+        elif kind == "rewind":
+            self._relay.rewind(number, entry["channel"], int(entry["rank"]), int(entry["offset"]))
+        elif kind == "settled" and attempt is None:
+            self._settle(number)
+        elif kind == "store" and attempt is not None:
+            attempt.store = Store(host=entry["host"], port=int(entry["port"]))
+
+    def _stop_or_forestall(self, number: int, reason: Stop, how: Ending) -> None:
+        """Stops the attempt; one that never arrived is claimed, so that its late message starts nothing."""
+        if attempt := self._live.get(number):
+            self._stop(attempt, reason, how)
+        elif folder := Folder.claim(self._settings.attempts, number):
+            if reason == "fenced":
+                folder.settle()
+            else:
+                self._end_unstarted(folder, how)
+        elif reason == "fenced":
+            self._settle(number)
+
+    def _stop(self, attempt: Attempt, reason: Stop, how: Ending, grace: float = STOP_GRACE_S) -> None:
+        """The first reason stays, but for a fence: it silences whatever was under way."""
+        if attempt.number not in self._live or (attempt.meta.stop and reason != "fenced"):
+            return
+        attempt.mark_stop(reason, how, time.monotonic() + grace + LATE_S)
+        if attempt.launched is None or self._server is None:
+            self._conclude(attempt)
+            return
+        try:
+            self._server.stop(attempt.number, grace)
+        except ServerLost:
+            log.info("attempt %d ends with its fork server", attempt.number)
+
+    def _watch_progress(self, attempt: Attempt) -> None:
+        limit = self._settings.no_progress_s
+        if attempt.started and attempt.still_for() > limit:
+            how = ending.of_no_progress(attempt.folder.path, attempt.order.ranks, limit)
+            if self._server is not None:
+                self._server.dump(attempt.number)
+            self._stop(attempt, "no_progress", how)
+
+    def _leave(self) -> None:
+        self._leaving = True
+        for attempt in list(self._live.values()):
+            self._stop(attempt, "interrupted", ending.INTERRUPTED, SHUTDOWN_GRACE_S)
+
+    # Ends
+
+    def _conclude(self, attempt: Attempt) -> None:
+        none_left = end_processes(list(attempt.meta.processes.values()))
+        del self._live[attempt.number]
+        if attempt.meta.stop == "fenced":
+            self._settle(attempt.number)
+            return
+        if attempt.launched is None:
+            self._relay.follow(attempt.folder, [])
+        self._publish_end(attempt.folder, attempt.meta, attempt.how_it_ended(), none_left)
+
+    def _end_unstarted(self, folder: Folder, how: Ending) -> None:
+        """An attempt of which nothing was ever started here."""
+        self._name(folder, [])
+        self._relay.follow(folder, [])
+        self._publish_end(folder, folder.load(), how, none_left=True)
+
+    def _publish_end(self, folder: Folder, meta: Meta, how: Ending, none_left: bool) -> None:
+        """Written down first: from here on a restart repeats this end and no other."""
+        log.info("attempt %d: %s %s", folder.attempt, how.outcome, how.detail)
+        meta.end = how.body(folder.attempt, none_left)
+        folder.save(meta)
+        self._relay.finish(folder.attempt, meta.end)
+
+    def _settle(self, number: int) -> None:
+        """The relay lets go first, then the folder is emptied: by the relay's thread, which alone writes there now."""
+        folder = Folder(self._settings.attempts / str(number))
+        self.ended_published(number)
+        if folder.path.exists():
+            self._relay.forget(number, folder.settle)
+
+    def _recover(self, folder: Folder) -> None:
+        """An attempt of an earlier life: nothing of it may live; the rest of its data and its end are published."""
+        meta = folder.load()
+        none_left = end_processes(list(meta.processes.values()))
+        if meta.stop == "fenced":
+            folder.settle()
+            return
+        self._name(folder, meta.ranks)
+        self._relay.follow(folder, meta.ranks)
+        if meta.end is not None:
+            self._relay.finish(folder.attempt, meta.end)
+            return
+        told = {"cancelled": ending.CANCELLED, "interrupted": ending.INTERRUPTED}
+        self._publish_end(folder, meta, told.get(meta.stop, ending.WORKER_LOST), none_left)
