@@ -45,7 +45,10 @@ def swap(a: str, b: str) -> Callable[[list[Op]], None]:
 
 
 def drop(name: str) -> Callable[[list[Op]], None]:
-    return lambda program: program.pop(find(program, name)) and None
+    def change(program: list[Op]) -> None:
+        program.pop(find(program, name))
+
+    return change
 
 
 def again(name: str) -> Callable[[list[Op]], None]:

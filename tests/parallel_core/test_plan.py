@@ -1,0 +1,210 @@
+"""Memory by formula, the verdict with its fixes, and the names and ideals of strategies."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel_core.layout import Layout
+from parallel_core.plan.memory import by_stage, predict, verdict, worst_stage
+from parallel_core.plan.strategy import family, ideal_speedup, label, model_flops, recompute_share
+from parallel_core.plan.units import boundary_elements, parameter_count, unit_costs
+from parallel_core.spec import BYTES_PER_ELEMENT, ModelSpec, RunSpec
+from tests.parallel_core.strategies import run_specs
+
+GIB = 1024**3
+BIG = {
+    "model": {"layers": 24, "hidden": 2048, "heads": 16, "seq": 1024, "vocab": 50304},
+    "parallel": {"pp": 2, "micro_batches": 4},
+    "train": {"global_batch": 64},
+}
+
+
+def spec(**split: Any) -> RunSpec:
+    return RunSpec.model_validate({"parallel": split})
+
+
+def changed(base: RunSpec, changes: dict[str, Any]) -> RunSpec:
+    data = base.model_dump()
+    for field, value in changes.items():
+        room, name = field.split(".")
+        data[room][name] = value
+    return RunSpec.model_validate(data)
+
+
+def test_parameters_of_gpt_2() -> None:
+    """124 439 808 parameters: the published small GPT-2, whose embedding is tied."""
+    gpt2 = ModelSpec(layers=12, hidden=768, heads=12, seq=1024, vocab=50257, tied=True)
+    assert parameter_count(gpt2) == 124_439_808
+
+
+@given(run_specs())
+def test_stages_hold_all_parameters_between_them(run: RunSpec) -> None:
+    held = [memory.params for memory in by_stage(run)]
+    size = 4 if run.train.precision == "fp32" else 8
+    flat = sum(unit.flat for unit in unit_costs(run)) * size
+    shared = run.model.vocab * run.model.hidden // run.parallel.tp * size
+    assert sum(held) == flat - (shared if run.model.tied and run.parallel.pp == 1 else 0)
+
+
+@given(run_specs())
+def test_every_rank_is_predicted_once_and_in_order(run: RunSpec) -> None:
+    memories, layout = predict(run), Layout.of(run)
+    assert [memory.rank for memory in memories] == list(range(layout.world))
+    assert [memory.stage for memory in memories] == [layout.coords(rank).stage for rank in range(layout.world)]
+    assert all(memory.total == sum(memory.as_dict().values()) for memory in memories)
+    assert all(min(memory.as_dict().values()) > 0 for memory in memories)
+
+
+@given(run_specs())
+def test_adamw_keeps_two_moments(run: RunSpec) -> None:
+    for memory in by_stage(run):
+        assert memory.optimizer == 2 * memory.params == 2 * memory.grads
+
+
+@given(run_specs())
+def test_recomputation_costs_at_most_the_output_of_a_block_and_its_gradient(run: RunSpec) -> None:
+    """With one block and one micro-batch in flight there is nothing to win, and the rebuilt output is one more."""
+    plain = by_stage(changed(run, {"parallel.recompute": "none"}))
+    again = by_stage(changed(run, {"parallel.recompute": "full"}))
+    extra = 2 * boundary_elements(run) * BYTES_PER_ELEMENT[run.train.precision]
+    assert all(b.total <= a.total + extra for a, b in zip(plain, again, strict=True))
+
+
+def test_recomputation_saves_most_of_a_deep_model() -> None:
+    deep = {"model": {"layers": 24, "hidden": 256, "heads": 8, "seq": 256, "vocab": 256}}
+    plain = worst_stage(RunSpec.model_validate(deep))
+    again = worst_stage(RunSpec.model_validate({**deep, "parallel": {"recompute": "full"}}))
+    assert again.activations < plain.activations / 6
+
+
+@given(run_specs())
+def test_one_f_one_b_never_needs_more_kept_activations_than_gpipe(run: RunSpec) -> None:
+    one = by_stage(changed(run, {"parallel.schedule": "1f1b"}))
+    gpipe = by_stage(changed(run, {"parallel.schedule": "gpipe"}))
+    assert all(a.activations <= b.activations for a, b in zip(one, gpipe, strict=True))
+
+
+def test_gpipe_keeps_every_micro_batch() -> None:
+    m = 8
+    naive, gpipe = (by_stage(spec(pp=2, micro_batches=m, schedule=name))[1] for name in ("naive", "gpipe"))
+    assert gpipe.activations == m * naive.activations
+
+
+def test_attention_matrix_only_without_a_fused_kernel() -> None:
+    fp64 = {"train": {"precision": "fp64", "device": "cpu"}}
+    cpu = worst_stage(RunSpec.model_validate(fp64))
+    cuda = worst_stage(RunSpec.model_validate({"train": {"precision": "fp64", "device": "cuda"}}))
+    assert cuda.activations > cpu.activations
+
+
+def test_verdict_of_a_run_that_fits() -> None:
+    found = verdict(RunSpec.model_validate(BIG), 80 * GIB)
+    assert (found.fits, found.worst_rank, found.fixes) == (True, 0, ())
+    assert found.sentence.startswith("Needs ")
+    assert "of the device's 80 GiB; activations are" in found.sentence
+
+
+def test_verdict_of_a_run_that_does_not_fit_offers_what_would() -> None:
+    found = verdict(RunSpec.model_validate(BIG), 24 * GIB)
+    assert found.fits is False
+    assert "more than the device has; activations are" in found.sentence
+    assert "turn on recomputation (needs" in found.sentence
+
+
+@pytest.mark.parametrize("limit", [24, 16, 8, 4, 2])
+def test_every_fix_really_fits(limit: int) -> None:
+    base = RunSpec.model_validate(BIG)
+    fixes = verdict(base, limit * GIB).fixes
+    assert fixes
+    for fix in fixes:
+        assert worst_stage(changed(base, fix.changes)).total == fix.total <= limit * GIB
+
+
+def test_fixes_stay_within_the_devices_there_are() -> None:
+    base = RunSpec.model_validate(BIG)
+    for fix in verdict(base, 16 * GIB, devices=2).fixes:
+        assert changed(base, fix.changes).parallel.world <= 2
+
+
+def test_a_hopeless_run_says_so() -> None:
+    found = verdict(RunSpec(), 1000)
+    assert found.fixes == ()
+    assert found.sentence.endswith("use a smaller model or batch.")
+
+
+def test_the_runs_own_cap_counts_where_it_is_less() -> None:
+    capped = RunSpec.model_validate({"trace": {"memory_cap": 1000}})
+    assert "more than the memory cap has" in verdict(capped, 80 * GIB).sentence
+    assert verdict(capped, 10).sentence.count("the device has") == 1
+
+
+def test_unknown_device_memory() -> None:
+    found = verdict(RunSpec(), None)
+    assert found.fits is None
+    assert found.sentence.endswith("The device's memory is not known.")
+
+
+@given(run_specs(), st.integers(10**5, 10**8))
+def test_verdict_agrees_with_the_prediction(run: RunSpec, limit: int) -> None:
+    found = verdict(run, limit)
+    assert found.total == max(memory.total for memory in predict(run))
+    assert found.fits == (found.total <= limit)
+
+
+def test_the_widest_run_is_judged_at_once() -> None:
+    wide = {
+        "model": {"layers": 1024, "hidden": 2048, "heads": 16, "seq": 1024, "vocab": 50304},
+        "parallel": {"pp": 1000, "dp": 1024, "tp": 16},
+        "train": {"global_batch": 1048576},
+    }
+    assert verdict(RunSpec.model_validate(wide), GIB).fits is False
+
+
+@pytest.mark.parametrize(
+    ("split", "name", "kind"),
+    [
+        ({}, "Single", "single"),
+        ({"micro_batches": 4}, "Single x4 micro-batches", "single"),
+        ({"recompute": "full"}, "Single + AR", "single"),
+        ({"dp": 2}, "DP", "dp"),
+        ({"dp": 4}, "DP 4", "dp"),
+        ({"tp": 2, "micro_batches": 2}, "TP x2 micro-batches", "tp"),
+        ({"pp": 2, "schedule": "naive", "micro_batches": 4}, "Naive layer-wise", "pp"),
+        ({"pp": 2, "schedule": "gpipe"}, "PP-GPipe", "pp"),
+        ({"pp": 2, "schedule": "1f1b", "recompute": "full"}, "PP-1F1B + AR", "pp"),
+        ({"dp": 2, "tp": 2}, "DP 2 x TP 2", "combined"),
+        ({"dp": 2, "tp": 2, "pp": 2, "recompute": "full"}, "DP 2 x TP 2 x PP-1F1B 2 + AR", "combined"),
+    ],
+)
+def test_names_and_families(split: dict[str, Any], name: str, kind: str) -> None:
+    assert (label(spec(**split)), family(spec(**split))) == (name, kind)
+
+
+@pytest.mark.parametrize(
+    ("split", "ideal"),
+    [
+        ({}, 1.0),
+        ({"dp": 4}, 4.0),
+        ({"tp": 2, "dp": 2}, 4.0),
+        ({"pp": 2, "micro_batches": 4, "schedule": "gpipe"}, 2 * 4 / 5),
+        ({"pp": 2, "micro_batches": 4, "schedule": "naive"}, 1.0),
+    ],
+)
+def test_ideal_speedups(split: dict[str, Any], ideal: float) -> None:
+    assert math.isclose(ideal_speedup(spec(**split)), ideal)
+
+
+def test_recomputation_costs_up_to_a_third_more() -> None:
+    deep = RunSpec.model_validate({"model": {"layers": 1000, "vocab": 4}, "parallel": {"recompute": "full"}})
+    assert 0.33 < recompute_share(deep) < 1 / 3
+    assert math.isclose(ideal_speedup(deep), 1 / (1 + recompute_share(deep)))
+
+
+def test_model_flops_are_six_per_parameter_and_token_for_a_wide_model() -> None:
+    wide = ModelSpec(layers=4, hidden=4096, heads=32, seq=16, vocab=256)
+    assert math.isclose(model_flops(wide, 2), 6 * parameter_count(wide) * 2 * 16, rel_tol=0.02)
