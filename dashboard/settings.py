@@ -111,6 +111,9 @@ REDIS_URL = os.environ.get("REDIS_URL", f"unix://{HOME / 'redis.sock'}")
 """Broker and event streams; a unix socket is spelt unix:///path."""
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://")
 
+STARTER_STUDY = flag("TRAINYARD_STARTER", True)
+"""Whether a yard that has seen nothing yet queues the starter study."""
+
 X_FRAME_OPTIONS = "DENY"
 SECURE_REFERRER_POLICY = "same-origin"
 SESSION_COOKIE_HTTPONLY = True

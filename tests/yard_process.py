@@ -128,6 +128,16 @@ class YardProcess:
 
         return wait_for(f"run {run} in {states}", probe, limit)
 
+    def shell(self, code: str) -> subprocess.CompletedProcess[str]:
+        """Runs Python in the yard's own environment, as `./run shell` would."""
+        env = {**self.env, "SECRET_KEY": (self.home / "secret-key").read_text().strip()}
+        env |= {
+            "REDIS_URL": f"unix://{self.home / 'redis' / 'redis.sock'}",
+            "DJANGO_SETTINGS_MODULE": "dashboard.settings",
+        }
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+
     def stop(self, number: int = signal.SIGINT) -> list[psutil.Process]:
         """Sends the signal, waits for the end, and returns the processes of the yard that are left."""
         assert self.process is not None

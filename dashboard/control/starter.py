@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from django.conf import settings
 from django.contrib.auth import get_user_model
 
 from dashboard.fleet.models import Worker
@@ -17,7 +18,7 @@ class Starter:
     """Asked on every tick; costs nothing once the question is settled."""
 
     def __init__(self) -> None:
-        self._settled = False
+        self._settled = not settings.STARTER_STUDY
 
     def consider(self) -> None:
         """1. A yard with a run or a study needs none. 2. Waits for an admin and a calibration. 3. Creates it."""

@@ -1,0 +1,24 @@
+"""One real yard for the kill tests: the yard itself restarts what is killed, as a person's would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.yard_process import YardProcess, wait_for
+
+
+@pytest.fixture(scope="module")
+def yard() -> Iterator[YardProcess]:
+    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CALIBRATE="0", TRAINYARD_CPU_DEVICES="2").up()
+    yield subject
+    subject.close()
+
+
+@pytest.fixture
+def client(yard: YardProcess) -> Iterator[httpx.Client]:
+    with yard.client() as client:
+        wait_for("an online worker", lambda: any(w["online"] for w in client.get("/api/v1/workers").json()["data"]))
+        yield client

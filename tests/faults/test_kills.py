@@ -1,0 +1,128 @@
+"""kill -9 at every joint of a running yard: the run ends in one true state with its cause, or goes on where it should.
+
+After each: no process of the attempt is left, and no point is lost or doubled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.yard_process import YardProcess, tiny, wait_for
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+LONG = 100_000
+"""Steps of a run that is not meant to end by itself."""
+
+
+def started(yard: YardProcess, client: httpx.Client, spec: dict[str, Any], **fields: Any) -> tuple[int, list[int]]:
+    """Submits, waits until a few steps are in, and returns the run and the pids of its ranks."""
+    run = yard.submit(client, spec, **fields)
+
+    def stepping() -> bool:
+        found = yard.run_of(client, run)
+        assert found["state"] not in {"failed", "lost", "cancelled"}, found
+        return (found["step"] or 0) >= 3
+
+    wait_for("some steps", stepping)
+    return run, pids_of(client, run)
+
+
+def pids_of(client: httpx.Client, run: int) -> list[int]:
+    ranks = client.get(f"/api/v1/runs/{run}").json()["data"]["ranks"]
+    return [rank["pid"] for rank in ranks]
+
+
+def gone(pids: list[int]) -> bool:
+    return all(not psutil.pid_exists(p) or psutil.Process(p).status() == psutil.STATUS_ZOMBIE for p in pids)
+
+
+def series(client: httpx.Client, run: int, name: str = "loss") -> list[int]:
+    """Steps of all stored points of a run-level series."""
+    answer = client.get(f"/api/v1/runs/{run}/series", params={"name": name})
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["data"]["step"])
+
+
+def test_a_killed_rank_fails_the_run_and_names_rank_and_signal(yard: YardProcess, client: httpx.Client) -> None:
+    run, pids = started(yard, client, tiny(LONG, dp=2))
+    os.kill(pids[1], signal.SIGKILL)
+    found = yard.wait_state(client, run, "failed", "lost", limit=45)
+    assert (found["state"], found["cause"]) == ("failed", "killed_by_signal")
+    assert "Rank 1" in found["detail"] and "signal 9" in found["detail"]
+    wait_for("all ranks gone", lambda: gone(pids))
+    steps = series(client, run)
+    assert steps == list(range(len(steps)))
+
+
+def test_a_killed_fork_server_fails_the_run_and_the_next_one_works(yard: YardProcess, client: httpx.Client) -> None:
+    run, pids = started(yard, client, tiny(LONG, tp=2))
+    yard.part("parallel_core.launch").kill()
+    found = yard.wait_state(client, run, "failed", "lost", limit=45)
+    assert found["cause"] in {"killed_by_signal", "worker_lost"}
+    wait_for("all ranks gone", lambda: gone(pids))
+    yard.wait_state(client, yard.submit(client, tiny()), "succeeded")
+
+
+def test_a_killed_worker_is_told_as_lost_and_comes_back(yard: YardProcess, client: httpx.Client) -> None:
+    run, pids = started(yard, client, tiny(LONG, pp=2, micro_batches=2))
+    yard.part("-m workers").kill()
+    found = yard.wait_state(client, run, "failed", "lost", limit=45)
+    assert found["cause"] == "worker_lost"
+    wait_for("all ranks gone", lambda: gone(pids))
+    yard.wait_state(client, yard.submit(client, tiny()), "succeeded")
+
+
+def test_a_killed_worker_with_a_retry_left_is_tried_again(yard: YardProcess, client: httpx.Client) -> None:
+    run, pids = started(yard, client, tiny(3000, dp=2), retries=1)
+    yard.part("-m workers").kill()
+    wait_for("all ranks gone", lambda: gone(pids))
+    found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
+    assert found["state"] == "succeeded", found
+    assert series(client, run) == list(range(3000))
+
+
+def test_a_killed_controller_loses_and_doubles_nothing(yard: YardProcess, client: httpx.Client) -> None:
+    run, _ = started(yard, client, tiny(3000, dp=2))
+    yard.part("manage.py controller").kill()
+    found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
+    assert found["state"] == "succeeded", found
+    assert series(client, run) == list(range(3000))
+
+
+def test_a_killed_broker_loses_and_doubles_nothing(yard: YardProcess, client: httpx.Client) -> None:
+    run, _ = started(yard, client, tiny(3000, dp=2))
+    yard.part("unixsocket").kill()
+    found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
+    assert found["state"] == "succeeded", found
+    assert series(client, run) == list(range(3000))
+
+
+def test_cancel_ends_every_process_and_says_so(yard: YardProcess, client: httpx.Client) -> None:
+    run, pids = started(yard, client, tiny(LONG, dp=2))
+    assert client.post(f"/api/v1/runs/{run}/cancel").status_code in {200, 202}
+    found = yard.wait_state(client, run, "cancelled", limit=45)
+    assert found["cause"] == "cancelled"
+    assert gone(pids)
+
+
+def test_a_message_delivered_twice_trains_once(yard: YardProcess, client: httpx.Client) -> None:
+    """The start message of a live attempt, sent again through the real broker, changes nothing."""
+    run, pids = started(yard, client, tiny(2000, dp=2))
+    code = (
+        "import django; django.setup()\n"
+        "from dashboard.runs.models import Attempt\n"
+        "from dashboard.control import orders\n"
+        f"orders.send_start(Attempt.objects.get(run={run}))\n"
+    )
+    again = yard.shell(code)
+    assert again.returncode == 0, again.stderr
+    found = yard.wait_state(client, run, "succeeded", "failed", limit=150)
+    assert found["state"] == "succeeded", found
+    assert pids_of(client, run) == pids
+    assert series(client, run) == list(range(2000))
