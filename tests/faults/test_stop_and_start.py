@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def yard() -> Iterator[YardProcess]:
-    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CALIBRATE="0", TRAINYARD_CPU_DEVICES="2").up()
+    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="2").up()
     yield subject
     subject.close()
 
