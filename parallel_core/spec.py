@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -220,11 +221,17 @@ def field_errors(error: ValidationError) -> dict[str, str]:
     """`{dotted field name: message}`; a rule between fields is filed under the first field it names."""
     out: dict[str, str] = {}
     for item in error.errors(include_url=False):
-        ctx: dict[str, Any] = item.get("ctx") or {}
-        named = ctx.get("fields")
-        field = named[0] if named else ".".join(str(part) for part in item["loc"]) or "spec"
-        out.setdefault(field, _say(str(item["type"]), item["msg"], item.get("input"), ctx))
+        field, message = describe(item, item["loc"])
+        out.setdefault(field, message)
     return out
+
+
+def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
+    """(dotted field, message) of one of pydantic's errors; `loc` is where it happened as seen from the spec."""
+    ctx: dict[str, Any] = item.get("ctx") or {}
+    named = ctx.get("fields")
+    field = named[0] if named else ".".join(str(part) for part in loc) or "spec"
+    return field, _say(str(item["type"]), item["msg"], item.get("input"), ctx)
 
 
 def _say(kind: str, message: str, value: Any, ctx: dict[str, Any]) -> str:

@@ -1,4 +1,51 @@
-from django.urls import URLPattern, URLResolver
+"""Addresses of the API. Its views answer strangers themselves (401 as JSON) instead of sending them to a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.http import HttpRequest, HttpResponseBase
+from django.urls import URLPattern, URLResolver, path, re_path
+from django.views.decorators.csrf import csrf_exempt
+
+from dashboard.api.v1 import api
+from dashboard.errors import json_error
+
+View = Callable[..., HttpResponseBase]
+
+
+def own_door(view: View) -> View:
+    """Lets the API do its own authentication, and gives a wrong method the API's error shape."""
+
+    @wraps(view, updated=())
+    def entered(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        response = view(request, *args, **kwargs)
+        if response.status_code != 405:
+            return response
+        refused = json_error(405, f"{request.method} is not possible here; try {response.headers['Allow']}.")
+        refused.headers["Allow"] = response.headers["Allow"]
+        return refused
+
+    entered.login_required = False  # type: ignore[attr-defined]
+    return csrf_exempt(entered)
+
+
+def nowhere(request: HttpRequest, rest: str = "") -> HttpResponseBase:
+    return json_error(404, "The API has no such address; see /api/v1/openapi.json.")
+
+
+def _patterns() -> list[URLPattern | URLResolver]:
+    patterns = api.urls[0]
+    for pattern in patterns:
+        if isinstance(pattern, URLPattern):
+            pattern.callback = own_door(pattern.callback)
+    return patterns
+
 
 app_name = "api"
-urlpatterns: list[URLPattern | URLResolver] = []
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("v1/", (_patterns(), "ninja", "v1")),  # type: ignore[arg-type]
+    re_path(r"^(?P<rest>.*)$", own_door(nowhere)),
+]

@@ -33,7 +33,6 @@ class Section:
 class RunForm(forms.Form):
     """Carries text to RunSpec, and RunSpec's messages back to the fields. `assessment` is there after validation."""
 
-    template_name = "runs/form_fields.html"
     name = forms.CharField(required=False, max_length=limits.MAX_NAME, help_text=spec_fields.NAME_HINT)
     tags = forms.CharField(
         required=False, help_text=f"separated by commas; at most {MAX_TAGS}, of {MAX_TAG} characters each"
@@ -91,6 +90,8 @@ class RunForm(forms.Form):
     def sections(self) -> Iterator[Section]:
         for group in spec_fields.GROUPS:
             yield Section(group, [self[entry.name] for entry in group.entries])
+
+    max_upload = limits.MAX_CORPUS_BYTES
 
     def words(self) -> list[forms.BoundField]:
         return [self[name] for name in ("name", "tags", "retries")]

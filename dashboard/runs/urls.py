@@ -1,4 +1,21 @@
-from django.urls import URLPattern, URLResolver
+"""Addresses of runs. The run's own page is in `page_views`."""
+
+from django.urls import URLPattern, URLResolver, path
+
+from dashboard.runs import list_views, page_views, views
 
 app_name = "runs"
-urlpatterns: list[URLPattern | URLResolver] = []
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("", list_views.runs, name="list"),
+    path("compare", list_views.compare, name="compare"),
+    path("export.csv", list_views.export_csv, name="export-csv"),
+    path("export.json", list_views.export_json, name="export-json"),
+    path("new/", views.new, name="new"),
+    path("new/check", views.check, name="check"),
+    path("<int:pk>/", page_views.page, name="page"),
+    path("<int:pk>/part/<slug:name>", page_views.fragment, name="fragment"),
+    path("<int:pk>/data/<slug:name>.json", page_views.data, name="data"),
+    path("<int:pk>/clone", views.clone, name="clone"),
+    path("<int:pk>/cancel", views.cancel, name="cancel"),
+    path("<int:pk>/edit", views.edit, name="edit"),
+]

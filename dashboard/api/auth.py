@@ -1,0 +1,73 @@
+"""Who is asking: a bearer token with a scope, or the session of a browser (with CSRF on unsafe methods)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest
+from ninja.errors import HttpError
+from ninja.security import HttpBearer
+from ninja.security.apikey import APIKeyCookie
+from ninja.utils import check_csrf
+
+from dashboard.accounts.roles import may_submit
+from dashboard.api.models import ApiToken, Scope
+
+ENOUGH = {
+    Scope.READ: {Scope.READ, Scope.SUBMIT},
+    Scope.SUBMIT: {Scope.SUBMIT},
+    Scope.WORKER: {Scope.WORKER},
+}
+"""Scopes of a token that allow what needs a scope."""
+
+
+class Bearer(HttpBearer):
+    """`Authorization: Bearer ty_...`; sets request.user to the token's owner."""
+
+    def __init__(self, needs: Scope) -> None:
+        super().__init__()
+        self.needs = needs
+
+    def __call__(self, request: HttpRequest) -> Any:
+        # A header that is there but no good must not fall through to the cookie of the same browser.
+        if "Authorization" in request.headers and super().__call__(request) is None:
+            raise HttpError(401, "This token is unknown, expired or revoked.")
+        return getattr(request, "api_token", None)
+
+    def authenticate(self, request: HttpRequest, token: str) -> ApiToken | None:
+        found = ApiToken.find(token)
+        if found is None:
+            return None
+        if found.scope not in ENOUGH[self.needs]:
+            raise HttpError(403, f"This token has the scope “{found.scope}”; this needs “{self.needs}”.")
+        request.user = found.user
+        request.api_token = found  # type: ignore[attr-defined]
+        return found
+
+
+class Session(APIKeyCookie):
+    """The session cookie of someone signed in."""
+
+    param_name: str = settings.SESSION_COOKIE_NAME
+
+    def __call__(self, request: HttpRequest) -> Any:
+        if not request.user.is_authenticated:
+            return None
+        if check_csrf(request):
+            raise HttpError(403, "The CSRF token is missing or wrong: send it in the header X-CSRFToken.")
+        return request.user
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
+        return request.user
+
+
+READ: list[Any] = [Bearer(Scope.READ), Session()]
+SUBMIT: list[Any] = [Bearer(Scope.SUBMIT), Session()]
+WORKER: list[Any] = [Bearer(Scope.WORKER)]
+
+
+def require_member(request: HttpRequest) -> None:
+    """A token never does more than its owner may at this moment."""
+    if not may_submit(request.user):
+        raise HttpError(403, "Your account is a viewer: it may not start or change runs.")

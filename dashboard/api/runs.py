@@ -1,0 +1,168 @@
+"""Operations on runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from django.http import HttpRequest
+from django.shortcuts import get_object_or_404
+from ninja import Path, Query, Router
+
+from dashboard.api import schemas as s
+from dashboard.api.auth import READ, SUBMIT, require_member
+from dashboard.runs import selectors, services, submission
+from dashboard.runs.list_views import as_row
+from dashboard.runs.models import Run
+from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES
+from parallel_core.schedule.ir import Kind
+
+router = Router(tags=["runs"])
+MAX_SPANS = 20_000
+MAX_LOG_BYTES = 256 * 1024
+RunId = Annotated[s.Id, Path(description="number of the run")]
+Sort = Literal["id", "-id", "created", "-created", "name", "-name", "loss", "-loss", "step_time", "-step_time"]
+SeriesName = Annotated[str, Query(max_length=60, pattern=r"^[A-Za-z0-9_.\-/]+$", description="e.g. loss, step_time")]
+
+
+@router.post("", auth=SUBMIT, response={201: s.Envelope[s.RunDetail], **s.refusals(400, 401, 403, 413, 422)})
+def submit(request: HttpRequest, payload: s.SubmitIn) -> Any:
+    """Queues a run. 422 with a message by field where the spec, the fleet or the memory speak against it."""
+    require_member(request)
+    run = submission.submit(
+        owner=request.user,
+        spec=payload.spec.model_dump(mode="json"),
+        name=payload.name,
+        tags=payload.tags,
+        retries=payload.retries,
+        anyway=payload.anyway,
+    )
+    return 201, {"data": detail(run)}
+
+
+@router.get("", auth=READ, response={200: s.Envelope[list[s.RunOut]], **s.refusals(400, 401, 403, 422)})
+def list_runs(
+    request: HttpRequest,
+    q: s.Text = "",
+    state: Annotated[list[s.StateName], Query(max_length=8)] = [],  # noqa: B006
+    owner: s.Text = "",
+    strategy: s.Text = "",
+    tag: s.Text = "",
+    study: Annotated[s.Id | None, Query()] = None,
+    sort: Sort = "-id",
+    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+    per_page: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> Any:
+    """Runs, newest first unless sorted otherwise. `meta` has count, page, per_page."""
+    filters = selectors.Filters(q.strip(), tuple(state), owner, strategy, tag, study, sort)
+    rows = selectors.list_runs(filters).defer("spec", "summary")
+    some = rows[(page - 1) * per_page : page * per_page]
+    return {"data": [record(run) for run in some], "meta": {"count": rows.count(), "page": page, "per_page": per_page}}
+
+
+@router.get("/{run_id}", auth=READ, response={200: s.Envelope[s.RunDetail], **s.refusals(*s.SEES)})
+def get_run(request: HttpRequest, run_id: RunId) -> Any:
+    """One run with its spec and, at the end, its summary."""
+    return {"data": detail(_run(run_id))}
+
+
+@router.post("/{run_id}/cancel", auth=SUBMIT, response={200: s.Envelope[s.RunDetail], **s.refusals(*s.SEES)})
+def cancel_run(request: HttpRequest, run_id: RunId) -> Any:
+    """Asks for the run to be stopped. A run that has ended stays as it is; asking twice does nothing more."""
+    require_member(request)
+    return {"data": detail(services.request_cancel(run=_run(run_id), user=request.user))}
+
+
+@router.get("/{run_id}/series", auth=READ, response={200: s.Envelope[s.SeriesOut], **s.refusals(*s.SEES)})
+def series(
+    request: HttpRequest,
+    run_id: RunId,
+    name: SeriesName = "loss",
+    rank: Annotated[s.Rank, Query()] = 0,
+    buckets: Annotated[int, Query(ge=0, le=10_000, description="0 = every point")] = 0,
+    since_step: Annotated[int, Query(ge=-1, le=2**31 - 1)] = -1,
+) -> Any:
+    """One metric. With `buckets`, least, greatest and last of each of that many parts. `meta.names`: known series."""
+    found = selectors.series(_run(run_id), name, rank, buckets, since_step)
+    data = {
+        "name": name,
+        "rank": rank,
+        "step": found.step.tolist(),
+        "time": found.time.tolist(),
+        "value": finite(found.value),
+        "shown": found.shown,
+        "total": found.total,
+    }
+    return {"data": data, "meta": {"names": [*RUN_SERIES, *RANK_SERIES]}}
+
+
+@router.get("/{run_id}/spans", auth=READ, response={200: s.Envelope[s.SpansOut], **s.refusals(*s.SEES)})
+def spans(request: HttpRequest, run_id: RunId, step: Annotated[s.Step | None, Query()] = None) -> Any:
+    """The spans of one traced step, the newest complete one by default; at most 20 000 of them in all."""
+    run = _run(run_id)
+    steps = selectors.traced_steps(run)
+    found = selectors.spans(run, step) if steps else {}
+    left, ranks = MAX_SPANS, []
+    for rank, rows in sorted(found.items()):
+        ranks.append(_columns(rank, rows[:left]))
+        left -= min(left, len(rows))
+    total = sum(len(rows) for rows in found.values())
+    data = {"step": step, "traced_steps": steps, "ranks": ranks, "shown": MAX_SPANS - left, "total": total}
+    return {"data": data}
+
+
+@router.get("/{run_id}/log", auth=READ, response={200: s.Envelope[s.LogOut], **s.refusals(*s.SEES)})
+def log(
+    request: HttpRequest,
+    run_id: RunId,
+    rank: Annotated[s.Rank, Query()] = 0,
+    start: Annotated[int, Query(ge=-(2**40), le=2**40, description="byte; below 0 from the end")] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = 64 * 1024,
+) -> Any:
+    """Bytes [start, end) of a rank's stdout and stderr. Read on from `end` until it is `total`."""
+    part = selectors.log(_run(run_id), rank, start, limit)
+    data = {"rank": rank, "text": part.text, "start": part.start, "end": part.end, "total": part.total}
+    return {"data": data, "meta": {"ranks": part.ranks}}
+
+
+def _run(pk: int) -> Run:
+    return get_object_or_404(Run.objects.select_related("owner"), pk=pk)
+
+
+def record(run: Run) -> dict[str, Any]:
+    return as_row(run)
+
+
+def detail(run: Run) -> dict[str, Any]:
+    """A run with everything that is on its row."""
+    return record(run) | {
+        "spec": run.spec,
+        "summary": clean(run.summary),
+        "retries_left": run.retries_left,
+        "cancel_requested_at": run.cancel_requested_at,
+        "waits_for": selectors.waiting(run).sentence,
+    }
+
+
+def finite(values: np.ndarray) -> list[float | None]:
+    """JSON has no NaN: null stands for it."""
+    return [value if np.isfinite(value) else None for value in values.tolist()]
+
+
+def clean(value: Any) -> Any:
+    """The same nested value with null for every number that is not finite."""
+    if isinstance(value, dict):
+        return {key: clean(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [clean(item) for item in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _columns(rank: int, rows: np.ndarray) -> dict[str, Any]:
+    names = ("stage", "micro_batch", "replica", "start", "end", "bytes")
+    return {
+        "rank": rank,
+        "kind": [Kind(kind).name for kind in rows["kind"].tolist()],
+        "lane": [LANES[lane] for lane in rows["lane"].tolist()],
+        **{name: rows[name].tolist() for name in names},
+    }

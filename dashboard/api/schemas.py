@@ -1,0 +1,173 @@
+"""Shapes of the API. Every success is {"data": ..., "meta": {...}}, every refusal {"error": {...}}."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from ninja import Schema
+from pydantic import ConfigDict, Field
+
+from dashboard.runs.models import State
+from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS
+from parallel_core import limits
+from parallel_core.spec import RunSpec
+
+T = TypeVar("T")
+MAX_ID = 2**63 - 1
+StateName = Literal["queued", "starting", "running", "cancelling", "succeeded", "failed", "cancelled", "lost"]
+assert set(StateName.__args__) == set(State.values)  # type: ignore[attr-defined]
+
+Id = Annotated[int, Field(ge=1, le=MAX_ID)]
+Step = Annotated[int, Field(ge=0, le=limits.MAX_STEPS + 1)]
+Rank = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
+
+
+class Error(Schema):
+    code: str
+    message: str
+    fields: dict[str, str] = Field(description="message by dotted field; empty where no field is to blame")
+
+
+class Refusal(Schema):
+    error: Error
+
+
+class Envelope(Schema, Generic[T]):
+    data: T
+    meta: dict[str, Any] = {}
+
+
+class SubmitIn(Schema):
+    """A run to queue. `anyway` overrules the memory prediction alone."""
+
+    model_config = ConfigDict(extra="forbid")
+    spec: RunSpec
+    name: Annotated[str, Field(max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] = ""
+    tags: Annotated[
+        list[Annotated[str, Field(max_length=MAX_TAG, pattern=r"^[^\x00]*$")]], Field(max_length=MAX_TAGS)
+    ] = []
+    retries: Annotated[int, Field(ge=0, le=MAX_RETRIES)] = 0
+    anyway: bool = False
+
+
+class RunOut(Schema):
+    """A run as lists show it. Seconds, bytes, UTC."""
+
+    id: int
+    name: str
+    state: str
+    cause: str
+    detail: str
+    strategy: str
+    owner: str
+    study: int | None
+    tags: list[str]
+    devices: int
+    step: int | None
+    loss: float | None
+    step_time_s: float | None
+    tokens_per_s: float | None
+    memory_peak_bytes: int | None
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class RunDetail(RunOut):
+    spec: dict[str, Any]
+    summary: dict[str, Any]
+    retries_left: int
+    cancel_requested_at: datetime | None
+    waits_for: str
+
+
+class SeriesOut(Schema):
+    """`shown` of `total` points; the three lists have the length `shown`. null = not a finite number."""
+
+    name: str
+    rank: int
+    step: list[int]
+    time: list[float]
+    value: list[float | None]
+    shown: int
+    total: int
+
+
+class RankSpans(Schema):
+    """Columns of equal length: one entry for each span, nanoseconds on the host's monotonic clock."""
+
+    rank: int
+    kind: list[str]
+    lane: list[str]
+    stage: list[int]
+    micro_batch: list[int]
+    replica: list[int]
+    start: list[int]
+    end: list[int]
+    bytes: list[int]
+
+
+class SpansOut(Schema):
+    step: int | None
+    traced_steps: list[int]
+    ranks: list[RankSpans]
+    shown: int
+    total: int
+
+
+class LogOut(Schema):
+    rank: int
+    text: str
+    start: int
+    end: int
+    total: int
+
+
+class StudyOut(Schema):
+    id: int
+    name: str
+    kind: str
+    owner: str
+    created_at: datetime
+    runs: dict[str, int] = Field(description="number of runs by state")
+    baseline: int | None
+
+
+class StudyDetail(StudyOut):
+    base: dict[str, Any]
+    settings: dict[str, Any]
+    members: list[RunOut]
+
+
+class DeviceOut(Schema):
+    index: int
+    kind: str
+    name: str
+    memory_total: int
+    memory_used: int
+    load: float
+    run: int | None
+
+
+class WorkerOut(Schema):
+    name: str
+    host: str
+    version: str
+    draining: bool
+    silent: bool
+    heartbeat_age_s: float | None
+    load: float
+    memory_total: int
+    memory_available: int
+    devices: list[DeviceOut]
+    runs: list[int]
+
+
+def refusals(*codes: int) -> dict[int, type[Refusal]]:
+    """Documented refusals of an operation."""
+    return dict.fromkeys(sorted(set(codes)), Refusal)
+
+
+SEES: tuple[int, ...] = (400, 401, 403, 404, 422)

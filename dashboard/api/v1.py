@@ -1,0 +1,77 @@
+"""The API object: one error shape for whatever goes wrong in it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.core.exceptions import PermissionDenied, RequestDataTooBig
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import NinjaAPI
+from ninja.errors import HttpError, ValidationError
+
+from dashboard.api import runs, yard
+from dashboard.errors import json_error
+from dashboard.runs.services import Invalid
+from parallel_core.spec import describe
+
+log = logging.getLogger(__name__)
+
+# No docs page: its scripts are inline, which our content security policy forbids.
+api = NinjaAPI(
+    title="Trainyard",
+    version="1",
+    description="Submit, follow and cancel training runs. Sign in with a bearer token (made under /accounts/tokens/).",
+    docs_url=None,
+    openapi_url="/openapi.json",
+    urls_namespace="v1",
+)
+api.add_router("/runs", runs.router)
+api.add_router("", yard.router)
+
+
+@api.exception_handler(Invalid)
+def invalid(request: HttpRequest, error: Invalid) -> HttpResponse:
+    return json_error(422, "The run was not queued; see the fields.", error.field_errors)
+
+
+@api.exception_handler(ValidationError)
+def malformed(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    fields: dict[str, str] = {}
+    for item in error.errors:
+        field, message = describe(item, loc=_place(item["loc"]))
+        fields.setdefault(field, message)
+    return json_error(422, "The request does not fit; see the fields.", fields)
+
+
+def _place(loc: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Without ninja's 'body', the name of its parameter, and 'spec': a form and a script name fields alike."""
+    rest = loc[2:] if loc[:1] == ("body",) else loc[1:]
+    return (rest[1:] if rest[:1] == ("spec",) and len(rest) > 1 else rest) or ("body",)
+
+
+@api.exception_handler(PermissionDenied)
+def denied(request: HttpRequest, error: PermissionDenied) -> HttpResponse:
+    return json_error(403, str(error) or "Your account may not do this.")
+
+
+@api.exception_handler(Http404)
+def missing(request: HttpRequest, error: Http404) -> HttpResponse:
+    return json_error(404, "There is nothing by this name here.")
+
+
+@api.exception_handler(RequestDataTooBig)
+def too_large(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:
+    return json_error(413, "The request is larger than this yard takes.")
+
+
+@api.exception_handler(HttpError)
+def refused(request: HttpRequest, error: HttpError) -> HttpResponse:
+    message = "Sign in, or send a bearer token." if error.status_code == 401 and str(error) == "Unauthorized" else None
+    return json_error(error.status_code, message or str(error))
+
+
+@api.exception_handler(Exception)
+def broken(request: HttpRequest, error: Exception) -> HttpResponse:
+    log.error("API request %s %s failed", request.method, request.path, exc_info=error)
+    return json_error(500, "The server could not answer; the error is in its log.")

@@ -1,0 +1,149 @@
+"""Operations on studies, workers and corpora."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path as File
+from typing import Annotated, Any
+
+from django.core.files.storage import default_storage
+from django.db.models import Count
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.shortcuts import get_object_or_404
+from ninja import Path, Query, Router
+from ninja.errors import HttpError
+
+from dashboard.api import schemas as s
+from dashboard.api.auth import READ, WORKER
+from dashboard.api.runs import clean, record
+from dashboard.fleet import selectors as fleet
+from dashboard.runs.corpora import storage_name
+from dashboard.runs.models import Corpus, Run
+from dashboard.runs.selectors import Filters, list_runs
+from dashboard.studies.models import Study
+
+router = Router()
+CHUNK = 256 * 1024
+RANGE = re.compile(r"^bytes=(\d{1,15})-$")
+StudyId = Annotated[s.Id, Path(description="number of the study")]
+
+
+@router.get(
+    "/studies",
+    auth=READ,
+    tags=["studies"],
+    response={200: s.Envelope[list[s.StudyOut]], **s.refusals(400, 401, 403, 422)},
+)
+def list_studies(
+    request: HttpRequest,
+    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+    per_page: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> Any:
+    """Studies, newest first."""
+    rows = Study.objects.select_related("owner")
+    some = list(rows[(page - 1) * per_page : page * per_page])
+    counts = _counts([study.pk for study in some])
+    meta = {"count": rows.count(), "page": page, "per_page": per_page}
+    return {"data": [_study(study, counts.get(study.pk, {})) for study in some], "meta": meta}
+
+
+@router.get(
+    "/studies/{study_id}", auth=READ, tags=["studies"], response={200: s.Envelope[s.StudyDetail], **s.refusals(*s.SEES)}
+)
+def get_study(request: HttpRequest, study_id: StudyId) -> Any:
+    """One study with its runs in their order."""
+    study = get_object_or_404(Study.objects.select_related("owner"), pk=study_id)
+    runs = list_runs(Filters(study=study.pk)).defer("spec", "summary").order_by("position", "pk")
+    data = _study(study, _counts([study.pk]).get(study.pk, {})) | {
+        "base": clean(study.base),
+        "settings": clean(study.settings),
+        "members": [record(run) for run in runs],
+    }
+    return {"data": data}
+
+
+def _counts(studies: list[int]) -> dict[int, dict[str, int]]:
+    """study -> state -> number of runs."""
+    out: dict[int, dict[str, int]] = {}
+    rows = Run.objects.filter(study__in=studies).order_by().values_list("study", "state").annotate(n=Count("pk"))
+    for study, state, n in rows:
+        out.setdefault(study, {})[state] = n
+    return out
+
+
+def _study(study: Study, runs: dict[str, int]) -> dict[str, Any]:
+    return {
+        "id": study.pk,
+        "name": study.name,
+        "kind": study.kind,
+        "owner": study.owner.get_username(),
+        "created_at": study.created_at,
+        "runs": runs,
+        "baseline": study.baseline_id,
+    }
+
+
+@router.get(
+    "/workers", auth=READ, tags=["fleet"], response={200: s.Envelope[list[s.WorkerOut]], **s.refusals(401, 403)}
+)
+def workers(request: HttpRequest) -> Any:
+    """Every worker with its devices and the runs on them."""
+    return {"data": [_worker(view) for view in fleet.workers()]}
+
+
+def _worker(view: fleet.WorkerView) -> dict[str, Any]:
+    worker = view.worker
+    names = ("name", "host", "version", "draining", "load", "memory_total", "memory_available")
+    fields = ("index", "kind", "name", "memory_total", "memory_used", "load")
+    devices = [
+        {**{f: getattr(device, f) for f in fields}, "run": device.run.pk if device.run else None}
+        for device in view.devices
+    ]
+    return {
+        **{name: getattr(worker, name) for name in names},
+        "silent": view.silent,
+        "heartbeat_age_s": view.age,
+        "devices": devices,
+        "runs": [run.pk for run in view.runs],
+    }
+
+
+@router.get(
+    "/blobs/{sha256}",
+    auth=WORKER,
+    tags=["blobs"],
+    response=s.refusals(401, 403, 404, 416, 422),
+    openapi_extra={"responses": {200: {"description": "the bytes", "content": {"application/octet-stream": {}}}}},
+)
+def blob(request: HttpRequest, sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]) -> HttpResponse:
+    """The bytes of an uploaded corpus. `Range: bytes=N-` resumes a transfer that broke off."""
+    corpus = get_object_or_404(Corpus, sha256=sha256)
+    if not default_storage.exists(storage_name(sha256)):
+        raise Http404
+    start = _start(request.headers.get("Range", ""), corpus.size)
+    chunks = _read(File(default_storage.path(storage_name(sha256))), start)
+    response = StreamingHttpResponse(chunks, status=206 if start else 200, content_type="application/octet-stream")
+    response.headers["Content-Length"] = str(corpus.size - start)
+    response.headers["Accept-Ranges"] = "bytes"
+    response.headers["ETag"] = f'"{sha256}"'
+    if start:
+        response.headers["Content-Range"] = f"bytes {start}-{corpus.size - 1}/{corpus.size}"
+    return response  # type: ignore[return-value]
+
+
+def _start(header: str, size: int) -> int:
+    found = RANGE.match(header)
+    start = int(found.group(1)) if found else 0
+    if start and start >= size:
+        raise HttpError(416, f"The file has {size} bytes; there is nothing from byte {start} on.")
+    return start
+
+
+async def _read(path: File, start: int) -> AsyncIterator[bytes]:
+    """Asynchronous, or Django would collect the whole file in memory before it sends the first byte."""
+    with await asyncio.to_thread(path.open, "rb") as file:
+        file.seek(start)
+        while chunk := await asyncio.to_thread(file.read, CHUNK):
+            yield chunk
