@@ -15,7 +15,8 @@ exactly one component, the first of this list that covers it:
 11. `other`: what no span covers: the rank was between operations, and nothing says that it waited for another rank.
 
 The k-th collective of a kind on one rank is the k-th on every rank of its group: the tensor group (TP_COLLECTIVE), the
-replicas of the stage (ALLREDUCE and the like), all ranks (NORM). A RECV is matched by stage, micro-batch and tensor
+replicas of the stage (ALLREDUCE and the like), all ranks (NORM). A group of one has no collectives: there NORM is only
+the part of OPT_STEP that it stands in. A RECV is matched by stage, micro-batch and tensor
 coordinate; one without its SEND among the spans counts as exposed_p2p. All clocks must be one (a host's monotonic).
 """
 
@@ -143,6 +144,8 @@ def _last_arrivals(rows: Mapping[int, NDArray[np.void]], layout: Layout) -> dict
     out: dict[tuple[int, Kind], Times] = {}
     for kind in _BLOCKING:
         for group in _groups(kind, layout):
+            if len(group) == 1:
+                continue
             starts = {rank: rows[rank]["start"][rows[rank]["kind"] == kind] for rank in group if rank in rows}
             common = min(map(len, starts.values()), default=0)
             last = np.max([own[:common] for own in starts.values()], axis=0) if common else _none()[0]

@@ -158,14 +158,16 @@ def gantt_title(label: str, breakdown: Breakdown) -> str:
     """Title of one traced step."""
     name = max(_LOSSES, key=breakdown.share)
     return (
-        f"{percent_text(breakdown.compute / breakdown.total if breakdown.total else 0)} of {ns_text(breakdown.total)} "
+        f"{percent_text(breakdown.share('compute'))} of {ns_text(breakdown.total)} "
         f"is compute in {label}; {COMPONENT_NAMES[name]} takes {percent_text(breakdown.share(name))}."
     )
 
 
 def step_sentence(breakdown: Breakdown) -> str:
-    """Live verdict of a run from its newest traced step."""
+    """Live verdict of a run from its newest traced step: the largest part that is not compute, where it matters."""
     name = max(_LOSSES, key=breakdown.share)
+    if breakdown.share(name) < _MATTERS:
+        return f"{percent_text(breakdown.share('compute'))} of the step ({ns_text(breakdown.total)}) is compute."
     share = percent_text(breakdown.share(name))
     return f"{share} of the step ({ns_text(breakdown.total)}) is {COMPONENT_NAMES[name]}."
 
@@ -188,6 +190,8 @@ def difference_sentence(a: Breakdown, b: Breakdown) -> str:
     return f"Of {ns_text(abs(total))} {verb}: {named}, rest {_signed(sign * rest)}."
 
 
+_MATTERS = 0.05
+"""Share of a step from which a part is worth a sentence."""
 _LOSSES = tuple(name for name in COMPONENTS if name != "compute")
 
 

@@ -107,6 +107,11 @@ def test_titles() -> None:
     assert sentences.loss_title(5.54, 3.211, 43, "DP") == "3.21 after 43 steps: the loss of DP falls from 5.54."
 
 
+def test_step_sentence_names_what_matters() -> None:
+    assert sentences.step_sentence(Breakdown(compute=80, bubble=20)) == "20 % of the step (100 ns) is bubble."
+    assert sentences.step_sentence(Breakdown(compute=98, optimizer=2)) == "98 % of the step (100 ns) is compute."
+
+
 def test_parity_sentence_counts_who_is_off() -> None:
     exact, off = parity([0], [1.0], [0], [1.0]), parity([0], [1.0], [0], [1.01])
     assert (

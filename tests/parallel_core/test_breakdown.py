@@ -96,6 +96,11 @@ def test_allreduce_waits_for_the_slowest_replica_and_norm_for_the_slowest_rank()
     assert parts(result[1]) == {"compute": 60, "exposed_collective": 20, "other": 20}
 
 
+def test_alone_the_norm_is_part_of_the_optimizer() -> None:
+    spans = rows((Kind.STEP, 0, 50), (Kind.BW, 0, 30), (Kind.OPT_STEP, 30, 50), (Kind.NORM, 31, 40))
+    assert parts(breakdown({0: spans}, layout())[0]) == {"compute": 30, "optimizer": 20}
+
+
 def test_mean_of_ranks() -> None:
     result = mean([Breakdown(compute=10, bubble=3), Breakdown(compute=20)])
     assert (result.compute, result.bubble, result.total) == (15, 1, 16)
@@ -129,7 +134,7 @@ def test_a_hundred_thousand_spans_are_no_trouble() -> None:
     """Every other nanosecond computes and the rest waits: the sums stay exact at this size."""
     n = 50_000
     table = np.zeros(2 * n, SPAN)
-    table["kind"][:n], table["kind"][n:] = Kind.F, Kind.NORM
+    table["kind"][:n], table["kind"][n:] = Kind.F, Kind.SEND_ACT
     table["start"][:n], table["start"][n:] = 2 * np.arange(n), 2 * np.arange(n) + 1
     table["end"] = table["start"] + 1
-    assert parts(breakdown({0: table}, layout())[0]) == {"compute": n, "exposed_collective": n}
+    assert parts(breakdown({0: table}, layout())[0]) == {"compute": n, "exposed_p2p": n}
