@@ -1,0 +1,304 @@
+"""The live stream: topics, fan-out, resuming, authorisation, and its end at shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from django.test import Client
+
+from dashboard.live import announce, views
+from dashboard.live.hub import Hub, Subscription
+from dashboard.live.topics import parse_topics, topics_of
+from workers.contract import LIVE
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DEADLINE_S = 30.0
+
+
+# topics
+
+
+def test_topics_of_a_runs_entry() -> None:
+    entry = {b"run": b"12", b"study": b"3", b"what": b'["log", "points"]'}
+    assert topics_of(entry) == {"run:12": {"log", "points"}, "study:3": {"points"}, "runs": {"points"}}
+
+
+def test_a_change_of_state_is_news_of_the_fleet() -> None:
+    assert topics_of({b"run": b"12", b"study": b"", b"what": b'["state"]'})["fleet"] == {"state"}
+
+
+@pytest.mark.parametrize("fields", [{}, {b"what": b"{"}, {b"what": b"7", b"run": b"1"}])
+def test_an_unreadable_entry_is_about_nothing(fields: dict[bytes, bytes]) -> None:
+    assert topics_of(fields) == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "run:", "run:0", "run:1;drop", "admin", ",".join(f"run:{i}" for i in range(1, 102))]
+)
+def test_wrong_topics_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="topic"):
+        parse_topics(text)
+
+
+# the hub
+
+
+def with_hub(url: str, body: Callable[[Hub], Awaitable[None]]) -> None:
+    """Runs `body` with a hub of its own event loop."""
+
+    async def main() -> None:
+        hub = Hub(url)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await body(hub)
+        finally:
+            hub.close()
+
+    asyncio.run(main())
+
+
+async def news_of(subscription: Subscription, topic: str) -> set[str]:
+    """The next news of the topic."""
+    while True:
+        news = await subscription.take(DEADLINE_S)
+        if topic in news:
+            return news[topic]
+
+
+def test_each_client_gets_its_topics_alone(redis_url: str) -> None:
+    async def body(hub: Hub) -> None:
+        one, two = await hub.subscribe(frozenset({"run:1"})), await hub.subscribe(frozenset({"run:2", "fleet"}))
+        announce.publish(1, None, ["points"])
+        announce.publish(2, None, ["log"])
+        assert await news_of(one, "run:1") == {"points"}
+        assert await news_of(two, "run:2") == {"log"}
+        announce.publish(None, None, ["fleet"])
+        assert await news_of(two, "fleet") == {"fleet"}
+        assert await one.take(0) == {}
+
+    with_hub(redis_url, body)
+
+
+def test_a_burst_is_told_at_once_and_together(redis_url: str) -> None:
+    async def body(hub: Hub) -> None:
+        subscription = await hub.subscribe(frozenset({"run:1"}))
+        for i in range(200):
+            announce.publish(1, None, [f"w{i}"])
+        seen: set[str] = set()
+        wakes = 0
+        while len(seen) < 200:
+            seen |= await news_of(subscription, "run:1")
+            wakes += 1
+        assert wakes < 20
+
+    with_hub(redis_url, body)
+
+
+def test_resuming_replays_what_was_missed(redis_url: str) -> None:
+    async def body(hub: Hub) -> None:
+        announce.publish(1, None, ["points"])
+        first = await hub.subscribe(frozenset({"run:1"}))
+        hub.unsubscribe(first)
+        announce.publish(1, None, ["spans"])
+        announce.publish(2, None, ["log"])
+        again = await hub.subscribe(frozenset({"run:1"}), first.position)
+        assert await news_of(again, "run:1") == {"spans"}
+
+    with_hub(redis_url, body)
+
+
+def test_resuming_from_what_is_no_longer_there_fetches_everything(redis_url: str) -> None:
+    async def body(hub: Hub) -> None:
+        announce.publish(1, None, ["points"])
+        for last_id in ("1-0", "rubbish"):
+            again = await hub.subscribe(frozenset({"run:1"}), last_id)
+            assert await news_of(again, "run:1") == {"*"}
+
+    with_hub(redis_url, body)
+
+
+def test_after_an_outage_everything_is_fetched(redis_url: str) -> None:
+    async def body(hub: Hub) -> None:
+        subscription = await hub.subscribe(frozenset({"fleet"}))
+        news: dict[str, set[str]] = {}
+        with redis.Redis.from_url(redis_url) as client:
+            while not news:  # until the reader was met while it waited
+                client.client_kill_filter(_type="normal", skipme=True)
+                news = await subscription.take(0.2)
+        assert news == {"fleet": {"*"}}
+
+    with_hub(redis_url, body)
+
+
+def test_closing_ends_every_stream(redis_url: str) -> None:
+    async def body(hub: Hub) -> None:
+        subscription = await hub.subscribe(frozenset({"fleet"}))
+        told = [text async for text in views._events(hub, closing(hub, subscription), "key")]
+        assert told[0].startswith("retry:")
+        assert told[-1] == 'event: bye\ndata: {"why": "restart"}\n\n'
+        assert not hub._by_topic
+
+    def closing(hub: Hub, subscription: Subscription) -> Subscription:
+        asyncio.get_running_loop().call_soon(hub.close)
+        return subscription
+
+    with_hub(redis_url, body)
+
+
+def test_a_session_that_ended_ends_its_stream(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "AUTHORISE_S", 0.0)
+    monkeypatch.setattr(views, "_still_authorised", lambda key: False)
+
+    async def body(hub: Hub) -> None:
+        subscription = await hub.subscribe(frozenset({"fleet"}))
+        told = [text async for text in views._events(hub, subscription, "key")]
+        assert told[1:] == ['event: bye\ndata: {"why": "signed-out"}\n\n']
+
+    with_hub(redis_url, body)
+
+
+def test_who_is_still_authorised(client: Client, bob: Any) -> None:
+    client.force_login(bob)
+    key = client.session.session_key
+    assert key is not None
+    assert views._still_authorised(key)
+    bob.is_active = False
+    bob.save()
+    assert not views._still_authorised(key)
+    bob.is_active = True
+    bob.save()
+    client.logout()
+    assert not views._still_authorised(key)
+
+
+def test_only_the_last_message_carries_the_id() -> None:
+    text = views.messages({"run:1": {"log"}, "runs": {"state", "points"}}, "5-0")
+    first, second = text.strip().split("\n\n")
+    assert first == 'data: {"topic": "run:1", "what": ["log"]}'
+    assert second == 'id: 5-0\ndata: {"topic": "runs", "what": ["points", "state"]}'
+
+
+# through a real server
+
+
+class Site:
+    """The application under uvicorn on a unix socket, with a database of its own and one signed-in viewer."""
+
+    def __init__(self, folder: Path, redis_url: str) -> None:
+        self.socket = folder / "web.sock"
+        self.env = {**os.environ, "TRAINYARD_HOME": str(folder), "REDIS_URL": redis_url, "TRAINYARD_TESTING": "1"}
+        self.env["DJANGO_SETTINGS_MODULE"] = "dashboard.settings"
+        self.env.pop("DATABASE_URL", None)
+        self._python("manage.py", "migrate", "-v", "0")
+        self.cookie = self._python("-c", SIGN_IN).strip()
+        command = [sys.executable, "-m", "uvicorn", "dashboard.asgi:application", "--uds", str(self.socket)]
+        self.process = subprocess.Popen([*command, "--log-level", "warning"], cwd=ROOT, env=self.env)
+        self._wait()
+
+    def _python(self, *args: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *args], cwd=ROOT, env=self.env, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            try:
+                with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket))) as client:
+                    client.get("http://localhost/live/stream")
+                    return
+            except httpx.TransportError:
+                time.sleep(0.05)
+        raise TimeoutError("the server did not start")
+
+    @asynccontextmanager
+    async def open(self, topics: str, signed_in: bool = True, **headers: str) -> AsyncIterator[httpx.Response]:
+        cookies = {"sessionid": self.cookie} if signed_in else {}
+        transport = httpx.AsyncHTTPTransport(uds=str(self.socket))
+        async with (
+            httpx.AsyncClient(transport=transport, cookies=cookies, timeout=DEADLINE_S) as client,
+            client.stream("GET", f"http://localhost/live/stream?topics={topics}", headers=headers) as response,
+        ):
+            yield response
+
+
+SIGN_IN = """
+import django; django.setup()
+from django.contrib.auth.models import User
+from django.test import Client
+client = Client(); client.force_login(User.objects.create_user("bob")); print(client.session.session_key)
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, broker_url: str) -> Iterator[Site]:
+    site = Site(tmp_path_factory.mktemp("s"), broker_url)
+    yield site
+    site.process.kill()
+    site.process.wait(10)
+
+
+async def next_message(lines: AsyncIterator[str]) -> dict[str, str]:
+    """Fields of the next message; comments are passed over."""
+    fields: dict[str, str] = {}
+    async for line in lines:
+        if not line and "data" in fields:
+            return fields
+        name, _, value = line.partition(": ")
+        if name:
+            fields[name] = value
+    raise AssertionError("the stream ended")
+
+
+def test_nobody_listens_without_signing_in(site: Site) -> None:
+    async def main() -> None:
+        async with site.open("runs", signed_in=False) as response:
+            assert response.status_code == 401
+        async with site.open("secrets") as response:
+            assert response.status_code == 400
+
+    asyncio.run(main())
+
+
+def test_news_reach_the_browser_and_are_resumed_after_a_lost_connection(site: Site, redis_url: str) -> None:
+    async def main() -> None:
+        async with site.open("run:7,runs") as response:
+            assert response.headers["content-type"] == "text/event-stream"
+            lines = response.aiter_lines()
+            assert (await next_message(lines))["event"] == "hello"
+            announce.publish(7, None, ["log"])
+            message = await next_message(lines)
+            assert json.loads(message["data"]) == {"topic": "run:7", "what": ["log"]}
+        announce.publish(7, None, ["spans"])
+        async with site.open("run:7", **{"Last-Event-ID": message["id"]}) as response:
+            lines = response.aiter_lines()
+            await next_message(lines)
+            assert json.loads((await next_message(lines))["data"])["what"] == ["spans"]
+
+    asyncio.run(main())
+
+
+def test_the_server_ends_with_streams_open(site: Site, redis_url: str) -> None:
+    async def main() -> None:
+        async with site.open("fleet") as response:
+            lines = response.aiter_lines()
+            await next_message(lines)
+            site.process.terminate()
+            assert (await next_message(lines))["event"] == "bye"
+
+    asyncio.run(main())
+    assert site.process.wait(DEADLINE_S) in (0, -15)
+    assert redis.Redis.from_url(redis_url).xlen(LIVE) == 0

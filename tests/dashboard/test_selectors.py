@@ -1,0 +1,188 @@
+"""Reading runs: filters, series and their thinning, what a queued run waits for, the fleet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from django.utils import timezone
+
+from dashboard.fleet import selectors as fleet
+from dashboard.fleet.models import Worker
+from dashboard.runs import selectors, services, states
+from dashboard.runs.metrics import thin
+from dashboard.runs.models import Attempt, Run, SeriesChunk, SpanChunk
+from dashboard.runs.selectors import Filters
+from parallel_core.observe.records import POINT
+from tests.dashboard.peer import spec
+
+pytestmark = pytest.mark.django_db
+
+
+def submit(owner: Any, **more: Any) -> Run:
+    return services.submit(owner=owner, spec=spec(dp=more.pop("dp", 1)), **more)
+
+
+def worker(name: str = "yard-a", devices: int = 2, **more: Any) -> Worker:
+    cores = [{"index": i, "kind": "cpu", "name": "core"} for i in range(devices)]
+    return Worker.objects.create(name=name, devices=cores, heartbeat_at=timezone.now(), **more)
+
+
+def place(run: Run, where: Worker, devices: list[int]) -> Attempt:
+    nodes = [{"worker": where.name, "devices": devices, "first_rank": 0, "address": ""}]
+    return states.place(run, nodes, where)
+
+
+def add_points(attempt: Attempt, first: int, count: int, value: float = 0.0) -> None:
+    rows = np.zeros(count, POINT)
+    rows["step"], rows["value"] = np.arange(first, first + count), value
+    last = first + count - 1
+    about: dict[str, Any] = {"rank": 0, "name": "loss", "first_step": first, "last_step": last, "count": count}
+    SeriesChunk.objects.create(attempt=attempt, data=rows.tobytes(), **about)
+
+
+# lists
+
+
+@pytest.mark.parametrize(
+    ("filters", "names"),
+    [
+        (Filters(), {"alpha", "beta"}),
+        (Filters(q="ALP"), {"alpha"}),
+        (Filters(q="größe"), {"beta"}),
+        (Filters(tag="größe"), {"beta"}),
+        (Filters(tag="größ"), set()),
+        (Filters(tag='quo"te'), {"alpha"}),
+        (Filters(states=("cancelled",)), {"beta"}),
+        (Filters(states=("cancelled", "queued")), {"alpha", "beta"}),
+        (Filters(strategy="DP"), {"alpha"}),
+        (Filters(owner="alice"), {"alpha", "beta"}),
+        (Filters(owner="bob"), set()),
+    ],
+)
+def test_filters(alice: Any, filters: Filters, names: set[str]) -> None:
+    submit(alice, name="alpha", tags=['quo"te'], dp=2)
+    services.request_cancel(run=submit(alice, name="beta", tags=["größe"]), user=alice)
+    assert {run.name for run in selectors.list_runs(filters)} == names
+
+
+def test_sorting_puts_rows_without_a_value_last(alice: Any) -> None:
+    a, b, c = (submit(alice, name=name) for name in "abc")
+    Run.objects.filter(pk=a.pk).update(loss=2.0)
+    Run.objects.filter(pk=c.pk).update(loss=1.0)
+    order = lambda sort: [run.name for run in selectors.list_runs(Filters(sort=sort))]  # noqa: E731
+    assert order("loss") == ["c", "a", "b"]
+    assert order("-loss") == ["a", "c", "b"]
+    assert order("nonsense") == ["a", "b", "c"]
+    assert b.loss is None
+
+
+# series
+
+
+def test_a_later_attempt_holds_from_its_first_step_on(alice: Any) -> None:
+    run, here = submit(alice), worker()
+    first = place(run, here, [0])
+    add_points(first, 0, 500, 1.0)
+    add_points(first, 500, 100, 1.0)
+    states.finish(first, "interrupted")
+    run.refresh_from_db()
+    second = place(run, here, [0])
+    add_points(second, 300, 10, 2.0)
+    series = selectors.series(run, "loss")
+    assert series.step.tolist() == list(range(310))
+    assert series.value[299] == 1.0
+    assert series.value[300] == 2.0
+    assert selectors.series(run, "loss", since_step=305).step.tolist() == [306, 307, 308, 309]
+
+
+def test_buckets_say_how_many_of_how_many(alice: Any) -> None:
+    run = submit(alice)
+    attempt = place(run, worker(), [0])
+    add_points(attempt, 0, 500)
+    series = selectors.series(run, "loss", buckets=10)
+    assert series.total == 500
+    assert series.shown == len(series.step) <= 30
+
+
+def test_thinning_hides_neither_spikes_nor_gaps() -> None:
+    values = np.random.default_rng(7).normal(size=10_000)
+    values[1234], values[4321], values[5678] = 99.0, -99.0, np.nan
+    kept = thin(values, 100)
+    assert {1234, 4321, 5678, 9_999} <= set(kept.tolist())
+    assert len(kept) <= 4 * 100
+    assert (np.diff(kept) > 0).all()
+
+
+def test_a_flat_line_is_thinned_too() -> None:
+    assert len(thin(np.ones(10_000), 100)) <= 200
+
+
+# spans
+
+
+def test_the_newest_step_that_all_ranks_delivered(alice: Any) -> None:
+    run = submit(alice, dp=2)
+    attempt = place(run, worker(), [0, 1])
+    for step, rank in ((10, 0), (10, 1), (20, 0)):
+        SpanChunk.objects.create(attempt=attempt, rank=rank, step=step, count=0, total=0, data=b"")
+    assert set(selectors.spans(run)) == {0, 1}
+    assert set(selectors.spans(run, 20)) == {0}
+    assert selectors.spans(submit(alice)) == {}
+
+
+# waiting
+
+
+def test_waits_for_a_worker(alice: Any) -> None:
+    assert selectors.waiting(submit(alice)).sentence == "Waits for a worker: none is connected."
+
+
+def test_a_silent_worker_is_no_worker(alice: Any) -> None:
+    Worker.objects.filter(pk=worker().pk).update(heartbeat_at="2020-01-01T00:00:00Z")
+    assert selectors.waiting(submit(alice)).sentence == "Waits for a worker: all workers are draining or silent."
+
+
+def test_waits_for_devices_and_says_who_is_ahead(alice: Any) -> None:
+    place(submit(alice), worker(), [0])
+    first, second = submit(alice, dp=2), submit(alice)
+    waiting = selectors.waiting(first)
+    assert (waiting.sentence, waiting.ahead) == ("Waits for 2 CPU devices on one host: yard-a has 1 free.", 0)
+    waiting = selectors.waiting(second)
+    assert waiting.ahead == 1
+    assert "which an older run is waiting for" in waiting.sentence
+    assert waiting.sentence.endswith("1 run ahead.")
+
+
+def test_needs_more_than_there_is(alice: Any) -> None:
+    worker()
+    sentence = selectors.waiting(submit(alice, dp=4)).sentence
+    assert sentence == "Needs 4 CPU devices on one host; the largest worker has 2."
+
+
+def test_what_is_not_queued_waits_for_nothing(alice: Any) -> None:
+    run = submit(alice)
+    services.request_cancel(run=run, user=alice)
+    run.refresh_from_db()
+    assert selectors.waiting(run).sentence == ""
+
+
+# fleet
+
+
+def test_the_fleet_says_who_holds_which_device(alice: Any) -> None:
+    run, here = submit(alice), worker()
+    place(run, here, [1])
+    (view,) = fleet.workers()
+    assert [device.run and device.run.pk for device in view.devices] == [None, run.pk]
+    assert (view.silent, view.runs) == (False, [run])
+    (host,) = fleet.hosts()
+    assert host.free == {"cpu": (0,)}
+
+
+def test_a_worker_that_never_beat_is_silent() -> None:
+    Worker.objects.create(name="new")
+    (view,) = fleet.workers()
+    assert (view.age, view.silent) == (None, True)
+    assert not fleet.hosts()[0].open
