@@ -57,7 +57,17 @@ class Yard:
         python = sys.executable
         web = [
             *(python, "-m", "gunicorn", "dashboard.asgi:application", "-k", "uvicorn_worker.UvicornWorker"),
-            *("--bind", f"{HOST}:{self.port}", "--workers", "1", "--graceful-timeout", "2", "--timeout", "60"),
+            *(
+                "--bind",
+                f"{HOST}:{self.port}",
+                "--workers",
+                "1",
+                "--graceful-timeout",
+                "2",
+                "--timeout",
+                "60",
+                "--no-control-socket",
+            ),
         ]
         self.broker = self._part("redis", broker.command(home.broker, home.broker / "redis.sock"), 1.5)
         self.web = self._part("web", web, 1.5)
