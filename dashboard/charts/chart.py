@@ -33,6 +33,11 @@ class Chart:
         return int(self.figure["layout"]["height"])
 
     @property
+    def script_id(self) -> str:
+        """Id of the JSON script that holds the figure in a page."""
+        return f"figure-{self.key}"
+
+    @property
     def empty(self) -> bool:
         return not self.figure["data"]
 
@@ -60,6 +65,20 @@ class Entry:
     @property
     def disturbed(self) -> bool:
         return self.others is not None and self.others > DISTURBED_ABOVE
+
+    @property
+    def of_ideal(self) -> float | None:
+        return self.speed.ratio / self.ideal if self.speed and self.ideal else None
+
+    @property
+    def bubble(self) -> float | None:
+        """Share of the traced step."""
+        return self.result.breakdown.share("bubble") if self.result and self.result.breakdown else None
+
+    @property
+    def communication(self) -> float | None:
+        """Share of the traced step that is communication not hidden."""
+        return self.result.breakdown.share("communication") if self.result and self.result.breakdown else None
 
     @property
     def tick(self) -> str:

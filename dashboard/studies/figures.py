@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,10 @@ from dashboard.charts import breakdown, gantt, loss, memory, speedup, tradeoff, 
 from dashboard.charts.chart import Chart
 from dashboard.charts.loss import Curve
 from dashboard.runs.metrics import thin
-from dashboard.runs.selectors import spans
-from dashboard.studies.selectors import Overview, Row, losses_of
+from dashboard.runs.selectors import series, spans
+from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
+from parallel_core.observe.records import POINT
 
 LOSS_BUCKETS = 200
 OPEN_GANTTS = 4
@@ -44,7 +46,7 @@ def memories(view: Overview) -> Chart:
 
 def losses(view: Overview) -> Chart:
     """Loss of every run; a parity sentence says what the eye cannot see."""
-    points = losses_of([row.run for row in view.rows])
+    points = view.losses
     curves = [_curve(row, points[row.run.pk]) for row in view.rows if row.run.pk in points]
     longest = max(curves, key=lambda curve: len(curve.value), default=None)
     title = "0 losses have arrived so far."
@@ -66,6 +68,18 @@ def _curve(row: Row, points: NDArray[np.void]) -> Curve:
         family=row.entry.family,
         dashed=row.entry.recompute,
     )
+
+
+def steps(view: Overview) -> Chart:
+    """Time of every step of each run, by the points that the run kept."""
+    curves = []
+    for row in view.rows:
+        points = series(row.run, "step_time", buckets=LOSS_BUCKETS)
+        curve = _curve(row, np.empty(0, POINT))
+        seconds = points.time - (points.time[0] if points.shown else 0.0)
+        curves.append(replace(curve, step=points.step, seconds=seconds, value=points.value * 1e3, total=points.total))
+    title = view.verdict[0] if view.results else "0 steps have been timed so far."
+    return loss.chart(curves, title, "measured", key="steps", unit="ms a step")
 
 
 def gantts(rows: Sequence[Row]) -> Chart:

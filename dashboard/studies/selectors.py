@@ -6,7 +6,7 @@ Only run rows, their summaries and the loss series are read here; spans are read
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -59,6 +59,8 @@ class Overview:
     baseline: Row | None
     limit: int | None
     """Bytes of memory that a device of these runs has."""
+    losses: Mapping[int, NDArray[np.void]] = field(default_factory=dict)
+    """run id -> POINT rows (see `losses_of`)."""
 
     @property
     def entries(self) -> list[Entry]:
@@ -116,19 +118,20 @@ class Overview:
         return max(known, default=None)
 
 
-def overview(runs: Iterable[Run], baseline: Run | None = None) -> Overview:
+def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool = True) -> Overview:
     """Rows of `runs` against `baseline` (one of them; None = the first that has a result, else the first).
 
-    Where global batches differ, steps are scaled to the baseline's samples, so that speedup is samples/s over samples/s.
+    Where global batches differ, steps are scaled to the baseline's samples: speedup is then samples/s over samples/s.
+    Without `details` nothing but the rows given is read: no losses, no queue, no memory limit.
     """
     every = list(runs)
     if not every:
         return Overview([], None, None)
     base = next((run for run in every if baseline and run.pk == baseline.pk), None) or _default_baseline(every)
     specs = {run.pk: RunSpec.model_validate(run.spec) for run in every}
-    losses = losses_of(every)
+    losses = losses_of(every) if details else {}
     labels = _labels(every)
-    waits = _waits(every)
+    waits = _waits(every) if details else {}
     base_step = _scaled(base, specs[base.pk], specs[base.pk])
     rows = []
     for run in every:
@@ -136,7 +139,9 @@ def overview(runs: Iterable[Run], baseline: Run | None = None) -> Overview:
         equal = _parity(losses, base, run)
         rows.append(Row(run, specs[run.pk], entry, equal, waits.get(run.pk) or run.detail))
     rows.sort(key=_order)
-    return Overview(rows, next(row for row in rows if row.run.pk == base.pk), _limit(every, specs))
+    return Overview(
+        rows, next(row for row in rows if row.run.pk == base.pk), _limit(every, specs) if details else None, losses
+    )
 
 
 def _default_baseline(runs: Sequence[Run]) -> Run:

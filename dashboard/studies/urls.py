@@ -1,4 +1,19 @@
-from django.urls import URLPattern, URLResolver
+"""Addresses of studies and of comparisons; the front page leads to the studies."""
+
+from django.urls import URLPattern, URLResolver, path
+
+from dashboard.studies import compare_views, form_views, views
 
 app_name = "studies"
-urlpatterns: list[URLPattern | URLResolver] = []
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("", views.index, name="index"),
+    path("studies/", views.list_page, name="list"),
+    path("studies/new/", form_views.new, name="new"),
+    path("studies/<int:pk>/", views.page, name="page"),
+    path("studies/<int:pk>/charts.json", views.charts, name="charts"),
+    path("studies/<int:pk>/gantt.json", views.gantt, name="gantt"),
+    path("studies/<int:pk>/table.csv", views.table_csv, name="csv"),
+    path("studies/<int:pk>/baseline/", views.save_baseline, name="baseline"),
+    path("compare/", compare_views.compare_page, name="compare"),
+    path("compare/gantt.json", compare_views.compare_gantt, name="compare_gantt"),
+]

@@ -1,0 +1,121 @@
+"""Comparing a few runs: which fields of their specs differ, whether they are like for like, and time to a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dashboard.studies.selectors import Overview, Row
+from parallel_core.analysis import sentences
+from parallel_core.analysis.quantities import bytes_text, difference_text, seconds_text, significant
+from parallel_core.spec import RunSpec
+
+UNLIKE = (
+    ("model", "model"),
+    ("train.global_batch", "batch"),
+    ("train.corpus", "data"),
+    ("train.precision", "precision"),
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field of the spec with the value of each run, in the order of the page."""
+
+    field: str
+    values: Sequence[str]
+
+
+def flat(spec: RunSpec) -> dict[str, Any]:
+    """`{dotted field: value}`."""
+    return {
+        f"{section}.{leaf}": value
+        for section, values in spec.model_dump(mode="json").items()
+        for leaf, value in values.items()
+    }
+
+
+def differences(specs: Sequence[RunSpec]) -> tuple[list[Difference], int]:
+    """The fields that are not the same in all specs, and how many are."""
+    tables = [flat(spec) for spec in specs]
+    out = [
+        Difference(field, ["none" if table[field] is None else str(table[field]) for table in tables])
+        for field in (tables[0] if tables else {})
+        if any(table[field] != tables[0][field] for table in tables)
+    ]
+    return out, len(tables[0]) - len(out) if tables else 0
+
+
+def unlike(specs: Sequence[RunSpec]) -> str:
+    """A warning where model, batch, data or precision differ; '' where the runs are like for like."""
+    found = []
+    for prefix, word in UNLIKE:
+        values = [{k: v for k, v in flat(spec).items() if k.startswith(prefix)} for spec in specs]
+        if any(value != values[0] for value in values):
+            found.append(_named(word, [_short(value) for value in values]))
+    if not found:
+        return ""
+    batches = len({spec.train.global_batch for spec in specs}) > 1
+    return f"Not like for like: {', '.join(found)}" + ("; speedup uses samples/s." if batches else ".")
+
+
+def _short(values: Mapping[str, Any]) -> str:
+    return ", ".join(str(value) for value in values.values())
+
+
+def _named(word: str, texts: list[str]) -> str:
+    distinct = list(dict.fromkeys(texts))
+    return f"{word} {' against '.join(distinct[:3])}" if word != "model" else "the models differ"
+
+
+def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
+    """For two runs: speed, where it comes from, memory, exactness. For more: those of a study."""
+    base = view.baseline
+    if base is None or len(others) != 1 or view.base is None or not others[0].entry.done:
+        return [*view.verdict, view.parity_sentence] if len(view.results) > 1 else view.verdict
+    a, b = view.base, others[0].entry.result
+    if b is None:
+        return view.verdict
+    said = [sentences.pair_sentence(a, b)]
+    if a.breakdown and b.breakdown:
+        said.append(sentences.difference_sentence(a.breakdown, b.breakdown))
+    if a.memory_total and b.memory_total:
+        change = b.memory_total - a.memory_total
+        said.append(f"Memory {'+' if change >= 0 else '−'}{bytes_text(abs(change))} on the worst rank.")
+    equal = others[0].parity
+    if equal and equal.steps:
+        said.append(f"Losses differ by at most {difference_text(equal.largest)} over {equal.steps} steps.")
+    return said
+
+
+@dataclass(frozen=True)
+class Reached:
+    """When a run first got down to the loss that all runs reach; times count from its first point."""
+
+    label: str
+    step: str
+    samples: str
+    seconds: str
+
+
+def time_to_loss(view: Overview) -> tuple[str, list[Reached]]:
+    """The lowest loss that every run reaches, as text, and when each did; ('', []) where there is none."""
+    curves = {row.run.pk: view.losses[row.run.pk] for row in view.rows if len(view.losses.get(row.run.pk, ()))}
+    lows = [np.nanmin(points["value"]) for points in curves.values() if np.isfinite(points["value"]).any()]
+    if len(lows) < 2 or len(lows) < len(curves):
+        return "", []
+    target = max(lows)
+    out = []
+    for row in view.rows:
+        if row.run.pk not in curves:
+            continue
+        points = curves[row.run.pk]
+        at = int(np.argmax(points["value"] <= target))
+        step = int(points["step"][at])
+        took = seconds_text(float(points["time"][at] - points["time"][0]))
+        samples = f"{(step + 1) * row.spec.train.global_batch:,}".replace(",", " ")
+        out.append(Reached(row.entry.label, str(step), samples, took))
+    return significant(float(target), 5), out

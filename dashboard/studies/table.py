@@ -1,0 +1,46 @@
+"""A study's full table as numbers in SI units, not rounded: what the CSV holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dashboard.studies.selectors import Overview, Row
+from parallel_core.analysis.breakdown import COMPONENTS
+
+COLUMNS = (
+    *("run", "label", "state"),
+    *("step_median_s", "step_p10_s", "step_p90_s", "timed_steps"),
+    *("speedup", "speedup_low", "speedup_high", "ideal_speedup"),
+    "memory_bytes",
+    *(f"{component}_ns" for component in COMPONENTS),
+    *("cpu_others", "final_loss", "largest_loss_difference"),
+)
+
+
+def rows(view: Overview) -> Iterator[list[Any]]:
+    """One row a run in drawing order; what was not measured is empty."""
+    for row in view.rows:
+        yield [row.run.pk, plain(row.entry.label), row.run.state, *_measured(row), *_tail(row)]
+
+
+def _measured(row: Row) -> list[Any]:
+    result, speed = row.entry.result, row.entry.speed
+    step, parts = (result.step, result.breakdown) if result else (None, None)
+    return [
+        *((step.median, step.p10, step.p90, step.n) if step else [""] * 4),
+        *((speed.ratio, speed.low, speed.high) if speed else [""] * 3),
+        row.entry.ideal,
+        (result.memory_total if result else None) or "",
+        *(parts.as_dict().values() if parts else [""] * len(COMPONENTS)),
+    ]
+
+
+def _tail(row: Row) -> list[Any]:
+    others, loss = row.entry.others, row.run.summary.get("final_loss")
+    return ["" if value is None else value for value in (others, loss, row.parity.largest if row.parity else None)]
+
+
+def plain(text: str) -> str:
+    """A name that a spreadsheet does not take for a formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

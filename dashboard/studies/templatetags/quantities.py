@@ -1,0 +1,23 @@
+"""Numbers in templates, spelt as in every sentence; None (not measured) becomes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.template import Library
+
+from parallel_core.analysis import quantities
+
+register = Library()
+
+
+def _filter(spelling: Callable[[float], str]) -> Callable[[float | None], str]:
+    return lambda value: "" if value is None or value == "" else spelling(value)
+
+
+register.filter("seconds", _filter(quantities.seconds_text))
+register.filter("ratio", _filter(quantities.ratio_text))
+register.filter("percent", _filter(quantities.percent_text))
+register.filter("bytes", _filter(quantities.bytes_text))
+register.filter("difference", _filter(quantities.difference_text))
+register.filter("number", _filter(lambda value: quantities.significant(value, 5)))

@@ -1,0 +1,141 @@
+"""Pages of studies and comparisons. The state of a page is in its address; writing is left to services."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+from urllib.parse import urlencode
+
+from django.core.exceptions import PermissionDenied
+from django.db.models import Count, Q
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_POST
+
+from dashboard.accounts.roles import may_change, may_submit
+from dashboard.charts.theme import LEGEND
+from dashboard.runs.models import ENDED, Run, State
+from dashboard.studies import answers, figures, table
+from dashboard.studies.models import Study
+from dashboard.studies.selectors import Overview, held_equal, overview
+
+LISTED = 100
+MAX_GANTTS = 12
+
+
+def index(request: HttpRequest) -> HttpResponse:
+    return redirect("studies:list")
+
+
+@require_GET
+def list_page(request: HttpRequest) -> HttpResponse:
+    """The newest studies, each with its verdict."""
+    studies = list(
+        Study.objects.select_related("owner", "baseline").annotate(
+            total=Count("runs", distinct=True),
+            done=Count("runs", filter=Q(runs__state__in=ENDED), distinct=True),
+            failed=Count("runs", filter=Q(runs__state__in=(State.FAILED, State.LOST)), distinct=True),
+            under_way=Count("runs", filter=Q(runs__state__in=(State.STARTING, State.RUNNING)), distinct=True),
+        )[:LISTED]
+    )
+    verdicts = _verdicts(studies)
+    for study in studies:
+        study.verdict = verdicts[study.pk]  # type: ignore[attr-defined]
+    context = {"studies": studies, "may_submit": may_submit(request.user), "total": Study.objects.count()}
+    return render(request, "studies/list.html", context)
+
+
+def _verdicts(studies: list[Study]) -> dict[int, str]:
+    """One sentence a study, from the summaries of all their runs, read at once."""
+    runs: dict[int, list[Run]] = {study.pk: [] for study in studies}
+    for run in Run.objects.filter(study__in=studies, state=State.SUCCEEDED):
+        runs[run.study_id or 0].append(run)
+    out = {}
+    for study in studies:
+        view = overview(runs[study.pk], study.baseline, details=False)
+        out[study.pk] = view.verdict[0] if runs[study.pk] else "0 runs have finished so far."
+    return out
+
+
+def view_of(request: HttpRequest, study: Study) -> Overview:
+    """The study against the baseline of the address, else against its own."""
+    runs = list(study.runs.all())
+    wanted = number(request.GET.get("baseline"))
+    chosen = next((run for run in runs if run.pk == wanted), None)
+    return overview(runs, chosen or study.baseline)
+
+
+def number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() and len(text) < 19 else None
+
+
+def numbers(text: str) -> list[int]:
+    found = (number(part.strip()) for part in text.split(","))
+    return list(dict.fromkeys(number for number in found if number is not None))
+
+
+@require_GET
+def page(request: HttpRequest, pk: int) -> HttpResponse:
+    study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
+    view = view_of(request, study)
+    specs = [row.spec for row in view.rows]
+    gantt_rows = figures.default_gantts(view, numbers(request.GET.get("show", "")))
+    context = {
+        "study": study,
+        "view": view,
+        "equal": held_equal(specs, max((row.run.devices for row in view.rows), default=0)),
+        "answers": answers.of_overview(view),
+        "charts": {**figures.of_overview(view), "loss": figures.losses(view)},
+        "gantt_src": gantt_src("studies:gantt", [row.run.pk for row in gantt_rows], pk=pk),
+        "gantt_shown": [row.run.pk for row in gantt_rows],
+        "gantt_height": 56 * sum(row.run.devices for row in gantt_rows) + 80,
+        "legend": LEGEND,
+        "may_change": may_change(request.user, study),
+        "done": len([row for row in view.rows if row.run.state in ENDED]),
+    }
+    return render(request, "studies/page.html", context)
+
+
+def gantt_src(name: str, runs: list[int], **kwargs: Any) -> str:
+    return f"{reverse(name, kwargs=kwargs)}?{urlencode({'show': ','.join(map(str, runs))})}"
+
+
+@require_GET
+def charts(request: HttpRequest, pk: int) -> JsonResponse:
+    """The study's charts as JSON by key, for live updates."""
+    study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
+    view = view_of(request, study)
+    made = {**figures.of_overview(view), "loss": figures.losses(view)}
+    return JsonResponse({key: chart.as_dict() for key, chart in made.items()})
+
+
+@require_GET
+def gantt(request: HttpRequest, pk: int) -> JsonResponse:
+    """Gantts of the runs in ?show= (fastest, slowest, baseline and one more without it)."""
+    study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
+    view = view_of(request, study)
+    rows = figures.default_gantts(view, numbers(request.GET.get("show", "")))[:MAX_GANTTS]
+    return JsonResponse(figures.gantts(rows).as_dict())
+
+
+@require_GET
+def table_csv(request: HttpRequest, pk: int) -> HttpResponse:
+    """The full table; numbers in SI units without rounding."""
+    study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
+    response = HttpResponse(content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="study-{study.pk}.csv"'
+    csv.writer(response).writerows([table.COLUMNS, *table.rows(view_of(request, study))])
+    return response
+
+
+@require_POST
+def save_baseline(request: HttpRequest, pk: int) -> HttpResponse:
+    """Keeps a run of the study as its baseline, for everyone."""
+    study = get_object_or_404(Study, pk=pk)
+    if not may_change(request.user, study):
+        raise PermissionDenied("Only the study's owner and admins may keep another baseline.")
+    run = get_object_or_404(study.runs, pk=number(request.POST.get("baseline")) or 0)
+    study.baseline = run
+    study.save(update_fields=("baseline",))
+    return redirect("studies:page", pk=pk)
