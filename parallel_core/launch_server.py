@@ -13,53 +13,19 @@ import os
 import select
 import signal
 import socket
-import time
 import traceback
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from parallel_core import launch, processes
 from parallel_core.launch import StartOrder, Store
+from parallel_core.launch_attempt import Attempt
 from parallel_core.launch_rank import RunRank, Seat, be_rank, engine
 
 FAIL_GRACE_S = 1.0
 """From TERM to KILL for the ranks that a failed one leaves behind."""
 
+LONGEST_WAIT_S = 3600.0
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
-
-
-@dataclass
-class Attempt:
-    """The ranks of one attempt on this host. `codes` are set as ranks are reaped."""
-
-    order: StartOrder
-    pids: dict[int, int] = field(default_factory=dict)  # pid -> rank
-    codes: dict[int, int] = field(default_factory=dict)  # rank -> exit code
-    stopping: bool = False
-    kill_at: float | None = None
-
-    def living(self) -> list[int]:
-        return [pid for pid, rank in self.pids.items() if rank not in self.codes]
-
-    def signal(self, number: int) -> None:
-        """To every rank that we have not waited for: its pid cannot have been reused."""
-        for pid in self.living():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def stop(self, grace: float) -> None:
-        """TERM now, KILL after `grace` seconds; a second stop can only bring the KILL forward."""
-        kill_at = time.monotonic() + grace
-        if not self.stopping:
-            self.signal(signal.SIGTERM)
-            self.signal(signal.SIGCONT)  # a stopped rank would not see the TERM
-        self.stopping = True
-        self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
-
-    def kill_if_due(self) -> None:
-        if self.kill_at is not None and time.monotonic() >= self.kill_at:
-            self.kill_at = None
-            self.signal(signal.SIGKILL)
 
 
 class Server:
@@ -68,13 +34,13 @@ class Server:
     def __init__(self, orders: int, reports: int, run_rank: RunRank) -> None:
         self.orders, self.reports, self.run_rank = orders, reports, run_rank
         self.attempts: dict[int, Attempt] = {}
-        self.closing = False
+        self.closing = self.asked_to_end = False
         self._text = b""
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self.close())
+        signal.signal(signal.SIGTERM, lambda *_: self._term())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(wake)
 
@@ -89,8 +55,14 @@ class Server:
                     os.read(self._wake, 4096)
             if self.orders in readable:
                 self._read_orders()
+            if self.asked_to_end and not self.closing:
+                self.close()
             self._reap()
             self._settle()
+
+    def _term(self) -> None:
+        """In the signal handler: the loop, woken by the same signal, does the rest."""
+        self.asked_to_end = True
 
     def close(self) -> None:
         """Stop everything at short notice; the loop ends when it is gone."""
@@ -126,7 +98,7 @@ class Server:
         elif order["do"] == "stop":
             attempt.stop(float(order["grace"]))
         elif order["do"] == "dump":
-            attempt.signal(signal.SIGUSR1)
+            attempt.dump()
 
     def _start(self, order: Any) -> None:
         """Fork the ranks of an attempt; a second order for one that is under way is ignored."""
@@ -139,7 +111,7 @@ class Server:
                 for seat in seats:
                     self._fork(attempt, seat)
         except Exception as error:
-            self.report(event="refused", attempt=order["attempt"], message=f"{type(error).__name__}: {error}")
+            self.report(event="refused", attempt=attempt.number, message=f"{type(error).__name__}: {error}")
             attempt.stop(0)
 
     def _seats(self, order: StartOrder) -> tuple[list[Seat], socket.socket | None]:
@@ -192,53 +164,62 @@ class Server:
     # Ends
 
     def _reap(self) -> None:
-        """Wait for every child that has ended; kill what it left in its session while its pid is still its own."""
-        while True:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if ended is None:
-                return
-            attempt = next((a for a in self.attempts.values() if ended.si_pid in a.pids), None)
-            if attempt is not None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(ended.si_pid, signal.SIGKILL)
-            _, status = os.waitpid(ended.si_pid, 0)
-            if attempt is not None:
-                self._ended(attempt, attempt.pids[ended.si_pid], os.waitstatus_to_exitcode(status))
+        """Wait for every child that has ended; of several at once the likely culprit is reported first."""
+        ended = []
+        while (child := _next_ended()) is not None:
+            pid, code = child
+            attempt = next((a for a in self.attempts.values() if pid in a.pids), None)
+            if attempt is not None:  # else a process that a rank had left behind
+                ended.append((_blame(code), code, attempt.pids[pid], attempt))
+        for _, code, rank, attempt in sorted(ended, key=lambda item: item[0]):
+            self._ended(attempt, rank, code)
 
     def _ended(self, attempt: Attempt, rank: int, code: int) -> None:
         attempt.codes[rank] = code
-        self.report(event="exit", attempt=attempt.order["attempt"], rank=rank, code=code)
-        if code != 0 and not attempt.stopping:
+        self.report(event="exit", attempt=attempt.number, rank=rank, code=code)
+        if code != 0:
             attempt.stop(FAIL_GRACE_S)
 
     def _settle(self) -> None:
-        """Carry out deadlines; an attempt of which nothing is left is reported and forgotten."""
-        for number, attempt in list(self.attempts.items()):
-            attempt.kill_if_due()
-            if not attempt.living() and not any(map(_group_exists, attempt.pids)):
-                del self.attempts[number]
-                self.report(event="gone", attempt=number)
+        """Carry out what is due; an attempt of which nothing is left is reported and forgotten."""
+        for attempt in list(self.attempts.values()):
+            attempt.act()
+            if attempt.gone():
+                del self.attempts[attempt.number]
+                self.report(event="gone", attempt=attempt.number)
 
     def _patience(self) -> float:
         """Seconds until something is due."""
-        now = time.monotonic()
-        waits = [max(0.0, a.kill_at - now) for a in self.attempts.values() if a.kill_at is not None]
-        if any(not a.living() for a in self.attempts.values()):
-            waits.append(0.05)  # a rank's own children are on their way out
-        return min(waits, default=3600.0)
+        return min([LONGEST_WAIT_S, *(attempt.patience() for attempt in self.attempts.values())])
 
 
-def _group_exists(group: int) -> bool:
+def _next_ended() -> tuple[int, int] | None:
+    """(pid, exit code) of a child that has ended, waited for; None where there is none.
+
+    What it left in its session is killed while its pid, and so the name of its group, cannot be another's yet.
+    """
     try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        else:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            pid = ended.si_pid if ended else 0
+            if pid:
+                _kill_group(pid)
+                _, status = os.waitpid(pid, 0)
+    except ChildProcessError:
+        return None
+    return (pid, os.waitstatus_to_exitcode(status)) if pid else None
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _blame(code: int) -> int:
+    """How likely a rank that ended like this is the one that failed first; 0 = most."""
+    return {0: 3, launch.EXIT_PEER: 2, -signal.SIGTERM: 2}.get(code, 0 if code < 0 else 1)
 
 
 def _listen(host: str) -> tuple[socket.socket, Store]:

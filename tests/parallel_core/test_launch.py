@@ -41,6 +41,7 @@ class Yard:
         while True:
             got = self._queue.get(timeout=max(0.01, deadline - time.monotonic()))
             self.events.append(got)
+            assert event == "lost" or got["event"] != "lost", "the fork server ended"
             if got["event"] == event and match.items() <= dict(got).items():
                 return got
 
@@ -186,9 +187,9 @@ def test_dump_writes_stacks_to_the_log(shared: Yard) -> None:
     folder = shared.start(11, "wait")
     eventually(lambda: where_waiting(folder, 1))
     shared.server.dump(11)
-    eventually(lambda: "in wait" in log_path(folder, 0).read_text())
-    shared.server.stop(11)
+    shared.server.stop(11)  # at once: the dump is waited for
     shared.until("gone", attempt=11)
+    assert "in wait" in log_path(folder, 0).read_text()
 
 
 def test_an_order_that_cannot_be_carried_out_is_refused(shared: Yard) -> None:
@@ -225,6 +226,14 @@ def test_ranks_die_with_the_fork_server(yard: Yard) -> None:
     assert processes.wait_gone(yard.ranks(1).values(), LIMIT_S) == []
     with pytest.raises(ServerLost):
         yard.start(2, "wait")
+
+
+def test_a_term_ends_the_server_in_order(yard: Yard) -> None:
+    folder = yard.start(1, "wait", "ignore_term")
+    eventually(lambda: where_waiting(folder, 2))
+    os.kill(yard.server.pid, signal.SIGTERM)
+    yard.until("gone", attempt=1)
+    yard.until("lost")
 
 
 def test_closing_the_client_leaves_nothing(yard: Yard) -> None:
