@@ -1,4 +1,13 @@
-from django.urls import URLPattern, URLResolver
+"""Addresses of the fleet."""
+
+from django.urls import URLPattern, URLResolver, path
+
+from dashboard.fleet import views
 
 app_name = "fleet"
-urlpatterns: list[URLPattern | URLResolver] = []
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("", views.fleet, name="list"),
+    path("part", views.part, name="part"),
+    path("<int:pk>/drain", views.drain, name="drain"),
+    path("<int:pk>/enable", views.enable, name="enable"),
+]

@@ -1,0 +1,176 @@
+"""The charts of a run's page: the newest traced step with the memory curve under it, metrics, memory by category."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dashboard.charts import gantt, loss, theme
+from dashboard.charts.chart import Chart
+from dashboard.runs import selectors
+from dashboard.runs.models import MemoryRecord, Run
+from parallel_core.analysis.breakdown import mean
+from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
+from parallel_core.analysis.sentences import CATEGORY_NAMES, COMPONENT_NAMES
+from parallel_core.observe.records import CATEGORIES, MEMORY
+from parallel_core.plan.strategy import family
+from parallel_core.spec import RunSpec
+
+MIB = 1 << 20
+MEMORY_PX = 96
+BUCKETS = 600
+METRICS = (
+    ("loss", "loss"),
+    ("step_time", "seconds a step"),
+    ("tokens_per_s", "tokens/s"),
+    ("grad_norm", "gradient norm"),
+)
+
+
+def timeline(run: Run, step: int | None = None) -> Chart | None:
+    """Gantt of one traced step (None = the newest complete one), with the worst rank's memory on the same axis."""
+    spans = selectors.spans(run, step)
+    if not spans or not any(len(rows) for rows in spans.values()):
+        return None
+    made = gantt.chart([("", spans)], _finding(run, step), f"measured{_which(step)}")
+    worst = max(selectors.memory(run).values(), key=lambda record: record.peak_total, default=None)
+    if worst is None or not len(worst.curve):
+        return made
+    _add_memory(made.figure, worst)
+    said = (
+        f"; below: memory of rank {worst.rank} in metered step {worst.step}, MiB, stretched to the length of this step"
+    )
+    return Chart(made.key, made.title, made.subtitle + said, made.source, made.figure, made.columns, made.rows)
+
+
+def _which(step: int | None) -> str:
+    return ", the newest traced step" if step is None else f", step {step}"
+
+
+def _finding(run: Run, step: int | None) -> str:
+    """Where the step went, largest part first."""
+    try:
+        found = mean(selectors.breakdown(run, step).values())
+    except (ValueError, KeyError, IndexError):
+        return "One traced step"  # not all ranks have delivered it
+    parts = {**found.as_dict()}
+    second = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
+    return (
+        f"{ns_text(found.total)} a step: {percent_text(found.share('compute'))} compute, "
+        f"{percent_text(found.share(second))} {COMPONENT_NAMES[second]}."
+    )
+
+
+def _add_memory(figure: dict[str, Any], record: MemoryRecord) -> None:
+    """Puts the curve of a metered step under the Gantt; its own clock is stretched, because metering slows a step."""
+    layout = figure["layout"]
+    curve = np.frombuffer(bytes(record.curve), MEMORY)
+    t = curve["t"] - curve["t"][0]
+    end = float(layout["xaxis"]["range"][1]) / 1.005
+    x = t / t[-1] * end if len(t) > 1 and t[-1] else np.zeros(len(t))
+    height = layout["height"] + MEMORY_PX
+    layout["height"] = height
+    inner = height - layout["margin"]["t"] - layout["margin"]["b"]
+    split = (MEMORY_PX - 16) / inner
+    layout["yaxis"]["domain"] = [split + 16 / inner, 1]
+    layout["yaxis2"] = theme.axis("", domain=[0, split], rangemode="tozero", fixedrange=True, nticks=3, anchor="x")
+    layout["xaxis"]["anchor"] = "y2"
+    for category in CATEGORIES:
+        figure["data"].append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": CATEGORY_NAMES[category],
+                "stackgroup": "memory",
+                "yaxis": "y2",
+                "x": np.round(x, 3).tolist(),
+                "y": np.round(curve[category] / MIB, 3).tolist(),
+                "line": {"width": 0, "shape": "hv"},
+                "fillcolor": theme.var(f"memory-{category}"),
+                "hovertemplate": f"{CATEGORY_NAMES[category]}: %{{y:.1f}} MiB<extra></extra>",
+            }
+        )
+
+
+def no_timeline() -> Chart:
+    """Keeps the place of the Gantt until the first traced step has arrived."""
+    return Chart(
+        "gantt", "No step has been traced yet", "It appears here by itself", "", gantt.figure({}) | {"data": []}
+    )
+
+
+def points_since(run: Run, step: int) -> dict[str, Any]:
+    """What `metrics` would add: for each series its points after `step`, and the chart's new title."""
+    out: dict[str, Any] = {}
+    for name, unit in METRICS:
+        found = selectors.series(run, name, since_step=step, buckets=BUCKETS)
+        if len(found.step):
+            value = [float(v) if np.isfinite(v) else None for v in found.value]
+            title = f"{unit.capitalize()}: {found.value[-1]:.4g} at step {found.step[-1]}"
+            out[name] = {"title": title, "step": found.step.tolist(), "time": found.time.tolist(), "value": value}
+    return out
+
+
+def metrics(run: Run) -> list[Chart]:
+    """One chart a run-level series, thinned to a chart's width."""
+    return [_metric(run, name, unit) for name, unit in METRICS]
+
+
+def _metric(run: Run, name: str, unit: str) -> Chart:
+    spec, found = RunSpec.model_validate(run.spec), selectors.series(run, name, buckets=BUCKETS)
+    curve = loss.Curve(
+        label=run.label or run.name,
+        step=found.step,
+        seconds=found.time - found.time[0] if len(found.time) else found.time,
+        value=found.value,
+        total=found.total,
+        samples_per_step=spec.train.global_batch,
+        family=family(spec),
+    )
+    made = loss.chart([curve], f"{unit.capitalize()}{_range(found)}", "measured", key=name, unit=unit)
+    # One line needs no hue to tell it from others: it has the accent, and no legend.
+    for trace in made.figure["data"]:
+        trace["line"] = {"color": theme.var("accent"), "width": 1.75}
+    made.figure["layout"]["height"] = 240
+    made.figure["layout"]["meta"]["t0"] = float(found.time[0]) if len(found.time) else None
+    return Chart(made.key, made.title, "over steps", made.source, made.figure, made.columns, made.rows)
+
+
+def _range(found: selectors.Series) -> str:
+    if not found.total:
+        return ": no point yet"
+    return f": {found.value[-1]:.4g} at step {found.step[-1]}, first {found.value[0]:.4g}"
+
+
+def memory_rows(run: Run, limit: int | None) -> list[dict[str, Any]]:
+    """A row a rank: peak by category with its share of the row's peak, and the peak against the limit."""
+    records = selectors.memory(run)
+    most = max((record.peak_total for record in records.values()), default=0) or 1
+    return [
+        {
+            "rank": rank,
+            "step": record.step,
+            "peak": bytes_text(record.peak_total),
+            "parts": [
+                (category, CATEGORY_NAMES[category], bytes_text(size), 100 * size / most)
+                for category in CATEGORIES
+                for size in [record.peak.get(category, 0)]
+            ],
+            "rss": bytes_text(record.rss_delta),
+            "share": percent_text(record.peak_total / limit) if limit else "",
+        }
+        for rank, record in sorted(records.items())
+    ]
+
+
+def breakdown_rows(run: Run, step: int | None) -> list[dict[str, Any]]:
+    """A row a rank: ms of each component of one traced step; [] where it does not make sense yet."""
+    try:
+        parts = selectors.breakdown(run, step)
+    except (ValueError, KeyError, IndexError):
+        return []
+    return [
+        {"rank": rank, "total": ns_text(found.total), "parts": [ns_text(ns) for ns in found.as_dict().values()]}
+        for rank, found in sorted(parts.items())
+    ]

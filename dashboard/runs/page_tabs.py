@@ -1,0 +1,94 @@
+"""What each tab of a run's page shows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dashboard.runs import page_charts, selectors
+from dashboard.runs.models import Run, State
+from dashboard.runs.page_tiles import memory_limit
+from parallel_core.analysis.breakdown import COMPONENTS
+from parallel_core.analysis.quantities import bytes_text
+from parallel_core.analysis.sentences import COMPONENT_NAMES
+
+TABS = {
+    "timeline": "Timeline",
+    "memory": "Memory",
+    "metrics": "Metrics",
+    "ranks": "Ranks",
+    "logs": "Logs",
+    "spec": "Spec",
+    "events": "Events",
+}
+LOG_TAIL = 64 * 1024
+
+
+def tab_context(tab: str, run: Run, rank: int, step: int | None) -> dict[str, Any]:
+    """What the template of `tab` needs; `rank` matters to logs alone, `step` to the timeline."""
+    if tab == "timeline":
+        names = [COMPONENT_NAMES[name] for name in COMPONENTS]
+        return {"components": names, "breakdown": page_charts.breakdown_rows(run, step)}
+    if tab == "memory":
+        limit = memory_limit(run, selectors.attempt_of(run))
+        return {"memory": page_charts.memory_rows(run, limit), "limit": bytes_text(limit) if limit else ""}
+    if tab == "metrics":
+        return {"charts": page_charts.metrics(run)}
+    if tab == "ranks":
+        return {"ranks": rank_rows(run)}
+    if tab == "logs":
+        return _logs(run, rank)
+    if tab == "spec":
+        return {"spec_groups": _spec_groups(run.spec), "spec_text": json.dumps(run.spec, indent=2)}
+    events = run.events.select_related("actor", "attempt")
+    return {"events": events, "attempts": run.attempts.order_by("number")}
+
+
+def rank_rows(run: Run) -> list[dict[str, Any]]:
+    """A row a rank of the newest attempt: who it is, where it is, and how it ended."""
+    attempt = selectors.attempt_of(run)
+    if attempt is None:
+        return []
+    infos = selectors.ranks(run)
+    exits = attempt.report.get("exits") or {}
+    return [
+        {
+            "rank": rank,
+            "hello": infos[rank].hello if rank in infos else {},
+            "phase": infos[rank].phase if rank in infos else "",
+            "progress": attempt.progress.get(str(rank)) or {},
+            "exit": _exit(exits.get(str(rank))),
+        }
+        for rank in range(run.devices)
+    ]
+
+
+def _exit(code: int | None) -> str:
+    if code is None:
+        return ""
+    return f"killed by signal {-code}" if code < 0 else "ended well" if code == 0 else f"exit code {code}"
+
+
+def _logs(run: Run, rank: int) -> dict[str, Any]:
+    part = selectors.log(run, rank, start=-LOG_TAIL)
+    return {"log": part, "log_rank": rank, "log_ranks": range(run.devices), "log_empty": _why_empty(run)}
+
+
+def _why_empty(run: Run) -> str:
+    """Why there is no log yet, or none at all."""
+    if run.state == State.QUEUED:
+        return f"No process has started. {selectors.waiting(run).sentence}"
+    if run.state == State.STARTING:
+        return "The processes are starting; the first line appears here by itself."
+    if run.ended_at is None:
+        return "This rank has written nothing so far; its lines appear here by themselves."
+    if not run.attempts.exists():
+        return "It ended before any process started, so there is no log."
+    return "This rank wrote nothing to its log."
+
+
+def _spec_groups(spec: dict[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
+    return [
+        (section.capitalize(), [(key.replace("_", " "), value) for key, value in fields.items()])
+        for section, fields in spec.items()
+    ]

@@ -1,0 +1,90 @@
+"""The four tiles of a run's page: the newest value in words and the whole series as a small line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dashboard.fleet.models import Worker
+from dashboard.runs import selectors
+from dashboard.runs.models import Attempt, Run
+from dashboard.runs.page_verdict import rate_text
+from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text, significant
+
+WIDTH, HEIGHT = 120, 32
+BUCKETS = 60
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`points` is an SVG polyline in a box of WIDTH x HEIGHT, '' where there are fewer than two points."""
+
+    key: str
+    title: str
+    value: str
+    note: str = ""
+    points: str = ""
+
+
+def tiles(run: Run) -> list[Tile]:
+    """Loss, step time, tokens a second, and memory of the worst rank against its limit."""
+    loss, seconds = selectors.series(run, "loss", buckets=BUCKETS), selectors.series(run, "step_time", buckets=BUCKETS)
+    rate = selectors.series(run, "tokens_per_s", buckets=BUCKETS)
+    return [
+        Tile("loss", "Loss", _last(loss, lambda v: significant(v, 4)), _fall(loss), line(loss.value)),
+        Tile("step_time", "Step time", _last(seconds, seconds_text), _spread(run), line(seconds.value)),
+        Tile("tokens_per_s", "Throughput", _last(rate, rate_text), "", line(rate.value)),
+        _memory(run),
+    ]
+
+
+def line(values: np.ndarray) -> str:
+    """`x,y x,y ...` of the finite values, the least at the bottom; a flat line lies in the middle."""
+    finite = values[np.isfinite(values)]
+    if len(finite) < 2:
+        return ""
+    low, high = float(finite.min()), float(finite.max())
+    x = np.linspace(1, WIDTH - 1, len(finite))
+    part = (finite - low) / (high - low) if high > low else np.full(len(finite), 0.5)
+    y = HEIGHT - 2 - part * (HEIGHT - 4)
+    return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+
+
+def _last(series: selectors.Series, text: object) -> str:
+    return str(text(float(series.value[-1]))) if len(series.value) else "–"  # type: ignore[operator]
+
+
+def _fall(series: selectors.Series) -> str:
+    return f"from {significant(float(series.value[0]), 4)} at step {series.step[0]}" if len(series.value) > 1 else ""
+
+
+def _spread(run: Run) -> str:
+    timed = selectors.timed(run)
+    return f"median {seconds_text(timed.median)} of {timed.n} timed" if timed else ""
+
+
+def _memory(run: Run) -> Tile:
+    records = selectors.memory(run)
+    worst = max(records.values(), key=lambda record: record.peak_total, default=None)
+    if worst is None:
+        return Tile("memory", "Memory, worst rank", "–", "measured once, on a step that is not timed")
+    limit = memory_limit(run, selectors.attempt_of(run))
+    note = f"rank {worst.rank}" + (
+        f", {percent_text(worst.peak_total / limit)} of {bytes_text(limit)}" if limit else ""
+    )
+    values = selectors.series(run, "memory", rank=worst.rank, buckets=BUCKETS).value
+    return Tile("memory", "Memory, worst rank", bytes_text(worst.peak_total), note, line(values))
+
+
+def memory_limit(run: Run, attempt: Attempt | None) -> int | None:
+    """Bytes a rank may hold: the run's own cap, else the smallest of its devices; None where neither is known."""
+    cap = run.spec.get("trace", {}).get("memory_cap")
+    if cap:
+        return int(cap)
+    sizes = []
+    for node in attempt.devices if attempt else []:
+        worker = Worker.objects.filter(name=node["worker"]).first()
+        listed = worker.devices if worker else []
+        sizes += [d["memory_total"] for d in listed if d["index"] in node["devices"] and d.get("memory_total")]
+    return min(sizes, default=None)

@@ -1,0 +1,230 @@
+"""The sentence on top of a run's page, for every state, and for a failed run the one change that would fix it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.utils import timezone
+
+from dashboard.runs import selectors
+from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.queue import queued_runs
+from parallel_core.analysis.breakdown import mean
+from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text, significant
+from parallel_core.spec import RunSpec
+
+LOG_LINES = 10
+AHEAD_SHOWN = 5
+
+CAUSES = {
+    "user_code": "an error in the training code",
+    "out_of_memory": "out of memory",
+    "killed_by_signal": "killed by a signal",
+    "worker_lost": "worker lost",
+    "timed_out": "timed out",
+    "no_progress": "no progress",
+    "cancelled": "cancelled",
+    "refused": "refused by the worker",
+    "interrupted": "interrupted",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`sentence` first, `more` below it; `ahead` = the runs served before a queued one, nearest last."""
+
+    sentence: str
+    more: str = ""
+    fix: str = ""
+    rank: int | None = None
+    log: str = ""
+    traceback: str = ""
+    ahead: list[Run] = field(default_factory=list)
+
+
+def verdict(run: Run) -> Verdict:
+    """What stands on top of the page of `run` now."""
+    attempt = selectors.attempt_of(run)
+    if run.state == State.QUEUED:
+        return _queued(run)
+    if run.state == State.STARTING:
+        return _starting(attempt)
+    if run.state == State.RUNNING:
+        return _running(run)
+    if run.state == State.CANCELLING or (run.cancel_requested_at and run.ended_at is None):
+        return Verdict("Stopping: its processes are asked to end, and are killed after 2 s.")
+    if run.state == State.SUCCEEDED:
+        return _succeeded(run)
+    if run.state == State.CANCELLED:
+        return _cancelled(run, attempt)
+    return _failed(run, attempt)
+
+
+def _queued(run: Run) -> Verdict:
+    waiting = selectors.waiting(run)
+    first = run.detail or waiting.sentence
+    ahead = queued_runs()[max(0, waiting.ahead - AHEAD_SHOWN) : waiting.ahead] if waiting.ahead else []
+    return Verdict(first, more=waiting.sentence if run.detail else "", ahead=ahead)
+
+
+def _starting(attempt: Attempt | None) -> Verdict:
+    phases = sorted(set(attempt.ranks.exclude(phase="").values_list("phase", flat=True))) if attempt else []
+    return Verdict(f"Starting {placed(attempt)}{': ' + ' and '.join(phases) if phases else ''}.")
+
+
+def _running(run: Run) -> Verdict:
+    spec = RunSpec.model_validate(run.spec)
+    if run.step is None:
+        return Verdict(f"Running {placed(selectors.attempt_of(run))}: no step is done yet.")
+    parts = [f"Step {run.step + 1:,} of {spec.train.steps:,}".replace(",", " ")]
+    if run.tokens_per_s:
+        parts.append(rate_text(run.tokens_per_s))
+    if run.step_time:
+        parts.append(f"{seconds_text(max(0.0, (spec.train.steps - run.step - 1) * run.step_time))} left")
+    return Verdict(f"{', '.join(parts)}{_bubble(run, spec)}.")
+
+
+def _bubble(run: Run, spec: RunSpec) -> str:
+    """The share of the newest traced step that a pipeline was idle, beside the share that its schedule plans."""
+    try:
+        parts = selectors.breakdown(run)
+    except (ValueError, KeyError, IndexError):
+        return ""  # the spans of a step that is still arriving
+    if not parts:
+        return ""
+    found = mean(parts.values())
+    if spec.parallel.pp == 1:
+        return f"; {percent_text(found.share('communication'))} of the step is communication not hidden"
+    return (
+        f"; {percent_text(found.share('bubble'))} of the step is pipeline bubble"
+        f" (planned {percent_text(planned_bubble(spec))})"
+    )
+
+
+def planned_bubble(spec: RunSpec) -> float:
+    """Idle share of an evenly cut pipeline: (p - 1) / (m + p - 1) (Huang et al. 2019); one stage at a time if naive."""
+    stages, m = spec.parallel.pp, spec.parallel.micro_batches
+    if spec.parallel.schedule == "naive":
+        return (stages - 1) / stages
+    return (stages - 1) / (m + stages - 1)
+
+
+def _succeeded(run: Run) -> Verdict:
+    timed = run.summary.get("timed")
+    if not timed:
+        return Verdict(f"{(run.step or 0) + 1} steps done; none was timed.")
+    spread = f"{seconds_text(timed['p10'])} to {seconds_text(timed['p90'])}"
+    first = f"{seconds_text(timed['median'])} a step ({spread} over {timed['n']} timed steps)"
+    if timed["median"] > 0:
+        tokens = RunSpec.model_validate(run.spec).tokens_per_step / timed["median"]
+        first += f", {rate_text(tokens)}"
+    memory = run.summary.get("memory")
+    second = f" Rank {memory['rank']} held most: {bytes_text(memory['peak_total'])}." if memory else ""
+    others = run.summary.get("cpu_others") or 0.0
+    busy = f"Other processes used {percent_text(others)} of its devices: read the timing with care."
+    loss = run.summary.get("final_loss")
+    ending = f" Final loss {significant(loss, 4)}." if loss is not None else ""
+    return Verdict(f"{first}.{second}{ending}", more=busy if others > 0.1 else "")
+
+
+def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:
+    if attempt is None:
+        return Verdict("Cancelled before it started; it used no device.")
+    at = f" at step {run.step + 1}" if run.step is not None else " before its first step"
+    gone = " No process is left." if attempt.report.get("none_left") else ""
+    return Verdict(f"Cancelled{at}.{gone}")
+
+
+def _failed(run: Run, attempt: Attempt | None) -> Verdict:
+    report: dict[str, Any] = attempt.report if attempt else {}
+    rank = report.get("rank")
+    sentence = run.detail or f"It ended without saying why; known cause: {CAUSES.get(run.cause, 'none')}."
+    text = selectors.log(run, rank or 0, start=-4096).text
+    return Verdict(
+        sentence,
+        more=_progress(run, attempt, rank),
+        fix=fix(run),
+        rank=rank,
+        log="\n".join(text.splitlines()[-LOG_LINES:]),
+        traceback=str(report.get("traceback") or ""),
+    )
+
+
+def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
+    """Where the failing rank was last seen, where the sentence may not say it."""
+    where = attempt.progress.get(str(rank)) if attempt and rank is not None else None
+    if not where or f"step {where.get('step')}" in run.detail:
+        return ""
+    return f"Rank {rank} was last seen at step {where.get('step')} in {where.get('op') or 'no operation'}."
+
+
+def fix(run: Run) -> str:
+    """The one change that would most likely mend a failed run."""
+    if run.cause == "out_of_memory":
+        return _less_memory(RunSpec.model_validate(run.spec))
+    return {
+        "user_code": "Clone it and change what the traceback names; the log below has the lines before it.",
+        "killed_by_signal": "Clone it as it is: the signal came from outside; if it returns, see the kernel log.",
+        "worker_lost": "Clone it with one retry: it then starts again by itself when a worker is lost.",
+        "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
+        "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
+        "refused": "Bring worker and dashboard to the same version, then clone it.",
+    }.get(run.cause, "Clone it; the log below says more.")
+
+
+def _less_memory(spec: RunSpec) -> str:
+    split, per_replica = spec.parallel, spec.train.global_batch // spec.parallel.dp
+    if split.recompute == "none":
+        return "Clone it with recomputation on: activations then hold one layer's input each."
+    finer = split.micro_batches * 2
+    if per_replica % finer == 0:
+        return f"Clone it with {finer} micro-batches: each holds half the activations."
+    if split.tp * 2 <= spec.model.heads and spec.model.heads % (split.tp * 2) == 0:
+        return f"Clone it with tensor parallel {split.tp * 2}: each rank holds half of every layer."
+    return "Clone it with more pipeline stages or a smaller model."
+
+
+def placed(attempt: Attempt | None) -> str:
+    """`on yard-a, devices 0 and 1`."""
+    nodes = attempt.devices if attempt else []
+    if not nodes:
+        return "on a worker"
+    return "on " + "; ".join(f"{node['worker']}, device{_plural(node['devices'])}" for node in nodes)
+
+
+def _plural(indices: list[int]) -> str:
+    words = [str(i) for i in indices]
+    if len(words) == 1:
+        return f" {words[0]}"
+    return f"s {', '.join(words[:-1])} and {words[-1]}"
+
+
+def rate_text(tokens_per_s: float) -> str:
+    """`18.2 k tokens/s`."""
+    if tokens_per_s >= 1e6:
+        return f"{significant(tokens_per_s / 1e6)} M tokens/s"
+    return f"{significant(tokens_per_s / 1e3)} k tokens/s" if tokens_per_s >= 1e3 else f"{tokens_per_s:.0f} tokens/s"
+
+
+def age_text(run: Run) -> str:
+    """How long it has been queued, running, or ended, and how long it took."""
+    now = timezone.now()
+    if run.ended_at:
+        took = (run.ended_at - (run.started_at or run.queued_at)).total_seconds()
+        return f"ended {_ago((now - run.ended_at).total_seconds())}, took {seconds_text(round(took, 1))}"
+    if run.started_at:
+        return f"running for {_span((now - run.started_at).total_seconds())}"
+    return f"queued {_ago((now - run.queued_at).total_seconds())}"
+
+
+def _ago(seconds: float) -> str:
+    return f"{_span(seconds)} ago"
+
+
+def _span(seconds: float) -> str:
+    for size, unit in ((86400, "day"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            n = int(seconds // size)
+            return f"{n} {unit}{'s' if unit == 'day' and n > 1 else ''}"
+    return f"{max(0, int(seconds))} s"

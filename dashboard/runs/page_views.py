@@ -1,0 +1,168 @@
+"""The page of one run: header and verdict, first screen, tabs; its live fragments; its data as JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.views.decorators.http import require_safe
+
+from dashboard.accounts.roles import may_change, may_submit
+from dashboard.charts.theme import LEGEND
+from dashboard.runs import page_charts, selectors
+from dashboard.runs.models import ENDED, Run, SeriesChunk, State
+from dashboard.runs.page_tabs import TABS, tab_context
+from dashboard.runs.page_tiles import tiles
+from dashboard.runs.page_verdict import CAUSES, age_text, placed, verdict
+from parallel_core.observe.records import RANK_SERIES, RUN_SERIES
+
+
+@require_safe
+def page(request: HttpRequest, pk: int) -> HttpResponse:
+    """The whole page. `?tab=` names the tab, `?step=` the traced step, `?rank=` whose log."""
+    run = _run(pk)
+    step = _number(request, "step")
+    context = {**_head(request, run), **_first_screen(run, step), **_tab(request, run, step)}
+    return render(request, "runs/page.html", context)
+
+
+@require_safe
+def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
+    """`head`, `tiles` or `tab` again, for live pages; `series-csv` for people. 404 for any other name."""
+    run = _run(pk)
+    if name == "head":
+        return render(request, "runs/page_head.html", _head(request, run))
+    if name == "tiles":
+        return render(request, "runs/page_tiles.html", {"run": run, "tiles": tiles(run)})
+    if name == "tab":
+        return render(request, "runs/page_tab.html", {"run": run, **_tab(request, run, _number(request, "step"))})
+    if name == "series-csv":
+        return _csv(run)
+    raise Http404(f"a run's page has no part '{name}'")
+
+
+@require_safe
+def data(request: HttpRequest, pk: int, name: str) -> JsonResponse:
+    """One of DATA as JSON; 404 for any other name."""
+    if name not in DATA:
+        raise Http404(f"a run has no data '{name}'")
+    return JsonResponse(DATA[name](request, _run(pk)))
+
+
+def _run(pk: int) -> Run:
+    return get_object_or_404(Run.objects.select_related("owner", "study"), pk=pk)
+
+
+def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
+    attempt = selectors.attempt_of(run)
+    return {
+        "run": run,
+        "attempt": attempt,
+        "verdict": verdict(run),
+        "cause": CAUSES.get(run.cause, run.cause),
+        "placed": placed(attempt) if attempt else "",
+        "age": age_text(run),
+        "ended": run.state in ENDED,
+        "may_cancel": run.state not in ENDED and run.cancel_requested_at is None and may_change(request.user, run),
+        "may_submit": may_submit(request.user),
+        "failed": run.state in (State.FAILED, State.LOST),
+    }
+
+
+def _first_screen(run: Run, step: int | None) -> dict[str, Any]:
+    steps = selectors.traced_steps(run)
+    return {
+        "tiles": tiles(run),
+        "gantt": page_charts.timeline(run, step if step in steps else None) or page_charts.no_timeline(),
+        "steps": steps,
+        "step": step if step in steps else None,
+        "legend": LEGEND,
+        "metric_names": [*RUN_SERIES, *RANK_SERIES],
+    }
+
+
+def _tab(request: HttpRequest, run: Run, step: int | None) -> dict[str, Any]:
+    asked = request.GET.get("tab", "")
+    tab = asked if asked in TABS else next(iter(TABS))
+    return {"tabs": TABS, "tab": tab, **tab_context(tab, run, rank=_number(request, "rank") or 0, step=step)}
+
+
+def _gantt(request: HttpRequest, run: Run) -> dict[str, Any]:
+    return (page_charts.timeline(run, _number(request, "step")) or page_charts.no_timeline()).as_dict()
+
+
+def _metrics(request: HttpRequest, run: Run) -> dict[str, Any]:
+    return {"charts": {chart.key: chart.as_dict() for chart in page_charts.metrics(run)}}
+
+
+def _points(request: HttpRequest, run: Run) -> dict[str, Any]:
+    """What came after step `since` (-1 or absent: everything), each series thinned to a chart's width."""
+    since = _number(request, "since", least=-1)
+    return {"series": page_charts.points_since(run, -1 if since is None else since)}
+
+
+def _log(request: HttpRequest, run: Run) -> dict[str, Any]:
+    """The log of `rank` from byte `start` on, at most 64 KiB; `total` says how much there is."""
+    part = selectors.log(run, _number(request, "rank") or 0, start=_number(request, "start") or 0)
+    return {"text": part.text, "start": part.start, "end": part.end, "total": part.total, "ranks": part.ranks}
+
+
+def _series(request: HttpRequest, run: Run) -> dict[str, Any]:
+    """Every series of every rank, unthinned, as step, time and value."""
+    found = {}
+    for name, rank in _series_names(run):
+        series = selectors.series(run, name, rank)
+        value = [float(v) if np.isfinite(v) else None for v in series.value]
+        found[f"{name}:{rank}"] = {"step": series.step.tolist(), "time": series.time.tolist(), "value": value}
+    return {"run": run.pk, "name": run.name, "state": run.state, "spec": run.spec, "series": found}
+
+
+DATA: dict[str, Callable[[HttpRequest, Run], dict[str, Any]]] = {
+    "gantt": _gantt,
+    "metrics": _metrics,
+    "points": _points,
+    "log": _log,
+    "series": _series,
+    "spec": lambda request, run: run.spec,
+}
+
+
+def _series_names(run: Run) -> list[tuple[str, int]]:
+    rows = SeriesChunk.objects.filter(attempt__run=run).order_by("name", "rank").values_list("name", "rank").distinct()
+    return list(rows)
+
+
+class _Echo:
+    """A file that hands back what is written: the CSV is streamed row by row."""
+
+    def write(self, text: str) -> str:
+        return text
+
+
+def _csv(run: Run) -> StreamingHttpResponse:
+    """All points of all series: series, rank, step, unix time, value."""
+
+    def lines() -> Iterator[str]:
+        out = csv.writer(_Echo())
+        yield out.writerow(("series", "rank", "step", "time", "value"))
+        for name, rank in _series_names(run):
+            series = selectors.series(run, name, rank)
+            for row in zip(series.step.tolist(), series.time.tolist(), series.value.tolist(), strict=True):
+                yield out.writerow((name, rank, *row))
+
+    response = StreamingHttpResponse(lines(), content_type="text/csv; charset=utf-8")
+    response.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}-series.csv"'
+    return response
+
+
+def _number(request: HttpRequest, key: str, least: int = 0) -> int | None:
+    """A whole number of the query that a database can hold; None where it is absent or none."""
+    try:
+        value = int(request.GET.get(key, ""))
+    except ValueError:
+        return None
+    return value if least <= value < 2**31 else None

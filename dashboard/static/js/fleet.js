@@ -1,0 +1,59 @@
+/* The fleet, live: the part is fetched again when the stream says so; heartbeat dots age by themselves in between. */
+
+import { subscribe } from "./stream.js";
+
+const LATE_S = 4;
+const SILENT_S = 6; // the lease: three missed heartbeats
+const GAP_MS = 1000;
+let fetchedAt = performance.now();
+let timer = null;
+
+function age() {
+  const since = (performance.now() - fetchedAt) / 1000;
+  for (const dot of document.querySelectorAll(".beat[data-age]")) {
+    if (dot.dataset.age === "") continue;
+    const seconds = Number(dot.dataset.age) + since;
+    dot.dataset.level = seconds > SILENT_S ? "silent" : seconds > LATE_S ? "late" : "fresh";
+    const text = dot.parentElement.querySelector("[data-age-text]");
+    if (text) text.textContent = `${Math.round(seconds)} s`;
+  }
+}
+
+async function refresh() {
+  timer = null;
+  const old = document.getElementById("fleet");
+  const answer = await fetch(old.dataset.url);
+  if (!answer.ok) return;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("fleet");
+  if (!fresh) return;
+  const focused = old.contains(document.activeElement) ? place(old, document.activeElement) : null;
+  // The sentence stays in the document, so that it is read out only when it changes.
+  const said = old.querySelector(".verdict");
+  const says = fresh.querySelector(".verdict");
+  if (said.textContent !== says.textContent) said.textContent = says.textContent;
+  says.replaceWith(said);
+  old.replaceWith(fresh);
+  fetchedAt = performance.now();
+  age();
+  if (focused) restore(fresh, focused);
+}
+
+/* Elements without an id are found again by what they point to. */
+function place(root, element) {
+  if (element.id) return `#${CSS.escape(element.id)}`;
+  const href = element.getAttribute("href");
+  return href ? `a[href="${CSS.escape(href)}"]` : null;
+}
+
+function restore(root, selector) {
+  root.querySelector(selector)?.focus({ preventScroll: true });
+}
+
+function soon() {
+  timer ??= setTimeout(() => refresh().catch((error) => console.warn(error)), GAP_MS);
+}
+
+age();
+setInterval(age, 1000);
+subscribe("fleet", soon);
+subscribe("runs", soon);

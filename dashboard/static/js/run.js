@@ -1,0 +1,241 @@
+/* A run's page, live: what the stream says is new is fetched and put in its place. Nothing reloads, nothing scrolls
+ * under the reader, and the focus stays where it was.
+ *
+ *   state, summary   the head: badge, verdict, actions        points    the tiles, and new points of the metrics
+ *   spans, memory    the timeline                             log       the bytes behind the last one shown
+ *   "*"              after a lost connection: all of these, each from where it is
+ */
+
+import { update } from "./charts.js";
+import { subscribe } from "./stream.js";
+
+const root = document.getElementById("run");
+const { run, url, tab, step } = root.dataset;
+const TAB_TOPICS = {
+  timeline: ["spans"],
+  memory: ["memory"],
+  ranks: ["progress", "info", "state"],
+  events: ["events", "state"],
+};
+const SLOWEST_MS = 1000; // parts that are rendered by the server are fetched at most this often
+const waiting = new Map(); // name -> timer
+const busy = new Set();
+
+/* One fetch of a kind at a time; news that arrives meanwhile causes one more. */
+function soon(name, work, gap = 0) {
+  if (waiting.has(name)) return;
+  waiting.set(
+    name,
+    setTimeout(async () => {
+      if (busy.has(name)) {
+        waiting.delete(name);
+        soon(name, work, Math.max(gap, 100));
+        return;
+      }
+      waiting.delete(name);
+      busy.add(name);
+      try {
+        await work();
+      } catch (error) {
+        console.warn(name, error); // the next news fetches it again
+      } finally {
+        busy.delete(name);
+      }
+    }, gap),
+  );
+}
+
+async function get(path, type) {
+  const answer = await fetch(url + path, { headers: { Accept: type } });
+  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+  return answer;
+}
+
+/* Replaces an element by its newer self; an open dialog, menu or focused control stays. */
+async function swap(id, path) {
+  const old = document.getElementById(id);
+  const text = await (await get(path, "text/html")).text();
+  const fresh = new DOMParser().parseFromString(text, "text/html").getElementById(id);
+  if (!old || !fresh || old.outerHTML === fresh.outerHTML) return;
+  if (old.querySelector("dialog[open], details.menu[open]")) {
+    soon(id, () => swap(id, path), SLOWEST_MS);
+    return;
+  }
+  const focused = old.contains(document.activeElement) ? document.activeElement.id : "";
+  for (const details of old.querySelectorAll("details[open]")) {
+    const same = details.id ? fresh.querySelector(`#${CSS.escape(details.id)}`) : null;
+    (same ?? matching(details, old, fresh))?.setAttribute("open", "");
+  }
+  const stateChanged = id === "head" && old.dataset.state !== fresh.dataset.state;
+  keepLive(old, fresh);
+  if (stateChanged) document.getElementById("head").querySelector(".badge")?.classList.add("pulse");
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+}
+
+function matching(details, old, fresh) {
+  const index = [...old.querySelectorAll("details")].indexOf(details);
+  return fresh.querySelectorAll("details")[index];
+}
+
+/* A live region speaks only if it stays in the document while its text changes. */
+function keepLive(old, fresh) {
+  const region = old.querySelector("[aria-live]");
+  const next = fresh.querySelector("[aria-live]");
+  if (!region || !next) {
+    old.replaceWith(fresh);
+    return;
+  }
+  for (const { name, value } of fresh.attributes) old.setAttribute(name, value);
+  if (region.innerHTML !== next.innerHTML) region.replaceChildren(...next.childNodes);
+  next.remove();
+  const children = [...fresh.children];
+  for (const child of [...old.children]) if (child !== region) child.remove();
+  const before = children.filter((child) => child.matches(".page-head"));
+  region.before(...before);
+  region.after(...children.filter((child) => !before.includes(child)));
+}
+
+/* Metrics ------------------------------------------------------------------------------------------------------- */
+
+const charts = new Map();
+let newest = -1;
+
+function readCharts() {
+  for (const element of document.querySelectorAll("#tab .chart[data-chart]")) {
+    const script = element.querySelector("script[type='application/json']");
+    const figure = script ? JSON.parse(script.textContent) : null;
+    if (!figure) continue;
+    charts.set(element.dataset.chart, { figure });
+    const steps = figure.layout.meta?.axes?.step?.[0] ?? [];
+    if (steps.length) newest = Math.max(newest, steps[steps.length - 1]);
+  }
+}
+
+async function fetchAll() {
+  const { charts: fresh } = await (await get("data/metrics.json", "application/json")).json();
+  newest = -1;
+  for (const [key, chart] of Object.entries(fresh)) {
+    charts.set(key, chart);
+    const steps = chart.figure.layout.meta.axes.step[0] ?? [];
+    if (steps.length) newest = Math.max(newest, steps[steps.length - 1]);
+  }
+  await update(fresh);
+}
+
+async function fetchPoints() {
+  if (newest < 0) return fetchAll();
+  const { series } = await (await get(`data/points.json?since=${newest}`, "application/json")).json();
+  const changed = {};
+  for (const [key, points] of Object.entries(series)) {
+    const chart = charts.get(key);
+    if (!chart?.figure.data.length) return fetchAll();
+    append(chart, points);
+    changed[key] = chart;
+    newest = Math.max(newest, points.step[points.step.length - 1]);
+  }
+  return update(changed);
+}
+
+function append(chart, points) {
+  const { axes, t0 } = chart.figure.layout.meta;
+  const perStep = axes.step[0].length && axes.step[0].at(-1) ? axes.samples[0].at(-1) / axes.step[0].at(-1) : 1;
+  chart.title = points.title;
+  chart.figure.data[0].y.push(...points.value);
+  axes.step[0].push(...points.step);
+  axes.samples[0].push(...points.step.map((at) => at * perStep));
+  axes.seconds[0].push(...points.time.map((at) => at - t0));
+  chart.figure.data[0].x = axes.step[0];
+}
+
+/* Log ----------------------------------------------------------------------------------------------------------- */
+
+const log = document.getElementById("log");
+
+async function fetchLog() {
+  for (;;) {
+    const query = `rank=${log.dataset.rank}&start=${log.dataset.end}`;
+    const part = await (await get(`data/log.json?${query}`, "application/json")).json();
+    // A later attempt begins its own log: what is shown belongs to the one before.
+    if (part.total < Number(log.dataset.total)) {
+      log.textContent = "";
+      log.dataset.start = log.dataset.end = log.dataset.total = "0";
+      continue;
+    }
+    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 32;
+    if (part.text) log.append(part.text);
+    log.dataset.end = part.end;
+    log.dataset.total = part.total;
+    showLog();
+    if (atEnd) log.scrollTop = log.scrollHeight;
+    if (part.end >= part.total || !part.text) return;
+  }
+}
+
+async function fetchEarlier(button) {
+  const from = Math.max(0, Number(log.dataset.start) - 64 * 1024);
+  const query = `rank=${log.dataset.rank}&start=${from}`;
+  const part = await (await get(`data/log.json?${query}`, "application/json")).json();
+  const bytes = new TextEncoder().encode(part.text).slice(0, Number(log.dataset.start) - from);
+  const height = log.scrollHeight;
+  log.prepend(new TextDecoder().decode(bytes));
+  log.scrollTop += log.scrollHeight - height;
+  log.dataset.start = from;
+  if (!from) button.remove();
+  showLog();
+}
+
+function showLog() {
+  const { start, end, total } = log.dataset;
+  log.hidden = total === "0";
+  document.getElementById("log-empty").hidden = total !== "0";
+  const tail = start === "0" ? "" : `, from byte ${start} on`;
+  document.getElementById("log-size").textContent = `${end - start} of ${total} bytes${tail}`;
+}
+
+/* Life ---------------------------------------------------------------------------------------------------------- */
+
+let attempt = document.getElementById("head").dataset.attempt;
+
+async function head() {
+  await swap("head", "part/head");
+  const now = document.getElementById("head").dataset.attempt;
+  if (now === attempt) return;
+  attempt = now;
+  if (tab === "metrics") await fetchAll();
+}
+
+function news(what) {
+  const any = (...topics) => what.includes("*") || topics.some((topic) => what.includes(topic));
+  const query = new URLSearchParams(location.search);
+  if (any("state", "summary")) soon("head", head);
+  if (any("points", "series", "progress")) soon("head", head, SLOWEST_MS);
+  if (any("points", "series", "memory", "summary")) soon("tiles", () => swap("tiles", "part/tiles"), 250);
+  if (any("spans", "memory") && step === undefined) soon("gantt", () => reloadGantt(), 250);
+  if (tab === "metrics" && any("points", "series")) soon("points", fetchPoints);
+  if (tab === "logs" && any("log", "state")) soon("log", fetchLog);
+  if (any(...(TAB_TOPICS[tab] ?? []))) soon("tab", () => swap("tab", `part/tab?${query}`), SLOWEST_MS);
+}
+
+async function reloadGantt() {
+  const chart = await (await get("data/gantt.json", "application/json")).json();
+  await update({ gantt: chart });
+}
+
+document.addEventListener("click", (event) => {
+  const opener = event.target.closest("[data-opens]");
+  const dialog = opener && document.getElementById(opener.dataset.opens);
+  if (dialog) {
+    event.preventDefault();
+    dialog.showModal();
+  }
+  if (event.target.id === "log-earlier") fetchEarlier(event.target);
+});
+
+if (tab === "metrics") readCharts();
+if (log) {
+  showLog();
+  log.scrollTop = log.scrollHeight;
+}
+subscribe(`run:${run}`, news);
+// What happened between the rendering of the page and the opening of the stream.
+news(["*"]);

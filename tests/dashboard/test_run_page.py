@@ -1,0 +1,230 @@
+"""The run page in every state, its fragments and its data."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from dashboard.runs import states
+from dashboard.runs.models import Attempt, LogChunk, Run, State
+from dashboard.runs.page_tabs import TABS
+from dashboard.runs.page_tiles import line, tiles
+from dashboard.runs.page_verdict import fix, planned_bubble, verdict
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+
+PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
+EVIL = "<script>alert('x')</script>"
+
+
+@pytest.fixture(autouse=True)
+def broker(redis_url: str) -> None:
+    """Announcements have somewhere to go."""
+
+
+@pytest.fixture
+def reader(client: Client, bob: Any) -> Client:
+    client.force_login(bob)
+    return client
+
+
+def html(client: Client, run: Run, query: str = "") -> str:
+    answer = client.get(reverse("runs:page", args=[run.pk]) + query)
+    assert answer.status_code == 200
+    return str(answer.content.decode())
+
+
+def failed(owner: Any, cause: str = "out_of_memory", detail: str = "Rank 1 ran out of memory.") -> Run:
+    run = factory.queued(owner, PIPELINE)
+    attempt = factory.start(run)
+    factory.feed_steps(attempt, 12)
+    text = "".join(f"line {i}\n" for i in range(30)).encode()
+    LogChunk.objects.create(attempt=attempt, rank=1, start=0, end=len(text), data=text)
+    Attempt.objects.filter(pk=attempt.pk).update(report={"rank": 1, "traceback": f"Boom {EVIL}", "exits": {"1": 1}})
+    factory.end(run, State.FAILED, detail, cause)
+    return run
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_every_tab_of_a_finished_run(reader: Client, alice: Any, tab: str) -> None:
+    page = html(reader, factory.finished(alice, PIPELINE), f"?tab={tab}")
+    assert f'id="tab" data-tab="{tab}"' in page
+    assert page.count('aria-current="page"') >= 1
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_every_tab_of_a_queued_run(reader: Client, alice: Any, tab: str) -> None:
+    assert html(reader, factory.queued(alice), f"?tab={tab}")
+
+
+def test_finished_run_says_its_step_time_and_memory(reader: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    said = verdict(run).sentence
+    assert "40 timed steps" in said
+    assert "MiB" in said
+    assert said in html(reader, run)
+
+
+def test_queued_run_says_what_it_waits_for_and_who_is_ahead(reader: Client, alice: Any) -> None:
+    first, run = factory.queued(alice, name="first in line"), factory.queued(alice, name="second")
+    found = verdict(run)
+    assert found.sentence.startswith("Waits for")
+    assert found.ahead == [first]
+    assert "first in line" in html(reader, run)
+    assert found.sentence in html(reader, run, "?tab=logs").replace("&#x27;", "'")
+
+
+def test_requeued_run_says_so(alice: Any) -> None:
+    run = factory.queued(alice)
+    Run.objects.filter(pk=run.pk).update(detail="Interrupted by an orderly stop of its worker; queued again.")
+    run.refresh_from_db()
+    assert verdict(run).sentence.endswith("queued again.")
+    assert verdict(run).more.startswith("Waits for")
+
+
+def test_running_run_counts_steps_and_names_the_bubble(alice: Any) -> None:
+    run = factory.queued(alice, PIPELINE)
+    factory.feed_steps(factory.start(run), 12)
+    run.refresh_from_db()
+    said = verdict(run).sentence
+    assert said.startswith("Step 12 of 43, ")
+    assert "left; " in said
+    assert "(planned 20 %)" in said
+
+
+def test_planned_bubble_of_the_schedules() -> None:
+    assert planned_bubble(RunSpec.model_validate(factory.spec_of(PIPELINE))) == pytest.approx(1 / 5)
+    assert planned_bubble(RunSpec.model_validate(factory.spec_of({"pp": 2, "schedule": "naive"}))) == 0.5
+
+
+def test_failed_run_shows_cause_last_lines_and_fix(reader: Client, alice: Any) -> None:
+    run = failed(alice)
+    page = html(reader, run)
+    assert "Rank 1 ran out of memory." in page
+    assert "line 29" in page
+    assert "line 20" in page
+    assert "line 19" not in page
+    assert "recomputation on" in page
+    assert EVIL not in page
+    assert "Boom &lt;script&gt;" in page
+
+
+@pytest.mark.parametrize(
+    "cause", ("user_code", "killed_by_signal", "worker_lost", "timed_out", "no_progress", "refused", "")
+)
+def test_every_cause_has_a_next_step(alice: Any, cause: str) -> None:
+    assert fix(failed(alice, cause)).endswith(".")
+
+
+def test_out_of_memory_fixes_end_with_something_that_still_helps() -> None:
+    tried = set()
+    for split in (
+        {},
+        {"recompute": "full"},
+        {"recompute": "full", "micro_batches": 16},
+        {"recompute": "full", "micro_batches": 16, "tp": 4},
+    ):
+        run = Run(spec=factory.spec_of(split), cause="out_of_memory")
+        tried.add(fix(run))
+    assert len(tried) == 4
+
+
+def test_cancelled_before_start(alice: Any) -> None:
+    run = states.cancel_queued(factory.queued(alice), actor=alice)
+    assert verdict(run).sentence.startswith("Cancelled before it started")
+
+
+def test_names_are_escaped(reader: Client, alice: Any) -> None:
+    run = factory.finished(alice, name=EVIL, tags=[EVIL])
+    for tab in TABS:
+        assert EVIL not in html(reader, run, f"?tab={tab}")
+
+
+def test_actions_follow_the_role(client: Client, alice: Any, bob: Any) -> None:
+    run = factory.queued(alice)
+    cancel = reverse("runs:cancel", args=[run.pk])
+    client.force_login(bob)
+    assert cancel not in html(client, run)
+    client.force_login(alice)
+    page = html(client, run)
+    assert page.count(cancel) == 2  # the link that works without JavaScript, and the dialog
+    assert 'action="' + cancel in page
+
+
+def test_signed_out_readers_see_nothing(client: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    for name, args in (("page", []), ("fragment", ["head"]), ("data", ["points"])):
+        assert client.get(reverse(f"runs:{name}", args=[run.pk, *args])).status_code == 302
+
+
+def test_fragments(reader: Client, alice: Any) -> None:
+    run = factory.finished(alice)
+    for name in ("head", "tiles", "tab"):
+        answer = reader.get(reverse("runs:fragment", args=[run.pk, name]))
+        assert f'id="{name}"' in answer.content.decode()
+    assert reader.get(reverse("runs:fragment", args=[run.pk, "other"])).status_code == 404
+    assert reader.get(reverse("runs:data", args=[run.pk, "other"])).status_code == 404
+    assert reader.get(reverse("runs:page", args=[999])).status_code == 404
+
+
+def test_points_since_a_step_leave_no_gap(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.feed_steps(factory.start(run), 12)
+    url = reverse("runs:data", args=[run.pk, "points"])
+    first = reader.get(url, {"since": 4}).json()["series"]["loss"]
+    assert first["step"] == list(range(5, 12))
+    assert len(first["value"]) == len(first["time"]) == 7
+    assert reader.get(url, {"since": 11}).json()["series"] == {}
+    assert reader.get(url, {"since": "x"}).json()["series"]["loss"]["step"][0] == 0
+
+
+def test_log_is_read_on_from_where_it_was(reader: Client, alice: Any) -> None:
+    run = failed(alice)
+    url = reverse("runs:data", args=[run.pk, "log"])
+    part = reader.get(url, {"rank": 1, "start": 7}).json()
+    assert part["text"].startswith("line 1\n")
+    assert part["end"] == part["total"]
+    assert reader.get(url, {"rank": 1, "start": part["end"]}).json()["text"] == ""
+    assert reader.get(url, {"rank": 7}).json()["total"] == 0
+
+
+def test_gantt_has_the_memory_curve_on_its_axis(reader: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    chart = reader.get(reverse("runs:data", args=[run.pk, "gantt"])).json()
+    areas = [trace for trace in chart["figure"]["data"] if trace.get("yaxis") == "y2"]
+    bars = [trace for trace in chart["figure"]["data"] if trace["type"] == "bar"]
+    assert len(areas) == 5
+    last = max(base + x for trace in bars for base, x in zip(trace["base"], trace["x"], strict=True))
+    assert areas[0]["x"][-1] == pytest.approx(last, rel=1e-3)
+    assert chart["source"].startswith("measured")
+
+
+def test_export_holds_every_point(reader: Client, alice: Any) -> None:
+    run = factory.finished(alice, {"dp": 2})
+    answer = reader.get(reverse("runs:fragment", args=[run.pk, "series-csv"]))
+    rows = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
+    assert len([row for row in rows if row["series"] == "loss"]) == 43
+    assert {row["rank"] for row in rows} == {"0", "1"}
+    both = reader.get(reverse("runs:data", args=[run.pk, "series"])).json()
+    assert sum(len(series["step"]) for series in both["series"].values()) == len(rows)
+
+
+def test_tiles_of_a_run_without_points_keep_their_place(alice: Any) -> None:
+    found = tiles(factory.queued(alice))
+    assert [tile.key for tile in found] == ["loss", "step_time", "tokens_per_s", "memory"]
+    assert {tile.value for tile in found} == {"–"}
+
+
+def test_sparkline_stays_in_its_box_and_skips_what_is_not_finite() -> None:
+    import numpy as np
+
+    points = line(np.array([1.0, np.nan, 3.0, np.inf, 2.0]))
+    assert len(points.split()) == 3
+    assert all(0 <= float(y) <= 32 for _, y in (pair.split(",") for pair in points.split()))
+    assert line(np.array([2.0, 2.0]))
+    assert line(np.array([1.0])) == ""
