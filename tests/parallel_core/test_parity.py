@@ -160,10 +160,15 @@ def test_eight_ranks() -> None:
 
 def test_norm_has_the_same_bits_under_every_cut() -> None:
     """Placement alone must not change the norm: the parts are added in parameter order, not in rank order."""
-    norms = [train(spec_of({}, {"precision": "fp32"}, pp=2, cuts=(cut,), micro_batches=2)).norms for cut in (1, 2, 4)]
-    assert norms[0] == norms[1] == norms[2]
+    placements: list[dict[str, Any]] = [{"pp": 1}, *({"pp": 2, "cuts": (cut,)} for cut in (1, 2, 4))]
+    norms = [train(spec_of({}, {"precision": "fp32"}, micro_batches=2, **placed)).norms for placed in placements]
+    assert all(other == norms[0] for other in norms)
 
 
 def test_clipping_is_at_work() -> None:
-    """The other tests would not see a norm that is never reached."""
-    assert min(reference().norms) > TRAIN["clip_norm"]
+    """The other tests would not see a clip that is never applied: gradients are seen behind it."""
+    seen = reference()
+    for norm, grads in zip(seen.norms, seen.grads, strict=True):
+        assert norm > TRAIN["clip_norm"]
+        clipped = np.sqrt(sum(float(np.square(value).sum()) for value in grads.values()))
+        assert clipped == pytest.approx(TRAIN["clip_norm"], rel=1e-5)

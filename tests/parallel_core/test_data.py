@@ -1,0 +1,83 @@
+"""Corpora and the sampler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parallel_core.data import corpus
+from parallel_core.data.corpus import CorpusError
+from parallel_core.data.sampler import Sampler
+from parallel_core.layout import Layout
+from parallel_core.spec import RunSpec
+
+TEXT = np.frombuffer(bytes(range(256)) * 20, dtype=np.uint8)
+
+
+def spec_of(vocab: int = 256, seed: int = 7, **parallel: int) -> RunSpec:
+    return RunSpec.model_validate(
+        {"model": {"seq": 16, "vocab": vocab}, "train": {"global_batch": 8, "seed": seed}, "parallel": parallel}
+    )
+
+
+def _global_batch(spec: RunSpec, step: int = 3) -> np.ndarray:
+    """All replicas' samples in global order, (global_batch, seq + 1)."""
+    sampler, layout = Sampler(spec, TEXT), Layout.of(spec)
+    parts = {}
+    for replica in range(layout.dp):
+        ids = layout.micro_batches_of(replica)
+        parts |= dict(zip(ids, sampler.micro_batches(step, ids), strict=True))
+    return np.concatenate([parts[i] for i in sorted(parts)])
+
+
+@pytest.mark.parametrize(
+    "split", [{"dp": 2}, {"micro_batches": 4}, {"dp": 4, "micro_batches": 2}, {"pp": 2, "micro_batches": 8}]
+)
+def test_global_batch_is_the_same_under_every_layout(split: dict[str, int]) -> None:
+    assert np.array_equal(_global_batch(spec_of(**split)), _global_batch(spec_of()))
+
+
+def test_batch_changes_with_step_and_seed() -> None:
+    assert not np.array_equal(_global_batch(spec_of(), 3), _global_batch(spec_of(), 4))
+    assert not np.array_equal(_global_batch(spec_of()), _global_batch(spec_of(seed=8)))
+
+
+def test_samples_are_stretches_of_the_corpus() -> None:
+    batch = _global_batch(spec_of())
+    assert np.array_equal(np.diff(batch, axis=1) % 256, np.ones((8, 16)))
+
+
+def test_small_vocabulary_takes_the_remainder() -> None:
+    batch = _global_batch(spec_of(vocab=64))
+    assert np.array_equal(batch, _global_batch(spec_of()) % 64)
+
+
+def test_shortest_corpus_is_one_sequence() -> None:
+    assert Sampler(spec_of(), TEXT[:17]).micro_batches(0, (0,)).shape == (1, 8, 17)
+    with pytest.raises(CorpusError, match="16 bytes; one sequence needs 17"):
+        Sampler(spec_of(), TEXT[:16])
+
+
+def test_standard_library_reads_the_same_cached_or_not(tmp_path: Path) -> None:
+    fresh = corpus.open("stdlib")
+    cached = corpus.open("stdlib", tmp_path)
+    again = corpus.open("stdlib", tmp_path)
+    assert len(fresh) > 1_000_000
+    assert np.array_equal(fresh, cached)
+    assert np.array_equal(fresh, again)
+    assert [path.name for path in tmp_path.iterdir()] == [next(tmp_path.glob("stdlib-*")).name]
+
+
+def test_blob_is_read_from_the_cache(tmp_path: Path) -> None:
+    (tmp_path / ("a" * 64)).write_bytes(b"some text")
+    assert bytes(corpus.open(f"blob:{'a' * 64}", tmp_path)) == b"some text"
+
+
+def test_missing_and_empty_blobs_are_refused(tmp_path: Path) -> None:
+    (tmp_path / ("b" * 64)).touch()
+    with pytest.raises(CorpusError, match="is empty"):
+        corpus.open(f"blob:{'b' * 64}", tmp_path)
+    with pytest.raises(CorpusError, match="not in this worker's cache"):
+        corpus.open(f"blob:{'c' * 64}", tmp_path)

@@ -1,0 +1,112 @@
+"""Split layers on two real ranks against the whole layer on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parallel_core.engine.distributed import Rendezvous, connect, disconnect
+from parallel_core.layout import Layout
+from parallel_core.observe.recorder import SpanRecorder
+from parallel_core.observe.scope import Scope
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
+from parallel_core.tensor.group import TensorGroup
+from parallel_core.tensor.linear import ColumnLinear, RowLinear
+from parallel_core.tensor.parallelise import shard
+from parallel_core.tensor.vocab import VocabCrossEntropy, VocabEmbedding
+from tests.parallel_core import ranks
+
+SPEC = RunSpec.model_validate({"parallel": {"tp": 2}})
+
+
+def _random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.empty(shape, dtype=torch.float64).normal_(generator=torch.Generator().manual_seed(seed))
+
+
+def on_two_ranks(use: Callable[[TensorGroup, SpanRecorder], Any], tmp_path: Path) -> list[Any]:
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+        groups, recorder = connect(meeting, rank, Layout.of(spec), "gloo"), SpanRecorder()
+        try:
+            recorder.begin_step(0)
+            return use(TensorGroup(rank, 2, groups.tensor, Scope(recorder)), recorder)
+        finally:
+            disconnect()
+
+    return ranks.run(SPEC, work, tmp_path)
+
+
+def _linear(kind: str, full_in: int, full_out: int) -> nn.Linear:
+    layer = nn.Linear(full_in, full_out, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(_random(full_out, full_in, seed=1))
+        layer.bias.copy_(_random(full_out, seed=2))
+    return layer
+
+
+def test_column_then_row_equals_two_linears(tmp_path: Path) -> None:
+    up, down, x = _linear("fc1", 6, 8), _linear("fc2", 8, 6), _random(2, 3, 6)
+    whole = x.clone().requires_grad_()
+    want = down(torch.tanh(up(whole)))
+    want.square().sum().backward()
+
+    def use(group: TensorGroup, _: SpanRecorder) -> Any:
+        column, row, mine = ColumnLinear(up, group), RowLinear(down, group), x.clone().requires_grad_()
+        with torch.no_grad():
+            for split, full, name in ((column, up, "fc1"), (row, down, "fc2")):
+                split.weight.copy_(shard(full.weight, f"u.{name}.weight", group.rank, 2))
+                split.bias.copy_(shard(full.bias, f"u.{name}.bias", group.rank, 2))
+        out = row(torch.tanh(column(mine)))
+        out.square().sum().backward()
+        return [
+            t.detach() for t in (out, mine.grad, column.weight.grad, column.bias.grad, row.weight.grad, row.bias.grad)
+        ]
+
+    for rank, got in enumerate(on_two_ranks(use, tmp_path)):
+        rows, columns = slice(4 * rank, 4 * rank + 4), (slice(None), slice(4 * rank, 4 * rank + 4))
+        parameters = (up.weight.grad[rows], up.bias.grad[rows], down.weight.grad[columns], down.bias.grad)
+        expected = [want.detach(), whole.grad, *parameters]
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_vocabulary_embedding_equals_the_whole_one(tmp_path: Path) -> None:
+    full, ids = nn.Embedding.from_pretrained(_random(10, 4), freeze=False), torch.tensor([[0, 4, 5, 9], [5, 5, 1, 0]])
+    want = full(ids)
+    want.square().sum().backward()
+
+    def use(group: TensorGroup, _: SpanRecorder) -> Any:
+        mine = VocabEmbedding(full, group)
+        with torch.no_grad():
+            mine.weight.copy_(shard(full.weight, "embed.token.weight", group.rank, 2))
+        out = mine(ids)
+        out.square().sum().backward()
+        return [out.detach(), mine.weight.grad]
+
+    for rank, got in enumerate(on_two_ranks(use, tmp_path)):
+        torch.testing.assert_close(got, [want.detach(), full.weight.grad[5 * rank : 5 * rank + 5]], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1000.0], ids=["usual", "huge"])
+def test_vocabulary_cross_entropy_equals_torch(scale: float, tmp_path: Path) -> None:
+    """Huge logits overflow where the maximum is not taken over the whole group."""
+    logits, targets = _random(6, 10) * scale, torch.tensor([0, 4, 5, 9, 7, 2])
+    whole = logits.clone().requires_grad_()
+    want = F.cross_entropy(whole, targets, reduction="sum")
+    want.backward()
+
+    def use(group: TensorGroup, recorder: SpanRecorder) -> Any:
+        mine = logits.chunk(2, 1)[group.rank].clone().requires_grad_()
+        loss = VocabCrossEntropy(group)(mine, targets)
+        loss.backward()
+        return [loss.detach(), mine.grad], recorder.end_step()["kind"].tolist()
+
+    for rank, (got, kinds) in enumerate(on_two_ranks(use, tmp_path)):
+        want_grad = whole.grad.chunk(2, 1)[rank]
+        torch.testing.assert_close(got, [want.detach(), want_grad], rtol=1e-12, atol=1e-15)
+        assert kinds.count(Kind.TP_COLLECTIVE) == 2, "one maximum, one sum: both recorded"

@@ -1,0 +1,191 @@
+"""What a rank reports while it trains."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.trainer import is_traced, metered_step, run_rank
+from parallel_core.observe import progress
+from parallel_core.observe.memory import MemoryCapExceeded
+from parallel_core.observe.records import MEMORY, POINT, SPAN, FileSink, Frame, events_path, read_file
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
+from tests.parallel_core import ranks
+
+MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+
+
+def spec_of(*, trace: dict[str, Any] | None = None, train: dict[str, Any] | None = None, **parallel: Any) -> RunSpec:
+    train = {"steps": 12, "global_batch": 8, "lr": 1e-2} | (train or {})
+    return RunSpec.model_validate({"model": MODEL, "train": train, "parallel": parallel, "trace": trace or {}})
+
+
+def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
+    run_rank(spec, rank, FileSink(folder, rank), meeting, progress.Progress(folder, rank))
+
+
+def frames(spec: RunSpec, folder: Path) -> list[list[Frame]]:
+    """The frames of each rank of a whole run."""
+    ranks.run(spec, _work, folder)
+    return [read_file(events_path(folder, rank)) for rank in range(spec.parallel.world)]
+
+
+def series(seen: Sequence[Frame], name: str) -> np.ndarray:
+    """The POINT rows of one series over all frames."""
+    parts = [np.empty(0, POINT)]
+    for frame in seen:
+        at = 0
+        for known, count in frame.header.get("series", []):
+            rows = np.frombuffer(frame.blob, POINT, count, at)
+            at += rows.nbytes
+            parts += [rows] if known == name else []
+    return np.concatenate(parts)
+
+
+def one(seen: Sequence[Frame], kind: str) -> Frame:
+    (found,) = [frame for frame in seen if frame.kind == kind]
+    return found
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunSpec, list[list[Frame]], Path]:
+    spec = spec_of(trace={"trace_every": 5}, pp=2, micro_batches=4, recompute="full")
+    folder = tmp_path_factory.mktemp("pipeline")
+    return spec, frames(spec, folder), folder
+
+
+def test_phases_come_in_order(pipeline: Any) -> None:
+    _, seen, _ = pipeline
+    for rank in seen:
+        phases = [(frame.header["phase"], frame.header["step"]) for frame in rank if frame.kind == "phase"]
+        assert phases == [("building", 0), ("warmup", 0), ("timed", 3), ("done", 12)]
+
+
+def test_hello_says_who_holds_what(pipeline: Any) -> None:
+    spec, seen, _ = pipeline
+    hellos = [one(rank, "hello").header for rank in seen]
+    assert [hello["stage"] for hello in hellos] == [0, 1]
+    assert [unit for hello in hellos for unit in hello["units"]] == spec.model.units()
+    total = one(seen[0], "summary").header["params_total"]
+    assert sum(hello["params"] for hello in hellos) == total
+
+
+def test_every_step_has_one_point_in_every_series(pipeline: Any) -> None:
+    spec, seen, _ = pipeline
+    every = list(range(spec.train.steps))
+    for name in ("loss", "grad_norm", "step_time", "tokens_per_s"):
+        assert series(seen[0], name)["step"].tolist() == every
+        assert series(seen[1], name).size == 0
+    assert all(series(rank, "rank_step_time")["step"].tolist() == every for rank in seen)
+    assert all(series(rank, "memory").size >= 2 for rank in seen)
+
+
+def test_loss_falls_from_that_of_a_uniform_guess(pipeline: Any) -> None:
+    _, seen, _ = pipeline
+    losses = series(seen[0], "loss")["value"]
+    assert losses[0] == pytest.approx(np.log(MODEL["vocab"]), rel=0.02)
+    assert losses[-1] < 0.95 * losses[0]
+
+
+def test_traced_steps_hold_a_span_of_every_operation(pipeline: Any) -> None:
+    spec, seen, _ = pipeline
+    for rank, program in enumerate(build(spec).programs):
+        traced = [frame for frame in seen[rank] if frame.kind == "spans"]
+        assert [frame.header["step"] for frame in traced] == [5, 7, 10]
+        for frame in traced:
+            rows = np.frombuffer(frame.blob, SPAN)
+            assert len(rows) == frame.header["count"] == frame.header["total"]
+            recorded = Counter(rows[["kind", "stage", "micro_batch"]].tolist())
+            for op in program:
+                assert recorded[op.kind, op.stage, op.micro_batch] == 1, str(op)
+
+
+def test_spans_lie_within_their_step_and_recomputation_within_backward(pipeline: Any) -> None:
+    _, seen, _ = pipeline
+    for rank in seen:
+        rows = np.frombuffer(next(frame for frame in rank if frame.kind == "spans").blob, SPAN)
+        (step,) = rows[rows["kind"] == Kind.STEP]
+        assert (rows["start"] >= step["start"]).all()
+        assert (rows["end"] <= step["end"]).all()
+        again = rows[rows["kind"] == Kind.R]
+        assert again.size
+        for row in again:
+            (backward,) = rows[(rows["kind"] == Kind.BW) & (rows["micro_batch"] == row["micro_batch"])]
+            assert backward["start"] <= row["start"] <= row["end"] <= backward["end"]
+
+
+def test_memory_is_metered_once_and_holds_the_model(pipeline: Any) -> None:
+    _, seen, _ = pipeline
+    for rank in seen:
+        memory = one(rank, "memory")
+        params = 4 * one(rank, "hello").header["params"]
+        assert memory.header["step"] == 1
+        peak = memory.header["peak"]
+        assert params <= peak["params"] == peak["grads"] <= 1.2 * params + 2**14
+        assert peak["optimizer"] == 2 * peak["params"]
+        assert peak["activations"] > 0
+        assert sum(peak.values()) == memory.header["peak_total"]
+        assert np.frombuffer(memory.blob, MEMORY).size > 0
+
+
+def test_summary_covers_the_timed_steps(pipeline: Any) -> None:
+    spec, seen, _ = pipeline
+    summary = one(seen[0], "summary").header
+    times = series(seen[0], "step_time")["value"][spec.train.warmup_steps :]
+    assert summary["timed"]["n"] == spec.timed_steps
+    assert summary["timed"]["median"] == pytest.approx(np.median(times))
+
+
+def test_progress_page_ends_at_the_last_operation(pipeline: Any) -> None:
+    spec, _, folder = pipeline
+    where = progress.read(folder, 1)
+    assert where is not None
+    assert (where.step, where.op) == (spec.train.steps - 1, "1OPT_STEP")
+
+
+def test_tensor_collectives_and_buckets_are_recorded(tmp_path: Path) -> None:
+    seen = frames(spec_of(dp=2, tp=2, trace={"memory": False}), tmp_path)
+    kinds = np.frombuffer(next(frame for frame in seen[0] if frame.kind == "spans").blob, SPAN)["kind"]
+    blocks = MODEL["layers"]
+    # Forward: embedding, two a block, two for the loss. Backward: two a block, one for the head.
+    assert np.count_nonzero(kinds == Kind.TP_COLLECTIVE) == 1 + 2 * blocks + 2 + 2 * blocks + 1
+    assert np.count_nonzero(kinds == Kind.BUCKET) >= 1
+    assert not [frame for frame in seen[0] if frame.kind == "memory"]
+
+
+def test_recomputation_keeps_less(tmp_path: Path) -> None:
+    def kept(recompute: str) -> int:
+        folder = tmp_path / recompute
+        folder.mkdir()
+        seen = frames(spec_of(recompute=recompute, micro_batches=1), folder)
+        return int(one(seen[0], "memory").header["peak"]["activations"])
+
+    assert kept("full") < 0.75 * kept("none")
+
+
+def test_a_cap_ends_the_metered_step(tmp_path: Path) -> None:
+    spec = spec_of(trace={"memory_cap": 100_000})
+    with pytest.raises(MemoryCapExceeded):
+        run_rank(spec, 0, FileSink(tmp_path, 0), Rendezvous("", 0, 1, True), progress.Progress(tmp_path, 0))
+
+
+@pytest.mark.parametrize(
+    ("warmup", "memory", "step"), [(3, True, 1), (2, True, 1), (1, True, 10), (0, True, 10), (3, False, -1)]
+)
+def test_metered_step_is_never_a_timed_one(warmup: int, memory: bool, step: int) -> None:
+    spec = spec_of(train={"steps": 10, "warmup_steps": warmup}, trace={"memory": memory})
+    assert metered_step(spec) == step
+
+
+@pytest.mark.parametrize(("every", "steps"), [(0, [6]), (4, [4, 6, 8]), (1, [2, 3, 4, 5, 6, 7, 8, 9])])
+def test_traced_steps(every: int, steps: list[int]) -> None:
+    spec = spec_of(train={"steps": 10}, trace={"trace_every": every})
+    assert [step for step in range(10) if is_traced(spec, step)] == steps
