@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
-from ninja import Path, Query, Router
+from ninja import Path, Query, Router, Status
 
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, require_member
@@ -37,7 +37,7 @@ def submit(request: HttpRequest, payload: s.SubmitIn) -> Any:
         retries=payload.retries,
         anyway=payload.anyway,
     )
-    return 201, {"data": detail(run)}
+    return Status(201, {"data": detail(run)})
 
 
 @router.get("", auth=READ, response={200: s.Envelope[list[s.RunOut]], **s.refusals(400, 401, 403, 422)})
@@ -48,7 +48,7 @@ def list_runs(
     owner: s.Text = "",
     strategy: s.Text = "",
     tag: s.Text = "",
-    study: Annotated[s.Id | None, Query()] = None,
+    study: s.Id | None = None,
     sort: Sort = "-id",
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
     per_page: Annotated[int, Query(ge=1, le=500)] = 50,
@@ -78,7 +78,7 @@ def series(
     request: HttpRequest,
     run_id: RunId,
     name: SeriesName = "loss",
-    rank: Annotated[s.Rank, Query()] = 0,
+    rank: s.Rank = 0,
     buckets: Annotated[int, Query(ge=0, le=10_000, description="0 = every point")] = 0,
     since_step: Annotated[int, Query(ge=-1, le=2**31 - 1)] = -1,
 ) -> Any:
@@ -97,7 +97,7 @@ def series(
 
 
 @router.get("/{run_id}/spans", auth=READ, response={200: s.Envelope[s.SpansOut], **s.refusals(*s.SEES)})
-def spans(request: HttpRequest, run_id: RunId, step: Annotated[s.Step | None, Query()] = None) -> Any:
+def spans(request: HttpRequest, run_id: RunId, step: s.Step | None = None) -> Any:
     """The spans of one traced step, the newest complete one by default; at most 20 000 of them in all."""
     run = _run(run_id)
     steps = selectors.traced_steps(run)
@@ -115,7 +115,7 @@ def spans(request: HttpRequest, run_id: RunId, step: Annotated[s.Step | None, Qu
 def log(
     request: HttpRequest,
     run_id: RunId,
-    rank: Annotated[s.Rank, Query()] = 0,
+    rank: s.Rank = 0,
     start: Annotated[int, Query(ge=-(2**40), le=2**40, description="byte; below 0 from the end")] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = 64 * 1024,
 ) -> Any:

@@ -24,7 +24,7 @@ api = NinjaAPI(
     description="Submit, follow and cancel training runs. Sign in with a bearer token (made under /accounts/tokens/).",
     docs_url=None,
     openapi_url="/openapi.json",
-    urls_namespace="v1",
+    urls_namespace="api:v1",
 )
 api.add_router("/runs", runs.router)
 api.add_router("", yard.router)
