@@ -82,11 +82,11 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """Appends frames to `events-<rank>.bin`; each `emit` is one write() call, so a kill leaves at most one torn frame."""
+    """Appends frames to `events-<rank>.bin`; each `emit` is one write(), so a kill leaves at most one torn frame."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
-        self._file: IO[bytes] = open(events_path(folder, rank), "ab", buffering=0)  # noqa: SIM115
+        self._file: IO[bytes] = events_path(folder, rank).open("ab", buffering=0)
 
     def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
         self._file.write(encode({"kind": kind, "rank": self.rank, "t": time.time(), **header}, blob))
