@@ -16,7 +16,8 @@ from workers.station import Station
 
 settings = Settings.from_env()
 
-app = Celery("workers", broker=settings.broker_url)
+# No fix-ups: with DJANGO_SETTINGS_MODULE in the environment Celery would load the whole web application.
+app = Celery("workers", broker=settings.broker_url, fixups=[])
 app.conf.update(
     task_serializer="json",
     accept_content=["json"],

@@ -46,12 +46,15 @@ class Ending:
     exits: dict[str, int] = field(default_factory=dict)
 
     def body(self, attempt: int, none_left: bool) -> AttemptBody:
+        left = "" if none_left else " Some of its processes did not end."
+        if none_left and self.outcome == "cancelled":
+            left = " No process of it is left."
         body = AttemptBody(
             attempt=attempt,
             state="ended",
             outcome=self.outcome,
             cause=self.cause,
-            detail=self.detail if none_left else f"{self.detail} Some of its processes did not end.",
+            detail=self.detail + left,
             exits=self.exits,
             none_left=none_left,
         )
@@ -141,7 +144,7 @@ def of_no_progress(folder: Path, ranks: Sequence[int], limit_s: float) -> Ending
     return Ending("failed", "no_progress", f"No rank moved for {limit_s:g} s: {places}.")
 
 
-CANCELLED = Ending("cancelled", "cancelled", "Cancelled; every process is gone.")
+CANCELLED = Ending("cancelled", "cancelled", "Cancelled.")
 INTERRUPTED = Ending("interrupted", "interrupted", "The worker was stopped while this ran.")
 WORKER_LOST = Ending("failed", "worker_lost", "The worker was restarted while this ran.")
 STORE_LATE = Ending("failed", "timed_out", "The other hosts did not start in time.")

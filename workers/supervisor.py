@@ -102,7 +102,7 @@ class Supervisor(threading.Thread):
     def close(self) -> None:
         """Ends the fork server; to be called when `idle` is set."""
         if server := self._server:
-            server.close(timeout=1.0)
+            server.close(timeout=0.3)
 
     def ended_published(self, attempt: int) -> None:
         """The relay's word that the end of an attempt is out: heartbeats need not name it any more."""
@@ -157,7 +157,7 @@ class Supervisor(threading.Thread):
         attempt = Attempt(folder, Meta(message=order.message, ranks=order.ranks), order)
         folder.save(attempt.meta)
         self._live[attempt.number] = attempt
-        self._name(folder, order.ranks)
+        self._mention(folder, order.ranks)
         self._relay.tell("attempt", AttemptBody(attempt=attempt.number, state="starting"))
         if self._leaving:
             self._stop(attempt, "interrupted", ending.INTERRUPTED)
@@ -176,7 +176,8 @@ class Supervisor(threading.Thread):
         else:
             self._inbox.put(lambda: setattr(attempt, "fetching", False))
 
-    def _name(self, folder: Folder, ranks: list[int]) -> None:
+    def _mention(self, folder: Folder, ranks: list[int]) -> None:
+        """Heartbeats name the attempt until its end is published."""
         with self._lock:
             self._named[folder.attempt] = (folder, ranks)
 
@@ -316,7 +317,7 @@ class Supervisor(threading.Thread):
 
     def _end_unstarted(self, folder: Folder, how: Ending) -> None:
         """An attempt of which nothing was ever started here."""
-        self._name(folder, [])
+        self._mention(folder, [])
         self._relay.follow(folder, [])
         self._publish_end(folder, folder.load(), how, none_left=True)
 
@@ -341,7 +342,7 @@ class Supervisor(threading.Thread):
         if meta.stop == "fenced":
             folder.settle()
             return
-        self._name(folder, meta.ranks)
+        self._mention(folder, meta.ranks)
         self._relay.follow(folder, meta.ranks)
         if meta.end is not None:
             self._relay.finish(folder.attempt, meta.end)

@@ -1,0 +1,26 @@
+"""One worker serves all tests of a module; tests that end it start it again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.workers.harness import Bench
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    home = Path(tempfile.mkdtemp(prefix="ty-worker-"))  # short: a unix socket's path is limited
+    bench = Bench(home)
+    bench.folder.mkdir(parents=True)
+    # A worker that is calibrated already: the measurement itself has a test of its own.
+    (bench.folder / "calibration.json").write_text(json.dumps({"device": "cpu", "step_time": 0.1}))
+    bench.start_worker()
+    yield bench
+    bench.close()
+    shutil.rmtree(home, ignore_errors=True)

@@ -1,0 +1,168 @@
+"""A real worker process with a real broker, fork server and ranks: runs end as they should, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from parallel_core.observe import records
+from tests.workers.harness import ENDLESS, NAME, Bench, none_alive, tiny
+from workers.folder import Folder
+
+
+def kinds(data: bytes) -> list[str]:
+    return [frame.kind for frame in records.decode(data)]
+
+
+def test_a_run_succeeds_and_all_of_it_arrives(bench: Bench) -> None:
+    attempt = bench.send(tiny())
+    end = bench.wait_end(attempt)
+    assert (end["outcome"], end["cause"], end["exits"]) == ("succeeded", "", {"0": 0, "1": 0})
+    assert end["none_left"]
+    for rank in (0, 1):
+        data = bench.received(attempt, "events", rank)
+        assert data == records.events_path(bench.folder / "attempts" / str(attempt), rank).read_bytes()
+        assert end["sizes"][f"events:{rank}"] == len(data)
+        assert {"hello", "points", "summary"} <= set(kinds(data))
+
+
+def test_states_are_told_in_order_and_the_end_comes_last(bench: Bench) -> None:
+    attempt = bench.send(tiny())
+    bench.wait_end(attempt)
+    about = [entry for entry in bench.heard if entry.body.get("attempt") == attempt]
+    states = [entry.body["state"] for entry in about if entry.kind == "attempt"]
+    assert states == ["starting", "running", "ended"]
+    assert about[-1].kind == "attempt"
+
+
+def test_a_second_delivery_starts_nothing(bench: Bench) -> None:
+    attempt = bench.send(tiny())
+    bench.wait_end(attempt)
+    bench.send(tiny(), attempt)
+    bench.wait_end(bench.send(tiny()))  # its queue is in order: the double was read before this one
+    assert len(bench.states(attempt, "starting")) == 1
+    assert len(bench.states(attempt, "ended")) == 1
+
+
+def test_a_settled_attempt_leaves_its_claim_alone(bench: Bench) -> None:
+    attempt = bench.send(tiny())
+    bench.wait_end(attempt)
+    bench.control("settled", attempt)
+    folder = Folder(bench.folder / "attempts" / str(attempt))
+    bench.wait("settled folder", lambda: [path.name for path in folder.path.iterdir()] == ["settled"])
+    bench.send(tiny(), attempt)
+    bench.wait_end(bench.send(tiny()))
+    assert len(bench.states(attempt, "starting")) == 1
+
+
+def test_a_bad_message_is_refused_with_its_reason(bench: Bench) -> None:
+    spec = tiny()
+    spec["model"]["heads"] = 3
+    end = bench.wait_end(bench.send(spec))
+    assert (end["outcome"], end["cause"]) == ("failed", "refused")
+    assert "heads=3 does not divide hidden=16" in end["detail"]
+
+
+def test_devices_that_are_not_here_are_refused(bench: Bench) -> None:
+    end = bench.wait_end(bench.send(tiny(), devices=(0, 7)))
+    assert end["cause"] == "refused"
+    assert "no cpu device 7" in end["detail"]
+
+
+def test_a_corpus_that_cannot_be_had_is_refused(bench: Bench) -> None:
+    spec = tiny()
+    spec["train"]["corpus"] = "blob:" + "0" * 64
+    end = bench.wait_end(bench.send(spec))
+    assert end["cause"] == "refused"
+    assert "corpus 000000000000" in end["detail"]
+
+
+def test_a_rewind_sends_the_file_and_the_end_again(bench: Bench) -> None:
+    attempt = bench.send(tiny())
+    bench.wait_end(attempt)
+    whole = bench.received(attempt, "events", 1)
+    bench.heard = [entry for entry in bench.heard if entry.body.get("rank") != 1 or entry.kind != "batch"]
+    bench.control("rewind", attempt, rank=1, channel="events", offset=0)
+    bench.wait("second end", lambda: len(bench.states(attempt, "ended")) == 2)
+    assert bench.received(attempt, "events", 1) == whole
+
+
+def test_cancel_leaves_no_process(bench: Bench) -> None:
+    attempt = bench.send(ENDLESS)
+    recorded = bench.wait_running(attempt)
+    bench.control("cancel", attempt)
+    end = bench.wait_end(attempt)
+    assert (end["outcome"], end["cause"], end["none_left"]) == ("cancelled", "cancelled", True)
+    assert none_alive(recorded)
+
+
+def test_cancel_before_the_message_forestalls_it(bench: Bench) -> None:
+    attempt, bench.next_attempt = bench.next_attempt, bench.next_attempt + 1
+    bench.control("cancel", attempt)
+    assert bench.wait_end(attempt)["outcome"] == "cancelled"
+    bench.send(tiny(), attempt)
+    bench.wait_end(bench.send(tiny()))
+    assert not bench.states(attempt, "starting")
+
+
+def test_a_fenced_attempt_dies_and_says_nothing(bench: Bench) -> None:
+    attempt = bench.send(ENDLESS)
+    recorded = bench.wait_running(attempt)
+    bench.control("fence", attempt)
+    bench.wait("empty folder", lambda: Folder(bench.folder / "attempts" / str(attempt)).settled)
+    assert none_alive(recorded)
+    assert not bench.states(attempt, "ended")
+
+
+def test_a_killed_rank_is_named_with_its_signal(bench: Bench) -> None:
+    attempt = bench.send(ENDLESS)
+    recorded = bench.wait_running(attempt)
+    os.kill(recorded[1][0], signal.SIGKILL)
+    end = bench.wait_end(attempt)
+    assert (end["outcome"], end["cause"], end["rank"], end["signal"]) == ("failed", "killed_by_signal", 1, 9)
+    assert end["detail"].startswith("Rank 1 was killed by signal 9 (SIGKILL) at step ")
+    assert none_alive(recorded)
+
+
+def test_ranks_that_stand_still_are_ended_with_their_places(bench: Bench) -> None:
+    attempt = bench.send(ENDLESS)
+    recorded = bench.wait_running(attempt)
+    for pid, _ in recorded.values():
+        os.kill(pid, signal.SIGSTOP)
+    end = bench.wait_end(attempt)
+    assert (end["outcome"], end["cause"]) == ("failed", "no_progress")
+    assert "rank 0 at step" in end["detail"] and "rank 1 at step" in end["detail"]
+    assert none_alive(recorded)
+
+
+def test_heartbeats_name_host_devices_and_live_attempts(bench: Bench) -> None:
+    attempt = bench.send(ENDLESS)
+    bench.wait_running(attempt)
+    beat = next(entry for entry in reversed(bench.heard) if entry.kind == "heartbeat")
+    assert beat.worker == NAME
+    assert [device["index"] for device in beat.body["devices"]] == [0, 1]
+    assert beat.body["calibration"]["device"] == "cpu"
+    assert set(beat.body["attempts"][str(attempt)]) == {"0", "1"}
+    bench.control("cancel", attempt)
+    bench.wait_end(attempt)
+    bench.wait("heartbeat without it", lambda: str(attempt) not in last_beat(bench))
+
+
+def last_beat(bench: Bench) -> dict[str, object]:
+    return next(entry.body["attempts"] for entry in reversed(bench.heard) if entry.kind == "heartbeat")
+
+
+def test_the_fork_server_is_replaced_when_it_dies(bench: Bench) -> None:
+    attempt = bench.send(ENDLESS)
+    recorded = bench.wait_running(attempt)
+    os.kill(parent_of(recorded[0][0]), signal.SIGKILL)
+    end = bench.wait_end(attempt)
+    assert (end["outcome"], end["cause"], end["signal"]) == ("failed", "killed_by_signal", 9)
+    assert "fork server" in end["detail"]
+    assert none_alive(recorded)
+    assert bench.wait_end(bench.send(tiny()))["outcome"] == "succeeded"
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
