@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,19 +104,41 @@ def test_schedule_prints_picture_grid_and_csv(written: Path) -> None:
     assert finished("schedule", str(written), "--csv").stdout.count("\n") == 2
 
 
-@pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
-def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[int, int]]]:
+    """A run of two stages under way: its command, and the pid of each rank."""
     path, out = tmp_path / "spec.json", tmp_path / "out"
-    endless = spec(pp=2)
-    endless["train"] |= {"steps": 1_000_000}
-    path.write_text(json.dumps(endless))
+    path.write_text(json.dumps({**spec(pp=2), "train": {"steps": 1_000_000, "global_batch": 4}}))
     running = command("train", str(path), "--out", str(out), start_new_session=True)
     deadline = time.monotonic() + LIMIT_S
     while not all((where := progress.read(out, rank)) and where.step > 2 for rank in (0, 1)):
         assert running.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
-    pids = [where.pid for rank in (0, 1) if (where := progress.read(out, rank))]
+    yield running, {rank: where.pid for rank in (0, 1) if (where := progress.read(out, rank))}
+    running.kill()
+    running.wait()
+
+
+@pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
+def test_ctrl_c_leaves_no_process(endless: tuple[subprocess.Popen[str], dict[int, int]]) -> None:
+    running, pids = endless
     os.kill(running.pid, signal.SIGINT)
     _, errors = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 130 and "no process is left" in errors
-    assert not any(processes.alive(pid) for pid in pids)
+    assert not any(processes.alive(pid) for pid in pids.values())
+
+
+@pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
+def test_a_killed_rank_is_named_not_its_peer(endless: tuple[subprocess.Popen[str], dict[int, int]]) -> None:
+    running, pids = endless
+    os.kill(pids[1], signal.SIGKILL)
+    told, _ = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 1 and "Rank 1 failed: signal 9 (SIGKILL)" in told
+    assert not any(processes.alive(pid) for pid in pids.values())
+
+
+@pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
+def test_ranks_do_not_outlive_a_killed_command(endless: tuple[subprocess.Popen[str], dict[int, int]]) -> None:
+    running, pids = endless
+    running.kill()
+    assert processes.wait_gone([(pid, 0) for pid in pids.values()], LIMIT_S) == []

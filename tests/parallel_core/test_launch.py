@@ -236,6 +236,23 @@ def test_a_term_ends_the_server_in_order(yard: Yard) -> None:
     yard.until("lost")
 
 
+def test_a_listener_that_raises_does_not_end_the_ranks(tmp_path: Path) -> None:
+    seen: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def listen(event: Event) -> None:
+        seen.put(event)
+        raise RuntimeError("a fault of the listener")
+
+    server = ForkServer(listen, COMMAND)
+    (tmp_path / "behaviour.json").write_text('{"0": "finish"}')
+    server.start(order(1, tmp_path, 1))
+    kinds = []
+    while not kinds or kinds[-1] != "gone":
+        kinds.append(seen.get(timeout=LIMIT_S)["event"])
+    server.close()
+    assert kinds == ["ready", "store", "started", "exit", "gone"]
+
+
 def test_closing_the_client_leaves_nothing(yard: Yard) -> None:
     folder = yard.start(1, "wait", "ignore_term")
     eventually(lambda: where_waiting(folder, 2))
