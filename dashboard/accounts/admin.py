@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.models import Group, User
@@ -53,9 +51,3 @@ class YardUserAdmin(UserAdmin):
     def make_viewers(self, request: HttpRequest, users: QuerySet[User]) -> None:
         for user in users:
             user.groups.remove(*Group.objects.filter(name=MEMBERS))
-
-    def get_form(self, request: HttpRequest, obj: Any | None = None, change: bool = False, **kwargs: Any) -> Any:
-        form = super().get_form(request, obj, change, **kwargs)
-        if "groups" in form.base_fields:
-            form.base_fields["groups"].required = False
-        return form

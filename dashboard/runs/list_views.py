@@ -48,6 +48,8 @@ def runs(request: HttpRequest) -> HttpResponse:
     partial = request.headers.get("HX-Request") and not request.headers.get("HX-History-Restore-Request")
     if partial:
         response = render(request, "runs/list_results.html", context)
+        # The address as we would write it: a filter form also sends its empty fields.
+        response.headers["HX-Push-Url"] = request.path + listing.query().rstrip("?")
     else:
         context |= {"states": State.choices, "options": options(), "may_submit": may_submit(request.user)}
         response = render(request, "runs/list.html", context)

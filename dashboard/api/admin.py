@@ -1,0 +1,24 @@
+"""Tokens in Django's admin: staff see whose they are and revoke them; secrets are nowhere to be seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+
+from dashboard.api.models import ApiToken
+
+
+@admin.register(ApiToken)
+class ApiTokenAdmin(admin.ModelAdmin):
+    list_display = ("name", "user", "scope", "start", "expires_at")
+    list_filter = ("scope",)
+    list_select_related = ("user",)
+    exclude = ("hashed",)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any | None = None) -> bool:
+        return False

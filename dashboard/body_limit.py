@@ -1,0 +1,94 @@
+"""Refuses request bodies that are too large before Django reads them.
+
+Django's ASGI handler first spools the whole body to disk and only then looks at the request, so a limit inside a view
+comes 200 MB too late. This wrapper looks at Content-Length at once, and counts where there is none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from dashboard.errors import envelope
+from parallel_core.limits import MAX_CORPUS_BYTES
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+UPLOADS = ("/runs/new/",)
+"""Addresses of forms with a file in them."""
+MIB = 1024 * 1024
+FORM_SLACK = MIB
+"""What the other fields of an upload's form may add."""
+MAX_BODY = 8 * MIB
+MAX_DRAIN = 64 * MIB
+"""A browser that is still sending does not read our answer: this much is taken and thrown away after it."""
+PAGE = Path(__file__).resolve().parent.parent / "templates" / "413.html"
+
+
+class TooLarge(Exception):
+    """The body went on past the limit."""
+
+
+class BodyLimit:
+    """ASGI wrapper. Answers 413 (a page, or JSON under /api/)."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        limit = MAX_CORPUS_BYTES + FORM_SLACK if scope["path"] in UPLOADS else MAX_BODY
+        if declared(scope) > limit:
+            return await refuse(scope, receive, send)
+        try:
+            await self.app(scope, counted(receive, limit), send)
+        except TooLarge:
+            await refuse(scope, receive, send)
+
+
+def declared(scope: Scope) -> int:
+    """Content-Length, 0 where it is missing or no number (the server itself refuses the latter)."""
+    text = dict(scope["headers"]).get(b"content-length", b"0").decode("latin-1")
+    return int(text) if text.isdecimal() else 0
+
+
+def counted(receive: Receive, limit: int) -> Receive:
+    """`receive` that raises TooLarge once more than `limit` bytes came."""
+    seen = 0
+
+    async def count() -> dict[str, Any]:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > limit:
+            raise TooLarge
+        return message
+
+    return count
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends the whole answer, then lets the client finish sending (within reason) so that it comes to read it."""
+    body, kind = answer(scope["path"])
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    left = MAX_DRAIN
+    while left > 0:
+        message = await receive()
+        if message["type"] != "http.request" or not message.get("more_body"):
+            break
+        left -= len(message.get("body", b""))
+    await send({"type": "http.response.body", "body": b""})
+
+
+def answer(path: str) -> tuple[bytes, bytes]:
+    if path.startswith("/api/"):
+        return json.dumps(envelope(413, "The request is larger than this yard takes.")).encode(), b"application/json"
+    return PAGE.read_bytes(), b"text/html; charset=utf-8"

@@ -1,0 +1,186 @@
+"""Sign-in, roles on every address, tokens, the admin."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from dashboard.accounts.roles import MEMBERS, make_member, role_of
+from dashboard.api.models import ApiToken
+from dashboard.runs import services
+from dashboard.runs.models import Run
+
+pytestmark = pytest.mark.django_db
+OPEN = ("/accounts/login/", "/admin/login/")
+
+
+def addresses(patterns: Any = None, prefix: str = "/") -> list[str]:
+    """Every address of the site outside the admin, with 1 for each number and 'x' for each word in it."""
+    out = []
+    for pattern in patterns or get_resolver().url_patterns:
+        route = prefix + re.sub(r"<int:[^>]*>", "1", re.sub(r"<(slug|str):[^>]*>", "x", str(pattern.pattern)))
+        if isinstance(pattern, URLResolver):
+            if not route.startswith(("/admin", "/api")):
+                out += addresses(pattern.url_patterns, route)
+        elif isinstance(pattern, URLPattern):
+            out.append(route)
+    return out
+
+
+@pytest.mark.parametrize("address", addresses())
+def test_strangers_see_only_the_sign_in(client: Client, address: str) -> None:
+    for method in ("get", "post"):
+        answer = getattr(client, method)(address)
+        if address in OPEN:
+            assert answer.status_code == 200
+        else:
+            assert answer.status_code in (302, 401, 403, 405), (method, address)
+            assert answer.status_code != 302 or answer["Location"].startswith("/accounts/login/"), address
+
+
+@pytest.fixture
+def run(alice: Any) -> Run:
+    return services.submit(owner=alice, spec={})
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("get", "/runs/new/"),
+        ("post", "/runs/new/"),
+        ("post", "/runs/new/check"),
+        ("get", "/runs/{pk}/clone"),
+        ("get", "/runs/{pk}/cancel"),
+        ("post", "/runs/{pk}/cancel"),
+        ("post", "/runs/{pk}/edit"),
+    ],
+)
+def test_viewers_are_told_that_they_may_not(client: Client, bob: Any, run: Run, method: str, path: str) -> None:
+    client.force_login(bob)
+    answer = getattr(client, method)(path.format(pk=run.pk))
+    assert answer.status_code == 403
+    assert b"Not allowed" in answer.content and b"An admin of this yard" in answer.content
+    run.refresh_from_db()
+    assert run.state == "queued" and Run.objects.count() == 1
+
+
+def test_members_may_not_touch_the_runs_of_others(client: Client, run: Run, django_user_model: Any) -> None:
+    client.force_login(make_member(django_user_model.objects.create_user("carol")))
+    assert client.post(f"/runs/{run.pk}/cancel").status_code == 403
+    assert client.get(f"/runs/{run.pk}/clone").status_code == 200
+
+
+def test_admins_may(client: Client, run: Run, admin: Any) -> None:
+    client.force_login(admin)
+    assert client.post(f"/runs/{run.pk}/cancel").status_code == 302
+
+
+def test_signing_in_leads_to_where_one_wanted_to_be(client: Client, alice: Any) -> None:
+    wanted = client.get("/runs/new/")
+    assert wanted["Location"] == "/accounts/login/?next=/runs/new/"
+    wrong = client.post("/accounts/login/", {"username": "alice", "password": "no", "next": "/runs/new/"})
+    assert wrong.status_code == 200 and b"alice" in wrong.content
+    answer = client.post("/accounts/login/", {"username": "alice", "password": "alice-secret-1", "next": "/runs/new/"})
+    assert answer["Location"] == "/runs/new/"
+    assert client.post("/accounts/logout/").status_code == 302
+    assert client.get("/runs/").status_code == 302
+
+
+def test_changing_the_password(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    new = "quite-another-9"
+    data = {"old_password": "alice-secret-1", "new_password1": new, "new_password2": new}
+    assert client.post("/accounts/password/", data, follow=True).status_code == 200
+    assert Client().login(username="alice", password=new)
+
+
+def test_there_is_no_sign_up(client: Client) -> None:
+    for path in ("/accounts/signup/", "/accounts/register/"):
+        assert client.get(path).status_code == 404
+
+
+def test_a_token_is_shown_once_and_stored_hashed(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    made = client.post("/accounts/tokens/", {"name": "ci", "scope": "submit", "days": "30"})
+    secret = made.context["secret"]
+    assert secret and secret in made.content.decode()
+    assert secret not in client.get("/accounts/tokens/").content.decode()
+    token = ApiToken.objects.get()
+    assert secret not in (token.hashed, token.start) and ApiToken.find(secret) == token
+    client.post(f"/accounts/tokens/{token.pk}/revoke")
+    assert ApiToken.find(secret) is None
+
+
+@pytest.mark.parametrize(("who", "scope"), [("bob", "submit"), ("bob", "worker"), ("alice", "worker")])
+def test_nobody_makes_a_token_that_may_more_than_they(
+    client: Client, alice: Any, bob: Any, who: str, scope: str
+) -> None:
+    client.force_login({"alice": alice, "bob": bob}[who])
+    assert client.post("/accounts/tokens/", {"name": "t", "scope": scope, "days": "30"}).status_code == 422
+    assert not ApiToken.objects.exists()
+
+
+def test_nobody_revokes_the_tokens_of_others(client: Client, alice: Any, bob: Any) -> None:
+    client.force_login(alice)
+    client.post("/accounts/tokens/", {"name": "t", "scope": "read", "days": "7"})
+    client.force_login(bob)
+    assert client.post(f"/accounts/tokens/{ApiToken.objects.get().pk}/revoke").status_code == 404
+
+
+def test_a_token_of_a_disabled_user_is_dead(alice: Any) -> None:
+    from datetime import timedelta
+
+    from django.utils import timezone
+
+    _, secret = ApiToken.make(user=alice, name="t", scope="read", expires_at=timezone.now() + timedelta(days=1))
+    alice.is_active = False
+    alice.save()
+    assert ApiToken.find(secret) is None
+
+
+def test_staff_make_a_member_in_the_admin(client: Client, admin: Any) -> None:
+    client.force_login(admin)
+    members = Group.objects.get(name=MEMBERS)
+    page = client.get("/admin/auth/user/add/").content.decode()
+    assert MEMBERS in page
+    data = {
+        "username": "dora",
+        "password1": "a-fine-secret-3",
+        "password2": "a-fine-secret-3",
+        "usable_password": "true",
+        "groups": [members.pk],
+    }
+    client.post("/admin/auth/user/add/", data)
+    assert role_of(User.objects.get(username="dora")) == "member"
+    assert b"member" in client.get("/admin/auth/user/").content
+
+
+def test_the_admin_is_for_staff(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    assert client.get("/admin/auth/user/").status_code == 302
+
+
+def test_error_pages_are_ours(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    answer = client.get("/runs/987654/cancel")
+    assert answer.status_code == 404 and b"Not here" in answer.content
+    strict = Client(enforce_csrf_checks=True)
+    refused = strict.post("/accounts/login/", {"username": "alice"})
+    assert refused.status_code == 403 and b"could not be trusted" in refused.content
+
+
+def test_a_crash_shows_a_page_and_no_trace(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def boom(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr("dashboard.runs.list_views.Listing.read", boom)
+    client = Client(raise_request_exception=False)
+    client.force_login(alice)
+    answer = client.get("/runs/")
+    assert answer.status_code == 500
+    assert b"Something broke" in answer.content and b"secret" not in answer.content

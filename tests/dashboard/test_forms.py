@@ -1,0 +1,178 @@
+"""The New run form: generated from the spec, keeps what was typed, queues nothing that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.fleet.models import Worker
+from dashboard.runs import services, spec_fields
+from dashboard.runs.forms import RunForm
+from dashboard.runs.models import Corpus, Run
+from dashboard.runs.presets import PRESETS, Preset
+from parallel_core.spec import RunSpec
+
+pytestmark = pytest.mark.django_db
+
+
+def filled(**changes: Any) -> dict[str, Any]:
+    values = {"name": "", "tags": "", "retries": "0", **spec_fields.from_spec({})}
+    return {name: value for name, value in {**values, **changes}.items() if value is not False}
+
+
+@pytest.fixture
+def browser(client: Client, alice: Any) -> Client:
+    client.force_login(alice)
+    return client
+
+
+@pytest.fixture
+def two_cpus(db: None) -> None:
+    devices = [{"index": i, "kind": "cpu", "memory_total": 2**30} for i in range(2)]
+    Worker.objects.create(name="yard-a", devices=devices, heartbeat_at=timezone.now())
+
+
+def test_every_leaf_of_the_spec_is_asked_for_or_fixed() -> None:
+    assert set(spec_fields.leaves()) == set(spec_fields.ENTRIES) | spec_fields.FIXED
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.key)
+def test_presets_are_valid_and_survive_the_way_through_the_form(preset: Preset) -> None:
+    spec = RunSpec.model_validate(preset.spec)
+    assert RunSpec.model_validate(spec_fields.to_spec(spec_fields.from_spec(preset.spec))) == spec
+
+
+def test_odd_values_survive_the_way_through_the_form() -> None:
+    spec = RunSpec.model_validate(
+        {
+            "parallel": {"pp": 3, "cuts": [3, 6]},
+            "train": {"clip_norm": None, "lr": 1e-5, "eps": 1e-12},
+            "trace": {"memory_cap": 3 * 2**20 + 2**19, "memory": False},
+        }
+    )
+    assert RunSpec.model_validate(spec_fields.to_spec(spec_fields.from_spec(spec.model_dump()))) == spec
+
+
+def test_a_good_form_queues_one_run(browser: Client, two_cpus: None) -> None:
+    answer = browser.post("/runs/new/", filled(name="mine", tags="a, b", parallel__dp="2", retries="2"))
+    run = Run.objects.get()
+    assert (answer.status_code, answer["Location"]) == (302, f"/runs/{run.pk}/")
+    assert (run.name, run.tags, run.label, run.retries_left) == ("mine", ["a", "b"], "DP", 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("parallel__tp", "3"),
+        ("parallel__pp", "11"),
+        ("parallel__micro_batches", "3"),
+        ("parallel__micro_batches", "4097"),
+        ("parallel__dp", "4"),
+        ("parallel__cuts", "a"),
+        ("model__layers", "-1"),
+        ("model__layers", ""),
+        ("model__hidden", "100000"),
+        ("train__lr", "NaN"),
+        ("train__lr", "1e400"),
+        ("train__steps", "10000001"),
+        ("train__steps", "many"),
+        ("train__device", "cuda"),
+        ("train__device", "abacus"),
+        ("train__corpus", "blob:" + "a" * 64),
+        ("trace__memory_cap", "lots"),
+        ("trace__memory_cap", "1"),
+        ("name", "x" * 121),
+        ("retries", "99"),
+        ("tags", "x" * 41),
+    ],
+)
+def test_a_bad_field_is_said_at_the_field_and_everything_kept(
+    browser: Client, two_cpus: None, field: str, value: str
+) -> None:
+    sent = {"name": "keep me", "model__layers": "7", field: value}
+    answer = browser.post("/runs/new/", filled(**sent))
+    assert answer.status_code == 422
+    form: RunForm = answer.context["form"]
+    assert field in form.errors, form.errors
+    kept = {"name": "keep me", "model__layers": "7"} | {field: value}
+    assert {name: form[name].value() for name in kept} == kept
+    assert not Run.objects.exists()
+
+
+def test_html_in_what_was_typed_stays_text(browser: Client) -> None:
+    evil = '"><script>alert(1)</script>'
+    page = browser.post("/runs/new/", filled(name=evil, tags=evil, model__layers=evil)).content.decode()
+    assert "<script>alert" not in page
+
+
+def test_the_live_check_answers_with_messages_and_memory_and_queues_nothing(browser: Client, two_cpus: None) -> None:
+    good = browser.post("/runs/new/check", filled(parallel__pp="2", parallel__micro_batches="8")).content.decode()
+    assert "PP-1F1B" in good and "Rank 1" in good and "activations" in good
+    bad = browser.post("/runs/new/check", filled(parallel__tp="3")).content.decode()
+    assert "tensor=3 does not divide heads=4; try 1, 2, 4." in bad
+    assert not Run.objects.exists()
+
+
+def test_a_model_beyond_memory_is_queued_only_on_insistence(browser: Client, two_cpus: None) -> None:
+    big = filled(model__layers="100", model__hidden="1024")
+    refused = browser.post("/runs/new/", big)
+    assert refused.status_code == 422 and "model__hidden" in refused.context["form"].errors
+    assert 'name="anyway"' in refused.content.decode()
+    assert browser.post("/runs/new/", big | {"anyway": "on"}).status_code == 302
+
+
+def test_cloning_fills_the_form(browser: Client, alice: Any) -> None:
+    run = services.submit(owner=alice, spec={"model": {"layers": 6}, "parallel": {"pp": 2}}, name="old", tags=["t"])
+    form = browser.get(f"/runs/{run.pk}/clone").context["form"]
+    assert (form["model__layers"].value(), form["name"].value(), form["tags"].value()) == ("6", "old (copy)", "t")
+
+
+def upload(browser: Client, data: bytes, **changes: Any) -> Any:
+    return browser.post("/runs/new/", filled(**changes) | {"upload": SimpleUploadedFile("tale.txt", data)})
+
+
+def test_an_upload_becomes_the_corpus_of_the_run(browser: Client) -> None:
+    assert upload(browser, b"once upon a time " * 100).status_code == 302
+    corpus = Corpus.objects.get()
+    assert Run.objects.get().spec["train"]["corpus"] == f"blob:{corpus.sha256}"
+    upload(browser, b"once upon a time " * 100)
+    assert Corpus.objects.count() == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"ab\x00cd" * 100, b"caf\xe9 " * 100])
+def test_what_is_no_text_is_refused_at_the_field(browser: Client, data: bytes) -> None:
+    answer = upload(browser, data)
+    assert answer.status_code == 422 and "upload" in answer.context["form"].errors
+    assert not Corpus.objects.exists() and not Run.objects.exists()
+
+
+def test_a_corpus_shorter_than_a_sample_is_refused(browser: Client) -> None:
+    answer = upload(browser, b"short")
+    assert "too short" in answer.context["form"].errors["train__corpus"][0]
+
+
+def test_an_upload_is_not_lost_with_a_mistake_elsewhere(browser: Client) -> None:
+    answer = upload(browser, b"once upon a time " * 100, parallel__tp="3")
+    assert answer.status_code == 422
+    assert answer.context["form"]["train__corpus"].value() == f"blob:{Corpus.objects.get().sha256}"
+
+
+def test_cancel_asks_once_and_then_does(browser: Client, alice: Any) -> None:
+    run = services.submit(owner=alice, spec={})
+    assert b"Cancel the run" in browser.get(f"/runs/{run.pk}/cancel").content
+    browser.post(f"/runs/{run.pk}/cancel")
+    run.refresh_from_db()
+    assert run.state == "cancelled"
+    assert b"already ended" in browser.get(f"/runs/{run.pk}/cancel").content
+
+
+def test_renaming(browser: Client, alice: Any) -> None:
+    run = services.submit(owner=alice, spec={})
+    assert browser.post(f"/runs/{run.pk}/edit", {"name": "", "tags": ""}).status_code == 422
+    browser.post(f"/runs/{run.pk}/edit", {"name": "new", "tags": "x, y"})
+    run.refresh_from_db()
+    assert (run.name, run.tags) == ("new", ["x", "y"])

@@ -1,0 +1,107 @@
+"""The runs list: its state is in the URL, its cost does not grow with the runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.runs.models import Run
+
+pytestmark = pytest.mark.django_db
+
+
+def make(owner: Any, name: str = "run", **changes: Any) -> Run:
+    values = {"spec": {}, "label": "Single", "queued_at": timezone.now(), "tags": []}
+    return Run.objects.create(name=name, owner=owner, **values | changes)
+
+
+@pytest.fixture
+def reader(client: Client, bob: Any) -> Client:
+    client.force_login(bob)
+    return client
+
+
+def names(client: Client, query: str = "") -> list[str]:
+    return [run.name for run in client.get(f"/runs/{query}").context["page"]]
+
+
+def test_filters_and_their_combination(reader: Client, alice: Any, admin: Any) -> None:
+    make(alice, "one", state="failed", label="DP", tags=["x"])
+    make(alice, "two", state="succeeded", label="TP", tags=["x y", "z"])
+    make(admin, "three", state="failed", label="DP")
+    assert names(reader, "?state=failed") == ["three", "one"]
+    assert names(reader, "?state=failed&state=succeeded&owner=alice") == ["two", "one"]
+    assert names(reader, "?strategy=TP") == ["two"]
+    assert names(reader, "?tag=x") == ["one"]
+    assert names(reader, "?q=thr") == ["three"]
+    assert names(reader, "?q=nothing-like-it") == []
+    assert b"No run matches" in reader.get("/runs/?q=nothing-like-it").content
+
+
+@pytest.mark.parametrize("column", ["loss", "step_time", "memory", "name", "owner", "created", "tokens_per_s"])
+def test_every_column_sorts_both_ways(reader: Client, alice: Any, column: str) -> None:
+    for i in range(3):
+        make(alice, f"run {i}", loss=i, step_time=i, memory_peak=i, tokens_per_s=i)
+    up, down = names(reader, f"?sort={column}"), names(reader, f"?sort=-{column}")
+    assert len(up) == 3 and (up == down[::-1] or column == "owner")
+
+
+@pytest.mark.parametrize(
+    "query", ["?sort=spec", "?page=abc", "?page=99999", "?state=odd", "?study=x", "?q=%00", "?q=" + "x" * 9000]
+)
+def test_nonsense_in_the_url_is_ignored(reader: Client, alice: Any, query: str) -> None:
+    make(alice)
+    assert reader.get(f"/runs/{query}").status_code == 200
+
+
+def test_links_keep_the_state_of_the_list(reader: Client, alice: Any) -> None:
+    for i in range(60):
+        make(alice, f"run {i}", state="failed")
+    page = reader.get("/runs/?state=failed&q=run&sort=name").content.decode()
+    assert "?q=run&amp;sort=name&amp;state=failed&amp;page=2" in page
+    assert "export.csv?q=run&amp;sort=name&amp;state=failed" in page
+    assert 'aria-sort="ascending"' in page
+
+
+def test_htmx_gets_the_results_alone_and_the_clean_address(reader: Client, alice: Any) -> None:
+    make(alice)
+    part = reader.get("/runs/?q=run&owner=&tag=", headers={"HX-Request": "true"})
+    assert b"<html" not in part.content and b"runs-table" in part.content
+    assert part["HX-Push-Url"] == "/runs/?q=run"
+
+
+def test_html_in_names_and_tags_is_text(reader: Client, alice: Any) -> None:
+    make(alice, "<script>alert(1)</script>", tags=["<img src=x onerror=alert(1)>"], detail='"><b>')
+    page = reader.get("/runs/").content
+    assert b"<script>alert" not in page and b"<img src=x" not in page and b'"><b>' not in page
+
+
+def test_exports_have_every_page_and_run_no_formulas(reader: Client, alice: Any) -> None:
+    for i in range(60):
+        make(alice, f"run {i}")
+    make(alice, '=HYPERLINK("http://x")', loss=float("inf"))
+    rows = list(csv.DictReader(io.StringIO(reader.get("/runs/export.csv").content.decode())))
+    assert len(rows) == 61
+    assert rows[0]["name"].startswith("'=")
+    data = reader.get("/runs/export.json?q=run%201").json()
+    assert data["meta"]["count"] == len(data["data"]) == 11
+
+
+def test_ticked_boxes_lead_to_the_comparison(reader: Client) -> None:
+    assert reader.get("/runs/compare?runs=3&runs=1&runs=3&runs=x")["Location"] == "/compare/?runs=3,1"
+    assert reader.get("/runs/compare")["Location"] == "/runs/"
+
+
+def test_queries_do_not_grow_with_the_runs(reader: Client, alice: Any, django_assert_max_num_queries: Any) -> None:
+    rows = [
+        Run(name=f"run {i}", owner=alice, spec={}, label="DP", tags=["a", str(i % 7)], queued_at=timezone.now())
+        for i in range(1000)
+    ]
+    Run.objects.bulk_create(rows)
+    with django_assert_max_num_queries(10):
+        assert len(reader.get("/runs/?sort=-loss&tag=a").context["page"]) == 50
