@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 from django.contrib import messages
@@ -13,10 +14,11 @@ from django.views.decorators.http import require_POST, require_safe
 from dashboard.fleet import selectors, services
 from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import HOURS, timeline
+from dashboard.runs.models import Run
 from dashboard.runs.queue import queued_runs, waiting
 
 QUEUE_SHOWN = 20
-"""Queued runs listed; the heading says how many there are."""
+"""Lines of the queue; the heading says how many of the runs they hold."""
 
 
 @require_safe
@@ -47,16 +49,28 @@ def _change(request: HttpRequest, pk: int, change: Callable[..., Worker], said: 
     return redirect("fleet:list")
 
 
+def _turn(run: Run) -> tuple[str, int | None]:
+    """Runs of one study go one after another, so they take one line of the queue together."""
+    return ("study", run.study_id) if run.study_id and run.exclusive else ("run", run.pk)
+
+
+def _queue_line(group: list[Run]) -> dict[str, Any]:
+    """The first of the group, what it waits for, and how many of its study follow."""
+    return {"run": group[0], "more": len(group) - 1, "waits": waiting(group[0]).sentence}
+
+
 def _context(request: HttpRequest) -> dict[str, Any]:
     asked = request.GET.get("hours", "")
     hours = int(asked) if asked in {str(h) for h in HOURS} else HOURS[0]
     queue = queued_runs()
+    groups = [list(group) for _, group in groupby(queue, key=_turn)]
     workers = selectors.workers()
     return {
         "workers": workers,
         "devices": sum(len(worker.devices) for worker in workers),
         "busy": sum(device.run is not None for worker in workers for device in worker.devices),
-        "queue": [{"run": run, "waits": waiting(run).sentence} for run in queue[:QUEUE_SHOWN]],
+        "queue": [_queue_line(group) for group in groups[:QUEUE_SHOWN]],
+        "queue_shown": sum(map(len, groups[:QUEUE_SHOWN])),
         "queued": len(queue),
         "timeline": timeline(workers, hours),
         "hours": hours,

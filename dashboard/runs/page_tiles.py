@@ -61,7 +61,7 @@ def _fall(series: selectors.Series) -> str:
 
 def _spread(run: Run) -> str:
     timed = selectors.timed(run)
-    return f"median {seconds_text(timed.median)} of {timed.n} timed" if timed else ""
+    return f"median {seconds_text(timed.median)} (n = {timed.n})" if timed else ""
 
 
 def _memory(run: Run) -> Tile:

@@ -53,7 +53,7 @@ class StudyForm(forms.Form):
     template_name_own: ClassVar[str]
 
     name = forms.CharField(max_length=limits.MAX_NAME, help_text=f"at most {limits.MAX_NAME} characters")
-    train__corpus = forms.ChoiceField(label="Corpus")
+    train__corpus = forms.ChoiceField(label="Corpus", initial="stdlib")
     timed_steps = forms.IntegerField(
         label="Timed steps",
         min_value=variants.MIN_TIMED_STEPS,

@@ -1,0 +1,121 @@
+"""The fleet page: who holds what, what waits, and draining by staff alone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from dashboard.fleet import selectors
+from dashboard.fleet.timeline import timeline
+from dashboard.runs.models import Attempt
+from tests.dashboard import factory
+
+
+@pytest.fixture(autouse=True)
+def broker(redis_url: str) -> None:
+    """Announcements have somewhere to go."""
+
+
+def page(client: Client, query: str = "") -> str:
+    answer = client.get(reverse("fleet:list") + query)
+    assert answer.status_code == 200
+    return str(answer.content.decode())
+
+
+def test_empty_fleet_says_how_to_begin(client: Client, bob: Any) -> None:
+    client.force_login(bob)
+    assert "No worker has reported yet." in page(client)
+    assert "python -m workers" in page(client)
+
+
+def test_devices_show_their_run_and_the_queue_its_reason(client: Client, alice: Any) -> None:
+    factory.start(factory.queued(alice, {"dp": 2}, name="<b>busy</b>"))
+    factory.queued(alice, name="waiting run")
+    client.force_login(alice)
+    said = page(client)
+    assert "2 of 2 devices busy; 1 run queued." in said
+    assert said.count("&lt;b&gt;busy&lt;/b&gt;") >= 2
+    assert "<b>busy</b>" not in said
+    assert "waiting run" in said
+    assert "Waits for" in said
+    assert "in service" in said
+    assert 'id="fleet"' in client.get(reverse("fleet:part")).content.decode()
+
+
+def test_runs_of_a_study_take_one_line_of_the_queue(client: Client, alice: Any) -> None:
+    from dashboard.studies import services
+
+    services.create_matrix(owner=alice, name="The study", base=factory.BASE, strategies=["single", "dp"])
+    client.force_login(alice)
+    said = page(client)
+    assert "Queue: 4 of 4 runs" in said
+    assert "then 3 more of" in said
+
+
+def test_silent_worker_is_called_silent(client: Client, bob: Any) -> None:
+    host = factory.worker()
+    host.heartbeat_at = timezone.now() - timedelta(minutes=2)
+    host.save()
+    client.force_login(bob)
+    assert ">silent<" in page(client)
+
+
+def test_only_staff_drain_and_enable(client: Client, alice: Any, bob: Any, admin: Any) -> None:
+    host = factory.worker()
+    drain, enable = (reverse(f"fleet:{name}", args=[host.pk]) for name in ("drain", "enable"))
+    for person in (alice, bob):
+        client.force_login(person)
+        assert drain not in page(client)
+        assert client.post(drain).status_code == 403
+    client.force_login(admin)
+    assert client.get(drain).status_code == 405
+    assert drain in page(client)
+    assert client.post(drain, follow=True).status_code == 200
+    host.refresh_from_db()
+    assert host.draining
+    assert enable in page(client)
+    assert ">draining<" in page(client)
+    client.post(enable)
+    host.refresh_from_db()
+    assert not host.draining
+
+
+def test_draining_says_first_what_happens_to_the_run(client: Client, alice: Any, admin: Any) -> None:
+    factory.start(factory.queued(alice, name="mine"))
+    client.force_login(admin)
+    assert "“mine” finish; no new run starts here" in page(client)
+
+
+def test_timeline_bars_lie_where_the_attempts_were(alice: Any) -> None:
+    now = timezone.now()
+    run = factory.queued(alice, {"dp": 2})
+    attempt = factory.start(run)
+    at = {"sent_at": now - timedelta(minutes=30), "started_at": now - timedelta(minutes=27)}
+    Attempt.objects.filter(pk=attempt.pk).update(**at, ended_at=now - timedelta(minutes=15), over=True)
+    found = timeline(selectors.workers(), 1, now)
+    assert [len(row.bars) for row in found.rows] == [1, 1]
+    bar = found.rows[0].bars[0]
+    assert (bar.left, bar.width, bar.idle) == pytest.approx((50, 25, 20))
+    assert (found.shown, found.total) == (1, 1)
+
+
+def test_old_and_clipped_attempts(alice: Any) -> None:
+    now = timezone.now()
+    old, long = (factory.start(factory.queued(alice)) for _ in range(2))
+    Attempt.objects.filter(pk=old.pk).update(
+        sent_at=now - timedelta(hours=9), ended_at=now - timedelta(hours=8), over=True
+    )
+    Attempt.objects.filter(pk=long.pk).update(sent_at=now - timedelta(hours=9), started_at=now - timedelta(hours=9))
+    bars = [bar for row in timeline(selectors.workers(), 1, now).rows for bar in row.bars]
+    assert [(bar.left, bar.width) for bar in bars] == [pytest.approx((0, 100))]
+
+
+@pytest.mark.parametrize("query", ("?hours=24", "?hours=x", "?hours=-1"))
+def test_any_window_in_the_address(client: Client, bob: Any, query: str) -> None:
+    client.force_login(bob)
+    assert page(client, query)

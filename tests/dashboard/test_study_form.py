@@ -1,0 +1,195 @@
+"""New study: what would run is said before the click, errors stand at their field, and what was typed is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from dashboard.runs.models import Run
+from dashboard.studies import kinds, services
+from dashboard.studies.fields import form_field
+from dashboard.studies.forms import MatrixForm, StudyForm
+from dashboard.studies.models import Study
+from dashboard.studies.variants import RunSpec, sweepable
+from tests.dashboard import factory
+
+MATRIX: dict[str, Any] = {
+    "kind": "matrix",
+    "name": "Which is fastest?",
+    "strategies": ["single", "dp", "gpipe"],
+    "recompute": ["none", "full"],
+    "precisions": ["fp32"],
+    "micro_batches": "2, 4",
+    "devices": "2",
+    "timed_steps": "20",
+    "repeats": "1",
+    "model__layers": "2",
+    "model__hidden": "32",
+    "model__heads": "4",
+    "model__seq": "32",
+    "model__vocab": "256",
+    "train__global_batch": "16",
+    "train__lr": "0.001",
+    "train__seed": "7",
+    "train__warmup_steps": "3",
+    "train__corpus": "stdlib",
+    "train__device": "cpu",
+}
+SWEEP = {
+    **MATRIX,
+    "kind": "sweep",
+    "field": "train.global_batch",
+    "values": "8, 16, 15",
+    "parallel__dp": "2",
+    "parallel__tp": "1",
+    "parallel__pp": "1",
+    "parallel__schedule": "1f1b",
+    "parallel__micro_batches": "1",
+    "parallel__recompute": "none",
+    "train__precision": "fp32",
+}
+NEW = "/studies/new/"
+
+
+@pytest.fixture(autouse=True)
+def broker(redis_url: str) -> None:
+    """Announcements have somewhere to go."""
+
+
+@pytest.fixture
+def member(client: Client, alice: Any) -> Client:
+    client.force_login(alice)
+    host = factory.worker()
+    host.calibration = {
+        "device": "cpu",
+        "model": {"layers": 4, "hidden": 128, "heads": 4, "seq": 128, "vocab": 256},
+        "global_batch": 16,
+        "step_time": 0.1,
+    }
+    host.save()
+    return client
+
+
+def preview(client: Client, data: dict[str, Any]) -> str:
+    answer = client.post(NEW, {**data, "preview": "1"}, headers={"HX-Request": "true"})
+    assert answer.status_code == 200
+    assert not Study.objects.exists()
+    return str(answer.content.decode())
+
+
+def test_first_page_already_says_what_would_run(member: Client) -> None:
+    page = member.get(NEW).content.decode()
+    assert "<strong>14 runs</strong>" in page
+    assert "2 devices" in page
+    assert "min</strong>" in page
+    assert member.get(NEW + "?kind=sweep").status_code == 200
+
+
+def test_queues_what_the_preview_said(member: Client) -> None:
+    assert "<strong>8 runs</strong>" in preview(member, MATRIX)
+    answer = member.post(NEW, MATRIX)
+    study = Study.objects.get()
+    assert answer.status_code == 302
+    assert answer.headers["Location"] == reverse("studies:page", args=[study.pk])
+    assert study.runs.count() == 8
+    assert {run.spec["train"]["steps"] for run in study.runs.all()} == {23}
+
+
+def test_sweep_names_the_value_it_leaves_out(member: Client) -> None:
+    said = preview(member, SWEEP)
+    assert "<strong>2 runs</strong>" in said
+    assert "global_batch = 15" in said
+    assert "does not divide the global batch 15" in said
+    member.post(NEW, SWEEP)
+    assert [run.spec["train"]["global_batch"] for run in Run.objects.order_by("position")] == [8, 16]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    (
+        ("name", "", "This field is required."),
+        ("name", "n" * 121, "at most 120 characters"),
+        ("model__heads", "5", "does not divide hidden=32"),
+        ("model__layers", "-1", "greater than or equal to 1"),
+        ("model__layers", "two", "Enter a whole number."),
+        ("train__lr", "nan", "Enter a number."),
+        ("train__lr", "0", "more than 0"),
+        ("devices", "64", "The fleet has 2 cpu devices"),
+        ("micro_batches", "2, x", "Write whole numbers"),
+        ("micro_batches", "5000", "Each must be 1 to 4096"),
+        ("timed_steps", "3", "greater than or equal to 10"),
+        ("repeats", "99", "less than or equal to 20"),
+        ("train__corpus", "blob:" + "0" * 64, "not one of the available choices"),
+        ("strategies", [], "Choose at least one strategy."),
+    ),
+)
+def test_a_wrong_field_is_named_and_nothing_is_lost(member: Client, field: str, value: Any, message: str) -> None:
+    data = {**MATRIX, "name": "Kept <b>name</b>", field: value}
+    answer = member.post(NEW, data)
+    assert answer.status_code == 422
+    page = answer.content.decode()
+    shown = page[page.index(f'id="error-{field}"') :]
+    assert message in shown[: shown.index("</p>")]
+    if field != "name":
+        assert 'value="Kept &lt;b&gt;name&lt;/b&gt;"' in page
+    assert not Study.objects.exists()
+    assert not Run.objects.exists()
+
+
+def test_preview_answers_with_the_message_of_each_field(member: Client) -> None:
+    said = preview(member, {**MATRIX, "model__heads": "5", "name": ""})
+    assert 'hx-swap-oob="true"' in said
+    assert "does not divide hidden=32" in said
+    assert "This field is required" not in said  # a name not yet typed is no mistake
+
+
+def test_a_study_is_cloned_with_everything_it_asked_for(member: Client, alice: Any) -> None:
+    member.post(NEW, {**MATRIX, "model__tied": "on"})
+    study = Study.objects.get()
+    page = member.get(NEW, {"clone": study.pk}).content.decode()
+    assert "<strong>8 runs</strong>" in page
+    assert 'value="2, 4"' in page
+    assert 'value="Which is fastest? (again)"' in page
+    member.post(NEW, {**SWEEP, "name": "sweep"})
+    page = member.get(NEW, {"clone": Study.objects.get(name="sweep").pk}).content.decode()
+    assert 'value="8, 16, 15"' in page
+    assert member.get(NEW, {"clone": 999}).status_code == 404
+
+
+def test_the_starter_study_can_be_cloned(member: Client, alice: Any) -> None:
+    starter = services.create_starter(owner=alice, worker=factory.worker())
+    assert "<strong>14 runs</strong>" in member.get(NEW, {"clone": starter.pk}).content.decode()
+
+
+def test_a_run_becomes_the_base_of_a_study(member: Client, alice: Any) -> None:
+    run = factory.queued(alice, train={"global_batch": 48})
+    assert 'value="48"' in member.get(NEW, {"run": run.pk}).content.decode()
+
+
+def test_viewers_are_refused(client: Client, bob: Any) -> None:
+    client.force_login(bob)
+    assert client.get(NEW).status_code == 403
+    assert client.post(NEW, MATRIX).status_code == 403
+    assert not Study.objects.exists()
+
+
+def test_another_kind_plugs_in(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(MatrixForm):
+        kind = "other"
+
+    monkeypatch.setattr(kinds, "KINDS", kinds.KINDS)
+    monkeypatch.delitem(kinds.KINDS, "other", raising=False)
+    monkeypatch.setitem(kinds.KINDS, "other", kinds.StudyKind("other", "Other kind", "Said of it.", Other))
+    assert "Said of it." in member.get(NEW, {"kind": "other"}).content.decode()
+    with pytest.raises(ValueError, match="exists already"):
+        kinds.register(kinds.StudyKind("matrix", "", "", StudyForm))
+
+
+@pytest.mark.parametrize("field", sorted(set(sweepable()) - {"train.clip_norm", "trace.memory_cap"}))
+def test_form_fields_have_the_defaults_of_the_spec(field: str) -> None:
+    section, leaf = field.split(".")
+    made = form_field(field)
+    assert made.clean(made.initial) in (getattr(getattr(RunSpec(), section), leaf), str(made.initial))
