@@ -12,6 +12,7 @@ from dashboard.control import sweeps
 from dashboard.control.clocks import MOST_COUNTED_S, Clocks
 from dashboard.control.controller import Controller
 from dashboard.control.lock import FileLock
+from dashboard.control.starter import Starter
 from dashboard.fleet.models import Worker
 from dashboard.fleet.services import drain, enable
 from dashboard.runs import services
@@ -280,3 +281,39 @@ def test_a_second_controller_waits_for_the_lock(tmp_path: Any) -> None:
     assert not second.hold()
     first.release()
     assert second.hold()
+
+
+# the starter study
+
+CALIBRATION = {
+    "device": "cpu",
+    "model": {"kind": "gpt", "layers": 4, "hidden": 64, "heads": 4, "seq": 64, "vocab": 256, "tied": False},
+    "global_batch": 16,
+    "step_time": 0.1,
+}
+
+
+def test_the_first_calibrated_worker_brings_the_starter_study_once(
+    peer: Peer, controller: Controller, admin: Any
+) -> None:
+    from dashboard.studies.models import Study
+
+    peer.beat()
+    controller.turn()
+    assert not Study.objects.exists()
+    until(controller, Study.objects.exists, lambda: peer.beat(calibration=CALIBRATION))
+    study = Study.objects.get()
+    assert (study.kind, study.owner) == ("starter", admin)
+    until(controller, lambda: Attempt.objects.count() == 1, peer.beat)  # one at a time
+    Starter().consider()
+    assert Study.objects.count() == 1
+
+
+def test_a_yard_that_has_runs_gets_no_starter_study(peer: Peer, controller: Controller, admin: Any, alice: Any) -> None:
+    from dashboard.studies.models import Study
+
+    submit(alice)
+    peer.beat(calibration=CALIBRATION)
+    controller.turn()
+    Starter().consider()
+    assert not Study.objects.exists()
