@@ -87,6 +87,6 @@ class Entry:
         return f"<b>{text}</b>" if self.baseline else text
 
 
-def row_height(count: int, least: int = 330) -> int:
-    """Pixels for a chart of `count` rows: the first screen's height unless the rows need more."""
-    return max(least, 22 * count + 48)
+def row_height(count: int) -> int:
+    """Pixels for a chart of `count` rows: 330 (the first screen) for 5 to 12 of them, less for few, more for many."""
+    return max(22 * count + 48, min(330, 56 * count + 64))

@@ -10,6 +10,8 @@ from dashboard.charts.chart import Chart, Entry, row_height
 from dashboard.charts.theme import var
 from parallel_core.analysis.quantities import percent_text, ratio_text
 
+MAX_WORDS = 44
+"""Characters of a status in the figure; the whole of it stands in the table."""
 COLUMNS = ("run", "speedup", "10 % to 90 %", "ideal", "of ideal", "CPU used by others")
 
 
@@ -21,7 +23,11 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
         "data": [trace for trace in (_bars(entries), _ideal(entries), _unity(entries), _words(entries)) if trace],
         "layout": theme.layout(
             row_height(len(entries)),
-            xaxis=theme.axis("times the baseline", rangemode="tozero", ticksuffix="x"),
+            xaxis=theme.axis(
+                "times the baseline",
+                range=[0, _room(entries) * max(map(_reach, entries), default=1) or 1],
+                ticksuffix="x",
+            ),
             yaxis=theme.rows_axis(labels),
             bargap=0.25,
         ),
@@ -55,11 +61,6 @@ def _bars(entries: Sequence[Entry]) -> dict[str, Any] | None:
             "line": {"color": [_edge(entry, fastest) for _, entry, _ in drawn], "width": 1.5},
             "pattern": {**theme.hatch(""), "shape": [_pattern(entry) for _, entry, _ in drawn]},
         },
-        "text": [f"{ratio_text(speed.ratio)}" for _, _, speed in drawn],
-        "textposition": "inside",
-        "insidetextanchor": "start",
-        "textangle": 0,
-        "insidetextfont": {"color": [var("on-bar" if entry.done else "ink") for _, entry, _ in drawn]},
         "customdata": [theme.name(entry.label) for _, entry, _ in drawn],
         "hovertemplate": "%{customdata}: %{x:.2f}x<extra></extra>",
     }
@@ -110,21 +111,42 @@ def _unity(entries: Sequence[Entry]) -> dict[str, Any] | None:
 
 
 def _words(entries: Sequence[Entry]) -> dict[str, Any] | None:
-    """What rows without a finished measurement are doing."""
-    said = [(y, entry) for y, entry in enumerate(entries) if entry.status]
-    if not said:
+    """The ratio behind each bar, whisker and tick; what rows without a finished measurement are doing."""
+    said = [(y, entry, _words_of(entry)) for y, entry in enumerate(entries)]
+    if not any(words for _, _, words in said):
         return None
+    reach = max((_reach(entry) for entry in entries), default=0.0)
     return {
         "type": "scatter",
         "mode": "text",
-        "y": [y for y, _ in said],
-        "x": [entry.speed.high + 0.03 if entry.speed else 0.02 for _, entry in said],
-        "text": [theme.name(entry.status[:60]) for _, entry in said],
+        "y": [y for y, _, _ in said],
+        "x": [_reach(entry) + 0.02 * reach for _, entry, _ in said],
+        "text": [words for _, _, words in said],
         "textposition": "middle right",
-        "textfont": {"color": var("ink-2"), "size": 12},
+        "textfont": {"color": var("ink"), "size": 12},
         "hoverinfo": "skip",
         "cliponaxis": False,
     }
+
+
+def _reach(entry: Entry) -> float:
+    """Where everything drawn in the row ends."""
+    return max(entry.speed.high, entry.ideal or 0) if entry.speed else 0.0
+
+
+def _room(entries: Sequence[Entry]) -> float:
+    """How far the axis goes beyond the furthest mark, so that the words behind it are not cut."""
+    return 1.7 if any(entry.speed and (entry.status or entry.disturbed) for entry in entries) else 1.22
+
+
+def _words_of(entry: Entry) -> str:
+    ratio = f"<b>{ratio_text(entry.speed.ratio)}</b>" if entry.speed else ""
+    others = f"others used {percent_text(entry.others or 0)}" if entry.disturbed else ""
+    return "  ".join(word for word in (ratio, theme.name(_short(entry.status)), others) if word)
+
+
+def _short(status: str) -> str:
+    return status if len(status) <= MAX_WORDS else f"{status[: MAX_WORDS - 1]}…"
 
 
 def _row(entry: Entry) -> list[str]:

@@ -16,7 +16,7 @@ Figure = dict[str, Any]
 PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimizer", "idle")
 LEGEND = (
     ("forward", "forward"),
-    ("backward", "backward"),
+    ("backward", "backward; compute as a whole"),
     ("recompute", "recomputation"),
     ("communication", "communication"),
     ("optimizer", "optimizer"),

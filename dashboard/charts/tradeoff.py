@@ -31,7 +31,7 @@ def chart(entries: Sequence[Entry], source: str) -> Chart:
         "data": [_line(best), *([_arrows(points)] if _pairs(points) else []), _dots(points)] if points else [],
         "layout": theme.layout(
             360,
-            xaxis=theme.axis("ms a step (left is faster)", rangemode="tozero"),
+            xaxis=theme.axis("ms a step (left is faster)", range=[0, 1.2 * max((p[1] for p in points), default=1)]),
             yaxis=theme.axis("MiB on the worst rank (down is less)", rangemode="tozero"),
             hovermode="closest",
         ),

@@ -22,7 +22,11 @@ def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Ch
         "y": list(range(len(values))),
         "x": values,
         "measure": ["absolute", *["relative"] * len(changes), "total"],
-        "text": [significant(values[0]), *(f"{change:+.1f}" for _, change in changes), significant(values[-1])],
+        "text": [
+            significant(values[0]),
+            *(f"{change:+.1f}" if abs(change) >= 0.05 else "0" for _, change in changes),
+            significant(values[-1]),
+        ],
         "textposition": "outside",
         "textfont": {"color": var("ink")},
         "connector": {"line": {"color": var("line-strong"), "width": 1}},

@@ -45,10 +45,13 @@ class Row:
     """Why it is not there yet, or how it ended."""
 
     @property
+    def steps_done(self) -> int:
+        return 0 if self.run.step is None else self.run.step + 1
+
+    @property
     def progress(self) -> int:
         """Steps done, in percent."""
-        done = 0 if self.run.step is None else self.run.step + 1
-        return min(100, round(100 * done / self.spec.train.steps))
+        return min(100, round(100 * self.steps_done / self.spec.train.steps))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,161 @@
+"""Figures are pure functions of the numbers: what is drawn adds up, stays in order, and names stay text."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboard.charts import breakdown, gantt, loss, memory, speedup, tradeoff, waterfall
+from dashboard.charts.chart import Chart, Entry
+from dashboard.charts.loss import Curve
+from parallel_core.analysis.breakdown import COMPONENTS, Breakdown
+from parallel_core.analysis.sentences import Result
+from parallel_core.analysis.stats import Speedup, Stats
+from parallel_core.observe.records import SPAN
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+
+CSS = (Path(__file__).parents[2] / "dashboard/static/css/trainyard.css").read_text()
+MEMORY = {"params": 1 << 20, "grads": 1 << 20, "optimizer": 2 << 20, "activations": 4 << 20, "buffers": 0}
+
+
+def entry(label: str, ms: float, ratio: float, **more: Any) -> Entry:
+    step = Stats(ms / 1e3, ms / 1e3, ms / 1e3, ms / 1e3, 40)
+    parts = Breakdown(compute=int(ms * 6e5), bubble=int(ms * 3e5), exposed_p2p=int(ms * 1e5))
+    memory_of = more.pop("memory", MEMORY)
+    speed = Speedup(ratio, ratio * 0.98, ratio * 1.03, False)
+    return Entry(label, result=Result(label, step, 1.0, memory_of, parts), speed=speed, ideal=2.0, **more)
+
+
+ENTRIES = [
+    entry("DP", 60, 1.6),
+    entry("Single", 96, 1.0, baseline=True),
+    entry("Single + AR", 120, 0.8, recompute=True),
+]
+
+
+def charts() -> list[Chart]:
+    curve = Curve("DP", np.arange(3, dtype=np.int32), np.arange(3.0), np.array([3.0, 2.0, np.nan]), 3, 16, "dp")
+    spans = factory.simulate(RunSpec.model_validate(factory.spec_of({"pp": 2, "micro_batches": 4})))
+    a, b = (e.result.breakdown for e in ENTRIES[:2] if e.result)
+    assert a and b
+    return [
+        speedup.chart(ENTRIES, "t", "s"),
+        breakdown.chart(ENTRIES, "t", "s"),
+        memory.chart(ENTRIES, "t", "s", limit=10 << 20),
+        tradeoff.chart(ENTRIES, "s"),
+        loss.chart([curve], "t", "s"),
+        gantt.chart([("PP-1F1B", spans)], "t", "s"),
+        waterfall.chart(a, b, ("A", "B"), "s"),
+    ]
+
+
+@pytest.mark.parametrize("chart", charts(), ids=lambda chart: chart.key)
+def test_figures_are_valid_json_with_few_traces_and_known_colours(chart: Chart) -> None:
+    text = json.dumps(chart.figure, allow_nan=False)
+    assert 0 < len(chart.figure["data"]) <= 10
+    assert "shapes" not in chart.figure["layout"]
+    assert all(f"{token}:" in CSS for token in re.findall(r"var\((--[\w-]+)\)", text))
+    assert all(len(row) == len(chart.columns) for row in chart.rows)
+
+
+def test_breakdown_parts_cover_every_component_once() -> None:
+    named = [field for _, fields, _ in breakdown.PARTS for field in fields]
+    assert sorted(named) == sorted(COMPONENTS)
+
+
+def test_stacked_parts_add_up_to_the_step() -> None:
+    data = breakdown.chart(ENTRIES, "t", "s").figure["data"]
+    sums = [sum(trace["x"][i] for trace in data) for i in range(len(ENTRIES))]
+    assert sums == pytest.approx([e.result.breakdown.total / 1e6 for e in ENTRIES if e.result and e.result.breakdown])
+
+
+def test_charts_share_their_rows() -> None:
+    ticks = [c.figure["layout"]["yaxis"]["ticktext"] for c in charts()[:3]]
+    assert ticks[0] == ticks[1] == ticks[2] == ["DP", "<b>Single</b>", "Single + AR"]
+
+
+def test_disturbed_bar_is_hatched_and_says_so() -> None:
+    made = speedup.chart([entry("DP", 60, 1.6, others=0.14), entry("TP", 70, 1.4, others=0.02)], "t", "s")
+    assert made.figure["data"][0]["marker"]["pattern"]["shape"] == ["x", ""]
+    assert "others used 14 %" in json.dumps(made.figure)
+
+
+def test_limit_far_away_is_said_and_not_drawn() -> None:
+    near, far = (memory.chart(ENTRIES, "t", "s", limit=limit) for limit in (10 << 20, 1 << 40))
+    assert any(trace.get("name") == "limit" for trace in near.figure["data"])
+    assert not any(trace.get("name") == "limit" for trace in far.figure["data"])
+    assert "limit 1 TiB" in far.subtitle
+
+
+def test_names_are_escaped_for_plotly() -> None:
+    made = speedup.chart([entry("<b>x</b>", 60, 1.6)], "t", "s")
+    assert "<b>x" not in json.dumps(made.figure)
+
+
+def test_pareto_holds_what_none_beats_in_both() -> None:
+    light = {**MEMORY, "activations": 0}
+    points = [
+        (entry("a", 60, 1), 60.0, 8.0),
+        (entry("b", 90, 1, memory=light), 90.0, 4.0),
+        (entry("c", 95, 1), 95.0, 8.0),
+    ]
+    assert [e.label for e, _, _ in tradeoff.pareto(points)] == ["a", "b"]
+
+
+def test_gantt_draws_every_span_at_its_place() -> None:
+    spans = factory.simulate(RunSpec.model_validate(factory.spec_of({"pp": 2, "micro_batches": 2})))
+    figure = gantt.figure({rank: with_offset(rows, 5_000_000) for rank, rows in spans.items()})
+    drawn = sum(len(trace["x"]) for trace in figure["data"])
+    assert drawn == sum(map(len, spans.values())) == figure["layout"]["meta"]["total"]
+    assert min(min(trace["base"]) for trace in figure["data"]) == 0
+    forward = next(trace for trace in figure["data"] if trace["name"] == "forward")
+    assert set(forward["text"]) == {"0", "1"}
+
+
+def with_offset(rows: Any, ns: int) -> Any:
+    moved = rows.copy()
+    moved["start"] += ns
+    moved["end"] += ns
+    return moved
+
+
+def test_gantt_keeps_the_longest_and_says_how_many() -> None:
+    rows = np.zeros(50, SPAN)
+    rows["kind"], rows["end"] = Kind.F, np.arange(50) * 1_000_000
+    chart = gantt.figure({0: rows}, max_bars=10)
+    assert chart["layout"]["meta"] == {"shown": 10, "total": 50}
+    assert min(chart["data"][0]["x"]) == 40
+    assert "no span" not in gantt.chart([], "t", "s").source
+
+
+def test_several_runs_share_one_axis() -> None:
+    specs = [RunSpec.model_validate(factory.spec_of(split)) for split in ({}, {"dp": 2})]
+    figure = gantt.figure_of([(str(i), factory.simulate(spec)) for i, spec in enumerate(specs)])
+    longest = max(t["base"][i] + t["x"][i] for t in figure["data"] for i in range(len(t["x"])))
+    assert figure["layout"]["xaxis"]["range"][1] == pytest.approx(longest, rel=0.01)
+    assert len(figure["layout"]["yaxis"]["tickvals"]) == 3
+
+
+def test_loss_has_every_axis_for_every_line() -> None:
+    curve = Curve("DP", np.arange(3, dtype=np.int32), np.arange(3.0) / 2, np.array([3.0, 2.0, 1.0]), 30, 16)
+    made = loss.chart([curve], "t", "measured")
+    assert made.figure["layout"]["meta"]["axes"] == {
+        "step": [[0, 1, 2]],
+        "samples": [[0, 16, 32]],
+        "seconds": [[0, 0.5, 1]],
+    }
+    assert made.source.endswith("3 of 30 points")
+
+
+def test_nothing_measured_draws_nothing_and_keeps_the_size() -> None:
+    waiting = [Entry("DP", done=False, status="queued")]
+    assert breakdown.chart(waiting, "t", "s").empty
+    assert breakdown.chart(waiting, "t", "s").height == speedup.chart(waiting, "t", "s").height
+    assert speedup.chart(waiting, "t", "s").rows == [["DP", "queued", "", "", "", ""]]

@@ -1,0 +1,93 @@
+"""Comparing runs: what differs in their specs, whether they are like for like, and where the time went."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.studies import compare
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+
+
+@pytest.fixture
+def reader(bob: Any) -> Client:
+    client = Client()
+    client.force_login(bob)
+    return client
+
+
+def spec(**sections: Any) -> RunSpec:
+    return RunSpec.model_validate(sections)
+
+
+def test_only_differing_fields_are_listed() -> None:
+    found, same = compare.differences([spec(parallel={"dp": 2}), spec(parallel={"tp": 2}), spec()])
+    assert [(d.field, d.values) for d in found] == [("parallel.dp", ["2", "1", "1"]), ("parallel.tp", ["1", "2", "1"])]
+    assert same == len(compare.flat(spec())) - 2
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    (
+        ({"train": {"global_batch": 32}}, "Not like for like: batch 16 against 32; speedup uses samples/s."),
+        ({"train": {"precision": "fp64"}}, "Not like for like: precision fp32 against fp64."),
+        ({"model": {"layers": 2}}, "Not like for like: the models differ."),
+        ({"parallel": {"dp": 2}}, ""),
+    ),
+)
+def test_unlike_runs_are_named(other: dict[str, Any], words: str) -> None:
+    assert compare.unlike([spec(), spec(**other)]) == words
+
+
+def test_two_runs_get_a_waterfall_that_adds_up(reader: Client, alice: Any) -> None:
+    a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2})
+    page = reader.get(f"/compare/?runs={a.pk},{b.pk}&baseline={a.pk}")
+    trace = page.context["charts"]["waterfall"].figure["data"][0]
+    assert sum(trace["x"][:-1]) == pytest.approx(trace["x"][-1])
+    text = page.content.decode()
+    assert "DP is 1.7" in text
+    assert "Losses differ by at most" in text
+
+
+def test_three_runs_get_bars_with_the_chosen_baseline(reader: Client, alice: Any) -> None:
+    runs = [factory.finished(alice, split) for split in ({}, {"dp": 2}, {"tp": 2})]
+    page = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}&baseline={runs[1].pk}")
+    assert "waterfall" not in page.context["charts"]
+    assert [row.run.pk for row in page.context["rows"]] == [runs[1].pk, runs[0].pk, runs[2].pk]
+    assert page.context["view"].baseline.run == runs[1]
+    assert f"baseline={runs[0].pk}" in page.context["swap"]
+
+
+def test_gantts_of_compared_runs_keep_the_order_of_the_address(reader: Client, alice: Any) -> None:
+    a, b = factory.finished(alice, {"dp": 2}), factory.finished(alice, {})
+    rows = reader.get(f"/compare/gantt.json?show={b.pk},{a.pk}").json()["rows"]
+    assert [row[0] for row in rows] == ["Single", "DP", "DP"]
+
+
+def test_time_to_loss_takes_the_lowest_loss_that_all_reach(reader: Client, alice: Any) -> None:
+    a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2}, loss_shift=0.5)
+    page = reader.get(f"/compare/?runs={a.pk},{b.pk}")
+    reached = {line.label: int(line.step) for line in page.context["reached"]}
+    assert reached["DP"] == 42
+    assert reached["Single"] < 42
+
+
+@pytest.mark.parametrize("address", ("/compare/", "/compare/?runs=", "/compare/?runs=x,-1,99999999999999999999"))
+def test_nothing_to_compare_says_what_to_do(reader: Client, address: str) -> None:
+    page = reader.get(address)
+    assert page.status_code == 200
+    assert "No runs chosen" in page.content.decode()
+
+
+def test_missing_runs_are_named(reader: Client, alice: Any) -> None:
+    run = factory.finished(alice, {})
+    assert "999999" in reader.get(f"/compare/?runs={run.pk},999999").content.decode()
+
+
+def test_at_most_twelve_are_drawn(reader: Client, alice: Any) -> None:
+    runs = [factory.queued(alice, {"dp": 2}) for _ in range(14)]
+    page = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}")
+    assert "12 of 14 drawn" in page.content.decode()
