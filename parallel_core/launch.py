@@ -28,6 +28,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -158,9 +159,16 @@ class ForkServer:
             self._begun.set()
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._on_event(json.loads(line))
+            self._tell(json.loads(line))
         self._process.wait()
-        self._on_event({"event": "lost", "code": self._process.returncode})
+        self._tell({"event": "lost", "code": self._process.returncode})
+
+    def _tell(self, event: Event) -> None:
+        """A fault of the listener is told, not passed on: this thread's end would be the end of every rank."""
+        try:
+            self._on_event(event)
+        except Exception:
+            traceback.print_exc()
 
     def _send(self, order: dict[str, Any]) -> None:
         assert self._process.stdin is not None
