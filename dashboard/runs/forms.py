@@ -83,9 +83,7 @@ class RunForm(forms.Form):
 
     def choose_corpus(self, value: str) -> None:
         """Selects a corpus in a form that is shown again, so that an upload is not lost with a mistake elsewhere."""
-        data = self.data.copy()
-        data["train__corpus"] = value
-        self.data = data
+        self.data = {**self.data.dict(), "train__corpus": value}  # type: ignore[attr-defined]
 
     def sections(self) -> Iterator[Section]:
         for group in spec_fields.GROUPS:

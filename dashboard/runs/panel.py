@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dashboard.runs.submission import WORDS, Assessment
-from parallel_core.analysis.quantities import bytes_text
+from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.plan.memory import RankMemory
@@ -26,13 +26,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """The ranks of one stage. `share` of the limit in per cent, None where no limit is known."""
+    """The ranks of one stage. `share` of the limit, '' where no limit is known."""
 
     ranks: str
     total: str
     parts: list[Part]
     over: bool
-    share: float | None
+    share: str
 
 
 @dataclass(frozen=True)
@@ -94,5 +94,5 @@ def _row(spec: RunSpec, stage: RankMemory, full: int, limit: int) -> Row:
         if (value := stage.as_dict()[name])
     ]
     ranks = f"Rank {first}" if count == 1 else f"Ranks {first}–{first + count - 1}"
-    share = round(100 * stage.total / limit, 1) if limit else None
+    share = percent_text(stage.total / limit) if limit else ""
     return Row(ranks, bytes_text(stage.total), parts, bool(limit) and stage.total > limit, share)
