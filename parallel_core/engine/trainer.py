@@ -130,7 +130,7 @@ def run_rank(
 def _train(trainer: Trainer, report: Reporter, neighbours: Neighbours) -> None:
     spec = trainer.spec
     metered = metered_step(spec)
-    times = StepTimes(spec.train.warmup_steps)
+    times, meter = StepTimes(spec.train.warmup_steps), None
     report.phase("warmup" if spec.train.warmup_steps else "timed", 0)
     for step in range(spec.train.steps):
         if step == spec.train.warmup_steps:
@@ -140,13 +140,14 @@ def _train(trainer: Trainer, report: Reporter, neighbours: Neighbours) -> None:
             times.restart()
         if step == metered:
             totals, meter = trainer.metered_step(step)
-            report.memory(step, meter)
         else:
-            totals = trainer.step(step)
+            totals, meter = trainer.step(step), None
         took = times.ended()
-        report.step(step, totals, took, last=step + 1 == spec.train.steps)
-        if is_traced(spec, step):
+        if meter is not None:
+            report.memory(step, meter)
+        if is_traced(spec, step):  # first of all: the span of the step ends when it is asked for
             report.spans(step, trainer.recorder)
+        report.step(step, totals, took, last=step + 1 == spec.train.steps)
     others = neighbours.share()
     if metered == spec.train.steps:
         report.memory(metered, trainer.metered_step(metered)[1])
