@@ -50,7 +50,7 @@ def tokens(alice: Any, admin: Any) -> dict[str, str]:
 
 @schema.parametrize()
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     database=None,
