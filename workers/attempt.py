@@ -9,7 +9,6 @@ from parallel_core import processes
 from parallel_core.launch import StartOrder, Store
 from parallel_core.observe import progress
 from workers import ending
-from workers.contract import RankProgress
 from workers.ending import Ending, Exit
 from workers.folder import Folder, Meta, Stop
 from workers.orders import Order
@@ -95,13 +94,3 @@ def end_processes(recorded: list[processes.Recorded], limit_s: float = GONE_LIMI
     for pid, ticks in recorded:
         processes.kill(pid, ticks)
     return not processes.wait_gone(recorded, limit_s)
-
-
-def rank_progress(folder: Folder, ranks: list[int]) -> dict[str, RankProgress]:
-    """Where each rank is; ranks that have not begun are left out."""
-    found = ((rank, progress.read(folder.path, rank)) for rank in ranks)
-    return {
-        str(rank): RankProgress(step=where.step, op=where.op, age=round(where.age, 3))
-        for rank, where in found
-        if where is not None
-    }

@@ -6,13 +6,15 @@ comes twice is ignored by the claim on its attempt. Celery neither waits for run
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 from celery import Celery, bootsteps, signals
 
 from workers.contract import START_TASK, queue_of
 from workers.settings import Settings
-from workers.station import Station
+from workers.station import AlreadyRunning, Station
 
 settings = Settings.from_env()
 
@@ -44,7 +46,11 @@ class StationStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         global _station
-        _station = Station(settings)
+        try:
+            _station = Station(settings)
+        except AlreadyRunning as error:
+            sys.stderr.write(f"{error}\n")
+            os._exit(1)  # nothing of ours has begun; Celery itself would make exit status 0 of it
         _station.start()
 
     def stop(self, parent: Any) -> None:

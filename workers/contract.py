@@ -21,9 +21,9 @@ Nothing here imports Django, Celery or Redis: both sides read this file.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
-from typing_extensions import NotRequired, TypedDict  # pydantic needs this one before Python 3.12
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 EVENTS = "trainyard:events"
 GROUP = "controller"

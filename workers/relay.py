@@ -51,7 +51,7 @@ class Followed:
     end: AttemptBody | None = None
     ended: bool = False  # the end was published, and nothing since asks for it again
     repeat_at: float = 0.0
-    repeat_after: float = REPEAT_S[0]
+    repeat_after: float = field(default_factory=lambda: REPEAT_S[0])
     dirty: bool = False
     saved_at: float = field(default_factory=time.monotonic)
 

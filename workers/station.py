@@ -26,11 +26,15 @@ EXIT_S = 1.5
 """For the rest of the process to end by itself after that (Celery may wait for a broker that is away)."""
 
 
+class AlreadyRunning(RuntimeError):
+    """Two workers would share one folder; the text says which."""
+
+
 class Station:
     """Everything of a worker but Celery. Threads start with `start`; `ask_to_leave` may come from a signal handler."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises SystemExit where another worker of this name uses the folder already."""
+        """Raises AlreadyRunning where another worker of this name uses the folder."""
         self.settings = settings
         settings.home.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(settings)
@@ -90,5 +94,5 @@ def _lock(settings: Settings) -> IO[str]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise SystemExit(f"A worker named {settings.name} already runs with {settings.home}.") from None
+        raise AlreadyRunning(f"A worker named {settings.name} already runs with {settings.home}.") from None
     return file

@@ -23,13 +23,15 @@ from typing import Any
 
 from parallel_core.launch import Event, ForkServer, ServerLost, Store
 from workers import corpora, ending
-from workers.attempt import Attempt, end_processes, rank_progress
+from workers.attempt import Attempt, end_processes
 from workers.calibration import Calibration
 from workers.contract import START_LIMIT_S, STOP_GRACE_S, AttemptBody, ControlEntry, Device, RankProgress
 from workers.ending import Ending
 from workers.folder import Folder, Meta, Stop, unsettled
 from workers.orders import Order, Refused, attempt_number, read_order
+from workers.recovery import publish_end, recover
 from workers.relay import Relay
+from workers.roll import Roll
 from workers.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -61,8 +63,7 @@ class Supervisor(threading.Thread):
         self._spawn_at = 0.0
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[int, Attempt] = {}
-        self._named: dict[int, tuple[Folder, list[int]]] = {}
-        self._lock = threading.Lock()  # of _named alone: the heartbeat reads it
+        self._roll = Roll()
         self._leaving = False
         self.idle = threading.Event()
         """Set once, after `leave`, when no attempt lives any more."""
@@ -106,20 +107,16 @@ class Supervisor(threading.Thread):
 
     def ended_published(self, attempt: int) -> None:
         """The relay's word that the end of an attempt is out: heartbeats need not name it any more."""
-        with self._lock:
-            self._named.pop(attempt, None)
+        self._roll.remove(attempt)
 
     def progress(self) -> dict[str, dict[str, RankProgress]]:
         """attempt -> rank -> where it is, for every attempt whose end is not published yet."""
-        with self._lock:
-            named = dict(self._named)
-        return {str(number): rank_progress(*where) for number, where in named.items()}
+        return self._roll.progress()
 
     # The thread
 
     def run(self) -> None:
-        for folder in self._left_over:
-            self._recover(folder)
+        recover(self._left_over, self._relay, self._roll)
         while True:
             for step in (self._next_order, self._tick):
                 try:
@@ -157,7 +154,7 @@ class Supervisor(threading.Thread):
         attempt = Attempt(folder, Meta(message=order.message, ranks=order.ranks), order)
         folder.save(attempt.meta)
         self._live[attempt.number] = attempt
-        self._mention(folder, order.ranks)
+        self._roll.add(folder, order.ranks)
         self._relay.tell("attempt", AttemptBody(attempt=attempt.number, state="starting"))
         if self._leaving:
             self._stop(attempt, "interrupted", ending.INTERRUPTED)
@@ -175,11 +172,6 @@ class Supervisor(threading.Thread):
             self._inbox.put(lambda: self._stop(attempt, "refused", missing))
         else:
             self._inbox.put(lambda: setattr(attempt, "fetching", False))
-
-    def _mention(self, folder: Folder, ranks: list[int]) -> None:
-        """Heartbeats name the attempt until its end is published."""
-        with self._lock:
-            self._named[folder.attempt] = (folder, ranks)
 
     def _launch_if_ready(self, attempt: Attempt) -> None:
         if attempt.launched is not None or attempt.number not in self._live:
@@ -313,39 +305,17 @@ class Supervisor(threading.Thread):
             return
         if attempt.launched is None:
             self._relay.follow(attempt.folder, [])
-        self._publish_end(attempt.folder, attempt.meta, attempt.how_it_ended(), none_left)
+        publish_end(self._relay, attempt.folder, attempt.meta, attempt.how_it_ended(), none_left)
 
     def _end_unstarted(self, folder: Folder, how: Ending) -> None:
         """An attempt of which nothing was ever started here."""
-        self._mention(folder, [])
+        self._roll.add(folder, [])
         self._relay.follow(folder, [])
-        self._publish_end(folder, folder.load(), how, none_left=True)
-
-    def _publish_end(self, folder: Folder, meta: Meta, how: Ending, none_left: bool) -> None:
-        """Written down first: from here on a restart repeats this end and no other."""
-        log.info("attempt %d: %s %s", folder.attempt, how.outcome, how.detail)
-        meta.end = how.body(folder.attempt, none_left)
-        folder.save(meta)
-        self._relay.finish(folder.attempt, meta.end)
+        publish_end(self._relay, folder, folder.load(), how, none_left=True)
 
     def _settle(self, number: int) -> None:
         """The relay lets go first, then the folder is emptied: by the relay's thread, which alone writes there now."""
         folder = Folder(self._settings.attempts / str(number))
-        self.ended_published(number)
+        self._roll.remove(number)
         if folder.path.exists():
             self._relay.forget(number, folder.settle)
-
-    def _recover(self, folder: Folder) -> None:
-        """An attempt of an earlier life: nothing of it may live; the rest of its data and its end are published."""
-        meta = folder.load()
-        none_left = end_processes(list(meta.processes.values()))
-        if meta.stop == "fenced":
-            folder.settle()
-            return
-        self._mention(folder, meta.ranks)
-        self._relay.follow(folder, meta.ranks)
-        if meta.end is not None:
-            self._relay.finish(folder.attempt, meta.end)
-            return
-        told = {"cancelled": ending.CANCELLED, "interrupted": ending.INTERRUPTED}
-        self._publish_end(folder, meta, told.get(meta.stop, ending.WORKER_LOST), none_left)

@@ -56,18 +56,20 @@ class EventTail:
         window = self.limit
         while start < size:
             data = read_range(self.path, start, min(size, start + window))
-            end = self._last_boundary(data, start)
+            end = self._last_boundary(data, start, first_only=window > self.limit)
             if end or start + window >= size:
                 return data[:end]
             window *= 2  # the frame is larger than the window
         return b""
 
-    def _last_boundary(self, data: bytes, start: int) -> int:
+    def _last_boundary(self, data: bytes, start: int, first_only: bool) -> int:
         """Bytes of `data` that are whole frames. What is no frame ends the stream there: it can never be read."""
         end = 0
         try:
             for frame in records.decode(data, start):
                 end = frame.end - start
+                if first_only:
+                    break
         except ValueError as error:
             if not end:
                 log.warning("%s: %s; nothing behind it is published", self.path, error)

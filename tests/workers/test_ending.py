@@ -1,0 +1,74 @@
+"""The cause that is told is the true one: who failed first by itself, and out of memory only with evidence."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import FileSink
+from workers import ending
+from workers.ending import Exit
+
+KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("exits", "rank"),
+    [
+        ([(0, 0), (1, 0)], None),
+        ([(1, EXIT_FAULT), (0, TERM)], 1),
+        ([(0, EXIT_PEER), (1, KILL)], 1),  # the survivor was reaped first
+        ([(0, EXIT_PEER), (1, TERM)], 0),
+        ([(1, KILL), (0, EXIT_PEER)], 1),
+        ([(0, 0), (1, TERM)], 1),  # somebody sent it a TERM
+    ],
+)
+def test_the_culprit(exits: list[tuple[int, int]], rank: int | None) -> None:
+    found = ending.culprit([Exit(*one, at=0.01 * i) for i, one in enumerate(exits)])
+    assert (found.rank if found else None) == rank
+
+
+def test_a_kill_after_the_grace_is_our_own() -> None:
+    found = ending.culprit([Exit(0, EXIT_PEER, 0.0), Exit(1, KILL, 1.0)])
+    assert found and found.rank == 0
+
+
+def fault(folder: Path, rank: int, cause: str) -> None:
+    page = Progress(folder, rank)
+    page.at(12, "1F3")
+    sink = FileSink(folder, rank)
+    sink.emit("points", blob=b"TY" * 500)
+    sink.emit("fault", type="ValueError", message="no such thing\nmore", traceback="Traceback: deep", cause=cause)
+
+
+def test_an_exception_carries_the_ranks_own_traceback(tmp_path: Path) -> None:
+    fault(tmp_path, 1, "user_code")
+    told = ending.of_exits(tmp_path, [0, 1], [Exit(1, EXIT_FAULT, 0.0), Exit(0, TERM, 0.1)], oom_kills=0)
+    assert (told.outcome, told.cause, told.rank, told.traceback) == ("failed", "user_code", 1, "Traceback: deep")
+    assert told.detail == "Rank 1 failed at step 12 in 1F3: ValueError: no such thing"
+    assert told.exits == {"1": EXIT_FAULT, "0": TERM}
+
+
+def test_a_fault_frame_is_evidence_of_memory(tmp_path: Path) -> None:
+    fault(tmp_path, 0, "out_of_memory")
+    told = ending.of_exits(tmp_path, [0], [Exit(0, EXIT_MEMORY, 0.0)], oom_kills=0)
+    assert told.cause == "out_of_memory"
+    assert told.detail.startswith("Rank 0 ran out of memory at step 12 in 1F3")
+
+
+@pytest.mark.parametrize(("kills", "cause"), [(0, "killed_by_signal"), (1, "out_of_memory")])
+def test_a_kill_is_memory_only_with_the_kernels_word(tmp_path: Path, kills: int, cause: str) -> None:
+    assert ending.of_exits(tmp_path, [0], [Exit(0, KILL, 0.0)], oom_kills=kills).cause == cause
+
+
+def test_ranks_whose_end_nobody_saw_did_not_succeed(tmp_path: Path) -> None:
+    assert ending.of_exits(tmp_path, [0, 1], [Exit(0, 0, 0.0)], oom_kills=0).outcome == "failed"
+
+
+def test_a_cancel_says_whether_anything_is_left() -> None:
+    assert ending.CANCELLED.body(1, none_left=True)["detail"] == "Cancelled. No process of it is left."
+    assert ending.CANCELLED.body(1, none_left=False)["detail"] == "Cancelled. Some of its processes did not end."

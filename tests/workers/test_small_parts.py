@@ -1,0 +1,176 @@
+"""Settings, folders, orders, devices and corpora of a worker."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.harness import tiny
+from workers import corpora
+from workers.contract import AttemptBody
+from workers.devices import Devices
+from workers.folder import KEEP_S, Folder, Meta, unsettled
+from workers.orders import Refused, attempt_number, read_order
+from workers.settings import Settings
+
+DEVICES = Devices(cpu_devices=3).read()
+
+
+def message(**changes: Any) -> dict[str, Any]:
+    node = {"worker": "a", "devices": [0, 2], "first_rank": 0, "address": "127.0.0.1"}
+    return {"run": 1, "attempt": 5, "number": 1, "spec": tiny(), "nodes": [node], **changes}
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{"TRAINYARD_WORKER_NAME": "../up"}, {"TRAINYARD_CPU_DEVICES": "two"}, {"TRAINYARD_NO_PROGRESS_S": "-1"}],
+)
+def test_a_setting_that_cannot_be_used_is_named(env: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=next(iter(env.values()))):
+        Settings.from_env(env)
+
+
+def test_an_empty_setting_is_none() -> None:
+    assert Settings.from_env({"TRAINYARD_CPU_DEVICES": "", "TRAINYARD_WORKER_NAME": ""}).cpu_devices is None
+
+
+# Folders
+
+
+def test_an_attempt_is_claimed_once(tmp_path: Path) -> None:
+    assert Folder.claim(tmp_path, 4)
+    assert Folder.claim(tmp_path, 4) is None
+
+
+def test_a_folder_remembers(tmp_path: Path) -> None:
+    folder = Folder.claim(tmp_path, 4)
+    assert folder
+    end = AttemptBody(attempt=4, state="ended")
+    meta = Meta(None, [0, 1], {0: (10, 20), 1: (11, 21)}, "cancelled", end)
+    folder.save(meta)
+    assert Folder(folder.path).load() == meta
+
+
+def test_a_settled_folder_is_only_a_claim(tmp_path: Path) -> None:
+    folder = Folder.claim(tmp_path, 4)
+    assert folder
+    folder.save(Meta())
+    folder.settle()
+    assert unsettled(tmp_path) == []
+    assert Folder.claim(tmp_path, 4) is None
+
+
+def test_old_folders_are_removed(tmp_path: Path) -> None:
+    folder = Folder.claim(tmp_path, 4)
+    assert folder
+    past = time.time() - KEEP_S - 60
+    os.utime(folder.path, (past, past))
+    assert unsettled(tmp_path) == []
+    assert not folder.path.exists()
+
+
+# Orders
+
+
+def test_an_order_knows_its_ranks() -> None:
+    order = read_order(message(), "a", DEVICES)
+    assert (order.attempt, order.ranks, order.alone, order.opens_store) == (5, [0, 1], True, True)
+
+
+@pytest.mark.parametrize("raw", [None, [], {}, {"attempt": "5"}, {"attempt": True}, {"attempt": 0}])
+def test_a_message_without_a_number_is_refused(raw: Any) -> None:
+    with pytest.raises(Refused):
+        attempt_number(raw)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"nodes": []}, "not placed on worker a"),
+        ({"nodes": "everywhere"}, "malformed"),
+        ({"spec": {**tiny(), "command": "rm"}}, "command"),
+        ({"spec": tiny(dp=4)}, "4 ranks"),
+        ({"spec": {**tiny(), "train": {**tiny()["train"], "device": "cuda"}}}, "no cuda device 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        read_order(message(**changes), "a", DEVICES)
+
+
+# Devices
+
+
+def test_devices_share_the_hosts_memory() -> None:
+    assert [device["index"] for device in DEVICES] == [0, 1, 2]
+    if DEVICES[0]["kind"] == "cpu":
+        assert len({device["memory_total"] for device in DEVICES}) == 1
+    assert all(0 < device["memory_used"] <= device["memory_total"] for device in DEVICES)
+
+
+# Corpora
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[tuple[Settings, dict[str, bytes], list[str]]]:
+    """A web server that has blobs, the settings that name it, and the tokens it was shown."""
+    blobs: dict[str, bytes] = {}
+    tokens: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            tokens.append(self.headers.get("Authorization", ""))
+            body = blobs.get(self.path.removeprefix("/api/v1/blobs/"))
+            self.send_response(404 if body is None else 200)
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    yield Settings("a", "", tmp_path / "home", tmp_path, url=url, token="secret"), blobs, tokens
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_corpus_comes_from_the_web_and_is_kept(web: Any) -> None:
+    settings, blobs, tokens = web
+    sha256 = hashlib.sha256(b"some text").hexdigest()
+    blobs[sha256] = b"some text"
+    assert not corpora.have(settings, f"blob:{sha256}")
+    corpora.fetch(settings, f"blob:{sha256}")
+    assert corpora.have(settings, f"blob:{sha256}")
+    assert (settings.corpora / sha256).read_bytes() == b"some text"
+    assert tokens == ["Bearer secret"]
+
+
+def test_a_corpus_on_this_host_needs_no_web(tmp_path: Path) -> None:
+    settings = Settings("a", "", tmp_path / "home", tmp_path)
+    sha256 = hashlib.sha256(b"some text").hexdigest()
+    (tmp_path / "files" / "corpora").mkdir(parents=True)
+    (tmp_path / "files" / "corpora" / sha256).write_bytes(b"some text")
+    corpora.fetch(settings, f"blob:{sha256}")
+    assert corpora.have(settings, f"blob:{sha256}")
+
+
+def test_a_corpus_that_is_another_is_not_kept(web: Any) -> None:
+    settings, blobs, _ = web
+    blobs["0" * 64] = b"some text"
+    for sha256, reason in (("0" * 64, "another sha256"), ("1" * 64, "could not be fetched")):
+        with pytest.raises(corpora.CorpusMissing, match=reason):
+            corpora.fetch(settings, f"blob:{sha256}")
+    assert list(settings.corpora.iterdir()) == []

@@ -1,0 +1,105 @@
+"""The worker or the broker dies in mid-run: nothing is lost, nothing is left, and the end that is told is true."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from parallel_core.observe import records
+from tests.workers.harness import ENDLESS, Bench, none_alive, tiny
+from workers.folder import Folder
+
+pytestmark = pytest.mark.faults
+
+
+def all_arrived(bench: Bench, attempt: int) -> bool:
+    """Every whole frame of both ranks' files, as the files say."""
+    folder = bench.folder / "attempts" / str(attempt)
+    for rank in (0, 1):
+        frames = records.read_file(records.events_path(folder, rank))
+        got = bench.received(attempt, "events", rank)
+        assert len(frames) > 3
+        assert len(got) == frames[-1].end
+        assert got == records.events_path(folder, rank).read_bytes()[: frames[-1].end]
+    return True
+
+
+def test_a_killed_worker_tells_the_rest_when_it_is_back(bench: Bench) -> None:
+    attempt = bench.send(ENDLESS)
+    recorded = bench.wait_running(attempt)
+    bench.stop_worker(signal.SIGKILL)
+    bench.wait("death of the ranks", lambda: none_alive(recorded))
+    assert not bench.states(attempt, "ended")
+    bench.start_worker()
+    end = bench.wait_end(attempt)
+    assert (end["outcome"], end["cause"], end["none_left"]) == ("failed", "worker_lost", True)
+    assert end["detail"] == "The worker was restarted while this ran."
+    assert all_arrived(bench, attempt)
+    bench.send(ENDLESS, attempt)  # a message that was delivered late, to the worker's next life
+    assert bench.wait_end(bench.send(tiny()))["outcome"] == "succeeded"
+    assert len(bench.states(attempt, "starting")) == 1
+
+
+def test_a_restart_repeats_an_end_that_was_not_settled(bench: Bench) -> None:
+    attempt = bench.send(tiny())
+    first = bench.wait_end(attempt)
+    bench.stop_worker(signal.SIGKILL)
+    bench.start_worker()
+    bench.wait("second end", lambda: len(bench.states(attempt, "ended")) == 2)
+    assert bench.states(attempt, "ended")[1] == first
+
+
+def test_an_outage_of_the_broker_loses_nothing(bench: Bench) -> None:
+    attempt = bench.send(ENDLESS)
+    bench.wait_running(attempt)
+    bench.restart_broker()
+    before = len(bench.heard)
+    bench.wait("batches after the outage", lambda: any(entry.kind == "batch" for entry in bench.heard[before:]))
+    bench.control("cancel", attempt)
+    assert bench.wait_end(attempt)["outcome"] == "cancelled"
+    assert all_arrived(bench, attempt)
+    assert bench.wait_end(bench.send(tiny()))["outcome"] == "succeeded"
+
+
+def test_an_orderly_stop_interrupts_and_leaves_nothing(bench: Bench) -> None:
+    attempt = bench.send(ENDLESS)
+    recorded = bench.wait_running(attempt)
+    assert bench.stop_worker() == 0
+    end = bench.wait_end(attempt)
+    assert (end["outcome"], end["cause"], end["none_left"]) == ("interrupted", "interrupted", True)
+    assert none_alive(recorded)
+    assert all_arrived(bench, attempt)
+    bench.start_worker()
+
+
+def test_a_stop_without_a_broker_is_told_at_the_next_start(bench: Bench) -> None:
+    attempt = bench.send(ENDLESS)
+    recorded = bench.wait_running(attempt)
+    bench.broker.send_signal(signal.SIGSTOP)
+    bench.stop_worker()
+    assert none_alive(recorded)
+    bench.broker.send_signal(signal.SIGCONT)
+    bench.start_worker()
+    assert bench.wait_end(attempt)["outcome"] == "interrupted"
+    assert all_arrived(bench, attempt)
+
+
+def test_a_second_worker_of_the_same_name_does_not_start(bench: Bench) -> None:
+    first = bench.worker
+    assert first
+    bench.wait("first worker", lambda: any(entry.kind == "heartbeat" for entry in bench.heard))
+    bench.start_worker()
+    second, bench.worker = bench.worker, first
+    assert second and second.wait(60) != 0
+    assert "already runs" in bench.log()
+    os.kill(first.pid, 0)
+
+
+def test_a_claim_without_a_message_still_gets_an_end(bench: Bench) -> None:
+    bench.stop_worker(signal.SIGKILL)
+    attempt, bench.next_attempt = bench.next_attempt, bench.next_attempt + 1
+    assert Folder.claim(bench.folder / "attempts", attempt)
+    bench.start_worker()
+    assert bench.wait_end(attempt)["cause"] == "worker_lost"

@@ -1,0 +1,42 @@
+"""How attempts end in the books: written down, then published; a restarted worker does both for an earlier life."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from workers import ending
+from workers.attempt import end_processes
+from workers.ending import Ending
+from workers.folder import Folder, Meta
+from workers.relay import Relay
+from workers.roll import Roll
+
+log = logging.getLogger(__name__)
+
+_STOPPED = {"cancelled": ending.CANCELLED, "interrupted": ending.INTERRUPTED}
+"""An earlier life had begun to stop it for this reason: that is how it ended."""
+
+
+def publish_end(relay: Relay, folder: Folder, meta: Meta, how: Ending, none_left: bool) -> None:
+    """Written down first: from here on a restart repeats this end and no other."""
+    log.info("attempt %d: %s %s", folder.attempt, how.outcome, how.detail)
+    meta.end = how.body(folder.attempt, none_left)
+    folder.save(meta)
+    relay.finish(folder.attempt, meta.end)
+
+
+def recover(folders: Iterable[Folder], relay: Relay, roll: Roll) -> None:
+    """Attempts of an earlier life: nothing of them may live; the rest of their data and their end are published."""
+    for folder in folders:
+        meta = folder.load()
+        none_left = end_processes(list(meta.processes.values()))
+        if meta.stop == "fenced":
+            folder.settle()
+            continue
+        roll.add(folder, meta.ranks)
+        relay.follow(folder, meta.ranks)
+        if meta.end is not None:
+            relay.finish(folder.attempt, meta.end)
+        else:
+            publish_end(relay, folder, meta, _STOPPED.get(meta.stop, ending.WORKER_LOST), none_left)
