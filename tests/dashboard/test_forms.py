@@ -25,7 +25,7 @@ def filled(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def browser(client: Client, alice: Any) -> Client:
+def member_client(client: Client, alice: Any) -> Client:
     client.force_login(alice)
     return client
 
@@ -57,8 +57,8 @@ def test_odd_values_survive_the_way_through_the_form() -> None:
     assert RunSpec.model_validate(spec_fields.to_spec(spec_fields.from_spec(spec.model_dump()))) == spec
 
 
-def test_a_good_form_queues_one_run(browser: Client, two_cpus: None) -> None:
-    answer = browser.post("/runs/new/", filled(name="mine", tags="a, b", parallel__dp="2", retries="2"))
+def test_a_good_form_queues_one_run(member_client: Client, two_cpus: None) -> None:
+    answer = member_client.post("/runs/new/", filled(name="mine", tags="a, b", parallel__dp="2", retries="2"))
     run = Run.objects.get()
     assert (answer.status_code, answer["Location"]) == (302, f"/runs/{run.pk}/")
     assert (run.name, run.tags, run.label, run.retries_left) == ("mine", ["a", "b"], "DP", 2)
@@ -91,10 +91,10 @@ def test_a_good_form_queues_one_run(browser: Client, two_cpus: None) -> None:
     ],
 )
 def test_a_bad_field_is_said_at_the_field_and_everything_kept(
-    browser: Client, two_cpus: None, field: str, value: str
+    member_client: Client, two_cpus: None, field: str, value: str
 ) -> None:
     sent = {"name": "keep me", "model__layers": "7", field: value}
-    answer = browser.post("/runs/new/", filled(**sent))
+    answer = member_client.post("/runs/new/", filled(**sent))
     assert answer.status_code == 422
     form: RunForm = answer.context["form"]
     assert field in form.errors, form.errors
@@ -103,76 +103,78 @@ def test_a_bad_field_is_said_at_the_field_and_everything_kept(
     assert not Run.objects.exists()
 
 
-def test_html_in_what_was_typed_stays_text(browser: Client) -> None:
+def test_html_in_what_was_typed_stays_text(member_client: Client) -> None:
     evil = '"><script>alert(1)</script>'
-    page = browser.post("/runs/new/", filled(name=evil, tags=evil, model__layers=evil)).content.decode()
+    page = member_client.post("/runs/new/", filled(name=evil, tags=evil, model__layers=evil)).content.decode()
     assert "<script>alert" not in page
 
 
-def test_the_live_check_answers_with_messages_and_memory_and_queues_nothing(browser: Client, two_cpus: None) -> None:
-    good = browser.post("/runs/new/check", filled(parallel__pp="2", parallel__micro_batches="8")).content.decode()
+def test_the_live_check_answers_with_messages_and_memory_and_queues_nothing(
+    member_client: Client, two_cpus: None
+) -> None:
+    good = member_client.post("/runs/new/check", filled(parallel__pp="2", parallel__micro_batches="8")).content.decode()
     assert "PP-1F1B" in good and "Rank 1" in good and "activations" in good
-    bad = browser.post("/runs/new/check", filled(parallel__tp="3")).content.decode()
+    bad = member_client.post("/runs/new/check", filled(parallel__tp="3")).content.decode()
     assert "tensor=3 does not divide heads=4; try 1, 2, 4." in bad
     assert not Run.objects.exists()
 
 
-def test_a_model_beyond_memory_is_queued_only_on_insistence(browser: Client, two_cpus: None) -> None:
+def test_a_model_beyond_memory_is_queued_only_on_insistence(member_client: Client, two_cpus: None) -> None:
     big = filled(model__layers="100", model__hidden="1024")
-    refused = browser.post("/runs/new/", big)
+    refused = member_client.post("/runs/new/", big)
     assert refused.status_code == 422 and "model__hidden" in refused.context["form"].errors
     assert 'name="anyway"' in refused.content.decode()
-    assert browser.post("/runs/new/", big | {"anyway": "on"}).status_code == 302
+    assert member_client.post("/runs/new/", big | {"anyway": "on"}).status_code == 302
 
 
-def test_cloning_fills_the_form(browser: Client, alice: Any) -> None:
+def test_cloning_fills_the_form(member_client: Client, alice: Any) -> None:
     run = services.submit(owner=alice, spec={"model": {"layers": 6}, "parallel": {"pp": 2}}, name="old", tags=["t"])
-    form = browser.get(f"/runs/{run.pk}/clone").context["form"]
+    form = member_client.get(f"/runs/{run.pk}/clone").context["form"]
     assert (form["model__layers"].value(), form["name"].value(), form["tags"].value()) == ("6", "old (copy)", "t")
 
 
-def upload(browser: Client, data: bytes, **changes: Any) -> Any:
-    return browser.post("/runs/new/", filled(**changes) | {"upload": SimpleUploadedFile("tale.txt", data)})
+def upload(member_client: Client, data: bytes, **changes: Any) -> Any:
+    return member_client.post("/runs/new/", filled(**changes) | {"upload": SimpleUploadedFile("tale.txt", data)})
 
 
-def test_an_upload_becomes_the_corpus_of_the_run(browser: Client) -> None:
-    assert upload(browser, b"once upon a time " * 100).status_code == 302
+def test_an_upload_becomes_the_corpus_of_the_run(member_client: Client) -> None:
+    assert upload(member_client, b"once upon a time " * 100).status_code == 302
     corpus = Corpus.objects.get()
     assert Run.objects.get().spec["train"]["corpus"] == f"blob:{corpus.sha256}"
-    upload(browser, b"once upon a time " * 100)
+    upload(member_client, b"once upon a time " * 100)
     assert Corpus.objects.count() == 1
 
 
 @pytest.mark.parametrize("data", [b"", b"ab\x00cd" * 100, b"caf\xe9 " * 100])
-def test_what_is_no_text_is_refused_at_the_field(browser: Client, data: bytes) -> None:
-    answer = upload(browser, data)
+def test_what_is_no_text_is_refused_at_the_field(member_client: Client, data: bytes) -> None:
+    answer = upload(member_client, data)
     assert answer.status_code == 422 and "upload" in answer.context["form"].errors
     assert not Corpus.objects.exists() and not Run.objects.exists()
 
 
-def test_a_corpus_shorter_than_a_sample_is_refused(browser: Client) -> None:
-    answer = upload(browser, b"short")
+def test_a_corpus_shorter_than_a_sample_is_refused(member_client: Client) -> None:
+    answer = upload(member_client, b"short")
     assert "too short" in answer.context["form"].errors["train__corpus"][0]
 
 
-def test_an_upload_is_not_lost_with_a_mistake_elsewhere(browser: Client) -> None:
-    answer = upload(browser, b"once upon a time " * 100, parallel__tp="3")
+def test_an_upload_is_not_lost_with_a_mistake_elsewhere(member_client: Client) -> None:
+    answer = upload(member_client, b"once upon a time " * 100, parallel__tp="3")
     assert answer.status_code == 422
     assert answer.context["form"]["train__corpus"].value() == f"blob:{Corpus.objects.get().sha256}"
 
 
-def test_cancel_asks_once_and_then_does(browser: Client, alice: Any) -> None:
+def test_cancel_asks_once_and_then_does(member_client: Client, alice: Any) -> None:
     run = services.submit(owner=alice, spec={})
-    assert b"Cancel the run" in browser.get(f"/runs/{run.pk}/cancel").content
-    browser.post(f"/runs/{run.pk}/cancel")
+    assert b"Cancel the run" in member_client.get(f"/runs/{run.pk}/cancel").content
+    member_client.post(f"/runs/{run.pk}/cancel")
     run.refresh_from_db()
     assert run.state == "cancelled"
-    assert b"already ended" in browser.get(f"/runs/{run.pk}/cancel").content
+    assert b"already ended" in member_client.get(f"/runs/{run.pk}/cancel").content
 
 
-def test_renaming(browser: Client, alice: Any) -> None:
+def test_renaming(member_client: Client, alice: Any) -> None:
     run = services.submit(owner=alice, spec={})
-    assert browser.post(f"/runs/{run.pk}/edit", {"name": "", "tags": ""}).status_code == 422
-    browser.post(f"/runs/{run.pk}/edit", {"name": "new", "tags": "x, y"})
+    assert member_client.post(f"/runs/{run.pk}/edit", {"name": "", "tags": ""}).status_code == 422
+    member_client.post(f"/runs/{run.pk}/edit", {"name": "new", "tags": "x, y"})
     run.refresh_from_db()
     assert (run.name, run.tags) == ("new", ["x", "y"])
