@@ -205,7 +205,8 @@ def _scaled(run: Run, spec: RunSpec, base: RunSpec) -> Stats | None:
     factor = base.train.global_batch / spec.train.global_batch
     timed = run.summary.get("timed") if run.summary else None
     if timed:
-        return Stats(*(timed[key] * factor for key in ("median", "p10", "p90", "mean")), n=timed["n"])
+        median, p10, p90, mean = (timed[key] * factor for key in ("median", "p10", "p90", "mean"))
+        return Stats(median, p10, p90, mean, timed["n"])
     if run.step_time and run.state not in ENDED:
         value = run.step_time * factor
         return Stats(value, value, value, value, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -46,7 +47,7 @@ def list_page(request: HttpRequest) -> HttpResponse:
     return render(request, "studies/list.html", context)
 
 
-def _verdicts(studies: list[Study]) -> dict[int, str]:
+def _verdicts(studies: Sequence[Study]) -> dict[int, str]:
     """One sentence a study, from the summaries of all their runs, read at once."""
     runs: dict[int, list[Run]] = {study.pk: [] for study in studies}
     for run in Run.objects.filter(study__in=studies, state=State.SUCCEEDED):
