@@ -7,6 +7,6 @@ os.environ.setdefault("TRAINYARD_TESTING", "1")
 os.environ.setdefault("TRAINYARD_HOME", tempfile.mkdtemp(prefix="trainyard-test-"))
 os.environ["ALLOWED_HOSTS"] = "localhost,127.0.0.1,testserver"
 
-from dashboard.settings import *  # noqa: E402, F403
+from dashboard.settings import *  # noqa: F403
 
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

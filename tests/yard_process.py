@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +60,7 @@ class YardProcess:
         return (self.home / "admin-password").read_text().strip()
 
     def up(self) -> YardProcess:
-        with (self.home / "yard.out").open("ab") as out:
+        with (self.home / "yard.out").open("wb") as out:
             command = [sys.executable, "-m", "dashboard.yard", "up"]
             self.process = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=out, stderr=subprocess.STDOUT)
         wait_for("the yard's address", self._greeted, UP_LIMIT_S)
@@ -96,17 +98,21 @@ class YardProcess:
 
         return wait_for(f"a process of {words}", look)
 
-    def client(self) -> httpx.Client:
+    @contextmanager
+    def client(self) -> Iterator[httpx.Client]:
         """A client signed in as the admin, with the CSRF header set."""
-        client = httpx.Client(base_url=self.url, timeout=30, follow_redirects=True)
+        with httpx.Client(base_url=self.url, timeout=30, follow_redirects=True) as client:
+            self._sign_in(client)
+            yield client
+
+    def _sign_in(self, client: httpx.Client) -> None:
         page = client.get("/accounts/login/")
         match = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
         assert match, page.text[:500]
         form = {"username": "admin", "password": self.password, "csrfmiddlewaretoken": match[1]}
         answer = client.post("/accounts/login/", data=form, headers={"Referer": self.url})
         assert "sessionid" in client.cookies, answer.text[:500]
-        client.headers |= {"X-CSRFToken": client.cookies["csrftoken"], "Referer": self.url}
-        return client
+        client.headers.update({"X-CSRFToken": client.cookies["csrftoken"], "Referer": self.url})
 
     def submit(self, client: httpx.Client, spec: dict[str, Any], **fields: Any) -> int:
         answer = client.post("/api/v1/runs", json={"spec": spec, "name": "test", **fields})
@@ -137,6 +143,13 @@ class YardProcess:
         }
         command = [sys.executable, "-c", code]
         return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    def query(self, expression: str) -> Any:
+        """The value of a Python expression over the yard's models (`Run`, `Attempt`, `RankInfo`, `Event`)."""
+        head = "import json, django; django.setup(); from dashboard.runs.models import *\n"
+        done = self.shell(f"{head}print(json.dumps({expression}))")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
 
     def stop(self, number: int = signal.SIGINT) -> list[psutil.Process]:
         """Sends the signal, waits for the end, and returns the processes of the yard that are left."""

@@ -20,5 +20,5 @@ def yard() -> Iterator[YardProcess]:
 @pytest.fixture
 def client(yard: YardProcess) -> Iterator[httpx.Client]:
     with yard.client() as client:
-        wait_for("an online worker", lambda: any(w["online"] for w in client.get("/api/v1/workers").json()["data"]))
+        wait_for("an online worker", lambda: any(not w["silent"] for w in client.get("/api/v1/workers").json()["data"]))
         yield client

@@ -30,12 +30,13 @@ def started(yard: YardProcess, client: httpx.Client, spec: dict[str, Any], **fie
         return (found["step"] or 0) >= 3
 
     wait_for("some steps", stepping)
-    return run, pids_of(client, run)
+    return run, pids_of(yard, run)
 
 
-def pids_of(client: httpx.Client, run: int) -> list[int]:
-    ranks = client.get(f"/api/v1/runs/{run}").json()["data"]["ranks"]
-    return [rank["pid"] for rank in ranks]
+def pids_of(yard: YardProcess, run: int) -> list[int]:
+    """Process ids of the ranks of the newest attempt, by rank."""
+    attempt = f"Attempt.objects.filter(run={run}).last()"
+    return list(yard.query(f'[r.hello["pid"] for r in RankInfo.objects.filter(attempt={attempt}).order_by("rank")]'))
 
 
 def gone(pids: list[int]) -> bool:
@@ -124,5 +125,5 @@ def test_a_message_delivered_twice_trains_once(yard: YardProcess, client: httpx.
     assert again.returncode == 0, again.stderr
     found = yard.wait_state(client, run, "succeeded", "failed", limit=150)
     assert found["state"] == "succeeded", found
-    assert pids_of(client, run) == pids
+    assert pids_of(yard, run) == pids
     assert series(client, run) == list(range(2000))
