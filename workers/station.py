@@ -43,6 +43,7 @@ class Station:
         calibration = Calibration(settings.home, devices.kind)
         self.supervisor = Supervisor(settings, self.relay, devices.read, calibration)
         self.heartbeat = Heartbeat(Publisher(settings), self.supervisor, devices.read)
+        self.supervisor.on_running = self.heartbeat.poke
         self.control = ControlReader(settings, self.supervisor.control)
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._left = threading.Event()

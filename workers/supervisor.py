@@ -64,6 +64,7 @@ class Supervisor(threading.Thread):
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[int, Attempt] = {}
         self._roll = Roll()
+        self.on_running: Callable[[], None] = lambda: None
         self._leaving = False
         self.idle = threading.Event()
         """Set once, after `leave`, when no attempt lives any more."""
@@ -213,6 +214,7 @@ class Supervisor(threading.Thread):
             attempt.record(event["rank"], (event["pid"], event["start_ticks"]))
             if attempt.started:
                 self._relay.tell("attempt", AttemptBody(attempt=attempt.number, state="running"))
+                self.on_running()
         elif kind == "store" and not attempt.order.alone:
             store = {"attempt": attempt.number, "host": event["host"], "port": event["port"]}
             self._relay.tell("store", store)

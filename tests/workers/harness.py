@@ -18,6 +18,7 @@ from celery import Celery
 
 from dashboard.yard import broker
 from parallel_core import processes
+from parallel_core.observe import progress
 from workers.contract import EVENTS, START_TASK, Channel, control_stream, queue_of
 from workers.folder import Folder
 
@@ -145,15 +146,13 @@ class Bench:
         return self.wait(f"end of attempt {attempt}", lambda: self.states(attempt, "ended"))[-1]
 
     def wait_running(self, attempt: int, step: int = 3) -> dict[int, processes.Recorded]:
-        """Until a heartbeat shows every rank at `step` or later; returns the ranks' processes."""
+        """Until every rank is at `step` or later; returns the ranks' processes."""
         self.wait(f"running attempt {attempt}", lambda: self.states(attempt, "running"))
         recorded = self.recorded(attempt)
 
         def at_step() -> bool:
-            ranks = [entry.body["attempts"].get(str(attempt), {}) for entry in self.heard if entry.kind == "heartbeat"]
-            return (
-                bool(ranks) and len(ranks[-1]) == len(recorded) and all(r["step"] >= step for r in ranks[-1].values())
-            )
+            places = [progress.read(self.folder / "attempts" / str(attempt), rank) for rank in recorded]
+            return all(place is not None and place.step >= step for place in places)
 
         self.wait(f"step {step} of attempt {attempt}", at_step)
         return recorded
