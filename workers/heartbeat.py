@@ -67,7 +67,7 @@ class Heartbeat(threading.Thread):
             load=devices.load_average(),
             memory_total=total,
             memory_available=available,
-            attempts=self._supervisor.progress(),
+            attempts=self._supervisor.roll.progress(),
         )
         calibration: dict[str, Any] | None = self._supervisor.calibration.result
         if calibration:

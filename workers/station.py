@@ -69,7 +69,7 @@ class Station:
         self._left.wait(LEAVE_S + EXIT_S)
 
     def _ended_published(self, attempt: int) -> None:
-        self.supervisor.ended_published(attempt)
+        self.supervisor.roll.remove(attempt)
         self.heartbeat.poke()
 
     def _leave_when_asked(self) -> None:

@@ -25,10 +25,11 @@ from parallel_core.launch import Event, ForkServer, ServerLost, Store
 from workers import corpora, ending
 from workers.attempt import Attempt, end_processes
 from workers.calibration import Calibration
-from workers.contract import START_LIMIT_S, STOP_GRACE_S, AttemptBody, ControlEntry, Device, RankProgress
+from workers.contract import START_LIMIT_S, STOP_GRACE_S, AttemptBody, ControlEntry, Device
 from workers.ending import Ending
 from workers.folder import Folder, Meta, Stop, unsettled
-from workers.orders import Order, Refused, attempt_number, read_order
+from workers.intake import take
+from workers.orders import Order
 from workers.recovery import publish_end, recover
 from workers.relay import Relay
 from workers.roll import Roll
@@ -52,18 +53,16 @@ class Supervisor(threading.Thread):
         relay: Relay,
         devices: Callable[[], list[Device]],
         calibration: Calibration,
-        spawn: Callable[[Callable[[Event], None]], ForkServer] = ForkServer,
     ) -> None:
         super().__init__(name="supervisor", daemon=True)
         self._settings, self._relay, self._devices = settings, relay, devices
         self.calibration = calibration
-        self._spawn = spawn
         self._server: ForkServer | None = None
         self._server_ready = False
         self._spawn_at = 0.0
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[int, Attempt] = {}
-        self._roll = Roll()
+        self.roll = Roll()
         self.on_running: Callable[[], None] = lambda: None
         self._leaving = False
         self.idle = threading.Event()
@@ -75,23 +74,14 @@ class Supervisor(threading.Thread):
 
     def accept(self, raw: Any) -> bool:
         """A StartMessage arrived. False where it is ignored: the attempt is known, or has no number."""
-        try:
-            number = attempt_number(raw)
-        except Refused as error:
-            log.error("start message dropped: %s", error)
+        taken = take(raw, self._settings, self._devices())
+        if taken is None:
             return False
-        folder = Folder.claim(self._settings.attempts, number)
-        if folder is None:
-            log.info("attempt %d is known already; a second delivery is ignored", number)
-            return False
-        folder.save(Meta(message=raw))
-        try:
-            order = read_order(raw, self._settings.name, self._devices())
-        except Refused as error:
-            refusal = ending.refused(str(error))
-            self._inbox.put(lambda: self._end_unstarted(folder, refusal))
+        folder, what = taken
+        if isinstance(what, Order):
+            self._inbox.put(lambda: self._accepted(folder, what))
         else:
-            self._inbox.put(lambda: self._accepted(folder, order))
+            self._inbox.put(lambda: self._end_unstarted(folder, what))
         return True
 
     def control(self, entry: ControlEntry) -> None:
@@ -106,18 +96,10 @@ class Supervisor(threading.Thread):
         if server := self._server:
             server.close(timeout=0.3)
 
-    def ended_published(self, attempt: int) -> None:
-        """The relay's word that the end of an attempt is out: heartbeats need not name it any more."""
-        self._roll.remove(attempt)
-
-    def progress(self) -> dict[str, dict[str, RankProgress]]:
-        """attempt -> rank -> where it is, for every attempt whose end is not published yet."""
-        return self._roll.progress()
-
     # The thread
 
     def run(self) -> None:
-        recover(self._left_over, self._relay, self._roll)
+        recover(self._left_over, self._relay, self.roll)
         while True:
             for step in (self._next_order, self._tick):
                 try:
@@ -155,22 +137,19 @@ class Supervisor(threading.Thread):
         attempt = Attempt(folder, Meta(message=order.message, ranks=order.ranks), order)
         folder.save(attempt.meta)
         self._live[attempt.number] = attempt
-        self._roll.add(folder, order.ranks)
+        self.roll.add(folder, order.ranks)
         self._relay.tell("attempt", AttemptBody(attempt=attempt.number, state="starting"))
         if self._leaving:
             self._stop(attempt, "interrupted", ending.INTERRUPTED)
         elif not corpora.have(self._settings, order.spec.train.corpus):
             attempt.fetching = True
-            threading.Thread(target=self._fetch, args=(attempt,), daemon=True, name="corpus").start()
+            corpora.fetch_aside(self._settings, order.spec.train.corpus, lambda why: self._fetched(attempt, why))
         self._launch_if_ready(attempt)
 
-    def _fetch(self, attempt: Attempt) -> None:
-        """In a thread of its own: it may take long."""
-        try:
-            corpora.fetch(self._settings, attempt.order.spec.train.corpus)
-        except corpora.CorpusMissing as error:
-            missing = ending.refused(str(error))
-            self._inbox.put(lambda: self._stop(attempt, "refused", missing))
+    def _fetched(self, attempt: Attempt, why_not: str) -> None:
+        """From the thread that fetched: the corpus is here, or cannot be had."""
+        if why_not:
+            self._inbox.put(lambda: self._stop(attempt, "refused", ending.refused(why_not)))
         else:
             self._inbox.put(lambda: setattr(attempt, "fetching", False))
 
@@ -194,7 +173,7 @@ class Supervisor(threading.Thread):
 
     def _start_server(self) -> None:
         try:
-            self._server = self._spawn(lambda event: self._inbox.put(lambda: self._on_event(event)))
+            self._server = ForkServer(lambda event: self._inbox.put(lambda: self._on_event(event)))
         except OSError:
             log.exception("the fork server cannot be started")
         self._spawn_at = time.monotonic() + RESPAWN_S
@@ -311,13 +290,13 @@ class Supervisor(threading.Thread):
 
     def _end_unstarted(self, folder: Folder, how: Ending) -> None:
         """An attempt of which nothing was ever started here."""
-        self._roll.add(folder, [])
+        self.roll.add(folder, [])
         self._relay.follow(folder, [])
         publish_end(self._relay, folder, folder.load(), how, none_left=True)
 
     def _settle(self, number: int) -> None:
         """The relay lets go first, then the folder is emptied: by the relay's thread, which alone writes there now."""
         folder = Folder(self._settings.attempts / str(number))
-        self._roll.remove(number)
+        self.roll.remove(number)
         if folder.path.exists():
             self._relay.forget(number, folder.settle)

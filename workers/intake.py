@@ -1,0 +1,37 @@
+"""What a Celery task does with a StartMessage before the supervisor sees it: claim the attempt, check the message."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from workers import ending
+from workers.contract import Device
+from workers.ending import Ending
+from workers.folder import Folder, Meta
+from workers.orders import Order, Refused, attempt_number, read_order
+from workers.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+def take(raw: Any, settings: Settings, devices: Sequence[Device]) -> tuple[Folder, Order | Ending] | None:
+    """The attempt's new folder with its order, or with the end that refuses it.
+
+    None where the message is to be ignored: its attempt is known already, or it names none.
+    """
+    try:
+        number = attempt_number(raw)
+    except Refused as error:
+        log.error("start message dropped: %s", error)
+        return None
+    folder = Folder.claim(settings.attempts, number)
+    if folder is None:
+        log.info("attempt %d is known already; a second delivery is ignored", number)
+        return None
+    folder.save(Meta(message=raw))
+    try:
+        return folder, read_order(raw, settings.name, devices)
+    except Refused as error:
+        return folder, ending.refused(str(error))
