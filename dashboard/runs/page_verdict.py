@@ -80,8 +80,9 @@ def _running(run: Run) -> Verdict:
     parts = [f"Step {run.step + 1:,} of {spec.train.steps:,}".replace(",", " ")]
     if run.tokens_per_s:
         parts.append(rate_text(run.tokens_per_s))
-    if run.step_time:
-        parts.append(f"{seconds_text(max(0.0, (spec.train.steps - run.step - 1) * run.step_time))} left")
+    left = spec.train.steps - run.step - 1
+    if run.step_time and left > 0:
+        parts.append(f"{seconds_text(left * run.step_time)} left")
     return Verdict(f"{', '.join(parts)}{_bubble(run, spec)}.")
 
 

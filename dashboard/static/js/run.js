@@ -18,6 +18,7 @@ const TAB_TOPICS = {
   events: ["events", "state"],
 };
 const SLOWEST_MS = 1000; // parts that are rendered by the server are fetched at most this often
+const RETRY_MS = 3000;
 const waiting = new Map(); // name -> timer
 const busy = new Set();
 
@@ -34,13 +35,16 @@ function soon(name, work, gap = 0) {
       }
       waiting.delete(name);
       busy.add(name);
+      let retry = false;
       try {
         await work();
       } catch (error) {
-        console.warn(name, error); // the next news fetches it again
+        console.warn(name, error);
+        retry = true; // the stream may still be open where a fetch failed, so no news may follow
       } finally {
         busy.delete(name);
       }
+      if (retry) soon(name, work, RETRY_MS);
     }, gap),
   );
 }
@@ -213,7 +217,8 @@ function news(what) {
   if (any("spans", "memory") && step === undefined) soon("gantt", () => reloadGantt(), 250);
   if (tab === "metrics" && any("points", "series")) soon("points", fetchPoints);
   if (tab === "logs" && any("log", "state")) soon("log", fetchLog);
-  if (any(...(TAB_TOPICS[tab] ?? []))) soon("tab", () => swap("tab", `part/tab?${query}`), SLOWEST_MS);
+  // Tabs without topics (metrics, logs) are never replaced: their charts and text grow in place.
+  if (tab in TAB_TOPICS && any(...TAB_TOPICS[tab])) soon("tab", () => swap("tab", `part/tab?${query}`), SLOWEST_MS);
 }
 
 async function reloadGantt() {
