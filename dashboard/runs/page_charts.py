@@ -171,6 +171,10 @@ def breakdown_rows(run: Run, step: int | None) -> list[dict[str, Any]]:
     except (ValueError, KeyError, IndexError):
         return []
     return [
-        {"rank": rank, "total": ns_text(found.total), "parts": [ns_text(ns) if ns else "0" for ns in found.as_dict().values()]}
+        {
+            "rank": rank,
+            "total": ns_text(found.total),
+            "parts": [ns_text(ns) if ns else "0" for ns in found.as_dict().values()],
+        }
         for rank, found in sorted(parts.items())
     ]
