@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +44,8 @@ def free_port() -> int:
 class YardProcess:
     """`python -m dashboard.yard up`, its address, and a signed-in client of its API."""
 
+    command: Sequence[str] = (sys.executable, "-m", "dashboard.yard", "up")
+
     def __init__(self, **env: str) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="ty-yard-"))
         self.port = free_port()
@@ -61,8 +63,7 @@ class YardProcess:
 
     def up(self) -> YardProcess:
         with (self.home / "yard.out").open("wb") as out:
-            command = [sys.executable, "-m", "dashboard.yard", "up"]
-            self.process = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=out, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(self.command, cwd=ROOT, env=self.env, stdout=out, stderr=subprocess.STDOUT)
         wait_for("the yard's address", self._greeted, UP_LIMIT_S)
         return self
 

@@ -1,0 +1,93 @@
+"""Every command of the README is known here and run: a new one fails this module until it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.yard_process import ROOT, YardProcess, wait_for
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```\n(.*?)```", README, re.DOTALL)
+TABLE = re.findall(r"^\| `(\./run[^`]*)` \|", README, re.MULTILINE)
+
+
+def commands() -> list[str]:
+    """Commands of the fenced blocks and of the table, continued lines joined; the tree of folders is none."""
+    lines = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
+    known = ("./run", "python ", "curl ", "docker ")
+    return [" ".join(line.split()) for line in [*lines, *TABLE] if line.startswith(known)]
+
+
+ENGINE = [c for c in commands() if c.startswith("python ")]
+CURL = [c for c in commands() if c.startswith("curl ")]
+ELSEWHERE = {
+    "./run test": "this very run",
+    "docker compose up -d": "test_deployment.py and faults/test_services.py",
+    "docker compose --profile gpu up -d": "test_deployment.py",
+}
+IN_THE_YARD = {"./run", "./run password", "./run setup"}
+
+
+def test_no_command_is_left_out() -> None:
+    left = set(commands()) - set(ENGINE) - set(CURL) - ELSEWHERE.keys() - IN_THE_YARD
+    assert not left
+    assert len(ENGINE) == 4 and len(CURL) == 2
+
+
+@pytest.mark.parametrize("command", ENGINE)
+def test_engine_command(command: str, tmp_path: Path) -> None:
+    words = (
+        command.replace("python", sys.executable, 1).replace("--out records", f"--out {tmp_path / 'records'}").split()
+    )
+    if words[-1] == "bench":
+        words += ["single", "--rounds", "1"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def yard() -> Iterator[YardProcess]:
+    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_VENV=sys.prefix)
+    subject.command = ("./run",)
+    yield subject.up()
+    subject.close()
+
+
+def test_run_prints_the_address_and_the_password_command_repeats_it(yard: YardProcess) -> None:
+    assert yard.url in yard.output()
+    done = subprocess.run(["./run", "password"], cwd=ROOT, env=yard.env, capture_output=True, text=True, check=False)
+    assert yard.password in done.stdout
+    assert yard.password in yard.output()
+
+
+def test_setup_of_an_up_to_date_environment_does_nothing(yard: YardProcess) -> None:
+    done = subprocess.run(["./run", "setup"], cwd=ROOT, env=yard.env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_curl_commands_submit_and_list(yard: YardProcess) -> None:
+    make = (
+        "import django; django.setup()\n"
+        "from datetime import timedelta\n"
+        "from django.contrib.auth import get_user_model\n"
+        "from django.utils import timezone\n"
+        "from dashboard.api.models import ApiToken\n"
+        "user, until = get_user_model().objects.get(), timezone.now() + timedelta(days=1)\n"
+        "print(ApiToken.make(user=user, name='readme', scope='submit', expires_at=until)[1])\n"
+    )
+    token = yard.shell(make).stdout.split()[-1]
+    env = {**os.environ, "TOKEN": token}
+    for command in sorted(CURL, key=len, reverse=True):
+        line = command.replace("http://127.0.0.1:8000", yard.url)
+        done = subprocess.run(["bash", "-c", line], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        assert '"two stages"' in done.stdout, done.stdout
+    with yard.client() as client:
+        wait_for("the end of the run", lambda: yard.run_of(client, 1)["state"] == "succeeded", 120)
