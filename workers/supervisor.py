@@ -93,8 +93,8 @@ class Supervisor(threading.Thread):
 
     def close(self) -> None:
         """Ends the fork server; to be called when `idle` is set."""
-        if server := self._server:
-            server.close(timeout=0.3)
+        if self._server is not None:
+            self._server.close(timeout=0.3)
 
     # The thread
 
@@ -219,7 +219,7 @@ class Supervisor(threading.Thread):
         if self.calibration.poll():
             for attempt in list(self._live.values()):
                 self._launch_if_ready(attempt)
-        elif not self.calibration.tried and self._server_ready and not self._live and not self._leaving:
+        elif not (self.calibration.tried or self._live or self._leaving) and self._server_ready:
             self.calibration.begin()
 
     # Stopping
@@ -227,10 +227,8 @@ class Supervisor(threading.Thread):
     def _control(self, entry: ControlEntry) -> None:
         number, kind = int(entry["attempt"]), entry["kind"]
         attempt = self._live.get(number)
-        if kind == "cancel":
-            self._stop_or_forestall(number, "cancelled", ending.CANCELLED)
-        elif kind == "fence":
-            self._stop_or_forestall(number, "fenced", ending.CANCELLED)
+        if kind in ("cancel", "fence"):
+            self._stop_or_forestall(number, "cancelled" if kind == "cancel" else "fenced", ending.CANCELLED)
         elif kind == "rewind":
             self._relay.rewind(number, entry["channel"], int(entry["rank"]), int(entry["offset"]))
         elif kind == "settled" and attempt is None:
