@@ -1,26 +1,66 @@
-"""Brings the embedded database, static files and admin account up to date: one process, run before the others."""
+"""Brings the database, static files, admin account and workers' token up to date: one process, before the others."""
 
 from __future__ import annotations
 
+import os
 import sys
+from datetime import timedelta
 
 import django
 
+WORKER_USER = "worker-service"
+"""Owner of the token that the workers of a deployment share. It has no password: nobody signs in with it."""
+LEAST_SECRET = 20
+"""Characters. The token is stored as a plain hash, which is enough for a long random secret only."""
+TOKEN_LIFE = timedelta(days=3650)
+"""The secret is as old as the deployment makes it: a new WORKER_TOKEN revokes the old one at the next start."""
 
-def prepare(password: str) -> None:
-    """Idempotent: migrations, static files, and the admin account (its password is set once, when it is made)."""
+
+def prepare(password: str, worker_token: str = "") -> None:
+    """Idempotent: migrations, static files, the admin account (its password is set once, when it is made), and the
+    token of workers on other hosts where there is one. Raises SystemExit with what to change.
+    """
     django.setup()
-    from django.contrib.auth import get_user_model
     from django.core.management import call_command
-
-    from dashboard.yard.home import ADMIN
 
     call_command("migrate", verbosity=0, interactive=False)
     call_command("collectstatic", verbosity=0, interactive=False)
+    make_admin(password)
+    if worker_token:
+        keep_worker_token(worker_token)
+
+
+def make_admin(password: str) -> None:
+    from django.contrib.auth import get_user_model
+
+    from dashboard.yard.home import ADMIN
+
     users = get_user_model().objects
-    if not users.filter(username=ADMIN).exists():
-        users.create_superuser(ADMIN, password=password)
+    if users.filter(username=ADMIN).exists():
+        return
+    if not password:
+        raise SystemExit("There is no admin account yet and no password for it: set ADMIN_PASSWORD.")
+    users.create_superuser(ADMIN, password=password)
+
+
+def keep_worker_token(secret: str) -> None:
+    """Makes `secret` the one token of WORKER_USER; it may fetch corpora and nothing else."""
+    from django.contrib.auth import get_user_model
+    from django.utils import timezone
+
+    from dashboard.api.models import ApiToken, Scope, digest
+
+    if len(secret) < LEAST_SECRET:
+        raise SystemExit(f"WORKER_TOKEN has {len(secret)} characters; at least {LEAST_SECRET} random ones are needed.")
+    user, made = get_user_model().objects.get_or_create(username=WORKER_USER)
+    if made:
+        user.set_unusable_password()
+        user.save(update_fields=["password"])
+    fields = {"user": user, "name": "WORKER_TOKEN", "scope": Scope.WORKER, "start": secret[:4]}
+    fields["expires_at"] = timezone.now() + TOKEN_LIFE
+    token, _ = ApiToken.objects.update_or_create(hashed=digest(secret), defaults=fields)
+    ApiToken.objects.filter(user=user).exclude(pk=token.pk).delete()
 
 
 if __name__ == "__main__":
-    prepare(sys.stdin.read().strip())
+    prepare(sys.stdin.read().strip(), os.environ.get("WORKER_TOKEN", "").strip())

@@ -1,0 +1,62 @@
+"""The one process that runs before the others of a deployment: what it makes, and that it may run again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth import authenticate, get_user_model
+from django.test import Client
+
+from dashboard.api.models import ApiToken, Scope
+from dashboard.yard.prepare import WORKER_USER, keep_worker_token, make_admin
+
+SECRET = "a-long-random-worker-secret"
+BLOB = f"/api/v1/blobs/{'0' * 64}"
+
+pytestmark = pytest.mark.django_db
+
+
+def bearer(secret: str) -> dict[str, Any]:
+    return {"headers": {"authorization": f"Bearer {secret}"}}
+
+
+def test_the_token_opens_corpora_and_nothing_else(client: Client) -> None:
+    keep_worker_token(SECRET)
+    assert client.get(BLOB, **bearer(SECRET)).status_code == 404
+    assert client.get(BLOB, **bearer(SECRET + "x")).status_code == 401
+    assert client.get("/api/v1/runs", **bearer(SECRET)).status_code == 403
+
+
+def test_only_its_hash_is_stored_and_nobody_signs_in_as_its_owner() -> None:
+    keep_worker_token(SECRET)
+    token = ApiToken.objects.get()
+    assert token.scope == Scope.WORKER
+    assert all(SECRET not in str(value) for value in vars(token).values())
+    assert token.user.username == WORKER_USER
+    assert not token.user.has_usable_password() and not token.user.is_staff
+
+
+def test_again_is_the_same_and_a_new_secret_revokes_the_old(client: Client) -> None:
+    keep_worker_token(SECRET)
+    first = ApiToken.objects.get()
+    keep_worker_token(SECRET)
+    assert ApiToken.objects.get().pk == first.pk
+    keep_worker_token(SECRET + "-2")
+    assert client.get(BLOB, **bearer(SECRET)).status_code == 401
+    assert client.get(BLOB, **bearer(SECRET + "-2")).status_code == 404
+
+
+def test_a_short_secret_is_refused() -> None:
+    with pytest.raises(SystemExit, match="WORKER_TOKEN has 6 characters"):
+        keep_worker_token("secret")
+    assert not ApiToken.objects.exists()
+
+
+def test_the_admin_is_made_once_and_keeps_its_password() -> None:
+    with pytest.raises(SystemExit, match="ADMIN_PASSWORD"):
+        make_admin("")
+    make_admin("first-secret")
+    make_admin("second-secret")
+    assert authenticate(username="admin", password="first-secret") is not None
+    assert get_user_model().objects.count() == 1
