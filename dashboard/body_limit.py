@@ -17,7 +17,7 @@ from parallel_core.limits import MAX_CORPUS_BYTES
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+App = Callable[..., Awaitable[None]]
 
 UPLOADS = ("/runs/new/",)
 """Addresses of forms with a file in them."""
