@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 BASE_DIR = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("TRAINYARD_HOME", BASE_DIR / ".trainyard")).resolve()
 """The one folder all data of an embedded yard lives in."""
-DEFAULT_SECRET = "insecure-for-development-only"  # noqa: S105
+DEFAULT_SECRET = "insecure-for-development-only"
 
 
 def flag(name: str, default: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,28 @@ from typing import Any
 import pytest
 
 from dashboard.yard import broker as embedded
+
+NO_MISSING = "TRAINYARD_NO_MISSING"
+MISSING = "missing:"
+"""How the reason of a skip for want of something begins; on a machine that has everything it is a failure."""
+_missing: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple) and MISSING in report.longrepr[2]:
+        _missing.append(f"{report.nodeid}: {report.longrepr[2]}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _missing and os.environ.get(NO_MISSING):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if _missing and os.environ.get(NO_MISSING):
+        terminalreporter.section("skipped for want of something, which fails here")
+        for line in _missing:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
