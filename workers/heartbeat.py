@@ -41,12 +41,12 @@ class Heartbeat(threading.Thread):
         self._poked.set()
 
     def run(self) -> None:
-        due = time.monotonic()
         while not self._leaving:
-            self._beat()
-            due = max(due + HEARTBEAT_S, time.monotonic())
-            self._poked.wait(due - time.monotonic())
+            begun = time.monotonic()
             self._poked.clear()
+            self._beat()
+            # Counted from this beat, so that beats brought forward by pokes never push the next one back.
+            self._poked.wait(max(0.0, begun + HEARTBEAT_S - time.monotonic()))
 
     def _beat(self) -> None:
         try:
