@@ -43,10 +43,10 @@ class Heartbeat(threading.Thread):
     def run(self) -> None:
         while not self._leaving:
             begun = time.monotonic()
-            self._poked.clear()
             self._beat()
             # Counted from this beat, so that beats brought forward by pokes never push the next one back.
             self._poked.wait(max(0.0, begun + HEARTBEAT_S - time.monotonic()))
+            self._poked.clear()
 
     def _beat(self) -> None:
         try:
