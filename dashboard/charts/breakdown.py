@@ -21,14 +21,14 @@ PARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 """(word, fields of Breakdown, phase) in the order they are stacked; together they hold every field once."""
 
-COLUMNS = ("run", *(f"{word}, ms" for word, _, _ in PARTS), "step, ms")
+COLUMNS = ("run", *(f"{word}, ms" for word, _, _ in PARTS), "traced step, ms", "median step, ms")
 
 
 def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
     """`entries` in drawing order, the same as in the speedup chart beside it."""
     rows = [(y, e.result.breakdown) for y, e in enumerate(entries) if e.result and e.result.breakdown]
     figure = {
-        "data": [_trace(part, rows) for part in PARTS] if rows else [],
+        "data": [*(_trace(part, rows) for part in PARTS), _medians(entries)] if rows else [],
         "layout": theme.layout(
             row_height(len(entries)),
             barmode="stack",
@@ -38,7 +38,7 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
             meta={"sharesRows": True},
         ),
     }
-    subtitle = "Where one traced step goes, in ms; the parts add up to the step"
+    subtitle = "Where one traced step goes, in ms; the parts add up to that step, the tick is the run's median step"
     return Chart("breakdown", title, subtitle, source, figure, COLUMNS, [_row(entry) for entry in entries])
 
 
@@ -63,9 +63,23 @@ def _trace(part: tuple[str, tuple[str, ...], str], rows: list[tuple[int, Breakdo
     }
 
 
+def _medians(entries: Sequence[Entry]) -> dict[str, Any]:
+    known = [(y, e.traced_median) for y, e in enumerate(entries) if e.traced_median and e.result and e.result.breakdown]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "median step",
+        "y": [y for y, _ in known],
+        "x": [median * 1e3 for _, median in known],
+        "marker": {"symbol": "line-ns", "size": 14, "line": {"width": 2.5, "color": var("ink")}},
+        "hovertemplate": "median of the timed steps: %{x:.1f} ms<extra></extra>",
+    }
+
+
 def _row(entry: Entry) -> list[str]:
     breakdown = entry.result.breakdown if entry.result else None
+    median = significant(entry.traced_median * 1e3) if entry.traced_median else ""
     if breakdown is None:
-        return [entry.label, *("" for _ in PARTS), entry.status or "not traced"]
+        return [entry.label, *("" for _ in PARTS), entry.status or "not traced", median]
     parts = [significant(milliseconds(breakdown, fields)) for _, fields, _ in PARTS]
-    return [entry.label, *parts, significant(breakdown.total / 1e6)]
+    return [entry.label, *parts, significant(breakdown.total / 1e6), median]

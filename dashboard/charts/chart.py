@@ -61,6 +61,17 @@ class Entry:
     """Share of its devices that other processes used in the timed steps."""
     done: bool = True
     status: str = ""
+    twin: str = ""
+    """Equal in two entries that differ in recomputation alone."""
+    worst_rank: int | None = None
+    """The rank whose memory `result` holds."""
+    traced_median: float | None = None
+    """Seconds: the median of the run's own steps, to be held against its traced one."""
+    predicted: int | None = None
+    """Bytes that the worst rank was predicted to take."""
+    layers: int = 0
+    largest: int | None = None
+    """Predicted: the most layers that would fit into a device's memory."""
 
     @property
     def disturbed(self) -> bool:
@@ -85,6 +96,12 @@ class Entry:
         """The row's label in a figure, escaped; the baseline is bold."""
         text = name(self.label if len(self.label) <= 28 else f"{self.label[:27]}…")
         return f"<b>{text}</b>" if self.baseline else text
+
+
+def pairs(entries: Sequence[Entry]) -> list[tuple[Entry, Entry]]:
+    """(plain, recomputing) runs that differ in nothing else; of several plain ones the first."""
+    plain = {e.twin: e for e in reversed(entries) if e.twin and not e.recompute}
+    return [(plain[e.twin], e) for e in entries if e.recompute and e.twin in plain]
 
 
 def row_height(count: int) -> int:

@@ -32,23 +32,37 @@ class Curve:
     dashed: bool = False
 
 
-def chart(curves: Sequence[Curve], title: str, source: str, *, key: str = "loss", unit: str = "loss") -> Chart:
-    """`layout.meta.axes` holds, for each axis, the x values of every trace; the figure starts with steps."""
+def chart(
+    curves: Sequence[Curve],
+    title: str,
+    source: str,
+    *,
+    key: str = "loss",
+    unit: str = "loss",
+    replaced: Sequence[Curve] = (),
+) -> Chart:
+    """`layout.meta.axes` holds, for each axis, the x values of every trace; the figure starts with steps.
+
+    `replaced` are points of earlier attempts that a later one trained again: drawn faint, all in one trace.
+    """
     drawn = [curve for curve in curves if len(curve.value)][:MAX_LINES]
+    older = [curve for curve in replaced if len(curve.value)]
     figure = {
-        "data": [_trace(curve) for curve in drawn],
+        "data": [*([_faint(older)] if older else []), *(_trace(curve) for curve in drawn)],
         "layout": theme.layout(
             320,
             xaxis=theme.axis("step", zeroline=False),
             yaxis=theme.axis(unit, zeroline=False, rangemode="normal"),
             hovermode="x unified" if len(drawn) <= 4 else "closest",
-            meta={"axes": {axis: [_x(curve, axis) for curve in drawn] for axis in AXES}},
+            meta={"axes": {axis: [*_faint_x(older, axis), *(_x(curve, axis) for curve in drawn)] for axis in AXES}},
         ),
     }
     shown, total = sum(len(c.value) for c in drawn), sum(c.total for c in drawn)
     lines = f"{len(drawn)} of {len(curves)} runs drawn, " if len(drawn) < len(curves) else ""
     columns = ("run", "points", "first", "last", "least")
     source = f"{source}; {lines}{shown} of {total} points"
+    if older:
+        source += f"; faint: {sum(c.total for c in older)} points of earlier attempts, trained again"
     subtitle = f"{unit.capitalize()} of each run; dashed = with recomputation"
     return Chart(key, title, subtitle, source, figure, columns, [_row(curve) for curve in curves])
 
@@ -58,6 +72,26 @@ def _x(curve: Curve, axis: str) -> list[float]:
         return np.round(curve.seconds, 3).tolist()
     scale = curve.samples_per_step if axis == "samples" else 1
     return (curve.step.astype(np.int64) * scale).tolist()
+
+
+def _faint_x(older: Sequence[Curve], axis: str) -> list[list[float | None]]:
+    """One list for the one trace of all older points, with a gap behind each run; none where there are none."""
+    return [[x for curve in older for x in (*_x(curve, axis), None)]] if older else []
+
+
+def _faint(older: Sequence[Curve]) -> dict[str, Any]:
+    values = [v for c in older for v in (*(float(v) if np.isfinite(v) else None for v in c.value), None)]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "earlier attempts",
+        "x": _faint_x(older, "step")[0],
+        "y": values,
+        "opacity": 0.35,
+        "line": {"color": theme.var("ink-2"), "width": 1},
+        "marker": {"color": theme.var("ink-2"), "size": 4},
+        "hovertemplate": "an earlier attempt: %{y:.6g}<extra></extra>",
+    }
 
 
 def _trace(curve: Curve) -> dict[str, Any]:

@@ -15,17 +15,20 @@ from parallel_core.observe.records import CATEGORIES
 MIB = 1 << 20
 FAR = 3.0
 """A limit beyond this many times the largest bar is said in words: drawn, it would flatten every bar."""
-COLUMNS = ("run", *(CATEGORY_NAMES[c] for c in CATEGORIES), "total")
+COLUMNS = ("run", *(CATEGORY_NAMES[c] for c in CATEGORIES), "measured", "on rank", "predicted")
 
 
 def chart(entries: Sequence[Entry], title: str, source: str, limit: int | None = None) -> Chart:
-    """`limit` = bytes of the device (or the cap), drawn as a line where it is near."""
+    """`limit` = bytes of the device (or the cap), drawn as a line where it is near. Predictions are outlines."""
     rows = [(y, e.result.memory) for y, e in enumerate(entries) if e.result and e.result.memory]
-    largest = max((sum(memory.values()) for _, memory in rows), default=0)
+    expected = [(y, e.predicted) for y, e in enumerate(entries) if e.predicted]
+    largest = max([*(sum(memory.values()) for _, memory in rows), *(size for _, size in expected)], default=0)
     data = [_trace(category, rows) for category in CATEGORIES] if rows else []
+    if rows and expected:
+        data.append(_predicted(expected))
     near = bool(limit and largest and limit <= FAR * largest)
     if rows:
-        data.append(_totals(rows))
+        data.append(_totals(rows, expected))
         if near and limit:
             data.append(_limit(limit, len(entries)))
     figure = {
@@ -38,7 +41,8 @@ def chart(entries: Sequence[Entry], title: str, source: str, limit: int | None =
             yaxis=theme.rows_axis([entry.tick for entry in entries]),
         ),
     }
-    subtitle = "Memory of the worst rank at its peak, MiB, by category" + _said(limit, near)
+    subtitle = "Memory of the worst rank at its peak, MiB: solid measured by category, outline predicted"
+    subtitle += _said(limit, near)
     return Chart("memory", title, subtitle, source, figure, COLUMNS, [_row(entry) for entry in entries])
 
 
@@ -60,13 +64,30 @@ def _trace(category: str, rows: list[tuple[int, Any]]) -> dict[str, Any]:
     }
 
 
-def _totals(rows: list[tuple[int, Any]]) -> dict[str, Any]:
+def _predicted(expected: list[tuple[int, int]]) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "predicted",
+        "base": 0,  # a bar with a base of its own lies over the stack instead of on it
+        "width": 0.92,
+        "y": [y for y, _ in expected],
+        "x": [size / MIB for _, size in expected],
+        "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 1.25, "color": var("ink-2")}},
+        "hovertemplate": "predicted: %{x:.1f} MiB<extra></extra>",
+    }
+
+
+def _totals(rows: list[tuple[int, Any]], expected: list[tuple[int, int]]) -> dict[str, Any]:
+    """The measured totals in words, behind whatever reaches further in their row."""
     totals = [sum(memory.values()) for _, memory in rows]
+    outlines = dict(expected)
+    ends = {y: max(total, outlines.get(y, 0)) for (y, _), total in zip(rows, totals, strict=True)}
     return {
         "type": "scatter",
         "mode": "text",
         "y": [y for y, _ in rows],
-        "x": [total / MIB for total in totals],
+        "x": [ends.get(y, 0) / MIB for y, _ in rows],
         "text": [f" {bytes_text(total)}" for total in totals],
         "textposition": "middle right",
         "textfont": {"size": 12, "color": var("ink-2")},
@@ -89,7 +110,9 @@ def _limit(limit: int, rows: int) -> dict[str, Any]:
 
 def _row(entry: Entry) -> list[str]:
     memory = entry.result.memory if entry.result else None
+    expected = bytes_text(entry.predicted) if entry.predicted else ""
     if not memory:
-        return [entry.label, *("" for _ in CATEGORIES), entry.status or "not metered"]
+        return [entry.label, *("" for _ in CATEGORIES), entry.status or "not metered", "", expected]
     sizes = [bytes_text(memory.get(category, 0)) for category in CATEGORIES]
-    return [entry.label, *sizes, bytes_text(sum(memory.values()))]
+    rank = "" if entry.worst_rank is None else str(entry.worst_rank)
+    return [entry.label, *sizes, bytes_text(sum(memory.values())), rank, expected]

@@ -98,13 +98,15 @@ def _ideal(entries: Sequence[Entry]) -> dict[str, Any] | None:
 
 
 def _unity(entries: Sequence[Entry]) -> dict[str, Any] | None:
-    if not any(entry.speed for entry in entries):
+    """The baseline's own speed, down to the last measured row: behind it stand words about runs without a bar."""
+    last = max((y for y, entry in enumerate(entries) if entry.speed), default=-1)
+    if last < 0:
         return None
     return {
         "type": "scatter",
         "mode": "lines",
         "x": [1, 1],
-        "y": [-0.6, len(entries) - 0.4],
+        "y": [-0.6, last + 0.5],
         "line": {"color": var("line-strong"), "width": 1, "dash": "dot"},
         "hoverinfo": "skip",
     }

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry
+from dashboard.charts.chart import Chart, Entry, pairs
 from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.quantities import bytes_text, seconds_text
 
 MIB = 1 << 20
-AR = " + AR"
 NEAR = 0.06
 """Labels closer than this part of either axis would overlap."""
 COLUMNS = ("run", "step", "worst-rank memory", "best trade")
@@ -62,10 +61,8 @@ def _title(points: Sequence[Point], best: Sequence[Point]) -> str:
 
 
 def _pairs(points: Sequence[Point]) -> list[tuple[Point, Point]]:
-    plain = {p[0].label: p for p in points if not p[0].recompute}
-    return [
-        (plain[p[0].label.replace(AR, "")], p) for p in points if p[0].label.replace(AR, "") in plain and p[0].recompute
-    ]
+    place = {id(point[0]): point for point in points}
+    return [(place[id(a)], place[id(b)]) for a, b in pairs([entry for entry, _, _ in points])]
 
 
 def _line(best: Sequence[Point]) -> dict[str, Any]:

@@ -34,19 +34,21 @@ def store_summary(pk: int) -> None:
 
 def summarise(run: Run) -> dict[str, Any]:
     """timed: Stats of the timed steps, seconds, or None; cpu_others: worst rank's share of its device that others
-    used in the timed steps; memory: the worst rank's peak, bytes; breakdown: mean over the ranks of the newest
-    complete traced step, ns; final_loss. What was not measured is None.
+    used in the timed steps; memory: the worst rank's peak, bytes; breakdown: mean over the ranks of the traced step
+    nearest the median, ns, and breakdown_step, which that is; final_loss. What was not measured is None.
     """
     timed = selectors.timed(run)
     summaries = [info.summary for info in selectors.ranks(run).values()]
     others = [value for value in (summary.get("cpu_others") for summary in summaries) if value is not None]
     loss = selectors.series(run, "loss")
+    typical = selectors.typical_step(run)
     finite = bool(len(loss.value)) and bool(abs(float(loss.value[-1])) < float("inf"))
     return {
         "timed": asdict(timed) if timed else None,
         "cpu_others": max(others, default=None),
         "memory": _worst_memory(run),
-        "breakdown": _breakdown(run),
+        "breakdown": _breakdown(run, typical),
+        "breakdown_step": typical,
         "final_loss": float(loss.value[-1]) if finite else None,
         "params_total": next((s["params_total"] for s in summaries if s.get("params_total")), None),
     }
@@ -65,9 +67,9 @@ def _worst_memory(run: Run) -> dict[str, Any] | None:
     }
 
 
-def _breakdown(run: Run) -> dict[str, Any] | None:
+def _breakdown(run: Run, step: int | None) -> dict[str, Any] | None:
     try:
-        parts = selectors.breakdown(run)
+        parts = selectors.breakdown(run, step)
     except (ValueError, KeyError, IndexError) as error:
         # Spans of a run that died in the middle of a step need not make sense; its other numbers still do.
         log.warning("no breakdown of run %s: %r", run.pk, error)

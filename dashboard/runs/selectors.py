@@ -39,6 +39,7 @@ __all__ = [
     "spans",
     "timed",
     "traced_steps",
+    "typical_step",
     "waiting",
 ]
 
@@ -143,6 +144,22 @@ def _step_to_show(attempt: int, devices: int) -> int | None:
         if seen[step] == devices:
             return step
     return max(seen, default=None)
+
+
+def typical_step(run: Run) -> int | None:
+    """Of the timed steps that every rank traced, the one whose time lies nearest the run's median; None without any.
+
+    One step stands for a run in charts of where the time went: it should not be one that something disturbed.
+    """
+    attempt, times = _newest_traced(run), series(run, "step_time")
+    if attempt is None:
+        return None
+    steps = list(SpanChunk.objects.filter(attempt=attempt).order_by().values_list("step", flat=True))
+    whole = np.array([step for step in sorted(set(steps)) if steps.count(step) == run.devices], np.int64)
+    stats, known = timed(run), np.isin(times.step, whole)
+    if stats is None or not known.any():
+        return None
+    return int(times.step[known][np.abs(times.value[known] - stats.median).argmin()])
 
 
 def spans(run: Run, step: int | None = None) -> dict[int, np.ndarray]:

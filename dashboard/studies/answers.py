@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
+from dashboard.charts.chart import pairs
 from dashboard.charts.theme import DISTURBED_ABOVE
-from dashboard.studies.selectors import Overview
-from parallel_core.analysis.quantities import bytes_text, percent_text
+from dashboard.studies.selectors import Overview, Row
+from parallel_core.analysis.quantities import bytes_text, count_text, difference_text, percent_text, ratio_text
+from parallel_core.analysis.stats import speedup
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,9 @@ class Answer:
 
 
 def of_overview(view: Overview) -> list[Answer]:
-    return [answer for answer in (_memory(view), _recompute(view), _exactness(view), _quiet(view)) if answer]
+    """The three that every study has first: cheapest memory, largest model, exactness."""
+    made = (_memory(view), _largest(view), _exactness(view), _pipelines(view), _recompute(view), _quiet(view))
+    return [answer for answer in made if answer]
 
 
 def _memory(view: Overview) -> Answer | None:
@@ -32,32 +38,16 @@ def _memory(view: Overview) -> Answer | None:
     return Answer("Least memory", bytes_text(least), detail, "memory")
 
 
-def _recompute(view: Overview) -> Answer | None:
-    """What recomputation buys and costs, over the pairs of plain and recomputing runs: medians."""
-    by_label = {row.entry.label: row.entry.result for row in view.rows if row.entry.done}
-    pairs = [
-        (plain, again)
-        for label, again in by_label.items()
-        if again and label.endswith(" + AR") and (plain := by_label.get(label.removesuffix(" + AR")))
-    ]
-    saved = [
-        1 - b.memory["activations"] / a.memory["activations"]
-        for a, b in pairs
-        if a.memory and b.memory and a.memory.get("activations")
-    ]
-    if not saved:
+def _largest(view: Overview) -> Answer | None:
+    """Predicted, so it is there before anything has run."""
+    known = [(e.largest, e.label) for e in view.entries if e.largest is not None]
+    if not known or not view.limit:
         return None
-    cost = _median([b.step.median / a.step.median - 1 for a, b in pairs])
-    change = f"{percent_text(abs(cost))} {'longer' if cost >= 0 else 'shorter'}"
-    less = "less" if _median(saved) >= 0 else "more"
-    detail = f"for a step {change}: medians of {len(pairs)} {'pair' if len(pairs) == 1 else 'pairs'}."
-    return Answer("Recomputation", f"{percent_text(abs(_median(saved)))} {less} activations", detail, "tradeoff")
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    most, label = max(known)
+    base = view.baseline.entry if view.baseline else None
+    against = f"; {base.label} {count_text(base.largest)}" if base and base.largest and base.label != label else ""
+    detail = f"predicted, {label}{against}; on {bytes_text(view.limit)} a device, all else equal."
+    return Answer("Largest model", f"{count_text(most)} layer{'' if most == 1 else 's'}", detail, "capacity")
 
 
 def _exactness(view: Overview) -> Answer | None:
@@ -65,17 +55,63 @@ def _exactness(view: Overview) -> Answer | None:
     if not compared:
         return None
     largest = max(p.largest for p in compared)
-    return Answer("Exactness", f"{largest:.1e} at most", view.parity_sentence, "loss")
+    return Answer("Exactness", f"{difference_text(largest)} at most", view.parity_sentence, "loss")
+
+
+def _pipelines(view: Overview) -> Answer | None:
+    """The fastest pipeline against one device that works on micro-batches of the same size: what pipelining gains.
+
+    Against a device that takes its batch whole, a pipeline also wins or loses by the size of its micro-batches.
+    """
+    done = [row for row in view.rows if row.entry.done and row.entry.result]
+    split = [row for row in done if row.spec.parallel.pp > 1 and row.spec.parallel.micro_batches > 1]
+    found = next(((row, like) for row in split if (like := _unsplit(row, done))), None)  # rows stand fastest first
+    if found is None:
+        return None
+    row, like = found
+    if row.entry.result is None or like.entry.result is None:
+        return None
+    gain = speedup(like.entry.result.step, row.entry.result.step)
+    noise = ", within noise" if gain.within_noise else ""
+    detail = f"{row.entry.label} over {like.entry.label}: the same micro-batches on one device{noise}."
+    return Answer("Pipelining alone", ratio_text(gain.ratio), detail, "numbers")
+
+
+def _unsplit(row: Row, done: Sequence[Row]) -> Row | None:
+    """The run on one device that differs from `row` in its stages alone."""
+
+    def rest(other: Row) -> object:
+        split = other.spec.parallel.model_copy(update={"pp": 1, "schedule": "1f1b", "cuts": None})
+        return other.spec.model_copy(update={"parallel": split})
+
+    return next((o for o in done if o.spec.parallel.world == 1 and rest(o) == rest(row)), None)
+
+
+def _recompute(view: Overview) -> Answer | None:
+    """What recomputation buys and costs, over the pairs of runs that differ in nothing else: medians."""
+    both = [(a.result, b.result) for a, b in pairs([e for e in view.entries if e.done]) if a.result and b.result]
+    saved = [
+        1 - b.memory["activations"] / a.memory["activations"]
+        for a, b in both
+        if a.memory and b.memory and a.memory.get("activations")
+    ]
+    if not saved:
+        return None
+    cost = median(b.step.median / a.step.median - 1 for a, b in both)
+    change = f"{percent_text(abs(cost))} {'longer' if cost >= 0 else 'shorter'}"
+    less = "less" if median(saved) >= 0 else "more"
+    detail = f"for a step {change}: medians of {len(both)} {'pair' if len(both) == 1 else 'pairs'}."
+    return Answer("Recomputation", f"{percent_text(abs(median(saved)))} {less} activations", detail, "tradeoff")
 
 
 def _quiet(view: Overview) -> Answer | None:
-    share = view.largest_others
-    if share is None:
+    known = [row.entry for row in view.rows if row.entry.others is not None]
+    if not known:
         return None
-    noisy = sum(row.entry.disturbed for row in view.rows)
+    noisy = sum(entry.disturbed for entry in known)
     detail = (
-        f"{noisy} of {len(view.rows)} runs were disturbed (above {percent_text(DISTURBED_ABOVE)}, drawn hatched)."
+        f"{noisy} of {len(known)} measured runs were disturbed (above {percent_text(DISTURBED_ABOVE)}, drawn hatched)."
         if noisy
         else "used by other processes at most, in the timed steps: measured quietly."
     )
-    return Answer("CPU of others", percent_text(share), detail, "numbers")
+    return Answer("CPU of others", percent_text(max(entry.others or 0 for entry in known)), detail, "numbers")

@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dashboard.charts import breakdown, gantt, loss, memory, speedup, tradeoff, waterfall
-from dashboard.charts.chart import Chart
+from dashboard.charts import breakdown, capacity, gantt, loss, memory, speedup, tradeoff, waterfall
+from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.loss import Curve
 from dashboard.runs.metrics import thin
 from dashboard.runs.selectors import series, spans
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
+from parallel_core.analysis.quantities import percent_text
 from parallel_core.observe.records import POINT
 
 LOSS_BUCKETS = 200
@@ -22,8 +23,14 @@ OPEN_GANTTS = 4
 
 
 def of_overview(view: Overview) -> dict[str, Chart]:
-    """speedup, breakdown, memory and tradeoff, by key; they need no query beyond the overview's."""
-    made = (speedups(view), breakdowns(view), memories(view), tradeoff.chart(view.entries, view.source))
+    """speedup, breakdown, memory, capacity and tradeoff, by key; they need no query beyond the overview's."""
+    made = (
+        speedups(view),
+        breakdowns(view),
+        memories(view),
+        capacity.chart(view.entries, view.limit),
+        tradeoff.chart(view.entries, view.source),
+    )
     return {chart.key: chart for chart in made}
 
 
@@ -33,9 +40,20 @@ def speedups(view: Overview) -> Chart:
 
 
 def breakdowns(view: Overview) -> Chart:
-    traced = sum(result.breakdown is not None for result in view.results)
-    source = f"measured, the newest traced step, {traced} of {len(view.rows)} runs"
+    traced = [entry for entry in view.entries if entry.result and entry.result.breakdown]
+    source = f"measured, of each run the traced step nearest its median{_nearness(traced)}"
+    source += f", {len(traced)} of {len(view.rows)} runs"
     return breakdown.chart(view.entries, sentences.breakdown_title(view.results), source)
+
+
+def _nearness(traced: Sequence[Entry]) -> str:
+    """How far the traced steps lie from the medians that the speedups are made of."""
+    off = [
+        abs(e.result.breakdown.total / 1e9 / e.traced_median - 1)
+        for e in traced
+        if e.result and e.result.breakdown and e.traced_median
+    ]
+    return f" (within {percent_text(max(off))})" if off else ""
 
 
 def memories(view: Overview) -> Chart:
@@ -53,15 +71,22 @@ def losses(view: Overview) -> Chart:
     if longest is not None and len(longest.value):
         ends = float(longest.value[0]), float(longest.value[-1])
         title = sentences.loss_title(*ends, int(longest.step[-1]) + 1, longest.label)
-    return loss.chart(curves, title, "measured")
+    older = [
+        _curve(row, view.replaced[row.run.pk], float(points[row.run.pk]["time"].min()))
+        for row in view.rows
+        if row.run.pk in view.replaced
+    ]
+    return loss.chart(curves, title, "measured", replaced=older)
 
 
-def _curve(row: Row, points: NDArray[np.void]) -> Curve:
+def _curve(row: Row, points: NDArray[np.void], origin: float | None = None) -> Curve:
+    """Seconds count from `origin` (unix seconds), else from the first point."""
+    start = origin if origin is not None else float(points["time"][0]) if len(points) else 0.0
     kept = points[thin(points["value"], LOSS_BUCKETS)] if len(points) > 3 * LOSS_BUCKETS else points
     return Curve(
         label=row.entry.label,
         step=kept["step"],
-        seconds=kept["time"] - (points["time"][0] if len(points) else 0.0),
+        seconds=kept["time"] - start,
         value=kept["value"],
         total=len(points),
         samples_per_step=row.spec.train.global_batch,
@@ -84,15 +109,21 @@ def steps(view: Overview) -> Chart:
 
 def gantts(rows: Sequence[Row]) -> Chart:
     """Traced steps of the given rows on one axis; reads their spans."""
-    traced = [(row, spans(row.run)) for row in rows]
+    traced = [(row, spans(row.run, row.run.summary.get("breakdown_step"))) for row in rows]
     drawn = [(row, found) for row, found in traced if found]
     title = "0 of these runs have been traced so far."
     if drawn:
         row = max((row for row, _ in drawn), key=_bubble)
         parts = row.entry.result.breakdown if row.entry.result else None
         title = sentences.gantt_title(row.entry.label, parts) if parts else f"{len(drawn)} traced steps on one axis."
-    source = f"measured, the newest traced step of {len(drawn)} of {len(rows)} runs"
+    steps = ", ".join(sorted({str(row.run.summary["breakdown_step"]) for row, _ in drawn if _typical(row)}, key=int))
+    which = f"the traced step nearest each median (step {steps})" if steps else "the newest traced step"
+    source = f"measured, {which}, {len(drawn)} of {len(rows)} runs"
     return gantt.chart([(row.entry.label, found) for row, found in drawn], title, source)
+
+
+def _typical(row: Row) -> bool:
+    return row.run.summary.get("breakdown_step") is not None
 
 
 def _bubble(row: Row) -> float:
@@ -116,4 +147,6 @@ def difference(a: Row, b: Row) -> Chart | None:
     second = b.entry.result.breakdown if b.entry.result else None
     if first is None or second is None:
         return None
-    return waterfall.chart(first, second, (a.entry.label, b.entry.label), "measured, the newest traced step of both")
+    return waterfall.chart(
+        first, second, (a.entry.label, b.entry.label), "measured, of both runs the traced step nearest the median"
+    )

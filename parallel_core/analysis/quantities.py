@@ -45,6 +45,11 @@ def ratio_text(ratio: float) -> str:
     return f"{ratio:.2f}x"
 
 
+def count_text(count: int) -> str:
+    """A whole number with its thousands apart: `2 222`."""
+    return f"{count:,}".replace(",", "\N{NO-BREAK SPACE}")
+
+
 def percent_text(share: float) -> str:
     """A share 0 .. 1 as whole percent; `under 1 %` where rounding would hide it."""
     return "under 1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"

@@ -73,9 +73,9 @@ def fastest(results: Sequence[Result], baseline: Result) -> str:
     if best is baseline:
         return f"{baseline.label}, the baseline, is fastest: {ns_text(best.step.median * 1e9)} a step."
     gain = speedup(baseline.step, best.step)
-    return (
-        f"{best.label} is fastest: {_times(gain)} {baseline.label} ({_of_ideal(gain, best, baseline)}){_noise(gain)}."
-    )
+    verb = "has the fastest median" if gain.within_noise else "is fastest"
+    times = f"{_times(gain)} {baseline.label} ({_of_ideal(gain, best, baseline)}){_noise(gain)}"
+    return f"{best.label} {verb}: {times}{_rivals(results, best, baseline)}."
 
 
 def slowest(results: Sequence[Result], baseline: Result) -> str:
@@ -84,6 +84,18 @@ def slowest(results: Sequence[Result], baseline: Result) -> str:
         return f"{baseline.label}, the baseline, is slowest: {ns_text(worst.step.median * 1e9)} a step."
     gain = speedup(baseline.step, worst.step)
     return f"{worst.label} is slowest: {ratio_text(gain.ratio)}{_noise(gain)}{_why(worst)}."
+
+
+def disturbed(others: Sequence[float | None], above: float) -> str:
+    """A warning where other processes used more than `above` of a device during timed steps; empty where none did."""
+    known = [share for share in others if share is not None]
+    noisy = [share for share in known if share > above]
+    if not noisy:
+        return ""
+    return (
+        f"{len(noisy)} of {len(known)} runs were disturbed: other processes took up to {percent_text(max(noisy))} "
+        f"of their devices, so repeat before trusting ratios."
+    )
 
 
 def least_memory(results: Sequence[Result]) -> str:
@@ -201,6 +213,17 @@ def _times(gain: Speedup) -> str:
 
 def _of_ideal(gain: Speedup, result: Result, baseline: Result) -> str:
     return f"{percent_text(gain.ratio * baseline.ideal / result.ideal)} of ideal"
+
+
+def _rivals(results: Sequence[Result], best: Result, baseline: Result) -> str:
+    """Those that may as well be the fastest: their whiskers overlap those of the best."""
+    others = [r for r in results if r is not best and r is not baseline]
+    close = [r for r in others if speedup(r.step, best.step).within_noise]
+    if not close:
+        return ""
+    if len(close) == 1:
+        return f"; {close[0].label} is within noise of it"
+    return f"; {len(close)} others are within noise of it"
 
 
 def _noise(gain: Speedup) -> str:

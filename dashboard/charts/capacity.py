@@ -1,0 +1,82 @@
+"""How large a model each strategy could hold: predicted layers as outlines, the layers that ran as solid bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart, Entry, row_height
+from dashboard.charts.theme import var
+from parallel_core.analysis.quantities import bytes_text, count_text, ratio_text
+
+COLUMNS = ("run", "layers run", "largest predicted", "times the baseline")
+
+
+def chart(entries: Sequence[Entry], limit: int | None) -> Chart:
+    """`limit` = bytes of a device. Everything but the number of layers stays as each run has it."""
+    rows = [(y, e, e.largest) for y, e in enumerate(entries) if e.largest is not None]
+    figure = {
+        "data": [_predicted(rows), _ran(rows)] if rows else [],
+        "layout": theme.layout(
+            row_height(len(entries)),
+            barmode="overlay",
+            bargap=0.25,
+            xaxis=theme.axis("layers", range=[0, 1.2 * max((most for _, _, most in rows), default=1) or 1]),
+            yaxis=theme.rows_axis([entry.tick for entry in entries]),
+        ),
+    }
+    within = f" within {bytes_text(limit)} a device" if limit else ""
+    subtitle = f"Most layers that the worst rank holds{within}; outline = predicted, solid = run"
+    source = "predicted from parameters, gradients, optimizer state and activations; no model of that size was run"
+    base = next((e.largest for e in entries if e.baseline), None)
+    table = [_row(entry, base) for entry in entries]
+    return Chart("capacity", title(entries, limit), subtitle, source, figure, COLUMNS, table)
+
+
+def title(entries: Sequence[Entry], limit: int | None) -> str:
+    known = [(e.largest, e) for e in entries if e.largest is not None]
+    if not known or not limit:
+        return "0 devices have told their memory so far, so no largest model can be predicted."
+    most, best = max(known, key=lambda pair: pair[0])
+    base = next((e for e in entries if e.baseline and e.largest is not None), None)
+    text = f"{count_text(most)} layers would fit with {best.label}, predicted"
+    if base is None or base is best or not base.largest:
+        return f"{text}, more than with any other run here."
+    return f"{text}: {ratio_text(most / base.largest)} the {count_text(base.largest)} of {base.label}."
+
+
+def _predicted(rows: Sequence[tuple[int, Entry, int]]) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "predicted",
+        "y": [y for y, _, _ in rows],
+        "x": [most for _, _, most in rows],
+        "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 1.5, "color": var("bar")}},
+        "text": [f" {count_text(most)}" for _, _, most in rows],
+        "textposition": "outside",
+        "textfont": {"size": 12, "color": var("ink-2")},
+        "cliponaxis": False,
+        "hovertemplate": "predicted: %{x} layers<extra></extra>",
+    }
+
+
+def _ran(rows: Sequence[tuple[int, Entry, int]]) -> dict[str, Any]:
+    ran = [(y, e.layers) for y, e, _ in rows if e.done]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "run",
+        "y": [y for y, _ in ran],
+        "x": [layers for _, layers in ran],
+        "marker": {"color": var("bar"), "line": {"width": 0}},
+        "hovertemplate": "run: %{x} layers<extra></extra>",
+    }
+
+
+def _row(entry: Entry, base: int | None) -> list[str]:
+    ran = str(entry.layers) if entry.done else ""
+    if entry.largest is None:
+        return [entry.label, ran, "not known", ""]
+    return [entry.label, ran, count_text(entry.largest), ratio_text(entry.largest / base) if base else ""]

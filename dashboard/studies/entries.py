@@ -1,0 +1,130 @@
+"""From a run's row and spec to its entry in charts and tables: measured, predicted, and what it is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dashboard.charts.chart import Entry
+from dashboard.runs.models import ENDED, Attempt, Run, State
+from dashboard.runs.selectors import timed, waiting
+from parallel_core.analysis.breakdown import Breakdown
+from parallel_core.analysis.sentences import Result
+from parallel_core.analysis.stats import Stats, speedup
+from parallel_core.plan.capacity import largest_layers
+from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.strategy import family, ideal_speedup
+from parallel_core.spec import RunSpec
+
+MAX_WAITS = 4
+"""Queued runs whose reason is worked out one by one; studies run in order, so the rest wait for these."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the runs of one page share: the baseline, the memory of a device, and why queued runs wait."""
+
+    base: Run
+    base_spec: RunSpec
+    base_step: Stats | None
+    waits: Mapping[int, str]
+    limit: int | None = None
+    """Bytes of memory that a device of these runs has, or the cap of a spec."""
+    details: bool = True
+    """Without them nothing but the run's row is read, and nothing is predicted."""
+
+
+def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
+    step = step_of(run, spec, setting.base_spec, setting.details)
+    done = run.state == State.SUCCEEDED
+    ideal = ideal_speedup(spec)
+    shown = step is not None and setting.base_step is not None and (done or run.state not in ENDED)
+    gain = speedup(setting.base_step, step) if shown and setting.base_step and step else None
+    baseline = run.pk == setting.base.pk
+    return Entry(
+        label=label,
+        family=family(spec),
+        recompute=spec.parallel.recompute != "none",
+        baseline=baseline,
+        result=Result(label, step, ideal, _memory(run), _breakdown(run)) if step else None,
+        speed=replace(gain, within_noise=False) if gain and baseline else gain,
+        ideal=ideal / ideal_speedup(setting.base_spec),
+        others=run.summary.get("cpu_others"),
+        done=done,
+        status="" if done else _status(run, spec, setting.waits.get(run.pk, "")),
+        twin=twin_of(spec),
+        worst_rank=(run.summary.get("memory") or {}).get("rank"),
+        traced_median=_raw_median(run),
+        predicted=worst_stage(spec).total if setting.details else None,
+        layers=spec.model.layers,
+        largest=largest_layers(spec, setting.limit) if setting.details and setting.limit else None,
+    )
+
+
+def twin_of(spec: RunSpec) -> str:
+    """The same text for runs that differ in recomputation alone."""
+    split = spec.parallel.model_copy(update={"recompute": "none"})
+    return spec.model_copy(update={"parallel": split}).model_dump_json()
+
+
+def step_of(run: Run, spec: RunSpec, base: RunSpec, details: bool = True) -> Stats | None:
+    """Seconds that a step of the baseline's batch would take at this run's samples/s; of a running run, so far."""
+    factor = base.train.global_batch / spec.train.global_batch
+    kept = run.summary.get("timed") if run.summary else None
+    if kept:
+        found: Stats | None = Stats(kept["median"], kept["p10"], kept["p90"], kept["mean"], kept["n"])
+    elif run.step_time and run.state not in ENDED:
+        found = timed(run) if details else _point(run.step_time)
+    else:
+        found = None
+    if found is None:
+        return None
+    return Stats(found.median * factor, found.p10 * factor, found.p90 * factor, found.mean * factor, found.n)
+
+
+def _point(value: float) -> Stats:
+    return Stats(value, value, value, value, 0)
+
+
+def waits_of(runs: Sequence[Run]) -> dict[int, str]:
+    """run id -> why it is still queued."""
+    queued = sorted((run for run in runs if run.state == State.QUEUED), key=lambda run: (run.position, run.pk))
+    out = {run.pk: waiting(run).sentence for run in queued[:MAX_WAITS]}
+    later = "Waits for the runs of its study in front of it." if queued and queued[0].study_id else ""
+    return {**dict.fromkeys((run.pk for run in queued), later), **out}
+
+
+def limit_of(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> int | None:
+    """The smallest memory a rank of these runs may use: a cap of a spec, else the device's own size."""
+    caps = [spec.trace.memory_cap for spec in specs.values() if spec.trace.memory_cap]
+    if caps:
+        return min(caps)
+    attempt = Attempt.objects.filter(run__in=[run.pk for run in runs], worker__isnull=False).select_related("worker")
+    newest = attempt.order_by("-pk").first()
+    sizes = [d.get("memory_total", 0) for d in newest.worker.devices] if newest and newest.worker else []
+    return min((size for size in sizes if size), default=None)
+
+
+def _status(run: Run, spec: RunSpec, wait: str) -> str:
+    """A few words for the row of a run without a final result."""
+    if run.state == State.RUNNING:
+        return f"running: step {0 if run.step is None else run.step + 1} of {spec.train.steps}"
+    if run.state == State.QUEUED:
+        return f"queued: {wait}" if wait else "queued"
+    return f"{run.state}: {run.detail}" if run.detail else str(run.state)
+
+
+def _memory(run: Run) -> dict[str, int] | None:
+    memory = run.summary.get("memory") if run.summary else None
+    return dict(memory["peak"]) if memory and memory.get("peak") else None
+
+
+def _breakdown(run: Run) -> Breakdown | None:
+    parts = run.summary.get("breakdown") if run.summary else None
+    return Breakdown(**parts) if parts else None
+
+
+def _raw_median(run: Run) -> float | None:
+    """Seconds; the run's own, not scaled to another batch, to be held against its traced step."""
+    kept = run.summary.get("timed") if run.summary else None
+    return float(kept["median"]) if kept else None
