@@ -1,0 +1,76 @@
+"""Every page: nothing for axe-core to find, nothing sticks out on a phone, nothing runs that is only a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.browser.watched import HOSTILE, PHONE, WIDE, Troubles, overflow, violations
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+TABS = ("timeline", "memory", "metrics", "ranks", "logs", "spec", "events")
+
+
+def addresses(stocked: dict[str, Any]) -> list[str]:
+    """Every page there is, the ended study's and run's with all tabs."""
+    pages = ["/studies/", f"/studies/{stocked['study']}/", "/studies/new/", "/studies/new/?kind=sweep"]
+    pages += ["/runs/", "/runs/?q=nothing-like-this", "/runs/new/", f"/runs/{stocked['failed']}/"]
+    pages += [f"/runs/{stocked['hostile']}/?tab={tab}" for tab in TABS]
+    pages += [f"/runs/{stocked['dp']}/clone", f"/runs/{stocked['dp']}/edit", f"/runs/{stocked['dp']}/cancel"]
+    pages += ["/compare/", f"/compare/?runs={stocked['single']},{stocked['dp']}"]
+    return [*pages, "/fleet/", "/accounts/tokens/", "/accounts/password/", "/no/such/page"]
+
+
+def settle(page: Page) -> None:
+    """Waits until the charts that are near the screen are drawn, or said to be empty."""
+    page.wait_for_load_state("load")
+    page.wait_for_function(
+        """() => [...document.querySelectorAll('.chart-box')].every((box) => {
+          const at = box.getBoundingClientRect();
+          return at.top > innerHeight || !at.height || !box.querySelector('.skeleton');
+        })"""
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["1440", "390"])
+def test_every_page_is_accessible_and_fits(
+    window: Callable[..., Page], session: Any, stocked: dict[str, Any], troubles: Troubles, scheme: str, viewport: Any
+) -> None:
+    troubles.expected.append("/no/such/page")
+    page = window(storage_state=session, viewport=viewport, color_scheme=scheme)
+    wrong: dict[str, list[str]] = {}
+    for address in addresses(stocked):
+        page.goto(address)
+        settle(page)
+        if found := [*violations(page), *overflow(page)]:
+            wrong[address] = found
+        assert page.evaluate("() => window.hacked") is None, address
+    assert not wrong
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_sign_in_is_accessible(window: Callable[..., Page], scheme: str) -> None:
+    for viewport in (WIDE, PHONE):
+        page = window(viewport=viewport, color_scheme=scheme)
+        page.goto("/accounts/login/")
+        assert [*violations(page), *overflow(page)] == []
+
+
+def test_html_in_a_name_is_text_wherever_it_is_shown(page: Page, stocked: dict[str, Any]) -> None:
+    run, study = stocked["hostile"], stocked["study"]
+    places = [f"/runs/{run}/", f"/runs/{run}/edit", f"/runs/{run}/clone", "/runs/", "/studies/", f"/studies/{study}/"]
+    places += [f"/compare/?runs={run},{stocked['dp']}", "/fleet/", "/runs/?tag=%3Cb%3Etag%3C%2Fb%3E"]
+    for place in places:
+        page.goto(place)
+        settle(page)
+        for height in range(0, page.evaluate("() => document.body.scrollHeight"), 800):
+            page.evaluate("(y) => scrollTo(0, y)", height)
+            settle(page)
+        shown = page.evaluate("() => document.body.innerText + [...document.querySelectorAll('input')].map(i => i.value)")
+        assert HOSTILE in shown, place
+        assert page.locator("main img[src='x'], main b").count() == 0, place
+        assert page.evaluate("() => window.hacked") is None, place

@@ -1,0 +1,99 @@
+"""A browser page that is watched: what goes wrong on it unseen (console, page errors, answers) is kept and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import ConsoleMessage, Page
+
+WIDE = {"width": 1440, "height": 900}
+PHONE = {"width": 390, "height": 844}
+WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+HOSTILE = "<img src=x onerror=\"window.hacked='yes'\"><b>bold</b>"
+"""A name that would run a script wherever it were taken for HTML, and be set in bold where only scripts are refused."""
+LIVE_MS = 30_000
+RUN_MS = 90_000
+
+
+@dataclass
+class Troubles:
+    """What a browser complained of; `expected` holds parts of messages that a test causes on purpose."""
+
+    found: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
+
+    def watch(self, page: Page) -> None:
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.found.append(f"{page.url}: {error}"))
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"}:
+            self.found.append(f"{message.location.get('url', '')}: {message.type}: {message.text}")
+
+    @property
+    def unexpected(self) -> list[str]:
+        return [text for text in self.found if not any(part in text for part in self.expected)]
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core finds against WCAG A and AA, one line a node."""
+    page.evaluate("() => Promise.all(document.getAnimations().map((a) => a.playState === 'running' && a.finish?.()))")
+    options: dict[str, Any] = {"runOnly": {"type": "tag", "values": WCAG}, "resultTypes": ["violations"]}
+    answer = Axe().run(page, options=options).response
+    return [
+        f"{rule['id']} ({rule['impact']}): {node['target']} {node['failureSummary']}"
+        for rule in answer["violations"]
+        for node in rule["nodes"]
+    ]
+
+
+def overflow(page: Page) -> list[str]:
+    """Elements that stick out of the window to the right, and the page's own sideways scroll; [] when none does."""
+    return list(
+        page.evaluate(
+            """() => {
+              const width = document.documentElement.clientWidth;
+              if (document.documentElement.scrollWidth <= width) return [];
+              const out = [...document.querySelectorAll('body *')].filter((e) => {
+                for (let p = e.parentElement; p; p = p.parentElement)
+                  if (/auto|scroll|hidden|clip/.test(getComputedStyle(p).overflowX)) return false;
+                return e.getBoundingClientRect().right > width + 1;
+              });
+              return [`page ${document.documentElement.scrollWidth} > ${width}`,
+                      ...out.slice(0, 8).map((e) => `${e.tagName}.${e.className} ${e.textContent.slice(0, 40)}`)];
+            }"""
+        )
+    )
+
+
+def mark(page: Page) -> None:
+    """Leaves something in the page that a reload would wipe away."""
+    page.evaluate("() => { window.notReloaded = true }")
+
+
+def same_page(page: Page) -> bool:
+    return bool(page.evaluate("() => window.notReloaded === true"))
+
+
+def drawn(page: Page, keys: Iterable[str]) -> None:
+    """Brings each chart to the screen and waits until Plotly has drawn it."""
+    for key in keys:
+        page.locator(f'.chart[data-chart="{key}"]').scroll_into_view_if_needed()
+        page.locator(f'.chart[data-chart="{key}"] svg.main-svg').first.wait_for(timeout=LIVE_MS)
+
+
+def chart_points(page: Page, key: str) -> list[float]:
+    """The x values of the first trace of a drawn chart, as Plotly has them."""
+    return list(
+        page.evaluate(
+            """(key) => {
+              const box = document.querySelector(`.chart[data-chart="${key}"] .chart-box`);
+              const x = box?.data?.[0]?.x ?? [];
+              return Array.from(x, Number);
+            }""",
+            key,
+        )
+    )
