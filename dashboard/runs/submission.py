@@ -89,8 +89,11 @@ def submit(
     tags: Sequence[str] = (),
     retries: int = 0,
     anyway: bool = False,
+    **place: Any,
 ) -> Run:
     """Queues the run if nothing speaks against it; `anyway` overrules the predicted memory alone.
+
+    `place` = study, position and exclusive of `services.submit`, for runs that join a study.
 
     Raises services.Invalid with every wrong field, PermissionDenied for viewers.
     """
@@ -100,7 +103,7 @@ def submit(
         errors.setdefault("trace.memory_cap" if _cap_binds(found) else "model.hidden", found.memory_error)
     if errors:
         raise services.Invalid(errors)
-    return services.submit(owner=owner, spec=spec, name=name, tags=tags, retries=retries)
+    return services.submit(owner=owner, spec=spec, name=name, tags=tags, retries=retries, **place)
 
 
 def _cap_binds(found: Assessment) -> bool:

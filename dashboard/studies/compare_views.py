@@ -12,7 +12,7 @@ from django.views.decorators.http import require_GET
 from dashboard.charts.theme import LEGEND
 from dashboard.runs.models import Run
 from dashboard.studies import compare, figures
-from dashboard.studies.selectors import Overview, overview
+from dashboard.studies.selectors import Overview, Row, overview
 from dashboard.studies.views import gantt_src, number, numbers
 
 MAX_COMPARED = 40
@@ -22,28 +22,24 @@ MAX_DRAWN = 12
 @require_GET
 def compare_page(request: HttpRequest) -> HttpResponse:
     """?runs=1,2,3&baseline=1: at most MAX_COMPARED runs in the table, at most MAX_DRAWN of them drawn."""
-    asked = numbers(request.GET.get("runs", "") or ",".join(request.GET.getlist("run")))[:MAX_COMPARED]
-    found = {run.pk: run for run in Run.objects.filter(pk__in=asked).select_related("study")}
-    runs = [found[pk] for pk in asked if pk in found]
-    base = found.get(number(request.GET.get("baseline")) or 0) or (runs[0] if runs else None)
-    if base is None:
-        return render(request, "studies/compare.html", {"view": None, "missing": asked})
-    runs = [base, *(run for run in runs if run is not base)]
-    view, drawn = overview(runs, base), overview(runs[:MAX_DRAWN], base)
-    by_run = {row.run.pk: row for row in view.rows}
-    rows = [by_run[run.pk] for run in runs]
+    runs, missing = _asked(request)
+    if not runs:
+        return render(request, "studies/compare.html", {"view": None, "missing": missing})
+    view, drawn = overview(runs, runs[0]), overview(runs[:MAX_DRAWN], runs[0])
+    rows = _in_order(view, runs)
     differing, same = compare.differences([row.spec for row in rows])
     target, reached = compare.time_to_loss(drawn)
     context = {
         "view": view,
         "rows": rows,
         "drawn": len(drawn.rows),
-        "missing": [pk for pk in asked if pk not in found],
+        "missing": missing,
         "differing": differing,
         "same": same,
         "unlike": compare.unlike([row.spec for row in rows]),
         "verdict": compare.verdict(view, rows[1:]),
-        "charts": _compare_charts(drawn, [row for row in rows if row.run.pk in {d.run.pk for d in drawn.rows}]),
+        "charts": _compare_charts(drawn, _in_order(drawn, runs[:MAX_DRAWN])),
+        "under_way": bool(view.open),
         "gantt_src": gantt_src("studies:compare_gantt", [run.pk for run in runs[:MAX_DRAWN]]),
         "gantt_height": 56 * sum(run.devices for run in runs[:MAX_DRAWN]) + 80,
         "target": target,
@@ -54,7 +50,30 @@ def compare_page(request: HttpRequest) -> HttpResponse:
     return render(request, "studies/compare.html", context)
 
 
-def _compare_charts(drawn: Overview, rows: list[Any]) -> dict[str, Any]:
+@require_GET
+def compare_charts(request: HttpRequest) -> JsonResponse:
+    """The charts of the same comparison as JSON by key, for live updates."""
+    runs = _asked(request)[0][:MAX_DRAWN]
+    drawn = overview(runs, runs[0] if runs else None)
+    made = _compare_charts(drawn, _in_order(drawn, runs)) if runs else {}
+    return JsonResponse({key: chart.as_dict() for key, chart in made.items() if chart})
+
+
+def _asked(request: HttpRequest) -> tuple[list[Run], list[int]]:
+    """The runs of the address, the baseline first, and the numbers of those that do not exist."""
+    asked = numbers(request.GET.get("runs", "") or ",".join(request.GET.getlist("run")))[:MAX_COMPARED]
+    found = {run.pk: run for run in Run.objects.filter(pk__in=asked).select_related("study")}
+    base = number(request.GET.get("baseline"))
+    runs = sorted((found[pk] for pk in asked if pk in found), key=lambda run: run.pk != base)
+    return runs, [pk for pk in asked if pk not in found]
+
+
+def _in_order(view: Overview, runs: list[Run]) -> list[Row]:
+    by_run = {row.run.pk: row for row in view.rows}
+    return [by_run[run.pk] for run in runs]
+
+
+def _compare_charts(drawn: Overview, rows: list[Row]) -> dict[str, Any]:
     made: dict[str, Any] = {**figures.of_overview(drawn), "loss": figures.losses(drawn), "steps": figures.steps(drawn)}
     if len(rows) == 2:
         made["waterfall"] = figures.difference(rows[0], rows[1])

@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.studies import compare_views, form_views, views
+from dashboard.studies import add_views, compare_views, form_views, report_views, views
 
 app_name = "studies"
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -13,7 +13,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("studies/<int:pk>/charts.json", views.charts, name="charts"),
     path("studies/<int:pk>/gantt.json", views.gantt, name="gantt"),
     path("studies/<int:pk>/table.csv", views.table_csv, name="csv"),
+    path("studies/<int:pk>/add/", add_views.add_run, name="add"),
+    path("studies/<int:pk>/report/", report_views.report, name="report"),
     path("studies/<int:pk>/baseline/", views.save_baseline, name="baseline"),
     path("compare/", compare_views.compare_page, name="compare"),
+    path("compare/charts.json", compare_views.compare_charts, name="compare_charts"),
     path("compare/gantt.json", compare_views.compare_gantt, name="compare_gantt"),
 ]

@@ -1,0 +1,79 @@
+"""Add run: one more run for a study, from the form of single runs filled with the baseline's spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import Max
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods
+
+from dashboard.accounts.guards import member_required
+from dashboard.accounts.roles import may_change
+from dashboard.runs import corpora, services, spec_fields, submission
+from dashboard.runs.forms import RunForm, split_tags
+from dashboard.runs.models import Run
+from dashboard.runs.panel import Panel
+from dashboard.studies.models import Study
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@member_required
+def add_run(request: HttpRequest, pk: int) -> HttpResponse:
+    """GET: the form. POST: queue the run behind the study's others, or show what is wrong (422)."""
+    study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
+    if not may_change(request.user, study):
+        raise PermissionDenied("Only the study's owner and admins may add runs to it.")
+    if request.method != "POST":
+        spec = study.baseline.spec if study.baseline else study.base
+        form = RunForm(initial=spec_fields.from_spec(spec))
+        form.assessment = submission.assess(spec)
+        return _page(request, study, form)
+    form = RunForm(request.POST, request.FILES)
+    _keep_upload(request, form)
+    if form.is_valid():
+        try:
+            run = _submit(request.user, study, form.cleaned_data)
+        except services.Invalid as error:
+            form.show(error.field_errors)
+        else:
+            messages.success(request, f"“{run.name}” is queued behind the runs of this study.")
+            return redirect("studies:page", pk)
+    return _page(request, study, form, status=422)
+
+
+def _page(request: HttpRequest, study: Study, form: RunForm, status: int = 200) -> HttpResponse:
+    context = {"form": form, "study": study, "panel": Panel.of(form.assessment)}
+    return render(request, "runs/form.html", context, status=status)
+
+
+def _keep_upload(request: HttpRequest, form: RunForm) -> None:
+    """Stores an uploaded text even where other fields are wrong."""
+    upload = request.FILES.get("upload")
+    if upload is None:
+        return
+    try:
+        form.choose_corpus(f"blob:{corpora.store(owner=request.user, upload=upload).sha256}")
+    except services.Invalid as error:
+        form.show(error.field_errors)
+
+
+@transaction.atomic
+def _submit(user: Any, study: Study, values: dict[str, Any]) -> Run:
+    Study.objects.select_for_update().get(pk=study.pk)  # two that add at once get two places
+    last = study.runs.aggregate(last=Max("position"))["last"]
+    return submission.submit(
+        owner=user,
+        spec=spec_fields.to_spec(values),
+        name=values["name"],
+        tags=split_tags(values["tags"]),
+        retries=values["retries"],
+        anyway=values["anyway"],
+        study=study,
+        position=0 if last is None else last + 1,
+        exclusive=True,
+    )
