@@ -13,4 +13,4 @@ USER trainyard
 VOLUME /data
 EXPOSE 8000
 CMD ["gunicorn", "dashboard.asgi:application", "-k", "uvicorn_worker.UvicornWorker", "--bind", "0.0.0.0:8000", \
-     "--workers", "2", "--graceful-timeout", "3", "--max-requests", "20000", "--max-requests-jitter", "2000"]
+     "--workers", "2", "--no-control-socket", "--graceful-timeout", "3", "--max-requests", "20000", "--max-requests-jitter", "2000"]

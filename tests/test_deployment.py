@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,24 +12,11 @@ import compose_spec
 import pytest
 import yaml
 
+from tests.compose_process import interpolate
+
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
-VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 SECRETS = {"SECRET_KEY", "POSTGRES_PASSWORD", "REDIS_PASSWORD", "ADMIN_PASSWORD", "WORKER_TOKEN"}
-
-
-def interpolate(text: str, values: dict[str, str]) -> str:
-    """`${NAME}`, `${NAME:-default}` and `${NAME:?message}` as compose reads them."""
-
-    def one(match: re.Match[str]) -> str:
-        name, kind, rest = match.groups()
-        if value := values.get(name):
-            return value
-        if kind == "?":
-            raise KeyError(f"{name}: {rest}")
-        return rest or ""
-
-    return VARIABLE.sub(one, text)
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,56 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class YardProcess:
+class Web:
+    """A dashboard somewhere: a client signed in as its admin, and what tests ask of its API."""
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def password(self) -> str:
+        """The admin's."""
+        raise NotImplementedError
+
+    @contextmanager
+    def client(self) -> Iterator[httpx.Client]:
+        """A client signed in as the admin, with the CSRF header set."""
+        with httpx.Client(base_url=self.url, timeout=30, follow_redirects=True) as client:
+            self._sign_in(client)
+            yield client
+
+    def _sign_in(self, client: httpx.Client) -> None:
+        page = client.get("/accounts/login/")
+        match = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
+        assert match, page.text[:500]
+        form = {"username": "admin", "password": self.password, "csrfmiddlewaretoken": match[1]}
+        answer = client.post("/accounts/login/", data=form, headers={"Referer": self.url})
+        assert "sessionid" in client.cookies, answer.text[:500]
+        client.headers.update({"X-CSRFToken": client.cookies["csrftoken"], "Referer": self.url})
+
+    def submit(self, client: httpx.Client, spec: dict[str, Any], **fields: Any) -> int:
+        answer = client.post("/api/v1/runs", json={"spec": spec, "name": "test", **fields})
+        assert answer.status_code in {200, 201}, answer.text
+        return int(answer.json()["data"]["id"])
+
+    def run_of(self, client: httpx.Client, run: int) -> dict[str, Any]:
+        answer = client.get(f"/api/v1/runs/{run}")
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json()["data"])
+
+    def wait_state(self, client: httpx.Client, run: int, *states: str, limit: float = 90.0) -> dict[str, Any]:
+        def probe() -> dict[str, Any] | None:
+            try:
+                found = self.run_of(client, run)
+            except httpx.TransportError:
+                return None
+            return found if found["state"] in states else None
+
+        return wait_for(f"run {run} in {states}", probe, limit)
+
+
+class YardProcess(Web):
     """`python -m dashboard.yard up`, its address, and a signed-in client of its API."""
 
     command: Sequence[str] = (sys.executable, "-m", "dashboard.yard", "up")
@@ -98,42 +147,6 @@ class YardProcess:
             return None
 
         return wait_for(f"a process of {words}", look)
-
-    @contextmanager
-    def client(self) -> Iterator[httpx.Client]:
-        """A client signed in as the admin, with the CSRF header set."""
-        with httpx.Client(base_url=self.url, timeout=30, follow_redirects=True) as client:
-            self._sign_in(client)
-            yield client
-
-    def _sign_in(self, client: httpx.Client) -> None:
-        page = client.get("/accounts/login/")
-        match = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
-        assert match, page.text[:500]
-        form = {"username": "admin", "password": self.password, "csrfmiddlewaretoken": match[1]}
-        answer = client.post("/accounts/login/", data=form, headers={"Referer": self.url})
-        assert "sessionid" in client.cookies, answer.text[:500]
-        client.headers.update({"X-CSRFToken": client.cookies["csrftoken"], "Referer": self.url})
-
-    def submit(self, client: httpx.Client, spec: dict[str, Any], **fields: Any) -> int:
-        answer = client.post("/api/v1/runs", json={"spec": spec, "name": "test", **fields})
-        assert answer.status_code in {200, 201}, answer.text
-        return int(answer.json()["data"]["id"])
-
-    def run_of(self, client: httpx.Client, run: int) -> dict[str, Any]:
-        answer = client.get(f"/api/v1/runs/{run}")
-        assert answer.status_code == 200, answer.text
-        return dict(answer.json()["data"])
-
-    def wait_state(self, client: httpx.Client, run: int, *states: str, limit: float = 90.0) -> dict[str, Any]:
-        def probe() -> dict[str, Any] | None:
-            try:
-                found = self.run_of(client, run)
-            except httpx.TransportError:
-                return None
-            return found if found["state"] in states else None
-
-        return wait_for(f"run {run} in {states}", probe, limit)
 
     def shell(self, code: str) -> subprocess.CompletedProcess[str]:
         """Runs Python in the yard's own environment, as `./run shell` would."""

