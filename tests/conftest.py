@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import Any
 import pytest
 
 from dashboard.yard import broker as embedded
+
+# A shell that starts the suite in the background leaves SIGINT ignored, and every child would inherit that:
+# the tests of Ctrl-C need it as a terminal gives it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_MISSING = "TRAINYARD_NO_MISSING"
 MISSING = "missing:"

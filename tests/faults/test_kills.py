@@ -123,7 +123,7 @@ def test_a_message_delivered_twice_trains_once(yard: YardProcess, client: httpx.
     )
     again = yard.shell(code)
     assert again.returncode == 0, again.stderr
-    found = yard.wait_state(client, run, "succeeded", "failed", limit=150)
+    found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
     assert found["state"] == "succeeded", found
     assert pids_of(yard, run) == pids
     assert series(client, run) == list(range(2000))
