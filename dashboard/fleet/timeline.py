@@ -20,13 +20,19 @@ LEAST = 0.3
 
 @dataclass(frozen=True)
 class Bar:
-    """`left` and `width` in percent of the window; `idle` = percent of the bar before its processes had started."""
+    """`left` and `width` in percent of the window; `idle` = percent of the bar before its processes had started.
+
+    `end` is None while the run holds the device.
+    """
 
     run: Run
     left: float
     width: float
     idle: float
     words: str
+    attempt: int
+    begin: datetime
+    end: datetime | None
 
 
 @dataclass
@@ -80,4 +86,5 @@ def _bar(attempt: Attempt, since: datetime, now: datetime) -> Bar | None:
     words = f"{attempt.run.name}, attempt {attempt.number}: {begin:%H:%M:%S} to {attempt.ended_at or now:%H:%M:%S}"
     left = min(left, 100 - LEAST)  # even a bar at the right edge lies inside of the window
     width = min(width, 100 - left)
-    return Bar(attempt.run, left, width, min(100.0, held / width * 100), words)
+    idle = min(100.0, held / width * 100)
+    return Bar(attempt.run, left, width, idle, words, attempt.number, begin, attempt.ended_at)

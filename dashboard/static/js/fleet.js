@@ -32,6 +32,9 @@ async function refresh() {
   const says = fresh.querySelector(".verdict");
   if (said.textContent !== says.textContent) said.textContent = says.textContent;
   says.replaceWith(said);
+  for (const open of old.querySelectorAll("details[open][id]")) {
+    fresh.querySelector(`#${CSS.escape(open.id)}`)?.setAttribute("open", "");
+  }
   old.replaceWith(fresh);
   fetchedAt = performance.now();
   age();
