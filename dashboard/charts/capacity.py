@@ -9,6 +9,7 @@ from dashboard.charts import theme
 from dashboard.charts.chart import Chart, Entry, row_height
 from dashboard.charts.theme import var
 from parallel_core.analysis.quantities import bytes_text, count_text, ratio_text
+from parallel_core.limits import MAX_LAYERS
 
 COLUMNS = ("run", "layers run", "largest predicted", "times the baseline")
 
@@ -29,6 +30,8 @@ def chart(entries: Sequence[Entry], limit: int | None) -> Chart:
     within = f" within {bytes_text(limit)} a device" if limit else ""
     subtitle = f"Most layers that the worst rank holds{within}; outline = predicted, solid = run"
     source = "predicted from parameters, gradients, optimizer state and activations; no model of that size was run"
+    if any(most > MAX_LAYERS for _, _, most in rows):
+        source += f"; a spec may have at most {count_text(MAX_LAYERS)} layers"
     base = next((e.largest for e in entries if e.baseline), None)
     table = [_row(entry, base) for entry in entries]
     return Chart("capacity", title(entries, limit), subtitle, source, figure, COLUMNS, table)

@@ -33,6 +33,9 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
         ),
     }
     subtitle = "Speedup over the baseline; bar = median, whisker = 10 % to 90 %, tick = ideal"
+    noisy = next((entry for entry in entries if entry.disturbed and entry.speed), None)
+    if noisy:
+        subtitle += f"; hatched = disturbed, +{percent_text(noisy.others or 0)} = of its devices used by others"
     return Chart("speedup", title, subtitle, source, figure, COLUMNS, [_row(entry) for entry in entries])
 
 
@@ -138,12 +141,14 @@ def _reach(entry: Entry) -> float:
 
 def _room(entries: Sequence[Entry]) -> float:
     """How far the axis goes beyond the furthest mark, so that the words behind it are not cut."""
-    return 1.7 if any(entry.speed and (entry.status or entry.disturbed) for entry in entries) else 1.22
+    if any(entry.speed and entry.status for entry in entries):
+        return 1.7
+    return 1.45 if any(entry.speed and entry.disturbed for entry in entries) else 1.22
 
 
 def _words_of(entry: Entry) -> str:
     ratio = f"<b>{ratio_text(entry.speed.ratio)}</b>" if entry.speed else ""
-    others = f"others used {percent_text(entry.others or 0)}" if entry.disturbed else ""
+    others = f"+{percent_text(entry.others or 0)}" if entry.disturbed else ""
     return "  ".join(word for word in (ratio, theme.name(_short(entry.status)), others) if word)
 
 

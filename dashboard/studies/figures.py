@@ -41,7 +41,9 @@ def speedups(view: Overview) -> Chart:
 
 def breakdowns(view: Overview) -> Chart:
     traced = [entry for entry in view.entries if entry.result and entry.result.breakdown]
-    source = f"measured, of each run the traced step nearest its median{_nearness(traced)}"
+    typical = all(_typical(row) for row in view.rows if row.entry.result and row.entry.result.breakdown)
+    which = "the traced step nearest its median" if typical else "one traced step against the median"
+    source = f"measured, of each run {which}{_nearness(traced)}"
     source += f", {len(traced)} of {len(view.rows)} runs"
     return breakdown.chart(view.entries, sentences.breakdown_title(view.results), source)
 
@@ -53,12 +55,16 @@ def _nearness(traced: Sequence[Entry]) -> str:
         for e in traced
         if e.result and e.result.breakdown and e.traced_median
     ]
-    return f" (within {percent_text(max(off))})" if off else ""
+    return f" (at most {percent_text(max(off))} off it)" if off else ""
 
 
 def memories(view: Overview) -> Chart:
     metered = sum(bool(result.memory) for result in view.results)
     source = f"measured on a metered step that is not timed, {metered} of {len(view.rows)} runs"
+    both = [(e.predicted, e.result.memory_total) for e in view.entries if e.result]
+    off = [abs(predicted / measured - 1) for predicted, measured in both if predicted and measured]
+    if off:
+        source += f"; predicted within {percent_text(max(off))} of measured"
     return memory.chart(view.entries, sentences.memory_title(view.results, view.limit), source, view.limit)
 
 

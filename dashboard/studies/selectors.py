@@ -81,7 +81,10 @@ class Overview:
         if self.base is None:
             return [self._without_baseline()]
         said = sentences.verdict(self.results, self.base)
-        warning = sentences.disturbed([e.others for e in self.entries if e.done], DISTURBED_ABOVE)
+        done = [entry for entry in self.entries if entry.done]
+        warning = sentences.disturbed([entry.others for entry in done], DISTURBED_ABOVE)
+        if 2 * sum(entry.disturbed for entry in done) > len(done):
+            return [warning, *said]  # most of what follows rests on disturbed measurements
         return [*said, warning] if warning else said
 
     def _without_baseline(self) -> str:

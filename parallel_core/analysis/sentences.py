@@ -71,7 +71,8 @@ def verdict(results: Sequence[Result], baseline: Result) -> list[str]:
 def fastest(results: Sequence[Result], baseline: Result) -> str:
     best = min(results, key=lambda r: r.step.median)
     if best is baseline:
-        return f"{baseline.label}, the baseline, is fastest: {ns_text(best.step.median * 1e9)} a step."
+        time = ns_text(best.step.median * 1e9)
+        return f"{baseline.label}, the baseline, is fastest: {time} a step{_rivals(results, best, baseline)}."
     gain = speedup(baseline.step, best.step)
     verb = "has the fastest median" if gain.within_noise else "is fastest"
     times = f"{_times(gain)} {baseline.label} ({_of_ideal(gain, best, baseline)}){_noise(gain)}"

@@ -72,10 +72,22 @@ function fitted(figure, box) {
   if (layout.meta?.sharesRows && wide && box.closest(".grid2")) layout.yaxis.showticklabels = false;
   if (box.clientWidth < 480) {
     layout.font.size = 11;
-    if (layout.yaxis?.tickfont) layout.yaxis.tickfont.size = 11;
+    if (layout.yaxis?.tickfont) layout.yaxis.tickfont.size = 10;
+    if (layout.yaxis?.ticktext) layout.yaxis.ticktext = layout.yaxis.ticktext.map(wrapped);
   }
   applyAxis(copy);
   return copy;
+}
+
+/* A row's label on a phone: lines of about LABEL_CHARACTERS, so that the bars keep most of the width. */
+const LABEL_CHARACTERS = 16;
+
+function wrapped(label) {
+  return label.split("<br>").map((line) => {
+    if (line.replace(/<[^>]*>|&\w+;/g, "").length <= LABEL_CHARACTERS + 2) return line;
+    const at = line.indexOf(" ", line.length / 2 - 4);
+    return at < 0 ? line : `${line.slice(0, at)}<br>${line.slice(at + 1)}`;
+  }).join("<br>");
 }
 
 async function draw(entry) {
