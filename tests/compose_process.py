@@ -80,7 +80,7 @@ class Deployment(Web):
         assert done == 0, self.log("prepare")
         self.start("web")
         self.start("controller")
-        wait_for("a healthy web", self._web_is_healthy, READY_LIMIT_S)
+        self._wait_for_web()
         self.start("worker")
         return self
 
@@ -135,11 +135,22 @@ class Deployment(Web):
         socket = urlsplit(self.database.get_uri()).query.removeprefix("host=")
         self._hosts["@postgres:5432"] = "@" + quote(socket, safe="")
 
-    def _web_is_healthy(self) -> bool:
+    def _wait_for_web(self) -> None:
+        """Until the service's own health check passes; AssertionError with the last answer and the log."""
         _, *check = self.services["web"]["healthcheck"]["test"]
-        assert self.processes["web"].poll() is None, self.log("web")
-        command = [self.place(word) for word in check]
-        return subprocess.run(command, env=self.environment("web"), capture_output=True, check=False).returncode == 0
+        command, env = [self.place(word) for word in check], self.environment("web")
+        said: list[str] = []
+
+        def healthy() -> bool:
+            self.check_alive()
+            done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+            said.append(done.stderr)
+            return done.returncode == 0
+
+        try:
+            wait_for("a healthy web", healthy, READY_LIMIT_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {said[-1:]}\n{self.log('web')[-2000:]}") from error
 
     def check_alive(self) -> None:
         """Every service that is meant to last is there; AssertionError with the last words of one that is not."""
