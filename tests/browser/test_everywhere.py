@@ -70,7 +70,9 @@ def test_html_in_a_name_is_text_wherever_it_is_shown(page: Page, stocked: dict[s
         for height in range(0, page.evaluate("() => document.body.scrollHeight"), 800):
             page.evaluate("(y) => scrollTo(0, y)", height)
             settle(page)
-        shown = page.evaluate("() => document.body.innerText + [...document.querySelectorAll('input')].map(i => i.value)")
+        shown = page.evaluate(
+            "() => document.body.innerText + [...document.querySelectorAll('input')].map(i => i.value)"
+        )
         assert HOSTILE in shown, place
         assert page.locator("main img[src='x'], main b").count() == 0, place
         assert page.evaluate("() => window.hacked") is None, place

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
+import re
 from typing import Any
 
 import pytest
 from django.test import Client
 
-from dashboard.runs.models import State
+from dashboard.charts.chart import pairs
+from dashboard.runs.models import Run, State
+from dashboard.studies import answers, figures
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import held_equal, overview
+from parallel_core.plan.capacity import largest_layers
+from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
@@ -152,3 +158,138 @@ def test_held_equal_names_only_what_is_shared() -> None:
     specs = [RunSpec.model_validate({"train": {"seed": seed}}) for seed in (1, 2)]
     assert "seed" not in held_equal(specs, 1)
     assert "batch 16" in held_equal(specs, 1)
+
+
+def test_recomputation_is_paired_by_spec_and_not_by_name(alice: Any) -> None:
+    made = Study.objects.create(name="Renamed", owner=alice)
+    factory.finished(alice, {}, study=made, name="plain")
+    factory.finished(alice, {"recompute": "full"}, study=made, position=1, name="again")
+    factory.finished(alice, {"dp": 2, "recompute": "full"}, study=made, position=2, name="plain + AR")
+    view = overview(made.runs.all())
+    paired = [(a.label, b.label) for a, b in pairs(view.entries)]
+    assert paired == [("plain", "again")]
+    answer = next(a for a in answers.of_overview(view) if a.question == "Recomputation")
+    assert answer.detail.endswith("medians of 1 pair.")
+
+
+def test_disturbance_is_counted_over_what_was_measured_and_warned_of_first(alice: Any) -> None:
+    made = Study.objects.create(name="Noisy", owner=alice)
+    factory.finished(alice, {}, study=made, cpu_others=0.3)
+    factory.finished(alice, {"dp": 2}, study=made, position=1, cpu_others=0.02)
+    factory.finished(alice, {"tp": 2}, study=made, position=2, cpu_others=0.41)
+    factory.queued(alice, {"pp": 2}, study=made, position=3)
+    view = overview(made.runs.all())
+    answer = next(a for a in answers.of_overview(view) if a.question == "CPU of others")
+    assert (answer.answer, answer.detail.split(" runs")[0]) == ("41 %", "2 of 3 measured")
+    assert view.verdict[0].startswith("2 of 3 runs were disturbed: other processes took up to 41 %")
+    bars = figures.speedups(view)
+    shapes = bars.figure["data"][0]["marker"]["pattern"]["shape"]
+    assert [shape == "x" for shape in shapes] == [row.entry.disturbed for row in view.rows[:3]]
+
+
+def test_pipelines_are_held_against_the_same_micro_batches_on_one_device(alice: Any) -> None:
+    made = Study.objects.create(name="Fair", owner=alice)
+    single, micro, pipe = (
+        factory.finished(alice, split, study=made, position=i)
+        for i, split in enumerate(({}, {"micro_batches": 4}, {"pp": 2, "micro_batches": 4}))
+    )
+    view = overview([single, micro, pipe], single)
+    answer = next(a for a in answers.of_overview(view) if a.question == "Pipelining alone")
+    ratio = micro.summary["timed"]["median"] / pipe.summary["timed"]["median"]
+    assert answer.answer == f"{ratio:.2f}x"
+    assert "PP-1F1B over Single x4 micro-batches" in answer.detail
+    assert not any(a.question == "Pipelining alone" for a in answers.of_overview(overview([single, pipe], single)))
+
+
+def test_largest_model_is_what_the_plan_predicts_for_the_device(alice: Any) -> None:
+    made = factory.study(alice, "Starter", SPLITS, recompute=False)
+    view = overview(made.runs.all(), made.baseline)
+    assert view.limit == 4 << 30  # the workers' devices
+    for row in view.rows:
+        assert row.entry.largest == largest_layers(row.spec, 4 << 30)
+    chart = figures.of_overview(view)["capacity"]
+    predicted, ran = chart.figure["data"]
+    assert predicted["marker"]["color"] == "rgba(0,0,0,0)"  # an outline
+    assert predicted["x"] == [row.entry.largest for row in view.rows]
+    assert set(ran["x"]) == {4}
+    most = max(row.entry.largest or 0 for row in view.rows)
+    assert chart.title.startswith(f"{most:,}".replace(",", "\N{NO-BREAK SPACE}"))
+
+
+def test_predicted_memory_stands_beside_the_measured(study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    chart = figures.memories(view)
+    outline = next(trace for trace in chart.figure["data"] if trace.get("name") == "predicted")
+    assert outline["x"] == [worst_stage(row.spec).total / (1 << 20) for row in view.rows]
+    assert outline["base"] == 0
+    ranks = [row[chart.columns.index("on rank")] for row in chart.rows]
+    assert ranks == [str(row.run.summary["memory"]["rank"]) for row in view.rows]
+
+
+def test_running_bars_have_the_whiskers_of_their_steps_so_far(alice: Any) -> None:
+    made = Study.objects.create(name="Half", owner=alice)
+    factory.finished(alice, {}, study=made)
+    running = factory.queued(alice, {"dp": 2}, study=made, position=1)
+    factory.feed_steps(factory.start(running), 20)
+    Run.objects.filter(pk=running.pk).update(step_time=0.07)
+    entry = next(row.entry for row in overview(made.runs.all()).rows if row.run.pk == running.pk)
+    assert entry.result is not None and entry.result.step.n == 17  # 20 steps without 3 of warm-up
+    assert entry.result.step.p10 < entry.result.step.median < entry.result.step.p90
+
+
+def test_points_of_an_earlier_attempt_are_drawn_faint_and_not_compared(alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.feed_steps(factory.start(run), 20, loss_shift=1.0)
+    factory.end(run, State.QUEUED)
+    factory.feed_steps(factory.start(run), 43)
+    factory.end(run, State.SUCCEEDED)
+    chart = figures.losses(overview([run]))
+    faint, line = chart.figure["data"]
+    assert faint["opacity"] < 1 and len(faint["x"]) == 21 and faint["x"][-1] is None
+    assert len(line["x"]) == 43
+    assert all(len(axis) == 2 for axis in chart.figure["layout"]["meta"]["axes"].values())
+    assert "20 points of earlier attempts" in chart.source
+
+
+def test_breakdown_names_its_step_and_holds_it_against_the_median(study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    chart = figures.breakdowns(view)
+    assert "the traced step nearest its median (at most " in chart.source
+    ticks = next(trace for trace in chart.figure["data"] if trace.get("name") == "median step")
+    assert ticks["x"] == [row.run.summary["timed"]["median"] * 1e3 for row in view.rows]
+
+
+def test_the_dotted_line_ends_at_the_last_measured_row(alice: Any) -> None:
+    made = Study.objects.create(name="Half", owner=alice)
+    factory.finished(alice, {}, study=made)
+    for i in range(3):
+        factory.queued(alice, {"dp": 2}, study=made, position=1 + i)
+    data = figures.speedups(overview(made.runs.all())).figure["data"]
+    line = next(trace for trace in data if trace.get("mode") == "lines")
+    assert max(line["y"]) == 0.5
+
+
+def test_report_needs_nothing_else_and_says_the_same(reader: Client, study: Study) -> None:
+    text = reader.get(f"/studies/{study.pk}/report/").content.decode()
+    view = overview(study.runs.all(), study.baseline)
+    assert all(html.escape(sentence) in text for sentence in view.verdict)
+    assert all(html.escape(chart.title) in text for chart in figures.of_overview(view).values())
+    assert not re.search(r"<script|<link[^>]*stylesheet|<img|src=", text)
+    assert "@media print" in text
+    assert all(run.label in text for run in study.runs.all())
+
+
+def test_a_run_added_joins_the_order_of_its_study(alice: Any, reader: Client, study: Study) -> None:
+    url = f"/studies/{study.pk}/add/"
+    assert reader.get(url).status_code == 403
+    owner = Client()
+    owner.force_login(alice)
+    form = owner.get(url).context["form"]
+    values = {name: form[name].value() for name in form.fields}
+    assert values["model__hidden"] == str(study.baseline.spec["model"]["hidden"])
+    sent = {name: value for name, value in values.items() if value is not None and value is not False}
+    assert owner.post(url, {**sent, "parallel__tp": "3"}).status_code == 422
+    before = study.runs.count()
+    assert owner.post(url, {**sent, "parallel__dp": "2", "parallel__micro_batches": "2"}).status_code == 302
+    added = study.runs.get(position=before)
+    assert (added.label, added.exclusive, added.state) == ("DP x2 micro-batches", True, State.QUEUED)

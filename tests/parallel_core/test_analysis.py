@@ -202,3 +202,25 @@ def test_numbers_as_people_read_them(text: str, expected: str) -> None:
 def test_parity_accepts_numpy_columns() -> None:
     steps = np.arange(3, dtype=np.int32)
     assert parity(steps, steps + 1.0, steps, steps + 1.0).steps == 3
+
+
+def test_rivals_within_noise_of_the_fastest_are_named() -> None:
+    near = Result("Near", Stats(0.066, 0.060, 0.080, 0.066, 40), 2.0)
+    best = Result("Best", Stats(0.063, 0.060, 0.070, 0.063, 40), 2.0)
+    slow = Result("Base", Stats(0.100, 0.099, 0.101, 0.100, 40), 1.0)
+    assert sentences.fastest([slow, near, best], slow).endswith("(79 % of ideal); Near is within noise of it.")
+    assert sentences.fastest([slow, best], slow).endswith("(79 % of ideal).")
+    assert "Near is within noise of it" in sentences.fastest([slow, near, best], best)
+
+
+def test_a_lead_within_noise_is_not_called_fastest() -> None:
+    base = Result("Base", Stats(0.070, 0.060, 0.090, 0.070, 40), 1.0)
+    other = Result("Other", Stats(0.065, 0.060, 0.080, 0.065, 40), 1.0)
+    assert sentences.fastest([base, other], base).startswith("Other has the fastest median: 1.08x")
+
+
+def test_disturbance_is_said_with_its_count_and_its_size() -> None:
+    text = sentences.disturbed([0.3, None, 0.05, 0.12], 0.10)
+    assert text.startswith("2 of 3 runs were disturbed: other processes took up to 30 %")
+    assert sentences.disturbed([0.05, None], 0.10) == ""
+    assert len(text.split()) <= 25

@@ -1,0 +1,60 @@
+"""The kill campaign: a seeded sequence of runs, each with one part of the yard killed at a random moment."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import httpx
+import psutil
+import pytest
+
+from tests.faults.test_kills import gone, pids_of, series
+from tests.yard_process import YardProcess, tiny, wait_for
+
+pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.timeout(300)]
+STEPS = 1500
+ROUNDS = 40
+HARMLESS = {"controller": "manage.py controller", "broker": "unixsocket", "web": "gunicorn"}
+"""Parts whose death a run must survive, by a word of their command line."""
+FATAL = {"worker": "-m workers", "fork server": "parallel_core.launch"}
+LAYOUTS = ({"dp": 2}, {"tp": 2}, {"pp": 2, "micro_batches": 2}, {"pp": 2, "micro_batches": 4, "recompute": "full"})
+
+
+def kill(yard: YardProcess, victim: str) -> None:
+    """kill -9 of one part; of a rank, the youngest process under the fork server (none is left when it just ended)."""
+    if victim != "rank":
+        yard.part((HARMLESS | FATAL)[victim]).kill()
+        return
+    ranks = yard.part(FATAL["fork server"]).children()
+    if ranks:
+        os.kill(ranks[-1].pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_one_kill_at_a_random_moment(yard: YardProcess, client: httpx.Client, number: int) -> None:
+    """Ends truly, keeps every point once, and leaves no process."""
+    dice = random.Random(number)
+    victim = dice.choice([*HARMLESS, *FATAL, "rank"])
+    retries = dice.choice((0, 0, 1))
+    run = yard.submit(client, tiny(STEPS, **dice.choice(LAYOUTS)), retries=retries)
+    time.sleep(dice.uniform(0, 4))
+    kill(yard, victim)
+    found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=120)
+    where = f"round {number}: {victim} killed, {found['state']} {found['cause']} {found['detail']}"
+    if victim in HARMLESS or retries:
+        assert found["state"] == "succeeded", where
+    elif found["state"] != "succeeded":
+        assert found["cause"] in {"killed_by_signal", "worker_lost"} and found["detail"], where
+    steps = series(client, run)
+    assert steps == list(range(len(steps))), where
+    assert found["state"] != "succeeded" or len(steps) == STEPS, where
+    wait_for("all ranks gone", lambda: gone(pids_of(yard, run)), 30)
+
+
+def test_afterwards_the_yard_is_whole(yard: YardProcess, client: httpx.Client) -> None:
+    yard.wait_state(client, yard.submit(client, tiny()), "succeeded")
+    zombies = [p for p in yard.family() if p.status() == psutil.STATUS_ZOMBIE]
+    assert zombies == []

@@ -1,0 +1,55 @@
+"""The largest model that fits: exact where every count is tried, and close on the straight line beyond."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parallel_core.plan.capacity import EXACT_UP_TO, largest_layers
+from parallel_core.plan.memory import worst_stage
+from parallel_core.spec import RunSpec
+
+MODEL = {"layers": 4, "hidden": 64, "heads": 4, "seq": 64, "vocab": 256}
+SPLITS: tuple[dict[str, Any], ...] = (
+    {},
+    {"dp": 2},
+    {"tp": 2},
+    {"pp": 2, "micro_batches": 4, "schedule": "gpipe"},
+    {"pp": 2, "micro_batches": 4},
+    {"pp": 2, "micro_batches": 4, "recompute": "full"},
+    {"pp": 4, "micro_batches": 4},
+)
+
+
+def spec(split: dict[str, Any], layers: int = 4) -> RunSpec:
+    data = {"model": {**MODEL, "layers": layers}, "parallel": split, "train": {"global_batch": 16}}
+    return RunSpec.model_validate(data)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("layers", (4, 7, 33))
+def test_it_finds_the_count_that_just_fits(split: dict[str, Any], layers: int) -> None:
+    limit = worst_stage(spec(split, layers)).total
+    found = largest_layers(spec(split), limit)
+    assert worst_stage(spec(split, found)).total <= limit
+    assert worst_stage(spec(split, found + 1)).total > limit
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_beyond_the_exact_range_it_is_right_within_half_a_percent(split: dict[str, Any]) -> None:
+    layers = 900
+    assert layers > EXACT_UP_TO * spec(split).parallel.pp
+    limit = worst_stage(spec(split, layers)).total
+    assert largest_layers(spec(split), limit) == pytest.approx(layers, rel=0.005)
+
+
+def test_nothing_fits_where_one_layer_is_too_much() -> None:
+    assert largest_layers(spec({}), 1000) == 0
+
+
+def test_own_cuts_do_not_bind_a_larger_model() -> None:
+    split = {"pp": 2, "micro_batches": 4}
+    cut = spec({**split, "cuts": [3]})
+    limit = worst_stage(spec(split, 33)).total
+    assert largest_layers(cut, limit) == largest_layers(spec(split), limit)
