@@ -38,7 +38,7 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
             meta={"sharesRows": True},
         ),
     }
-    subtitle = "Where one traced step goes, in ms; the parts add up to that step, the tick is the run's median step"
+    subtitle = "Where one traced step goes, in ms: parts add up to it; tick = the run's median step"
     return Chart("breakdown", title, subtitle, source, figure, COLUMNS, [_row(entry) for entry in entries])
 
 
