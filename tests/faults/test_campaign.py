@@ -51,7 +51,8 @@ def test_one_kill_at_a_random_moment(yard: YardProcess, client: httpx.Client, nu
     steps = series(client, run)
     assert steps == list(range(len(steps))), where
     assert found["state"] != "succeeded" or len(steps) == STEPS, where
-    wait_for("all ranks gone", lambda: gone(pids_of(yard, run)), 30)
+    wait_for("its ranks gone", lambda: gone(pids_of(yard, run)), 30)
+    wait_for("all ranks gone", lambda: gone([p.pid for p in yard.part(FATAL["fork server"]).children()]), 60)
 
 
 def test_afterwards_the_yard_is_whole(yard: YardProcess, client: httpx.Client) -> None:

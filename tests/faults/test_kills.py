@@ -34,9 +34,10 @@ def started(yard: YardProcess, client: httpx.Client, spec: dict[str, Any], **fie
 
 
 def pids_of(yard: YardProcess, run: int) -> list[int]:
-    """Process ids of the ranks of the newest attempt, by rank."""
+    """Process ids of those ranks of the newest attempt that have said hello, by rank."""
     attempt = f"Attempt.objects.filter(run={run}).last()"
-    return list(yard.query(f'[r.hello["pid"] for r in RankInfo.objects.filter(attempt={attempt}).order_by("rank")]'))
+    hellos = f'RankInfo.objects.filter(attempt={attempt}).order_by("rank").values_list("hello", flat=True)'
+    return list(yard.query(f'[hello["pid"] for hello in {hellos} if hello]'))
 
 
 def gone(pids: list[int]) -> bool:
