@@ -46,15 +46,16 @@ class Rendezvous:
 class Groups:
     """The process groups of one rank.
 
-    Activations and gradients travel in groups of their own: in each of them a pair of stages sends one way only, so a
-    receive posted early never stands in front of a send (NCCL runs the messages of a pair in order).
+    Messages to a higher pipeline rank and those to a lower one travel in groups of their own: in each of them a pair of
+    ranks sends one way only, so a receive posted early never stands in front of a send (NCCL runs the messages of a
+    pair in order).
     """
 
     world: Group = None
     tensor: Group = None
     data: Group = None
-    activations: Group = None
-    gradients: Group = None
+    upward: Group = None
+    downward: Group = None
     tied: Group = None
     """First and last stage of a pipeline, where they share the embedding."""
 
@@ -71,8 +72,8 @@ def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tie
         world=dist.group.WORLD,
         tensor=_group([layout.rank(stage, replica, t) for t in range(layout.tp)]),
         data=_group([layout.rank(stage, r, tensor) for r in range(layout.dp)]),
-        activations=_group(pipeline),
-        gradients=_group(pipeline, fresh=True),
+        upward=_group(pipeline),
+        downward=_group(pipeline, fresh=True),
         tied=_group(ends),
     )
 

@@ -7,7 +7,7 @@ data moves while the rank computes. A send returns at once; its tensor is kept u
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from parallel_core.engine.distributed import Group
 from parallel_core.schedule.ir import RECVS, Kind, Op
 
 AHEAD = 2
-"""Receives posted at once from one peer in one direction."""
+"""Receives posted at once from one peer."""
 
 
 class _Posted(NamedTuple):
@@ -29,64 +29,57 @@ class _Posted(NamedTuple):
 
 
 class Links:
-    """The links of one rank to its neighbouring stages; every message has the same `shape`.
+    """The links of one rank to the others of its pipeline; every message has the same `shape`.
 
-    `peers` maps a pipeline rank to the global rank with this rank's tensor coordinate.
+    `here` is this rank's pipeline rank, `peers` maps the others to the global rank with this rank's tensor coordinate.
+    From one peer activations and gradients of all stages come in one line, in the order of the program (`check` holds
+    both ends to it).
     """
 
     def __init__(
         self,
         program: Sequence[Op],
+        here: int,
         peers: dict[int, int],
         groups: tuple[Group, Group],
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: Device,
     ) -> None:
-        activations, gradients = groups
-        self._peers, self._shape = peers, shape
+        self._here, self._peers, self._shape = here, peers, shape
+        self._upward, self._downward = groups
         self._dtype, self._device = dtype, device.torch
-        self._group = {
-            Kind.SEND_ACT: activations,
-            Kind.RECV_ACT: activations,
-            Kind.SEND_GRAD: gradients,
-            Kind.RECV_GRAD: gradients,
-        }
         self.bytes = torch.Size(shape).numel() * dtype.itemsize
-        self._expected: dict[tuple[Kind, int], int] = {}
-        for op in program:
-            if op.kind in RECVS:
-                channel = (op.kind, op.peer)
-                self._expected[channel] = self._expected.get(channel, 0) + 1
-        self._left: dict[tuple[Kind, int], int] = {}
-        self._posted: dict[tuple[Kind, int], deque[_Posted]] = {}
-        self._sent: dict[tuple[Kind, int], tuple[Any, Tensor]] = {}
-        # More gradients than this on their way to a peer means that the oldest was taken long ago.
+        self._expected = Counter(op.peer for op in program if op.kind in RECVS)
+        self._left: Counter[int] = Counter()
+        self._posted: dict[int, deque[_Posted]] = {}
+        self._sent: dict[tuple[Kind, int, int], tuple[Any, Tensor]] = {}
+        # More gradients than this on their way means that the oldest was taken long ago.
         self._window = 2 * len(peers) + 2
 
     def begin_step(self) -> None:
         """Post the first receives of the step."""
-        self._left = dict(self._expected)
-        self._posted = {channel: deque() for channel in self._expected}
-        for channel in self._expected:
+        self._left = self._expected.copy()
+        self._posted = {peer: deque() for peer in self._expected}
+        for peer in self._expected:
             for _ in range(AHEAD):
-                self._post(channel)
+                self._post(peer)
 
     def receive(self, op: Op) -> Tensor:
         """The tensor of a RECV operation; waits for it."""
-        channel = (op.kind, op.peer)
-        buffer, work = self._posted[channel].popleft()
-        self._post(channel)
+        buffer, work = self._posted[op.peer].popleft()
+        self._post(op.peer)
         work.wait()
         if op.kind is Kind.RECV_GRAD:  # its gradient is here, so the activation was taken
-            self._release((Kind.SEND_ACT, op.micro_batch))
+            self._release((Kind.SEND_ACT, op.stage, op.micro_batch))
         return buffer
 
     def send(self, op: Op, tensor: Tensor) -> None:
         """Start a SEND operation."""
         tensor = tensor.contiguous()
-        work = dist.isend(tensor, self._peers[op.peer], group=self._group[op.kind])
-        self._sent[op.kind, op.micro_batch] = (work, tensor)
+        group = self._upward if op.peer > self._here else self._downward
+        work = dist.isend(tensor, self._peers[op.peer], group=group)
+        self._sent[op.kind, op.stage, op.micro_batch] = (work, tensor)
         if op.kind is Kind.SEND_GRAD:
             pending = [key for key in self._sent if key[0] is Kind.SEND_GRAD]
             if len(pending) > self._window:
@@ -97,15 +90,14 @@ class Links:
         for key in list(self._sent):
             self._release(key)
 
-    def _release(self, key: tuple[Kind, int]) -> None:
+    def _release(self, key: tuple[Kind, int, int]) -> None:
         work, _ = self._sent.pop(key)
         work.wait()
 
-    def _post(self, channel: tuple[Kind, int]) -> None:
-        if not self._left[channel]:
+    def _post(self, peer: int) -> None:
+        if not self._left[peer]:
             return
-        self._left[channel] -= 1
-        kind, peer = channel
+        self._left[peer] -= 1
         buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
-        work = dist.irecv(buffer, self._peers[peer], group=self._group[kind])
-        self._posted[channel].append(_Posted(buffer, work))
+        group = self._upward if peer < self._here else self._downward
+        self._posted[peer].append(_Posted(buffer, dist.irecv(buffer, self._peers[peer], group=group)))

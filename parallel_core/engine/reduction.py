@@ -7,72 +7,78 @@ that is already divided by the global count: they are added, not averaged.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from parallel_core.engine.distributed import Group
 from parallel_core.engine.flat import FlatParameters, Slot
-from parallel_core.engine.stage import Segment
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
 from parallel_core.schedule.ir import Kind
 
 
 class _Bucket:
-    """A slice of the gradients; `missing` hook calls are left until its last gradient is there."""
+    """A slice of the gradients; `missing` arrivals are left until it holds the sums of the whole step."""
 
-    def __init__(self, grads: Tensor, calls: int) -> None:
-        self.grads, self.calls, self.missing = grads, calls, 0
+    def __init__(self, grads: Tensor, arrivals: int) -> None:
+        self.grads, self.arrivals, self.missing = grads, arrivals, 0
 
 
 class GradientReducer:
-    """Arm it before the last backward of a step, `finish` it behind. With `group` None it does nothing."""
+    """`begin_step` before the first backward of a step, `finish` behind the last. With `group` None it does nothing.
+
+    `arrivals` says how often in a step each gradient is added to. Each arrival is counted, so a bucket starts as soon
+    as it can, whatever the order of the schedule: behind the last BW, or where it holds weights behind the last W.
+    """
 
     def __init__(
-        self, flat: FlatParameters, segments: Sequence[Segment], group: Group, bucket_bytes: int, scope: Scope
+        self,
+        flat: FlatParameters,
+        arrivals: Mapping[nn.Parameter, int],
+        group: Group,
+        bucket_bytes: int,
+        scope: Scope,
     ) -> None:
         self._group, self._scope = group, scope
-        self._armed = False
         self._begun: list[tuple[Any, Any, int]] = []
         self._buckets: list[_Bucket] = []
+        self._home: dict[nn.Parameter, _Bucket] = {}
         if group is None:
             return
-        # A tied parameter's gradient comes once from each segment that uses it.
-        calls = Counter(parameter for segment in segments for parameter in segment.parameters())
         for slots in _cut(flat, bucket_bytes):
-            bucket = _Bucket(flat.grads[slots[0].start : slots[-1].stop], sum(calls[slot.parameter] for slot in slots))
+            grads = flat.grads[slots[0].start : slots[-1].stop]
+            bucket = _Bucket(grads, sum(arrivals[slot.parameter] for slot in slots))
             self._buckets.append(bucket)
             for slot in slots:
-                slot.parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._arrived(bucket))
+                self._home[slot.parameter] = bucket
+                slot.parameter.register_post_accumulate_grad_hook(self.arrived)
 
-    def arm(self) -> None:
-        """The next backward is the last of the step: launch each bucket as soon as it is complete."""
-        self._armed = True
+    def begin_step(self) -> None:
         for bucket in self._buckets:
-            bucket.missing = bucket.calls
+            bucket.missing = bucket.arrivals
 
-    def finish(self) -> int:
-        """Wait until the gradients are the sums; returns the bytes that were reduced."""
-        self._armed = False
-        for start, work, moved in self._begun:
-            work.wait()
-            self._scope.span(Kind.BUCKET, LANE_COLLECTIVE, start, moved)
-        total = sum(moved for _, _, moved in self._begun)
-        self._begun.clear()
-        return total
-
-    def _arrived(self, bucket: _Bucket) -> None:
-        if not self._armed:
+    def arrived(self, parameter: nn.Parameter) -> None:
+        """The gradient of `parameter` was added to; of the last in a bucket, launches it."""
+        bucket = self._home.get(parameter)
+        if bucket is None:
             return
         bucket.missing -= 1
         if not bucket.missing:
             start = self._scope.mark()
             work = dist.all_reduce(bucket.grads, group=self._group, async_op=True)
             self._begun.append((start, work, bucket.grads.numel() * bucket.grads.element_size()))
+
+    def finish(self) -> int:
+        """Wait until the gradients are the sums; returns the bytes that were reduced."""
+        for start, work, moved in self._begun:
+            work.wait()
+            self._scope.span(Kind.BUCKET, LANE_COLLECTIVE, start, moved)
+        total = sum(moved for _, _, moved in self._begun)
+        self._begun.clear()
+        return total
 
 
 def _cut(flat: FlatParameters, bucket_bytes: int) -> list[list[Slot]]:

@@ -1,4 +1,4 @@
-"""One rank's layers, and how one micro-batch goes through them forward and backward.
+"""One stage's layers, and how one micro-batch goes through them forward and backward.
 
 With recomputation a transformer block keeps only its input in the forward pass (no graph) and is run again, just before
 its own backward (Chen et al. 2016): the layers that share a block index and a stage are recomputed together, so a cut
@@ -7,6 +7,7 @@ inside a block leaves two shorter ones. Embedding and head keep their graph: run
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,16 +16,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from parallel_core.engine.device import Device
-from parallel_core.engine.flat import FlatParameters
-from parallel_core.models.gpt import build_unit, parameter_name, parameter_shapes
-from parallel_core.models.initial import initial
+from parallel_core.models.gpt import build_unit, parameter_name
 from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
 from parallel_core.schedule.ir import Kind
-from parallel_core.spec import ModelSpec, RunSpec
+from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
-from parallel_core.tensor.parallelise import parallelise, shard
+from parallel_core.tensor.linear import SplitLinear
+from parallel_core.tensor.parallelise import parallelise
+from parallel_core.tensor.weights import WeightGradient, WeightGradients
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
@@ -36,8 +36,15 @@ class Segment:
     units: tuple[nn.Module, ...]
     recompute: bool
 
-    def parameters(self) -> set[nn.Parameter]:
-        return {parameter for unit in self.units for parameter in unit.parameters()}
+    def arrivals(self) -> Counter[nn.Parameter]:
+        """How many times one backward adds to each gradient: autograd once a segment, a split linear once a layer."""
+        counts: Counter[nn.Parameter] = Counter()
+        by_autograd: set[nn.Parameter] = set()
+        for module in (module for unit in self.units for module in unit.modules()):
+            own = module.parameters(recurse=False)
+            (counts if isinstance(module, SplitLinear) else by_autograd).update(own)
+        counts.update(by_autograd)
+        return counts
 
 
 class _Kept(NamedTuple):
@@ -48,28 +55,34 @@ class _Kept(NamedTuple):
 
 
 class Stage:
-    """The units `names` (of `ModelSpec.units`) on this rank."""
+    """The units `names` (of `ModelSpec.units`), one after the other."""
 
-    def __init__(self, spec: RunSpec, names: Sequence[str], group: TensorGroup, device: Device, scope: Scope) -> None:
+    def __init__(
+        self, spec: RunSpec, names: Sequence[str], group: TensorGroup, weights: WeightGradients, scope: Scope
+    ) -> None:
+        self._model, self._weights, self._scope = spec.model, weights, scope
         dtype = DTYPES[spec.train.precision]
-        self._group, self._scope = group, scope
         self.names = tuple(names)
-        units = [parallelise(build_unit(spec.model, name, dtype), group) for name in names]
-        self.flat = FlatParameters(_places(spec.model, names, units), dtype, device)
-        self._fill(spec)
-        self.segments = _segments(names, units, spec.parallel.recompute == "full")
+        self._units = [parallelise(build_unit(spec.model, name, dtype), group, weights) for name in names]
+        self.segments = _segments(names, self._units, spec.parallel.recompute == "full")
         self.is_last = names[-1] == "head"
         self._scale = 1.0 / spec.tokens_per_step
         self._kept: dict[int, list[_Kept]] = {}
         self._targets: dict[int, Tensor] = {}
+        self._put_off: dict[int, list[WeightGradient]] = {}
 
-    def _fill(self, spec: RunSpec) -> None:
-        """Give every parameter its first value: the full one, cut to this rank's share."""
-        shapes = parameter_shapes(spec.model, list(self.names))
-        with torch.no_grad():
-            for slot in self.flat:
-                full = initial(spec.model, spec.train.seed, slot.name, shapes[slot.name])
-                slot.parameter.copy_(shard(full, slot.name, self._group.rank, self._group.size))
+    def places(self) -> list[tuple[str, nn.Module, str]]:
+        """(global name, holding module, attribute) of every parameter, in layer order."""
+        return [
+            (parameter_name(self._model, name, f"{path}.{attribute}"), module, attribute)
+            for name, unit in zip(self.names, self._units, strict=True)
+            for path, module in unit.named_modules()
+            for attribute, _ in module.named_parameters(recurse=False)
+        ]
+
+    def arrivals(self) -> Counter[nn.Parameter]:
+        """How many times the backward of one micro-batch adds to each parameter's gradient."""
+        return sum((segment.arrivals() for segment in self.segments), Counter())
 
     def forward(self, micro_batch: int, x: Tensor, targets: Tensor | None) -> Tensor:
         """Tokens or activations in; activations out, or on the last stage the micro-batch's part of the loss.
@@ -102,6 +115,23 @@ class Stage:
             del x, y
         return grad
 
+    def backward_input(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
+        """`backward` without the products for the weights of linear layers; their factors are kept.
+
+        Gradients of other parameters (norms, embeddings) are small: they are added here, in the same order.
+        """
+        with self._weights.put_off() as kept:
+            out = self.backward(micro_batch, grad)
+        self._put_off[micro_batch] = kept
+        return out
+
+    def backward_weights(self, micro_batch: int) -> None:
+        """The rest of `backward_input`."""
+        kept = self._put_off.pop(micro_batch)
+        kept.reverse()
+        while kept:  # each pair is let go as soon as it is used
+            self._weights.add(kept.pop())
+
     def _again(self, segment: Segment, x: Tensor, targets: Tensor | None) -> Tensor:
         start = self._scope.mark()
         with torch.enable_grad(), self._scope.keeping():
@@ -118,16 +148,6 @@ class Stage:
             return loss
         out: Tensor = last(x)
         return out
-
-
-def _places(model: ModelSpec, names: Sequence[str], units: list[nn.Module]) -> list[tuple[str, nn.Module, str]]:
-    """(global name, holding module, attribute) of every parameter, in layer order."""
-    return [
-        (parameter_name(model, name, f"{path}.{attribute}"), module, attribute)
-        for name, unit in zip(names, units, strict=True)
-        for path, module in unit.named_modules()
-        for attribute, _ in module.named_parameters(recurse=False)
-    ]
 
 
 def _segments(names: Sequence[str], units: list[nn.Module], recompute: bool) -> tuple[Segment, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from parallel_core.data import corpus
 from parallel_core.data.sampler import Sampler
+from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.device import Device, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
 from parallel_core.engine.executor import Batch, Executor, Parts
@@ -18,7 +20,7 @@ from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.p2p import Links
 from parallel_core.engine.reduction import GradientReducer
 from parallel_core.engine.reporter import Reporter, StepTimes
-from parallel_core.engine.stage import DTYPES, Stage
+from parallel_core.engine.stage import DTYPES
 from parallel_core.layout import Layout
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
@@ -48,25 +50,28 @@ class Trainer:
         self.recorder = device.recorder(self.place.stage, self.place.replica)
         self.scope = Scope(self.recorder, self.place.stage, self.place.replica)
         units = spec.model.units()
-        names = [units[i] for i in self.layout.stage_units[self.place.stage]]
+        stages = {self.place.stage: [units[i] for i in self.layout.stage_units[self.place.stage]]}
         tensor = TensorGroup(self.place.tensor, self.layout.tp, groups.tensor, self.scope)
-        self.stage = Stage(spec, names, tensor, device, self.scope)
-        self.optimizer = FlatAdamW(self.stage.flat, spec.train)
+        self.chunks = Chunks(spec, stages, tensor, device, self.scope)
+        self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
         self._sampler = Sampler(spec, corpus.open(spec.train.corpus, corpus_cache))
         self._ids = self.layout.micro_batches_of(self.place.replica)
         self._executor = self._make_executor(groups, progress)
 
     def _make_executor(self, groups: Groups, progress: Progress) -> Executor:
-        spec, layout, flat = self.spec, self.layout, self.stage.flat
+        spec, layout, flat = self.spec, self.layout, self.chunks.flat
         here = layout.pipeline_rank(self.rank)
         program = build(spec).programs[here]
         peers = {q: layout.peer(q, self.place.tensor) for q in layout.pipeline_ranks(self.place.replica) if q != here}
         shape = (spec.micro_batch_size, spec.model.seq, spec.model.hidden)
         dtype = DTYPES[spec.train.precision]
+        arrivals = Counter({slot: n * len(self._ids) for slot, n in self.chunks.arrivals().items()})
+        reducer = GradientReducer(flat, arrivals, groups.data, self.device.bucket_bytes, self.scope)
+        self.chunks.weights.listener = reducer.arrived
         parts = Parts(
-            self.stage,
-            Links(program, peers, (groups.activations, groups.gradients), shape, dtype, self.device),
-            GradientReducer(flat, self.stage.segments, groups.data, self.device.bucket_bytes, self.scope),
+            self.chunks,
+            Links(program, here, peers, (groups.upward, groups.downward), shape, dtype, self.device),
+            reducer,
             StepTotals(spec.model, layout, flat, groups.world, self.device),
             self.optimizer,
             groups.tied,
@@ -86,8 +91,8 @@ class Trainer:
         """A step with live storages followed; slower, the same numbers."""
         meter = MemoryMeter(self.spec.trace.memory_cap)
         for tensor, category in (
-            (self.stage.flat.values, "params"),
-            (self.stage.flat.grads, "grads"),
+            (self.chunks.flat.values, "params"),
+            (self.chunks.flat.grads, "grads"),
             (self.optimizer.mean, "optimizer"),
             (self.optimizer.square, "optimizer"),
         ):
@@ -121,7 +126,7 @@ def run_rank(
     try:
         progress.at(-1, "building")
         trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
-        report.hello(trainer.stage.flat, trainer.stage.names, layout)
+        report.hello(trainer.chunks.flat, trainer.chunks.names, layout)
         _train(trainer, report, Neighbours(device, groups.world, layout.world))
     finally:
         disconnect()

@@ -36,7 +36,7 @@ class Scope:
         """New tensors inside are activations."""
         return _NOTHING if self.meter is None else self.meter.category("activations")
 
-    def received(self, activation: torch.Tensor) -> None:
-        """A receive buffer has become a stage input, which is kept until its backward."""
+    def kept(self, tensor: torch.Tensor) -> None:
+        """The tensor, whatever it was made as, is kept for a backward: a received stage input, what W needs."""
         if self.meter is not None:
-            self.meter.register(activation, "activations")
+            self.meter.register(tensor, "activations")

@@ -23,6 +23,8 @@ class TensorGroup:
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """Reduce `tensor` (contiguous) over the group, in place."""
+        if self.size == 1:
+            return tensor
         start = self._scope.mark()
         dist.all_reduce(tensor, op, group=self._group)
         self._record(start, tensor)
@@ -30,10 +32,12 @@ class TensorGroup:
 
     def begin_all_reduce(self, tensor: Tensor) -> Any:
         """The same, asynchronous: returns what `end_all_reduce` waits for."""
-        return tensor, dist.all_reduce(tensor, group=self._group, async_op=True)
+        return (tensor, dist.all_reduce(tensor, group=self._group, async_op=True)) if self.size > 1 else None
 
     def end_all_reduce(self, begun: Any) -> None:
         """Wait for it. Only the wait is recorded: what computation hid costs nothing."""
+        if begun is None:
+            return
         tensor, work = begun
         start = self._scope.mark()
         work.wait()

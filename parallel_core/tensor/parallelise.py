@@ -8,21 +8,24 @@ from parallel_core.models.gpt import CrossEntropySum
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import ColumnLinear, RowLinear
 from parallel_core.tensor.vocab import VocabCrossEntropy, VocabEmbedding
+from parallel_core.tensor.weights import WeightGradients
 
 COLUMN = frozenset({"qkv", "fc1", "output"})
 ROW = frozenset({"proj", "fc2"})
 VOCAB = frozenset({"token"})
 
 
-def parallelise(unit: nn.Module, group: TensorGroup) -> nn.Module:
-    """Swap the layers of `unit` that can be split for their share of this rank. A group of one changes nothing."""
-    if group.size == 1:
-        return unit
+def parallelise(unit: nn.Module, group: TensorGroup, weights: WeightGradients) -> nn.Module:
+    """Swap the layers of `unit` that can be split for their share of this rank.
+
+    Linear layers are swapped over a group of one too, so that `weights` gets the gradients of their parameters.
+    """
     for name, layer in list(unit.named_children()):
-        if name in COLUMN and isinstance(layer, nn.Linear):
-            setattr(unit, name, ColumnLinear(layer, group))
-        elif name in ROW and isinstance(layer, nn.Linear):
-            setattr(unit, name, RowLinear(layer, group))
+        if isinstance(layer, nn.Linear):
+            split = RowLinear if name in ROW and group.size > 1 else ColumnLinear
+            setattr(unit, name, split(layer, group, weights))
+        elif group.size == 1:
+            continue
         elif name in VOCAB and isinstance(layer, nn.Embedding):
             setattr(unit, name, VocabEmbedding(layer, group))
         elif isinstance(layer, CrossEntropySum):

@@ -48,7 +48,7 @@ def _copy(named: dict[str, torch.Tensor]) -> Tensors:
 
 
 def _observe(trainer: Trainer) -> tuple[Any, ...]:
-    flat = trainer.stage.flat
+    flat = trainer.chunks.flat
     before, grads, totals = _copy(flat.named()), [], []
     for step in range(STEPS):
         totals.append(trainer.step(step))

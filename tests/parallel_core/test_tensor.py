@@ -21,6 +21,7 @@ from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import ColumnLinear, RowLinear
 from parallel_core.tensor.parallelise import shard
 from parallel_core.tensor.vocab import VocabCrossEntropy, VocabEmbedding
+from parallel_core.tensor.weights import WeightGradients
 from tests.parallel_core import ranks
 
 SPEC = RunSpec.model_validate({"parallel": {"tp": 2}})
@@ -56,8 +57,11 @@ def test_column_then_row_equals_two_linears(tmp_path: Path) -> None:
     want = down(torch.tanh(up(whole)))
     want.square().sum().backward()
 
-    def use(group: TensorGroup, _: SpanRecorder) -> Any:
-        column, row, mine = ColumnLinear(up, group), RowLinear(down, group), x.clone().requires_grad_()
+    def use(group: TensorGroup, recorder: SpanRecorder) -> Any:
+        weights, mine = WeightGradients(Scope(recorder)), x.clone().requires_grad_()
+        column, row = ColumnLinear(up, group, weights), RowLinear(down, group, weights)
+        for parameter in (*column.parameters(), *row.parameters()):
+            parameter.grad = torch.zeros_like(parameter)
         with torch.no_grad():
             for split, full, name in ((column, up, "fc1"), (row, down, "fc2")):
                 split.weight.copy_(shard(full.weight, f"u.{name}.weight", group.rank, 2))

@@ -1,0 +1,49 @@
+"""What one rank holds of the model: one or several stages over one pair of flat buffers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from parallel_core.engine.device import Device
+from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.stage import DTYPES, Stage
+from parallel_core.models.gpt import parameter_shapes
+from parallel_core.models.initial import initial
+from parallel_core.observe.scope import Scope
+from parallel_core.spec import RunSpec
+from parallel_core.tensor.group import TensorGroup
+from parallel_core.tensor.parallelise import shard
+from parallel_core.tensor.weights import WeightGradients
+
+
+class Chunks:
+    """The stages of a rank, stage number -> names of its units (of `ModelSpec.units`), ascending.
+
+    Optimizer, norm and reduction see `flat` alone. A tied parameter whose two layers are on this rank is one.
+    """
+
+    def __init__(
+        self, spec: RunSpec, stages: Mapping[int, Sequence[str]], group: TensorGroup, device: Device, scope: Scope
+    ) -> None:
+        self.weights = WeightGradients(scope)
+        self.stages = {number: Stage(spec, names, group, self.weights, scope) for number, names in stages.items()}
+        self.names = tuple(name for names in stages.values() for name in names)
+        places = [place for stage in self.stages.values() for place in stage.places()]
+        self.flat = FlatParameters(places, DTYPES[spec.train.precision], device)
+        self._fill(spec, group)
+
+    def _fill(self, spec: RunSpec, group: TensorGroup) -> None:
+        """Give every parameter its first value: the full one, cut to this rank's share."""
+        shapes = parameter_shapes(spec.model, list(self.names))
+        with torch.no_grad():
+            for slot in self.flat:
+                full = initial(spec.model, spec.train.seed, slot.name, shapes[slot.name])
+                slot.parameter.copy_(shard(full, slot.name, group.rank, group.size))
+
+    def arrivals(self) -> Counter[nn.Parameter]:
+        """How many times the backward of one micro-batch, through all stages, adds to each parameter's gradient."""
+        return sum((stage.arrivals() for stage in self.stages.values()), Counter())

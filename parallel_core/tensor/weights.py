@@ -1,0 +1,73 @@
+"""Gradients of weights, at once or later: what splits a backward into B (input) and W (weights).
+
+Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2: the gradient of a linear layer's input is what the stage
+before waits for; that of its weight waits for nobody. Layers hand in the pair (input, output gradient). Whether it is
+multiplied at once or in W, it is the same product added to the same sum: a schedule that keeps the order of the
+micro-batches gets the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from parallel_core.observe.scope import Scope
+
+
+class WeightGradient(NamedTuple):
+    """One layer's share of W: `x` (..., in) and `grad` (..., out) are kept until it is added."""
+
+    x: Tensor
+    grad: Tensor
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
+class WeightGradients:
+    """Takes what the linear layers of a rank hand in. `listener` is told of each parameter whose sum has grown."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.anchor = torch.zeros((), requires_grad=True)
+        """A layer's input beside its data: its backward runs even where the data needs no gradient."""
+        self.listener: Callable[[nn.Parameter], None] | None = None
+        self._scope = scope
+        self._put_off: list[WeightGradient] | None = None
+
+    def hand_in(self, given: WeightGradient) -> None:
+        """Adds it to `weight.grad` and `bias.grad`; inside `put_off`, keeps it instead."""
+        if self._put_off is None:
+            self.add(given)
+            return
+        self._put_off.append(given)
+        for kept in (given.x, given.grad):
+            self._scope.kept(kept)
+
+    @torch.no_grad()
+    def add(self, given: WeightGradient) -> None:
+        """weight.grad += grad^T x, in one kernel; bias.grad += the sum of grad."""
+        rows, weight = given.grad.flatten(0, -2), given.weight
+        assert weight.grad is not None  # a view of the flat buffer, for the life of the run
+        weight.grad.addmm_(rows.t(), given.x.flatten(0, -2))
+        self._tell(weight)
+        if given.bias is not None:
+            assert given.bias.grad is not None
+            given.bias.grad.add_(rows.sum(0))
+            self._tell(given.bias)
+
+    @contextmanager
+    def put_off(self) -> Iterator[list[WeightGradient]]:
+        """What is handed in inside is kept in the list that is given out, for `add`."""
+        kept: list[WeightGradient] = []
+        self._put_off = kept
+        try:
+            yield kept
+        finally:
+            self._put_off = None
+
+    def _tell(self, parameter: nn.Parameter) -> None:
+        if self.listener is not None:
+            self.listener(parameter)
