@@ -1,8 +1,9 @@
 """Who stands where: stages, data-parallel replicas and tensor ranks <-> global ranks and process groups.
 
-A run of dp x tp x pp fills a box of ranks. Tensor ranks are neighbours (they talk most), then replicas, then stages:
-`rank = (stage * dp + replica) * tp + tensor`. Schedules know only *pipeline ranks*, `replica * pp + stage`; a
-tensor-parallel group walks the program of one pipeline rank together.
+A run of dp x tp x pp fills a box of ranks. Tensor ranks are neighbours (they talk most), then replicas, then the
+*places* of the pipeline: `rank = (place * dp + replica) * tp + tensor`. A place holds one stage or, with model chunks,
+several (`schedule.traits` says which). Schedules know only *pipeline ranks*, `replica * pp + place`; a tensor-parallel
+group walks the program of one pipeline rank together.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from parallel_core.plan.partition import flop_weights, min_max_cut
+from parallel_core.schedule import traits
+from parallel_core.schedule.traits import Shape
 from parallel_core.spec import RunSpec
 
 
 class Coords(NamedTuple):
-    """Place of a global rank."""
+    """Coordinates of a global rank; `place` is its place in the pipeline, 0 .. pp - 1."""
 
-    stage: int
+    place: int
     replica: int
     tensor: int
 
@@ -33,55 +36,70 @@ class Layout:
     micro_batches: int
     """Over all replicas: global ids are 0 .. micro_batches - 1."""
     stage_units: tuple[tuple[int, ...], ...]
+    shape: Shape = "line"
+    """How the stages are laid on the places."""
 
     @classmethod
     def of(cls, spec: RunSpec) -> Layout:
         split = spec.parallel
         units = len(spec.model.units())
-        cuts = split.cuts if split.cuts is not None else min_max_cut(flop_weights(spec.model), split.pp)
+        cuts = split.cuts if split.cuts is not None else min_max_cut(flop_weights(spec.model), split.stages)
         edges = (0, *cuts, units)
         stages = tuple(tuple(range(a, b)) for a, b in pairwise(edges))
-        return cls(split.dp, split.tp, split.pp, split.dp * split.micro_batches, stages)
+        shape = traits.TRAITS[split.schedule].shape
+        return cls(split.dp, split.tp, split.pp, split.dp * split.micro_batches, stages, shape)
 
     @property
     def world(self) -> int:
         return self.dp * self.tp * self.pp
 
+    @property
+    def stages(self) -> int:
+        return len(self.stage_units)
+
+    def place(self, stage: int) -> int:
+        """Place that holds stage `stage`."""
+        return traits.place(self.shape, stage, self.pp)
+
+    def stages_of(self, place: int) -> tuple[int, ...]:
+        """Stages that stand on `place`, ascending."""
+        return traits.stages_of(self.shape, place, self.pp, self.stages // self.pp)
+
     def coords(self, rank: int) -> Coords:
-        """Place of global rank `rank`; raises ValueError outside 0 .. world - 1."""
+        """Coordinates of global rank `rank`; raises ValueError outside 0 .. world - 1."""
         if not 0 <= rank < self.world:
             raise ValueError(f"rank {rank} is outside 0 .. {self.world - 1}.")
         pair, tensor = divmod(rank, self.tp)
-        stage, replica = divmod(pair, self.dp)
-        return Coords(stage, replica, tensor)
+        place, replica = divmod(pair, self.dp)
+        return Coords(place, replica, tensor)
 
-    def rank(self, stage: int, replica: int = 0, tensor: int = 0) -> int:
-        """Global rank of a place."""
-        return (stage * self.dp + replica) * self.tp + tensor
+    def rank(self, place: int, replica: int = 0, tensor: int = 0) -> int:
+        """Global rank at these coordinates; `rank(place(stage))` is one that holds a stage."""
+        return (place * self.dp + replica) * self.tp + tensor
 
     def pipeline_rank(self, rank: int) -> int:
         """Pipeline rank whose program global rank `rank` walks."""
-        stage, replica, _ = self.coords(rank)
-        return replica * self.pp + stage
+        place, replica, _ = self.coords(rank)
+        return replica * self.pp + place
 
     def pipeline_ranks(self, replica: int) -> tuple[int, ...]:
-        """Pipeline ranks of one replica, in stage order."""
-        return tuple(replica * self.pp + stage for stage in range(self.pp))
+        """Pipeline ranks of one replica, place by place."""
+        return tuple(replica * self.pp + place for place in range(self.pp))
 
     def peer(self, pipeline_rank: int, tensor: int) -> int:
         """Global rank with tensor coordinate `tensor` among those that walk `pipeline_rank`'s program."""
-        replica, stage = divmod(pipeline_rank, self.pp)
-        return self.rank(stage, replica, tensor)
+        replica, place = divmod(pipeline_rank, self.pp)
+        return self.rank(place, replica, tensor)
 
     def tensor_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Global ranks that share a stage and a replica, group by group; together they cover every rank once."""
+        """Global ranks that share a place and a replica, group by group; together they cover every rank once."""
         return tuple(tuple(range(first, first + self.tp)) for first in range(0, self.world, self.tp))
 
     def data_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Global ranks that hold the same parameters (same stage and tensor rank), in replica order."""
+        """Global ranks that hold the same parameters (same place and tensor rank), in replica order."""
         return tuple(
-            tuple(self.rank(stage, replica, tensor) for replica in range(self.dp))
-            for stage in range(self.pp)
+            tuple(self.rank(place, replica, tensor) for replica in range(self.dp))
+            for place in range(self.pp)
             for tensor in range(self.tp)
         )
 

@@ -14,12 +14,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from parallel_core import limits
+from parallel_core.schedule.traits import TRAITS, ScheduleName, allowed_chunks, runnable
 
-ScheduleName = Literal["naive", "gpipe", "1f1b"]
 Recompute = Literal["none", "full"]
 Precision = Literal["fp32", "fp64"]
 DeviceKind = Literal["cpu", "cuda"]
@@ -28,6 +28,8 @@ BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8}
 CORPUS_PATTERN = re.compile(r"^(stdlib|blob:[0-9a-f]{64})$")
 
 Positive = Annotated[int, Field(ge=1)]
+DRAWN = "drawn"
+"""Context key of `RunSpec.model_validate`: the spec is only simulated and drawn, so its schedule need not run."""
 
 
 def divisors(n: int) -> list[int]:
@@ -80,8 +82,9 @@ class ModelSpec(_Spec):
 class ParallelSpec(_Spec):
     """How the run is split: dp x tp x pp ranks, one device each.
 
-    `micro_batches` counts per data-parallel replica. `cuts` are unit indices (of `ModelSpec.units`) at which the
-    stages 1 .. pp-1 begin; None lets the engine balance the stages by FLOP count.
+    `micro_batches` counts per data-parallel replica. `chunks` is the number of stages ("model chunks", "virtual
+    stages") on each pipeline rank; None = what the schedule is made for. `cuts` are unit indices (of
+    `ModelSpec.units`) at which the stages 1, 2, .. begin; None lets the engine balance the stages by FLOP count.
     """
 
     dp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
@@ -89,6 +92,7 @@ class ParallelSpec(_Spec):
     pp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
     schedule: ScheduleName = "1f1b"
     micro_batches: Annotated[int, Field(ge=1, le=limits.MAX_MICRO_BATCHES)] = 1
+    chunks: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] | None = None
     recompute: Recompute = "none"
     cuts: tuple[Positive, ...] | None = None
 
@@ -96,6 +100,18 @@ class ParallelSpec(_Spec):
     def world(self) -> int:
         """Number of ranks (= devices)."""
         return self.dp * self.tp * self.pp
+
+    @property
+    def chunks_per_rank(self) -> int:
+        """Stages on each pipeline rank: `chunks`, or the schedule's own number; 1 without a pipeline."""
+        if self.pp == 1:
+            return 1
+        return self.chunks or TRAITS[self.schedule].chunks
+
+    @property
+    def stages(self) -> int:
+        """Stages over all places of the pipeline."""
+        return self.pp * self.chunks_per_rank
 
 
 class TrainSpec(_Spec):
@@ -144,8 +160,10 @@ class RunSpec(_Spec):
     trace: TraceSpec = TraceSpec()
 
     @model_validator(mode="after")
-    def _combinations(self) -> Self:
-        for check in (_check_tensor, _check_stages, _check_batch, _check_steps):
+    def _combinations(self, info: ValidationInfo) -> Self:
+        if not (info.context or {}).get(DRAWN):
+            _check_runs(self)
+        for check in (_check_tensor, _check_chunks, _check_stages, _check_batch, _check_steps):
             check(self)
         return self
 
@@ -179,19 +197,59 @@ def _check_tensor(spec: RunSpec) -> None:
             )
 
 
-def _check_stages(spec: RunSpec) -> None:
-    pp, cuts, units = spec.parallel.pp, spec.parallel.cuts, len(spec.model.units())
-    if pp > units:
+def _check_runs(spec: RunSpec) -> None:
+    name = spec.parallel.schedule
+    if TRAITS[name].refused:
+        others = ", ".join(runnable())
+        raise rule(("parallel.schedule",), f"schedule={name} cannot run: {TRAITS[name].refused}; try {others}.")
+
+
+def _check_chunks(spec: RunSpec) -> None:
+    split, traits = spec.parallel, TRAITS[spec.parallel.schedule]
+    if split.chunks is None:
+        return
+    if split.pp == 1 and split.chunks > 1:
         raise rule(
-            ("parallel.pp", "model.layers"),
-            f"pipeline={pp} stages over {units} cuttable layers (2 x {spec.model.layers} + 2); use at most {units}.",
+            ("parallel.chunks", "parallel.pp"),
+            f"chunks={split.chunks} needs a pipeline; leave it empty, or use pipeline=2 or more.",
+        )
+    if split.pp > 1 and not traits.least <= split.chunks <= (traits.most or split.chunks):
+        allowed = allowed_chunks(split.schedule)
+        raise rule(
+            ("parallel.chunks", "parallel.schedule"),
+            f"chunks={split.chunks} does not fit schedule={split.schedule}; use {allowed}, or leave it empty.",
+        )
+
+
+def _check_stages(spec: RunSpec) -> None:
+    split, cuts, units = spec.parallel, spec.parallel.cuts, len(spec.model.units())
+    v = split.chunks_per_rank
+    shape = f"pipeline={split.pp}" if v == 1 else f"pipeline={split.pp} x chunks={v}"
+    total = "" if v == 1 else f" = {split.stages}"
+    if split.stages > units:
+        field = "parallel.pp" if v == 1 else "parallel.chunks"
+        raise rule(
+            (field, "parallel.pp", "model.layers"),
+            f"{shape}{total} stages over {units} cuttable layers (2 x {spec.model.layers} + 2); "
+            f"{_fewer_stages(spec, units)}.",
         )
     if cuts is None:
         return
-    if len(cuts) != pp - 1:
-        raise rule(("parallel.cuts", "parallel.pp"), f"pipeline={pp} needs {pp - 1} cuts, got {len(cuts)}.")
+    if len(cuts) != split.stages - 1:
+        raise rule(("parallel.cuts", "parallel.pp"), f"{shape} needs {split.stages - 1} cuts, got {len(cuts)}.")
     if list(cuts) != sorted(set(cuts)) or (cuts and cuts[-1] >= units):
         raise rule(("parallel.cuts",), f"cuts must rise strictly within 1 .. {units - 1}; got {list(cuts)}.")
+
+
+def _fewer_stages(spec: RunSpec, units: int) -> str:
+    """What would bring the number of stages down to `units`."""
+    split, least = spec.parallel, TRAITS[spec.parallel.schedule].least
+    if split.chunks_per_rank == 1:
+        return f"use at most {units}"
+    ways = [f"chunks={units // split.pp}"] if units // split.pp >= least else []
+    if units // split.chunks_per_rank > 1:
+        ways.append(f"pipeline={units // split.chunks_per_rank}")
+    return f"use at most {' or '.join(ways)}" if ways else f"schedule={split.schedule} needs more layers"
 
 
 def _check_batch(spec: RunSpec) -> None:

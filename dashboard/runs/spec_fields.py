@@ -16,6 +16,7 @@ from django import forms
 from pydantic.fields import FieldInfo
 
 from parallel_core import limits
+from parallel_core.schedule.traits import runnable
 from parallel_core.spec import RunSpec
 
 MIB = 1024 * 1024
@@ -68,6 +69,7 @@ GROUPS = (
             Entry("parallel.pp", "Pipeline stages"),
             Entry("parallel.schedule", "Pipeline schedule"),
             Entry("parallel.micro_batches", "Micro-batches", "for each replica"),
+            Entry("parallel.chunks", "Model chunks", "stages on each rank; empty: the schedule's own"),
             Entry("parallel.recompute", "Activation recomputation"),
             Entry("parallel.cuts", "Stage cuts", "e.g. 3, 6; empty balances them by FLOPs"),
         ),
@@ -153,6 +155,8 @@ def form_field(entry: Entry) -> forms.Field:
         return forms.BooleanField(label=entry.label, required=False, help_text=hint)
     widget: forms.Widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
     words = [word for word in typing.get_args(info.annotation) if isinstance(word, str)]
+    if entry.path == "parallel.schedule":
+        words = runnable()
     if words or entry.path == "train.corpus":
         widget = forms.Select(choices=[(word, CHOICE_LABELS.get(word, word)) for word in words])
     return forms.CharField(label=entry.label, required=False, widget=widget, help_text=hint)

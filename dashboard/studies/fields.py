@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Le
 from django import forms
 from pydantic.fields import FieldInfo
 
+from parallel_core.schedule.traits import runnable
 from parallel_core.spec import RunSpec
 
 LABELS = {
@@ -26,6 +27,7 @@ LABELS = {
     "parallel.pp": "Pipeline stages",
     "parallel.schedule": "Schedule",
     "parallel.micro_batches": "Micro-batches",
+    "parallel.chunks": "Model chunks",
     "parallel.recompute": "Recomputation",
     "train.global_batch": "Global batch",
     "train.lr": "Learning rate",
@@ -52,13 +54,23 @@ def form_field(field: str) -> forms.Field:
     info: FieldInfo = RunSpec.model_fields[section].annotation.model_fields[leaf]  # type: ignore[union-attr]
     label, initial = LABELS.get(field, leaf.replace("_", " ").capitalize()), default(field)
     words = [a for a in typing.get_args(info.annotation) if isinstance(a, str)]
+    if field == "parallel.schedule":
+        words = runnable()
     if words:
         return forms.ChoiceField(label=label, choices=[(word, word) for word in words], initial=initial)
     if info.annotation is bool:
         return forms.BooleanField(label=label, required=False, initial=initial)
-    low, high = _bounds(info)
-    number: Any = forms.IntegerField if info.annotation is int else forms.FloatField
-    made = number(label=label, initial=initial, min_value=low, max_value=high, help_text=_help(field, low, high))
+    plain, metadata, optional = _plain(info)
+    low, high = _bounds(metadata)
+    number: Any = forms.IntegerField if plain is int else forms.FloatField
+    made = number(
+        label=label,
+        initial=initial,
+        min_value=low,
+        max_value=high,
+        help_text=_help(field, low, high),
+        required=not optional,
+    )
     if number is forms.FloatField:
         made.widget.attrs["step"] = "any"
     return made
@@ -85,9 +97,18 @@ def from_spec(spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _bounds(info: FieldInfo) -> tuple[float | None, float | None]:
-    low: list[Any] = [m.ge if isinstance(m, Ge) else m.gt for m in info.metadata if isinstance(m, Ge | Gt)]
-    high: list[Any] = [m.le for m in info.metadata if isinstance(m, Le)]
+def _plain(info: FieldInfo) -> tuple[Any, list[Any], bool]:
+    """The number's type, its rules, and whether it may be left empty (`Annotated[int, Field(ge=1)] | None`)."""
+    parts = typing.get_args(info.annotation)
+    if type(None) not in parts:
+        return info.annotation, info.metadata, False
+    inner = FieldInfo.from_annotation(parts[0])
+    return inner.annotation, inner.metadata, True
+
+
+def _bounds(metadata: list[Any]) -> tuple[float | None, float | None]:
+    low: list[Any] = [m.ge if isinstance(m, Ge) else m.gt for m in metadata if isinstance(m, Ge | Gt)]
+    high: list[Any] = [m.le for m in metadata if isinstance(m, Le)]
     return (low[0] if low else None, high[0] if high else None)
 
 

@@ -43,10 +43,10 @@ class StepTotals:
         for stage, names in enumerate(held):
             for column, name in enumerate(sorted(names)):
                 shares = 1 if split_dim(name) is None else layout.tp
-                places.setdefault(name, [(layout.rank(stage, 0, t), column) for t in range(shares)])
+                places.setdefault(name, [(layout.rank(layout.place(stage), 0, t), column) for t in range(shares)])
         order = np.array([place for name in sorted(places) for place in places[name]])
         self._rows, self._columns = order[:, 0], order[:, 1]
-        self._losses = [layout.rank(layout.pp - 1, replica, 0) for replica in range(layout.dp)]
+        self._losses = [layout.rank(layout.place(layout.stages - 1), replica, 0) for replica in range(layout.dp)]
 
     def gather(self, loss: torch.Tensor | None) -> Totals:
         """`loss` is this rank's part (None on a rank that computes none)."""

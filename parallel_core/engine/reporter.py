@@ -64,7 +64,7 @@ class Reporter:
             start_ticks=start_ticks(os.getpid()),
             device=self._device.name,
             host=socket.gethostname(),
-            stage=place.stage,
+            stage=place.place,
             replica=place.replica,
             tensor=place.tensor,
             torch=torch.__version__,

@@ -47,10 +47,10 @@ class Trainer:
     ) -> None:
         self.spec, self.rank, self.layout, self.device = spec, rank, Layout.of(spec), device
         self.place = self.layout.coords(rank)
-        self.recorder = device.recorder(self.place.stage, self.place.replica)
-        self.scope = Scope(self.recorder, self.place.stage, self.place.replica)
+        self.recorder = device.recorder(self.place.place, self.place.replica)
+        self.scope = Scope(self.recorder, self.place.place, self.place.replica)
         units = spec.model.units()
-        stages = {self.place.stage: [units[i] for i in self.layout.stage_units[self.place.stage]]}
+        stages = {s: [units[i] for i in self.layout.stage_units[s]] for s in self.layout.stages_of(self.place.place)}
         tensor = TensorGroup(self.place.tensor, self.layout.tp, groups.tensor, self.scope)
         self.chunks = Chunks(spec, stages, tensor, device, self.scope)
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)

@@ -24,8 +24,8 @@ def largest_layers(spec: RunSpec, limit: int) -> int:
 
 @lru_cache(maxsize=512)
 def _largest(spec: RunSpec, limit: int) -> int:
-    least = -(-spec.parallel.pp // 2)  # two units a layer, and no stage may be empty
-    most = EXACT_UP_TO * spec.parallel.pp
+    least = -(-spec.parallel.stages // 2)  # two units a layer, and no stage may be empty
+    most = EXACT_UP_TO * spec.parallel.stages
     if _bytes(spec, most) <= limit:
         return _along_the_line(spec, limit, most)
     if _bytes(spec, least) > limit:

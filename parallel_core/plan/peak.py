@@ -78,7 +78,7 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
         messages = _messages(spec, stage) * boundary_elements(spec)
         out.append(
             RankMemory(
-                rank=layout.rank(stage),
+                rank=layout.rank(layout.place(stage)),
                 stage=stage,
                 params=params,
                 grads=params,

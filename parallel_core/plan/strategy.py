@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from parallel_core.plan.partition import flop_weights
+from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec
 
 Family = Literal["single", "dp", "tp", "pp", "combined"]
-
-_PIPELINES = {"naive": "Naive layer-wise", "gpipe": "PP-GPipe", "1f1b": "PP-1F1B"}
 
 
 def label(spec: RunSpec) -> str:
@@ -67,5 +66,5 @@ def _pipeline_speedup(split: ParallelSpec) -> float:
 
 
 def _axes(split: ParallelSpec) -> list[tuple[str, int]]:
-    named = (("DP", split.dp), ("TP", split.tp), (_PIPELINES[split.schedule], split.pp))
+    named = (("DP", split.dp), ("TP", split.tp), (TRAITS[split.schedule].label, split.pp))
     return [(name, degree) for name, degree in named if degree > 1]

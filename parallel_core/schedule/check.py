@@ -24,7 +24,7 @@ def check(schedule: Schedule) -> None:
 
     1. every operation stands on the pipeline rank that holds its stage and replica;
     2. every (stage, micro-batch) is forward once and backward once, forward first;
-    3. a compute operation has its input received before it and its output sent behind it;
+    3. a compute operation has its input received (or made on the same rank) before it, its output sent behind it;
     4. sends and receives are one to one and in the same order on both ends of every link;
     5. under flush all weight versions are 0, otherwise forward and backward of a micro-batch agree; the gradients are
        summed and the optimizer steps once, at the end;
@@ -82,7 +82,7 @@ def _once_on(schedule: Schedule, stage: int, rank: int, wanted: range) -> None:
 
 
 def _fed(schedule: Schedule) -> None:
-    """Every edge between stages on different ranks has its RECV in front of the consumer, its SEND behind the maker."""
+    """Every edge between stages has its RECV (on the same rank: its maker) before its consumer, its SEND behind it."""
     for rank, program in enumerate(schedule.programs):
         at = {(op.kind, op.stage, op.micro_batch): i for i, op in enumerate(program)}
         for i, op in enumerate(program):
@@ -91,6 +91,8 @@ def _fed(schedule: Schedule) -> None:
             forward = op.kind is Kind.F
             step = 1 if forward else -1
             recv, send = (Kind.RECV_ACT, Kind.SEND_ACT) if forward else (Kind.RECV_GRAD, Kind.SEND_GRAD)
+            if _local(schedule, op, -step) and _made_at(at, op, -step) >= i:
+                raise ScheduleError(f"{op} comes before stage {op.stage - step} made its input.", schedule, rank, i)
             if _remote(schedule, op, -step) and at.get((recv, op.stage, op.micro_batch), i) >= i:
                 raise ScheduleError(f"{op} has no {recv.name} before it.", schedule, rank, i)
             if _remote(schedule, op, step) and at.get((send, op.stage, op.micro_batch), i) <= i:
@@ -99,10 +101,21 @@ def _fed(schedule: Schedule) -> None:
 
 def _remote(schedule: Schedule, op: Op, step: int) -> bool:
     """Whether the stage `step` away exists and lives on another rank."""
+    return 0 <= op.stage + step < schedule.stages and not _local(schedule, op, step)
+
+
+def _local(schedule: Schedule, op: Op, step: int) -> bool:
+    """Whether the stage `step` away exists and lives on the same rank."""
     stage = op.stage + step
     if not 0 <= stage < schedule.stages:
         return False
-    return schedule.placement[stage][op.replica] != schedule.placement[op.stage][op.replica]
+    return schedule.placement[stage][op.replica] == schedule.placement[op.stage][op.replica]
+
+
+def _made_at(at: dict[tuple[Kind, int, int], int], op: Op, step: int) -> int:
+    """Where the stage `step` away makes the input of `op`; behind everything where it does not."""
+    makers = (Kind.F,) if op.kind is Kind.F else (Kind.B, Kind.BW)
+    return min((at[key] for kind in makers if (key := (kind, op.stage + step, op.micro_batch)) in at), default=1 << 60)
 
 
 def _paired(schedule: Schedule) -> None:

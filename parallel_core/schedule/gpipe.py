@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.ir import Kind, Op
 
 
-def program(stage: int, stages: int, micro_batches: int) -> list[tuple[Kind, int]]:
-    """Compute operations of `stage` in order, as (kind, index of the micro-batch within its replica)."""
-    return [(kind, i) for kind in (Kind.F, Kind.BW) for i in range(micro_batches)]
+def programs(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
+    """Compute operations of each place in order."""
+    return [[Op(kind, stage, i) for kind in (Kind.F, Kind.BW) for i in range(micro_batches)] for stage in range(pp)]
 
 
 def in_flight(stage: int, stages: int, micro_batches: int) -> int:

@@ -2,15 +2,18 @@
 
 A `Schedule` holds one program (a tuple of `Op`s) for each *pipeline rank*; a tensor-parallel group walks one
 program together, and each data-parallel replica has its own pipeline ranks. Structural edges (which F needs which
-RECV) are derived, never stored. Micro-batch ids are global: with plain data parallelism replica r of dp owns the
-ids congruent to r modulo dp, and pipeline rank `replica * pp + stage` walks that replica's program of that stage.
+RECV) are derived, never stored. A pipeline rank may hold several stages (model chunks, "virtual stages"); between two
+stages of the same rank the tensor is handed over in place, without SEND and RECV. Micro-batch ids are global: with
+plain data parallelism replica r of dp owns the ids congruent to r modulo dp, and pipeline rank `replica * pp + place`
+walks that replica's program of that place (`traits.place` says where each stage stands).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+
+from parallel_core.schedule.traits import Sync
 
 
 class Kind(IntEnum):
@@ -49,8 +52,6 @@ SENDS = frozenset({Kind.SEND_ACT, Kind.SEND_GRAD})
 RECVS = frozenset({Kind.RECV_ACT, Kind.RECV_GRAD})
 P2P = SENDS | RECVS
 COLLECTIVES = frozenset({Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.TP_COLLECTIVE, Kind.NORM, Kind.BUCKET})
-
-Sync = Literal["flush", "stash", "2bw"]
 
 
 @dataclass(frozen=True, slots=True)

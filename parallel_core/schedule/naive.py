@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.ir import Kind, Op
 
 
-def program(stage: int, stages: int, micro_batches: int) -> list[tuple[Kind, int]]:
-    """Compute operations of `stage` in order, as (kind, index of the micro-batch within its replica).
+def programs(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
+    """Compute operations of each place in order.
 
     A micro-batch goes forward through all stages and back before the first stage takes the next one; on each stage
     that is simply F, BW, F, BW, ...
     """
-    return [(kind, i) for i in range(micro_batches) for kind in (Kind.F, Kind.BW)]
+    return [[Op(kind, stage, i) for i in range(micro_batches) for kind in (Kind.F, Kind.BW)] for stage in range(pp)]
 
 
 def in_flight(stage: int, stages: int, micro_batches: int) -> int:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from parallel_core.schedule.ir import Kind
+from collections.abc import Sequence
+
+from parallel_core.schedule.ir import Kind, Op
 
 
-def program(stage: int, stages: int, micro_batches: int) -> list[tuple[Kind, int]]:
-    """Compute operations of `stage` in order, as (kind, index of the micro-batch within its replica).
+def programs(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
+    """Compute operations of each place in order.
 
     Stage s runs ahead by p - 1 - s forwards, just enough to be busy until the first gradient comes back.
     """
-    warm_up = min(stages - 1 - stage, micro_batches)
-    steady = micro_batches - warm_up
-    ops = [(Kind.F, i) for i in range(warm_up)]
-    for i in range(steady):
-        ops += [(Kind.F, warm_up + i), (Kind.BW, i)]
-    return ops + [(Kind.BW, i) for i in range(steady, micro_batches)]
+    return [
+        alternate(
+            [Op(Kind.F, stage, i) for i in range(micro_batches)],
+            [Op(Kind.BW, stage, i) for i in range(micro_batches)],
+            pp - 1 - stage,
+        )
+        for stage in range(pp)
+    ]
+
+
+def alternate(forwards: Sequence[Op], backwards: Sequence[Op], warm_up: int) -> list[Op]:
+    """`warm_up` forwards (all, where there are fewer), then forward and backward in turn, then what is left."""
+    warm_up = min(warm_up, len(forwards))
+    steady = len(forwards) - warm_up
+    pairs = zip(forwards[warm_up:], backwards[:steady], strict=True)
+    return [*forwards[:warm_up], *(op for pair in pairs for op in pair), *backwards[steady:]]
 
 
 def in_flight(stage: int, stages: int, micro_batches: int) -> int:

@@ -188,7 +188,7 @@ def test_another_kind_plugs_in(member: Client, monkeypatch: pytest.MonkeyPatch) 
         kinds.register(kinds.StudyKind("matrix", "", "", StudyForm))
 
 
-@pytest.mark.parametrize("field", sorted(set(sweepable()) - {"train.clip_norm", "trace.memory_cap"}))
+@pytest.mark.parametrize("field", sorted(sweepable()))
 def test_form_fields_have_the_defaults_of_the_spec(field: str) -> None:
     section, leaf = field.split(".")
     made = form_field(field)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from parallel_core.spec import RunSpec
+from parallel_core.schedule.traits import TRAITS
+from parallel_core.spec import DRAWN, RunSpec
 
 
 @st.composite
-def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6) -> RunSpec:
-    """Any combination of degrees, schedule, micro-batches, recomputation, precision and cuts that the rules allow."""
+def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, drawn: bool = False) -> RunSpec:
+    """Any combination of degrees, schedule, chunks, micro-batches, recomputation, precision and cuts that the rules
+    allow; `drawn`: with the schedules, too, that cannot run and are only drawn."""
     layers, tp = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 4]))
-    pp = draw(st.integers(1, min(max_degree, 2 * layers + 2)))
+    pp, schedule, chunks = draw(_pipelines(min(max_degree, 2 * layers + 2), 2 * layers + 2, drawn))
     dp, m = draw(st.integers(1, max_degree)), draw(st.integers(1, max_micro_batches))
-    cut_sets = st.sets(st.integers(1, 2 * layers + 1), min_size=pp - 1, max_size=pp - 1)
+    stages = pp * (chunks or 1)
+    cut_sets = st.sets(st.integers(1, 2 * layers + 1), min_size=stages - 1, max_size=stages - 1)
     cuts = draw(st.none() | cut_sets.map(lambda found: tuple(sorted(found))))
     return RunSpec.model_validate(
         {
@@ -24,12 +27,25 @@ def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6) 
                 "pp": pp,
                 "micro_batches": m,
                 "cuts": cuts,
-                "schedule": draw(st.sampled_from(["naive", "gpipe", "1f1b"])),
+                "schedule": schedule,
+                "chunks": chunks,
                 "recompute": draw(st.sampled_from(["none", "full"])),
             },
             "train": {
                 "global_batch": dp * m * draw(st.integers(1, 3)),
                 "precision": draw(st.sampled_from(["fp32", "fp64"])),
             },
-        }
+        },
+        context={DRAWN: drawn},
     )
+
+
+@st.composite
+def _pipelines(draw: st.DrawFn, most_places: int, units: int, drawn: bool) -> tuple[int, str, int | None]:
+    """Places, schedule and chunks (None without a pipeline) that leave no stage empty."""
+    pp = draw(st.integers(1, most_places))
+    known = {name: traits for name, traits in TRAITS.items() if drawn or not traits.refused}
+    if pp == 1:
+        return pp, draw(st.sampled_from(list(known))), None
+    name = draw(st.sampled_from([name for name, traits in known.items() if pp * traits.least <= units]))
+    return pp, name, draw(st.integers(TRAITS[name].least, min(TRAITS[name].most or 4, units // pp)))

@@ -9,12 +9,13 @@ from hypothesis import given
 
 from parallel_core import schedule
 from parallel_core.layout import Coords, Layout
-from parallel_core.spec import RunSpec
+from parallel_core.schedule import traits
+from parallel_core.spec import DRAWN, RunSpec
 from tests.parallel_core.strategies import run_specs
 
 
 def layout(**split: object) -> Layout:
-    return Layout.of(RunSpec.model_validate({"parallel": split}))
+    return Layout.of(RunSpec.model_validate({"parallel": split}, context={DRAWN: True}))
 
 
 def test_tensor_ranks_are_neighbours_then_replicas_then_stages() -> None:
@@ -34,24 +35,24 @@ def test_cuts_are_followed() -> None:
     assert layout(pp=3, cuts=[2, 9]).stage_units == ((0, 1), (2, 3, 4, 5, 6, 7, 8), (9,))
 
 
-@given(run_specs())
+@given(run_specs(drawn=True))
 def test_coordinates_and_ranks_are_inverse(spec: RunSpec) -> None:
     box = Layout.of(spec)
     assert [box.rank(*box.coords(rank)) for rank in range(box.world)] == list(range(box.world))
 
 
-@given(run_specs())
+@given(run_specs(drawn=True))
 def test_groups_cover_every_rank_once(spec: RunSpec) -> None:
     box = Layout.of(spec)
     for groups in (box.tensor_groups(), box.data_groups()):
         assert sorted(chain(*groups)) == list(range(box.world))
     for group in box.data_groups():
         assert [box.coords(rank) for rank in group] == [
-            Coords(box.coords(group[0]).stage, replica, box.coords(group[0]).tensor) for replica in range(box.dp)
+            Coords(box.coords(group[0]).place, replica, box.coords(group[0]).tensor) for replica in range(box.dp)
         ]
 
 
-@given(run_specs())
+@given(run_specs(drawn=True))
 def test_every_layer_and_every_micro_batch_has_one_home(spec: RunSpec) -> None:
     box = Layout.of(spec)
     assert list(chain(*box.stage_units)) == list(range(len(spec.model.units())))
@@ -60,13 +61,34 @@ def test_every_layer_and_every_micro_batch_has_one_home(spec: RunSpec) -> None:
     assert ids == list(range(spec.parallel.dp * spec.parallel.micro_batches))
 
 
-@given(run_specs())
+@given(run_specs(drawn=True))
+def test_stages_and_places_are_inverse(spec: RunSpec) -> None:
+    box = Layout.of(spec)
+    assert box.stages == spec.parallel.stages
+    assert [(stage, place) for place in range(box.pp) for stage in box.stages_of(place)] == sorted(
+        ((stage, box.place(stage)) for stage in range(box.stages)), key=lambda pair: (pair[1], pair[0])
+    )
+
+
+def test_stages_go_round_and_round() -> None:
+    box = layout(pp=2, schedule="interleaved", chunks=3)
+    assert [box.place(stage) for stage in range(6)] == [0, 1, 0, 1, 0, 1]
+    assert box.stages_of(1) == (1, 3, 5)
+
+
+def test_a_v_turns_at_the_last_place() -> None:
+    assert [traits.place("v", stage, 3) for stage in range(6)] == [0, 1, 2, 2, 1, 0]
+    assert traits.stages_of("v", 0, 3, 2) == (0, 5)
+
+
+@given(run_specs(drawn=True))
 def test_layout_and_schedule_agree(spec: RunSpec) -> None:
     box, made = Layout.of(spec), schedule.build(spec)
     for rank in range(box.world):
-        stage, replica, tensor = box.coords(rank)
+        place, replica, tensor = box.coords(rank)
         q = box.pipeline_rank(rank)
-        assert made.placement[stage][replica] == q == box.pipeline_ranks(replica)[stage]
+        assert box.pipeline_ranks(replica)[place] == q
+        assert [stage for stage, ranks in enumerate(made.placement) if ranks[replica] == q] == [*box.stages_of(place)]
         assert box.peer(q, tensor) == rank
         ids = {op.micro_batch for op in made.programs[q] if op.micro_batch >= 0}
         assert ids == set(box.micro_batches_of(replica))

@@ -55,7 +55,7 @@ def test_stages_hold_all_parameters_between_them(run: RunSpec) -> None:
 def test_every_rank_is_predicted_once_and_in_order(run: RunSpec) -> None:
     memories, layout = predict(run), Layout.of(run)
     assert [memory.rank for memory in memories] == list(range(layout.world))
-    assert [memory.stage for memory in memories] == [layout.coords(rank).stage for rank in range(layout.world)]
+    assert [memory.stage for memory in memories] == [layout.coords(rank).place for rank in range(layout.world)]
     assert all(memory.total == sum(memory.as_dict().values()) for memory in memories)
     assert all(min(memory.as_dict().values()) > 0 for memory in memories)
 

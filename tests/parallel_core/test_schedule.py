@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -12,14 +13,19 @@ from hypothesis import strategies as st
 from parallel_core import schedule
 from parallel_core.schedule import text
 from parallel_core.schedule.ir import COMPUTE, P2P, Schedule
-from parallel_core.spec import RunSpec
+from parallel_core.schedule.traits import TRAITS, ScheduleName
+from parallel_core.spec import DRAWN, RunSpec
 from tests.parallel_core.strategies import run_specs
 
-NAMES = st.sampled_from(schedule.names())
+LINES = st.sampled_from([name for name, traits in TRAITS.items() if traits.shape == "line"])
 
 
 def orders(made: Schedule) -> list[str]:
     return [" ".join(f"{op.kind.name}{op.micro_batch}" for op in program) for program in made.programs]
+
+
+def test_every_name_has_traits_and_a_maker() -> None:
+    assert schedule.names() == tuple(TRAITS) == get_args(ScheduleName)
 
 
 def test_naive_order() -> None:
@@ -40,6 +46,24 @@ def test_one_f_one_b_order() -> None:
 
 def test_one_f_one_b_with_fewer_micro_batches_than_stages() -> None:
     assert orders(schedule.compute_only("1f1b", 4, 2))[0] == "F0 F1 BW0 BW1"
+
+
+def test_interleaved_order() -> None:
+    """Figure 4 of Narayanan et al. 2021b, with p = 2, v = 2, m = 4: a round of p micro-batches a chunk."""
+    made = schedule.compute_only("interleaved", 2, 4)
+    assert [" ".join(map(str, program)) for program in made.programs] == [
+        "0F0 0F1 2F0 2F1 0F2 2BW0 0F3 2BW1 2F2 0BW0 2F3 0BW1 2BW2 2BW3 0BW2 0BW3",
+        "1F0 1F1 3F0 3BW0 3F1 3BW1 1F2 1BW0 1F3 1BW1 3F2 3BW2 3F3 3BW3 1BW2 1BW3",
+    ]
+    assert made.placement == ((0,), (1,), (0,), (1,))
+
+
+def test_a_rank_sums_all_its_stages_before_it_steps_any() -> None:
+    spec = RunSpec.model_validate(
+        {"parallel": {"dp": 2, "pp": 2, "schedule": "interleaved"}, "train": {"global_batch": 8}}, context={DRAWN: True}
+    )
+    ends = [" ".join(map(str, program[-4:])) for program in schedule.build(spec).programs]
+    assert ends[0] == ends[2] == "0ALLREDUCE 2ALLREDUCE 0OPT_STEP 2OPT_STEP"
 
 
 def test_replicas_own_the_ids_congruent_to_them() -> None:
@@ -66,26 +90,26 @@ def test_replicas_reduce_before_the_optimizer() -> None:
     assert orders(schedule.build(spec)) == ["F0 BW0 ALLREDUCE-1 OPT_STEP-1", "F1 BW1 ALLREDUCE-1 OPT_STEP-1"]
 
 
-@given(run_specs())
+@given(run_specs(drawn=True))
 def test_passes_keep_the_order_of_compute(spec: RunSpec) -> None:
     split = spec.parallel
-    plain = schedule.compute_only(split.schedule, split.pp, split.micro_batches, split.dp)
+    plain = schedule.compute_only(split.schedule, split.pp, split.micro_batches, split.dp, split.chunks_per_rank)
     lowered = schedule.build(spec)
     assert [tuple(op for op in program if op.kind in COMPUTE) for program in lowered.programs] == list(plain.programs)
 
 
-@given(run_specs())
+@given(run_specs(drawn=True))
 def test_peers_are_neighbouring_stages_of_the_same_replica(spec: RunSpec) -> None:
     for rank, program in enumerate(schedule.build(spec).programs):
         for op in program:
             if op.kind in P2P:
-                assert abs(op.peer - rank) == 1
+                assert (op.peer - rank) % spec.parallel.pp in (1, spec.parallel.pp - 1)
                 assert op.peer // spec.parallel.pp == rank // spec.parallel.pp
             else:
                 assert op.peer == -1
 
 
-@given(NAMES, st.integers(1, 8), st.integers(1, 12))
+@given(LINES, st.integers(1, 8), st.integers(1, 12))
 def test_micro_batches_in_flight_match_the_formula(name: str, stages: int, micro_batches: int) -> None:
     counted = schedule.peak_in_flight(schedule.compute_only(name, stages, micro_batches))
     assert counted == tuple(schedule.in_flight(name, stage, stages, micro_batches) for stage in range(stages))
@@ -120,7 +144,7 @@ def test_picture() -> None:
     ]
 
 
-@given(run_specs())
+@given(run_specs(drawn=True))
 def test_csv_has_a_row_for_each_rank_and_a_cell_for_each_operation(spec: RunSpec) -> None:
     made = schedule.build(spec)
     rows = list(csv.reader(io.StringIO(text.to_csv(made))))

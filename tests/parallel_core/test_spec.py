@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from parallel_core.spec import ModelSpec, RunSpec, divisors, field_errors
+from parallel_core.schedule.traits import TRAITS
+from parallel_core.spec import DRAWN, ModelSpec, RunSpec, divisors, field_errors
 from tests.parallel_core.strategies import run_specs
 
 
@@ -60,6 +61,16 @@ def test_units_of_a_model() -> None:
         ),
         ({"parallel": {"pp": 3, "cuts": [2]}}, "parallel.cuts", "pipeline=3 needs 2 cuts, got 1."),
         (
+            {"parallel": {"pp": 2, "schedule": "1f1b", "chunks": 2}},
+            "parallel.chunks",
+            "chunks=2 does not fit schedule=1f1b; use 1, or leave it empty.",
+        ),
+        (
+            {"parallel": {"chunks": 2}},
+            "parallel.chunks",
+            "chunks=2 needs a pipeline; leave it empty, or use pipeline=2 or more.",
+        ),
+        (
             {"parallel": {"pp": 3, "cuts": [4, 4]}},
             "parallel.cuts",
             "cuts must rise strictly within 1 .. 9; got [4, 4].",
@@ -93,6 +104,47 @@ def test_units_of_a_model() -> None:
 )
 def test_rules_name_the_field_and_what_would_be_right(rooms: dict[str, Any], field: str, message: str) -> None:
     assert errors(**rooms) == {field: message}
+
+
+@pytest.mark.parametrize(
+    ("split", "field", "message"),
+    [
+        (
+            {"chunks": 1},
+            "parallel.chunks",
+            "chunks=1 does not fit schedule=interleaved; use 2 or more, or leave it empty.",
+        ),
+        (
+            {"pp": 4, "chunks": 3},
+            "parallel.chunks",
+            "pipeline=4 x chunks=3 = 12 stages over 10 cuttable layers (2 x 4 + 2); "
+            "use at most chunks=2 or pipeline=3.",
+        ),
+        (
+            {"pp": 6},
+            "parallel.chunks",
+            "pipeline=6 x chunks=2 = 12 stages over 10 cuttable layers (2 x 4 + 2); use at most pipeline=5.",
+        ),
+        ({"cuts": [2]}, "parallel.cuts", "pipeline=2 x chunks=2 needs 3 cuts, got 1."),
+    ],
+)
+def test_rules_of_several_stages_a_rank(split: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RunSpec.model_validate({"parallel": {"pp": 2, "schedule": "interleaved", **split}}, context={DRAWN: True})
+    assert field_errors(caught.value) == {field: message}
+
+
+def test_chunks_are_those_of_the_schedule_unless_given() -> None:
+    def stages(**split: Any) -> int:
+        return RunSpec.model_validate({"parallel": split}, context={DRAWN: True}).parallel.stages
+
+    assert (stages(), stages(schedule="interleaved"), stages(pp=3)) == (1, 1, 3)
+    assert (stages(pp=2, schedule="interleaved"), stages(pp=2, schedule="interleaved", chunks=4)) == (4, 8)
+
+
+@pytest.mark.parametrize("name", [name for name, traits in TRAITS.items() if traits.refused])
+def test_a_schedule_that_is_only_drawn_does_not_run(name: str) -> None:
+    assert errors(parallel={"pp": 2, "schedule": name})["parallel.schedule"].startswith(f"schedule={name} cannot run: ")
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,17 @@ from parallel_core.schedule.ir import Kind, Op, Schedule
 
 
 def reduce_and_step(schedule: Schedule) -> Schedule:
-    """ALLREDUCE (where a stage has several replicas) and OPT_STEP behind the last backward of every program.
+    """ALLREDUCE (of stages with several replicas), then OPT_STEP, of each stage behind the last compute of its rank.
 
+    A rank with several stages sums the gradients of all of them before it steps any: the gradient norm comes between.
     ALLREDUCE is where the rank *waits* for the sums: buckets start earlier, inside the last backward. The tied
     embedding's sum over the first and last stage, and the gradient norm, belong to the engine and are not shown.
     """
     programs = list(schedule.programs)
-    for stage, ranks in enumerate(schedule.placement):
-        for replica, rank in enumerate(ranks):
-            end = [Op(Kind.ALLREDUCE, stage, replica=replica)] if len(ranks) > 1 else []
-            programs[rank] += (*end, Op(Kind.OPT_STEP, stage, replica=replica))
+    for kind in (Kind.ALLREDUCE, Kind.OPT_STEP):
+        for stage, ranks in enumerate(schedule.placement):
+            if kind is Kind.ALLREDUCE and len(ranks) == 1:
+                continue
+            for replica, rank in enumerate(ranks):
+                programs[rank] += (Op(kind, stage, replica=replica),)
     return replace(schedule, programs=tuple(programs))

@@ -1,0 +1,63 @@
+"""What is known of a schedule by its name alone: where its stages stand, how many there are, what its backward is.
+
+This module imports nothing of ours: spec, layout, planner and dashboard read it without making a schedule.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+ScheduleName = Literal["naive", "gpipe", "1f1b", "interleaved"]
+Sync = Literal["flush", "stash", "2bw"]
+Shape = Literal["line", "loop", "v"]
+"""How stages lie on the places of a pipeline. `line`: one each; `loop`: round and round; `v`: there and back."""
+
+
+class Traits(NamedTuple):
+    """`chunks` is the default number of model chunks (virtual stages) on a pipeline rank, least and most the bounds."""
+
+    label: str
+    """Name in charts, after Narayanan et al.'s `PP`."""
+    shape: Shape = "line"
+    chunks: int = 1
+    least: int = 1
+    most: int | None = 1
+    split: bool = False
+    """The backward is two operations: B (gradient of the input) and W (gradient of the weights)."""
+    sync: Sync = "flush"
+    refused: str = ""
+    """Why a run cannot use it; '' where it can."""
+
+
+_LATER = "the engine does not run several model chunks on a rank yet"
+
+TRAITS: dict[str, Traits] = {
+    "naive": Traits("Naive layer-wise"),
+    "gpipe": Traits("PP-GPipe"),
+    "1f1b": Traits("PP-1F1B"),
+    "interleaved": Traits("PP-Interleaved", "loop", 2, 2, None, refused=_LATER),
+}
+"""Traits of every schedule by name, simplest first."""
+
+
+def runnable() -> list[str]:
+    """Schedules that a run may use, simplest first."""
+    return [name for name, traits in TRAITS.items() if not traits.refused]
+
+
+def place(shape: Shape, stage: int, pp: int) -> int:
+    """Place 0 .. pp - 1 of stage `stage`; a V turns at either end, so that stages pp - 1 and pp are neighbours."""
+    turn, step = divmod(stage, pp)
+    return pp - 1 - step if shape == "v" and turn % 2 else step
+
+
+def stages_of(shape: Shape, place: int, pp: int, chunks: int) -> tuple[int, ...]:
+    """Stages that stand on `place`, ascending: the inverse of `place`."""
+    back = pp - 1 - place
+    return tuple(chunk * pp + (back if shape == "v" and chunk % 2 else place) for chunk in range(chunks))
+
+
+def allowed_chunks(name: str) -> str:
+    """The chunks a rank may hold, in words: `1`, `2`, `2 or more`."""
+    traits = TRAITS[name]
+    return str(traits.least) if traits.most == traits.least else f"{traits.least} or more"
