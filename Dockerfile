@@ -12,5 +12,4 @@ RUN useradd --system --uid 10001 --home-dir /data trainyard && mkdir -p /data &&
 USER trainyard
 VOLUME /data
 EXPOSE 8000
-CMD ["gunicorn", "dashboard.asgi:application", "-k", "uvicorn_worker.UvicornWorker", "--bind", "0.0.0.0:8000", \
-     "--workers", "2", "--no-control-socket", "--graceful-timeout", "3", "--max-requests", "20000", "--max-requests-jitter", "2000"]
+CMD ["gunicorn", "-c", "python:dashboard.gunicorn", "dashboard.asgi:application", "--bind", "0.0.0.0:8000", "--workers", "2"]

@@ -1,4 +1,4 @@
-"""ASGI entry point: gunicorn dashboard.asgi:application -k uvicorn_worker.UvicornWorker."""
+"""ASGI entry point: gunicorn -c python:dashboard.gunicorn dashboard.asgi:application."""
 
 import os
 

@@ -55,20 +55,8 @@ class Yard:
         self.env = home.environment(self.port)
         self.stopping = False
         python = sys.executable
-        web = [
-            *(python, "-m", "gunicorn", "dashboard.asgi:application", "-k", "uvicorn_worker.UvicornWorker"),
-            *(
-                "--bind",
-                f"{HOST}:{self.port}",
-                "--workers",
-                "1",
-                "--graceful-timeout",
-                "2",
-                "--timeout",
-                "60",
-                "--no-control-socket",
-            ),
-        ]
+        serve = [python, "-m", "gunicorn", "-c", "python:dashboard.gunicorn", "dashboard.asgi:application"]
+        web = [*serve, "--bind", f"{HOST}:{self.port}", "--workers", "1"]
         self.broker = self._part("redis", broker.command(home.broker, home.broker / "redis.sock"), 1.5)
         self.web = self._part("web", web, 1.5)
         self.controller = self._part("controller", [python, "manage.py", "controller"], 1.5)

@@ -105,6 +105,16 @@ def test_a_killed_broker_loses_and_doubles_nothing(yard: YardProcess, client: ht
     assert series(client, run) == list(range(3000))
 
 
+def test_a_killed_web_process_takes_its_own_with_it_and_comes_back(yard: YardProcess, client: httpx.Client) -> None:
+    run, _ = started(yard, client, tiny(300, dp=2))
+    arbiter = yard.part("gunicorn")
+    serving = [process.pid for process in arbiter.children()]
+    arbiter.kill()
+    wait_for("its worker processes gone", lambda: serving and gone(serving))
+    yard.wait_state(client, run, "succeeded")
+    assert series(client, run) == list(range(300))
+
+
 def test_cancel_ends_every_process_and_says_so(yard: YardProcess, client: httpx.Client) -> None:
     run, pids = started(yard, client, tiny(LONG, dp=2))
     assert client.post(f"/api/v1/runs/{run}/cancel").status_code in {200, 202}

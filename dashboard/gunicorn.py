@@ -1,0 +1,20 @@
+"""gunicorn's settings, the same for `./run` and the container."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallel_core.processes import die_with
+
+worker_class = "uvicorn_worker.UvicornWorker"
+control_socket_disable = True
+graceful_timeout = 2
+"""Seconds: open event streams hold a shutdown for as long as this."""
+timeout = 60
+max_requests = 20_000
+max_requests_jitter = 2_000
+
+
+def post_fork(server: Any, worker: Any) -> None:
+    """A worker process ends with its arbiter: uvicorn's would live on, hold the port and serve nobody's yard."""
+    die_with(server.pid)
