@@ -138,12 +138,6 @@ def of_server_loss(folder: Path, ranks: Sequence[int], code: int | None) -> Endi
     return Ending("failed", "worker_lost", f"The fork server ended{how}, and its ranks with it{where}.")
 
 
-def of_no_progress(folder: Path, ranks: Sequence[int], limit_s: float) -> Ending:
-    """Every rank's last operation, said while they still stand there."""
-    places = "; ".join(f"rank {rank}{place(folder, rank) or ' before its first step'}" for rank in ranks)
-    return Ending("failed", "no_progress", f"No rank moved for {limit_s:g} s: {places}.")
-
-
 CANCELLED = Ending("cancelled", "cancelled", "Cancelled.")
 INTERRUPTED = Ending("interrupted", "interrupted", "The worker was stopped while this ran.")
 WORKER_LOST = Ending("failed", "worker_lost", "The worker was restarted while this ran.")

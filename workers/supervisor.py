@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from parallel_core.launch import Event, ForkServer, ServerLost, Store
-from workers import corpora, ending
+from workers import corpora, ending, standstill
 from workers.attempt import Attempt, end_processes
 from workers.calibration import Calibration
 from workers.contract import START_LIMIT_S, STOP_GRACE_S, AttemptBody, ControlEntry, Device
@@ -264,7 +264,7 @@ class Supervisor(threading.Thread):
     def _watch_progress(self, attempt: Attempt) -> None:
         limit = self._settings.no_progress_s
         if attempt.started and attempt.still_for() > limit:
-            how = ending.of_no_progress(attempt.folder.path, attempt.order.ranks, limit)
+            how = standstill.report(attempt.folder.path, attempt.order.ranks, limit, attempt.order.spec)
             if self._server is not None:
                 self._server.dump(attempt.number)
             self._stop(attempt, "no_progress", how)

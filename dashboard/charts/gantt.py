@@ -45,7 +45,7 @@ WORDS = {
     Kind.ALLREDUCE: "gradient all-reduce",
     Kind.OPT_STEP: "optimizer",
     Kind.TP_COLLECTIVE: "tensor-parallel collective",
-    Kind.NORM: "gradient norm",
+    Kind.NORM: "flush: gradient norm over all ranks",
     Kind.BUCKET: "gradient bucket in flight",
     Kind.DATA: "read data",
     Kind.SETUP: "set up",

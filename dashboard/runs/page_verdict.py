@@ -40,6 +40,7 @@ class Verdict:
     rank: int | None = None
     log: str = ""
     traceback: str = ""
+    traceback_label: str = "Traceback"
     ahead: list[Run] = field(default_factory=list)
 
 
@@ -149,6 +150,7 @@ def _failed(run: Run, attempt: Attempt | None) -> Verdict:
         rank=rank,
         log="\n".join(text.splitlines()[-LOG_LINES:]),
         traceback=str(report.get("traceback") or ""),
+        traceback_label="Where each rank stood" if run.cause == "no_progress" else "Traceback",
     )
 
 

@@ -10,18 +10,19 @@ _SLOTS = {Kind.F: 1, Kind.R: 1, Kind.B: 1, Kind.W: 1, Kind.BW: 2, Kind.PAIR: 3}
 _SHOWN_AROUND_MARK = 6
 
 
-def grid(schedule: Schedule, mark: tuple[int, int] | None = None) -> str:
+def grid(schedule: Schedule, *marks: tuple[int, int]) -> str:
     """One line for each pipeline rank, its operations side by side in program order.
 
-    `mark` = (pipeline rank, position) is shown as `>2F0<`, or `>missing<` behind the end of that program; columns far
-    from the mark are cut away, and the first line says which remain.
+    A mark (pipeline rank, position) is shown as `>2F0<`, or `>missing<` behind the end of that program; columns far
+    from every mark are cut away, and the first line says which remain.
     """
     width = max((len(program) for program in schedule.programs), default=0)
     first, last = 0, width
-    if mark:
-        first, last = max(0, mark[1] - _SHOWN_AROUND_MARK), min(width, mark[1] + _SHOWN_AROUND_MARK + 1)
-        last = max(last, mark[1] + 1)
-    cells = [[_cell(program, q, i, mark) for i in range(first, last)] for q, program in enumerate(schedule.programs)]
+    if marks:
+        columns = [i for _, i in marks]
+        first, last = max(0, min(columns) - _SHOWN_AROUND_MARK), min(width, max(columns) + _SHOWN_AROUND_MARK + 1)
+        last = max(last, max(columns) + 1)
+    cells = [[_cell(program, q, i, marks) for i in range(first, last)] for q, program in enumerate(schedule.programs)]
     head = f"{schedule.name}: operations {first} to {max(first, min(last, width) - 1)} of {width}"
     return "\n".join([head, *_align(cells)])
 
@@ -79,9 +80,9 @@ def _ready(op: Op, done: dict[tuple[bool, int, int], int], stages: int) -> int:
     return done.get((forward, neighbour, op.micro_batch), -1)
 
 
-def _cell(program: Sequence[Op], rank: int, i: int, mark: tuple[int, int] | None) -> str:
+def _cell(program: Sequence[Op], rank: int, i: int, marks: Sequence[tuple[int, int]]) -> str:
     text = str(program[i]) if i < len(program) else ""
-    if mark == (rank, i):
+    if (rank, i) in marks:
         return f">{text or 'missing'}<"
     return text
 

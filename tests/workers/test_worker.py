@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -127,14 +128,21 @@ def test_a_killed_rank_is_named_with_its_signal(bench: Bench) -> None:
 
 
 def test_ranks_that_stand_still_are_ended_with_their_places(bench: Bench) -> None:
-    attempt = bench.send(ENDLESS)
+    """One rank of a pipeline stops, so the other waits for it forever: a hang that no process would end."""
+    attempt = bench.send(tiny(steps=1_000_000, dp=1, pp=2, micro_batches=4))
     recorded = bench.wait_running(attempt)
-    for pid, _ in recorded.values():
-        os.kill(pid, signal.SIGSTOP)
+    os.kill(recorded[1][0], signal.SIGSTOP)
     end = bench.wait_end(attempt)
     assert (end["outcome"], end["cause"]) == ("failed", "no_progress")
     assert "rank 0 at step" in end["detail"] and "rank 1 at step" in end["detail"]
     assert none_alive(recorded)
+    head, *lines, last = end["traceback"].splitlines()
+    assert head.startswith("1f1b: operations ") and last.startswith("Stacks of all ranks")
+    places = [re.search(rf"rank {rank} at step \d+ in (\w+)", end["detail"]) for rank in (0, 1)]
+    for rank, (line, place) in enumerate(zip(lines, places, strict=True)):
+        assert place is not None and line.startswith(f"rank {rank} | ") and f">{place[1]}<" in line
+    stacks = (bench.folder / "attempts" / str(attempt) / "log-0.txt").read_text()
+    assert "most recent call first" in stacks and "executor.py" in stacks
 
 
 def test_heartbeats_name_host_devices_and_live_attempts(bench: Bench) -> None:
