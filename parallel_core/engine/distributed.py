@@ -65,16 +65,16 @@ def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tie
     if layout.world == 1:
         return Groups()
     dist.init_process_group(backend, store=rendezvous.open_store(), rank=rank, world_size=layout.world, timeout=TIMEOUT)
-    stage, replica, tensor = layout.coords(rank)
-    pipeline = [layout.rank(s, replica, tensor) for s in range(layout.pp)]
-    ends = [pipeline[0], pipeline[-1]] if tied and layout.pp > 1 and stage in (0, layout.pp - 1) else []
+    place, replica, tensor = layout.coords(rank)
+    pipeline = [layout.rank(p, replica, tensor) for p in range(layout.pp)]
+    ends = {layout.place(0), layout.place(layout.stages - 1)}  # one place, where the pipeline is a V
     return Groups(
         world=dist.group.WORLD,
-        tensor=_group([layout.rank(stage, replica, t) for t in range(layout.tp)]),
-        data=_group([layout.rank(stage, r, tensor) for r in range(layout.dp)]),
+        tensor=_group([layout.rank(place, replica, t) for t in range(layout.tp)]),
+        data=_group([layout.rank(place, r, tensor) for r in range(layout.dp)]),
         upward=_group(pipeline),
         downward=_group(pipeline, fresh=True),
-        tied=_group(ends),
+        tied=_group([pipeline[p] for p in sorted(ends)] if tied and place in ends else []),
     )
 
 

@@ -34,16 +34,15 @@ class StepTotals:
 
     def __init__(self, model: ModelSpec, layout: Layout, flat: FlatParameters, group: Group, device: Device) -> None:
         self._flat, self._group, self._device = flat, group, device
-        units = model.units()
-        held = [list(parameter_shapes(model, [units[i] for i in stage])) for stage in layout.stage_units]
+        held = [_held(model, layout, place) for place in range(layout.pp)]
         self._names = sorted(slot.name for slot in flat)
         self._width = max(map(len, held)) + 1
         self._world = layout.world if group is not None else 1
         places: dict[str, list[tuple[int, int]]] = {}
-        for stage, names in enumerate(held):
-            for column, name in enumerate(sorted(names)):
+        for place, names in enumerate(held):
+            for column, name in enumerate(names):
                 shares = 1 if split_dim(name) is None else layout.tp
-                places.setdefault(name, [(layout.rank(layout.place(stage), 0, t), column) for t in range(shares)])
+                places.setdefault(name, [(layout.rank(place, 0, t), column) for t in range(shares)])
         order = np.array([place for name in sorted(places) for place in places[name]])
         self._rows, self._columns = order[:, 0], order[:, 1]
         self._losses = [layout.rank(layout.place(layout.stages - 1), replica, 0) for replica in range(layout.dp)]
@@ -67,3 +66,10 @@ class StepTotals:
         out = torch.empty(self._world * self._width, dtype=mine.dtype, device=mine.device)
         dist.all_gather_single(out, mine, group=self._group)
         return out.cpu().numpy().reshape(self._world, self._width)
+
+
+def _held(model: ModelSpec, layout: Layout, place: int) -> list[str]:
+    """Names of the parameters of all stages on `place`, sorted; a tied one once."""
+    units = model.units()
+    here = [units[i] for stage in layout.stages_of(place) for i in layout.stage_units[stage]]
+    return sorted(parameter_shapes(model, here))

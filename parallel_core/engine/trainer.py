@@ -104,6 +104,9 @@ class Trainer:
         return totals, meter
 
     def _read(self, step: int) -> Batch:
+        """Tokens for the first stage, targets for the last; a rank that holds neither reads nothing."""
+        if not {0, self.layout.stages - 1} & self.chunks.stages.keys():
+            return {}
         tokens = torch.from_numpy(self._sampler.micro_batches(step, self._ids)).to(self.device.torch)
         return dict(zip(self._ids, tokens.unbind(0), strict=True))
 

@@ -8,7 +8,8 @@ import pickle
 import socket
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +29,41 @@ Work = Callable[[RunSpec, int, Rendezvous, Path], Any]
 
 def run(spec: RunSpec, work: Work, folder: Path) -> list[Any]:
     """What `work` returns on each rank of `spec`. A rank that raises fails the test with its own traceback."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    return run_many([spec], work, folder)[0]
+
+
+def run_many(specs: Sequence[RunSpec], work: Work, folder: Path) -> list[list[Any]]:
+    """The same for several specs of one size, one after the other in the same processes: results by spec, then rank."""
+    (world,) = {spec.parallel.world for spec in specs}
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in specs]
         pids = {}
-        for rank in range(spec.parallel.world):
-            fd = listener.fileno() if rank == 0 else None
-            meeting = Rendezvous("127.0.0.1", port, spec.parallel.world, rank == 0, fd)
+        for rank in range(world):
+            meetings = [
+                Rendezvous("127.0.0.1", at.getsockname()[1], world, rank == 0, None if rank else at.fileno())
+                for at in listeners
+            ]
             pid = os.fork()
             if pid == 0:
-                _be(spec, rank, meeting, work, folder)
+                _be(list(zip(specs, meetings, strict=True)), rank, work, folder)
             pids[rank] = pid
     for pid in pids.values():
         os.waitpid(pid, 0)
     results = [pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in pids]
     errors = [text for ok, text in results if not ok]
     assert not errors, errors[0]
-    return [value for _, value in results]
+    return [list(of_ranks) for of_ranks in zip(*(values for _, values in results), strict=True)]
 
 
-def _be(spec: RunSpec, rank: int, meeting: Rendezvous, work: Work, folder: Path) -> None:
+def _be(turns: list[tuple[RunSpec, Rendezvous]], rank: int, work: Work, folder: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    results: list[Any] = []
     try:
-        result = (True, work(spec, rank, meeting, folder))
+        for spec, meeting in turns:
+            results.append(work(spec, rank, meeting, folder))
+        result: tuple[bool, Any] = (True, results)
     except BaseException:
+        spec, _ = turns[len(results)]
         result = (False, f"rank {rank} of {json.dumps(spec.model_dump())}:\n{traceback.format_exc()}")
     (folder / f"result-{rank}").write_bytes(pickle.dumps(result))
     os._exit(0)

@@ -1,0 +1,119 @@
+"""Trains on real ranks, puts the shares together, and compares with one process (ARCHITECTURE's rule).
+
+fp64. Per tensor, max|a - b| <= 1e-9 * max(max|b|, 1e-3 * the largest gradient of that step); loss to a relative 1e-12;
+parameters after 3 steps by the same rule on their change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.trainer import Trainer
+from parallel_core.spec import DRAWN, RunSpec
+from parallel_core.tensor.parallelise import split_dim
+from tests.parallel_core import ranks
+
+STEPS = 3
+MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+TRAIN = {"steps": 4, "global_batch": 8, "precision": "fp64", "lr": 1e-2, "clip_norm": 0.5}
+Tensors = dict[str, np.ndarray]
+
+
+class Trained(NamedTuple):
+    """Full tensors by name: gradients of each step (as clipped), parameters before and after; totals of each step."""
+
+    grads: list[Tensors]
+    before: Tensors
+    after: Tensors
+    losses: list[float]
+    norms: list[float]
+
+
+def spec_of(model: dict[str, Any] | None = None, train: dict[str, Any] | None = None, **parallel: Any) -> RunSpec:
+    """A schedule that is not offered to runs yet must be exact too, or it never will be."""
+    rooms = {"model": MODEL | (model or {}), "train": TRAIN | (train or {}), "parallel": parallel}
+    return RunSpec.model_validate(rooms, context={DRAWN: True})
+
+
+def _copy(named: dict[str, torch.Tensor]) -> Tensors:
+    return {name: tensor.numpy().copy() for name, tensor in named.items()}
+
+
+def _observe(trainer: Trainer) -> tuple[Any, ...]:
+    flat = trainer.chunks.flat
+    before, grads, totals = _copy(flat.named()), [], []
+    for step in range(STEPS):
+        totals.append(trainer.step(step))
+        grads.append(_copy(flat.named_grads()))
+    return trainer.place, grads, before, _copy(flat.named()), totals
+
+
+def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    return ranks.with_trainer(spec, rank, meeting, folder, _observe)
+
+
+def train(spec: RunSpec) -> Trained:
+    """Train on real ranks and put the shares together. Ranks that hold the same tensor must hold the same values."""
+    return train_many([spec])[0]
+
+
+def train_many(specs: Sequence[RunSpec], work: ranks.Work = _work) -> list[Trained]:
+    """`train` of specs of one world size, in the same processes: one launch for all."""
+    return [_together(seen) for seen in ranks.run_many(specs, work, ranks.scratch())]
+
+
+def _together(seen: list[Any]) -> Trained:
+    full = partial(_whole, {place: index for index, (place, *_) in enumerate(seen)})
+    totals = seen[0][-1]
+    assert all(other[-1] == totals for other in seen), "ranks disagree about loss or norm"
+    return Trained(
+        grads=[full([rank[1][step] for rank in seen]) for step in range(len(totals))],
+        before=full([rank[2] for rank in seen]),
+        after=full([rank[3] for rank in seen]),
+        losses=[total.loss for total in totals],
+        norms=[total.grad_norm for total in totals],
+    )
+
+
+def _whole(places: dict[Any, int], shares: list[Tensors]) -> Tensors:
+    out: dict[str, np.ndarray] = {}
+    for (place, replica, tensor), index in sorted(places.items()):
+        if tensor:
+            continue
+        group = [shares[places[place, replica, t]] for t in range(1 + max(t for _, _, t in places))]
+        for name in shares[index]:
+            dim = split_dim(name)
+            value = np.concatenate([s[name] for s in group], dim) if dim is not None else group[0][name]
+            if dim is None:
+                assert all(np.array_equal(s[name], value) for s in group), f"{name} differs between tensor ranks"
+            assert np.array_equal(out.setdefault(name, value), value), f"{name} differs between its holders"
+    return out
+
+
+@cache
+def reference(tied: bool = False, clip: float | None = 0.5) -> Trained:
+    return train(spec_of({"tied": tied}, {"clip_norm": clip}))
+
+
+def assert_equal(got: Trained, want: Trained) -> None:
+    np.testing.assert_allclose(got.losses, want.losses, rtol=1e-12)
+    np.testing.assert_allclose(got.norms, want.norms, rtol=1e-9)
+    for step in range(STEPS):
+        _assert_close(got.grads[step], want.grads[step], f"gradient of step {step}")
+    moved = {name: want.after[name] - want.before[name] for name in want.after}
+    _assert_close({name: got.after[name] - got.before[name] for name in got.after}, moved, "change of parameter")
+
+
+def _assert_close(got: Tensors, want: Tensors, what: str) -> None:
+    assert got.keys() == want.keys()
+    largest = max(float(np.abs(value).max()) for value in want.values())
+    for name, b in want.items():
+        bound = 1e-9 * max(float(np.abs(b).max()), 1e-3 * largest)
+        assert float(np.abs(got[name] - b).max()) <= bound, f"{what} {name}"
