@@ -9,15 +9,16 @@ error into `{dotted field: message}` for forms and for the API.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
-from pydantic_core import PydanticCustomError
 
 from parallel_core import limits
+from parallel_core.model_spec import ModelSpec
+from parallel_core.outline import outline_of
+from parallel_core.rules import divisors, few, rule
 from parallel_core.schedule.traits import TRAITS, ScheduleName, allowed_chunks, runnable
 
 Recompute = Literal["none", "full"]
@@ -32,51 +33,8 @@ DRAWN = "drawn"
 """Context key of `RunSpec.model_validate`: the spec is only simulated and drawn, so its schedule need not run."""
 
 
-def divisors(n: int) -> list[int]:
-    """All divisors of n (n >= 1), ascending."""
-    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
-    return sorted({*small, *(n // d for d in small)})
-
-
-def rule(fields: tuple[str, ...], message: str) -> PydanticCustomError:
-    """An error of a rule between fields; the first named field is where a form shows it."""
-    return PydanticCustomError("rule", "{message}", {"message": message, "fields": list(fields)})
-
-
 class _Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class ModelSpec(_Spec):
-    """A GPT: pre-norm decoder, learned positions, GELU MLP of width 4 x hidden.
-
-    Its layer list is `embed, block.0.attn, block.0.mlp, ..., head`: 2 x layers + 2 units (see `units`).
-    """
-
-    kind: Literal["gpt"] = "gpt"
-    layers: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] = 4
-    hidden: Annotated[int, Field(ge=1, le=limits.MAX_HIDDEN)] = 128
-    heads: Annotated[int, Field(ge=1, le=limits.MAX_HIDDEN)] = 4
-    seq: Annotated[int, Field(ge=1, le=limits.MAX_SEQ)] = 128
-    vocab: Annotated[int, Field(ge=2, le=limits.MAX_VOCAB)] = 256
-    tied: bool = False
-
-    @model_validator(mode="after")
-    def _heads_divide_hidden(self) -> Self:
-        if self.hidden % self.heads:
-            near = [d for d in divisors(self.hidden) if d <= 256]
-            raise rule(
-                ("model.heads", "model.hidden"),
-                f"heads={self.heads} does not divide hidden={self.hidden}; try one of {_few(near, self.heads)}.",
-            )
-        return self
-
-    def units(self) -> list[str]:
-        """Names of the layers in order; a pipeline may be cut in front of any but the first."""
-        names = ["embed"]
-        for i in range(self.layers):
-            names += [f"block.{i}.attn", f"block.{i}.mlp"]
-        return [*names, "head"]
 
 
 class ParallelSpec(_Spec):
@@ -174,27 +132,17 @@ class RunSpec(_Spec):
 
     @property
     def tokens_per_step(self) -> int:
-        return self.train.global_batch * self.model.seq
+        """Most targets of a step: tokens, or images of an image model."""
+        return self.train.global_batch * outline_of(self.model).targets
 
     @property
     def timed_steps(self) -> int:
         return self.train.steps - self.train.warmup_steps
 
 
-def _few(values: list[int], around: int) -> str:
-    """The (at most six) values nearest to `around`, as text."""
-    near = sorted(sorted(values, key=lambda v: abs(v - around))[:6])
-    return ", ".join(map(str, near))
-
-
 def _check_tensor(spec: RunSpec) -> None:
-    tp, model = spec.parallel.tp, spec.model
-    for field, value in (("heads", model.heads), ("vocab", model.vocab)):
-        if value % tp:
-            raise rule(
-                ("parallel.tp", f"model.{field}"),
-                f"tensor={tp} does not divide {field}={value}; try {_few(divisors(value), tp)}.",
-            )
+    if spec.parallel.tp > 1:
+        outline_of(spec.model).check_tensor(spec.parallel.tp)
 
 
 def _check_runs(spec: RunSpec) -> None:
@@ -230,8 +178,7 @@ def _check_stages(spec: RunSpec) -> None:
         field = "parallel.pp" if v == 1 else "parallel.chunks"
         raise rule(
             (field, "parallel.pp", "model.layers"),
-            f"{shape}{total} stages over {units} cuttable layers (2 x {spec.model.layers} + 2); "
-            f"{_fewer_stages(spec, units)}.",
+            f"{shape}{total} stages over {units} cuttable layers; {_fewer_stages(spec, units)}.",
         )
     if cuts is None:
         return
@@ -257,13 +204,13 @@ def _check_batch(spec: RunSpec) -> None:
     if batch % dp:
         raise rule(
             ("parallel.dp", "train.global_batch"),
-            f"data={dp} does not divide the global batch {batch}; try {_few(divisors(batch), dp)}.",
+            f"data={dp} does not divide the global batch {batch}; try {few(divisors(batch), dp)}.",
         )
     if (batch // dp) % m:
         raise rule(
             ("parallel.micro_batches", "train.global_batch"),
             f"{m} micro-batches do not divide the {batch // dp} samples of a replica; "
-            f"try {_few(divisors(batch // dp), m)}.",
+            f"try {few(divisors(batch // dp), m)}.",
         )
 
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from parallel_core.engine.device import Device
 from parallel_core.engine.flat import FlatParameters
-from parallel_core.engine.stage import DTYPES, Stage
-from parallel_core.models.gpt import parameter_shapes
+from parallel_core.engine.stage import DTYPES, Batch, Stage
 from parallel_core.models.initial import initial
+from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.scope import Scope
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
@@ -43,6 +43,11 @@ class Chunks:
             for slot in self.flat:
                 full = initial(spec.model, spec.train.seed, slot.name, shapes[slot.name])
                 slot.parameter.copy_(shard(full, slot.name, group.rank, group.size))
+
+    def begin_step(self, batch: Batch) -> None:
+        """The micro-batches that the stages' next calls are about."""
+        for stage in self.stages.values():
+            stage.begin_step(batch)
 
     def arrivals(self) -> Counter[nn.Parameter]:
         """How many times the backward of one micro-batch, through all stages, adds to each parameter's gradient."""

@@ -15,13 +15,11 @@ from parallel_core.engine.norm import StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.p2p import Links
 from parallel_core.engine.reduction import GradientReducer
+from parallel_core.engine.stage import Batch
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P
 from parallel_core.observe.scope import Scope
 from parallel_core.schedule.ir import COLLECTIVES, COMPUTE, P2P, Kind, Op
-
-Batch = dict[int, Tensor]
-"""Micro-batch id -> token ids (samples, seq + 1)."""
 
 
 class Parts(NamedTuple):
@@ -52,7 +50,6 @@ class Executor:
     ) -> None:
         self._parts, self._scope, self._progress, self._clip = parts, scope, progress, clip
         self._stages, self._flat = parts.chunks.stages, parts.chunks.flat
-        self._batch: Batch = {}
         self._arrived: dict[tuple[Kind, int, int], Tensor] = {}
         self._made: dict[tuple[Kind, int, int], Tensor] = {}
         self._loss: Tensor | None = None
@@ -73,17 +70,18 @@ class Executor:
         }
         self._steps = [_Step(op, str(op), runs[op.kind], _lane(op.kind)) for op in program]
 
-    def run(self, step: int, batch: Batch) -> Totals:
+    def run(self, batch: Batch) -> Totals:
         """One training step on this rank's micro-batches; the totals are the same on every rank."""
-        self._batch, self._loss = batch, None
+        self._loss = None
         scope, start = self._scope, self._scope.mark()
         self._flat.grads.zero_()
+        self._parts.chunks.begin_step(batch)
         self._parts.reducer.begin_step()
         self._parts.links.begin_step()
         scope.micro_batch = -1
         scope.span(Kind.SETUP, LANE_HOST, start)
         for op, text, run, lane in self._steps:
-            self._progress.at(step, text)
+            self._progress.at(batch.step, text)
             scope.stage, scope.micro_batch = op.stage, op.micro_batch
             start = scope.mark()
             moved = run(op)
@@ -93,10 +91,7 @@ class Executor:
 
     def _forward(self, op: Op) -> int:
         stage, x = self._stages[op.stage], self._arrived.pop((Kind.RECV_ACT, op.stage, op.micro_batch), None)
-        if x is None:
-            x = self._batch[op.micro_batch][:, :-1]
-        targets = self._batch[op.micro_batch][:, 1:].contiguous() if stage.is_last else None
-        out = stage.forward(op.micro_batch, x, targets)
+        out = stage.forward(op.micro_batch, x)
         if stage.is_last:
             self._loss = out.double() if self._loss is None else self._loss + out
         else:
@@ -123,15 +118,16 @@ class Executor:
             self._made[send, op.stage, op.micro_batch] = tensor
 
     def _send(self, op: Op) -> int:
-        self._parts.links.send(op, self._made.pop((op.kind, op.stage, op.micro_batch)))
-        return self._parts.links.bytes
+        tensor = self._made.pop((op.kind, op.stage, op.micro_batch))
+        self._parts.links.send(op, tensor)
+        return tensor.nbytes
 
     def _receive(self, op: Op) -> int:
         tensor = self._parts.links.receive(op)
         self._arrived[op.kind, op.stage, op.micro_batch] = tensor
         if op.kind is Kind.RECV_ACT:
             self._scope.kept(tensor)
-        return self._parts.links.bytes
+        return tensor.nbytes
 
     def _reduce(self, op: Op) -> int:
         """Of the first stage of a rank it waits for the buckets of all: every backward is behind it."""

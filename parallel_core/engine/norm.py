@@ -17,7 +17,7 @@ from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import Group
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.layout import Layout
-from parallel_core.models.gpt import parameter_shapes
+from parallel_core.models.registry import parameter_shapes
 from parallel_core.spec import ModelSpec
 from parallel_core.tensor.parallelise import split_dim
 

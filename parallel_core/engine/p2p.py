@@ -7,7 +7,7 @@ data moves while the rank computes. A send returns at once; its tensor is kept u
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ class _Posted(NamedTuple):
 
 
 class Links:
-    """The links of one rank to the others of its pipeline; every message has the same `shape`.
+    """The links of one rank to the others of its pipeline. `edges[s]` is the shape of what enters stage s.
 
     `here` is this rank's pipeline rank, `peers` maps the others to the global rank with this rank's tensor coordinate.
     From one peer activations and gradients of all stages come in one line, in the order of the program (`check` holds
@@ -42,16 +42,18 @@ class Links:
         here: int,
         peers: dict[int, int],
         groups: tuple[Group, Group],
-        shape: tuple[int, ...],
+        edges: Sequence[tuple[int, ...]],
         dtype: torch.dtype,
         device: Device,
     ) -> None:
-        self._here, self._peers, self._shape = here, peers, shape
+        self._here, self._peers, self._edges = here, peers, edges
         self._upward, self._downward = groups
         self._dtype, self._device = dtype, device.torch
-        self.bytes = torch.Size(shape).numel() * dtype.itemsize
-        self._expected = Counter(op.peer for op in program if op.kind in RECVS)
-        self._left: Counter[int] = Counter()
+        self._expected: dict[int, list[Op]] = {}
+        for op in program:
+            if op.kind in RECVS:
+                self._expected.setdefault(op.peer, []).append(op)
+        self._left: dict[int, deque[Op]] = {}
         self._posted: dict[int, deque[_Posted]] = {}
         self._sent: dict[tuple[Kind, int, int], tuple[Any, Tensor]] = {}
         # More gradients than this on their way means that the oldest was taken long ago.
@@ -59,7 +61,7 @@ class Links:
 
     def begin_step(self) -> None:
         """Post the first receives of the step."""
-        self._left = self._expected.copy()
+        self._left = {peer: deque(ops) for peer, ops in self._expected.items()}
         self._posted = {peer: deque() for peer in self._expected}
         for peer in self._expected:
             for _ in range(AHEAD):
@@ -97,7 +99,8 @@ class Links:
     def _post(self, peer: int) -> None:
         if not self._left[peer]:
             return
-        self._left[peer] -= 1
-        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        op = self._left[peer].popleft()
+        shape = self._edges[op.stage if op.kind is Kind.RECV_ACT else op.stage + 1]
+        buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
         group = self._upward if peer < self._here else self._downward
         self._posted[peer].append(_Posted(buffer, dist.irecv(buffer, self._peers[peer], group=group)))

@@ -15,7 +15,7 @@ from parallel_core.engine.device import Device
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.norm import Totals
 from parallel_core.layout import Layout
-from parallel_core.models.gpt import parameter_shapes
+from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import POINT, Sink

@@ -16,9 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from parallel_core.models.gpt import build_unit, parameter_name
+from parallel_core.models.passing import NOTHING, Passing, Sample, follow
+from parallel_core.models.registry import build_unit, parameter_name
 from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
+from parallel_core.outline import block_of
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
@@ -54,6 +56,14 @@ class _Kept(NamedTuple):
     y: Tensor | None
 
 
+class Batch(NamedTuple):
+    """A rank's part of a step's global batch: each of its micro-batches by id, and 1 / (targets of all ranks)."""
+
+    step: int
+    samples: dict[int, Sample]
+    scale: float
+
+
 class Stage:
     """The units `names` (of `ModelSpec.units`), one after the other."""
 
@@ -65,10 +75,12 @@ class Stage:
         self.names = tuple(names)
         self._units = [parallelise(build_unit(spec.model, name, dtype), group, weights) for name in names]
         self.segments = _segments(names, self._units, spec.parallel.recompute == "full")
-        self.is_last = names[-1] == "head"
-        self._scale = 1.0 / spec.tokens_per_step
+        self.is_first, self.is_last = names[0] == spec.model.units()[0], names[-1] == "head"
+        self._passing, self._size = Passing(spec.train.seed), spec.micro_batch_size
+        for unit in self._units:
+            follow(unit, self._passing)
         self._kept: dict[int, list[_Kept]] = {}
-        self._targets: dict[int, Tensor] = {}
+        self._batch = Batch(0, {}, 0.0)
         self._put_off: dict[int, list[WeightGradient]] = {}
 
     def places(self) -> list[tuple[str, nn.Module, str]]:
@@ -84,18 +96,21 @@ class Stage:
         """How many times the backward of one micro-batch adds to each parameter's gradient."""
         return sum((segment.arrivals() for segment in self.segments), Counter())
 
-    def forward(self, micro_batch: int, x: Tensor, targets: Tensor | None) -> Tensor:
-        """Tokens or activations in; activations out, or on the last stage the micro-batch's part of the loss.
+    def begin_step(self, batch: Batch) -> None:
+        """The micro-batches that the next calls are about."""
+        self._batch = batch
+
+    def forward(self, micro_batch: int, x: Tensor | None) -> Tensor:
+        """Activations in (None on the first stage: the samples); out, or on the last stage the micro-batch's loss.
 
         The loss is the sum over targets divided by the global count, so parts add up over micro-batches and replicas.
         """
         kept = self._kept[micro_batch] = []
-        if targets is not None:
-            self._targets[micro_batch] = targets
+        x = self._batch.samples[micro_batch].inputs if x is None else x
         for segment in self.segments:
-            start = x.detach().requires_grad_(x.is_floating_point())
+            start = x.detach().requires_grad_(bool(kept) or not self.is_first)
             with torch.set_grad_enabled(not segment.recompute), self._scope.keeping():
-                y = self._run(segment, start, targets)
+                y = self._run(segment, start, micro_batch)
             kept.append(_Kept(start, None if segment.recompute else y))
             x = y
         return x.detach()
@@ -105,11 +120,11 @@ class Stage:
 
         Parameter gradients are added to the flat buffer.
         """
-        kept, targets = self._kept.pop(micro_batch), self._targets.pop(micro_batch, None)
+        kept = self._kept.pop(micro_batch)
         for segment in reversed(self.segments):
             x, y = kept.pop()
             if y is None:
-                y = self._again(segment, x, targets)
+                y = self._again(segment, x, micro_batch)
             torch.autograd.backward(y, grad)
             grad = x.grad
             del x, y
@@ -132,19 +147,21 @@ class Stage:
         while kept:  # each pair is let go as soon as it is used
             self._weights.add(kept.pop())
 
-    def _again(self, segment: Segment, x: Tensor, targets: Tensor | None) -> Tensor:
+    def _again(self, segment: Segment, x: Tensor, micro_batch: int) -> Tensor:
         start = self._scope.mark()
         with torch.enable_grad(), self._scope.keeping():
-            y = self._run(segment, x, targets)
+            y = self._run(segment, x, micro_batch, again=True)
         self._scope.span(Kind.R, LANE_COMPUTE, start)
         return y
 
-    def _run(self, segment: Segment, x: Tensor, targets: Tensor | None) -> Tensor:
+    def _run(self, segment: Segment, x: Tensor, micro_batch: int, again: bool = False) -> Tensor:
+        sample = self._batch.samples.get(micro_batch, NOTHING)
+        self._passing.at(self._batch.step, micro_batch * self._size, sample, again)
         for unit in segment.units[:-1]:
             x = unit(x)
         last = segment.units[-1]
         if self.is_last and segment is self.segments[-1]:
-            loss: Tensor = last(x, targets) * self._scale
+            loss: Tensor = last(x, sample.targets) * self._batch.scale
             return loss
         out: Tensor = last(x)
         return out
@@ -155,6 +172,6 @@ def _segments(names: Sequence[str], units: list[nn.Module], recompute: bool) -> 
         return (Segment(tuple(units), False),)
     pairs = zip(names, units, strict=True)
     return tuple(
-        Segment(tuple(unit for _, unit in group), block.startswith("block"))
-        for block, group in groupby(pairs, key=lambda pair: pair[0].rsplit(".", 1)[0])
+        Segment(tuple(unit for _, unit in group), block.startswith("block."))
+        for block, group in groupby(pairs, key=lambda pair: block_of(pair[0]) or pair[0])
     )

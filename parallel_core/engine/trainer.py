@@ -6,27 +6,30 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from parallel_core.data import corpus
+from parallel_core.data.dataset import open_dataset
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.device import Device, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
-from parallel_core.engine.executor import Batch, Executor, Parts
+from parallel_core.engine.executor import Executor, Parts
 from parallel_core.engine.neighbours import Neighbours
 from parallel_core.engine.norm import StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.p2p import Links
 from parallel_core.engine.reduction import GradientReducer
 from parallel_core.engine.reporter import Reporter, StepTimes
-from parallel_core.engine.stage import DTYPES
+from parallel_core.engine.stage import DTYPES, Batch
 from parallel_core.layout import Layout
+from parallel_core.models.passing import Sample
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_HOST
 from parallel_core.observe.records import Sink
 from parallel_core.observe.scope import Scope
+from parallel_core.outline import outline_of
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
@@ -54,7 +57,7 @@ class Trainer:
         tensor = TensorGroup(self.place.tensor, self.layout.tp, groups.tensor, self.scope)
         self.chunks = Chunks(spec, stages, tensor, device, self.scope)
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
-        self._sampler = Sampler(spec, corpus.open(spec.train.corpus, corpus_cache))
+        self._sampler = Sampler(spec, open_dataset(spec, corpus_cache))
         self._ids = self.layout.micro_batches_of(self.place.replica)
         self._executor = self._make_executor(groups, progress)
 
@@ -63,14 +66,15 @@ class Trainer:
         here = layout.pipeline_rank(self.rank)
         program = build(spec).programs[here]
         peers = {q: layout.peer(q, self.place.tensor) for q in layout.pipeline_ranks(self.place.replica) if q != here}
-        shape = (spec.micro_batch_size, spec.model.seq, spec.model.hidden)
+        shapes = outline_of(spec.model).boundaries()
+        edges = [(spec.micro_batch_size, *shapes[units[0]]) for units in layout.stage_units]
         dtype = DTYPES[spec.train.precision]
         arrivals = Counter({slot: n * len(self._ids) for slot, n in self.chunks.arrivals().items()})
         reducer = GradientReducer(flat, arrivals, groups.data, self.device.bucket_bytes, self.scope)
         self.chunks.weights.listener = reducer.arrived
         parts = Parts(
             self.chunks,
-            Links(program, here, peers, (groups.upward, groups.downward), shape, dtype, self.device),
+            Links(program, here, peers, (groups.upward, groups.downward), edges, dtype, self.device),
             reducer,
             StepTotals(spec.model, layout, flat, groups.world, self.device),
             self.optimizer,
@@ -85,7 +89,7 @@ class Trainer:
         batch = self._read(step)
         self.scope.micro_batch = -1
         self.scope.span(Kind.DATA, LANE_HOST, start)
-        return self._executor.run(step, batch)
+        return self._executor.run(batch)
 
     def metered_step(self, step: int) -> tuple[Totals, MemoryMeter]:
         """A step with live storages followed; slower, the same numbers."""
@@ -104,11 +108,18 @@ class Trainer:
         return totals, meter
 
     def _read(self, step: int) -> Batch:
-        """Tokens for the first stage, targets for the last; a rank that holds neither reads nothing."""
-        if not {0, self.layout.stages - 1} & self.chunks.stages.keys():
-            return {}
-        tokens = torch.from_numpy(self._sampler.micro_batches(step, self._ids)).to(self.device.torch)
-        return dict(zip(self._ids, tokens.unbind(0), strict=True))
+        """A rank none of whose layers reads the samples draws none."""
+        if not outline_of(self.spec.model).readers() & set(self.chunks.names):
+            return Batch(step, {}, 0.0)
+        drawn = self._sampler.micro_batches(step, self._ids)
+        inputs, targets = (self._to_device(array).unbind(0) for array in (drawn.inputs, drawn.targets))
+        return Batch(step, dict(zip(self._ids, map(Sample, inputs, targets), strict=True)), 1.0 / drawn.global_count)
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        """Whole numbers as they are, real ones in the run's precision."""
+        tensor = torch.from_numpy(array)
+        dtype = DTYPES[self.spec.train.precision] if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(self.device.torch, dtype)
 
 
 def run_rank(

@@ -1,95 +1,129 @@
 """GPT as a list of layers, with no parallelism inside: `embed, block.0.attn, block.0.mlp, ..., head`.
 
-A pre-norm decoder (Radford et al. 2019) with learned positions and a GELU MLP of width 4 x hidden. Nothing here knows
-the number of heads or columns it really holds: the modules take them from their weights, so `parallel_core.tensor` can
-swap a linear layer for its share of it. The query, key and value rows of `qkv` are stored head by head, which makes the
-share of a tensor rank one contiguous slice.
+A pre-norm decoder (Radford et al. 2019). Variants make it a Llama (Touvron et al. 2023): rotary positions, RMSNorm,
+SwiGLU, shared keys and values, no bias. Dropout is applied to embeddings and in front of each residual sum, not to the
+attention's probabilities, which the fused kernel never shows.
+
+Nothing here knows the number of heads or columns it really holds: the modules take them from their weights, so
+`parallel_core.tensor` can swap a linear layer for its share of it. For that the rows of `qkv` are stored group by
+group (the queries that share a key, the key, the value), and those of a SwiGLU's `fc1` pair by pair (gate, up): the
+share of a tensor rank is one contiguous slice.
 """
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parallel_core.models.dropout import Dropout
+from parallel_core.models.layers import CrossEntropySum, Embedding, Linear, norm_of
+from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec
 
-
-class Linear(nn.Linear):
-    """Without torch's own first values: they come from `models.initial`."""
-
-    def reset_parameters(self) -> None:
-        return
-
-
-class Embedding(nn.Embedding):
-    """Without torch's own first values, which on the meta device would load its compiler (a second a process)."""
-
-    def reset_parameters(self) -> None:
-        return
+ROPE_BASE = 10_000.0
+STD = 0.02
 
 
 class Embed(nn.Module):
     """Token ids (batch, seq), int64 -> activations (batch, seq, hidden)."""
 
-    def __init__(self, model: ModelSpec, **like: Any) -> None:
+    def __init__(self, model: ModelSpec, name: str, **like: Any) -> None:
         super().__init__()
         self.token = Embedding(model.vocab, model.hidden, **like)
-        self.position = Embedding(model.seq, model.hidden, **like)
+        self.position = Embedding(model.seq, model.hidden, **like) if model.positions == "learned" else None
+        self.dropout = Dropout(model.dropout, name)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.token(tokens) + self.position.weight[: tokens.shape[1]]
-        return out
+        out = self.token(tokens)
+        if self.position is not None:
+            out = out + self.position.weight[: tokens.shape[1]]
+        dropped: Tensor = self.dropout(out)
+        return dropped
 
 
 class Attention(nn.Module):
     """Causal self-attention with its norm and residual; (batch, seq, hidden) in and out."""
 
-    def __init__(self, model: ModelSpec, **like: Any) -> None:
+    def __init__(self, model: ModelSpec, name: str, **like: Any) -> None:
         super().__init__()
-        self.head_dim = model.hidden // model.heads
-        self.norm = nn.LayerNorm(model.hidden, **like)
-        self.qkv = Linear(model.hidden, 3 * model.hidden, **like)
-        self.proj = Linear(model.hidden, model.hidden, **like)
+        outline = GptOutline(model)
+        self.head_dim, self.rope = outline.head_dim, model.positions == "rope"
+        self.group = model.heads // outline.kv_heads
+        rows = (model.heads + 2 * outline.kv_heads) * self.head_dim
+        self.norm = norm_of(model, **like)
+        self.qkv = Linear(model.hidden, rows, bias=model.bias, **like)
+        self.proj = Linear(model.hidden, model.hidden, bias=model.bias, **like)
+        self.dropout = Dropout(model.dropout, name)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, _ = x.shape
-        heads = self.qkv(self.norm(x)).view(batch, seq, -1, 3, self.head_dim)
-        q, k, v = (part.transpose(1, 2) for part in heads.unbind(3))  # backward stacks them in place: no copy
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out: Tensor = x + self.proj(mixed.transpose(1, 2).reshape(batch, seq, -1))
+        q, k, v = self._heads(self.qkv(self.norm(x)))
+        if self.rope:
+            turn = rotary(seq, self.head_dim, x.dtype, x.device)
+            q, k = rotate(q, *turn), rotate(k, *turn)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.group > 1)
+        out: Tensor = x + self.dropout(self.proj(mixed.transpose(1, 2).reshape(batch, seq, -1)))
         return out
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (batch, heads, seq, dim), keys and values (batch, kv heads, seq, dim)."""
+        batch, seq, _ = qkv.shape
+        groups = qkv.view(batch, seq, -1, self.group + 2, self.head_dim)
+        if self.group == 1:
+            q, k, v = groups.unbind(3)  # backward stacks them in place: no copy
+        else:
+            queries, k, v = groups.split([self.group, 1, 1], 3)
+            q, k, v = queries.flatten(2, 3), k.squeeze(3), v.squeeze(3)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+@lru_cache(maxsize=16)
+def rotary(seq: int, dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles by which RoPE turns, (seq, dim / 2) each (Su et al. 2021, section 3.2)."""
+    speeds = ROPE_BASE ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = torch.arange(seq, dtype=torch.float64)[:, None] * speeds
+    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (i, i + dim / 2) of (..., seq, dim): Llama's order of dimensions."""
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 class Mlp(nn.Module):
-    """Two linear layers with GELU between, norm and residual; (batch, seq, hidden) in and out."""
+    """Two linear layers with GELU or SwiGLU between, norm and residual; (batch, seq, hidden) in and out."""
 
-    def __init__(self, model: ModelSpec, **like: Any) -> None:
+    def __init__(self, model: ModelSpec, name: str, **like: Any) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(model.hidden, **like)
-        self.fc1 = Linear(model.hidden, 4 * model.hidden, **like)
-        self.fc2 = Linear(4 * model.hidden, model.hidden, **like)
+        ffn, self.gated = GptOutline(model).ffn, model.activation == "swiglu"
+        self.norm = norm_of(model, **like)
+        self.fc1 = Linear(model.hidden, 2 * ffn if self.gated else ffn, bias=model.bias, **like)
+        self.fc2 = Linear(ffn, model.hidden, bias=model.bias, **like)
+        self.dropout = Dropout(model.dropout, name)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.fc2(F.gelu(self.fc1(self.norm(x)), approximate="tanh"))
+        out: Tensor = x + self.dropout(self.fc2(self._activate(self.fc1(self.norm(x)))))
         return out
 
-
-class CrossEntropySum(nn.Module):
-    """Sum of the negative log likelihoods: logits (n, vocab), targets (n,) -> scalar."""
-
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits, targets, reduction="sum")
+    def _activate(self, x: Tensor) -> Tensor:
+        if not self.gated:
+            return F.gelu(x, approximate="tanh")
+        gate, up = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return F.silu(gate) * up
 
 
 class Head(nn.Module):
     """Final norm, projection to the vocabulary and loss: (batch, seq, hidden), targets (batch, seq) -> summed loss."""
 
-    def __init__(self, model: ModelSpec, **like: Any) -> None:
+    def __init__(self, model: ModelSpec, name: str, **like: Any) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(model.hidden, **like)
+        self.norm = norm_of(model, **like)
         self.output = Linear(model.hidden, model.vocab, bias=False, **like)
         self.criterion = CrossEntropySum()
 
@@ -103,22 +137,12 @@ TIED = {"head.output.weight": "embed.token.weight"}
 """With `ModelSpec.tied`, parameters (left) that are another one (right)."""
 
 
-def build_unit(model: ModelSpec, name: str, dtype: torch.dtype, device: str = "meta") -> nn.Module:
-    """The layer called `name` (of `ModelSpec.units`) at its full size; on 'meta' it holds no memory."""
-    classes = {"embed": Embed, "attn": Attention, "mlp": Mlp, "head": Head}
-    return classes[name.rsplit(".", 1)[-1]](model, dtype=dtype, device=device)
+def build(model: ModelSpec, name: str, **like: Any) -> nn.Module:
+    """The layer called `name` at its full size."""
+    classes: dict[str, type[nn.Module]] = {"embed": Embed, "attn": Attention, "mlp": Mlp, "head": Head}
+    return classes[name.rsplit(".", 1)[-1]](model, name, **like)
 
 
-def parameter_name(model: ModelSpec, unit: str, local: str) -> str:
-    """Global name of parameter `local` of layer `unit`; a tied parameter has the name of the one it is tied to."""
-    name = f"{unit}.{local}"
-    return TIED.get(name, name) if model.tied else name
-
-
-def parameter_shapes(model: ModelSpec, units: list[str] | None = None) -> dict[str, tuple[int, ...]]:
-    """Global name -> full shape of the parameters of `units` (default: all), in layer order; tied ones once."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for unit in model.units() if units is None else units:
-        for local, parameter in build_unit(model, unit, torch.float32).named_parameters():
-            shapes.setdefault(parameter_name(model, unit, local), tuple(parameter.shape))
-    return shapes
+def spread(model: ModelSpec, name: str, shape: tuple[int, ...]) -> float:
+    """N(0, 0.02); in front of a residual sum divided by sqrt(2 x layers) (Radford et al. 2019, section 2.3)."""
+    return STD / math.sqrt(2 * model.layers) if name.endswith(("proj.weight", "fc2.weight")) else STD

@@ -7,27 +7,22 @@ CPU and cast, so precision and device do not change them either.
 from __future__ import annotations
 
 import hashlib
-import math
 
 import torch
 from torch import Tensor
 
+from parallel_core.models.registry import KINDS
 from parallel_core.spec import ModelSpec
-
-STD = 0.02
 
 
 def initial(model: ModelSpec, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Full value of parameter `name`, fp32 on the CPU.
-
-    Norm gains 1, biases 0, weights N(0, 0.02), those in front of a residual sum divided by sqrt(2 x layers)
-    (Radford et al. 2019, section 2.3).
-    """
-    if name.endswith("norm.weight"):
+    """Full value of parameter `name`, fp32 on the CPU: norm gains 1, biases 0, weights by the kind's spread."""
+    layer, kind = name.rsplit(".", 2)[-2:]
+    if kind == "weight" and layer.startswith("norm"):
         return torch.ones(shape)
-    if name.endswith("bias"):
+    if kind.startswith("bias"):
         return torch.zeros(shape)
-    std = STD / math.sqrt(2 * model.layers) if name.endswith(("proj.weight", "fc2.weight")) else STD
     key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
+    std: float = KINDS[model.kind].spread(model, name, shape)
     return torch.empty(shape).normal_(0.0, std, generator=generator)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
+from parallel_core.outline import outline_of
 from parallel_core.plan.peak import RankMemory, by_stage, predict
 from parallel_core.spec import RunSpec, divisors
 
@@ -95,9 +96,14 @@ def _ladders(spec: RunSpec) -> Iterator[list[_Step]]:
         yield [("turn on recomputation", {"parallel.recompute": "full"})]
     if spec.train.precision == "fp64":
         yield [("use fp32", {"train.precision": "fp32"})]
-    yield [(f"split tensors {t} ways", {"parallel.tp": t}) for t in divisors(spec.model.heads) if t > split.tp]
+    yield [(f"split tensors {t} ways", {"parallel.tp": t}) for t in _tensor_ways(spec) if t > split.tp]
     deeper = (p for p in (2, 4, 8, 16, 32, 64) if p > split.pp)
     yield [(f"use {p} pipeline stages", {"parallel.pp": p, "parallel.cuts": None}) for p in deeper]
+
+
+def _tensor_ways(spec: RunSpec) -> list[int]:
+    """Ways to split tensors that may be tried: those that divide the heads; none where they stay whole."""
+    return [] if outline_of(spec.model).whole else divisors(spec.model.heads)
 
 
 @dataclass(frozen=True)

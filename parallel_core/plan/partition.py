@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parallel_core.outline import outline_of
 from parallel_core.spec import ModelSpec
 
 
 def flop_weights(model: ModelSpec) -> tuple[int, ...]:
-    """Forward FLOPs of one sequence in each of `model.units()`.
-
-    Counts matrix products as 2mnk, as in Narayanan et al. 2021 (appendix, equation 2): attention 8 s h^2 + 4 s^2 h,
-    MLP 16 s h^2, head 2 s h V. The embedding multiplies nothing; its additions (s h) stand in for its cost.
-    Backward costs twice as much in every layer, so it changes no cut.
-    """
-    s, h = model.seq, model.hidden
-    attention, mlp = 8 * s * h * h + 4 * s * s * h, 16 * s * h * h
-    return (s * h, *([attention, mlp] * model.layers), 2 * s * h * model.vocab)
+    """Forward FLOPs of one sample in each of `model.units()`."""
+    return outline_of(model).flops()
 
 
 def min_max_cut(weights: Sequence[int], stages: int) -> tuple[int, ...]:

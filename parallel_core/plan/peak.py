@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
-from parallel_core.plan.units import UnitCost, aligned, boundary_elements, unit_costs
+from parallel_core.outline import UnitCost, aligned, block_of, outline_of
+from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.schedule import in_flight
 from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec
 
-_ID_BYTES = 8
 _OPTIMIZER_STATES = 2
 _AHEAD = 2
 """Receives that the engine posts at once on each link (`engine.p2p`)."""
@@ -69,13 +69,13 @@ def predict(spec: RunSpec) -> list[RankMemory]:
 
 def by_stage(spec: RunSpec) -> list[RankMemory]:
     """Predicted peak of the first rank of each stage; the others of that stage need the same."""
-    layout, costs = Layout.of(spec), unit_costs(spec)
+    layout, costs, edges = Layout.of(spec), unit_costs(spec), [*boundary_elements(spec), 0]
     size = BYTES_PER_ELEMENT[spec.train.precision]
     out = []
     for stage, units in enumerate(layout.stage_units):
         params = size * _parameters(spec, [costs[unit] for unit in units])
-        live = _in_backward(spec, stage, _segments(spec, costs, units))
-        messages = _messages(spec, stage) * boundary_elements(spec)
+        live = _in_backward(_segments(spec, costs, units), edges[units[-1] + 1], _in_flight(spec, stage))
+        messages = _messages(spec, stage, edges[units[0]], edges[units[-1] + 1])
         out.append(
             RankMemory(
                 rank=layout.rank(layout.place(stage)),
@@ -84,7 +84,7 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
                 grads=params,
                 optimizer=_OPTIMIZER_STATES * params,
                 activations=size * live.kept,
-                buffers=size * (live.passing + messages) + _token_bytes(spec),
+                buffers=size * (live.passing + messages) + _batch_bytes(spec),
             )
         )
     return out
@@ -94,7 +94,7 @@ def _parameters(spec: RunSpec, held: Sequence[UnitCost]) -> int:
     """Elements of a stage's flat buffer; a stage that holds embedding and head holds a tied matrix once."""
     total = sum(unit.flat for unit in held)
     if spec.model.tied and spec.parallel.pp == 1:
-        total -= aligned(spec.model.vocab * spec.model.hidden // spec.parallel.tp)
+        total -= aligned(outline_of(spec.model).shared() // spec.parallel.tp)
     return total
 
 
@@ -120,44 +120,43 @@ class _Segment:
         return sum(unit.boundary + unit.inner for unit in self.units)
 
     def worst(self, output: int) -> _Live:
-        """The worst instant of its backward, which starts from its `output` and the gradient of that.
+        """The worst instant of its backward, which starts from its `output` and the gradient of that (0: the loss).
 
-        While a layer runs backward, those before it keep theirs and those behind it have let go.
+        While a layer runs backward, those before it keep theirs and those behind it have let go. Where the next layer
+        behind is another one of this segment, the gradient of its input is there; the last layer counts it as passing.
         """
         instants, before = [], 0
         for i, unit in enumerate(self.units):
             before += unit.boundary + unit.inner
-            gradient = output if i < len(self.units) - 1 else 0  # the last layer counts it as passing
+            gradient = self.units[i + 1].boundary if i < len(self.units) - 1 else 0
             instants.append(_Live(before + output, unit.passing + gradient))
         return max(instants, key=sum)
 
 
 def _segments(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) -> list[_Segment]:
-    """The stage's layers as the engine recomputes them: block by block, but neither embedding nor head."""
+    """The stage's layers as the engine recomputes them, block by block; layers outside of blocks are not."""
     if spec.parallel.recompute == "none":
         return [_Segment(tuple(costs[unit] for unit in units), False)]
-    head = len(costs) - 1
-    blocks = groupby(units, key=lambda unit: (unit + 1) // 2)  # 0 | 1, 2 | 3, 4 | ... | head
+    names = spec.model.units()
+    blocks = groupby(units, key=lambda unit: block_of(names[unit]) or names[unit])
     return [
-        _Segment(tuple(costs[unit] for unit in block), recomputed=0 < 2 * index - 1 < head) for index, block in blocks
+        _Segment(tuple(costs[unit] for unit in block), recomputed=key.startswith("block.")) for key, block in blocks
     ]
 
 
-def _in_backward(spec: RunSpec, stage: int, segments: Sequence[_Segment]) -> _Live:
-    """The worst instant of a backward, with all micro-batches in flight.
+def _in_backward(segments: Sequence[_Segment], output: int, in_flight: int) -> _Live:
+    """The worst instant of a backward, with `in_flight` micro-batches of which one runs backward.
 
-    The others keep everything, and on all but the last stage their output: its send ends when its gradient comes.
+    The others keep everything, and their `output` (0 on the last stage): its send ends when its gradient comes.
     """
-    last, bsh = stage == spec.parallel.pp - 1, boundary_elements(spec)
     instants, before = [], 0
     for i, segment in enumerate(segments):
-        ends_in_loss = last and i == len(segments) - 1
-        live = segment.worst(0 if ends_in_loss else bsh)
+        behind = segments[i + 1].units[0].boundary if i < len(segments) - 1 else output
+        live = segment.worst(behind)
         instants.append(_Live(before + live.kept, live.passing))
         before += segment.kept
     worst = max(instants, key=sum)
-    others = _in_flight(spec, stage) - 1
-    return _Live(others * (before + (0 if last else bsh)) + worst.kept, worst.passing)
+    return _Live((in_flight - 1) * (before + output) + worst.kept, worst.passing)
 
 
 def _in_flight(spec: RunSpec, stage: int) -> int:
@@ -165,11 +164,12 @@ def _in_flight(spec: RunSpec, stage: int) -> int:
     return in_flight(split.schedule, stage, split.pp, split.micro_batches)
 
 
-def _messages(spec: RunSpec, stage: int) -> int:
-    """Most boundary tensors in the hands of the network while all micro-batches are in flight.
+def _messages(spec: RunSpec, stage: int, entering: int, leaving: int) -> int:
+    """Most elements in the hands of the network while all micro-batches are in flight.
 
     In the backward of micro-batch k: receives posted ahead for what is still to come (activations unless this is the
-    first stage, gradients unless it is the last), and gradients sent that the engine holds on to, up to 2 p.
+    first stage, gradients unless it is the last), and gradients sent that the engine holds on to, up to 2 p. One
+    message has as many elements as what is `entering` or `leaving` the stage.
     """
     split = spec.parallel
     to_come, window = split.micro_batches - _in_flight(spec, stage), 2 * split.pp
@@ -177,11 +177,11 @@ def _messages(spec: RunSpec, stage: int) -> int:
     def held(k: int) -> int:
         from_before = min(_AHEAD, to_come - k) + min(k, window) if stage > 0 else 0
         from_behind = min(_AHEAD, split.micro_batches - 1 - k) if stage < split.pp - 1 else 0
-        return from_before + from_behind
+        return from_before * entering + from_behind * leaving
 
     return max(held(min(k, to_come)) for k in (0, window, max(to_come - _AHEAD, 0), to_come))
 
 
-def _token_bytes(spec: RunSpec) -> int:
-    """Bytes of a replica's batch: ids of seq + 1 tokens a sample."""
-    return _ID_BYTES * (spec.train.global_batch // spec.parallel.dp) * (spec.model.seq + 1)
+def _batch_bytes(spec: RunSpec) -> int:
+    """Bytes of a replica's batch."""
+    return outline_of(spec.model).sample_bytes * (spec.train.global_batch // spec.parallel.dp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from parallel_core.outline import block_of
 from parallel_core.plan.partition import flop_weights
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec
@@ -47,11 +48,12 @@ def ideal_speedup(spec: RunSpec) -> float:
 
 
 def recompute_share(spec: RunSpec) -> float:
-    """FLOPs of recomputation over those of a plain step: blocks run forward once more, embedding and head do not."""
+    """FLOPs of recomputation over those of a plain step: blocks run forward once more, other layers do not."""
     if spec.parallel.recompute == "none":
         return 0.0
     weights = flop_weights(spec.model)
-    return sum(weights[1:-1]) / (3 * sum(weights))
+    again = sum(flops for unit, flops in zip(spec.model.units(), weights, strict=True) if block_of(unit))
+    return again / (3 * sum(weights))
 
 
 def model_flops(model: ModelSpec, samples: int) -> int:

@@ -93,7 +93,7 @@ class RowLinear(SplitLinear):
     def __init__(self, full: nn.Linear, group: TensorGroup, weights: WeightGradients) -> None:
         super().__init__(group, weights)
         self.weight = nn.Parameter(full.weight.new_empty(full.out_features, full.in_features // group.size))
-        self.bias = nn.Parameter(full.weight.new_empty(full.out_features))
+        self.bias = nn.Parameter(full.weight.new_empty(full.out_features)) if full.bias is not None else None
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = _Row.apply(x, self.weights.anchor, self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from parallel_core.models.gpt import CrossEntropySum
+from parallel_core.models.layers import CrossEntropySum
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import ColumnLinear, RowLinear
 from parallel_core.tensor.vocab import VocabCrossEntropy, VocabEmbedding

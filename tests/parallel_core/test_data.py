@@ -10,6 +10,7 @@ import pytest
 from parallel_core.data import corpus
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.sampler import Sampler
+from parallel_core.data.tokens import Tokens
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 
@@ -22,13 +23,21 @@ def spec_of(vocab: int = 256, seed: int = 7, **parallel: int) -> RunSpec:
     )
 
 
+def sampler_of(spec: RunSpec, text: np.ndarray = TEXT) -> Sampler:
+    return Sampler(spec, Tokens(spec.model.seq, spec.model.vocab, text))
+
+
 def _global_batch(spec: RunSpec, step: int = 3) -> np.ndarray:
     """All replicas' samples in global order, (global_batch, seq + 1)."""
-    sampler, layout = Sampler(spec, TEXT), Layout.of(spec)
+    sampler, layout = sampler_of(spec), Layout.of(spec)
     parts = {}
     for replica in range(layout.dp):
         ids = layout.micro_batches_of(replica)
-        parts |= dict(zip(ids, sampler.micro_batches(step, ids), strict=True))
+        drawn = sampler.micro_batches(step, ids)
+        assert np.array_equal(drawn.inputs[..., 1:], drawn.targets[..., :-1])
+        assert drawn.global_count == spec.tokens_per_step
+        tokens = np.concatenate([drawn.inputs, drawn.targets[..., -1:]], axis=-1)
+        parts |= dict(zip(ids, tokens, strict=True))
     return np.concatenate([parts[i] for i in sorted(parts)])
 
 
@@ -55,9 +64,9 @@ def test_small_vocabulary_takes_the_remainder() -> None:
 
 
 def test_shortest_corpus_is_one_sequence() -> None:
-    assert Sampler(spec_of(), TEXT[:17]).micro_batches(0, (0,)).shape == (1, 8, 17)
+    assert sampler_of(spec_of(), TEXT[:17]).micro_batches(0, (0,)).inputs.shape == (1, 8, 16)
     with pytest.raises(CorpusError, match="16 bytes; one sequence needs 17"):
-        Sampler(spec_of(), TEXT[:16])
+        sampler_of(spec_of(), TEXT[:16])
 
 
 def test_standard_library_reads_the_same_cached_or_not(tmp_path: Path) -> None:

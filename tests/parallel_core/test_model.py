@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_core.models.gpt import build_unit, parameter_name, parameter_shapes
 from parallel_core.models.initial import initial
+from parallel_core.models.registry import build_unit, parameter_name, parameter_shapes
 from parallel_core.spec import ModelSpec
 
 MODEL = ModelSpec(layers=2, hidden=12, heads=3, seq=7, vocab=19)
@@ -104,7 +104,7 @@ def test_building_a_model_does_not_load_the_compiler() -> None:
     code = (
         "import sys, torch\n"
         "from parallel_core.spec import ModelSpec\n"
-        "from parallel_core.models.gpt import parameter_shapes\n"
+        "from parallel_core.models.registry import parameter_shapes\n"
         "parameter_shapes(ModelSpec())\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )

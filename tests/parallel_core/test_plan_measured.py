@@ -21,6 +21,10 @@ def yard() -> Iterator[LocalYard]:
         yield opened
 
 
+GPT = {"layers": 3, "hidden": 64, "heads": 4, "seq": 64, "vocab": 256}
+LLAMA = {**GPT, "kv_heads": 2, "positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "dropout": 0.1}
+
+
 @pytest.mark.parametrize(
     ("split", "precision", "tied"),
     [
@@ -38,9 +42,20 @@ def yard() -> Iterator[LocalYard]:
 def test_prediction_is_within_five_percent(
     yard: LocalYard, tmp_path: Path, split: dict[str, Any], precision: str, tied: bool
 ) -> None:
+    _assert_predicted(yard, tmp_path, {**GPT, "tied": tied}, split, precision)
+
+
+@pytest.mark.parametrize("split", [{"tp": 2}, {**PIPELINE, "recompute": "full"}])
+def test_prediction_holds_for_a_llama(yard: LocalYard, tmp_path: Path, split: dict[str, Any]) -> None:
+    _assert_predicted(yard, tmp_path, LLAMA, split, "fp32")
+
+
+def _assert_predicted(
+    yard: LocalYard, tmp_path: Path, model: dict[str, Any], split: dict[str, Any], precision: str
+) -> None:
     spec = RunSpec.model_validate(
         {
-            "model": {"layers": 3, "hidden": 64, "heads": 4, "seq": 64, "vocab": 256, "tied": tied},
+            "model": model,
             "parallel": split,
             "train": {"steps": 3, "warmup_steps": 2, "global_batch": 16, "precision": precision},
         }

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from parallel_core.data import corpus
+from parallel_core.data.dataset import open_dataset
 from parallel_core.data.sampler import Sampler
-from parallel_core.models.gpt import build_unit, parameter_name
 from parallel_core.models.initial import initial
+from parallel_core.models.registry import build_unit, parameter_name
 from parallel_core.spec import RunSpec, TrainSpec
 
 
@@ -62,9 +62,9 @@ class Batches:
     """Tokens and targets of micro-batches `ids` (default: all) of each step, joined in the order of the ids."""
 
     def __init__(self, spec: RunSpec, cache: Path, ids: tuple[int, ...] | None = None) -> None:
-        self._sampler = Sampler(spec, corpus.open(spec.train.corpus, cache))
+        self._sampler = Sampler(spec, open_dataset(spec, cache))
         self._ids = ids or tuple(range(spec.parallel.dp * spec.parallel.micro_batches))
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        tokens = torch.from_numpy(self._sampler.micro_batches(step, self._ids)).flatten(0, 1)
-        return tokens[:, :-1], tokens[:, 1:].contiguous()
+        drawn = self._sampler.micro_batches(step, self._ids)
+        return torch.from_numpy(drawn.inputs).flatten(0, 1), torch.from_numpy(drawn.targets).flatten(0, 1)

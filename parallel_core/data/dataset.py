@@ -1,0 +1,30 @@
+"""What samples are drawn from: one kind of dataset for each kind of model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from parallel_core.data import corpus
+from parallel_core.data.tokens import Tokens
+from parallel_core.spec import RunSpec
+
+
+class Dataset(Protocol):
+    """Samples are numbered 0 .. length - 1."""
+
+    @property
+    def length(self) -> int: ...
+
+    def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(inputs, targets) of these samples (n,), (n, ...) each; a target below 0 does not count."""
+
+    def count(self, numbers: np.ndarray) -> int:
+        """How many targets of these samples count."""
+
+
+def open_dataset(spec: RunSpec, cache: Path | None = None) -> Dataset:
+    """The dataset of a run; `cache` is the worker's folder of corpora. Raises CorpusError."""
+    return Tokens(spec.model.seq, spec.model.vocab, corpus.open(spec.train.corpus, cache))

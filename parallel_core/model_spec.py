@@ -1,0 +1,57 @@
+"""ModelSpec: which model, how large. What follows from it (layers, sizes, rules) is the kind's `outline`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from parallel_core import limits
+from parallel_core.outline import outline_of
+from parallel_core.rules import rule
+
+ModelKind = Literal["gpt"]
+Positions = Literal["learned", "rope"]
+Activation = Literal["gelu", "swiglu"]
+Norm = Literal["layernorm", "rmsnorm"]
+
+
+class ModelSpec(BaseModel):
+    """The model of a run. Each kind reads some of the fields (`Outline.fields`); the others stay at their defaults.
+
+    `outline_of(model).units()` is its list of layers; a pipeline may be cut in front of any but the first.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    kind: ModelKind = "gpt"
+    layers: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] = 4
+    hidden: Annotated[int, Field(ge=1, le=limits.MAX_HIDDEN)] = 128
+    heads: Annotated[int, Field(ge=1, le=limits.MAX_HIDDEN)] = 4
+    kv_heads: Annotated[int, Field(ge=1, le=limits.MAX_HIDDEN)] | None = None
+    """Heads of keys and values, each shared by heads / kv_heads queries (Ainslie et al. 2023); None = `heads`."""
+    ffn: Annotated[int, Field(ge=1, le=limits.MAX_HIDDEN * 4)] | None = None
+    """Width of the MLP; None = 4 x hidden, or for SwiGLU 8/3 x hidden rounded up to a multiple of 8 x heads."""
+    seq: Annotated[int, Field(ge=1, le=limits.MAX_SEQ)] = 128
+    vocab: Annotated[int, Field(ge=2, le=limits.MAX_VOCAB)] = 256
+    positions: Positions = "learned"
+    activation: Activation = "gelu"
+    norm: Norm = "layernorm"
+    bias: bool = True
+    """Whether the linear layers have one (Llama's have none)."""
+    tied: bool = False
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @model_validator(mode="after")
+    def _only_fields_of_its_kind(self) -> Self:
+        outline = outline_of(self)
+        for name, info in type(self).model_fields.items():
+            if name not in ("kind", *outline.fields) and getattr(self, name) != info.default:
+                own = ", ".join(outline.fields)
+                raise rule((f"model.{name}",), f"a {self.kind} model has no field {name}; it has {own}.")
+        outline.check()
+        return self
+
+    def units(self) -> list[str]:
+        """Names of the layers in order."""
+        return outline_of(self).units()

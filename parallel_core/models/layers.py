@@ -1,0 +1,71 @@
+"""Layers that several models are made of. Without torch's own first values: those come from `models.initial`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from parallel_core.spec import ModelSpec
+
+
+class Linear(nn.Linear):
+    """A linear layer without first values."""
+
+    def reset_parameters(self) -> None:
+        return
+
+
+class Embedding(nn.Embedding):
+    """An embedding without first values; on the meta device torch's would load its compiler (a second a process)."""
+
+    def reset_parameters(self) -> None:
+        return
+
+
+class _RmsNorm(torch.autograd.Function):
+    """Keeps one number a row besides its input; torch's own, made of single operations, keeps the input twice more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, inverse)
+        return (wide * inverse).to(x.dtype) * weight
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, inverse = ctx.saved_tensors
+        scaled = x * inverse
+        inner = (grad * weight).to(scaled.dtype)
+        grad_x = inverse * (inner - scaled * (inner * scaled).mean(-1, keepdim=True))
+        return grad_x.to(x.dtype), (grad * scaled).flatten(0, -2).sum(0).to(weight.dtype), None
+
+
+class RmsNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019)."""
+
+    def __init__(self, width: int, eps: float = 1e-5, **like: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width, **like))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _RmsNorm.apply(x, self.weight, self.eps)
+        return out
+
+
+def norm_of(model: ModelSpec, **like: Any) -> nn.Module:
+    """The model's norm over its hidden size."""
+    return nn.LayerNorm(model.hidden, **like) if model.norm == "layernorm" else RmsNorm(model.hidden, **like)
+
+
+class CrossEntropySum(nn.Module):
+    """Sum of the negative log likelihoods: logits (n, classes), targets (n,), -1 not counted -> scalar."""
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits, targets, reduction="sum", ignore_index=-1)

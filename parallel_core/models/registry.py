@@ -1,0 +1,37 @@
+"""The layers of any model by name: what the engine builds stages from."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from parallel_core.models import gpt
+from parallel_core.spec import ModelSpec
+
+KINDS: dict[str, ModuleType] = {"gpt": gpt}
+"""Each has `build(model, name, **like)`, a layer at its full size, and `spread(model, name, shape)`, the standard
+deviation of a weight's first values; `TIED` where parameters can be another one."""
+
+
+def build_unit(model: ModelSpec, name: str, dtype: torch.dtype, device: str = "meta") -> nn.Module:
+    """The layer called `name` (of `ModelSpec.units`) at its full size; on 'meta' it holds no memory."""
+    unit: nn.Module = KINDS[model.kind].build(model, name, dtype=dtype, device=device)
+    return unit
+
+
+def parameter_name(model: ModelSpec, unit: str, local: str) -> str:
+    """Global name of parameter `local` of layer `unit`; a tied parameter has the name of the one it is tied to."""
+    name = f"{unit}.{local}"
+    tied: dict[str, str] = getattr(KINDS[model.kind], "TIED", {}) if model.tied else {}
+    return tied.get(name, name)
+
+
+def parameter_shapes(model: ModelSpec, units: list[str] | None = None) -> dict[str, tuple[int, ...]]:
+    """Global name -> full shape of the parameters of `units` (default: all), in layer order; tied ones once."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for unit in model.units() if units is None else units:
+        for local, parameter in build_unit(model, unit, torch.float32).named_parameters():
+            shapes.setdefault(parameter_name(model, unit, local), tuple(parameter.shape))
+    return shapes

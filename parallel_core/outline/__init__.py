@@ -1,0 +1,22 @@
+"""Kinds of models as everyone but the engine sees them: one small file each, no torch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from parallel_core.outline.base import Outline, UnitCost, aligned, block_of
+from parallel_core.outline.gpt import GptOutline
+
+if TYPE_CHECKING:
+    from parallel_core.model_spec import ModelSpec
+
+__all__ = ["KINDS", "Outline", "UnitCost", "aligned", "block_of", "outline_of"]
+
+KINDS: dict[str, type[Outline]] = {"gpt": GptOutline}
+
+
+@lru_cache(maxsize=1024)
+def outline_of(model: ModelSpec) -> Outline:
+    """The outline of this model."""
+    return KINDS[model.kind](model)

@@ -1,0 +1,116 @@
+"""What is known of a model without building it: its layers, their sizes and costs. NumPy-free and torch-free.
+
+The engine builds the layers themselves (`parallel_core.models`); spec, layout, planner and dashboard read this.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from parallel_core.model_spec import ModelSpec
+    from parallel_core.spec import RunSpec
+
+ALIGN = 64
+"""Elements that the place of a parameter is rounded up to in the flat buffers of the engine."""
+
+Target = Literal["tokens", "images"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCost:
+    """Elements of one layer on one rank, for one micro-batch."""
+
+    parameters: tuple[int, ...]
+    """Sizes of its parameters."""
+    boundary: int
+    """Its input, kept even where the layer is recomputed."""
+    inner: int
+    """What else autograd keeps for its backward."""
+    passing: int
+    """Most that its backward needs on top: gradients of activations, and one weight gradient before it is added."""
+
+    @property
+    def flat(self) -> int:
+        """Elements that its parameters take in a flat buffer."""
+        return sum(aligned(size) for size in self.parameters)
+
+
+def aligned(size: int) -> int:
+    """`size` rounded up to a multiple of ALIGN."""
+    return -(-size // ALIGN) * ALIGN
+
+
+def block_of(unit: str) -> str | None:
+    """Layers of the same block are recomputed together; None = a layer whose graph is always kept."""
+    return unit.rsplit(".", 1)[0] if unit.startswith("block.") else None
+
+
+class Outline(ABC):
+    """A kind of model at the sizes of `model`. One small file for each kind."""
+
+    fields: ClassVar[tuple[str, ...]]
+    """Fields of ModelSpec that the kind reads, in the order of a form."""
+    target: ClassVar[Target]
+    """What the loss is summed over, and what the speed of a run counts."""
+    corpora: ClassVar[tuple[str, ...]]
+    """Corpora it can be trained on, the usual one first; 'blob' stands for uploaded text."""
+    whole: ClassVar[str] = ""
+    """Why its tensors cannot be split; '' where they can."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        self.model = model
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Name and size in few words."""
+
+    @property
+    @abstractmethod
+    def targets(self) -> int:
+        """Most targets of one sample: 1 of an image, `seq` of a text."""
+
+    @property
+    @abstractmethod
+    def sample_bytes(self) -> int:
+        """Bytes of one sample as a rank holds it, targets included; real numbers counted at fp32."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises a rule where its fields do not go together."""
+
+    @abstractmethod
+    def check_tensor(self, tp: int) -> None:
+        """Raises a rule where its tensors cannot be split `tp` ways."""
+
+    @abstractmethod
+    def units(self) -> list[str]:
+        """Names of its layers in order; the last one is 'head' and makes the loss."""
+
+    @abstractmethod
+    def boundaries(self) -> list[tuple[int, ...]]:
+        """For each layer the shape of what enters it, for one sample; () for the first, which takes the sample."""
+
+    @abstractmethod
+    def flops(self) -> tuple[int, ...]:
+        """Forward FLOPs of one sample in each layer; a matrix product m x n x k counts 2 mnk."""
+
+    @abstractmethod
+    def costs(self, spec: RunSpec) -> list[UnitCost]:
+        """Cost of each layer on a rank of `spec` (whose model this is)."""
+
+    def readers(self) -> set[str]:
+        """Layers that read the samples themselves: inputs or targets."""
+        return {self.units()[0], "head"}
+
+    def shared(self) -> int:
+        """Parameters that `costs` lists twice."""
+        return 0
+
+    def boundary_elements(self, samples: int) -> list[int]:
+        """Elements of what enters each layer, for so many samples; 0 for the first."""
+        return [samples * prod(shape) if shape else 0 for shape in self.boundaries()]

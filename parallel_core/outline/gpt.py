@@ -1,0 +1,189 @@
+"""The GPT's sizes: parameters, kept activations, passing tensors and FLOPs of each of its layers.
+
+The activations are those of Korthikanti et al. 2022, section 4.1, for this model: dropout draws its masks again in the
+backward, so none is kept; fused attention keeps a log-sum-exp for each query instead of the s x s matrix; a tensor
+group of t shares the heads and the MLP's columns but not the norms (no sequence parallelism). b samples, s positions,
+width h, a heads of d = h/a, k heads of keys and values, MLP width f, V tokens:
+
+    attention   input bsh, norm bsh + 2bs, queries, keys and values bs(a + 2k)d/t, their mix bsh/t, log-sum-exp abs/t;
+                rotary positions add turned queries and keys bs(a + k)d/t, shared keys and values their copies
+    MLP         input bsh, norm bsh + 2bs, before and behind GELU bsf/t each; SwiGLU gate, up, SiLU and product
+    head        input bsh, norm bsh + 2bs, log-probabilities bsV/t
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallel_core.outline.base import Outline, UnitCost
+from parallel_core.rules import divisors, few, rule
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+_ID_BYTES = 8
+
+
+def fused_attention(spec: RunSpec) -> bool:
+    """Whether attention runs without keeping its s x s matrix: PyTorch has no fused fp64 kernel on CUDA."""
+    return spec.train.device == "cpu" or spec.train.precision != "fp64"
+
+
+class GptOutline(Outline):
+    """`embed, block.0.attn, block.0.mlp, ..., head`: 2 x layers + 2 layers."""
+
+    fields = (
+        *("layers", "hidden", "heads", "kv_heads", "ffn", "seq", "vocab"),
+        *("positions", "activation", "norm", "bias", "tied", "dropout"),
+    )
+    target = "tokens"
+    corpora = ("stdlib", "blob")
+
+    @property
+    def title(self) -> str:
+        return f"GPT {self.model.layers} x {self.model.hidden}"
+
+    @property
+    def targets(self) -> int:
+        return self.model.seq
+
+    @property
+    def sample_bytes(self) -> int:
+        return _ID_BYTES * (self.model.seq + 1)
+
+    @property
+    def kv_heads(self) -> int:
+        return self.model.kv_heads or self.model.heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.model.hidden // self.model.heads
+
+    @property
+    def ffn(self) -> int:
+        """Width of the MLP."""
+        if self.model.ffn is not None:
+            return self.model.ffn
+        if self.model.activation == "gelu":
+            return 4 * self.model.hidden
+        step = 8 * self.model.heads
+        return -(-8 * self.model.hidden // (3 * step)) * step
+
+    def check(self) -> None:
+        model = self.model
+        if model.hidden % model.heads:
+            near = [d for d in divisors(model.hidden) if d <= 256]
+            raise rule(
+                ("model.heads", "model.hidden"),
+                f"heads={model.heads} does not divide hidden={model.hidden}; try one of {few(near, model.heads)}.",
+            )
+        if model.heads % self.kv_heads:
+            raise rule(
+                ("model.kv_heads", "model.heads"),
+                f"kv_heads={self.kv_heads} does not divide heads={model.heads}; "
+                f"try one of {few(divisors(model.heads), self.kv_heads)}.",
+            )
+        if model.positions == "rope" and self.head_dim % 2:
+            even = [d for d in divisors(model.hidden) if model.hidden // d % 2 == 0]
+            advice = f"try heads of {few(even, model.heads)}" if even else f"try hidden={model.hidden + 1}"
+            raise rule(
+                ("model.heads", "model.positions"),
+                f"RoPE turns pairs, but a head has {self.head_dim} dimensions; {advice}.",
+            )
+
+    def check_tensor(self, tp: int) -> None:
+        model = self.model
+        shared = {"heads": model.heads, "kv_heads": self.kv_heads, "vocab": model.vocab, "ffn": self.ffn}
+        for field, value in shared.items():
+            if value % tp:
+                raise rule(
+                    ("parallel.tp", f"model.{field}"),
+                    f"tensor={tp} does not divide {field}={value}; try {few(divisors(value), tp)}.",
+                )
+
+    def units(self) -> list[str]:
+        blocks = (f"block.{i}.{part}" for i in range(self.model.layers) for part in ("attn", "mlp"))
+        return ["embed", *blocks, "head"]
+
+    def boundaries(self) -> list[tuple[int, ...]]:
+        shape = (self.model.seq, self.model.hidden)
+        return [(), *([shape] * (2 * self.model.layers + 1))]
+
+    def flops(self) -> tuple[int, ...]:
+        """As in Narayanan et al. 2021 (appendix, equation 2): attention 8 s h^2 + 4 s^2 h, MLP 16 s h^2, head 2 s h V.
+
+        The embedding multiplies nothing; its additions (s h) stand in for its cost. Backward costs twice as much in
+        every layer, so it changes no cut.
+        """
+        model, s, h = self.model, self.model.seq, self.model.hidden
+        attention = 2 * s * h * (self._qkv + h) + 4 * s * s * h
+        mlp = 2 * s * h * self.ffn * (3 if model.activation == "swiglu" else 2)
+        return (s * h, *([attention, mlp] * model.layers), 2 * s * h * model.vocab)
+
+    def shared(self) -> int:
+        return self.model.vocab * self.model.hidden if self.model.tied else 0
+
+    def costs(self, spec: RunSpec) -> list[UnitCost]:
+        block = [self._attention(spec), self._mlp(spec)]
+        return [self._embed(spec), *(block * self.model.layers), self._head(spec)]
+
+    @property
+    def _qkv(self) -> int:
+        """Rows of the matrix that makes queries, keys and values."""
+        return (self.model.heads + 2 * self.kv_heads) * self.head_dim
+
+    def _norm(self, rows: int) -> tuple[tuple[int, ...], int]:
+        """(parameters, kept elements) of a norm."""
+        h = self.model.hidden
+        return ((h, h), rows * (h + 2)) if self.model.norm == "layernorm" else ((h,), rows * (h + 1))
+
+    def _linear(self, rows: int, columns: int, biased: bool = True) -> tuple[int, ...]:
+        return (rows * columns, rows) if biased and self.model.bias else (rows * columns,)
+
+    def _embed(self, spec: RunSpec) -> UnitCost:
+        model = self.model
+        table, out = model.vocab * model.hidden // spec.parallel.tp, self._bsh(spec)
+        learned = (model.seq * model.hidden,) if model.positions == "learned" else ()
+        return UnitCost((table, *learned), 0, 0, out + table)
+
+    def _attention(self, spec: RunSpec) -> UnitCost:
+        model, t, bsh = self.model, spec.parallel.tp, self._bsh(spec)
+        h, rows = model.hidden, spec.micro_batch_size * model.seq
+        matrix = rows * model.heads // t * (1 if fused_attention(spec) else model.seq)
+        norm, kept = self._norm(rows)
+        qkv, keys = rows * self._qkv // t, rows * self.kv_heads * self.head_dim // t
+        turned = bsh // t + keys if model.positions == "rope" else 0
+        copied = 2 * bsh // t if self.kv_heads < model.heads else 0
+        return UnitCost(
+            parameters=(*norm, *self._linear(self._qkv // t, h), h * h // t, *((h,) if model.bias else ())),
+            boundary=bsh,
+            inner=kept + qkv + turned + copied + bsh // t + matrix,
+            passing=bsh + qkv + bsh // t + (0 if fused_attention(spec) else 2 * matrix),
+        )
+
+    def _mlp(self, spec: RunSpec) -> UnitCost:
+        model, bsh = self.model, self._bsh(spec)
+        h, rows, f = model.hidden, spec.micro_batch_size * model.seq, self.ffn // spec.parallel.tp
+        wide = 2 * f if model.activation == "swiglu" else f
+        norm, kept = self._norm(rows)
+        return UnitCost(
+            parameters=(*norm, *self._linear(wide, h), h * f, *((h,) if model.bias else ())),
+            boundary=bsh,
+            inner=kept + 2 * rows * wide,
+            passing=bsh + rows * wide + h * wide,
+        )
+
+    def _head(self, spec: RunSpec) -> UnitCost:
+        model, t, bsh = self.model, spec.parallel.tp, self._bsh(spec)
+        h, rows = model.hidden, spec.micro_batch_size * model.seq
+        logits, matrix = rows * model.vocab // t, model.vocab * h // t
+        norm, kept = self._norm(rows)
+        return UnitCost(
+            parameters=(*norm, matrix),
+            boundary=bsh,
+            inner=kept + logits,
+            passing=max(logits * (2 if t == 1 else 1), bsh + matrix),
+        )
+
+    def _bsh(self, spec: RunSpec) -> int:
+        return spec.micro_batch_size * self.model.seq * self.model.hidden

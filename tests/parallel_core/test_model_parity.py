@@ -1,0 +1,67 @@
+"""Every kind of model computes under every layout what one process computes, by the rules of `parity`.
+
+All cases of one number of ranks train in one launch; outside of the full suite only those that hold several at once.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+
+from parallel_core.spec import RunSpec
+from tests.parallel_core.parity import Trained, assert_equal, spec_of, train_many
+
+LLAMA = {"kv_heads": 2, "positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {**LLAMA, "dropout": 0.1},
+    "gpt-dropout": {"dropout": 0.2},
+    "shared-keys": {"kv_heads": 2},
+    "rope": {"positions": "rope"},
+    "swiglu": {"activation": "swiglu", "ffn": 48},
+    "rmsnorm": {"norm": "rmsnorm", "tied": True},
+    "unbiased": {"bias": False},
+}
+SPLITS: dict[str, dict[str, Any]] = {
+    "dp-pp-ar": {"dp": 2, "pp": 2, "micro_batches": 2, "recompute": "full", "cuts": (4,)},
+    "tp-pp": {"tp": 2, "pp": 2, "micro_batches": 4},
+    "tp-ar": {"tp": 2, "micro_batches": 2, "recompute": "full"},
+    "dp": {"dp": 2},
+}
+ALWAYS = {("llama", "dp-pp-ar"), ("llama", "tp-pp"), ("gpt-dropout", "dp-pp-ar")}
+
+
+class Case(NamedTuple):
+    model: str
+    split: str
+
+    def spec(self) -> RunSpec:
+        return spec_of(MODELS[self.model], **SPLITS[self.split])
+
+    @property
+    def always(self) -> bool:
+        return self in ALWAYS
+
+
+CASES = [Case(model, split) for model in MODELS for split in SPLITS]
+
+
+@cache
+def _trained(world: int, always: bool) -> dict[Case, Trained]:
+    cases = [case for case in CASES if case.always == always and case.spec().parallel.world == world]
+    return dict(zip(cases, train_many([case.spec() for case in cases]), strict=True))
+
+
+@cache
+def _references(always: bool) -> dict[str, Trained]:
+    names = [name for name in MODELS if not always or any(case.model == name for case in CASES if case.always)]
+    return dict(zip(names, train_many([spec_of(MODELS[name]) for name in names]), strict=True))
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id="-".join(c), marks=[] if c.always else pytest.mark.full) for c in CASES]
+)
+def test_equals_one_process(case: Case) -> None:
+    got = _trained(case.spec().parallel.world, case.always)[case]
+    assert_equal(got, _references(case.always)[case.model])
