@@ -7,6 +7,7 @@ comes 200 MB too late. This wrapper looks at Content-Length at once, and counts 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[..., Awaitable[None]]
 
-UPLOADS = ("/runs/new/",)
+UPLOADS = re.compile(r"/runs/new/|/studies/\d+/add/")
 """Addresses of forms with a file in them."""
 MIB = 1024 * 1024
 FORM_SLACK = MIB
@@ -43,7 +44,7 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        limit = MAX_CORPUS_BYTES + FORM_SLACK if scope["path"] in UPLOADS else MAX_BODY
+        limit = MAX_CORPUS_BYTES + FORM_SLACK if UPLOADS.fullmatch(scope["path"]) else MAX_BODY
         if declared(scope) > limit:
             return await refuse(scope, receive, send)
         try:

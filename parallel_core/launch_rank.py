@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -84,6 +85,7 @@ def _log_to(path: Path, keep: int | None) -> None:
     kept = 3 if keep is None else keep
     os.closerange(3, kept)
     os.closerange(kept + (keep is not None), min(limit, 65536))
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(message)s", force=True)
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 

@@ -22,6 +22,8 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 UP_LIMIT_S = 90.0
+OF_THE_SUITE = {"REDIS_URL", "DATABASE_URL", "TRAINYARD_TESTING", "DJANGO_SETTINGS_MODULE"}
+"""Variables of the tests' own process that a yard must not take for its own."""
 T = TypeVar("T")
 
 
@@ -98,7 +100,7 @@ class YardProcess(Web):
     def __init__(self, **env: str) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="ty-yard-"))
         self.port = free_port()
-        self.env = {k: v for k, v in os.environ.items() if k not in {"REDIS_URL", "DATABASE_URL", "TRAINYARD_TESTING"}}
+        self.env = {k: v for k, v in os.environ.items() if k not in OF_THE_SUITE}
         self.env |= {"TRAINYARD_HOME": str(self.home), "TRAINYARD_PORT": str(self.port), **env}
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -16,6 +16,9 @@ from parallel_core.analysis.quantities import significant
 
 AXES = ("step", "samples", "seconds")
 MAX_LINES = 12
+HEIGHT = 320
+LEGEND_ROW, LEGEND_COLUMNS = 20, 4
+"""Pixels that a row of the lines' names adds, and how many names one holds."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,9 @@ def chart(
     figure = {
         "data": [*([_faint(older)] if older else []), *(_trace(curve) for curve in drawn)],
         "layout": theme.layout(
-            320,
+            HEIGHT + LEGEND_ROW * -(-len(drawn) // LEGEND_COLUMNS) if len(drawn) > 1 else HEIGHT,
+            showlegend=len(drawn) > 1,
+            legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
             xaxis=theme.axis("step", zeroline=False),
             yaxis=theme.axis(unit, zeroline=False, rangemode="normal"),
             hovermode="x unified" if len(drawn) <= 4 else "closest",

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from django import forms
+from django.http import HttpRequest
 
 from dashboard.runs import corpora, spec_fields
-from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS
+from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS, Invalid
 from dashboard.runs.submission import Assessment, assess
 from parallel_core import limits
 
@@ -58,6 +59,8 @@ class RunForm(forms.Form):
         assert isinstance(corpus, forms.Select)
         corpus.choices = corpora.choices()
         # Text, like every number here: a browser's number box throws away what it does not understand.
+        # Nor does it cut a name that is too long: it is said to be, and all of it kept.
+        self.fields["name"].widget.attrs.pop("maxlength")
         self.fields["retries"].widget = forms.TextInput(attrs={"inputmode": "numeric", "autocomplete": "off"})
         for name, made in self.fields.items():
             described = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
@@ -81,9 +84,24 @@ class RunForm(forms.Form):
             known = name in self.fields
             self.add_error(name if known else None, message if known else f"{path}: {message}")
 
-    def choose_corpus(self, value: str) -> None:
-        """Selects a corpus in a form that is shown again, so that an upload is not lost with a mistake elsewhere."""
-        self.data = {**self.data.dict(), "train__corpus": value}  # type: ignore[attr-defined]
+    @classmethod
+    def sent(cls, request: HttpRequest) -> RunForm:
+        """The form as it was posted. An uploaded text is stored and chosen, so that no mistake elsewhere loses it."""
+        form, upload = cls(request.POST, request.FILES), request.FILES.get("upload")
+        if upload is None:
+            return form
+        try:
+            corpus = corpora.store(owner=request.user, upload=upload)
+        except Invalid as error:
+            form.show(error.field_errors)
+        else:
+            form.data = {**request.POST.dict(), "train__corpus": f"blob:{corpus.sha256}"}
+        return form
+
+    def wish(self) -> dict[str, Any]:
+        """What was asked for, as `submission.submit` takes it. Needs a valid form."""
+        asked = {name: self.cleaned_data[name] for name in ("name", "retries", "anyway")}
+        return {**asked, "spec": spec_fields.to_spec(self.cleaned_data), "tags": split_tags(self.cleaned_data["tags"])}
 
     def sections(self) -> Iterator[Section]:
         for group in spec_fields.GROUPS:

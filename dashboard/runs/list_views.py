@@ -44,14 +44,14 @@ FIELDS = (
 def runs(request: HttpRequest) -> HttpResponse:
     """The whole page, or for HTMX the results alone. Its state is the query string."""
     listing = Listing.parse(request.GET)
-    context = {"listing": listing, "page": listing.read()}
+    context = {"listing": listing, "page": listing.read(), "may_submit": may_submit(request.user)}
     partial = request.headers.get("HX-Request") and not request.headers.get("HX-History-Restore-Request")
     if partial:
         response = render(request, "runs/list_results.html", context)
         # The address as we would write it: a filter form also sends its empty fields.
         response.headers["HX-Push-Url"] = request.path + listing.query().rstrip("?")
     else:
-        context |= {"states": State.choices, "options": options(), "may_submit": may_submit(request.user)}
+        context |= {"states": State.choices, "options": options()}
         response = render(request, "runs/list.html", context)
     # Page and part have the same address: a cache must not hand out one for the other.
     response.headers["Vary"] = "HX-Request, Cookie"

@@ -93,11 +93,12 @@ def _add_memory(figure: dict[str, Any], record: MemoryRecord) -> None:
         )
 
 
-def no_timeline() -> Chart:
-    """Keeps the place of the Gantt until the first traced step has arrived."""
-    return Chart(
-        "gantt", "No step has been traced yet", "It appears here by itself", "", gantt.figure({}) | {"data": []}
-    )
+def no_timeline(run: Run) -> Chart:
+    """Keeps the place of the Gantt until the first traced step has arrived, or says that none will."""
+    title, below = "No step has been traced yet", "It appears here by itself"
+    if run.ended_at:
+        title, below = "No step was traced", "This run ended before a traced step was complete"
+    return Chart("gantt", title, below, "", gantt.figure({}) | {"data": []})
 
 
 def points_since(run: Run, step: int) -> dict[str, Any]:

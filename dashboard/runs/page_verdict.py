@@ -159,6 +159,8 @@ def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
     where = attempt.progress.get(str(rank)) if attempt and rank is not None else None
     if not where or f"step {where.get('step')}" in run.detail:
         return ""
+    if where.get("step", 0) < 0:
+        return f"Rank {rank} was last seen {where.get('op') or 'starting'}, before its first step."
     return f"Rank {rank} was last seen at step {where.get('step')} in {where.get('op') or 'no operation'}."
 
 

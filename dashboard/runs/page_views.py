@@ -59,6 +59,7 @@ def _run(pk: int) -> Run:
 
 def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
     attempt = selectors.attempt_of(run)
+    mine = may_change(request.user, run)
     return {
         "run": run,
         "attempt": attempt,
@@ -67,7 +68,8 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
         "placed": placed(attempt) if attempt else "",
         "age": age_text(run),
         "ended": run.state in ENDED,
-        "may_cancel": run.state not in ENDED and run.cancel_requested_at is None and may_change(request.user, run),
+        "may_cancel": run.state not in ENDED and run.cancel_requested_at is None and mine,
+        "may_change": mine,
         "may_submit": may_submit(request.user),
         "failed": run.state in (State.FAILED, State.LOST),
     }
@@ -77,7 +79,7 @@ def _first_screen(run: Run, step: int | None) -> dict[str, Any]:
     steps = selectors.traced_steps(run)
     return {
         "tiles": tiles(run),
-        "gantt": page_charts.timeline(run, step if step in steps else None) or page_charts.no_timeline(),
+        "gantt": page_charts.timeline(run, step if step in steps else None) or page_charts.no_timeline(run),
         "steps": steps,
         "step": step if step in steps else None,
         "legend": LEGEND,
@@ -92,7 +94,7 @@ def _tab(request: HttpRequest, run: Run, step: int | None) -> dict[str, Any]:
 
 
 def _gantt(request: HttpRequest, run: Run) -> dict[str, Any]:
-    return (page_charts.timeline(run, _number(request, "step")) or page_charts.no_timeline()).as_dict()
+    return (page_charts.timeline(run, _number(request, "step")) or page_charts.no_timeline(run)).as_dict()
 
 
 def _metrics(request: HttpRequest, run: Run) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
-from dashboard.runs import corpora, services, spec_fields, submission
+from dashboard.runs import services, spec_fields, submission
 from dashboard.runs.forms import RunForm, split_tags
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.panel import Panel
@@ -43,39 +43,16 @@ def new(request: HttpRequest) -> HttpResponse:
 
 
 def _create(request: HttpRequest) -> HttpResponse:
-    form = RunForm(request.POST, request.FILES)
-    corpus, refused = _stored_upload(request)
-    if corpus:
-        form.choose_corpus(corpus)
-    if refused:
-        form.show(refused)
+    form = RunForm.sent(request)
     if form.is_valid():
         try:
-            run = submission.submit(
-                owner=request.user,
-                spec=spec_fields.to_spec(form.cleaned_data),
-                name=form.cleaned_data["name"],
-                tags=split_tags(form.cleaned_data["tags"]),
-                retries=form.cleaned_data["retries"],
-                anyway=form.cleaned_data["anyway"],
-            )
+            run = submission.submit(owner=request.user, **form.wish())
         except services.Invalid as error:
             form.show(error.field_errors)
         else:
             messages.success(request, f"“{run.name}” is queued.")
             return redirect(reverse("runs:page", args=(run.pk,)))
     return _form_page(request, form, status=422)
-
-
-def _stored_upload(request: HttpRequest) -> tuple[str, dict[str, str]]:
-    """(corpus name in a spec or '', messages). The text is kept even where other fields are wrong."""
-    upload = request.FILES.get("upload")
-    if upload is None:
-        return "", {}
-    try:
-        return f"blob:{corpora.store(owner=request.user, upload=upload).sha256}", {}
-    except services.Invalid as error:
-        return "", error.field_errors
 
 
 @require_POST

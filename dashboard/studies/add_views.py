@@ -14,8 +14,8 @@ from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
-from dashboard.runs import corpora, services, spec_fields, submission
-from dashboard.runs.forms import RunForm, split_tags
+from dashboard.runs import services, spec_fields, submission
+from dashboard.runs.forms import RunForm
 from dashboard.runs.models import Run
 from dashboard.runs.panel import Panel
 from dashboard.studies.models import Study
@@ -33,11 +33,10 @@ def add_run(request: HttpRequest, pk: int) -> HttpResponse:
         form = RunForm(initial=spec_fields.from_spec(spec))
         form.assessment = submission.assess(spec)
         return _page(request, study, form)
-    form = RunForm(request.POST, request.FILES)
-    _keep_upload(request, form)
+    form = RunForm.sent(request)
     if form.is_valid():
         try:
-            run = _submit(request.user, study, form.cleaned_data)
+            run = _submit(request.user, study, form.wish())
         except services.Invalid as error:
             form.show(error.field_errors)
         else:
@@ -51,29 +50,8 @@ def _page(request: HttpRequest, study: Study, form: RunForm, status: int = 200) 
     return render(request, "runs/form.html", context, status=status)
 
 
-def _keep_upload(request: HttpRequest, form: RunForm) -> None:
-    """Stores an uploaded text even where other fields are wrong."""
-    upload = request.FILES.get("upload")
-    if upload is None:
-        return
-    try:
-        form.choose_corpus(f"blob:{corpora.store(owner=request.user, upload=upload).sha256}")
-    except services.Invalid as error:
-        form.show(error.field_errors)
-
-
 @transaction.atomic
-def _submit(user: Any, study: Study, values: dict[str, Any]) -> Run:
+def _submit(user: Any, study: Study, wish: dict[str, Any]) -> Run:
     Study.objects.select_for_update().get(pk=study.pk)  # two that add at once get two places
     last = study.runs.aggregate(last=Max("position"))["last"]
-    return submission.submit(
-        owner=user,
-        spec=spec_fields.to_spec(values),
-        name=values["name"],
-        tags=split_tags(values["tags"]),
-        retries=values["retries"],
-        anyway=values["anyway"],
-        study=study,
-        position=0 if last is None else last + 1,
-        exclusive=True,
-    )
+    return submission.submit(owner=user, **wish, study=study, position=0 if last is None else last + 1, exclusive=True)

@@ -74,6 +74,7 @@ class StudyForm(forms.Form):
             ("stdlib", "Python standard library"),
             *((f"blob:{corpus.sha256}", corpus.name) for corpus in corpora),
         ]
+        self.fields["name"].widget.attrs.pop("maxlength")  # a name that is too long is said to be, not cut
         for name, made in self.fields.items():
             describe = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
             made.widget.attrs["aria-describedby"] = describe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -22,8 +23,12 @@ from parallel_core.observe.records import POINT, Sink
 from parallel_core.processes import start_ticks
 from parallel_core.spec import RunSpec
 
+log = logging.getLogger(__name__)
+
 FLUSH_S = 0.25
 """Points wait at most this long (and the end of the step that is under way)."""
+LOG_S = 5.0
+"""A rank's log gets the first step, the last one, and between them a line this often."""
 
 
 class StepTimes:
@@ -49,15 +54,17 @@ class StepTimes:
 
 
 class Reporter:
-    """Emits the records of one rank; run-level series come from rank 0 alone."""
+    """Emits the records of one rank, and says the same in words in its log; run-level series come from rank 0 alone."""
 
     def __init__(self, spec: RunSpec, rank: int, sink: Sink, device: Device) -> None:
         self._spec, self._rank, self._sink, self._device = spec, rank, sink, device
         self._points: dict[str, list[tuple[int, float, float]]] = {}
-        self._flushed = 0.0
+        self._flushed = self._logged = 0.0
 
     def hello(self, flat: FlatParameters, units: tuple[str, ...], layout: Layout) -> None:
-        place = layout.coords(self._rank)
+        place, params = layout.coords(self._rank), sum(slot.parameter.numel() for slot in flat)
+        where = f"rank {self._rank}: stage {place.stage}, replica {place.replica}, tensor {place.tensor}"
+        log.info("%s; %d layers, %d parameters on %s", where, len(units), params, self._device.name)
         self._sink.emit(
             "hello",
             pid=os.getpid(),
@@ -68,11 +75,12 @@ class Reporter:
             replica=place.replica,
             tensor=place.tensor,
             torch=torch.__version__,
-            params=sum(slot.parameter.numel() for slot in flat),
+            params=params,
             units=list(units),
         )
 
     def phase(self, phase: str, step: int) -> None:
+        log.info("%s at step %d", phase, step)
         self._sink.emit("phase", phase=phase, step=step)
 
     def step(self, step: int, totals: Totals, took: float, last: bool) -> None:
@@ -93,6 +101,10 @@ class Reporter:
             self._points.setdefault(name, []).append((step, now, value))
         if due:
             self._flush(now)
+        if last or now - self._logged >= LOG_S:
+            loss = f", loss {totals.loss:.6g}" if self._rank == 0 else ""
+            log.info("step %d: %.4g ms%s", step, took * 1e3, loss)
+            self._logged = now
 
     def _flush(self, now: float) -> None:
         blob = b"".join(np.array(rows, dtype=POINT).tobytes() for rows in self._points.values())

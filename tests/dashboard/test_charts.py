@@ -155,6 +155,14 @@ def test_loss_has_every_axis_for_every_line() -> None:
     assert made.source.endswith("3 of 30 points")
 
 
+def test_several_lines_are_named_beside_them() -> None:
+    one, two = (Curve(n, np.arange(3, dtype=np.int32), np.arange(3.0), np.ones(3), 3) for n in ("DP", "TP"))
+    assert not loss.chart([one], "t", "s").figure["layout"]["showlegend"]
+    both = loss.chart([one, two], "t", "s")
+    assert both.figure["layout"]["showlegend"]
+    assert both.height > loss.chart([one], "t", "s").height
+
+
 def test_nothing_measured_draws_nothing_and_keeps_the_size() -> None:
     waiting = [Entry("DP", done=False, status="queued")]
     assert breakdown.chart(waiting, "t", "s").empty

@@ -103,6 +103,11 @@ def test_a_bad_field_is_said_at_the_field_and_everything_kept(
     assert not Run.objects.exists()
 
 
+@pytest.mark.parametrize("path", ["/runs/new/", "/studies/new/"])
+def test_the_browser_is_not_told_to_cut_what_is_too_long(member_client: Client, path: str) -> None:
+    assert b"maxlength" not in member_client.get(path).content
+
+
 def test_html_in_what_was_typed_stays_text(member_client: Client) -> None:
     evil = '"><script>alert(1)</script>'
     page = member_client.post("/runs/new/", filled(name=evil, tags=evil, model__layers=evil)).content.decode()

@@ -43,6 +43,12 @@ def test_filters_and_their_combination(reader: Client, alice: Any, admin: Any) -
     assert b"No run matches" in reader.get("/runs/?q=nothing-like-it").content
 
 
+def test_only_who_may_submit_is_led_to_the_form_from_an_empty_list(client: Client, alice: Any, bob: Any) -> None:
+    for user, led in ((alice, True), (bob, False)):
+        client.force_login(user)
+        assert (b'href="/runs/new/"' in client.get("/runs/").content) is led
+
+
 @pytest.mark.parametrize("column", ["loss", "step_time", "memory", "name", "owner", "created", "tokens_per_s"])
 def test_every_column_sorts_both_ways(reader: Client, alice: Any, column: str) -> None:
     for i in range(3):

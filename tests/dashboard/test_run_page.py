@@ -114,6 +114,30 @@ def test_failed_run_shows_cause_last_lines_and_fix(reader: Client, alice: Any) -
     assert "Boom &lt;script&gt;" in page
 
 
+def test_a_rank_that_failed_before_its_first_step_has_no_step_minus_one(reader: Client, alice: Any) -> None:
+    run = failed(alice, "user_code", "Rank 1 failed.")
+    Attempt.objects.filter(run=run).update(progress={"1": {"step": -1, "op": "building", "age": 1.0}})
+    assert verdict(run).more == "Rank 1 was last seen building, before its first step."
+    assert "-1" not in html(reader, run, "?tab=ranks").split('id="tab"')[1]
+
+
+def test_an_ended_run_without_a_traced_step_promises_none(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    assert "It appears here by itself" in html(reader, run)
+    factory.start(run)
+    factory.end(run, State.FAILED, "Rank 0 failed.", "user_code")
+    page = html(reader, run, "?tab=logs")
+    assert "It appears here by itself" not in page and "No step was traced" in page
+    assert "<h2>No log</h2>" in page
+
+
+def test_its_owner_alone_is_led_to_rename_a_run(client: Client, alice: Any, bob: Any) -> None:
+    run = factory.queued(alice)
+    for user, times in ((alice, 1), (bob, 0)):
+        client.force_login(user)
+        assert html(client, run).count(reverse("runs:edit", args=[run.pk])) == times
+
+
 @pytest.mark.parametrize(
     "cause", ("user_code", "killed_by_signal", "worker_lost", "timed_out", "no_progress", "refused", "")
 )

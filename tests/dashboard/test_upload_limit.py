@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from asgiref.testing import ApplicationCommunicator
 
 from dashboard.body_limit import MAX_BODY, BodyLimit
@@ -49,9 +50,10 @@ def test_an_undeclared_body_is_counted() -> None:
     assert talk(scope("/accounts/login/"), [b"x" * 2**20] * (MAX_BODY // 2**20 + 1))[0] == 413
 
 
-def test_an_upload_may_be_larger_than_other_requests() -> None:
+@pytest.mark.parametrize("path", ["/runs/new/", "/studies/12/add/"])
+def test_an_upload_may_be_larger_than_other_requests(path: str) -> None:
     chunks = [b"x" * 2**20] * (MAX_BODY // 2**20 + 1)
-    assert talk(scope("/runs/new/", len(chunks) * 2**20), chunks)[0] == 200
+    assert talk(scope(path, len(chunks) * 2**20), chunks)[0] == 200
 
 
 def test_the_api_refuses_in_its_own_shape() -> None:

@@ -57,6 +57,8 @@ def test_train_prints_each_step_and_leaves_the_records_of_every_rank(written: Pa
     steps = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step")]
     assert steps == [0, 1, 2, 3]
     for rank in (0, 1):
+        log = log_path(out, rank).read_text()
+        assert f"rank {rank}: stage {rank}, replica 0" in log and "step 0:" in log and "step 3:" in log
         kinds = [frame.kind for frame in read_file(events_path(out, rank))]
         assert {"hello", "phase", "points", "spans", "memory", "summary"} <= set(kinds)
 

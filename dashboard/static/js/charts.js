@@ -105,7 +105,7 @@ async function draw(entry) {
 function emptyNote() {
   const note = document.createElement("p");
   note.className = "empty small";
-  note.textContent = "Nothing measured yet. The chart fills itself as runs finish.";
+  note.textContent = "Nothing to draw: there are no numbers so far.";
   return note;
 }
 

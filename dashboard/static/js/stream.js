@@ -11,6 +11,7 @@
 
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15000;
+const NOTE_AFTER_MS = 1000; // a connection that is back at once is not worth a word
 
 const listeners = new Map(); // topic -> Set of callbacks
 const watchers = new Set();
@@ -107,7 +108,6 @@ function ended(why) {
     signedOut = true;
     close();
     setConnected(false);
-    window.dispatchEvent(new CustomEvent("trainyard:signed-out"));
   } else {
     lost();
   }
@@ -122,8 +122,36 @@ function lost() {
   delay = Math.min(delay * 2, LONGEST_DELAY_MS);
 }
 
+/* While nothing arrives the page says so, so that an old number is not taken for the newest. */
+const note = document.createElement("p");
+note.className = "notice warning connection";
+note.setAttribute("role", "status");
+document.body.append(note);
+let noteTimer = null;
+
+function explain() {
+  if (!signedOut) {
+    note.textContent = "Live updates are interrupted; what you see may be old. Trying again.";
+    return;
+  }
+  const link = document.createElement("a");
+  link.href = `/accounts/login/?next=${encodeURIComponent(location.pathname + location.search)}`;
+  link.textContent = "Sign in again";
+  note.replaceChildren("You are signed out, so nothing here is live any more. ", link);
+}
+
+onConnection((up) => {
+  clearTimeout(noteTimer);
+  if (up) note.replaceChildren();
+  else noteTimer = setTimeout(explain, NOTE_AFTER_MS);
+});
+
 window.addEventListener("online", () => {
   if (!connected && !signedOut) schedule(0);
+});
+// A network that is gone leaves the stream open and silent for minutes: the browser knows it sooner.
+window.addEventListener("offline", () => {
+  if (source) lost();
 });
 window.addEventListener("pagehide", close);
 window.addEventListener("pageshow", (event) => {
