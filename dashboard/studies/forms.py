@@ -112,9 +112,12 @@ class StudyForm(forms.Form):
         return estimate(specs, calibration(self.cleaned_data["train__device"]), self.cleaned_data["repeats"])
 
     def clean(self) -> dict[str, Any]:
-        """The base must be a valid single run by itself, or every variant would fail for the same reason."""
+        """The base must be a valid single run by itself, or every variant would fail for the same reason.
+
+        It is judged before there is a name too: the name is often typed last.
+        """
         cleaned = super().clean() or self.cleaned_data
-        if not self.errors:
+        if not set(self.errors) - {"name"}:
             try:
                 RunSpec.model_validate(variants.with_steps(self.base(), cleaned["timed_steps"]))
             except ValidationError as error:
