@@ -63,7 +63,7 @@ class Reporter:
 
     def hello(self, flat: FlatParameters, units: tuple[str, ...], layout: Layout) -> None:
         place, params = layout.coords(self._rank), sum(slot.parameter.numel() for slot in flat)
-        where = f"rank {self._rank}: stage {place.stage}, replica {place.replica}, tensor {place.tensor}"
+        where = f"rank {self._rank}: stage {place.place}, replica {place.replica}, tensor {place.tensor}"
         log.info("%s; %d layers, %d parameters on %s", where, len(units), params, self._device.name)
         self._sink.emit(
             "hello",

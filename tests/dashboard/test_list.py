@@ -57,6 +57,13 @@ def test_every_column_sorts_both_ways(reader: Client, alice: Any, column: str) -
     assert len(up) == 3 and (up == down[::-1] or column == "owner")
 
 
+def test_the_filters_carry_the_order_with_them(reader: Client, alice: Any) -> None:
+    kept = b'<input type="hidden" name="sort" form="filters" value="loss">'
+    assert kept in reader.get("/runs/?sort=loss").content
+    assert kept in reader.get("/runs/?sort=loss&q=nothing-like-it").content
+    assert b'name="sort"' not in reader.get("/runs/").content
+
+
 @pytest.mark.parametrize(
     "query", ["?sort=spec", "?page=abc", "?page=99999", "?state=odd", "?study=x", "?q=%00", "?q=" + "x" * 9000]
 )
