@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import dj_database_url
@@ -97,9 +96,12 @@ USE_I18N = False
 
 STATIC_URL = "/static/"
 STATIC_ROOT = HOME / "static"
-PLOTLY_BUNDLE = Path(str(find_spec("plotly").origin)).parent / "package_data"  # type: ignore[union-attr]
-"""plotly.min.js of the installed wheel, served as plotly/plotly.min.js."""
-STATICFILES_DIRS = [BASE_DIR / "dashboard" / "static", ("plotly", PLOTLY_BUNDLE)]
+STATICFILES_DIRS = [BASE_DIR / "dashboard" / "static"]
+STATICFILES_FINDERS = [
+    "django.contrib.staticfiles.finders.FileSystemFinder",
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    "dashboard.static_files.PlotlyFinder",
+]
 MEDIA_ROOT = HOME / "files"
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},

@@ -8,5 +8,7 @@ os.environ.setdefault("TRAINYARD_HOME", tempfile.mkdtemp(prefix="trainyard-test-
 os.environ["ALLOWED_HOSTS"] = "localhost,127.0.0.1,testserver"
 
 from dashboard.settings import *  # noqa: F403
+from dashboard.settings import STATIC_ROOT
 
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # as `prepare` leaves it: WhiteNoise warns where it is missing

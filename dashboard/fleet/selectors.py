@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from dashboard.control.placement import Host
@@ -46,9 +47,14 @@ def age_of(worker: Worker, now: datetime | None = None) -> float | None:
     return max(0.0, ((now or timezone.now()) - worker.heartbeat_at).total_seconds())
 
 
+def reporting() -> QuerySet[Worker]:
+    """Workers heard of within a lease."""
+    return Worker.objects.filter(heartbeat_at__gt=timezone.now() - timedelta(seconds=LEASE_S))
+
+
 def live_attempts() -> list[Attempt]:
     """All attempts that hold devices, with their runs."""
-    return list(Attempt.objects.filter(over=False).select_related("run", "run__owner"))
+    return list(Attempt.objects.filter(over=False).select_related("run", "run__owner").defer("run__summary"))
 
 
 def occupancy(attempts: Collection[Attempt]) -> dict[tuple[str, str, int], Run]:

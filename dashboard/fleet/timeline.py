@@ -6,14 +6,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from django.db.models import Q
+from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.fleet.selectors import WorkerView, kind_of
 from dashboard.runs.models import Attempt, Run
 
 HOURS = (1, 6, 24)
-MAX_BARS = 400
+MAX_BARS = 200
 """Newest attempts drawn; the timeline says "N of M" where there are more."""
+MAX_LISTED = 50
+"""Newest attempts that stand in the table below it too."""
 LEAST = 0.3
 """Percent of the window that even the shortest bar fills."""
 
@@ -33,6 +36,12 @@ class Bar:
     attempt: int
     begin: datetime
     end: datetime | None
+    href: str
+
+    @property
+    def place(self) -> str:
+        """Where the bar stands, as CSS."""
+        return f"left:{self.left:.2f}%;width:{self.width:.2f}%"
 
 
 @dataclass
@@ -46,11 +55,20 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Held:
+    """One attempt in the table: its bar, and the devices it held in words."""
+
+    bar: Bar
+    devices: str
+
+
+@dataclass(frozen=True)
 class Timeline:
-    """`ticks` = (percent, clock time)."""
+    """`ticks` = (percent, clock time). `table` = newest attempts first."""
 
     rows: list[Row]
     ticks: list[tuple[float, datetime]]
+    table: list[Held]
     shown: int
     total: int
 
@@ -62,16 +80,22 @@ def timeline(workers: list[WorkerView], hours: int, now: datetime | None = None)
     rows = {(w.worker.name, d.kind, d.index): Row(w.worker.name, d.index, d.kind) for w in workers for d in w.devices}
     attempts = Attempt.objects.filter(Q(ended_at__gte=since) | Q(over=False), sent_at__isnull=False)
     total = attempts.count()
-    drawn = list(attempts.select_related("run").order_by("-pk")[:MAX_BARS])
-    for attempt in reversed(drawn):
-        bar = _bar(attempt, since, now)
+    newest = attempts.select_related("run").defer("report", "progress", "run__summary").order_by("-pk")
+    drawn = [(attempt, bar) for attempt in newest[:MAX_BARS] if (bar := _bar(attempt, since, now))]
+    for attempt, bar in reversed(drawn):
         for node in attempt.devices:
             for index in node["devices"]:
-                row = rows.get((node["worker"], kind_of(attempt.run), index))
-                if row and bar:
+                if row := rows.get((node["worker"], kind_of(attempt.run), index)):
                     row.bars.append(bar)
     ticks = [(25.0 * i, since + (now - since) * i / 4) for i in range(5)]
-    return Timeline(list(rows.values()), ticks, len(drawn), total)
+    table = [Held(bar, _devices(attempt)) for attempt, bar in drawn[:MAX_LISTED]]
+    return Timeline(list(rows.values()), ticks, table, len(drawn), total)
+
+
+def _devices(attempt: Attempt) -> str:
+    """ "yard-a cpu 0, 1"."""
+    kind = kind_of(attempt.run)
+    return "; ".join(f"{node['worker']} {kind} {', '.join(map(str, node['devices']))}" for node in attempt.devices)
 
 
 def _bar(attempt: Attempt, since: datetime, now: datetime) -> Bar | None:
@@ -87,4 +111,5 @@ def _bar(attempt: Attempt, since: datetime, now: datetime) -> Bar | None:
     left = min(left, 100 - LEAST)  # even a bar at the right edge lies inside of the window
     width = min(width, 100 - left)
     idle = min(100.0, held / width * 100)
-    return Bar(attempt.run, left, width, idle, words, attempt.number, begin, attempt.ended_at)
+    href = reverse("runs:page", args=[attempt.run_id])
+    return Bar(attempt.run, left, width, idle, words, attempt.number, begin, attempt.ended_at, href)

@@ -15,7 +15,7 @@ from dashboard.fleet import selectors, services
 from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import HOURS, timeline
 from dashboard.runs.models import Run
-from dashboard.runs.queue import queued_runs, waiting
+from dashboard.runs.queue import Waiting, everyone_waiting, queued_runs
 
 QUEUE_SHOWN = 20
 """Lines of the queue; the heading says how many of the runs they hold."""
@@ -54,22 +54,23 @@ def _turn(run: Run) -> tuple[str, int | None]:
     return ("study", run.study_id) if run.study_id and run.exclusive else ("run", run.pk)
 
 
-def _queue_line(group: list[Run]) -> dict[str, Any]:
+def _queue_line(group: list[Run], waits: dict[int, Waiting]) -> dict[str, Any]:
     """The first of the group, what it waits for, and how many of its study follow."""
-    return {"run": group[0], "more": len(group) - 1, "waits": waiting(group[0]).sentence}
+    return {"run": group[0], "more": len(group) - 1, "waits": waits.get(group[0].pk, Waiting()).sentence}
 
 
 def _context(request: HttpRequest) -> dict[str, Any]:
     asked = request.GET.get("hours", "")
     hours = int(asked) if asked in {str(h) for h in HOURS} else HOURS[0]
     queue = queued_runs()
+    waits = everyone_waiting() if queue else {}
     groups = [list(group) for _, group in groupby(queue, key=_turn)]
     workers = selectors.workers()
     return {
         "workers": workers,
         "devices": sum(len(worker.devices) for worker in workers),
         "busy": sum(device.run is not None for worker in workers for device in worker.devices),
-        "queue": [_queue_line(group) for group in groups[:QUEUE_SHOWN]],
+        "queue": [_queue_line(group, waits) for group in groups[:QUEUE_SHOWN]],
         "queue_shown": sum(map(len, groups[:QUEUE_SHOWN])),
         "queued": len(queue),
         "timeline": timeline(workers, hours),

@@ -80,6 +80,12 @@ class Listing:
         text = urlencode({key: value for key, value in values.items() if value}, doseq=True)
         return f"?{text}" if text else "?"
 
+    @property
+    def before_page(self) -> str:
+        """The query string up to where `page=N` goes."""
+        text = self.query(page=1)
+        return text if text == "?" else f"{text}&"
+
     def headers(self) -> Iterator[dict[str, Any]]:
         """Each column with the address that sorts by it and its aria-sort value."""
         for column in COLUMNS:

@@ -22,7 +22,11 @@ class Waiting:
 
 def queued_runs() -> list[Run]:
     """Oldest first; the runs of a study stand together, where its oldest stands, by position."""
-    runs = list(Run.objects.filter(state=State.QUEUED, cancel_requested_at=None).defer("summary"))
+    runs = list(
+        Run.objects.filter(state=State.QUEUED, cancel_requested_at=None)
+        .defer("summary")
+        .select_related("owner", "study")
+    )
     since: dict[int, datetime] = {}
     for run in runs:
         key = run.study_id or -run.pk
@@ -68,15 +72,20 @@ def studies_active() -> set[int]:
 
 def waiting(run: Run) -> Waiting:
     """What a queued run waits for and how many are ahead of it."""
-    if run.state != State.QUEUED:
-        return Waiting()
-    runs = queued_runs()
-    ahead = next((i for i, other in enumerate(runs) if other.pk == run.pk), 0)
-    fleet = hosts()
+    return everyone_waiting().get(run.pk, Waiting()) if run.state == State.QUEUED else Waiting()
+
+
+def everyone_waiting() -> dict[int, Waiting]:
+    """The same for every queued run by its id, in the order of the queue, from one look at queue and fleet."""
+    runs, fleet = queued_runs(), hosts()
     outcome = plan(requests(runs), fleet, studies_active())
-    why, name = outcome.waits.get(run.pk, (None, ""))
-    sentence = _sentence(run, why, next((host for host in fleet if host.name == name), None), fleet)
-    return Waiting(sentence + (f" {ahead} {'run' if ahead == 1 else 'runs'} ahead." if ahead else ""), ahead)
+    by_name = {host.name: host for host in fleet}
+    out = {}
+    for ahead, run in enumerate(runs):
+        why, name = outcome.waits.get(run.pk, (None, ""))
+        more = f" {ahead} {'run' if ahead == 1 else 'runs'} ahead." if ahead else ""
+        out[run.pk] = Waiting(_sentence(run, why, by_name.get(name), fleet) + more, ahead)
+    return out
 
 
 def _sentence(run: Run, why: Wait | None, host: Host | None, fleet: list[Host]) -> str:

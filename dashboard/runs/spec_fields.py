@@ -1,4 +1,4 @@
-"""One mapping between the leaves of RunSpec and the fields of the run form.
+"""One mapping between the leaves of RunSpec and the fields of forms: New run, and the base of New study.
 
 The form only carries text; RunSpec alone judges it. A leaf `train.lr` is the form field `train__lr`. Bounds and
 choices shown at a field are read from the spec, so that the form cannot promise what the spec refuses.
@@ -7,7 +7,7 @@ choices shown at a field are read from the spec, so that the form cannot promise
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,13 +168,18 @@ def _cuts_in(text: str) -> Any:
 
 def _mib_in(text: str) -> Any:
     try:
-        return int(float(text) * MIB)
+        return round(float(text) * MIB)
     except (ValueError, OverflowError):
         return text
 
 
 def _mib_out(value: int) -> str:
-    return f"{value / MIB:.6f}".rstrip("0").rstrip(".")
+    return _digits(value / MIB)
+
+
+def _digits(value: float) -> str:
+    """Every digit, so that a cloned run is the same run."""
+    return repr(float(value)).removesuffix(".0")
 
 
 _IN: dict[str, Callable[[str], Any]] = {"parallel.cuts": _cuts_in, "trace.memory_cap": _mib_in}
@@ -184,11 +189,14 @@ _OUT: dict[str, Callable[[Any], str]] = {
 }
 
 
-def to_spec(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested dict that RunSpec judges, from flat form values (text, or bool for switches)."""
+def to_spec(values: Mapping[str, Any], paths: Collection[str] | None = None) -> dict[str, Any]:
+    """The nested dict that RunSpec judges, from flat form values (text, or bool for switches).
+
+    `paths` = leaves that the form asks for; the others are left out. None: every leaf.
+    """
     spec: dict[str, Any] = {}
     for path, info in leaves().items():
-        if path in FIXED:
+        if path in FIXED or (paths is not None and path not in paths):
             continue
         section, leaf = path.split(".", 1)
         value = values.get(html_name(path))
@@ -215,7 +223,16 @@ def _text(path: str, value: Any) -> Any:
         return ""
     if isinstance(value, bool):
         return value
-    return _OUT[path](value) if path in _OUT else f"{value:g}" if isinstance(value, float) else str(value)
+    return _OUT[path](value) if path in _OUT else _digits(value) if isinstance(value, float) else str(value)
+
+
+def part_of(spec: RunSpec, paths: Collection[str]) -> dict[str, Any]:
+    """These leaves of a valid spec, nested."""
+    whole, part = spec.model_dump(mode="json"), dict[str, Any]()
+    for path in paths:
+        section, leaf = path.split(".", 1)
+        part.setdefault(section, {})[leaf] = whole[section][leaf]
+    return part
 
 
 def form_name(path: str) -> str:

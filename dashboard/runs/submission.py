@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import reporting
 from dashboard.runs import services
 from dashboard.runs.models import Corpus, Run
 from parallel_core.plan.memory import Feasibility, RankMemory, by_stage, verdict
@@ -25,7 +25,7 @@ MAX_PREDICTED_RANKS = 4096
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the known workers offer of one kind of device: most on one host, on all, and bytes of the roomiest."""
+    """What the workers that report offer of one kind of device: most on one host, on all, and bytes of the roomiest."""
 
     kind: str
     largest: int = 0
@@ -55,11 +55,11 @@ class Assessment:
 
 
 def capacity(kind: str) -> Capacity:
-    """Known workers, silent and draining ones included: they may come back, and the queue says what it waits for."""
+    """What workers that report offer, draining ones included. A silent one may never come back: it has none."""
     counts, memory, others = [], 0, 0
-    for devices in Worker.objects.values_list("devices", flat=True):
-        mine = [device for device in devices if device["kind"] == kind]
-        others += len(devices) - len(mine)
+    for worker in reporting():
+        mine = [device for device in worker.devices if device["kind"] == kind]
+        others += len(worker.devices) - len(mine)
         counts.append(len(mine))
         memory = max([memory, *(device.get("memory_total", 0) for device in mine)])
     return Capacity(kind, max(counts, default=0), sum(counts), memory, others)
@@ -72,7 +72,7 @@ def assess(spec: dict[str, Any]) -> Assessment:
     except ValidationError as error:
         return Assessment(errors=field_errors(error))
     offered = capacity(parsed.train.device)
-    errors = _fleet_errors(parsed, offered) | _corpus_errors(parsed)
+    errors = fleet_errors(parsed, offered) | corpus_errors(parsed)
     if parsed.parallel.world > MAX_PREDICTED_RANKS:
         return Assessment(parsed, errors, offered)
     found = verdict(parsed, offered.memory or None, offered.largest or None)
@@ -110,12 +110,13 @@ def _cap_binds(found: Assessment) -> bool:
     return bool(found.spec and found.spec.trace.memory_cap == found.limit)
 
 
-def _fleet_errors(spec: RunSpec, offered: Capacity) -> dict[str, str]:
+def fleet_errors(spec: RunSpec, offered: Capacity) -> dict[str, str]:
+    """More ranks than any one worker has devices, by field."""
     world, word = spec.parallel.world, WORDS[offered.kind]
     if not offered.total:
         if not offered.others:
-            return {}  # no worker has ever reported: the run waits for the first one
-        return {"train.device": f"No worker has a {word}; choose the other kind."}
+            return {}  # no worker reports: the run waits for one
+        return {"train.device": f"No worker that reports has a {word}; choose the other kind."}
     if world <= offered.largest:
         return {}
     split = spec.parallel
@@ -124,7 +125,8 @@ def _fleet_errors(spec: RunSpec, offered: Capacity) -> dict[str, str]:
     return {f"parallel.{axis}": f"{needs}; the largest worker has {offered.largest}."}
 
 
-def _corpus_errors(spec: RunSpec) -> dict[str, str]:
+def corpus_errors(spec: RunSpec) -> dict[str, str]:
+    """A corpus that is not here, or holds less than one sample."""
     kind, _, sha256 = spec.train.corpus.partition(":")
     if kind != "blob":
         return {}

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from dashboard.charts.chart import Entry
 from dashboard.runs.models import ENDED, Attempt, Run, State
-from dashboard.runs.selectors import timed, waiting
+from dashboard.runs.queue import everyone_waiting
+from dashboard.runs.selectors import timed
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats, speedup
@@ -15,9 +16,6 @@ from parallel_core.plan.capacity import largest_layers
 from parallel_core.plan.memory import worst_stage
 from parallel_core.plan.strategy import family, ideal_speedup
 from parallel_core.spec import RunSpec
-
-MAX_WAITS = 4
-"""Queued runs whose reason is worked out one by one; studies run in order, so the rest wait for these."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         others=run.summary.get("cpu_others"),
         done=done,
         status="" if done else _status(run, spec, setting.waits.get(run.pk, "")),
-        twin=twin_of(spec),
+        twin=twin_of(spec) if setting.details else "",
         worst_rank=(run.summary.get("memory") or {}).get("rank"),
         traced_median=_raw_median(run),
         predicted=worst_stage(spec).total if setting.details else None,
@@ -88,10 +86,10 @@ def _point(value: float) -> Stats:
 
 def waits_of(runs: Sequence[Run]) -> dict[int, str]:
     """run id -> why it is still queued."""
-    queued = sorted((run for run in runs if run.state == State.QUEUED), key=lambda run: (run.position, run.pk))
-    out = {run.pk: waiting(run).sentence for run in queued[:MAX_WAITS]}
-    later = "Waits for the runs of its study in front of it." if queued and queued[0].study_id else ""
-    return {**dict.fromkeys((run.pk for run in queued), later), **out}
+    if not any(run.state == State.QUEUED for run in runs):
+        return {}
+    waits = everyone_waiting()
+    return {run.pk: waits[run.pk].sentence for run in runs if run.pk in waits}
 
 
 def limit_of(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> int | None:

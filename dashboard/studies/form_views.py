@@ -12,8 +12,8 @@ from django.views.decorators.http import require_http_methods
 from dashboard.accounts.roles import may_submit
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
+from dashboard.runs.spec_fields import from_spec
 from dashboard.studies.estimate import run_seconds
-from dashboard.studies.fields import from_spec
 from dashboard.studies.forms import StudyForm, calibration, initial_of
 from dashboard.studies.kinds import KINDS, MATRIX, StudyKind
 from dashboard.studies.models import Study

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from django import forms
-from django.db.models import QuerySet
 from pydantic import ValidationError
 
 from dashboard.fleet.models import Worker
-from dashboard.runs.models import Corpus
+from dashboard.runs import corpora, spec_fields
+from dashboard.runs.spec_fields import html_name
+from dashboard.runs.submission import WORDS, capacity
 from dashboard.studies import services, variants
 from dashboard.studies.estimate import Estimate, estimate
-from dashboard.studies.fields import form_field, from_spec, html_name, to_spec
+from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
 from parallel_core import limits
@@ -52,6 +53,9 @@ class StudyForm(forms.Form):
     base_fields_of_kind: ClassVar[tuple[str, ...]] = (*MODEL, *TRAIN)
     template_name_own: ClassVar[str]
 
+    spec: RunSpec | None = None
+    """The base as a run by itself; set by a valid form."""
+
     name = forms.CharField(max_length=limits.MAX_NAME, help_text=f"at most {limits.MAX_NAME} characters")
     train__corpus = forms.ChoiceField(label="Corpus", initial="stdlib")
     timed_steps = forms.IntegerField(
@@ -66,14 +70,11 @@ class StudyForm(forms.Form):
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, **kwargs})
-        for field in self.base_fields_of_kind:
-            self.fields[html_name(field)] = form_field(field)
-        corpora: QuerySet[Corpus] = Corpus.objects.order_by("name")
-        self.fields["train__corpus"].choices = [  # type: ignore[attr-defined]
-            ("stdlib", "Python standard library"),
-            *((f"blob:{corpus.sha256}", corpus.name) for corpus in corpora),
-        ]
+        initial = {**spec_fields.from_spec({}), **(kwargs.pop("initial", None) or {})}
+        super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, "initial": initial, **kwargs})
+        for path in self.base_fields_of_kind:
+            self.fields[html_name(path)] = spec_fields.form_field(spec_fields.ENTRIES[path])
+        self.fields["train__corpus"].choices = corpora.choices()  # type: ignore[attr-defined]
         self.fields["name"].widget.attrs.pop("maxlength")  # a name that is too long is said to be, not cut
         for name, made in self.fields.items():
             describe = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
@@ -96,8 +97,13 @@ class StudyForm(forms.Form):
         raise NotImplementedError
 
     def base(self) -> dict[str, Any]:
-        """The spec that all runs share, as far as the fields are valid."""
-        return to_spec(self.cleaned_data, (*self.base_fields_of_kind, "train.corpus"))
+        """The spec that all runs share. Needs a valid form."""
+        assert self.spec is not None
+        return spec_fields.part_of(self.spec, self._paths)
+
+    @property
+    def _paths(self) -> tuple[str, ...]:
+        return (*self.base_fields_of_kind, "train.corpus")
 
     def plan(self) -> Plan:
         """What would run. Needs a valid form."""
@@ -117,11 +123,12 @@ class StudyForm(forms.Form):
         It is judged before there is a name too: the name is often typed last.
         """
         cleaned = super().clean() or self.cleaned_data
-        if not set(self.errors) - {"name"}:
-            try:
-                RunSpec.model_validate(variants.with_steps(self.base(), cleaned["timed_steps"]))
-            except ValidationError as error:
-                self.show(field_errors(error))
+        asked = [path for path in self._paths if html_name(path) in cleaned]
+        steps = cleaned.get("timed_steps", variants.MIN_TIMED_STEPS)
+        try:
+            self.spec = RunSpec.model_validate(variants.with_steps(spec_fields.to_spec(cleaned, asked), steps))
+        except ValidationError as error:
+            self.show(field_errors(error))
         return cleaned
 
     def show(self, errors: dict[str, str]) -> None:
@@ -171,7 +178,7 @@ class MatrixForm(StudyForm):
         return {name: self.cleaned_data[name] for name in names}
 
     def plan(self) -> Plan:
-        return variants.matrix(self.base(), **self._asked())
+        return feasible(variants.matrix(self.base(), **self._asked()))
 
     def create(self, owner: Any) -> Study:
         common = {"owner": owner, "name": self.cleaned_data["name"], "repeats": self.cleaned_data["repeats"]}
@@ -179,10 +186,10 @@ class MatrixForm(StudyForm):
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
-        kind, wanted = cleaned.get("train__device", "cpu"), cleaned.get("devices")
-        have = fleet_devices(kind)
-        if wanted and have and wanted > have:
-            self.add_error("devices", f"The fleet has {have} {kind} device{'s' * (have > 1)}; choose at most {have}.")
+        offered, wanted = capacity(cleaned.get("train__device", "cpu")), cleaned.get("devices")
+        if wanted and 0 < offered.largest < wanted:
+            word = WORDS[offered.kind] + "s" * (offered.largest > 1)
+            self.add_error("devices", f"The largest worker has {offered.largest} {word}; choose at most that many.")
         return cleaned
 
 
@@ -219,7 +226,7 @@ class SweepForm(StudyForm):
         }
 
     def plan(self) -> Plan:
-        return variants.sweep(self.base(), **self._asked())
+        return feasible(variants.sweep(self.base(), **self._asked()))
 
     def create(self, owner: Any) -> Study:
         common = {"owner": owner, "name": self.cleaned_data["name"], "repeats": self.cleaned_data["repeats"]}
@@ -232,7 +239,7 @@ def initial_of(study: Study) -> dict[str, Any]:
     if isinstance(asked.get("values"), list):
         asked["values"] = ", ".join(map(str, asked["values"]))
     name = f"{study.name} (again)"[: limits.MAX_NAME]
-    return {**from_spec(study.base), **asked, "name": name}
+    return {**spec_fields.from_spec(study.base), **asked, "name": name}
 
 
 def calibration(kind: str) -> dict[str, Any] | None:
@@ -243,14 +250,10 @@ def calibration(kind: str) -> dict[str, Any] | None:
     return None
 
 
-def fleet_devices(kind: str) -> int:
-    """Devices of that kind on all workers, 0 where no worker has reported yet."""
-    return sum(d.get("kind") == kind for worker in Worker.objects.all() for d in worker.devices)
-
-
 def fleet_sentence() -> str:
-    found = [f"{n} {kind}" for kind in ("cpu", "cuda") if (n := fleet_devices(kind))]
-    return f"the fleet has {' and '.join(found)}" if found else "no worker has reported yet"
+    offers = [offered for offered in map(capacity, WORDS) if offered.largest]
+    found = " or ".join(f"{o.largest} {WORDS[o.kind]}{'s' * (o.largest > 1)}" for o in offers)
+    return f"the largest worker has {found}" if found else "no worker reports now"
 
 
 def _split(text: str) -> list[str]:

@@ -14,6 +14,7 @@ from dashboard.runs import services as runs
 from dashboard.runs.services import Invalid
 from dashboard.studies import variants
 from dashboard.studies.estimate import START_S, Estimate, estimate, step_seconds
+from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan, Spec
 from parallel_core import limits
@@ -134,12 +135,14 @@ def create(
     """Writes the study and queues its runs, all in one transaction.
 
     1. Refuses who may not submit (PermissionDenied).
-    2. Raises Invalid where there is nothing to run, too much, or no usable name; nothing is written then.
+    2. Leaves out what no worker that reports could run. Raises Invalid where there is nothing to run, too much, or no
+       usable name; nothing is written then.
     3. Repeats go round: the whole list once, then again, so that a slow drift of the host meets every variant.
     4. The first run of the plan is the baseline.
     """
     if not may_submit(owner):
         raise PermissionDenied("Your account may look at studies but not create them.")
+    plan = feasible(plan)
     _check(name, plan, repeats)
     with transaction.atomic():
         kept = {**asked, "repeats": repeats, "note": note, "skipped": [[s.name, s.reason] for s in plan.skipped]}

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
 from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -21,7 +22,7 @@ from dashboard.studies import answers, figures, table
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, held_equal, overview
 
-LISTED = 100
+PER_PAGE = 20
 MAX_GANTTS = 12
 
 
@@ -31,19 +32,22 @@ def index(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def list_page(request: HttpRequest) -> HttpResponse:
-    """The newest studies, each with its verdict."""
-    studies = list(
-        Study.objects.select_related("owner", "baseline").annotate(
+    """Newest first, each with its verdict; `?page=` goes back in time."""
+    every = (
+        Study.objects.select_related("owner", "baseline")
+        .order_by("-pk")
+        .annotate(
             total=Count("runs", distinct=True),
             done=Count("runs", filter=Q(runs__state__in=ENDED), distinct=True),
             failed=Count("runs", filter=Q(runs__state__in=(State.FAILED, State.LOST)), distinct=True),
             under_way=Count("runs", filter=Q(runs__state__in=(State.STARTING, State.RUNNING)), distinct=True),
-        )[:LISTED]
+        )
     )
-    verdicts = _verdicts(studies)
-    for study in studies:
+    listed = Paginator(every, PER_PAGE).get_page(request.GET.get("page"))
+    verdicts = _verdicts(list(listed))
+    for study in listed:
         study.verdict = verdicts[study.pk]  # type: ignore[attr-defined]
-    context = {"studies": studies, "may_submit": may_submit(request.user), "total": Study.objects.count()}
+    context = {"page": listed, "studies": listed.object_list, "may_submit": may_submit(request.user)}
     return render(request, "studies/list.html", context)
 
 

@@ -104,6 +104,32 @@ def test_timeline_bars_lie_where_the_attempts_were(alice: Any) -> None:
     assert (found.shown, found.total) == (1, 1)
 
 
+def test_the_table_under_the_timeline_lists_the_newest_attempts(
+    client: Client, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboard.fleet.timeline.MAX_LISTED", 2)
+    for name in ("oldest", "middle", "newest"):
+        factory.start(factory.queued(alice, {"dp": 2}, name=name))
+    found = timeline(selectors.workers(), 1)
+    assert [(held.bar.run.name, held.devices) for held in found.table] == [
+        ("newest", "yard-a cpu 0, 1"),
+        ("middle", "yard-a cpu 0, 1"),
+    ]
+    client.force_login(alice)
+    assert "Numbers: the newest 2 of 3" in page(client)
+
+
+def test_ages_and_sizes_are_in_words(client: Client, bob: Any) -> None:
+    host = factory.worker()
+    host.heartbeat_at, host.memory_total, host.memory_available = timezone.now() - timedelta(hours=3), 8 << 30, 6 << 30
+    host.save()
+    client.force_login(bob)
+    said = page(client)
+    assert ">3 h ago<" in said
+    assert "6 GiB of 8 GiB free" in said
+    assert "1 GiB of 4 GiB" in said
+
+
 def test_old_and_clipped_attempts(alice: Any) -> None:
     now = timezone.now()
     old, long = (factory.start(factory.queued(alice)) for _ in range(2))

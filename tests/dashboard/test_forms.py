@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.staticfiles.finders import find, get_finders
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import services, spec_fields
+from dashboard.runs import services, spec_fields, submission
 from dashboard.runs.forms import RunForm
 from dashboard.runs.models import Corpus, Run
 from dashboard.runs.presets import PRESETS, Preset
 from parallel_core.spec import RunSpec
+from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db
 
@@ -183,3 +186,23 @@ def test_renaming(member_client: Client, alice: Any) -> None:
     member_client.post(f"/runs/{run.pk}/edit", {"name": "new", "tags": "x, y"})
     run.refresh_from_db()
     assert (run.name, run.tags) == ("new", ["x", "y"])
+
+
+def test_a_cloned_run_keeps_every_digit() -> None:
+    spec = RunSpec.model_validate({"train": {"lr": 0.00012345678, "beta2": 0.95}, "trace": {"memory_cap": 1_000_001}})
+    assert RunSpec.model_validate(spec_fields.to_spec(spec_fields.from_spec(spec.model_dump()))) == spec
+
+
+def test_a_silent_worker_is_no_device(member_client: Client, two_cpus: None) -> None:
+    host = factory.worker("far", 8)
+    wanted = {"parallel": {"dp": 4}, "train": {"global_batch": 8}}
+    assert "parallel.dp" not in submission.assess(wanted).errors
+    Worker.objects.filter(pk=host.pk).update(heartbeat_at=timezone.now() - timedelta(minutes=1))
+    assert "the largest worker has 2" in submission.assess(wanted).errors["parallel.dp"]
+
+
+def test_of_the_plotly_wheel_one_file_is_served() -> None:
+    files = [path for finder in get_finders() for path, store in finder.list([]) if getattr(store, "prefix", "")]
+    assert files == ["plotly.min.js"]
+    assert find("plotly/plotly.min.js")
+    assert find("plotly/../plotly.min.js") is None

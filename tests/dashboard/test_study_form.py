@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from dashboard.runs.models import Run
+from dashboard.runs.spec_fields import ENTRIES, html_name, part_of, to_spec
 from dashboard.studies import kinds, services
-from dashboard.studies.fields import form_field
-from dashboard.studies.forms import MatrixForm, StudyForm
+from dashboard.studies.forms import MatrixForm, StudyForm, SweepForm
 from dashboard.studies.models import Study
-from dashboard.studies.variants import RunSpec, sweepable
+from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
 MATRIX: dict[str, Any] = {
@@ -113,11 +115,11 @@ def test_sweep_names_the_value_it_leaves_out(member: Client) -> None:
         ("name", "", "This field is required."),
         ("name", "n" * 121, "at most 120 characters"),
         ("model__heads", "5", "does not divide hidden=32"),
-        ("model__layers", "-1", "greater than or equal to 1"),
-        ("model__layers", "two", "Enter a whole number."),
-        ("train__lr", "nan", "Enter a number."),
+        ("model__layers", "-1", "at least 1; got -1"),
+        ("model__layers", "two", "A whole number is needed"),
+        ("train__lr", "nan", "A number is needed"),
         ("train__lr", "0", "more than 0"),
-        ("devices", "64", "The fleet has 2 cpu devices"),
+        ("devices", "64", "The largest worker has 2 CPU devices"),
         ("micro_batches", "2, x", "Write whole numbers"),
         ("micro_batches", "5000", "Each must be 1 to 4096"),
         ("timed_steps", "3", "greater than or equal to 10"),
@@ -188,8 +190,31 @@ def test_another_kind_plugs_in(member: Client, monkeypatch: pytest.MonkeyPatch) 
         kinds.register(kinds.StudyKind("matrix", "", "", StudyForm))
 
 
-@pytest.mark.parametrize("field", sorted(sweepable()))
-def test_form_fields_have_the_defaults_of_the_spec(field: str) -> None:
-    section, leaf = field.split(".")
-    made = form_field(field)
-    assert made.clean(made.initial) in (getattr(getattr(RunSpec(), section), leaf), str(made.initial))
+def test_the_first_page_has_the_defaults_of_the_spec(db: None) -> None:
+    form = SweepForm()
+    shown = {name: form[name].value() for name in form.fields}
+    asked = [path for path in ENTRIES if html_name(path) in shown and path != "train.corpus"]
+    assert {"model.layers", "train.lr", "parallel.schedule"} <= set(asked)
+    assert part_of(RunSpec.model_validate(to_spec(shown, asked)), asked) == part_of(RunSpec(), asked)
+
+
+def test_a_sweep_leaves_out_what_no_worker_can_run(member: Client) -> None:
+    sweep = {**SWEEP, "field": "parallel.dp", "values": "1, 2, 4"}
+    said = preview(member, sweep)
+    assert "<strong>2 runs</strong>" in said
+    assert "4 × 1 × 1 needs 4 CPU devices on one host; the largest worker has 2." in said
+    large = {**MATRIX, "model__layers": "64", "model__hidden": "8192", "model__vocab": "100000"}
+    said = preview(member, large)
+    assert "<strong>0 runs</strong>" in said
+    assert "there is room for 4 GiB." in said
+    answer = member.post(NEW, large)
+    assert answer.status_code == 422
+    assert "Nothing is left to run." in answer.content.decode()
+    assert not Run.objects.exists()
+
+
+def test_a_silent_worker_offers_no_devices(member: Client) -> None:
+    host = factory.worker("silent", 8)
+    host.heartbeat_at = timezone.now() - timedelta(minutes=1)
+    host.save()
+    assert "The largest worker has 2 CPU devices" in preview(member, {**MATRIX, "devices": "4"})

@@ -43,9 +43,3 @@ def age(value: datetime | None) -> str:
         if seconds >= size:
             return f"{seconds // size} {unit}"
     return "now"
-
-
-@register.simple_tag
-def page_query(listing: Any, page: int) -> str:
-    """Query string of another page of the same list."""
-    return str(listing.query(page=page))

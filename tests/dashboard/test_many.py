@@ -1,0 +1,56 @@
+"""Pages of a yard with many runs: lists are cut into pages, and no page asks the database once a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from dashboard.studies import services
+from dashboard.studies.models import Study
+from dashboard.studies.views import PER_PAGE
+from tests.dashboard import factory
+
+
+@pytest.fixture(autouse=True)
+def broker(redis_url: str) -> None:
+    """Announcements have somewhere to go."""
+
+
+@pytest.fixture
+def reader(client: Client, bob: Any) -> Client:
+    client.force_login(bob)
+    return client
+
+
+def test_studies_stand_on_pages_newest_first(reader: Client, alice: Any) -> None:
+    for i in range(PER_PAGE + 1):
+        Study.objects.create(name=f"study {i}", owner=alice)
+    first, second = reader.get("/studies/"), reader.get("/studies/?page=2")
+    assert [study.name for study in second.context["studies"]] == ["study 0"]
+    assert len(first.context["studies"]) == PER_PAGE
+    assert 'href="?page=2"' in first.content.decode()
+    assert "Page 2 of 2" in second.content.decode()
+    assert reader.get("/studies/?page=odd").context["studies"][0].name == f"study {PER_PAGE}"
+
+
+@pytest.mark.parametrize("address", ("/studies/", "/runs/", "/fleet/", "/api/v1/runs", "/api/v1/studies"))
+def test_the_number_of_queries_does_not_grow_with_the_rows(reader: Client, alice: Any, address: str) -> None:
+    def add() -> None:
+        services.create_matrix(owner=alice, name="study", base=factory.BASE, strategies=["single", "dp"])
+        factory.finished(alice)
+
+    def count() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            assert reader.get(address).status_code == 200
+        return len(queries)
+
+    add()
+    count()
+    before = count()
+    for _ in range(3):
+        add()
+    assert count() == before
