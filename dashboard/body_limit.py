@@ -20,8 +20,8 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[..., Awaitable[None]]
 
-UPLOADS = re.compile(r"/runs/new/|/studies/\d+/add/")
-"""Addresses of forms with a file in them."""
+UPLOADS = re.compile(r"/runs/new/|/studies/\d+/add/|/api/v1/corpora")
+"""Addresses that take a file."""
 MIB = 1024 * 1024
 FORM_SLACK = MIB
 """What the other fields of an upload's form may add."""

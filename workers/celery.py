@@ -11,6 +11,8 @@ import sys
 from typing import Any
 
 from celery import Celery, bootsteps, signals
+from celery.app.amqp import AMQP
+from kombu import Connection
 
 from workers.contract import START_TASK, queue_of
 from workers.settings import Settings
@@ -18,8 +20,25 @@ from workers.station import AlreadyRunning, Station
 
 settings = Settings.from_env()
 
+RETRY_S = (1.0, 1.0, 3.0)
+"""Wait before the second try to reach a broker that is away, what each further one adds, and the longest."""
+
+
+class Impatient(Connection):
+    """Celery waits up to 30 s between two tries and has no setting for it: a broker that is back is wanted sooner."""
+
+    def ensure_connection(self, *args: Any, **kwargs: Any) -> Any:
+        first, more, longest = RETRY_S
+        waits = {"interval_start": first, "interval_step": more, "interval_max": longest}
+        return super().ensure_connection(*args, **{**waits, **kwargs})
+
+
+class Broker(AMQP):
+    Connection = Impatient
+
+
 # No fix-ups: with DJANGO_SETTINGS_MODULE in the environment Celery would load the whole web application.
-app = Celery("workers", broker=settings.broker_url, fixups=[])
+app = Celery("workers", broker=settings.broker_url, fixups=[], amqp=Broker)
 app.conf.update(
     task_serializer="json",
     accept_content=["json"],

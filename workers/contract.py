@@ -59,7 +59,7 @@ class Node(TypedDict):
 
 class StartMessage(TypedDict):
     run: int
-    attempt: int  # primary key of the Attempt row: unique over all runs
+    attempt: int  # primary key of the Attempt row: unique over all runs, and over databases that were thrown away
     number: int  # 1 for the first attempt of the run
     spec: dict[str, Any]
     nodes: list[Node]

@@ -165,6 +165,17 @@ class WorkerOut(Schema):
     runs: list[int]
 
 
+class CorpusOut(Schema):
+    """`corpus` is what `train.corpus` of a spec says to train on it."""
+
+    corpus: str
+    sha256: str
+    name: str
+    size: int = Field(description="bytes")
+    owner: str
+    created_at: datetime
+
+
 def refusals(*codes: int) -> dict[int, type[Refusal]]:
     """Documented refusals of an operation."""
     return dict.fromkeys(sorted(set(codes)), Refusal)

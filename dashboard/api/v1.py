@@ -10,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
-from dashboard.api import runs, yard
+from dashboard.api import corpora, runs, yard
 from dashboard.errors import json_error
 from dashboard.runs.services import Invalid
 from parallel_core.spec import describe
@@ -27,12 +27,13 @@ api = NinjaAPI(
     urls_namespace="api:v1",
 )
 api.add_router("/runs", runs.router)
+api.add_router("/corpora", corpora.router)
 api.add_router("", yard.router)
 
 
 @api.exception_handler(Invalid)
 def invalid(request: HttpRequest, error: Invalid) -> HttpResponse:
-    return json_error(422, "The run was not queued; see the fields.", error.field_errors)
+    return json_error(422, "Nothing was queued or kept; see the fields.", error.field_errors)
 
 
 @api.exception_handler(ValidationError)

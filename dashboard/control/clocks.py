@@ -17,7 +17,7 @@ class Clocks:
         self._workers: dict[str, float] = {}
         self._attempts: dict[int, float] = {}
         self._beating: set[str] = set()
-        self._listed: set[int] = set()
+        self._listed: dict[int, float] = {}
 
     def heard(self, worker: str, attempts: set[int]) -> None:
         """A heartbeat that lists these live attempts."""
@@ -25,7 +25,7 @@ class Clocks:
         self._beating.add(worker)
         for attempt in attempts:
             self._attempts[attempt] = 0.0
-        self._listed |= attempts
+            self._listed.setdefault(attempt, 0.0)
 
     def advance(self, seconds: float) -> None:
         counted = min(max(seconds, 0.0), MOST_COUNTED_S)
@@ -33,6 +33,8 @@ class Clocks:
             self._workers[worker] += counted
         for attempt in self._attempts:
             self._attempts[attempt] += counted
+        for attempt in self._listed:
+            self._listed[attempt] += counted
 
     def watch(self, worker: str, attempt: int) -> tuple[float, float]:
         """(silence of the worker, silence about the attempt); starts both clocks where they do not run yet."""
@@ -41,6 +43,10 @@ class Clocks:
     def was_listed(self, attempt: int) -> bool:
         """Whether a heartbeat has named the attempt since this controller began."""
         return attempt in self._listed
+
+    def listed_for(self, attempt: int) -> float:
+        """Seconds since a heartbeat first named the attempt: its worker has taken it so long ago."""
+        return self._listed.get(attempt, 0.0)
 
     def restart(self, attempt: int) -> None:
         """Gives the attempt its full time again, after its start message was repeated."""
@@ -53,4 +59,4 @@ class Clocks:
     def keep(self, attempts: set[int]) -> None:
         """Forgets attempts that are over."""
         self._attempts = {pk: silence for pk, silence in self._attempts.items() if pk in attempts}
-        self._listed &= attempts
+        self._listed = {pk: since for pk, since in self._listed.items() if pk in attempts}

@@ -17,8 +17,9 @@ from dashboard.control.placement import Share, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts, live_attempts
 from dashboard.runs import states
-from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.models import Attempt, Corpus, Run, State
 from dashboard.runs.queue import queued_runs, requests, studies_active
+from workers.contract import START_LIMIT_S
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ RESEND_S = 10.0
 """A worker that beats this long without naming an attempt that was sent to it never got the message."""
 MOST_RESENDS = 3
 ASK_AGAIN_DAYS = 2
+SLOWEST_FETCH = 1 << 20
+"""Bytes a second at which a worker must at least get its corpus."""
 
 Verdict = Literal["fine", "again", "ended"]
 
@@ -111,7 +114,7 @@ def _check_lease(attempt: Attempt, clocks: Clocks, lease: float, resends: dict[i
     if silence > lease:
         states.lose(attempt, f"Worker {worker} sent no heartbeat for {lease:.0f} s.", attempt.report)
     elif missing <= lease:
-        return "fine"
+        return _check_start(attempt, clocks)
     elif attempt.run.state == State.CANCELLING:
         detail = f"Cancelled; {worker} has no process of it."
         states.finish(attempt, "cancelled", "cancelled", detail, attempt.report)
@@ -128,6 +131,26 @@ def _check_lease(attempt: Attempt, clocks: Clocks, lease: float, resends: dict[i
         detail = f"Worker {worker} did not take it, though it was sent {MOST_RESENDS + 1} times."
         states.lose(attempt, detail, attempt.report)
     return "ended"
+
+
+def _check_start(attempt: Attempt, clocks: Clocks) -> Verdict:
+    """A start is all or none: an attempt whose worker holds it without a full set of ranks has failed.
+
+    What of it did start is stopped by the fence that answers the next heartbeat.
+    """
+    listed = clocks.listed_for(attempt.pk)
+    if attempt.run.state != State.STARTING or listed <= START_LIMIT_S or listed <= _start_limit(attempt.run):
+        return "fine"
+    detail = f"Its ranks had not all started {listed:.0f} s after {attempt.devices[0]['worker']} took it."
+    states.finish(attempt, "failed", "timed_out", detail, attempt.report)
+    return "ended"
+
+
+def _start_limit(run: Run) -> float:
+    """Seconds; more where the worker may have to fetch a large corpus first."""
+    kind, _, sha256 = str(run.spec.get("train", {}).get("corpus", "")).partition(":")
+    size = Corpus.objects.filter(sha256=sha256).values_list("size", flat=True).first() if kind == "blob" else None
+    return START_LIMIT_S + (size or 0) / SLOWEST_FETCH
 
 
 def sweep_unsettled(alive: Iterable[str]) -> list[Order]:

@@ -9,11 +9,12 @@ import numpy as np
 from dashboard.charts import gantt, loss, theme
 from dashboard.charts.chart import Chart
 from dashboard.runs import selectors
-from dashboard.runs.models import MemoryRecord, Run
+from dashboard.runs.models import ENDED, MemoryRecord, Run, State
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES, COMPONENT_NAMES
 from parallel_core.observe.records import CATEGORIES, MEMORY
+from parallel_core.observe.when import first_traced
 from parallel_core.plan.strategy import family
 from parallel_core.spec import RunSpec
 
@@ -94,11 +95,25 @@ def _add_memory(figure: dict[str, Any], record: MemoryRecord) -> None:
 
 
 def no_timeline(run: Run) -> Chart:
-    """Keeps the place of the Gantt until the first traced step has arrived, or says that none will."""
-    title, below = "No step has been traced yet", "It appears here by itself"
-    if run.ended_at:
-        title, below = "No step was traced", "This run ended before a traced step was complete"
-    return Chart("gantt", title, below, "", gantt.figure({}) | {"data": []})
+    """Keeps the place of the Gantt until the first traced step has arrived, and says what it will be and when."""
+    made = gantt.figure({}) | {"data": []}
+    made["layout"]["meta"] = {**made["layout"]["meta"], "empty": _expected(run)}
+    title = "No step was traced" if run.state in ENDED else "No step has been traced yet"
+    return Chart("gantt", title, "One traced step, a row a rank", "", made)
+
+
+def _expected(run: Run) -> str:
+    first = first_traced(RunSpec.model_validate(run.spec))
+    if run.state in ENDED:
+        return "This run ended before a traced step was complete."
+    if first is None:
+        return "This run is too short: none of its steps is traced."
+    what = f"forward, backward, communication and idle time of each rank in step {first}"
+    if run.state == State.QUEUED:
+        return f"Here you will see {what}. The run is queued; its page says above what it waits for."
+    if run.step is None:
+        return f"Here you will see {what}. Its ranks are starting."
+    return f"Here you will see {what}. Step {run.step} is done."
 
 
 def points_since(run: Run, step: int) -> dict[str, Any]:

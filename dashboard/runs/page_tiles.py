@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from dashboard.runs import selectors
 from dashboard.runs.models import Attempt, Run
 from dashboard.runs.page_verdict import rate_text
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text, significant
+from parallel_core.plan.memory import worst_stage
+from parallel_core.spec import RunSpec
 
 WIDTH, HEIGHT = 120, 32
 BUCKETS = 60
@@ -18,13 +21,17 @@ BUCKETS = 60
 
 @dataclass(frozen=True)
 class Tile:
-    """`points` is an SVG polyline in a box of WIDTH x HEIGHT, '' where there are fewer than two points."""
+    """`points` is an SVG polyline in a box of WIDTH x HEIGHT, '' where there are fewer than two points.
+
+    `outline` = the height at which the prediction stands in that box, for its outline; None where nothing is predicted.
+    """
 
     key: str
     title: str
     value: str
     note: str = ""
     points: str = ""
+    outline: float | None = None
 
 
 def tiles(run: Run) -> list[Tile]:
@@ -39,16 +46,24 @@ def tiles(run: Run) -> list[Tile]:
     ]
 
 
-def line(values: np.ndarray) -> str:
-    """`x,y x,y ...` of the finite values, the least at the bottom; a flat line lies in the middle."""
+def line(values: np.ndarray, most: float | None = None) -> str:
+    """`x,y x,y ...` of the finite values, the least at the bottom; a flat line lies in the middle.
+
+    With `most` the box reaches from 0 to there.
+    """
     finite = values[np.isfinite(values)]
     if len(finite) < 2:
         return ""
-    low, high = float(finite.min()), float(finite.max())
+    low, high = (0.0, most) if most else (float(finite.min()), float(finite.max()))
     x = np.linspace(1, WIDTH - 1, len(finite))
     part = (finite - low) / (high - low) if high > low else np.full(len(finite), 0.5)
-    y = HEIGHT - 2 - part * (HEIGHT - 4)
+    y = _height(part)
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+
+
+def _height(part: Any) -> Any:
+    """Where a share 0 .. 1 of the box stands in it."""
+    return HEIGHT - 2 - part * (HEIGHT - 4)
 
 
 def _last(series: selectors.Series, text: object) -> str:
@@ -65,16 +80,23 @@ def _spread(run: Run) -> str:
 
 
 def _memory(run: Run) -> Tile:
-    records = selectors.memory(run)
+    """Measured: the line, of each step; predicted: the outline, on the same axis from 0."""
+    plan = worst_stage(RunSpec.model_validate(run.spec))
+    records, title = selectors.memory(run), "Memory, worst rank"
     worst = max(records.values(), key=lambda record: record.peak_total, default=None)
     if worst is None:
-        return Tile("memory", "Memory, worst rank", "–", "measured once, on a step that is not timed")
-    limit = memory_limit(run, selectors.attempt_of(run))
-    note = f"rank {worst.rank}" + (
-        f", {percent_text(worst.peak_total / limit)} of {bytes_text(limit)}" if limit else ""
-    )
+        said = f"predicted {bytes_text(plan.total)} on rank {plan.rank}; measured on a step that is not timed"
+        return Tile("memory", title, "–", said, outline=_height(1))
     values = selectors.series(run, "memory", rank=worst.rank, buckets=BUCKETS).value
-    return Tile("memory", "Memory, worst rank", bytes_text(worst.peak_total), note, line(values))
+    most = max(float(plan.total), worst.peak_total, float(np.nanmax(values, initial=0)))
+    limit = memory_limit(run, selectors.attempt_of(run))
+    parts = [
+        f"rank {worst.rank}",
+        f"{percent_text(worst.peak_total / limit)} of {bytes_text(limit)}" if limit else "",
+        f"predicted {bytes_text(plan.total)}",
+    ]
+    note = ", ".join(part for part in parts if part)
+    return Tile("memory", title, bytes_text(worst.peak_total), note, line(values, most), _height(plan.total / most))
 
 
 def memory_limit(run: Run, attempt: Attempt | None) -> int | None:

@@ -34,6 +34,15 @@ def record(run: Run, kind: str, text: str, attempt: Attempt | None = None, actor
     announce(run.pk, run.study_id, "state", "events")
 
 
+def _fresh_id(now: datetime) -> int:
+    """An attempt's number that no earlier database gave out: microseconds since 1970, and always above the last.
+
+    Workers keep what they know of attempts by number in a folder of their own, which may outlive the database.
+    """
+    last = Attempt.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+    return max(int(now.timestamp() * 1_000_000), last + 1)
+
+
 def _move(run_id: int, sources: tuple[State, ...], target: State, **changes: Any) -> Run:
     """The conditional UPDATE; returns the fresh row. `cause` and `detail` are cleared unless given."""
     changes = {"cause": "", "detail": "", **changes}
@@ -64,7 +73,13 @@ def place(run: Run, nodes: list[dict[str, Any]], worker: Any) -> Attempt:
     run = _move(run.pk, (State.QUEUED,), State.STARTING, started_at=None, ended_at=None)
     last = Attempt.objects.filter(run=run).order_by("-number").values_list("number", flat=True).first()
     attempt = Attempt.objects.create(
-        run=run, number=(last or 0) + 1, worker=worker, worker_boot=worker.boot, devices=nodes, sent_at=now
+        pk=_fresh_id(now),
+        run=run,
+        number=(last or 0) + 1,
+        worker=worker,
+        worker_boot=worker.boot,
+        devices=nodes,
+        sent_at=now,
     )
     where = ", ".join(f"{node['worker']} devices {_list(node['devices'])}" for node in nodes)
     record(run, "starting", f"Attempt {attempt.number} was placed on {where}.", attempt)

@@ -29,6 +29,7 @@ from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_HOST
 from parallel_core.observe.records import Sink
 from parallel_core.observe.scope import Scope
+from parallel_core.observe.when import is_traced, metered_step
 from parallel_core.outline import outline_of
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
@@ -172,21 +173,3 @@ def _train(trainer: Trainer, report: Reporter, neighbours: Neighbours) -> None:
         report.memory(metered, trainer.metered_step(metered)[1])
     report.summary(times, others)
     report.phase("done", spec.train.steps)
-
-
-def metered_step(spec: RunSpec) -> int:
-    """The step whose memory is followed: step 1 where it is a warm-up step, else an extra one behind the last.
-
-    -1 where the run asks for none.
-    """
-    if not spec.trace.memory:
-        return -1
-    return 1 if spec.train.warmup_steps > 1 else spec.train.steps
-
-
-def is_traced(spec: RunSpec, step: int) -> bool:
-    """Whether the spans of `step` leave the rank: one in the middle of the timed steps, and every k-th if asked."""
-    if step == metered_step(spec):
-        return False
-    every, first = spec.trace.trace_every, spec.train.warmup_steps
-    return step == first + spec.timed_steps // 2 or (every > 0 and step > 0 and step % every == 0)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
 
@@ -217,3 +218,30 @@ def test_studies_and_workers(client: Client, alice: Any, two_cpus: Worker) -> No
     members = client.get(f"/api/v1/studies/{study.pk}", headers=headers).json()["data"]["members"]
     assert [row["id"] for row in members] == [run.pk]
     assert len(client.get("/api/v1/workers", headers=headers).json()["data"][0]["devices"]) == 2
+
+
+def test_a_corpus_is_uploaded_listed_and_trained_on(client: Client, alice: Any, bob: Any, two_cpus: Worker) -> None:
+    def send(data: bytes, user: Any = alice, name: str = "story.txt") -> Any:
+        upload = SimpleUploadedFile(name, data)
+        return client.post("/api/v1/corpora", {"upload": upload}, headers=bearer(user, Scope.SUBMIT))
+
+    text = "once upon a time, Zoë\n".encode() * 50
+    assert send(text, bob).status_code == 403
+    made = send(text)
+    assert made.status_code == 201
+    assert made.json()["data"]["size"] == len(text)
+    assert send(text, name="again.txt").json()["data"] == made.json()["data"]
+    listed = client.get("/api/v1/corpora", headers=bearer(bob, Scope.READ)).json()
+    assert (listed["meta"]["count"], listed["data"]) == (1, [made.json()["data"]])
+    spec = {**TINY, "train": {**TINY["train"], "corpus": made.json()["data"]["corpus"]}}
+    assert post(client, {"spec": spec}, bearer(alice, Scope.SUBMIT)).status_code == 201
+
+
+@pytest.mark.parametrize("data", (b"", b"\x00\x01", b"\xff\xfe\xfa"))
+def test_what_is_no_text_is_no_corpus(client: Client, alice: Any, data: bytes) -> None:
+    body = {"upload": SimpleUploadedFile("odd", data)} if data else {"upload": SimpleUploadedFile("empty", b"")}
+    answer = client.post("/api/v1/corpora", body, headers=bearer(alice, Scope.SUBMIT))
+    assert answer.status_code == 422
+    assert list(answer.json()["error"]["fields"]) == ["upload"]
+    assert client.post("/api/v1/corpora", headers=bearer(alice, Scope.SUBMIT)).status_code == 422
+    assert not Corpus.objects.exists()

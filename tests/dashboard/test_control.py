@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.core.management.color import no_style
+from django.db import connection
 
 from dashboard.control import sweeps
 from dashboard.control.clocks import MOST_COUNTED_S, Clocks
@@ -16,10 +18,11 @@ from dashboard.control.starter import Starter
 from dashboard.fleet.models import Worker
 from dashboard.fleet.services import drain, enable
 from dashboard.runs import services
-from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.models import Attempt, Corpus, Run, State
 from tests.dashboard.peer import Peer, points_frame, spec
 
-SHORT_LEASE = 0.6
+SHORT_LEASE = 1.2 * MOST_COUNTED_S
+"""Longer than any one turn counts for: a slow machine alone never ends a lease."""
 pytestmark = pytest.mark.django_db
 
 
@@ -205,7 +208,7 @@ def test_a_vanished_start_message_is_sent_again(
     redis_url: str, peer: Peer, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeps, "RESEND_S", 0.5)
-    controller = Controller(lease=0.3)
+    controller = Controller(lease=SHORT_LEASE)
     run = submit(alice)
     peer.beat()
     controller.turn()
@@ -218,10 +221,66 @@ def test_a_worker_that_never_takes_it_loses_it(
     redis_url: str, peer: Peer, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeps, "RESEND_S", 0.3)
-    controller = Controller(lease=0.3)
+    controller = Controller(lease=SHORT_LEASE)
     run = submit(alice)
     until(controller, lambda: state_of(run) == State.LOST, peer.beat)
     assert "did not take it" in Run.objects.get(pk=run.pk).detail
+
+
+def test_an_attempt_that_never_starts_fails_and_is_fenced(
+    peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "START_LIMIT_S", 0.5)
+    run = submit(alice)
+    peer.beat()
+    until(controller, lambda: bool(peer.tasks()))
+    attempt = run.attempts.get()
+    until(controller, lambda: state_of(run) != State.STARTING, each=lambda: peer.beat(attempt.pk))
+    run.refresh_from_db()
+    assert (run.state, run.cause) == (State.FAILED, "timed_out")
+    assert "had not all started" in run.detail
+    peer.orders()
+    peer.beat(attempt.pk)
+    controller.turn()
+    assert {"kind": "fence", "attempt": attempt.pk} in peer.orders()
+
+
+def test_a_running_attempt_has_no_limit_of_the_start(
+    peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "START_LIMIT_S", 0.2)
+    run = submit(alice)
+    attempt = started(peer, controller, run)
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        peer.beat(attempt.pk)
+        controller.turn()
+    assert state_of(run) == State.RUNNING
+
+
+def test_a_corpus_to_fetch_gives_the_start_more_time(alice: Any) -> None:
+    run = submit(alice)
+    assert sweeps._start_limit(run) == sweeps.START_LIMIT_S
+    Corpus.objects.create(sha256="0" * 64, name="large", size=100 << 20, owner=alice)
+    run.spec["train"]["corpus"] = "blob:" + "0" * 64
+    assert sweeps._start_limit(run) == sweeps.START_LIMIT_S + 100
+
+
+def test_a_new_database_gives_out_no_number_that_a_worker_knows(peer: Peer, controller: Controller, alice: Any) -> None:
+    """Attempt numbers outlive the database in the workers' folders."""
+    peer.beat()
+    run = submit(alice)
+    until(controller, lambda: run.attempts.exists())
+    old = run.attempts.get().pk
+    run.delete()
+    with connection.cursor() as cursor:
+        for statement in connection.ops.sequence_reset_by_name_sql(
+            no_style(), [{"table": Attempt._meta.db_table, "column": "id"}]
+        ):
+            cursor.execute(statement)
+    again = submit(alice)
+    until(controller, lambda: again.attempts.exists())
+    assert again.attempts.get().pk > old
 
 
 def test_an_orderly_stop_queues_again(peer: Peer, controller: Controller, alice: Any) -> None:

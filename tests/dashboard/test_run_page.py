@@ -50,6 +50,12 @@ def failed(owner: Any, cause: str = "out_of_memory", detail: str = "Rank 1 ran o
     return run
 
 
+def cancelled(owner: Any) -> Run:
+    run = factory.queued(owner)
+    factory.end(run, State.CANCELLED)
+    return run
+
+
 @pytest.mark.parametrize("tab", TABS)
 def test_every_tab_of_a_finished_run(reader: Client, alice: Any, tab: str) -> None:
     page = html(reader, factory.finished(alice, PIPELINE), f"?tab={tab}")
@@ -236,6 +242,30 @@ def test_export_holds_every_point(reader: Client, alice: Any) -> None:
     assert {row["rank"] for row in rows} == {"0", "1"}
     both = reader.get(reverse("runs:data", args=[run.pk, "series"])).json()
     assert sum(len(series["step"]) for series in both["series"].values()) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    (
+        (factory.queued, "in step 10. The run is queued"),
+        (lambda user: factory.start(factory.queued(user)).run, "in step 10. Its ranks are starting."),
+        (lambda user: factory.queued(user, train={"steps": 4}), "in step 3. The run is queued"),
+        (cancelled, "ended before a traced step was complete"),
+    ),
+)
+def test_an_empty_gantt_says_what_will_be_there_and_when(reader: Client, alice: Any, make: Any, said: str) -> None:
+    chart = reader.get(reverse("runs:data", args=[make(alice).pk, "gantt"])).json()
+    assert not chart["figure"]["data"]
+    assert said in chart["figure"]["layout"]["meta"]["empty"]
+
+
+def test_the_memory_tile_outlines_the_prediction(reader: Client, alice: Any) -> None:
+    before, after = tiles(factory.queued(alice))[-1], tiles(factory.finished(alice))[-1]
+    assert "predicted" in before.note and before.outline == 2
+    assert "predicted" in after.note and after.outline is not None
+    assert all(2 <= float(pair.split(",")[1]) <= 30 for pair in after.points.split())
+    page = reader.get(reverse("runs:page", args=[Run.objects.latest("pk").pk])).content.decode()
+    assert f'd="M1 32V{after.outline:.1f}H119V32"' in page
 
 
 def test_tiles_of_a_run_without_points_keep_their_place(alice: Any) -> None:

@@ -38,9 +38,10 @@ def talk(where: dict[str, Any], chunks: list[bytes]) -> tuple[int, bytes]:
     return asyncio.run(run())
 
 
-def test_a_declared_length_over_the_limit_is_refused_unread() -> None:
+@pytest.mark.parametrize("path", ["/runs/new/", "/studies/12/add/", "/api/v1/corpora"])
+def test_a_declared_length_over_the_limit_is_refused_unread(path: str) -> None:
     async def run() -> int:
-        peer = ApplicationCommunicator(BodyLimit(greedy), scope("/runs/new/", MAX_CORPUS_BYTES + 2**21))
+        peer = ApplicationCommunicator(BodyLimit(greedy), scope(path, MAX_CORPUS_BYTES + 2**21))
         return int((await peer.receive_output())["status"])  # nothing of the body was sent
 
     assert asyncio.run(run()) == 413
@@ -50,7 +51,7 @@ def test_an_undeclared_body_is_counted() -> None:
     assert talk(scope("/accounts/login/"), [b"x" * 2**20] * (MAX_BODY // 2**20 + 1))[0] == 413
 
 
-@pytest.mark.parametrize("path", ["/runs/new/", "/studies/12/add/"])
+@pytest.mark.parametrize("path", ["/runs/new/", "/studies/12/add/", "/api/v1/corpora"])
 def test_an_upload_may_be_larger_than_other_requests(path: str) -> None:
     chunks = [b"x" * 2**20] * (MAX_BODY // 2**20 + 1)
     assert talk(scope(path, len(chunks) * 2**20), chunks)[0] == 200

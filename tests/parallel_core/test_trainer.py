@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from parallel_core.engine.distributed import Rendezvous
-from parallel_core.engine.trainer import is_traced, metered_step, run_rank
+from parallel_core.engine.trainer import run_rank
 from parallel_core.observe import progress
 from parallel_core.observe.memory import MemoryCapExceeded
 from parallel_core.observe.records import MEMORY, POINT, SPAN, FileSink, Frame, events_path, read_file
+from parallel_core.observe.when import first_traced, is_traced, metered_step
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
@@ -189,3 +190,4 @@ def test_metered_step_is_never_a_timed_one(warmup: int, memory: bool, step: int)
 def test_traced_steps(every: int, steps: list[int]) -> None:
     spec = spec_of(train={"steps": 10}, trace={"trace_every": every})
     assert [step for step in range(10) if is_traced(spec, step)] == steps
+    assert first_traced(spec) == next(iter(steps), None)

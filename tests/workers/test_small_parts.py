@@ -174,3 +174,21 @@ def test_a_corpus_that_is_another_is_not_kept(web: Any) -> None:
         with pytest.raises(corpora.CorpusMissing, match=reason):
             corpora.fetch(settings, f"blob:{sha256}")
     assert list(settings.corpora.iterdir()) == []
+
+
+def test_a_broker_that_is_back_is_found_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery's own waits grow to 30 s. Time alone is skipped here: the tries are real and fail."""
+    from workers.celery import RETRY_S, app
+
+    waits: list[float] = []
+
+    def refused(error: Exception, wait: float) -> None:
+        waits.append(wait)
+        if len(waits) == 8:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("kombu.utils.functional.sleep", lambda seconds: None)
+    with app.connection_for_read("redis+socket:///nowhere/redis.sock") as broker, pytest.raises(KeyboardInterrupt):
+        broker.ensure_connection(refused, None)
+    assert waits[0] == RETRY_S[0]
+    assert max(waits) == RETRY_S[-1] <= 3

@@ -95,17 +95,17 @@ async function draw(entry) {
   const { data, layout } = fitted(entry.figure, entry.box);
   entry.box.style.setProperty("--chart-height", `${layout.height}px`);
   if (!data.length) {
-    entry.box.replaceChildren(emptyNote());
+    entry.box.replaceChildren(emptyNote(layout.meta?.empty));
     return;
   }
   entry.box.querySelector(".skeleton, .empty")?.remove();
   await library.react(entry.box, data, layout, CONFIG);
 }
 
-function emptyNote() {
+function emptyNote(text) {
   const note = document.createElement("p");
   note.className = "empty small";
-  note.textContent = "Nothing to draw: there are no numbers so far.";
+  note.textContent = text ?? "Nothing to draw: there are no numbers so far.";
   return note;
 }
 

@@ -214,7 +214,8 @@ function news(what) {
   if (any("state", "summary")) soon("head", head);
   if (any("points", "series", "progress")) soon("head", head, SLOWEST_MS);
   if (any("points", "series", "memory", "summary")) soon("tiles", () => swap("tiles", "part/tiles"), 250);
-  if (any("spans", "memory") && step === undefined) soon("gantt", () => reloadGantt(), 250);
+  const drawn = document.querySelector("[data-chart='gantt'] .chart-box .empty") === null;
+  if ((any("spans", "memory") || (!drawn && any("state", "points"))) && step === undefined) soon("gantt", () => reloadGantt(), drawn ? 250 : SLOWEST_MS);
   if (tab === "metrics" && any("points", "series")) soon("points", fetchPoints);
   if (tab === "logs" && any("log", "state")) soon("log", fetchLog);
   // Tabs without topics (metrics, logs) are never replaced: their charts and text grow in place.

@@ -1,0 +1,49 @@
+"""Operations on corpora: texts that runs may train on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from django.http import HttpRequest
+from ninja import File, Query, Router, Status
+from ninja.files import UploadedFile
+
+from dashboard.api import schemas as s
+from dashboard.api.auth import READ, SUBMIT, require_member
+from dashboard.runs import corpora
+from dashboard.runs.models import Corpus
+
+router = Router(tags=["corpora"])
+
+
+@router.get("", auth=READ, response={200: s.Envelope[list[s.CorpusOut]], **s.refusals(400, 401, 403, 422)})
+def list_corpora(
+    request: HttpRequest,
+    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+    per_page: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> Any:
+    """Uploaded texts, newest first. `stdlib`, the built-in one, is always there and not among them."""
+    rows = Corpus.objects.select_related("owner").order_by("-pk")
+    some = rows[(page - 1) * per_page : page * per_page]
+    return {"data": [_record(row) for row in some], "meta": {"count": rows.count(), "page": page, "per_page": per_page}}
+
+
+@router.post("", auth=SUBMIT, response={201: s.Envelope[s.CorpusOut], **s.refusals(400, 401, 403, 413, 422)})
+def upload_corpus(
+    request: HttpRequest,
+    upload: Annotated[UploadedFile, File(description=f"UTF-8 text, at most {corpora.MAX_MIB} MiB")],
+) -> Any:
+    """Keeps a text (multipart form, field `upload`); the same bytes twice are one corpus. Larger ones: 413, unread."""
+    require_member(request)
+    return Status(201, {"data": _record(corpora.store(owner=request.user, upload=upload))})
+
+
+def _record(corpus: Corpus) -> dict[str, Any]:
+    return {
+        "corpus": f"blob:{corpus.sha256}",
+        "sha256": corpus.sha256,
+        "name": corpus.name,
+        "size": corpus.size,
+        "owner": corpus.owner.get_username(),
+        "created_at": corpus.created_at,
+    }
