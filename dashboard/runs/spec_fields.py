@@ -138,13 +138,20 @@ def is_optional(info: FieldInfo) -> bool:
 
 def bounds(info: FieldInfo) -> str:
     """ "1 to 1 024" for a person, "" where the spec sets no two bounds."""
-    low = next((m.ge if isinstance(m, Ge) else m.gt for m in info.metadata if isinstance(m, Ge | Gt)), None)
-    high = next((m.le if isinstance(m, Le) else m.lt for m in info.metadata if isinstance(m, Le | Lt)), None)
+    rules = _rules(info)
+    low = next((m.ge if isinstance(m, Ge) else m.gt for m in rules if isinstance(m, Ge | Gt)), None)
+    high = next((m.le if isinstance(m, Le) else m.lt for m in rules if isinstance(m, Le | Lt)), None)
     if low is None or high is None:
         return ""
-    strict = "above " if any(isinstance(m, Gt) for m in info.metadata) else ""
-    below = "below " if any(isinstance(m, Lt) for m in info.metadata) else ""
+    strict = "above " if any(isinstance(m, Gt) for m in rules) else ""
+    below = "below " if any(isinstance(m, Lt) for m in rules) else ""
     return f"{strict}{low:,} to {below}{high:,}".replace(",", THIN)
+
+
+def _rules(info: FieldInfo) -> list[Any]:
+    """Those of the number itself where it may also be left empty (`Annotated[int, Field(ge=1)] | None`)."""
+    inner = typing.get_args(info.annotation)[0] if is_optional(info) else None
+    return info.metadata if inner is None else FieldInfo.from_annotation(inner).metadata
 
 
 def form_field(entry: Entry) -> forms.Field:
