@@ -58,6 +58,13 @@ GROUPS = (
             Entry("model.seq", "Sequence length", "tokens"),
             Entry("model.vocab", "Vocabulary", "256 reads bytes"),
             Entry("model.tied", "Tie embedding and head"),
+            Entry("model.kv_heads", "Key and value heads", "divides the heads; empty: as many"),
+            Entry("model.ffn", "MLP width", "empty: 4 × hidden, 8/3 × for SwiGLU"),
+            Entry("model.positions", "Positions"),
+            Entry("model.activation", "Activation"),
+            Entry("model.norm", "Normalisation"),
+            Entry("model.bias", "Biases in linear layers"),
+            Entry("model.dropout", "Dropout"),
         ),
     ),
     Group(
@@ -116,6 +123,12 @@ CHOICE_LABELS = {
     "cuda": "CUDA GPU",
     "fp32": "fp32",
     "fp64": "fp64",
+    "learned": "Learned",
+    "rope": "RoPE",
+    "gelu": "GELU",
+    "swiglu": "SwiGLU",
+    "layernorm": "LayerNorm",
+    "rmsnorm": "RMSNorm",
 }
 
 
