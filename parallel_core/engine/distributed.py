@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -44,20 +44,19 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class Groups:
-    """The process groups of one rank.
-
-    Messages to a higher pipeline rank and those to a lower one travel in groups of their own: in each of them a pair of
-    ranks sends one way only, so a receive posted early never stands in front of a send (NCCL runs the messages of a
-    pair in order).
-    """
+    """The process groups of one rank."""
 
     world: Group = None
     tensor: Group = None
     data: Group = None
-    upward: Group = None
-    downward: Group = None
+    links: Mapping[tuple[bool, bool], Group] = field(default_factory=dict)
+    """(to a higher pipeline rank?, activations?) -> group of the pipeline.
+
+    In each of them a pair of ranks sends one way and one kind, so that messages are first in, first out and a receive
+    posted early never stands in front of a send (NCCL runs the messages of a pair in order).
+    """
     tied: Group = None
-    """First and last stage of a pipeline, where they share the embedding."""
+    """First and last stage of a pipeline, where they share the embedding and stand on two ranks."""
 
 
 def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tied: bool = False) -> Groups:
@@ -72,10 +71,16 @@ def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tie
         world=dist.group.WORLD,
         tensor=_group([layout.rank(place, replica, t) for t in range(layout.tp)]),
         data=_group([layout.rank(place, r, tensor) for r in range(layout.dp)]),
-        upward=_group(pipeline),
-        downward=_group(pipeline, fresh=True),
+        links={kind: _group(pipeline, fresh=i > 0) for i, kind in enumerate(_links(layout))},
         tied=_group([pipeline[p] for p in sorted(ends)] if tied and place in ends else []),
     )
+
+
+def _links(layout: Layout) -> list[tuple[bool, bool]]:
+    """On a line activations go up and gradients down; a loop and a V have all four."""
+    if layout.pp == 1:
+        return []
+    return [(True, True), (False, False)] + ([] if layout.shape == "line" else [(False, True), (True, False)])
 
 
 def disconnect() -> None:

@@ -8,7 +8,7 @@ data moves while the rank computes. A send returns at once; its tensor is kept u
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,10 +17,14 @@ from torch import Tensor
 
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import Group
-from parallel_core.schedule.ir import RECVS, Kind, Op
+from parallel_core.engine.receipts import Key, key, receipts
+from parallel_core.schedule.ir import RECVS, Kind, Op, Schedule
 
 AHEAD = 2
-"""Receives posted at once from one peer."""
+"""Receives posted at once on one link."""
+
+Link = tuple[int, bool]
+"""Peer (a pipeline rank), and whether activations (or gradients) travel: each is first in, first out."""
 
 
 class _Posted(NamedTuple):
@@ -31,76 +35,73 @@ class _Posted(NamedTuple):
 class Links:
     """The links of one rank to the others of its pipeline. `edges[s]` is the shape of what enters stage s.
 
-    `here` is this rank's pipeline rank, `peers` maps the others to the global rank with this rank's tensor coordinate.
-    From one peer activations and gradients of all stages come in one line, in the order of the program (`check` holds
-    both ends to it).
+    `here` is this rank's pipeline rank, `peers` maps the others to the global rank with this rank's tensor coordinate;
+    `groups` are `distributed.Groups.links`.
     """
 
     def __init__(
         self,
-        program: Sequence[Op],
+        schedule: Schedule,
         here: int,
-        peers: dict[int, int],
-        groups: tuple[Group, Group],
+        peers: Mapping[int, int],
+        groups: Mapping[tuple[bool, bool], Group],
         edges: Sequence[tuple[int, ...]],
         dtype: torch.dtype,
         device: Device,
     ) -> None:
-        self._here, self._peers, self._edges = here, peers, edges
-        self._upward, self._downward = groups
+        self._here, self._peers, self._groups, self._edges = here, peers, groups, edges
         self._dtype, self._device = dtype, device.torch
-        self._expected: dict[int, list[Op]] = {}
-        for op in program:
+        self._proves = receipts(schedule, here)
+        self._expected: dict[Link, list[Op]] = {}
+        for op in schedule.programs[here]:
             if op.kind in RECVS:
-                self._expected.setdefault(op.peer, []).append(op)
-        self._left: dict[int, deque[Op]] = {}
-        self._posted: dict[int, deque[_Posted]] = {}
-        self._sent: dict[tuple[Kind, int, int], tuple[Any, Tensor]] = {}
-        # More gradients than this on their way means that the oldest was taken long ago.
-        self._window = 2 * len(peers) + 2
+                self._expected.setdefault(_link(op), []).append(op)
+        self._left: dict[Link, deque[Op]] = {}
+        self._posted: dict[Link, deque[_Posted]] = {}
+        self._sent: dict[Key, tuple[Any, Tensor]] = {}
 
     def begin_step(self) -> None:
         """Post the first receives of the step."""
-        self._left = {peer: deque(ops) for peer, ops in self._expected.items()}
-        self._posted = {peer: deque() for peer in self._expected}
-        for peer in self._expected:
+        self._left = {link: deque(ops) for link, ops in self._expected.items()}
+        self._posted = {link: deque() for link in self._expected}
+        for link in self._expected:
             for _ in range(AHEAD):
-                self._post(peer)
+                self._post(link)
 
     def receive(self, op: Op) -> Tensor:
         """The tensor of a RECV operation; waits for it."""
-        buffer, work = self._posted[op.peer].popleft()
-        self._post(op.peer)
+        link = _link(op)
+        buffer, work = self._posted[link].popleft()
+        self._post(link)
         work.wait()
-        if op.kind is Kind.RECV_GRAD:  # its gradient is here, so the activation was taken
-            self._release((Kind.SEND_ACT, op.stage, op.micro_batch))
+        for sent in self._proves.get(key(op), ()):
+            self._release(sent)
         return buffer
 
     def send(self, op: Op, tensor: Tensor) -> None:
         """Start a SEND operation."""
         tensor = tensor.contiguous()
-        group = self._upward if op.peer > self._here else self._downward
-        work = dist.isend(tensor, self._peers[op.peer], group=group)
-        self._sent[op.kind, op.stage, op.micro_batch] = (work, tensor)
-        if op.kind is Kind.SEND_GRAD:
-            pending = [key for key in self._sent if key[0] is Kind.SEND_GRAD]
-            if len(pending) > self._window:
-                self._release(pending[0])
+        group = self._groups[op.peer > self._here, op.kind is Kind.SEND_ACT]
+        self._sent[key(op)] = (dist.isend(tensor, self._peers[op.peer], group=group), tensor)
 
     def end_step(self) -> None:
         """Wait until every send has arrived."""
-        for key in list(self._sent):
-            self._release(key)
+        for sent in list(self._sent):
+            self._release(sent)
 
-    def _release(self, key: tuple[Kind, int, int]) -> None:
-        work, _ = self._sent.pop(key)
+    def _release(self, sent: Key) -> None:
+        work, _ = self._sent.pop(sent)
         work.wait()
 
-    def _post(self, peer: int) -> None:
-        if not self._left[peer]:
+    def _post(self, link: Link) -> None:
+        if not self._left[link]:
             return
-        op = self._left[peer].popleft()
-        shape = self._edges[op.stage if op.kind is Kind.RECV_ACT else op.stage + 1]
+        op, (peer, activations) = self._left[link].popleft(), link
+        shape = self._edges[op.stage if activations else op.stage + 1]
         buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
-        group = self._upward if peer < self._here else self._downward
-        self._posted[peer].append(_Posted(buffer, dist.irecv(buffer, self._peers[peer], group=group)))
+        work = dist.irecv(buffer, self._peers[peer], group=self._groups[peer < self._here, activations])
+        self._posted[link].append(_Posted(buffer, work))
+
+
+def _link(op: Op) -> Link:
+    return op.peer, op.kind in (Kind.SEND_ACT, Kind.RECV_ACT)

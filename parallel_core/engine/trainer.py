@@ -65,7 +65,7 @@ class Trainer:
     def _make_executor(self, groups: Groups, progress: Progress) -> Executor:
         spec, layout, flat = self.spec, self.layout, self.chunks.flat
         here = layout.pipeline_rank(self.rank)
-        program = build(spec).programs[here]
+        schedule = build(spec)
         peers = {q: layout.peer(q, self.place.tensor) for q in layout.pipeline_ranks(self.place.replica) if q != here}
         shapes = outline_of(spec.model).boundaries()
         edges = [(spec.micro_batch_size, *shapes[units[0]]) for units in layout.stage_units]
@@ -75,13 +75,13 @@ class Trainer:
         self.chunks.weights.listener = reducer.arrived
         parts = Parts(
             self.chunks,
-            Links(program, here, peers, (groups.upward, groups.downward), edges, dtype, self.device),
+            Links(schedule, here, peers, groups.links, edges, dtype, self.device),
             reducer,
             StepTotals(spec.model, layout, flat, groups.world, self.device),
             self.optimizer,
             groups.tied,
         )
-        return Executor(program, parts, self.scope, progress, spec.train.clip_norm)
+        return Executor(schedule.programs[here], parts, self.scope, progress, spec.train.clip_norm)
 
     def step(self, step: int) -> Totals:
         """One step: read the batch, walk the program. Its spans are in `recorder` until the next one begins."""

@@ -1,0 +1,46 @@
+"""When a sent tensor can be let go without waiting: a message from the same peer proves that it was taken.
+
+A peer walks its program in order. If it received our message before it sent one to us, then having the second proves
+the first. This is read from the schedule once; nothing is sent to acknowledge anything.
+"""
+
+from __future__ import annotations
+
+from parallel_core.schedule.ir import RECVS, SENDS, Kind, Op, Schedule
+
+Key = tuple[Kind, int, int]
+"""Kind, stage and micro-batch of a SEND or RECV."""
+
+
+def key(op: Op) -> Key:
+    return op.kind, op.stage, op.micro_batch
+
+
+def other_end(op: Op) -> Key:
+    """The RECV of a SEND, the SEND of a RECV."""
+    step = 1 if op.kind in (Kind.SEND_ACT, Kind.RECV_GRAD) else -1
+    kind = {
+        Kind.SEND_ACT: Kind.RECV_ACT,
+        Kind.RECV_ACT: Kind.SEND_ACT,
+        Kind.SEND_GRAD: Kind.RECV_GRAD,
+        Kind.RECV_GRAD: Kind.SEND_GRAD,
+    }[op.kind]
+    return kind, op.stage + step, op.micro_batch
+
+
+def receipts(schedule: Schedule, here: int) -> dict[Key, list[Key]]:
+    """For each RECV of pipeline rank `here`: its SENDs that are proven to have been taken once it is done.
+
+    SENDs that nothing proves (the last of a step) are in no list.
+    """
+    out: dict[Key, list[Key]] = {}
+    for peer in sorted({op.peer for op in schedule.programs[here] if op.kind in SENDS}):
+        taken: list[Key] = []
+        for op in schedule.programs[peer]:
+            if op.peer != here:
+                continue
+            if op.kind in RECVS:
+                taken.append(other_end(op))
+            elif op.kind in SENDS and taken:
+                out[other_end(op)], taken = taken, []
+    return out
