@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.device import CpuDevice
+from parallel_core.engine.stage import Batch
+from parallel_core.models.passing import Sample
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.scope import Scope
@@ -42,8 +44,10 @@ def make(recompute: str, tied: bool = False) -> Made:
 
 
 def forward(made: Made) -> None:
-    for i, tokens in enumerate(made.batch):
-        made.chunks.stages[0].forward(i, tokens[:, :-1], tokens[:, 1:].contiguous())
+    samples = {i: Sample(tokens[:, :-1], tokens[:, 1:].contiguous()) for i, tokens in enumerate(made.batch)}
+    made.chunks.begin_step(Batch(0, samples, 1 / (MICRO_BATCHES * 2 * 16)))
+    for i in samples:
+        made.chunks.stages[0].forward(i, None)
 
 
 def gradients(made: Made) -> dict[str, np.ndarray]:
