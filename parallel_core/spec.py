@@ -22,10 +22,13 @@ from parallel_core.rules import divisors, few, rule
 from parallel_core.schedule.traits import TRAITS, ScheduleName, allowed_chunks, runnable
 
 Recompute = Literal["none", "full"]
-Precision = Literal["fp32", "fp64"]
+Precision = Literal["fp32", "fp64", "bf16", "fp16"]
 DeviceKind = Literal["cpu", "cuda"]
 
-BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8}
+BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
+"""Of a parameter or an activation."""
+MAIN_BYTES: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 4, "fp16": 4}
+"""Of a gradient, a moment of the optimizer, and a master weight (kept apart from the parameter in 16 bits only)."""
 CORPUS_PATTERN = re.compile(r"^(stdlib|blob:[0-9a-f]{64})$")
 
 Positive = Annotated[int, Field(ge=1)]
@@ -86,6 +89,12 @@ class TrainSpec(_Spec):
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 7
     precision: Precision = "fp32"
+    loss_scale: Annotated[float, Field(ge=1, le=2.0**32)] = 2.0**16
+    """First loss scale; this and the next three count in fp16 alone (see engine.precision)."""
+    loss_scale_window: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)] = 2000
+    """Good steps in a row after which the scale grows."""
+    loss_scale_growth: Annotated[float, Field(ge=1, le=16)] = 2.0
+    loss_scale_backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
     corpus: str = "stdlib"
     device: DeviceKind = "cpu"
 
@@ -124,6 +133,11 @@ class RunSpec(_Spec):
         for check in (_check_tensor, _check_chunks, _check_stages, _check_batch, _check_steps):
             check(self)
         return self
+
+    @property
+    def fp32_elements(self) -> int:
+        """Elements that a number kept in fp32 takes where the rest may have 16 bits: 2 or 1."""
+        return MAIN_BYTES[self.train.precision] // BYTES_PER_ELEMENT[self.train.precision]
 
     @property
     def micro_batch_size(self) -> int:

@@ -26,7 +26,10 @@ METRICS = (
     ("step_time", "seconds a step"),
     ("tokens_per_s", "tokens/s"),
     ("grad_norm", "gradient norm"),
+    ("loss_scale", "loss scale"),
+    ("skipped_steps", "steps skipped so far"),
 )
+FP16_METRICS = ("loss_scale", "skipped_steps")
 
 
 def timeline(run: Run, step: int | None = None) -> Chart | None:
@@ -129,8 +132,9 @@ def points_since(run: Run, step: int) -> dict[str, Any]:
 
 
 def metrics(run: Run) -> list[Chart]:
-    """One chart a run-level series, thinned to a chart's width."""
-    return [_metric(run, name, unit) for name, unit in METRICS]
+    """One chart a run-level series, thinned to a chart's width; those of loss scaling in fp16 alone."""
+    scaled = run.spec.get("train", {}).get("precision") == "fp16"
+    return [_metric(run, name, unit) for name, unit in METRICS if scaled or name not in FP16_METRICS]
 
 
 def _metric(run: Run, name: str, unit: str) -> Chart:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from django.utils import timezone
 
 from dashboard.runs import selectors
@@ -84,7 +85,7 @@ def _running(run: Run) -> Verdict:
     left = spec.train.steps - run.step - 1
     if run.step_time and left > 0:
         parts.append(f"{seconds_text(left * run.step_time)} left")
-    return Verdict(f"{', '.join(parts)}{_bubble(run, spec)}.")
+    return Verdict(f"{', '.join(parts)}{_bubble(run, spec)}.", more=numerics(run))
 
 
 def _bubble(run: Run, spec: RunSpec) -> str:
@@ -127,7 +128,20 @@ def _succeeded(run: Run) -> Verdict:
     busy = f"Other processes used {percent_text(others)} of its devices: read the timing with care."
     loss = run.summary.get("final_loss")
     ending = f" Final loss {significant(loss, 4)}." if loss is not None else ""
-    return Verdict(f"{first}.{second}{ending}", more=busy if others > 0.1 else "")
+    return Verdict(f"{first}.{second}{ending}", more=" ".join([numerics(run), busy if others > 0.1 else ""]).strip())
+
+
+def numerics(run: Run) -> str:
+    """Sentences on losses that are no numbers and on steps that fp16 skipped; '' where all is well."""
+    loss, skipped = selectors.series(run, "loss"), selectors.series(run, "skipped_steps").value
+    said = []
+    if len(loss.value) and not np.isfinite(loss.value[-1]):
+        last_good = np.flatnonzero(np.isfinite(loss.value))
+        first_bad = loss.step[last_good[-1] + 1] if len(last_good) else loss.step[0]
+        said.append(f"The loss is not a finite number from step {first_bad} on: try a lower learning rate.")
+    if len(skipped) and skipped[-1]:
+        said.append(f"{skipped[-1]:.0f} of {len(skipped)} steps were skipped: their fp16 gradients overflowed.")
+    return " ".join(said)
 
 
 def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:

@@ -104,6 +104,10 @@ GROUPS = (
             Entry("train.beta2", "AdamW β₂"),
             Entry("train.eps", "AdamW ε"),
             Entry("train.clip_norm", "Clip gradient norm", "empty: no clipping"),
+            Entry("train.loss_scale", "First loss scale", "fp16 alone"),
+            Entry("train.loss_scale_window", "Loss scale grows after", "good steps in a row; fp16 alone"),
+            Entry("train.loss_scale_growth", "Loss scale growth", "fp16 alone"),
+            Entry("train.loss_scale_backoff", "Loss scale back-off", "when gradients overflow; fp16 alone"),
             Entry("trace.trace_every", "Trace every", "steps; 0 traces one step only"),
             Entry("trace.memory_cap", "Memory cap, MiB a rank", "empty: the device's own limit"),
             Entry("trace.memory", "Measure memory"),
@@ -129,6 +133,8 @@ CHOICE_LABELS = {
     "swiglu": "SwiGLU",
     "layernorm": "LayerNorm",
     "rmsnorm": "RMSNorm",
+    "bf16": "bf16, fp32 master weights",
+    "fp16": "fp16, fp32 master weights, loss scaling",
 }
 
 

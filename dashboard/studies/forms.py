@@ -21,7 +21,7 @@ from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
 from parallel_core import limits
-from parallel_core.spec import RunSpec, field_errors
+from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec, field_errors
 
 MODEL = ("model.layers", "model.hidden", "model.heads", "model.seq", "model.vocab", "model.tied")
 TRAIN = ("train.global_batch", "train.lr", "train.seed", "train.warmup_steps", "train.device")
@@ -157,7 +157,7 @@ class MatrixForm(StudyForm):
     )
     precisions = forms.MultipleChoiceField(
         label="Precision",
-        choices=[("fp32", "fp32"), ("fp64", "fp64")],
+        choices=[(name, name) for name in BYTES_PER_ELEMENT],
         initial=["fp32"],
         widget=forms.CheckboxSelectMultiple,
         error_messages={"required": "Choose at least one precision."},

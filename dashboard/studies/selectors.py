@@ -20,7 +20,7 @@ from parallel_core.analysis.parity import Parity, parity
 from parallel_core.analysis.sentences import Result
 from parallel_core.spec import RunSpec
 
-TOLERANCES = {"fp32": 1e-5, "fp64": 1e-12}
+TOLERANCES = {"fp32": 1e-5, "fp64": 1e-12, "bf16": 1e-2, "fp16": 2e-3}
 """Relative difference of losses up to which two runs count as equal."""
 
 

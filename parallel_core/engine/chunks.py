@@ -10,7 +10,8 @@ from torch import nn
 
 from parallel_core.engine.device import Device
 from parallel_core.engine.flat import FlatParameters
-from parallel_core.engine.stage import DTYPES, Batch, Stage
+from parallel_core.engine.precision import DTYPES, LossScale
+from parallel_core.engine.stage import Batch, Stage
 from parallel_core.models.initial import initial
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.scope import Scope
@@ -29,8 +30,10 @@ class Chunks:
     def __init__(
         self, spec: RunSpec, stages: Mapping[int, Sequence[str]], group: TensorGroup, device: Device, scope: Scope
     ) -> None:
-        self.weights = WeightGradients(scope)
-        self.stages = {number: Stage(spec, names, group, self.weights, scope) for number, names in stages.items()}
+        self.weights, self.loss_scale = WeightGradients(scope), LossScale(spec.train)
+        self.stages = {
+            number: Stage(spec, names, group, self.weights, self.loss_scale, scope) for number, names in stages.items()
+        }
         self.names = tuple(name for names in stages.values() for name in names)
         places = [place for stage in self.stages.values() for place in stage.places()]
         self.flat = FlatParameters(places, DTYPES[spec.train.precision], device)

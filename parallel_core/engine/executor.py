@@ -14,6 +14,7 @@ from parallel_core.engine.distributed import Group
 from parallel_core.engine.norm import StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.p2p import Links
+from parallel_core.engine.precision import LossScale
 from parallel_core.engine.reduction import GradientReducer
 from parallel_core.engine.stage import Batch
 from parallel_core.observe.progress import Progress
@@ -31,6 +32,7 @@ class Parts(NamedTuple):
     totals: StepTotals
     optimizer: FlatAdamW
     tied: Group
+    loss_scale: LossScale
 
 
 class _Step(NamedTuple):
@@ -134,16 +136,21 @@ class Executor:
         return self._parts.reducer.finish()
 
     def _optimise(self, op: Op) -> int:
-        """Totals of the step (a collective, so a span of its own), clipping, update: of all stages with the last."""
+        """Totals of the step (a collective, so a span of its own), clipping, update: of all stages with the last.
+
+        No update where fp16 overflowed, on any rank.
+        """
         if op is not self._end:
             return 0
         parts, start = self._parts, self._scope.mark()
         self._sum_tied()
-        self._result = totals = parts.totals.gather(self._loss)
+        totals, scale = parts.totals.gather(self._loss), parts.loss_scale.value
         self._scope.span(Kind.NORM, LANE_COLLECTIVE, start)
-        if self._clip is not None and totals.grad_norm > self._clip:
-            self._flat.grads.mul_(self._clip / (totals.grad_norm + 1e-6))
-        parts.optimizer.step()
+        norm, taken = totals.grad_norm / scale, parts.loss_scale.judge(totals.grad_norm)
+        self._result = Totals(totals.loss, norm, scale, parts.loss_scale.skipped)
+        if taken:
+            clip = 1.0 if self._clip is None or not norm > self._clip else self._clip / (norm + 1e-6)
+            parts.optimizer.step(clip / scale)
         return 0
 
     @torch.no_grad()

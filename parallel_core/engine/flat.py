@@ -1,5 +1,7 @@
 """Parameters and gradients of a rank as two flat buffers that the tensors of the model are views of.
 
+Gradients have the number type of `precision.main_dtype`: in 16-bit runs autograd adds its 16-bit results to fp32.
+
 One buffer means one optimizer kernel, one memset, and gradient buckets that are slices: nothing is copied to be sent.
 """
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from parallel_core.engine.device import Device
+from parallel_core.engine.precision import main_dtype
 
 ALIGN = 64
 """Elements a parameter's place is rounded up to, so that vector loads stay aligned."""
@@ -43,7 +46,7 @@ class FlatParameters:
             starts[name] = size
             size += -(-shapes[name].numel() // ALIGN) * ALIGN
         self.values = torch.zeros(size, dtype=dtype, device=device.torch)
-        self.grads = torch.zeros(size, dtype=dtype, device=device.torch)
+        self.grads = torch.zeros(size, dtype=main_dtype(dtype), device=device.torch)
         self.slots = [self._slot(name, shapes[name], start) for name, start in starts.items()]
         by_name = {slot.name: slot.parameter for slot in self.slots}
         for name, module, attribute in named:
@@ -52,6 +55,7 @@ class FlatParameters:
     def _slot(self, name: str, shape: torch.Size, start: int) -> Slot:
         stop = start + shape.numel()
         parameter = nn.Parameter(self.values[start:stop].view(shape))
+        parameter.grad_dtype = None  # lets a gradient be wider than its parameter, and be added to without a copy
         parameter.grad = self.grads[start:stop].view(shape)
         return Slot(name, parameter, start, stop)
 

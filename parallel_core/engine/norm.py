@@ -23,14 +23,18 @@ from parallel_core.tensor.parallelise import split_dim
 
 
 class Totals(NamedTuple):
-    """Of one step over all ranks."""
+    """Of one step over all ranks. `grad_norm` is that of the loss itself; where it is not finite in fp16, every rank
+    skipped the step. `loss_scale` is the one that the step ran under, `skipped` counts such steps so far."""
 
     loss: float
     grad_norm: float
+    loss_scale: float = 1.0
+    skipped: int = 0
 
 
 class StepTotals:
-    """`gather` the totals of a step; every rank of the world calls it."""
+    """`gather` the totals of a step; every rank of the world calls it. Overflow anywhere makes the norm not finite
+    everywhere, so no collective of its own decides whether a step is skipped."""
 
     def __init__(self, model: ModelSpec, layout: Layout, flat: FlatParameters, group: Group, device: Device) -> None:
         self._flat, self._group, self._device = flat, group, device

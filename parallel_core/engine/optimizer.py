@@ -1,4 +1,8 @@
-"""AdamW (Loshchilov and Hutter 2019) as one fused kernel over one flat buffer."""
+"""AdamW (Loshchilov and Hutter 2019) as one fused kernel over one flat buffer.
+
+In 16-bit runs it moves an fp32 master copy of the weights, and the parameters are rounded from that (Micikevicius et
+al. 2018, section 3.1): small updates would otherwise be lost in the rounding.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,26 @@ class FlatAdamW:
 
     def __init__(self, flat: FlatParameters, train: TrainSpec) -> None:
         self._flat, self._train = flat, train
-        self.mean = torch.zeros_like(flat.values)
-        self.square = torch.zeros_like(flat.values)
+        self.main = flat.values if flat.values.dtype == flat.grads.dtype else flat.values.to(flat.grads.dtype)
+        """What is updated: the parameters themselves, or their master copy."""
+        self.mean = torch.zeros_like(flat.grads)
+        self.square = torch.zeros_like(flat.grads)
         self._steps = torch.zeros((), dtype=torch.float32, device=flat.values.device)
 
+    def state(self) -> list[torch.Tensor]:
+        """The flat buffers that it keeps beside parameters and gradients."""
+        own = [] if self.main is self._flat.values else [self.main]
+        return [*own, self.mean, self.square]
+
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, factor: float = 1.0) -> None:
+        """One update by the gradients times `factor`, by which they are multiplied in place."""
         train = self._train
+        if factor != 1.0:
+            self._flat.grads.mul_(factor)
         self._steps += 1
         torch._fused_adamw_(
-            [self._flat.values],
+            [self.main],
             [self._flat.grads],
             [self.mean],
             [self.square],
@@ -40,3 +54,5 @@ class FlatAdamW:
             amsgrad=False,
             maximize=False,
         )
+        if self.main is not self._flat.values:
+            self._flat.values.copy_(self.main)

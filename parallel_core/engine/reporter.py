@@ -94,6 +94,8 @@ class Reporter:
                 "step_time": took,
                 "tokens_per_s": self._spec.tokens_per_step / took,
             }
+            if self._spec.train.precision == "fp16":
+                values |= {"loss_scale": totals.loss_scale, "skipped_steps": float(totals.skipped)}
         due = last or now - self._flushed >= FLUSH_S
         if due:
             values["memory"] = float(self._device.memory_used())

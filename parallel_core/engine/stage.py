@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.models.passing import NOTHING, Passing, Sample, follow
 from parallel_core.models.registry import build_unit, parameter_name
 from parallel_core.observe.recorder import LANE_COMPUTE
@@ -27,8 +28,6 @@ from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import SplitLinear
 from parallel_core.tensor.parallelise import parallelise
 from parallel_core.tensor.weights import WeightGradient, WeightGradients
-
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,15 @@ class Stage:
     """The units `names` (of `ModelSpec.units`), one after the other."""
 
     def __init__(
-        self, spec: RunSpec, names: Sequence[str], group: TensorGroup, weights: WeightGradients, scope: Scope
+        self,
+        spec: RunSpec,
+        names: Sequence[str],
+        group: TensorGroup,
+        weights: WeightGradients,
+        loss_scale: LossScale,
+        scope: Scope,
     ) -> None:
-        self._model, self._weights, self._scope = spec.model, weights, scope
+        self._model, self._weights, self._loss_scale, self._scope = spec.model, weights, loss_scale, scope
         dtype = DTYPES[spec.train.precision]
         self.names = tuple(names)
         self._units = [parallelise(build_unit(spec.model, name, dtype), group, weights) for name in names]
@@ -116,7 +121,8 @@ class Stage:
         return x.detach()
 
     def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
-        """Gradient of the stage's output in (None on the last stage), of its input out (None on the first).
+        """Gradient of the stage's output in (None on the last stage: it starts from the loss scale), of its input out
+        (None on the first).
 
         Parameter gradients are added to the flat buffer.
         """
@@ -125,7 +131,7 @@ class Stage:
             x, y = kept.pop()
             if y is None:
                 y = self._again(segment, x, micro_batch)
-            torch.autograd.backward(y, grad)
+            torch.autograd.backward(y, self._loss_scale.seed(y) if grad is None else grad)
             grad = x.grad
             del x, y
         return grad

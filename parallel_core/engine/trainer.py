@@ -19,9 +19,10 @@ from parallel_core.engine.neighbours import Neighbours
 from parallel_core.engine.norm import StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.p2p import Links
+from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reduction import GradientReducer
 from parallel_core.engine.reporter import Reporter, StepTimes
-from parallel_core.engine.stage import DTYPES, Batch
+from parallel_core.engine.stage import Batch
 from parallel_core.layout import Layout
 from parallel_core.models.passing import Sample
 from parallel_core.observe.memory import MemoryMeter
@@ -57,6 +58,7 @@ class Trainer:
         stages = {s: [units[i] for i in self.layout.stage_units[s]] for s in self.layout.stages_of(self.place.place)}
         tensor = TensorGroup(self.place.tensor, self.layout.tp, groups.tensor, self.scope)
         self.chunks = Chunks(spec, stages, tensor, device, self.scope)
+        self.loss_scale = self.chunks.loss_scale
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
         self._sampler = Sampler(spec, open_dataset(spec, corpus_cache))
         self._ids = self.layout.micro_batches_of(self.place.replica)
@@ -80,6 +82,7 @@ class Trainer:
             StepTotals(spec.model, layout, flat, groups.world, self.device),
             self.optimizer,
             groups.tied,
+            self.loss_scale,
         )
         return Executor(schedule.programs[here], parts, self.scope, progress, spec.train.clip_norm)
 
@@ -98,8 +101,7 @@ class Trainer:
         for tensor, category in (
             (self.chunks.flat.values, "params"),
             (self.chunks.flat.grads, "grads"),
-            (self.optimizer.mean, "optimizer"),
-            (self.optimizer.square, "optimizer"),
+            *((tensor, "optimizer") for tensor in self.optimizer.state()),
         ):
             meter.register(tensor, category)
         with ExitStack() as stack:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from parallel_core.models.numerics import wide
 from parallel_core.spec import ModelSpec
 
 
@@ -68,4 +69,4 @@ class CrossEntropySum(nn.Module):
     """Sum of the negative log likelihoods: logits (n, classes), targets (n,), -1 not counted -> scalar."""
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits, targets, reduction="sum", ignore_index=-1)
+        return F.cross_entropy(wide(logits), targets, reduction="sum", ignore_index=-1)

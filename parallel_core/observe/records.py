@@ -57,8 +57,9 @@ MEMORY = np.dtype([("t", "<i8"), *[(name, "<i8") for name in CATEGORIES]])
 _HEAD = struct.Struct("<2sII")
 MAGIC = b"TY"
 
-# Names of the metric series. Rank 0 alone emits the run-level ones; every rank emits the others.
-RUN_SERIES = ("loss", "grad_norm", "step_time", "tokens_per_s")
+# Names of the metric series. Rank 0 alone emits the run-level ones; every rank emits the others. Loss scale and skipped
+# steps (how many so far) exist in fp16 alone.
+RUN_SERIES = ("loss", "grad_norm", "step_time", "tokens_per_s", "loss_scale", "skipped_steps")
 RANK_SERIES = ("rank_step_time", "memory")
 
 

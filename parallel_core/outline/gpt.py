@@ -9,6 +9,8 @@ width h, a heads of d = h/a, k heads of keys and values, MLP width f, V tokens:
                 rotary positions add turned queries and keys bs(a + k)d/t, shared keys and values their copies
     MLP         input bsh, norm bsh + 2bs, before and behind GELU bsf/t each; SwiGLU gate, up, SiLU and product
     head        input bsh, norm bsh + 2bs, log-probabilities bsV/t
+
+What stays in fp32 where the rest has 16 bits (statistics of norms, log-sum-exp, log-probabilities) counts double.
 """
 
 from __future__ import annotations
@@ -132,10 +134,10 @@ class GptOutline(Outline):
         """Rows of the matrix that makes queries, keys and values."""
         return (self.model.heads + 2 * self.kv_heads) * self.head_dim
 
-    def _norm(self, rows: int) -> tuple[tuple[int, ...], int]:
+    def _norm(self, spec: RunSpec) -> tuple[tuple[int, ...], int]:
         """(parameters, kept elements) of a norm."""
-        h = self.model.hidden
-        return ((h, h), rows * (h + 2)) if self.model.norm == "layernorm" else ((h,), rows * (h + 1))
+        h, rows, wide = self.model.hidden, spec.micro_batch_size * self.model.seq, spec.fp32_elements
+        return ((h, h), rows * (h + 2 * wide)) if self.model.norm == "layernorm" else ((h,), rows * (h + wide))
 
     def _linear(self, rows: int, columns: int, biased: bool = True) -> tuple[int, ...]:
         return (rows * columns, rows) if biased and self.model.bias else (rows * columns,)
@@ -149,8 +151,8 @@ class GptOutline(Outline):
     def _attention(self, spec: RunSpec) -> UnitCost:
         model, t, bsh = self.model, spec.parallel.tp, self._bsh(spec)
         h, rows = model.hidden, spec.micro_batch_size * model.seq
-        matrix = rows * model.heads // t * (1 if fused_attention(spec) else model.seq)
-        norm, kept = self._norm(rows)
+        matrix = rows * model.heads // t * (spec.fp32_elements if fused_attention(spec) else model.seq)
+        norm, kept = self._norm(spec)
         qkv, keys = rows * self._qkv // t, rows * self.kv_heads * self.head_dim // t
         turned = bsh // t + keys if model.positions == "rope" else 0
         copied = 2 * bsh // t if self.kv_heads < model.heads else 0
@@ -165,7 +167,7 @@ class GptOutline(Outline):
         model, bsh = self.model, self._bsh(spec)
         h, rows, f = model.hidden, spec.micro_batch_size * model.seq, self.ffn // spec.parallel.tp
         wide = 2 * f if model.activation == "swiglu" else f
-        norm, kept = self._norm(rows)
+        norm, kept = self._norm(spec)
         return UnitCost(
             parameters=(*norm, *self._linear(wide, h), h * f, *((h,) if model.bias else ())),
             boundary=bsh,
@@ -176,8 +178,8 @@ class GptOutline(Outline):
     def _head(self, spec: RunSpec) -> UnitCost:
         model, t, bsh = self.model, spec.parallel.tp, self._bsh(spec)
         h, rows = model.hidden, spec.micro_batch_size * model.seq
-        logits, matrix = rows * model.vocab // t, model.vocab * h // t
-        norm, kept = self._norm(rows)
+        logits, matrix = spec.fp32_elements * rows * model.vocab // t, model.vocab * h // t
+        norm, kept = self._norm(spec)
         return UnitCost(
             parameters=(*norm, matrix),
             boundary=bsh,

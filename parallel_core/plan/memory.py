@@ -96,6 +96,8 @@ def _ladders(spec: RunSpec) -> Iterator[list[_Step]]:
         yield [("turn on recomputation", {"parallel.recompute": "full"})]
     if spec.train.precision == "fp64":
         yield [("use fp32", {"train.precision": "fp32"})]
+    if spec.train.precision in ("fp32", "fp64"):
+        yield [("use bf16", {"train.precision": "bf16"})]
     yield [(f"split tensors {t} ways", {"parallel.tp": t}) for t in _tensor_ways(spec) if t > split.tp]
     deeper = (p for p in (2, 4, 8, 16, 32, 64) if p > split.pp)
     yield [(f"use {p} pipeline stages", {"parallel.pp": p, "parallel.cuts": None}) for p in deeper]

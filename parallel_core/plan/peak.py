@@ -1,10 +1,13 @@
 """How much memory a run will take on each rank, before it starts; to be held against the meter's measured peak.
 
-Static parts live from the first step to the last: parameters, gradients, and two moments of AdamW (Loshchilov and
-Hutter 2019), each as large as the parameters, in flat buffers. Activations peak in a backward: every micro-batch in
-flight (`schedule.in_flight`) keeps what autograd saved, and the layer whose backward runs needs gradients on top. Full
-recomputation keeps only the input of each block and rebuilds one block at a time; embedding and head are not
-recomputed. `activations` are what is kept for a backward; `buffers` are gradients of activations, messages and tokens.
+Static parts live from the first step to the last, in flat buffers: parameters, gradients, and two moments of AdamW
+(Loshchilov and Hutter 2019). That is 16 bytes a parameter in fp32 and 18 in 16 bits: 2 + 4 for parameter and gradient,
+12 for both moments and the master weight (Rajbhandari et al. 2020, section 3.1, with gradients in fp32).
+
+Activations peak in a backward: every micro-batch in flight (`schedule.in_flight`) keeps what autograd saved, and the
+layer whose backward runs needs gradients on top. Full recomputation keeps only the input of each block and rebuilds one
+block at a time; embedding and head are not recomputed. `activations` are what is kept for a backward; `buffers` are
+gradients of activations, messages and tokens.
 
 All ranks of a stage need the same. Not counted: the framework itself, a CUDA context, workspace inside kernels, the
 allocator's rounding.
@@ -22,9 +25,9 @@ from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, block_of, outline_of
 from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.schedule import in_flight
-from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec
+from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, RunSpec
 
-_OPTIMIZER_STATES = 2
+_MOMENTS = 2
 _AHEAD = 2
 """Receives that the engine posts at once on each link (`engine.p2p`)."""
 
@@ -70,19 +73,20 @@ def predict(spec: RunSpec) -> list[RankMemory]:
 def by_stage(spec: RunSpec) -> list[RankMemory]:
     """Predicted peak of the first rank of each stage; the others of that stage need the same."""
     layout, costs, edges = Layout.of(spec), unit_costs(spec), [*boundary_elements(spec), 0]
-    size = BYTES_PER_ELEMENT[spec.train.precision]
+    size, main = BYTES_PER_ELEMENT[spec.train.precision], MAIN_BYTES[spec.train.precision]
+    states = _MOMENTS + (size != main)
     out = []
     for stage, units in enumerate(layout.stage_units):
-        params = size * _parameters(spec, [costs[unit] for unit in units])
+        held = _parameters(spec, [costs[unit] for unit in units])
         live = _in_backward(_segments(spec, costs, units), edges[units[-1] + 1], _in_flight(spec, stage))
         messages = _messages(spec, stage, edges[units[0]], edges[units[-1] + 1])
         out.append(
             RankMemory(
                 rank=layout.rank(layout.place(stage)),
                 stage=stage,
-                params=params,
-                grads=params,
-                optimizer=_OPTIMIZER_STATES * params,
+                params=size * held,
+                grads=main * held,
+                optimizer=states * main * held,
                 activations=size * live.kept,
                 buffers=size * (live.passing + messages) + _batch_bytes(spec),
             )

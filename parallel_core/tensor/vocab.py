@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from parallel_core.models.numerics import wide
 from parallel_core.tensor.group import TensorGroup
 
 
@@ -84,5 +85,5 @@ class VocabCrossEntropy(nn.Module):
         self.group = group
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        out: Tensor = _CrossEntropy.apply(logits, targets, self.group)
+        out: Tensor = _CrossEntropy.apply(wide(logits), targets, self.group)
         return out

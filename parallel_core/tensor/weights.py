@@ -48,14 +48,17 @@ class WeightGradients:
 
     @torch.no_grad()
     def add(self, given: WeightGradient) -> None:
-        """weight.grad += grad^T x, in one kernel; bias.grad += the sum of grad."""
+        """weight.grad += grad^T x, in one kernel where they have one number type; bias.grad += the sum of grad."""
         rows, weight = given.grad.flatten(0, -2), given.weight
         assert weight.grad is not None  # a view of the flat buffer, for the life of the run
-        weight.grad.addmm_(rows.t(), given.x.flatten(0, -2))
+        if weight.grad.dtype == rows.dtype:
+            weight.grad.addmm_(rows.t(), given.x.flatten(0, -2))
+        else:
+            weight.grad.add_(rows.t() @ given.x.flatten(0, -2))
         self._tell(weight)
         if given.bias is not None:
             assert given.bias.grad is not None
-            given.bias.grad.add_(rows.sum(0))
+            given.bias.grad.add_(rows.sum(0, dtype=given.bias.grad.dtype))
             self._tell(given.bias)
 
     @contextmanager

@@ -16,6 +16,7 @@ import torch
 
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
+from parallel_core.models.numerics import wide
 from parallel_core.spec import DRAWN, RunSpec
 from parallel_core.tensor.parallelise import split_dim
 from tests.parallel_core import ranks
@@ -43,7 +44,7 @@ def spec_of(model: dict[str, Any] | None = None, train: dict[str, Any] | None = 
 
 
 def _copy(named: dict[str, torch.Tensor]) -> Tensors:
-    return {name: tensor.numpy().copy() for name, tensor in named.items()}
+    return {name: wide(tensor).numpy().copy() for name, tensor in named.items()}  # NumPy has no bf16
 
 
 def _observe(trainer: Trainer) -> tuple[Any, ...]:

@@ -33,7 +33,7 @@ def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, 
             },
             "train": {
                 "global_batch": dp * m * draw(st.integers(1, 3)),
-                "precision": draw(st.sampled_from(["fp32", "fp64"])),
+                "precision": draw(st.sampled_from(["fp32", "fp64", "bf16", "fp16"])),
             },
         },
         context={DRAWN: drawn},

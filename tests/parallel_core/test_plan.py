@@ -45,7 +45,7 @@ def test_parameters_of_gpt_2() -> None:
 @given(run_specs())
 def test_stages_hold_all_parameters_between_them(run: RunSpec) -> None:
     held = [memory.params for memory in by_stage(run)]
-    size = 4 if run.train.precision == "fp32" else 8
+    size = BYTES_PER_ELEMENT[run.train.precision]
     flat = sum(unit.flat for unit in unit_costs(run)) * size
     shared = run.model.vocab * run.model.hidden // run.parallel.tp * size
     assert sum(held) == flat - (shared if run.model.tied and run.parallel.pp == 1 else 0)
@@ -61,9 +61,12 @@ def test_every_rank_is_predicted_once_and_in_order(run: RunSpec) -> None:
 
 
 @given(run_specs())
-def test_adamw_keeps_two_moments(run: RunSpec) -> None:
+def test_bytes_a_parameter(run: RunSpec) -> None:
+    """Parameter, gradient, and two moments of AdamW, with a master weight in 16 bits."""
+    parts = {"fp32": (4, 4, 8), "fp64": (8, 8, 16), "bf16": (2, 4, 12), "fp16": (2, 4, 12)}[run.train.precision]
     for memory in by_stage(run):
-        assert memory.optimizer == 2 * memory.params == 2 * memory.grads
+        count = memory.params // parts[0]
+        assert (memory.params, memory.grads, memory.optimizer) == tuple(part * count for part in parts)
 
 
 @given(run_specs())

@@ -31,6 +31,8 @@ LLAMA = {**GPT, "kv_heads": 2, "positions": "rope", "activation": "swiglu", "nor
         ({}, "fp32", False),
         ({"recompute": "full", "micro_batches": 2}, "fp64", True),
         ({"dp": 2}, "fp32", False),
+        ({"tp": 2, "recompute": "full", "micro_batches": 2}, "bf16", False),
+        ({**PIPELINE, "schedule": "1f1b"}, "fp16", False),
         ({"tp": 2}, "fp32", False),
         ({**PIPELINE, "schedule": "naive"}, "fp32", False),
         ({**PIPELINE, "schedule": "gpipe"}, "fp32", True),

@@ -1,0 +1,78 @@
+"""Mixed precision (Micikevicius et al. 2018): number types of a run, and dynamic loss scaling.
+
+bf16 and fp16 run forward, backward and every activation message in 16 bits. Gradients are accumulated over
+micro-batches, reduced over replicas, normed and clipped in fp32 (Megatron-LM's `accumulate_allreduce_grads_in_fp32`),
+and AdamW keeps fp32 moments and an fp32 master copy of the weights that each step is rounded from. Norms and softmax
+compute in fp32 inside their kernels, cross-entropy on fp32 logits. bf16 has the range of fp32 and needs no scaling.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from parallel_core.spec import TrainSpec
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Number type of parameters and activations."""
+
+LEAST_SCALE = 1.0
+"""A loss scale never falls below it: what overflows unscaled is not mended by scaling."""
+
+
+def main_dtype(compute: torch.dtype) -> torch.dtype:
+    """Number type of gradients, moments and master weights."""
+    return torch.float32 if compute.itemsize < 4 else compute
+
+
+class LossScale:
+    """The factor that the gradient of the loss starts from, so that small fp16 gradients do not become 0.
+
+    It falls by `loss_scale_backoff` when a step's gradients overflow (the step is skipped) and rises by
+    `loss_scale_growth` after `loss_scale_window` good steps in a row (Micikevicius et al. 2018, section 3.2). Every
+    rank feeds it the same global norm, so all ranks hold the same scale without a message. 1 and fixed unless fp16.
+    """
+
+    def __init__(self, train: TrainSpec) -> None:
+        self._train = train
+        self.dynamic = train.precision == "fp16"
+        self.value = train.loss_scale if self.dynamic else 1.0
+        self.good = 0
+        """Good steps since the scale last changed."""
+        self.skipped = 0
+        """Steps skipped so far."""
+
+    def seed(self, loss: Tensor) -> Tensor | None:
+        """The gradient that backward starts from at `loss`; None = 1."""
+        return None if self.value == 1.0 else torch.full_like(loss, self.value)
+
+    def judge(self, norm: float) -> bool:
+        """Whether a step with this gradient norm (as scaled) is taken; moves the scale.
+
+        Raises FloatingPointError where gradients are not finite although the scale can fall no further.
+        """
+        if not self.dynamic:
+            return True
+        if math.isfinite(norm):
+            self.good += 1
+            if self.good == self._train.loss_scale_window:
+                self.value, self.good = self.value * self._train.loss_scale_growth, 0
+            return True
+        if self.value <= LEAST_SCALE:
+            raise FloatingPointError(
+                f"fp16 gradients are not finite at the least loss scale, {LEAST_SCALE:g}, after {self.skipped} skipped "
+                "steps: lower train.lr, or set train.precision to bf16."
+            )
+        self.value = max(self.value * self._train.loss_scale_backoff, LEAST_SCALE)
+        self.good, self.skipped = 0, self.skipped + 1
+        return False
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint must hold to go on with the same scale."""
+        return {"value": self.value, "good": self.good, "skipped": self.skipped}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Go on from what `state` returned."""
+        self.value, self.good, self.skipped = state["value"], int(state["good"]), int(state["skipped"])

@@ -1,0 +1,62 @@
+"""What pages say about 16-bit runs: loss scale and skipped steps, and losses that are no numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboard.runs.models import SeriesChunk
+from dashboard.runs.page_charts import metrics
+from dashboard.runs.page_verdict import numerics, verdict
+from dashboard.runs.selectors import attempt_of
+from parallel_core.observe.records import POINT
+from tests.dashboard import factory
+
+pytestmark = pytest.mark.django_db
+
+
+def add_series(run: Any, name: str, values: list[float]) -> None:
+    """Replaces the run's series `name` by one point a step."""
+    attempt = attempt_of(run)
+    rows = np.zeros(len(values), POINT)
+    rows["step"], rows["time"], rows["value"] = np.arange(len(values)), 1.75e9 + np.arange(len(values)), values
+    SeriesChunk.objects.filter(attempt=attempt, name=name, rank=0).delete()
+    SeriesChunk.objects.create(
+        attempt=attempt,
+        name=name,
+        rank=0,
+        first_step=0,
+        last_step=len(values) - 1,
+        count=len(values),
+        data=rows.tobytes(),
+    )
+
+
+def test_skipped_steps_are_said_and_drawn(alice: Any) -> None:
+    run = factory.finished(alice, {}, train={"precision": "fp16"})
+    add_series(run, "skipped_steps", [1.0, 2.0] + [2.0] * 41)
+    add_series(run, "loss_scale", [65536.0, 32768.0] + [16384.0] * 41)
+    assert verdict(run).more == "2 of 43 steps were skipped: their fp16 gradients overflowed."
+    titles = [chart.title for chart in metrics(run)]
+    assert "Loss scale: 1.638e+04 at step 42, first 6.554e+04" in titles
+    assert "Steps skipped so far: 2 at step 42, first 1" in titles
+
+
+def test_other_runs_have_neither_chart_nor_sentence(alice: Any) -> None:
+    run = factory.finished(alice)
+    assert numerics(run) == ""
+    assert [chart.key for chart in metrics(run)] == ["loss", "step_time", "tokens_per_s", "grad_norm"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "step"),
+    [([5.0, 4.0, math.nan, math.inf], 2), ([5.0, math.nan, 4.0], None), ([math.nan], 0)],
+)
+def test_a_loss_that_stays_no_number_is_said(alice: Any, losses: list[float], step: int | None) -> None:
+    run = factory.finished(alice)
+    add_series(run, "loss", losses)
+    said = f"The loss is not a finite number from step {step} on: try a lower learning rate."
+    assert numerics(run) == ("" if step is None else said)
