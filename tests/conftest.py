@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from dashboard.yard import broker as embedded
 
 # A shell that starts the suite in the background leaves SIGINT ignored, and every child would inherit that:
 # the tests of Ctrl-C need it as a terminal gives it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is, and nothing about what is tested.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 NO_MISSING = "TRAINYARD_NO_MISSING"
 MISSING = "missing:"
