@@ -102,17 +102,20 @@ class Reporter:
         for name, value in values.items():
             self._points.setdefault(name, []).append((step, now, value))
         if due:
-            self._flush(now)
+            self.flush()
         if last or now - self._logged >= LOG_S:
             loss = f", loss {totals.loss:.6g}" if self._rank == 0 else ""
             log.info("step %d: %.4g ms%s", step, took * 1e3, loss)
             self._logged = now
 
-    def _flush(self, now: float) -> None:
+    def flush(self) -> None:
+        """Write the points that wait, if any: also those of the steps before a fault."""
+        if not self._points:
+            return
         blob = b"".join(np.array(rows, dtype=POINT).tobytes() for rows in self._points.values())
         self._sink.emit("points", blob, series=[[name, len(rows)] for name, rows in self._points.items()])
         self._points.clear()
-        self._flushed = now
+        self._flushed = time.time()
 
     def spans(self, step: int, recorder: SpanRecorder) -> None:
         rows = recorder.end_step()

@@ -146,6 +146,7 @@ def run_rank(
         report.hello(trainer.chunks.flat, trainer.chunks.names, layout)
         _train(trainer, report, Neighbours(device, groups.world, layout.world))
     finally:
+        report.flush()
         disconnect()
 
 
