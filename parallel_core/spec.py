@@ -250,23 +250,32 @@ def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
     ctx: dict[str, Any] = item.get("ctx") or {}
     named = ctx.get("fields")
     field = named[0] if named else ".".join(str(part) for part in loc) or "spec"
-    return field, _say(str(item["type"]), item["msg"], item.get("input"), ctx)
+    return field, _say(str(item["type"]), item["msg"], _got(item), ctx)
 
 
-def _say(kind: str, message: str, value: Any, ctx: dict[str, Any]) -> str:
+def _got(item: Mapping[str, Any]) -> str:
+    """What was given, for the end of a message; "" where the error does not tell (the API's do not)."""
+    if "input" not in item:
+        return ""
+    value = item["input"]
+    plain = str(value) if isinstance(value, int | float) else repr(value)
+    return f"; got {'nothing' if value in ('', None) else plain[:40]}"
+
+
+def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
     """Pydantic's errors in words for a person: what is wrong and what would be right."""
-    got = "nothing" if value in ("", None) else repr(value)[:40]
     bounds = {"greater_than_equal": "ge", "greater_than": "gt", "less_than_equal": "le", "less_than": "lt"}
     words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
     if kind in bounds:
         bound = bounds[kind]
-        return f"Must be {words[bound]} {ctx[bound]}; got {value}."
+        given = got.replace("'", "")  # a number that came as text
+        return f"Must be {words[bound]} {ctx[bound]}{given}."
     if kind.startswith("int_"):
-        return f"A whole number is needed; got {got}."
+        return f"A whole number is needed{got}."
     if kind.startswith("float_") or kind == "finite_number":
-        return f"A number is needed; got {got}."
+        return f"A number is needed{got}."
     if kind == "literal_error":
-        return f"Must be {ctx['expected']}; got {got}."
+        return f"Must be {ctx['expected']}{got}."
     if kind == "extra_forbidden":
         return "There is no such field."
     return message

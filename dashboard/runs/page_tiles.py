@@ -32,6 +32,8 @@ class Tile:
     note: str = ""
     points: str = ""
     outline: float | None = None
+    solid: float | None = None
+    """The same of what was measured, for a filled box."""
 
 
 def tiles(run: Run) -> list[Tile]:
@@ -46,15 +48,12 @@ def tiles(run: Run) -> list[Tile]:
     ]
 
 
-def line(values: np.ndarray, most: float | None = None) -> str:
-    """`x,y x,y ...` of the finite values, the least at the bottom; a flat line lies in the middle.
-
-    With `most` the box reaches from 0 to there.
-    """
+def line(values: np.ndarray) -> str:
+    """`x,y x,y ...` of the finite values, the least at the bottom; a flat line lies in the middle."""
     finite = values[np.isfinite(values)]
     if len(finite) < 2:
         return ""
-    low, high = (0.0, most) if most else (float(finite.min()), float(finite.max()))
+    low, high = float(finite.min()), float(finite.max())
     x = np.linspace(1, WIDTH - 1, len(finite))
     part = (finite - low) / (high - low) if high > low else np.full(len(finite), 0.5)
     y = _height(part)
@@ -80,15 +79,14 @@ def _spread(run: Run) -> str:
 
 
 def _memory(run: Run) -> Tile:
-    """Measured: the line, of each step; predicted: the outline, on the same axis from 0."""
+    """Measured peak solid, predicted in outline, on one axis from 0."""
     plan = worst_stage(RunSpec.model_validate(run.spec))
     records, title = selectors.memory(run), "Memory, worst rank"
     worst = max(records.values(), key=lambda record: record.peak_total, default=None)
     if worst is None:
         said = f"predicted {bytes_text(plan.total)} on rank {plan.rank}; measured on a step that is not timed"
         return Tile("memory", title, "–", said, outline=_height(1))
-    values = selectors.series(run, "memory", rank=worst.rank, buckets=BUCKETS).value
-    most = max(float(plan.total), worst.peak_total, float(np.nanmax(values, initial=0)))
+    most = max(plan.total, worst.peak_total)
     limit = memory_limit(run, selectors.attempt_of(run))
     parts = [
         f"rank {worst.rank}",
@@ -96,7 +94,8 @@ def _memory(run: Run) -> Tile:
         f"predicted {bytes_text(plan.total)}",
     ]
     note = ", ".join(part for part in parts if part)
-    return Tile("memory", title, bytes_text(worst.peak_total), note, line(values, most), _height(plan.total / most))
+    heights = {"outline": _height(plan.total / most), "solid": _height(worst.peak_total / most)}
+    return Tile("memory", title, bytes_text(worst.peak_total), note, **heights)
 
 
 def memory_limit(run: Run, attempt: Attempt | None) -> int | None:

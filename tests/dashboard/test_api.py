@@ -245,3 +245,9 @@ def test_what_is_no_text_is_no_corpus(client: Client, alice: Any, data: bytes) -
     assert list(answer.json()["error"]["fields"]) == ["upload"]
     assert client.post("/api/v1/corpora", headers=bearer(alice, Scope.SUBMIT)).status_code == 422
     assert not Corpus.objects.exists()
+
+
+def test_a_message_does_not_say_what_was_given_unless_it_knows(client: Client, alice: Any) -> None:
+    answer = post(client, {"spec": {"train": {"lr": -1, "steps": "x"}}}, bearer(alice, Scope.SUBMIT)).json()
+    said = answer["error"]["fields"]
+    assert said == {"train.lr": "Must be more than 0.0.", "train.steps": "A whole number is needed."}

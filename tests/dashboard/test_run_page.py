@@ -263,7 +263,8 @@ def test_the_memory_tile_outlines_the_prediction(reader: Client, alice: Any) -> 
     before, after = tiles(factory.queued(alice))[-1], tiles(factory.finished(alice))[-1]
     assert "predicted" in before.note and before.outline == 2
     assert "predicted" in after.note and after.outline is not None
-    assert all(2 <= float(pair.split(",")[1]) <= 30 for pair in after.points.split())
+    assert before.solid is None and after.solid is not None
+    assert min(after.solid, after.outline) == 2 and max(after.solid, after.outline) <= 30
     page = reader.get(reverse("runs:page", args=[Run.objects.latest("pk").pk])).content.decode()
     assert f'd="M1 32V{after.outline:.1f}H119V32"' in page
 
