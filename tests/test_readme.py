@@ -29,6 +29,7 @@ ENGINE = [c for c in commands() if c.startswith("python ")]
 CURL = [c for c in commands() if c.startswith("curl ")]
 ELSEWHERE = {
     "./run test": "this very run",
+    "./run bench": "bench/test_bench.py",
     "docker compose up -d": "test_deployment.py and faults/test_services.py",
     "docker compose --profile gpu up -d": "test_deployment.py",
 }
@@ -88,6 +89,7 @@ def test_the_curl_commands_submit_and_list(yard: YardProcess) -> None:
     for command in sorted(CURL, key=len, reverse=True):
         line = command.replace("http://127.0.0.1:8000", yard.url)
         done = subprocess.run(["bash", "-c", line], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-        assert '"two stages"' in done.stdout, done.stdout
+        expected = "blob:" if command.endswith("/corpora") else '"two stages"'
+        assert expected in done.stdout, done.stdout
     with yard.client() as client:
         wait_for("the end of the run", lambda: yard.run_of(client, 1)["state"] == "succeeded", 120)
