@@ -276,6 +276,10 @@ def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
         return f"A number is needed{got}."
     if kind == "literal_error":
         return f"Must be {ctx['expected']}{got}."
+    if kind == "string_too_long":
+        return f"At most {ctx['max_length']} characters."
+    if kind == "missing":
+        return "This field is needed."
     if kind == "extra_forbidden":
         return "There is no such field."
     return message
