@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import pairwise
 
 import torch.distributed as dist
 
@@ -77,10 +78,10 @@ def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tie
 
 
 def _links(layout: Layout) -> list[tuple[bool, bool]]:
-    """On a line activations go up and gradients down; a loop and a V have all four."""
-    if layout.pp == 1:
-        return []
-    return [(True, True), (False, False)] + ([] if layout.shape == "line" else [(False, True), (True, False)])
+    """Activations go to where the next stage stands, gradients back: two links on a line, four in a loop or a V."""
+    places = [layout.place(stage) for stage in range(layout.stages)]
+    ways = sorted({here < there for here, there in pairwise(places) if here != there}, reverse=True)
+    return [(up, True) for up in ways] + [(not up, False) for up in ways]
 
 
 def disconnect() -> None:

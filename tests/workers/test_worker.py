@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from parallel_core.observe import records
+from parallel_core.plan.peak import predict
+from parallel_core.spec import RunSpec
 from tests.workers.harness import ENDLESS, NAME, Bench, none_alive, tiny
 from workers.folder import Folder
 
@@ -125,6 +127,18 @@ def test_a_killed_rank_is_named_with_its_signal(bench: Bench) -> None:
     assert (end["outcome"], end["cause"], end["rank"], end["signal"]) == ("failed", "killed_by_signal", 1, 9)
     assert end["detail"].startswith("Rank 1 was killed by signal 9 (SIGKILL) at step ")
     assert none_alive(recorded)
+
+
+def test_a_rank_out_of_memory_ends_its_group_with_its_own_traceback(bench: Bench) -> None:
+    """Only the second stage is over the cap: the first one waits for it, and would wait forever."""
+    spec = tiny(dp=1, pp=2, micro_batches=4, cuts=[1])
+    small, large = (memory.total for memory in predict(RunSpec.model_validate(spec)))
+    assert large > 2 * small
+    attempt = bench.send(spec | {"trace": {"memory_cap": (small + large) // 2}})
+    end = bench.wait_end(attempt)
+    assert (end["outcome"], end["cause"], end["rank"]) == ("failed", "out_of_memory", 1)
+    assert "MemoryCapExceeded" in end["traceback"] and "stage.py" in end["traceback"]
+    assert none_alive(bench.recorded(attempt))
 
 
 def test_ranks_that_stand_still_are_ended_with_their_places(bench: Bench) -> None:

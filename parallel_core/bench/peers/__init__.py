@@ -12,5 +12,5 @@ def build(name: str, spec: RunSpec, rank: int, cache: Path) -> Step:
     """The contestant `name` of `duel.SPLITS` on this rank."""
     from parallel_core.bench.peers import ddp, pipeline, single, tensor
 
-    makers = {"single": single, "ddp": ddp, "tensor": tensor, "gpipe": pipeline, "1f1b": pipeline}
-    return makers[name].build(spec, rank, cache)
+    makers = {"single": single, "ddp": ddp, "tensor": tensor}
+    return makers.get(name, pipeline).build(spec, rank, cache)

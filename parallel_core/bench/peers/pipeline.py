@@ -1,35 +1,58 @@
-"""torch.distributed.pipelining, GPipe and 1F1B, with the same cuts as this engine's stages."""
+"""torch.distributed.pipelining: the schedule of the same name, with the same cuts as this engine's stages."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed import pipelining
+from torch.distributed.pipelining import PipelineStage
 
 from parallel_core.bench.duel import Step
 from parallel_core.bench.peers.common import Batches, adamw, layers, mean_loss
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 
+SINGLE = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}
+MULTI = {
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+    "looped-bfs": pipelining.ScheduleLoopedBFS,
+    "zb-h1": pipelining.ScheduleInterleavedZeroBubble,
+    "zb-v": pipelining.ScheduleZBVZeroBubble,
+    "dualpipe-v": pipelining.ScheduleDualPipeV,
+}
+"""Schedules of several stages on a rank; of one, InterleavedZeroBubble is ZB-H1."""
+
 
 def build(spec: RunSpec, rank: int, cache: Path) -> Step:
     layout, batches, units = Layout.of(spec), Batches(spec, cache), spec.model.units()
-    model = layers(spec, [units[i] for i in layout.stage_units[rank]])
-    stage = PipelineStage(model, rank, layout.pp, torch.device("cpu"))
-    kind = ScheduleGPipe if spec.parallel.schedule == "gpipe" else Schedule1F1B
-    schedule = kind(stage, spec.parallel.micro_batches, loss_fn=mean_loss)
-    optimizer = adamw(model, spec.train)
+    numbers = layout.stages_of(rank)
+    models = [layers(spec, [units[i] for i in layout.stage_units[stage]]) for stage in numbers]
+    stages = [
+        PipelineStage(model, stage, layout.stages, torch.device("cpu"))
+        for model, stage in zip(models, numbers, strict=True)
+    ]
+    name, count = spec.parallel.schedule, spec.parallel.micro_batches
+    schedule: Any = (
+        SINGLE[name](stages[0], count, loss_fn=mean_loss)
+        if name in SINGLE
+        else MULTI[name](list(stages), count, loss_fn=mean_loss)
+    )
+    walk = partial(schedule.step, return_outputs=False) if name in MULTI else schedule.step
+    optimizer = adamw(torch.nn.ModuleList(models), spec.train)
 
     def step(number: int) -> float | None:
         tokens, targets = batches(number)
         optimizer.zero_grad()
         losses: list[torch.Tensor] = []
-        if rank == 0:
-            schedule.step(tokens)
+        inputs = (tokens,) if 0 in numbers else ()
+        if layout.stages - 1 in numbers:
+            walk(*inputs, target=targets, losses=losses)
         else:
-            schedule.step(target=targets, losses=losses)
+            walk(*inputs)
         optimizer.step()
         dist.barrier()  # this engine's step ends on all ranks together too
         return float(torch.stack(losses).mean()) if losses else None
