@@ -59,7 +59,7 @@ def test_equals_one_process(key: str) -> None:
 
 
 def _ten_steps(trainer: Trainer) -> Any:
-    totals = [tuple(trainer.step(step)) for step in range(STEPS)]
+    totals = [trainer.step(step)[:2] for step in range(STEPS)]
     return totals, {name: value.numpy().copy() for name, value in trainer.chunks.flat.named().items()}
 
 
