@@ -10,6 +10,8 @@ MAX_LAYERS = 1_024
 MAX_HIDDEN = 131_072
 MAX_SEQ = 1_048_576
 MAX_VOCAB = 4_194_304
+MAX_WIDTH = 1_024
+MAX_IMAGE = 1_024
 MAX_DEGREE = 16_384
 MAX_CORPUS_BYTES = 200 * 1024 * 1024
 """Largest corpus that may be uploaded, in bytes."""

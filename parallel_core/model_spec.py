@@ -10,7 +10,7 @@ from parallel_core import limits
 from parallel_core.outline import outline_of
 from parallel_core.rules import rule
 
-ModelKind = Literal["gpt"]
+ModelKind = Literal["gpt", "mlp", "vgg16", "resnet50"]
 Positions = Literal["learned", "rope"]
 Activation = Literal["gelu", "swiglu"]
 Norm = Literal["layernorm", "rmsnorm"]
@@ -41,6 +41,11 @@ class ModelSpec(BaseModel):
     """Whether the linear layers have one (Llama's have none)."""
     tied: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    width: Annotated[int, Field(ge=1, le=limits.MAX_WIDTH)] = 16
+    """Channels of the first convolution: 64 in the papers."""
+    image: Annotated[int, Field(ge=1, le=limits.MAX_IMAGE)] | None = None
+    """Side of the images in pixels, to which the corpus is enlarged; None = 8 for the MLP, else 32."""
 
     @model_validator(mode="after")
     def _only_fields_of_its_kind(self) -> Self:

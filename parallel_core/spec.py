@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from parallel_core import limits
 from parallel_core.model_spec import ModelSpec
-from parallel_core.outline import outline_of
+from parallel_core.outline import KINDS, outline_of
 from parallel_core.rules import divisors, few, rule
 from parallel_core.schedule.traits import TRAITS, ScheduleName, allowed_chunks, runnable
 
@@ -29,7 +29,7 @@ BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
 """Of a parameter or an activation."""
 MAIN_BYTES: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 4, "fp16": 4}
 """Of a gradient, a moment of the optimizer, and a master weight (kept apart from the parameter in 16 bits only)."""
-CORPUS_PATTERN = re.compile(r"^(stdlib|blob:[0-9a-f]{64})$")
+CORPUS_PATTERN = re.compile(r"^(stdlib|digits|blob:[0-9a-f]{64})$")
 
 Positive = Annotated[int, Field(ge=1)]
 DRAWN = "drawn"
@@ -101,7 +101,9 @@ class TrainSpec(_Spec):
     @model_validator(mode="after")
     def _corpus_is_named_by_content(self) -> Self:
         if not CORPUS_PATTERN.match(self.corpus):
-            raise rule(("train.corpus",), "corpus must be 'stdlib' or 'blob:' and the sha256 of an uploaded text.")
+            raise rule(
+                ("train.corpus",), "corpus must be 'stdlib', 'digits' or 'blob:' and the sha256 of an uploaded text."
+            )
         return self
 
 
@@ -126,11 +128,23 @@ class RunSpec(_Spec):
     train: TrainSpec = TrainSpec()
     trace: TraceSpec = TraceSpec()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_corpus(cls, data: Any) -> Any:
+        """Where no corpus is named, it is the usual one of the model's kind."""
+        if not isinstance(data, dict):
+            return data
+        model, train = data.get("model", {}), data.get("train", {})
+        outline = KINDS.get(str(model.get("kind", "gpt"))) if isinstance(model, dict) else KINDS[model.kind]
+        if outline is None or not isinstance(train, dict) or "corpus" in train:
+            return data
+        return {**data, "train": {**train, "corpus": outline.corpora[0]}}
+
     @model_validator(mode="after")
     def _combinations(self, info: ValidationInfo) -> Self:
         if not (info.context or {}).get(DRAWN):
             _check_runs(self)
-        for check in (_check_tensor, _check_chunks, _check_stages, _check_batch, _check_steps):
+        for check in (_check_corpus, _check_tensor, _check_chunks, _check_stages, _check_batch, _check_steps):
             check(self)
         return self
 
@@ -145,6 +159,11 @@ class RunSpec(_Spec):
         return self.train.global_batch // (self.parallel.dp * self.parallel.micro_batches)
 
     @property
+    def element_bytes(self) -> int:
+        """Bytes of an activation's element."""
+        return BYTES_PER_ELEMENT[self.train.precision]
+
+    @property
     def tokens_per_step(self) -> int:
         """Most targets of a step: tokens, or images of an image model."""
         return self.train.global_batch * outline_of(self.model).targets
@@ -152,6 +171,15 @@ class RunSpec(_Spec):
     @property
     def timed_steps(self) -> int:
         return self.train.steps - self.train.warmup_steps
+
+
+def _check_corpus(spec: RunSpec) -> None:
+    able, kind = outline_of(spec.model).corpora, spec.train.corpus.partition(":")[0]
+    if kind not in able:
+        words = " or ".join("an uploaded text" if word == "blob" else f"'{word}'" for word in able)
+        raise rule(
+            ("train.corpus", "model.kind"), f"a {spec.model.kind} model trains on {words}; got '{spec.train.corpus}'."
+        )
 
 
 def _check_tensor(spec: RunSpec) -> None:

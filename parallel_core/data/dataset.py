@@ -8,7 +8,10 @@ from typing import Protocol
 import numpy as np
 
 from parallel_core.data import corpus
+from parallel_core.data.images import Images
 from parallel_core.data.tokens import Tokens
+from parallel_core.outline import outline_of
+from parallel_core.outline.images import ImageOutline
 from parallel_core.spec import RunSpec
 
 
@@ -27,4 +30,7 @@ class Dataset(Protocol):
 
 def open_dataset(spec: RunSpec, cache: Path | None = None) -> Dataset:
     """The dataset of a run; `cache` is the worker's folder of corpora. Raises CorpusError."""
+    outline = outline_of(spec.model)
+    if isinstance(outline, ImageOutline):
+        return Images(outline.side)
     return Tokens(spec.model.seq, spec.model.vocab, corpus.open(spec.train.corpus, cache))

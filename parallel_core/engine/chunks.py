@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from parallel_core.engine.device import Device
+from parallel_core.engine.distributed import Group
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.stage import Batch, Stage
@@ -28,7 +29,13 @@ class Chunks:
     """
 
     def __init__(
-        self, spec: RunSpec, stages: Mapping[int, Sequence[str]], group: TensorGroup, device: Device, scope: Scope
+        self,
+        spec: RunSpec,
+        stages: Mapping[int, Sequence[str]],
+        group: TensorGroup,
+        replicas: Group,
+        device: Device,
+        scope: Scope,
     ) -> None:
         self.weights, self.loss_scale = WeightGradients(scope), LossScale(spec.train)
         self.stages = {
@@ -38,6 +45,8 @@ class Chunks:
         places = [place for stage in self.stages.values() for place in stage.places()]
         self.flat = FlatParameters(places, DTYPES[spec.train.precision], device)
         self._fill(spec, group)
+        for stage in self.stages.values():
+            stage.prepare(replicas, device)
 
     def _fill(self, spec: RunSpec, group: TensorGroup) -> None:
         """Give every parameter its first value: the full one, cut to this rank's share."""
@@ -46,6 +55,10 @@ class Chunks:
             for slot in self.flat:
                 full = initial(spec.model, spec.train.seed, slot.name, shapes[slot.name])
                 slot.parameter.copy_(shard(full, slot.name, group.rank, group.size))
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Global name -> state of the layers that is no parameter: running statistics."""
+        return {name: buffer for stage in self.stages.values() for name, buffer in stage.buffers().items()}
 
     def begin_step(self, batch: Batch) -> None:
         """The micro-batches that the stages' next calls are about."""

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from parallel_core.engine.device import Device
+from parallel_core.engine.distributed import Group
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.models.passing import NOTHING, Passing, Sample, follow
 from parallel_core.models.registry import build_unit, parameter_name
@@ -27,6 +29,7 @@ from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import SplitLinear
 from parallel_core.tensor.parallelise import parallelise
+from parallel_core.tensor.replicas import materialise, synchronise
 from parallel_core.tensor.weights import WeightGradient, WeightGradients
 
 
@@ -87,6 +90,17 @@ class Stage:
         self._kept: dict[int, list[_Kept]] = {}
         self._batch = Batch(0, {}, 0.0)
         self._put_off: dict[int, list[WeightGradient]] = {}
+
+    def prepare(self, replicas: Group, device: Device) -> None:
+        """Everything of the layers that is no parameter: their buffers, and whom their statistics are shared with."""
+        for unit in self._units:
+            synchronise(unit, replicas, self._scope)
+            materialise(unit, device.torch)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Global name -> buffer."""
+        named = zip(self.names, self._units, strict=True)
+        return {f"{name}.{local}": buffer for name, unit in named for local, buffer in unit.named_buffers()}
 
     def places(self) -> list[tuple[str, nn.Module, str]]:
         """(global name, holding module, attribute) of every parameter, in layer order."""

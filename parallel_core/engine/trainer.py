@@ -57,7 +57,7 @@ class Trainer:
         units = spec.model.units()
         stages = {s: [units[i] for i in self.layout.stage_units[s]] for s in self.layout.stages_of(self.place.place)}
         tensor = TensorGroup(self.place.tensor, self.layout.tp, groups.tensor, self.scope)
-        self.chunks = Chunks(spec, stages, tensor, device, self.scope)
+        self.chunks = Chunks(spec, stages, tensor, groups.data, device, self.scope)
         self.loss_scale = self.chunks.loss_scale
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
         self._sampler = Sampler(spec, open_dataset(spec, corpus_cache))

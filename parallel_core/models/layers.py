@@ -70,3 +70,28 @@ class CrossEntropySum(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(wide(logits), targets, reduction="sum", ignore_index=-1)
+
+
+class Convolution(nn.Conv2d):
+    """A convolution without first values that keeps the image's size but for its stride."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, stride: int = 1, bias: bool = False, **like: Any
+    ) -> None:
+        super().__init__(inputs, outputs, kernel, stride, kernel // 2, bias=bias, **like)
+
+    def reset_parameters(self) -> None:
+        return
+
+
+class Classifier(nn.Module):
+    """Features (batch, width) and classes (batch,) -> summed loss."""
+
+    def __init__(self, width: int, classes: int, **like: Any) -> None:
+        super().__init__()
+        self.output = Linear(width, classes, **like)
+        self.criterion = CrossEntropySum()
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = self.criterion(self.output(x), targets)
+        return loss

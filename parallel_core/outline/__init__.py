@@ -7,13 +7,21 @@ from typing import TYPE_CHECKING
 
 from parallel_core.outline.base import Outline, UnitCost, aligned, block_of
 from parallel_core.outline.gpt import GptOutline
+from parallel_core.outline.mlp import MlpOutline
+from parallel_core.outline.resnet50 import ResNet50Outline
+from parallel_core.outline.vgg16 import Vgg16Outline
 
 if TYPE_CHECKING:
     from parallel_core.model_spec import ModelSpec
 
 __all__ = ["KINDS", "Outline", "UnitCost", "aligned", "block_of", "outline_of"]
 
-KINDS: dict[str, type[Outline]] = {"gpt": GptOutline}
+KINDS: dict[str, type[Outline]] = {
+    "gpt": GptOutline,
+    "mlp": MlpOutline,
+    "vgg16": Vgg16Outline,
+    "resnet50": ResNet50Outline,
+}
 
 
 @lru_cache(maxsize=1024)

@@ -47,13 +47,18 @@ def _copy(named: dict[str, torch.Tensor]) -> Tensors:
     return {name: wide(tensor).numpy().copy() for name, tensor in named.items()}  # NumPy has no bf16
 
 
+def _state(trainer: Trainer) -> Tensors:
+    """Parameters, and running statistics where the model has such."""
+    return _copy({**trainer.chunks.flat.named(), **trainer.chunks.buffers()})
+
+
 def _observe(trainer: Trainer) -> tuple[Any, ...]:
     flat = trainer.chunks.flat
-    before, grads, totals = _copy(flat.named()), [], []
+    before, grads, totals = _state(trainer), [], []
     for step in range(STEPS):
         totals.append(trainer.step(step))
         grads.append(_copy(flat.named_grads()))
-    return trainer.place, grads, before, _copy(flat.named()), totals
+    return trainer.place, grads, before, _state(trainer), totals
 
 
 def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:

@@ -1,0 +1,89 @@
+"""Batch normalisation whose statistics are those of all replicas' samples, and which counts each micro-batch once.
+
+One replica normalises a micro-batch with its own mean and variance (Ioffe and Szegedy 2015). Several do as one would
+on their micro-batches joined: they exchange means and variances forward, two sums of gradients backward. Running
+statistics move with every micro-batch's first forward pass; a recomputation leaves them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from parallel_core.models.passing import Follower
+
+Gather = Callable[[Tensor], Tensor]
+"""This replica's numbers (n,) in, those of all replicas (replicas, n) out, in the same order on each."""
+MOMENTUM = 0.1
+EPS = 1e-5
+
+
+class _AcrossReplicas(torch.autograd.Function):
+    """Normalises (samples, channels, height, width) by mean and inverse deviation of all replicas, `moments`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, moments: Tensor, gather: Gather) -> Tensor:
+        mean, inverse = moments
+        ctx.save_for_backward(x, weight, moments)
+        ctx.gather = gather
+        scale = weight * inverse
+        return x * _wide(scale) + _wide(bias - mean * scale)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, (mean, inverse) = ctx.saved_tensors
+        normal = (x - _wide(mean)) * _wide(inverse)
+        grad_bias, grad_weight = _sum(grad), _sum(grad * normal)
+        sums = ctx.gather(torch.cat([grad_bias, grad_weight]))
+        of_bias, of_weight = (sums.sum(0) / (len(sums) * x.numel() // x.shape[1])).chunk(2)
+        grad_x = _wide(weight * inverse) * (grad - _wide(of_bias) - normal * _wide(of_weight))
+        return grad_x, grad_weight, grad_bias, None, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x[:, None, None]
+
+
+def _sum(x: Tensor) -> Tensor:
+    return x.sum((0, 2, 3))
+
+
+class BatchNorm(Follower):
+    """Over (samples, channels, height, width). `gather` is set where there are several replicas."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, **like: Any) -> None:
+        super().__init__()
+        self.gather: Gather | None = None
+        self.weight = nn.Parameter(torch.empty(channels, **like))
+        self.bias = nn.Parameter(torch.empty(channels, **like))
+        self.register_buffer("running_mean", torch.zeros(channels, **like))
+        self.register_buffer("running_var", torch.ones(channels, **like))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gather is None:
+            mean, var = (None, None) if self.passing.again else (self.running_mean, self.running_var)
+            return F.batch_norm(x, mean, var, self.weight, self.bias, True, MOMENTUM, EPS)
+        out: Tensor = _AcrossReplicas.apply(x, self.weight, self.bias, self._moments(x, self.gather), self.gather)
+        return out
+
+    @torch.no_grad()
+    def _moments(self, x: Tensor, gather: Gather) -> Tensor:
+        """Mean and inverse deviation over all replicas' samples, (2, channels)."""
+        var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+        means, variances = gather(torch.cat([mean, var])).chunk(2, 1)
+        mean = means.mean(0)
+        var = (variances + (means - mean).square()).mean(0)
+        if not self.passing.again:
+            count = len(means) * x.numel() // x.shape[1]
+            self.running_mean.lerp_(mean, MOMENTUM)
+            self.running_var.lerp_(var * count / (count - 1), MOMENTUM)
+        return torch.stack([mean, torch.rsqrt(var + EPS)])

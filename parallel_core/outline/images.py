@@ -1,0 +1,66 @@
+"""What models of images have in common: one target a sample, grey square images, ten classes, whole tensors."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, ClassVar
+
+from parallel_core.outline.base import Outline, UnitCost
+from parallel_core.rules import rule
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+CLASSES = 10
+INDEX_BYTES = 8
+PIXEL_BYTES = 4
+FEWER = 32
+"""VGG-16 and ResNet-50 halve the image's side five times."""
+
+
+class ImageOutline(Outline):
+    """A model of images; `side` is an image's in pixels."""
+
+    target = "images"
+    corpora = ("digits",)
+    side_by_default: ClassVar[int]
+
+    @property
+    def side(self) -> int:
+        return self.model.image or self.side_by_default
+
+    @property
+    def targets(self) -> int:
+        return 1
+
+    @property
+    def sample_bytes(self) -> int:
+        return PIXEL_BYTES * self.side**2 + INDEX_BYTES
+
+    def check_tensor(self, tp: int) -> None:
+        raise rule(("parallel.tp", "model.kind"), f"tensor={tp} is not possible: {self.whole}; use tensor=1.")
+
+    def head(self, spec: RunSpec, width: int) -> UnitCost:
+        """A linear layer of `width` inputs to the classes, and the loss."""
+        rows = spec.micro_batch_size
+        logits = rows * CLASSES
+        return UnitCost((CLASSES * width, CLASSES), rows * width, logits, max(2 * logits, rows * width))
+
+    def elements(self, spec: RunSpec, unit: int) -> int:
+        """Of what enters a layer, for one micro-batch; the first layer's input is the sample, which is not kept."""
+        return spec.micro_batch_size * prod(self.boundaries()[unit]) if unit else 0
+
+
+class ConvolutionOutline(ImageOutline):
+    """A convolutional model, `width` channels wide at first."""
+
+    side_by_default = FEWER
+    whole = "convolutions are not split over tensors, and data or pipeline parallelism costs them less"
+
+    def check(self) -> None:
+        if self.side % FEWER:
+            below = max(self.side // FEWER, 1) * FEWER
+            raise rule(
+                ("model.image",),
+                f"image={self.side} cannot be halved five times; try {below} or {below + FEWER}.",
+            )

@@ -1,0 +1,47 @@
+"""A multi-layer perceptron's sizes: `layers` linear layers with ReLU, then the classes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from parallel_core.outline.base import UnitCost
+from parallel_core.outline.images import CLASSES, ImageOutline
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+
+class MlpOutline(ImageOutline):
+    """`block.0.linear, ..., head`: layers + 1 layers."""
+
+    fields = ("layers", "hidden", "image", "dropout")
+    side_by_default = 8
+    whole = "the MLP's layers are not split over tensors"
+
+    @property
+    def title(self) -> str:
+        return f"MLP {self.model.layers} x {self.model.hidden}"
+
+    def check(self) -> None:
+        return
+
+    def units(self) -> list[str]:
+        return [*(f"block.{i}.linear" for i in range(self.model.layers)), "head"]
+
+    def boundaries(self) -> list[tuple[int, ...]]:
+        return [(), *([(self.model.hidden,)] * self.model.layers)]
+
+    def flops(self) -> tuple[int, ...]:
+        widths = [self.side**2, *([self.model.hidden] * self.model.layers), CLASSES]
+        return tuple(2 * a * b for a, b in pairwise(widths))
+
+    def costs(self, spec: RunSpec) -> list[UnitCost]:
+        h, rows = self.model.hidden, spec.micro_batch_size
+        kept = rows * h if self.model.dropout else 0  # ReLU's output, where dropout makes another one of it
+
+        def linear(i: int) -> UnitCost:
+            columns = h if i else self.side**2
+            return UnitCost((columns * h, h), self.elements(spec, i), kept, 2 * rows * h + columns * h)
+
+        return [*(linear(i) for i in range(self.model.layers)), self.head(spec, h)]

@@ -1,0 +1,116 @@
+"""ResNet-50's sizes (He et al. 2016, table 1): a stem, 16 bottleneck blocks in four groups, one linear layer.
+
+The stride of 2 is the 3 x 3 convolution's, as in PyTorch's model. `width` is the stem's number of channels, 64 in the
+paper. A residual sum is inside one layer of the list, so one tensor passes between stages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from parallel_core.outline.base import UnitCost
+from parallel_core.outline.images import CLASSES, INDEX_BYTES, ConvolutionOutline
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+GROUPS = (3, 4, 6, 3)
+EXPANSION = 4
+STEM_KERNEL = 49
+
+
+class Bottleneck(NamedTuple):
+    """1 x 1, 3 x 3 and 1 x 1 convolutions; `side` is the input's in pixels."""
+
+    name: str
+    inputs: int
+    inner: int
+    side: int
+    stride: int
+
+    @property
+    def outputs(self) -> int:
+        return EXPANSION * self.inner
+
+    @property
+    def out_side(self) -> int:
+        return self.side // self.stride
+
+    @property
+    def projected(self) -> bool:
+        """Whether the shortcut needs a convolution of its own."""
+        return self.inputs != self.outputs or self.stride > 1
+
+    @property
+    def weights(self) -> list[int]:
+        """Sizes of its convolutions."""
+        shortcut = [self.inputs * self.outputs] if self.projected else []
+        return [self.inputs * self.inner, 9 * self.inner**2, self.inner * self.outputs, *shortcut]
+
+    @property
+    def channels(self) -> list[int]:
+        """Outputs of its convolutions: what the norms hold two of."""
+        return [self.inner, self.inner, self.outputs, *([self.outputs] if self.projected else [])]
+
+
+class ResNet50Outline(ConvolutionOutline):
+    """`stem, block.0.bottleneck, ..., block.15.bottleneck, head`: 18 layers."""
+
+    fields = ("width", "image")
+
+    @property
+    def title(self) -> str:
+        return f"ResNet-50 width {self.model.width}, {self.side} px"
+
+    @property
+    def features(self) -> int:
+        """Inputs of the last layer."""
+        return EXPANSION * 8 * self.model.width
+
+    def bottlenecks(self) -> list[Bottleneck]:
+        found: list[Bottleneck] = []
+        inputs, side = self.model.width, self.side // 4
+        for group, count in enumerate(GROUPS):
+            for i in range(count):
+                stride = 2 if group and not i else 1
+                block = Bottleneck(f"block.{len(found)}.bottleneck", inputs, self.model.width << group, side, stride)
+                found.append(block)
+                inputs, side = block.outputs, block.out_side
+        return found
+
+    def units(self) -> list[str]:
+        return ["stem", *(block.name for block in self.bottlenecks()), "head"]
+
+    def boundaries(self) -> list[tuple[int, ...]]:
+        blocks = self.bottlenecks()
+        last = (blocks[-1].outputs, blocks[-1].out_side, blocks[-1].out_side)
+        return [(), *((block.inputs, block.side, block.side) for block in blocks), last]
+
+    def flops(self) -> tuple[int, ...]:
+        stem = 2 * STEM_KERNEL * self.model.width * (self.side // 2) ** 2
+        return (stem, *(self._flops(block) for block in self.bottlenecks()), 2 * self.features * CLASSES)
+
+    def costs(self, spec: RunSpec) -> list[UnitCost]:
+        costs = [self._stem(spec), *(self._cost(spec, i, b) for i, b in enumerate(self.bottlenecks(), 1))]
+        rows, pooled = spec.micro_batch_size, self.elements(spec, len(costs))
+        head = self.head(spec, self.features)
+        return [*costs, UnitCost(head.parameters, pooled, rows * self.features + head.inner, pooled + head.passing)]
+
+    def _flops(self, block: Bottleneck) -> int:
+        """The first 1 x 1 convolution sees the input's pixels, the others the output's."""
+        first, *others = block.weights
+        return 2 * (first * block.side**2 + sum(others) * block.out_side**2)
+
+    def _stem(self, spec: RunSpec) -> UnitCost:
+        """Convolution, norm and ReLU at half the side, then a maximum that keeps where it came from."""
+        w, index = self.model.width, INDEX_BYTES // spec.element_bytes
+        out = spec.micro_batch_size * w * (self.side // 2) ** 2
+        return UnitCost((STEM_KERNEL * w, w, w), 0, 2 * out + index * out // 4, 2 * out + STEM_KERNEL * w)
+
+    def _cost(self, spec: RunSpec, unit: int, block: Bottleneck) -> UnitCost:
+        """Every convolution's output is kept by its norm, and what ReLU makes of the first two by the next one."""
+        rows, before, after = spec.micro_batch_size, block.side**2, block.out_side**2
+        out = rows * block.outputs * after
+        inner = 2 * rows * block.inner * (before + after) + out * (2 if block.projected else 1)
+        sizes = [s for pair in zip(block.weights, block.channels, strict=True) for s in (pair[0], pair[1], pair[1])]
+        return UnitCost(tuple(sizes), self.elements(spec, unit), inner, 3 * out + max(block.weights))

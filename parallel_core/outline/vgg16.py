@@ -1,0 +1,86 @@
+"""VGG-16's sizes (Simonyan and Zisserman 2015, table 1, column D): 13 convolutions in five groups, three linear layers.
+
+`width` is the first group's number of channels, 64 in the paper; the linear layers are 64 x width = 4096 wide.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from parallel_core.outline.base import UnitCost
+from parallel_core.outline.images import CLASSES, INDEX_BYTES, ConvolutionOutline
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+GROUPS = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
+"""(channels / width, convolutions) of each group; a maximum over 2 x 2 pixels ends it."""
+KERNEL = 9
+
+
+class Convolution(NamedTuple):
+    """One 3 x 3 convolution on images of `side` x `side` pixels."""
+
+    name: str
+    inputs: int
+    outputs: int
+    side: int
+    pooled: bool
+
+
+class Vgg16Outline(ConvolutionOutline):
+    """`block.0.conv0, block.0.conv1, block.1.conv0, ..., fc.0, fc.1, head`: the 16 layers with weights."""
+
+    fields = ("width", "image", "dropout")
+
+    @property
+    def title(self) -> str:
+        return f"VGG-16 width {self.model.width}, {self.side} px"
+
+    @property
+    def dense(self) -> int:
+        """Width of the linear layers."""
+        return 64 * self.model.width
+
+    @property
+    def flat(self) -> int:
+        """Inputs of the first linear layer."""
+        return GROUPS[-1][0] * self.model.width * (self.side // 32) ** 2
+
+    def convolutions(self) -> list[Convolution]:
+        found: list[Convolution] = []
+        inputs = 1
+        for group, (factor, count) in enumerate(GROUPS):
+            for i in range(count):
+                outputs, side = factor * self.model.width, self.side >> group
+                found.append(Convolution(f"block.{group}.conv{i}", inputs, outputs, side, i == count - 1))
+                inputs = outputs
+        return found
+
+    def units(self) -> list[str]:
+        return [*(conv.name for conv in self.convolutions()), "fc.0", "fc.1", "head"]
+
+    def boundaries(self) -> list[tuple[int, ...]]:
+        inner = [(conv.inputs, conv.side, conv.side) for conv in self.convolutions()[1:]]
+        last = (GROUPS[-1][0] * self.model.width, self.side // 32, self.side // 32)
+        return [(), *inner, last, (self.dense,), (self.dense,)]
+
+    def flops(self) -> tuple[int, ...]:
+        convolutions = [2 * KERNEL * c.inputs * c.outputs * c.side**2 for c in self.convolutions()]
+        return (*convolutions, 2 * self.flat * self.dense, 2 * self.dense**2, 2 * self.dense * CLASSES)
+
+    def costs(self, spec: RunSpec) -> list[UnitCost]:
+        """A convolution keeps its input, ReLU its output, which is the next one's input unless pixels are pooled."""
+        rows = spec.micro_batch_size
+        index = INDEX_BYTES // spec.element_bytes
+        costs = []
+        for i, conv in enumerate(self.convolutions()):
+            out, weight = rows * conv.outputs * conv.side**2, KERNEL * conv.inputs * conv.outputs
+            inner = out + index * out // 4 if conv.pooled else 0
+            costs.append(UnitCost((weight, conv.outputs), self.elements(spec, i), inner, 2 * out + weight))
+        kept = rows * self.dense if self.model.dropout else 0
+        for columns in (self.flat, self.dense):
+            weight = columns * self.dense
+            passing = rows * (columns + self.dense) + weight
+            costs.append(UnitCost((weight, self.dense), self.elements(spec, len(costs)), kept, passing))
+        return [*costs, self.head(spec, self.dense)]

@@ -1,0 +1,45 @@
+"""What replicas must tell each other while layers run: statistics of batch normalisation."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from parallel_core.models.batchnorm import BatchNorm
+from parallel_core.observe.recorder import LANE_COLLECTIVE
+from parallel_core.observe.scope import Scope
+from parallel_core.schedule.ir import Kind
+
+
+class ReplicaGroup:
+    """The replicas of one stage; every exchange is recorded as a child span of the operation `scope` is at."""
+
+    def __init__(self, group: dist.ProcessGroup, scope: Scope) -> None:
+        self._group, self._scope = group, scope
+        self._size = dist.get_world_size(group)
+
+    def gather(self, mine: Tensor) -> Tensor:
+        """Everyone's (n,) numbers as (replicas, n), in the same order on each."""
+        start = self._scope.mark()
+        out = mine.new_empty(self._size * len(mine))
+        dist.all_gather_single(out, mine.contiguous(), group=self._group)
+        self._scope.span(Kind.GATHER, LANE_COLLECTIVE, start, out.nbytes)
+        return out.view(self._size, -1)
+
+
+def synchronise(unit: nn.Module, group: dist.ProcessGroup | None, scope: Scope) -> None:
+    """Let the batch norms of `unit` count the samples of all replicas."""
+    if group is None:
+        return
+    for module in unit.modules():
+        if isinstance(module, BatchNorm):
+            module.gather = ReplicaGroup(group, scope).gather
+
+
+def materialise(unit: nn.Module, device: torch.device) -> None:
+    """Give the buffers of `unit`, which was built on 'meta', their first values: variances 1, means 0."""
+    for module in unit.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            fill = 1.0 if name.endswith("var") else 0.0
+            setattr(module, name, torch.full(buffer.shape, fill, dtype=buffer.dtype, device=device))

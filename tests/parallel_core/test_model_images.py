@@ -1,0 +1,138 @@
+"""Models of images: published sizes, the digits, batch normalisation, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from parallel_core.data.images import Images, digits, enlarging
+from parallel_core.models.batchnorm import BatchNorm
+from parallel_core.models.passing import Passing
+from parallel_core.models.registry import parameter_shapes
+from parallel_core.outline import outline_of
+from parallel_core.plan.units import parameter_count, unit_costs
+from parallel_core.spec import ModelSpec, RunSpec, field_errors
+
+SMALL = [
+    ModelSpec(kind="mlp", layers=2, hidden=20),
+    ModelSpec(kind="vgg16", width=2, dropout=0.5),
+    ModelSpec(kind="resnet50", width=2, image=64),
+]
+
+
+def test_parameters_of_the_published_models() -> None:
+    """138 357 544 and 25 557 032 with three colours and 1000 classes (PyTorch's model zoo); ours have one and ten."""
+    vgg = parameter_count(ModelSpec(kind="vgg16", width=64, image=224))
+    assert vgg + 2 * 9 * 64 + 990 * (4096 + 1) == 138_357_544
+    resnet = parameter_count(ModelSpec(kind="resnet50", width=64, image=224))
+    assert resnet + 2 * 49 * 64 + 990 * (2048 + 1) == 25_557_032
+
+
+@pytest.mark.parametrize(("kind", "published"), [("vgg16", 15.47e9), ("resnet50", 4.09e9)])
+def test_flops_of_the_published_models(kind: Any, published: float) -> None:
+    """Multiply-adds of one image of 224 pixels, as PyTorch's model zoo states them; colours and classes are little."""
+    flops = sum(outline_of(ModelSpec(kind=kind, width=64, image=224)).flops())
+    assert math.isclose(flops / 2, published, rel_tol=0.03)
+
+
+@pytest.mark.parametrize("model", SMALL, ids=lambda model: model.kind)
+def test_the_outline_is_what_is_built(model: ModelSpec) -> None:
+    outline, shapes = outline_of(model), parameter_shapes(model)
+    costs = unit_costs(RunSpec.model_validate({"model": model.model_dump()}))
+    assert len(costs) == len(outline.units()) == len(outline.boundaries()) == len(outline.flops())
+    for name, cost in zip(outline.units(), costs, strict=True):
+        built = [math.prod(shape) for full, shape in shapes.items() if full.startswith(f"{name}.")]
+        assert sorted(cost.parameters) == sorted(built)
+
+
+def test_digits_are_there() -> None:
+    pixels, labels = digits()
+    assert pixels.shape == (1797, 8, 8)
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert abs(float(pixels.mean())) < 1e-5
+    assert math.isclose(float(pixels.std()), 1, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("side", [8, 32, 224])
+def test_enlarging_keeps_grey_grey_and_orders_pixels(side: int) -> None:
+    weights = enlarging(side)
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
+    assert (np.diff(weights @ np.arange(8)) >= 0).all()
+    images, labels = Images(side).take(np.array([3, 3, 5]))
+    assert images.shape == (3, 1, side, side)
+    assert np.array_equal(images[0], images[1])
+    assert labels.tolist() == [3, 3, 5]
+    if side == 8:
+        np.testing.assert_allclose(images[0, 0], digits()[0][3], rtol=1e-6)
+
+
+def _norms(channels: int) -> tuple[BatchNorm, nn.BatchNorm2d]:
+    mine, torchs = BatchNorm(channels, dtype=torch.float64), nn.BatchNorm2d(channels, dtype=torch.float64)
+    mine.passing = Passing(0)
+    with torch.no_grad():
+        for a, b in zip(mine.parameters(), torchs.parameters(), strict=True):
+            a.copy_(b.normal_())
+    return mine, torchs
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_batch_norm_over_replicas_is_torchs_over_all_samples(replicas: int) -> None:
+    """Both replicas hold the same half twice over: what one gathers is then known without a second process."""
+    torch.manual_seed(0)
+    half = torch.randn(3, 5, 4, 4, dtype=torch.float64) + 2
+    mine, torchs = _norms(5)
+    if replicas == 2:
+        mine.gather = lambda numbers: torch.stack([numbers, numbers])
+    inputs = [half.clone().requires_grad_(), torch.cat([half] * replicas).requires_grad_()]
+    outs = [mine(inputs[0]), torchs(inputs[1])]
+    for out in outs:
+        out.square().mul(torch.linspace(0, 1, 4, dtype=torch.float64)).sum().backward()
+    torch.testing.assert_close(outs[0], outs[1][:3])
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad[:3])
+    for a, b in zip(mine.parameters(), torchs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad * replicas, b.grad)
+    torch.testing.assert_close(mine.running_mean, torchs.running_mean)
+    torch.testing.assert_close(mine.running_var, torchs.running_var)
+
+
+def test_recomputation_leaves_running_statistics_alone() -> None:
+    norm, _ = _norms(2)
+    x = torch.randn(4, 2, 3, 3, dtype=torch.float64)
+    first = norm(x)
+    after = norm.running_mean.clone()
+    norm.passing.again = True
+    assert torch.equal(norm(x), first)
+    assert torch.equal(norm.running_mean, after)
+    assert after.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("rooms", "field", "words"),
+    [
+        ({"model": {"kind": "vgg16", "image": 40}}, "model.image", "try 32 or 64"),
+        ({"model": {"kind": "resnet50"}, "parallel": {"tp": 2}}, "parallel.tp", "convolutions are not split"),
+        ({"model": {"kind": "mlp"}, "parallel": {"tp": 2}}, "parallel.tp", "use tensor=1"),
+        ({"model": {"kind": "vgg16", "heads": 8}}, "model.heads", "a vgg16 model has no field heads; it has width,"),
+        ({"model": {"kind": "mlp"}, "train": {"corpus": "stdlib"}}, "train.corpus", "a mlp model trains on 'digits'"),
+        ({"model": {"kind": "gpt"}, "train": {"corpus": "digits"}}, "train.corpus", "'stdlib' or an uploaded text"),
+        ({"model": {"kind": "alexnet"}}, "model.kind", "Must be"),
+    ],
+)
+def test_what_cannot_be_is_refused(rooms: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RunSpec.model_validate(rooms)
+    found = field_errors(caught.value)
+    assert list(found) == [field]
+    assert words in found[field]
+
+
+def test_the_usual_corpus_needs_no_name() -> None:
+    assert RunSpec.model_validate({"model": {"kind": "vgg16"}}).train.corpus == "digits"
+    assert RunSpec.model_validate({"model": {"kind": "mlp"}, "train": {"lr": 1}}).train.corpus == "digits"
+    assert RunSpec.model_validate({}).train.corpus == "stdlib"
