@@ -19,6 +19,10 @@ def split_tags(text: str) -> list[str]:
     return [tag.strip() for tag in text.split(",") if tag.strip()]
 
 
+READERS = " ".join(spec_fields.kinds_of("train.corpus"))
+"""Kinds of models that read an uploaded text."""
+
+
 @dataclass(frozen=True)
 class Section:
     """A fieldset: its group and the bound fields in it."""
@@ -46,7 +50,7 @@ class RunForm(forms.Form):
         allow_empty_file=True,
         label="or upload a text",
         help_text=f"UTF-8, at most {corpora.MAX_MIB} MiB",
-        widget=forms.FileInput(attrs={"accept": "text/*,.txt,.md,.py,.csv,.json,.jsonl"}),
+        widget=forms.FileInput(attrs={"accept": "text/*,.txt,.md,.py,.csv,.json,.jsonl", "data-kinds": READERS}),
     )
     anyway = forms.BooleanField(required=False, label="Queue it although it is predicted not to fit")
 

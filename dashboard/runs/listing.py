@@ -36,7 +36,7 @@ COLUMNS = (
     Column("step", "Step", True),
     Column("loss", "Loss", True),
     Column("step_time", "Step time", True, "median of the timed steps"),
-    Column("tokens_per_s", "Tokens/s", True),
+    Column("tokens_per_s", "Throughput/s", True),
     Column("memory", "Memory", True, "measured peak of the worst rank"),
     Column("owner", "Owner"),
     Column("created", "Age"),

@@ -10,6 +10,7 @@ from dashboard.charts import gantt, loss, theme
 from dashboard.charts.chart import Chart
 from dashboard.runs import selectors
 from dashboard.runs.models import ENDED, MemoryRecord, Run, State
+from dashboard.runs.page_verdict import target_of
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES, COMPONENT_NAMES
@@ -122,7 +123,7 @@ def _expected(run: Run) -> str:
 def points_since(run: Run, step: int) -> dict[str, Any]:
     """What `metrics` would add: for each series its points after `step`, and the chart's new title."""
     out: dict[str, Any] = {}
-    for name, unit in METRICS:
+    for name, unit in _metrics(run):
         found = selectors.series(run, name, since_step=step, buckets=BUCKETS)
         if len(found.step):
             value = [float(v) if np.isfinite(v) else None for v in found.value]
@@ -131,10 +132,15 @@ def points_since(run: Run, step: int) -> dict[str, Any]:
     return out
 
 
+def _metrics(run: Run) -> list[tuple[str, str]]:
+    """METRICS, with what this run's speed counts."""
+    return [(name, unit.replace("tokens", target_of(run))) for name, unit in METRICS]
+
+
 def metrics(run: Run) -> list[Chart]:
     """One chart a run-level series, thinned to a chart's width; those of loss scaling in fp16 alone."""
     scaled = run.spec.get("train", {}).get("precision") == "fp16"
-    return [_metric(run, name, unit) for name, unit in METRICS if scaled or name not in FP16_METRICS]
+    return [_metric(run, name, unit) for name, unit in _metrics(run) if scaled or name not in FP16_METRICS]
 
 
 def _metric(run: Run, name: str, unit: str) -> Chart:

@@ -10,7 +10,7 @@ import numpy as np
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors
 from dashboard.runs.models import Attempt, Run
-from dashboard.runs.page_verdict import rate_text
+from dashboard.runs.page_verdict import rate_text, target_of
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text, significant
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
@@ -43,7 +43,7 @@ def tiles(run: Run) -> list[Tile]:
     return [
         Tile("loss", "Loss", _last(loss, lambda v: significant(v, 4)), _fall(loss), line(loss.value)),
         Tile("step_time", "Step time", _last(seconds, seconds_text), _spread(run), line(seconds.value)),
-        Tile("tokens_per_s", "Throughput", _last(rate, rate_text), "", line(rate.value)),
+        Tile("tokens_per_s", "Throughput", _last(rate, lambda v: rate_text(v, target_of(run))), "", line(rate.value)),
         _memory(run),
     ]
 

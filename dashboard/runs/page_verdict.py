@@ -13,6 +13,7 @@ from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.queue import queued_runs
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text, significant
+from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
 LOG_LINES = 10
@@ -81,7 +82,7 @@ def _running(run: Run) -> Verdict:
         return Verdict(f"Running {placed(selectors.attempt_of(run))}: no step is done yet.")
     parts = [f"Step {run.step + 1:,} of {spec.train.steps:,}".replace(",", " ")]
     if run.tokens_per_s:
-        parts.append(rate_text(run.tokens_per_s))
+        parts.append(rate_text(run.tokens_per_s, target_of(run)))
     left = spec.train.steps - run.step - 1
     if run.step_time and left > 0:
         parts.append(f"{seconds_text(left * run.step_time)} left")
@@ -120,8 +121,8 @@ def _succeeded(run: Run) -> Verdict:
     spread = f"{seconds_text(timed['p10'])} to {seconds_text(timed['p90'])}"
     first = f"{seconds_text(timed['median'])} a step ({spread} over {timed['n']} timed steps)"
     if timed["median"] > 0:
-        tokens = RunSpec.model_validate(run.spec).tokens_per_step / timed["median"]
-        first += f", {rate_text(tokens)}"
+        rate = RunSpec.model_validate(run.spec).tokens_per_step / timed["median"]
+        first += f", {rate_text(rate, target_of(run))}"
     memory = run.summary.get("memory")
     second = f" Rank {memory['rank']} held most: {bytes_text(memory['peak_total'])}." if memory else ""
     others = run.summary.get("cpu_others") or 0.0
@@ -199,7 +200,7 @@ def _less_memory(spec: RunSpec) -> str:
     finer = split.micro_batches * 2
     if per_replica % finer == 0:
         return f"Clone it with {finer} micro-batches: each holds half the activations."
-    if split.tp * 2 <= spec.model.heads and spec.model.heads % (split.tp * 2) == 0:
+    if not outline_of(spec.model).whole and split.tp * 2 <= spec.model.heads and spec.model.heads % (split.tp * 2) == 0:
         return f"Clone it with tensor parallel {split.tp * 2}: each rank holds half of every layer."
     return "Clone it with more pipeline stages or a smaller model."
 
@@ -219,11 +220,16 @@ def _plural(indices: list[int]) -> str:
     return f"s {', '.join(words[:-1])} and {words[-1]}"
 
 
-def rate_text(tokens_per_s: float) -> str:
+def target_of(run: Run) -> str:
+    """What a run's speed counts: tokens or images."""
+    return outline_of(RunSpec.model_validate(run.spec).model).target
+
+
+def rate_text(rate: float, target: str = "tokens") -> str:
     """`18.2 k tokens/s`."""
-    if tokens_per_s >= 1e6:
-        return f"{significant(tokens_per_s / 1e6)} M tokens/s"
-    return f"{significant(tokens_per_s / 1e3)} k tokens/s" if tokens_per_s >= 1e3 else f"{tokens_per_s:.0f} tokens/s"
+    if rate >= 1e6:
+        return f"{significant(rate / 1e6)} M {target}/s"
+    return f"{significant(rate / 1e3)} k {target}/s" if rate >= 1e3 else f"{rate:.0f} {target}/s"
 
 
 def age_text(run: Run) -> str:

@@ -8,6 +8,7 @@ from dashboard.runs.submission import WORDS, Assessment
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.observe.records import CATEGORIES
+from parallel_core.outline import outline_of
 from parallel_core.plan.memory import RankMemory
 from parallel_core.spec import RunSpec
 
@@ -82,7 +83,7 @@ def _batch(spec: RunSpec) -> str:
     return (
         f"{spec.train.global_batch} samples a step = {split.dp} replica{'s' if split.dp > 1 else ''} × "
         f"{split.micro_batches} micro-batch{'es' if split.micro_batches > 1 else ''} × {size}; "
-        f"{spec.tokens_per_step:,} tokens.".replace(",", "\u202f")
+        f"{spec.tokens_per_step:,} {outline_of(spec.model).target}.".replace(",", "\u202f")
     )
 
 

@@ -24,8 +24,17 @@ def _tiny(**parallel: Any) -> dict[str, Any]:
     return {"model": TINY, "parallel": parallel, "train": {"global_batch": 16}}
 
 
+def _llama(**parallel: Any) -> dict[str, Any]:
+    llama = {"positions": "rope", "norm": "rmsnorm", "activation": "swiglu", "kv_heads": 2, "bias": False}
+    return {"model": {**TINY, **llama}, "parallel": parallel, "train": {"global_batch": 16}}
+
+
 def _gpt2(model: dict[str, Any], **parallel: Any) -> dict[str, Any]:
     return {"model": model, "parallel": parallel, "train": {"global_batch": 8, "device": "cuda"}}
+
+
+def _digits(kind: str, model: dict[str, Any], **parallel: Any) -> dict[str, Any]:
+    return {"model": {"kind": kind, **model}, "parallel": parallel, "train": {"global_batch": 32, "lr": 1e-3}}
 
 
 PRESETS = (
@@ -41,6 +50,10 @@ PRESETS = (
     ),
     Preset("naive2", "Tiny GPT, naive layer-wise", "two stages, one busy at a time", _tiny(pp=2, schedule="naive")),
     Preset("dp2tp2", "Tiny GPT, DP 2 × TP 2", "four devices", _tiny(dp=2, tp=2)),
+    Preset("llama", "Tiny Llama, DP 2", "RoPE, RMSNorm, SwiGLU, shared keys, no biases", _llama(dp=2)),
+    Preset("mlp", "MLP on digits, DP 2", "four layers of 512", _digits("mlp", {"hidden": 512}, dp=2)),
+    Preset("vgg16", "VGG-16 on digits, PP 2", "two stages", _digits("vgg16", {}, pp=2, micro_batches=4)),
+    Preset("resnet50", "ResNet-50 on digits, DP 2", "batch norm over both replicas", _digits("resnet50", {}, dp=2)),
     Preset("gpt2-small", "GPT-2 small, 1 GPU", "124 M parameters, 12 × 768", _gpt2(GPT2_SMALL, micro_batches=2)),
     Preset(
         "gpt2-medium",

@@ -16,13 +16,12 @@ from django import forms
 from pydantic.fields import FieldInfo
 
 from parallel_core import limits
+from parallel_core.outline import KINDS
 from parallel_core.schedule.traits import runnable
 from parallel_core.spec import RunSpec
 
 MIB = 1024 * 1024
 THIN = "\u202f"
-FIXED = {"model.kind"}
-"""Leaves with one possible value: not asked for."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ GROUPS = (
         "model",
         "Model",
         (
-            Entry("model.layers", "Layers", "blocks of attention and MLP"),
+            Entry("model.kind", "Model"),
+            Entry("model.layers", "Layers", "of a GPT: blocks of attention and MLP"),
             Entry("model.hidden", "Hidden size"),
             Entry("model.heads", "Attention heads", "divides the hidden size"),
             Entry("model.seq", "Sequence length", "tokens"),
@@ -65,6 +65,8 @@ GROUPS = (
             Entry("model.norm", "Normalisation"),
             Entry("model.bias", "Biases in linear layers"),
             Entry("model.dropout", "Dropout"),
+            Entry("model.width", "Channels at first", "64 in the papers"),
+            Entry("model.image", "Image side", "pixels; empty: the least the model takes"),
         ),
     ),
     Group(
@@ -127,6 +129,10 @@ CHOICE_LABELS = {
     "cuda": "CUDA GPU",
     "fp32": "fp32",
     "fp64": "fp64",
+    "gpt": "GPT",
+    "mlp": "MLP on digits",
+    "vgg16": "VGG-16 on digits",
+    "resnet50": "ResNet-50 on digits",
     "learned": "Learned",
     "rope": "RoPE",
     "gelu": "GELU",
@@ -149,6 +155,14 @@ def leaves() -> dict[str, FieldInfo]:
         for section, outer in RunSpec.model_fields.items()
         for leaf, info in typing.cast(Any, outer.annotation).model_fields.items()
     }
+
+
+def kinds_of(path: str) -> list[str]:
+    """Kinds of models that read this leaf: of `model` those with such a field, of the corpus those with a choice."""
+    section, leaf = path.split(".", 1)
+    if path == "train.corpus":
+        return [kind for kind, outline in KINDS.items() if "blob" in outline.corpora]
+    return [kind for kind, outline in KINDS.items() if section != "model" or leaf in ("kind", *outline.fields)]
 
 
 def is_optional(info: FieldInfo) -> bool:
@@ -175,6 +189,13 @@ def _rules(info: FieldInfo) -> list[Any]:
 
 def form_field(entry: Entry) -> forms.Field:
     """A field that takes any text, with the widget that fits the leaf."""
+    made = _plain_field(entry)
+    if len(kinds := kinds_of(entry.path)) < len(KINDS):
+        made.widget.attrs["data-kinds"] = " ".join(kinds)
+    return made
+
+
+def _plain_field(entry: Entry) -> forms.Field:
     info = leaves()[entry.path]
     hint = ", ".join(part for part in (entry.hint, bounds(info)) if part)
     if info.annotation is bool:
@@ -218,11 +239,13 @@ _OUT: dict[str, Callable[[Any], str]] = {
 def to_spec(values: Mapping[str, Any], paths: Collection[str] | None = None) -> dict[str, Any]:
     """The nested dict that RunSpec judges, from flat form values (text, or bool for switches).
 
+    Leaves that the chosen kind of model does not read are left out, whatever stands in their fields.
     `paths` = leaves that the form asks for; the others are left out. None: every leaf.
     """
     spec: dict[str, Any] = {}
+    kind = values.get(html_name("model.kind"), "gpt")
     for path, info in leaves().items():
-        if path in FIXED or (paths is not None and path not in paths):
+        if (paths is not None and path not in paths) or (kind in KINDS and kind not in kinds_of(path)):
             continue
         section, leaf = path.split(".", 1)
         value = values.get(html_name(path))

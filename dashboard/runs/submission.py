@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from dashboard.fleet.selectors import reporting
 from dashboard.runs import services
 from dashboard.runs.models import Corpus, Run
+from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, by_stage, verdict
 from parallel_core.plan.strategy import label
 from parallel_core.spec import RunSpec, field_errors
@@ -100,10 +101,16 @@ def submit(
     found = assess(spec)
     errors = dict(found.errors)
     if found.memory_error and not anyway:
-        errors.setdefault("trace.memory_cap" if _cap_binds(found) else "model.hidden", found.memory_error)
+        errors.setdefault("trace.memory_cap" if _cap_binds(found) else _size_field(found), found.memory_error)
     if errors:
         raise services.Invalid(errors)
     return services.submit(owner=owner, spec=spec, name=name, tags=tags, retries=retries, **place)
+
+
+def _size_field(found: Assessment) -> str:
+    """The field that says how wide the model is."""
+    fields = outline_of(found.spec.model).fields if found.spec else ()
+    return "model.width" if "width" in fields else "model.hidden"
 
 
 def _cap_binds(found: Assessment) -> bool:

@@ -55,8 +55,15 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         traced_median=_raw_median(run),
         predicted=worst_stage(spec).total if setting.details else None,
         layers=spec.model.layers,
-        largest=largest_layers(spec, setting.limit) if setting.details and setting.limit else None,
+        largest=_largest(spec, setting),
     )
+
+
+def _largest(spec: RunSpec, setting: Setting) -> int | None:
+    """Most layers that would fit, of a model that can have more; None where nobody asks."""
+    if not setting.details or not setting.limit or spec.model.kind != "gpt":
+        return None
+    return largest_layers(spec, setting.limit)
 
 
 def twin_of(spec: RunSpec) -> str:

@@ -23,7 +23,7 @@ from dashboard.studies.variants import Plan
 from parallel_core import limits
 from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec, field_errors
 
-MODEL = ("model.layers", "model.hidden", "model.heads", "model.seq", "model.vocab", "model.tied")
+MODEL = tuple(path for path in spec_fields.ENTRIES if path.startswith("model."))
 TRAIN = ("train.global_batch", "train.lr", "train.seed", "train.warmup_steps", "train.device")
 SPLIT = ("parallel.dp", "parallel.tp", "parallel.pp", "parallel.schedule", "parallel.micro_batches")
 SWEEP_SPLIT = (*SPLIT, "parallel.recompute", "train.precision")

@@ -18,6 +18,7 @@ from dashboard.studies.losses import Points, losses_of
 from parallel_core.analysis import sentences
 from parallel_core.analysis.parity import Parity, parity
 from parallel_core.analysis.sentences import Result
+from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
 TOLERANCES = {"fp32": 1e-5, "fp64": 1e-12, "bf16": 1e-2, "fp16": 2e-3}
@@ -178,9 +179,10 @@ def held_equal(specs: Sequence[RunSpec], devices: int) -> str:
     if not specs:
         return ""
     first = specs[0]
+    text = "seq" in outline_of(first.model).fields
     parts: list[tuple[str, Any]] = [
-        (f"GPT {first.model.layers} x {first.model.hidden}", [(s.model.layers, s.model.hidden) for s in specs]),
-        (f"sequence {first.model.seq}", [s.model.seq for s in specs]),
+        (outline_of(first.model).title, [outline_of(s.model).title for s in specs]),
+        *([(f"sequence {first.model.seq}", [s.model.seq for s in specs])] if text else []),
         (f"batch {first.train.global_batch}", [s.train.global_batch for s in specs]),
         (f"seed {first.train.seed}", [s.train.seed for s in specs]),
         (first.train.precision, [s.train.precision for s in specs]),

@@ -16,6 +16,7 @@ from dashboard.runs import services, spec_fields, submission
 from dashboard.runs.forms import RunForm
 from dashboard.runs.models import Corpus, Run
 from dashboard.runs.presets import PRESETS, Preset
+from parallel_core.outline import KINDS
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
@@ -39,8 +40,22 @@ def two_cpus(db: None) -> None:
     Worker.objects.create(name="yard-a", devices=devices, heartbeat_at=timezone.now())
 
 
-def test_every_leaf_of_the_spec_is_asked_for_or_fixed() -> None:
-    assert set(spec_fields.leaves()) == set(spec_fields.ENTRIES) | spec_fields.FIXED
+def test_every_leaf_of_the_spec_is_asked_for() -> None:
+    assert set(spec_fields.leaves()) == set(spec_fields.ENTRIES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_of_model_is_asked_for_its_own_fields_alone(kind: str) -> None:
+    """Whatever stands in the fields of other kinds, which a browser hides."""
+    form = RunForm(filled(model__kind=kind, model__heads="7", model__hidden="14"))
+    own = {f"model__{name}" for name in ("kind", *KINDS[kind].fields)}
+    for name, field in form.fields.items():
+        if name.startswith("model__"):
+            shown = field.widget.attrs.get("data-kinds", " ".join(KINDS)).split()
+            assert (kind in shown) == (name in own)
+    assert form.is_valid(), form.errors
+    assert form.assessment.spec is not None
+    assert (form.assessment.spec.model.heads == 7) == ("heads" in KINDS[kind].fields)
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.key)

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.runs.models import Run
-from dashboard.runs.spec_fields import ENTRIES, html_name, part_of, to_spec
+from dashboard.runs.spec_fields import ENTRIES, from_spec, html_name, part_of, to_spec
 from dashboard.studies import kinds, services
 from dashboard.studies.forms import MatrixForm, StudyForm, SweepForm
 from dashboard.studies.models import Study
@@ -19,6 +19,7 @@ from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
 MATRIX: dict[str, Any] = {
+    **{name: value for name, value in from_spec({}).items() if name.startswith("model__")},
     "kind": "matrix",
     "name": "Which is fastest?",
     "strategies": ["single", "dp", "gpipe"],
