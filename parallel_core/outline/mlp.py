@@ -42,6 +42,6 @@ class MlpOutline(ImageOutline):
 
         def linear(i: int) -> UnitCost:
             columns = h if i else self.side**2
-            return UnitCost((columns * h, h), self.elements(spec, i), kept, 2 * rows * h + columns * h)
+            return UnitCost((columns * h, h), self.elements(spec, i), kept, 2 * rows * h)
 
         return [*(linear(i) for i in range(self.model.layers)), self.head(spec, h)]

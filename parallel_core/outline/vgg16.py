@@ -81,6 +81,6 @@ class Vgg16Outline(ConvolutionOutline):
         kept = rows * self.dense if self.model.dropout else 0
         for columns in (self.flat, self.dense):
             weight = columns * self.dense
-            passing = rows * (columns + self.dense) + weight
+            passing = rows * (columns + self.dense)
             costs.append(UnitCost((weight, self.dense), self.elements(spec, len(costs)), kept, passing))
         return [*costs, self.head(spec, self.dense)]

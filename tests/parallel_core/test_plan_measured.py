@@ -52,6 +52,14 @@ def test_prediction_holds_for_a_llama(yard: LocalYard, tmp_path: Path, split: di
     _assert_predicted(yard, tmp_path, LLAMA, split, "fp32")
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    "model", [{"kind": "vgg16", "width": 8, "dropout": 0.5}, {"kind": "resnet50", "width": 8}, {"kind": "mlp"}]
+)
+def test_prediction_holds_for_images(yard: LocalYard, tmp_path: Path, model: dict[str, Any], recompute: str) -> None:
+    _assert_predicted(yard, tmp_path, model, {**PIPELINE, "recompute": recompute}, "fp32")
+
+
 def _assert_predicted(
     yard: LocalYard, tmp_path: Path, model: dict[str, Any], split: dict[str, Any], precision: str
 ) -> None:
