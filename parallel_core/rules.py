@@ -1,10 +1,12 @@
-"""What rules between the fields of a spec are made of: an error that names fields, and the nearest valid values."""
+"""What rules between the fields of a spec are made of, and what their errors say to a person."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 
@@ -23,3 +25,52 @@ def few(values: Iterable[int], around: int) -> str:
 def rule(fields: tuple[str, ...], message: str) -> PydanticCustomError:
     """An error of a rule between fields; the first named field is where a form shows it."""
     return PydanticCustomError("rule", "{message}", {"message": message, "fields": list(fields)})
+
+
+def field_errors(error: ValidationError) -> dict[str, str]:
+    """`{dotted field name: message}`; a rule between fields is filed under the first field it names."""
+    out: dict[str, str] = {}
+    for item in error.errors(include_url=False):
+        field, message = describe(item, item["loc"])
+        out.setdefault(field, message)
+    return out
+
+
+def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
+    """(dotted field, message) of one of pydantic's errors; `loc` is where it happened as seen from the spec."""
+    ctx: dict[str, Any] = item.get("ctx") or {}
+    named = ctx.get("fields")
+    field = named[0] if named else ".".join(str(part) for part in loc) or "spec"
+    return field, _say(str(item["type"]), item["msg"], _got(item), ctx)
+
+
+def _got(item: Mapping[str, Any]) -> str:
+    """What was given, for the end of a message; "" where the error does not tell (the API's do not)."""
+    if "input" not in item:
+        return ""
+    value = item["input"]
+    plain = str(value) if isinstance(value, int | float) else repr(value)
+    return f"; got {'nothing' if value in ('', None) else plain[:40]}"
+
+
+def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
+    """Pydantic's errors in words for a person: what is wrong and what would be right."""
+    bounds = {"greater_than_equal": "ge", "greater_than": "gt", "less_than_equal": "le", "less_than": "lt"}
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    if kind in bounds:
+        bound = bounds[kind]
+        given = got.replace("'", "")  # a number that came as text
+        return f"Must be {words[bound]} {ctx[bound]}{given}."
+    if kind.startswith("int_"):
+        return f"A whole number is needed{got}."
+    if kind.startswith("float_") or kind == "finite_number":
+        return f"A number is needed{got}."
+    if kind == "literal_error":
+        return f"Must be {ctx['expected']}{got}."
+    if kind == "string_too_long":
+        return f"At most {ctx['max_length']} characters."
+    if kind == "missing":
+        return "This field is needed."
+    if kind == "extra_forbidden":
+        return "There is no such field."
+    return message

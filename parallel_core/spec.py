@@ -4,21 +4,22 @@ The spec is plain data (pydantic, frozen, unknown keys refused). It holds no pat
 environment variable: a worker validates it again and can do nothing with it but train.
 
 Errors carry the names of the fields, the rule, and the nearest valid values; `field_errors` turns a pydantic
-error into `{dotted field: message}` for forms and for the API.
+error into `{dotted field: message}` for forms and for the API (both live in `rules`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from parallel_core import limits
 from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import KINDS, outline_of
+from parallel_core.rules import describe as describe
 from parallel_core.rules import divisors, few, rule
+from parallel_core.rules import field_errors as field_errors
 from parallel_core.schedule.traits import TRAITS, ScheduleName, allowed_chunks, runnable
 
 Recompute = Literal["none", "full"]
@@ -262,52 +263,3 @@ def _check_steps(spec: RunSpec) -> None:
             ("train.steps", "train.warmup_steps"),
             f"steps={spec.train.steps} leaves none to time after {spec.train.warmup_steps} warm-up steps.",
         )
-
-
-def field_errors(error: ValidationError) -> dict[str, str]:
-    """`{dotted field name: message}`; a rule between fields is filed under the first field it names."""
-    out: dict[str, str] = {}
-    for item in error.errors(include_url=False):
-        field, message = describe(item, item["loc"])
-        out.setdefault(field, message)
-    return out
-
-
-def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
-    """(dotted field, message) of one of pydantic's errors; `loc` is where it happened as seen from the spec."""
-    ctx: dict[str, Any] = item.get("ctx") or {}
-    named = ctx.get("fields")
-    field = named[0] if named else ".".join(str(part) for part in loc) or "spec"
-    return field, _say(str(item["type"]), item["msg"], _got(item), ctx)
-
-
-def _got(item: Mapping[str, Any]) -> str:
-    """What was given, for the end of a message; "" where the error does not tell (the API's do not)."""
-    if "input" not in item:
-        return ""
-    value = item["input"]
-    plain = str(value) if isinstance(value, int | float) else repr(value)
-    return f"; got {'nothing' if value in ('', None) else plain[:40]}"
-
-
-def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
-    """Pydantic's errors in words for a person: what is wrong and what would be right."""
-    bounds = {"greater_than_equal": "ge", "greater_than": "gt", "less_than_equal": "le", "less_than": "lt"}
-    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-    if kind in bounds:
-        bound = bounds[kind]
-        given = got.replace("'", "")  # a number that came as text
-        return f"Must be {words[bound]} {ctx[bound]}{given}."
-    if kind.startswith("int_"):
-        return f"A whole number is needed{got}."
-    if kind.startswith("float_") or kind == "finite_number":
-        return f"A number is needed{got}."
-    if kind == "literal_error":
-        return f"Must be {ctx['expected']}{got}."
-    if kind == "string_too_long":
-        return f"At most {ctx['max_length']} characters."
-    if kind == "missing":
-        return "This field is needed."
-    if kind == "extra_forbidden":
-        return "There is no such field."
-    return message
