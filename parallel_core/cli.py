@@ -12,6 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import manifest as manifests
 from parallel_core.local import LocalYard, Outcome, points
 from parallel_core.observe.records import Frame
 from parallel_core.spec import RunSpec, field_errors
@@ -42,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--out", type=Path, help="folder for records and logs (default: run-<date>-<time>)")
     train.add_argument("--devices", type=_indices, help="device of each rank, e.g. 0,1 (default: 0 to ranks - 1)")
     train.add_argument("--corpora", type=Path, help="folder of uploaded texts, named by their sha256")
+    train.add_argument("--resume", type=Path, help="a checkpoint, or a run's folder: its newest one; any layout")
     train.set_defaults(run=_train)
     schedule = commands.add_parser("schedule", help="print what every pipeline rank does in one step")
     schedule.add_argument("spec", type=Path)
@@ -78,14 +81,32 @@ def _train(options: argparse.Namespace) -> int:
         raise _Wrong(f"{folder} holds the records of a run already; give another --out")
     if options.devices is not None and len(options.devices) != spec.parallel.world:
         raise _Wrong(f"--devices names {len(options.devices)} devices, the run has {spec.parallel.world} ranks")
+    resume = _checkpoint(options.resume, spec) if options.resume else None
     with LocalYard() as yard:
-        outcome = yard.run(spec, folder, devices=options.devices, corpora=options.corpora, on_frame=_show)
+        outcome = yard.run(
+            spec, folder, devices=options.devices, corpora=options.corpora, resume=resume, on_frame=_show
+        )
     print(_ending(outcome))
     return 0 if outcome.ok else 1
 
 
+def _checkpoint(path: Path, spec: RunSpec) -> Path:
+    """The checkpoint that `path` means, if a run of `spec` can go on from it."""
+    try:
+        found = folders.resolve(path)
+        manifest = manifests.read(found)
+        manifests.require_match(manifest, spec)
+    except manifests.CheckpointError as error:
+        raise _Wrong(f"{path} cannot be resumed: {error}") from error
+    print(f"goes on from {found}: {manifest.step} steps done")
+    return found
+
+
 def _show(frame: Frame) -> None:
-    """A line a point of rank 0's run-level series."""
+    """A line a point of rank 0's run-level series, and one a checkpoint."""
+    if frame.kind == "checkpoint":
+        done, size, took = (frame.header[key] for key in ("step", "bytes", "seconds"))
+        print(f"checkpoint of {done} steps: {size:,} bytes in {took:.2f} s")
     columns = [points([frame], name) for name in ("loss", "step_time", "tokens_per_s")]
     for i, point in enumerate(columns[0]):
         more = [column["value"][i] if i < len(column) else float("nan") for column in columns[1:]]

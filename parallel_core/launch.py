@@ -33,8 +33,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-EXIT_FAULT, EXIT_MEMORY, EXIT_PEER = 1, 2, 3
-"""Exit codes of a rank: its code raised; out of memory (with evidence); another rank vanished under a collective."""
+EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED = 1, 2, 3, 4
+"""Exit codes of a rank: its code raised; out of memory (with evidence); another rank vanished under a collective;
+stopped by SIGTERM, with everything up to a whole step saved."""
 
 STOP_GRACE_S = 2.0
 _ENV = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "SYSTEMROOT"})
@@ -48,9 +49,19 @@ class Store(TypedDict):
     port: int
 
 
+class Saves(TypedDict):
+    """Checkpoints of an attempt: the fields of checkpoint.order.SaveOrder, `resume` '' for none."""
+
+    folder: str
+    resume: str
+    run: int
+    attempt: int
+
+
 class StartOrder(TypedDict):
     """One host's ranks of an attempt: rank `first_rank + i` gets `devices[i]`.
 
+    Without `saves` nothing is saved.
     `store` is None on the host of rank 0, which opens it (on loopback where all ranks are here, else on `address`).
     """
 
@@ -63,6 +74,7 @@ class StartOrder(TypedDict):
     corpus_cache: str
     store: NotRequired[Store | None]
     address: NotRequired[str]
+    saves: NotRequired[Saves | None]
 
 
 class Event(TypedDict):

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, StartOrder, Store
+from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.engine.stop import Stopped
+from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED, StartOrder, Store
 from parallel_core.observe import progress
 from parallel_core.observe.records import FileSink, log_path
 from parallel_core.spec import RunSpec
@@ -37,6 +39,14 @@ class Seat:
     def folder(self) -> Path:
         return Path(self.order["folder"])
 
+    @property
+    def saves(self) -> SaveOrder | None:
+        told = self.order.get("saves")
+        if not told:
+            return None
+        resume = Path(told["resume"]) if told["resume"] else None
+        return SaveOrder(Path(told["folder"]), resume, told["run"], told["attempt"])
+
 
 RunRank = Callable[[Seat, FileSink, progress.Progress], None]
 """What a rank does: trains, emits its records, and returns when it is done."""
@@ -55,7 +65,8 @@ def engine() -> RunRank:
             is_host=seat.listen_fd is not None,
             listen_fd=seat.listen_fd,
         )
-        run_rank(seat.spec, seat.rank, sink, connect, page, corpus_cache=Path(seat.order["corpus_cache"]))
+        cache = Path(seat.order["corpus_cache"])
+        run_rank(seat.spec, seat.rank, sink, connect, page, corpus_cache=cache, saves=seat.saves)
 
     return run
 
@@ -69,6 +80,9 @@ def be_rank(seat: Seat, run_rank: RunRank) -> NoReturn:
     code = 0
     try:
         run_rank(seat, sink, page)
+    except Stopped as error:
+        sys.stderr.write(f"{error}\n")
+        code = EXIT_STOPPED
     except BaseException as error:
         code = _report(error, seat, sink)
     sys.stdout.flush()

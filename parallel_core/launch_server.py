@@ -177,7 +177,7 @@ class Server:
     def _ended(self, attempt: Attempt, rank: int, code: int) -> None:
         attempt.codes[rank] = code
         self.report(event="exit", attempt=attempt.number, rank=rank, code=code)
-        if code != 0:
+        if code not in (0, launch.EXIT_STOPPED):  # who was stopped in good order leaves together with the others
             attempt.stop(FAIL_GRACE_S)
 
     def _settle(self) -> None:
@@ -219,7 +219,7 @@ def _kill_group(group: int) -> None:
 
 def _blame(code: int) -> int:
     """How likely a rank that ended like this is the one that failed first; 0 = most."""
-    return {0: 3, launch.EXIT_PEER: 2, -signal.SIGTERM: 2}.get(code, 0 if code < 0 else 1)
+    return {0: 3, launch.EXIT_STOPPED: 3, launch.EXIT_PEER: 2, -signal.SIGTERM: 2}.get(code, 0 if code < 0 else 1)
 
 
 def _listen(host: str) -> tuple[socket.socket, Store]:
@@ -231,7 +231,7 @@ def _listen(host: str) -> tuple[socket.socket, Store]:
 def prewarm() -> None:
     """Import what ranks use (the first use of torch.optim alone would cost each of them seconds)."""
     import torch._dynamo
-    import torch.distributed
+    import torch.distributed.checkpoint
     import torch.optim  # noqa: F401
 
 

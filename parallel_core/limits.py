@@ -13,5 +13,6 @@ MAX_VOCAB = 4_194_304
 MAX_WIDTH = 1_024
 MAX_IMAGE = 1_024
 MAX_DEGREE = 16_384
+MAX_KEPT = 1_000
 MAX_CORPUS_BYTES = 200 * 1024 * 1024
 """Largest corpus that may be uploaded, in bytes."""

@@ -20,7 +20,8 @@ from typing import Any, Self
 import numpy as np
 
 from parallel_core import launch
-from parallel_core.launch import Event, ForkServer, StartOrder
+from parallel_core.checkpoint.folder import CHECKPOINTS
+from parallel_core.launch import Event, ForkServer, Saves, StartOrder
 from parallel_core.observe.records import POINT, Frame, decode, events_path, read_file
 from parallel_core.spec import RunSpec
 
@@ -89,16 +90,18 @@ class LocalYard:
         *,
         devices: Sequence[int] | None = None,
         corpora: Path | None = None,
+        resume: Path | None = None,
         on_frame: Callable[[Frame], None] | None = None,
     ) -> Outcome:
         """Train to the end in `folder`; `on_frame` sees the records of rank 0 as they come.
 
-        `corpora` holds uploaded texts by their sha256. Ctrl-C (KeyboardInterrupt) stops the ranks, then goes on up.
+        `corpora` holds uploaded texts by their sha256; `resume` is a checkpoint to begin from; new ones go to
+        `folder`/checkpoints. Ctrl-C (KeyboardInterrupt) stops the ranks, which save first, then goes on up.
         """
         self._attempt += 1
         folder.mkdir(parents=True, exist_ok=True)
         outcome, tail = Outcome(folder, time.monotonic()), Tail(events_path(folder, 0))
-        self.server.start(self._order(spec, folder, devices, corpora))
+        self.server.start(self._order(spec, folder, devices, corpora, resume))
         try:
             while not self._step(outcome):
                 tail.read(on_frame)
@@ -111,7 +114,15 @@ class LocalYard:
         outcome.frames = {rank: read_file(events_path(folder, rank)) for rank in range(spec.parallel.world)}
         return outcome
 
-    def _order(self, spec: RunSpec, folder: Path, devices: Sequence[int] | None, corpora: Path | None) -> StartOrder:
+    def _order(
+        self, spec: RunSpec, folder: Path, devices: Sequence[int] | None, corpora: Path | None, resume: Path | None
+    ) -> StartOrder:
+        saves: Saves = {
+            "folder": str((folder / CHECKPOINTS).resolve()),
+            "resume": str(resume.resolve()) if resume else "",
+            "run": 0,
+            "attempt": 0,
+        }
         return {
             "attempt": self._attempt,
             "spec": spec.model_dump(mode="json"),
@@ -120,6 +131,7 @@ class LocalYard:
             "devices": list(devices if devices is not None else range(spec.parallel.world)),
             "device_kind": spec.train.device,
             "corpus_cache": str((corpora or folder / "corpora").resolve()),
+            "saves": saves,
         }
 
     def _step(self, outcome: Outcome) -> bool:

@@ -98,6 +98,10 @@ class TrainSpec(_Spec):
     loss_scale_backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
     corpus: str = "stdlib"
     device: DeviceKind = "cpu"
+    checkpoint_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 0
+    """Steps between checkpoints, and one behind the last step. 0 saves only where the run is stopped in good order."""
+    keep: Annotated[int, Field(ge=1, le=limits.MAX_KEPT)] = 2
+    """The newest so many checkpoints are kept."""
 
     @model_validator(mode="after")
     def _corpus_is_named_by_content(self) -> Self:

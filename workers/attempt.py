@@ -9,6 +9,7 @@ from parallel_core import processes
 from parallel_core.launch import StartOrder, Store
 from parallel_core.observe import progress
 from workers import ending
+from workers.contract import AttemptBody
 from workers.ending import Ending, Exit
 from workers.folder import Folder, Meta, Stop
 from workers.orders import Order
@@ -62,7 +63,15 @@ class Attempt:
             corpus_cache=str(settings.corpora),
             store=None if self.order.opens_store else self.store,
             address="127.0.0.1" if self.order.alone else node["address"],
+            saves=self.order.beginning.saves(self.order.message) if self.order.beginning else None,
         )
+
+    def running(self) -> AttemptBody:
+        """What is told when every rank has a process."""
+        body = AttemptBody(attempt=self.number, state="running")
+        if self.order.beginning:
+            body["begins"] = self.order.beginning.told
+        return body
 
     def record(self, rank: int, process: processes.Recorded) -> None:
         self.meta.processes[rank] = process

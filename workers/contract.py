@@ -34,7 +34,7 @@ START_TASK = "workers.start"
 HEARTBEAT_S = 2.0
 LEASE_S = 3 * HEARTBEAT_S
 STOP_GRACE_S = 2.0
-"""From TERM to KILL when an attempt is stopped."""
+"""From TERM to KILL when an attempt is stopped: ranks that are between steps save a checkpoint in it."""
 START_LIMIT_S = 30.0
 MAX_LOG_BYTES = 20 * 1024 * 1024
 MAX_BATCH_BYTES = 256 * 1024
@@ -57,12 +57,21 @@ class Node(TypedDict):
     address: str
 
 
+class ResumeFrom(TypedDict):
+    """A checkpoint by its name: the run that wrote it and how many steps were done. Never a path."""
+
+    run: int
+    step: int
+
+
 class StartMessage(TypedDict):
     run: int
     attempt: int  # primary key of the Attempt row: unique over all runs, and over databases that were thrown away
     number: int  # 1 for the first attempt of the run
     spec: dict[str, Any]
     nodes: list[Node]
+    resume: NotRequired[ResumeFrom | None]
+    """Where a first attempt begins; a later one prefers the run's own newest checkpoint on its host."""
 
 
 class Device(TypedDict):
@@ -110,11 +119,21 @@ Cause = Literal[
 ]
 
 
+class Begins(TypedDict):
+    """Where an attempt began: `step` steps were done by `attempt` (primary key) of `run`; or 0, and `why`."""
+
+    step: int
+    run: int
+    attempt: int
+    why: str
+
+
 class AttemptBody(TypedDict):
     """`state` starting | running | ended; the rest is there at the end only."""
 
     attempt: int
     state: Literal["starting", "running", "ended"]
+    begins: NotRequired[Begins]  # with `running`
     outcome: NotRequired[Outcome]
     cause: NotRequired[Cause]
     detail: NotRequired[str]  # one sentence for a person: "Rank 1 was killed by signal 9 at step 12 in 1F3."

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parallel_core.launch import EXIT_PEER, describe_exit
+from parallel_core.launch import EXIT_PEER, EXIT_STOPPED, describe_exit
 from parallel_core.observe import progress, records
 from workers.contract import AttemptBody, Cause, Outcome
 
@@ -70,6 +70,8 @@ class Ending:
 def of_exits(folder: Path, ranks: Sequence[int], exits: Sequence[Exit], oom_kills: int) -> Ending:
     """How ranks that were left to themselves ended. `oom_kills` = kills for want of memory during the attempt."""
     codes = {str(one.rank): one.code for one in exits}
+    if any(one.code == EXIT_STOPPED for one in exits) and culprit(exits) is None:
+        return Ending("interrupted", "interrupted", "Its ranks were stopped by SIGTERM, and saved first.", exits=codes)
     guilty = culprit(exits)
     if guilty is None:
         silent = [rank for rank in ranks if str(rank) not in codes]
@@ -116,7 +118,7 @@ def culprit(exits: Iterable[Exit]) -> Exit | None:
 
     Ranks that only lost a peer, and those the fork server then ended, are guilty only where nobody else is.
     """
-    failed = [one for one in exits if one.code != 0]
+    failed = [one for one in exits if one.code not in (0, EXIT_STOPPED)]
     if not failed:
         return None
     begin = failed[0].at

@@ -10,7 +10,7 @@ from workers import ending
 from workers.contract import Device
 from workers.ending import Ending
 from workers.folder import Folder, Meta
-from workers.orders import Order, Refused, attempt_number, read_order
+from workers.orders import Order, Refused, attempt_number, read_order, with_beginning
 from workers.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,6 @@ def take(raw: Any, settings: Settings, devices: Sequence[Device]) -> tuple[Folde
         return None
     folder.save(Meta(message=raw))
     try:
-        return folder, read_order(raw, settings.name, devices)
+        return folder, with_beginning(read_order(raw, settings.name, devices), settings)
     except Refused as error:
         return folder, ending.refused(str(error))

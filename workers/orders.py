@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.spec import RunSpec, field_errors
+from workers.checkpoints import Beginning, begin
 from workers.contract import Device, Node, StartMessage
+from workers.settings import Settings
 
 _MESSAGE = TypeAdapter(StartMessage)
 
@@ -25,6 +28,8 @@ class Order:
     message: StartMessage
     spec: RunSpec
     node: Node
+    beginning: Beginning | None = None
+    """Where it begins; None where its ranks are on several hosts, which save nothing."""
 
     @property
     def attempt(self) -> int:
@@ -70,6 +75,16 @@ def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> Order:
     _check_ranks(order)
     _check_devices(order, devices)
     return order
+
+
+def with_beginning(order: Order, settings: Settings) -> Order:
+    """The order with the checkpoint that it begins from. Raises Refused where that cannot be had here."""
+    if not order.alone:
+        return order
+    try:
+        return replace(order, beginning=begin(settings, order.message, order.spec))
+    except CheckpointError as error:
+        raise Refused(str(error)) from error
 
 
 def _check_ranks(order: Order) -> None:

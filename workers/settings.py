@@ -73,6 +73,11 @@ class Settings:
         return self.home / "attempts"
 
     @property
+    def checkpoints(self) -> Path:
+        """One folder a run, named by its number (see parallel_core.checkpoint)."""
+        return self.home / "checkpoints"
+
+    @property
     def corpora(self) -> Path:
         """Cache of corpora, each named by the sha256 of its bytes."""
         return self.home / "corpora"

@@ -20,8 +20,8 @@ from workers.wire import ControlReader, Publisher
 
 log = logging.getLogger(__name__)
 
-LEAVE_S = 2.0
-"""For attempts to end and their last data to go out; what is left over is published at the next start."""
+LEAVE_S = 6.0
+"""For attempts to save, to end and to send their last data; what is left over is published at the next start."""
 EXIT_S = 1.5
 """For the rest of the process to end by itself after that (Celery may wait for a broker that is away)."""
 

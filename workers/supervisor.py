@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.2
 LATE_S = 1.5
 """How much longer than the grace the fork server may take before we kill the ranks ourselves."""
-SHUTDOWN_GRACE_S = 0.8
+SHUTDOWN_GRACE_S = 4.0
 RESPAWN_S = 1.0
 
 
@@ -192,7 +192,7 @@ class Supervisor(threading.Thread):
         if kind == "started":
             attempt.record(event["rank"], (event["pid"], event["start_ticks"]))
             if attempt.started:
-                self._relay.tell("attempt", AttemptBody(attempt=attempt.number, state="running"))
+                self._relay.tell("attempt", attempt.running())
                 self.on_running()
         elif kind == "store" and not attempt.order.alone:
             store = {"attempt": attempt.number, "host": event["host"], "port": event["port"]}

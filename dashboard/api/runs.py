@@ -11,7 +11,8 @@ from ninja import Path, Query, Router, Status
 
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, require_member
-from dashboard.runs import selectors, services, submission
+from dashboard.control.orders import resume_from
+from dashboard.runs import resuming, selectors, services, submission
 from dashboard.runs.list_views import as_row
 from dashboard.runs.models import Run
 from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES
@@ -29,6 +30,7 @@ SeriesName = Annotated[str, Query(max_length=60, pattern=r"^[A-Za-z0-9_.\-/]+$",
 def submit(request: HttpRequest, payload: s.SubmitIn) -> Any:
     """Queues a run. 422 with a message by field where the spec, the fleet or the memory speak against it."""
     require_member(request)
+    named = payload.resume_from
     run = submission.submit(
         owner=request.user,
         spec=payload.spec.model_dump(mode="json"),
@@ -36,6 +38,7 @@ def submit(request: HttpRequest, payload: s.SubmitIn) -> Any:
         tags=payload.tags,
         retries=payload.retries,
         anyway=payload.anyway,
+        resume_from={"run": named.run, "step": named.step} if named else None,
     )
     return Status(201, {"data": detail(run)})
 
@@ -140,6 +143,8 @@ def detail(run: Run) -> dict[str, Any]:
         "summary": clean(run.summary),
         "retries_left": run.retries_left,
         "cancel_requested_at": run.cancel_requested_at,
+        "resume_from": resume_from(run),
+        "checkpoints": resuming.steps(run),
         "waits_for": selectors.waiting(run).sentence,
     }
 

@@ -39,6 +39,14 @@ class Envelope(Schema, Generic[T]):
     meta: dict[str, Any] = {}
 
 
+class ResumeFrom(Schema):
+    """A checkpoint: `step` steps done by `run`. Model and precision must be the same, the layout may differ."""
+
+    model_config = ConfigDict(extra="forbid")
+    run: Id
+    step: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
+
+
 class SubmitIn(Schema):
     """A run to queue. `anyway` overrules the memory prediction alone."""
 
@@ -50,6 +58,7 @@ class SubmitIn(Schema):
     ] = []
     retries: Annotated[int, Field(ge=0, le=MAX_RETRIES)] = 0
     anyway: bool = False
+    resume_from: ResumeFrom | None = None
 
 
 class RunOut(Schema):
@@ -81,6 +90,8 @@ class RunDetail(RunOut):
     retries_left: int
     cancel_requested_at: datetime | None
     waits_for: str
+    resume_from: ResumeFrom | None
+    checkpoints: list[int] = Field(description="steps at which it can be resumed")
 
 
 class SeriesOut(Schema):

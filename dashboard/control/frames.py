@@ -24,6 +24,7 @@ class Decoded:
     info: dict[str, Any] = field(default_factory=dict)
     """hello, summary, phase: the newest of each."""
     fault: dict[str, Any] | None = None
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
 
 
 def decode_batch(data: bytes, start: int) -> Decoded:
@@ -55,6 +56,9 @@ def _add(out: Decoded, frame: Frame) -> None:
         out.info[frame.kind] = header
     elif frame.kind == "phase":
         out.info["phase"] = str(header["phase"])[:16]
+    elif frame.kind == "checkpoint":
+        numbers = {"step": int(header["step"]), "bytes": int(header["bytes"]), "seconds": float(header["seconds"])}
+        out.checkpoints.append({**numbers, "kept": [int(step) for step in header["kept"]]})
     elif frame.kind == "fault":
         out.fault = header
 

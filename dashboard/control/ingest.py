@@ -142,7 +142,7 @@ class Ingest:
         body = clean(entry.body)
         try:
             if body["state"] == "running":
-                attempt.run = states.running(attempt)
+                attempt.run = states.running(attempt, body.get("begins") or {})
             elif body["state"] == "ended":
                 self._end(attempt, body)
         except states.IllegalTransition as error:

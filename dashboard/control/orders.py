@@ -10,8 +10,8 @@ import redis
 from celery import Celery
 from django.conf import settings
 
-from dashboard.runs.models import Attempt
-from workers.contract import START_TASK, ControlEntry, StartMessage, control_stream, queue_of
+from dashboard.runs.models import Attempt, Run
+from workers.contract import START_TASK, ControlEntry, ResumeFrom, StartMessage, control_stream, queue_of
 
 KEEP_ENTRIES = 1_000
 Order = tuple[str, ControlEntry]
@@ -42,6 +42,13 @@ def _sender(broker: str) -> Celery:
     return app
 
 
+def resume_from(run: Run) -> ResumeFrom | None:
+    """The checkpoint that the run names, None where it begins with step 0."""
+    if run.resume_run_id is None or run.resume_step is None:
+        return None
+    return {"run": run.resume_run_id, "step": run.resume_step}
+
+
 def start_message(attempt: Attempt) -> StartMessage:
     return {
         "run": attempt.run_id,
@@ -49,6 +56,7 @@ def start_message(attempt: Attempt) -> StartMessage:
         "number": attempt.number,
         "spec": attempt.run.spec,
         "nodes": attempt.devices,
+        "resume": resume_from(attempt.run),
     }
 
 

@@ -21,12 +21,16 @@ class Wait(Enum):
     BUSY = "busy"  # its host has too few free devices
     WHOLE_HOST = "whole host"  # exclusive: something is still running there, or something exclusive is
     RESERVED = "reserved"  # an older run waits for the host
+    CHECKPOINT = "checkpoint"  # the host that holds the checkpoint it begins from is not there, or is draining
     SIBLING = "sibling"  # a run of the same study is active or ahead
 
 
 @dataclass(frozen=True)
 class Request:
-    """A queued run. `study` is set for exclusive runs of a study alone; `prefer` names the host its siblings ran on."""
+    """A queued run. `study` is set for exclusive runs of a study alone.
+
+    `prefer` names the host that its siblings ran on, or that has its own checkpoints; `needs` the one it must run on.
+    """
 
     run: int
     devices: int
@@ -34,6 +38,7 @@ class Request:
     exclusive: bool = False
     study: int | None = None
     prefer: str = ""
+    needs: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,10 @@ def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> tuple
     usable = [host for host in hosts.values() if host.open]
     if not usable:
         return Wait.NO_HOST, ""
+    if request.needs:
+        usable = [host for host in usable if host.name == request.needs]
+        if not usable:
+            return Wait.CHECKPOINT, request.needs
     capable = [host for host in usable if host.count(request.kind) >= request.devices]
     if not capable:
         return Wait.TOO_LARGE, ""

@@ -12,7 +12,17 @@ import numpy as np
 from django.db.models import Max
 
 from dashboard.control.frames import Decoded
-from dashboard.runs.models import Attempt, Cursor, LogChunk, MemoryRecord, RankInfo, Run, SeriesChunk, SpanChunk
+from dashboard.runs.models import (
+    Attempt,
+    Checkpoint,
+    Cursor,
+    LogChunk,
+    MemoryRecord,
+    RankInfo,
+    Run,
+    SeriesChunk,
+    SpanChunk,
+)
 from parallel_core.observe.records import POINT
 
 CHUNK_POINTS = 500
@@ -60,6 +70,9 @@ class Store:
         for header, blob in records.memory:
             self._rows.append(_memory_row(attempt, rank, header, blob))
             topics.add("memory")
+        for header in records.checkpoints:
+            _keep_checkpoint(attempt, rank, header)
+            topics.add("state")
         if records.info:
             RankInfo.objects.update_or_create(attempt=attempt, rank=rank, defaults=records.info)
             topics.add("info")
@@ -90,6 +103,16 @@ class Store:
         self._logs.clear()
         self._rows.clear()
         self._moved.clear()
+
+
+def _keep_checkpoint(attempt: Attempt, rank: int, header: dict[str, Any]) -> None:
+    """The row of a new checkpoint; rows of those that its worker has dropped go."""
+    worker = next(node["worker"] for node in reversed(attempt.devices) if node["first_rank"] <= rank)
+    mine = Checkpoint.objects.filter(run=attempt.run_id, worker=worker)
+    mine.exclude(step__in=header["kept"]).delete()
+    if header["step"] in header["kept"]:
+        found = {"attempt": attempt, "bytes": header["bytes"], "seconds": header["seconds"]}
+        mine.update_or_create(run_id=attempt.run_id, worker=worker, step=header["step"], defaults=found)
 
 
 def _memory_row(attempt: Attempt, rank: int, header: dict[str, Any], blob: bytes) -> MemoryRecord:

@@ -9,10 +9,11 @@ from typing import Any
 from django import forms
 from django.http import HttpRequest
 
-from dashboard.runs import corpora, spec_fields
+from dashboard.runs import corpora, resuming, spec_fields
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS, Invalid
 from dashboard.runs.submission import Assessment, assess
 from parallel_core import limits
+from workers.contract import ResumeFrom
 
 
 def split_tags(text: str) -> list[str]:
@@ -45,6 +46,9 @@ class RunForm(forms.Form):
     retries = forms.IntegerField(
         min_value=0, max_value=MAX_RETRIES, initial=0, help_text=f"when a worker is lost, 0 to {MAX_RETRIES}"
     )
+    resume_from = forms.CharField(
+        required=False, max_length=30, label="Resume from", help_text="run:step of a checkpoint; empty begins anew"
+    )
     upload = forms.FileField(
         required=False,
         allow_empty_file=True,
@@ -70,9 +74,15 @@ class RunForm(forms.Form):
             described = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
             made.widget.attrs["aria-describedby"] = described
 
+    def clean_resume_from(self) -> ResumeFrom | None:
+        try:
+            return resuming.parse(self.cleaned_data["resume_from"])
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from error
+
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
-        self.assessment = assess(spec_fields.to_spec(cleaned))
+        self.assessment = assess(spec_fields.to_spec(cleaned), cleaned.get("resume_from"))
         self.show(self.assessment.errors)
         tags = split_tags(cleaned.get("tags", ""))
         if len(tags) > MAX_TAGS:
@@ -104,7 +114,7 @@ class RunForm(forms.Form):
 
     def wish(self) -> dict[str, Any]:
         """What was asked for, as `submission.submit` takes it. Needs a valid form."""
-        asked = {name: self.cleaned_data[name] for name in ("name", "retries", "anyway")}
+        asked = {name: self.cleaned_data[name] for name in ("name", "retries", "anyway", "resume_from")}
         return {**asked, "spec": spec_fields.to_spec(self.cleaned_data), "tags": split_tags(self.cleaned_data["tags"])}
 
     def sections(self) -> Iterator[Section]:
@@ -114,4 +124,4 @@ class RunForm(forms.Form):
     max_upload = limits.MAX_CORPUS_BYTES
 
     def words(self) -> list[forms.BoundField]:
-        return [self[name] for name in ("name", "tags", "retries")]
+        return [self[name] for name in ("name", "tags", "retries", "resume_from")]

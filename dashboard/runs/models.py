@@ -47,6 +47,9 @@ class Run(models.Model):
     detail = models.TextField(blank=True)
     """One sentence on how it ended, or why it was queued again."""
     retries_left = models.IntegerField(default=0)
+    resume_run = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="resumed_as")
+    resume_step = models.IntegerField(null=True, blank=True)
+    """The checkpoint that the first attempt begins from: `resume_step` steps done by `resume_run`; both or none."""
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
 
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
@@ -87,6 +90,8 @@ class Attempt(models.Model):
     """The worker's AttemptBody at the end: exits, traceback, rank, signal; and `faults` {rank: fault frame}."""
     settled = models.BooleanField(default=False)
     """Every byte of every file arrived: the worker may delete the folder."""
+    begins = models.JSONField(default=dict, blank=True)
+    """Where it began (workers.contract.Begins), once it runs: {"step": 0, "why": ...} or the checkpoint it took up."""
     progress = models.JSONField(default=dict, blank=True)
     """rank -> {step, op, age} of the newest heartbeat."""
     lease_until = models.DateTimeField(null=True, blank=True)
@@ -97,6 +102,23 @@ class Attempt(models.Model):
     class Meta:
         ordering = ("number",)
         constraints = [models.UniqueConstraint(fields=("run", "number"), name="one_attempt_a_number")]
+
+
+class Checkpoint(models.Model):
+    """A complete checkpoint on a worker's disk, with `step` steps done. Rows go when the worker drops the files."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="checkpoints")
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE)
+    worker = models.CharField(max_length=120)
+    step = models.IntegerField()
+    bytes = models.BigIntegerField()
+    seconds = models.FloatField()
+    """Time to write it, beside training."""
+    at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ("step",)
+        constraints = [models.UniqueConstraint(fields=("run", "worker", "step"), name="one_checkpoint_a_step")]
 
 
 class Cursor(models.Model):

@@ -13,11 +13,12 @@ from django.views.decorators.http import require_safe
 
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
-from dashboard.runs import page_charts, selectors
+from dashboard.runs import page_charts, resuming, selectors
 from dashboard.runs.models import ENDED, Run, SeriesChunk, State
 from dashboard.runs.page_tabs import TABS, tab_context
 from dashboard.runs.page_tiles import tiles
 from dashboard.runs.page_verdict import CAUSES, age_text, placed, verdict
+from dashboard.runs.states import beginning
 from parallel_core.observe.records import RANK_SERIES, RUN_SERIES
 
 
@@ -66,6 +67,8 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
         "verdict": verdict(run),
         "cause": CAUSES.get(run.cause, run.cause),
         "placed": placed(attempt) if attempt else "",
+        "beginning": beginning(attempt) if attempt else "",
+        "checkpoints": resuming.steps(run),
         "age": age_text(run),
         "ended": run.state in ENDED,
         "may_cancel": run.state not in ENDED and run.cancel_requested_at is None and mine,

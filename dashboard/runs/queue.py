@@ -7,7 +7,7 @@ from datetime import datetime
 
 from dashboard.control.placement import Host, Request, Wait, plan
 from dashboard.fleet.selectors import hosts, kind_of
-from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.models import Attempt, Checkpoint, Run, State
 
 WORDS = {"cpu": "CPU device", "cuda": "GPU"}
 
@@ -36,6 +36,7 @@ def queued_runs() -> list[Run]:
 
 def requests(runs: list[Run]) -> list[Request]:
     """The queue for `placement.plan`."""
+    held = _holders(runs)
     return [
         Request(
             run=run.pk,
@@ -43,10 +44,25 @@ def requests(runs: list[Run]) -> list[Request]:
             kind=kind_of(run),
             exclusive=run.exclusive,
             study=_series_of(run),
-            prefer=prefer,
+            prefer=held.get(run.pk) or prefer,
+            needs=(held.get(run.pk) or _holder(run)) if run.resume_run_id else "",
         )
         for run, prefer in zip(runs, _preferences(runs), strict=True)
     ]
+
+
+def _holders(runs: list[Run]) -> dict[int, str]:
+    """run -> the worker that has its own newest checkpoint, from an earlier attempt."""
+    rows = Checkpoint.objects.filter(run__in=[run.pk for run in runs]).order_by("step")
+    return dict(rows.values_list("run", "worker"))
+
+
+def _holder(run: Run) -> str:
+    """The worker that has the checkpoint the run names; '' where it names none, or nobody has it any more."""
+    if run.resume_run_id is None or run.resume_step is None:
+        return ""
+    rows = Checkpoint.objects.filter(run=run.resume_run_id, step=run.resume_step).order_by("-at")
+    return rows.values_list("worker", flat=True).first() or ""
 
 
 def _series_of(run: Run) -> int | None:
@@ -97,6 +113,8 @@ def _sentence(run: Run, why: Wait | None, host: Host | None, fleet: list[Host]) 
     if why is Wait.TOO_LARGE:
         largest = max((host.count(kind) for host in fleet if host.open), default=0)
         return f"Needs {run.devices} {word} on one host; the largest worker has {largest}."
+    if why is Wait.CHECKPOINT:
+        return f"Waits for worker {_holder(run)}, which has the checkpoint it begins from; it is silent or draining."
     if why is Wait.SIBLING:
         return "Waits for the runs of its study in front of it: they go one after another."
     if host is None:

@@ -12,11 +12,12 @@ from pydantic import ValidationError
 
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.live.announce import announce
-from dashboard.runs import states
+from dashboard.runs import resuming, states
 from dashboard.runs.models import ACTIVE, Corpus, Run, State
 from parallel_core import limits
 from parallel_core.plan.strategy import label
 from parallel_core.spec import RunSpec, field_errors
+from workers.contract import ResumeFrom
 
 MAX_TAGS = 20
 MAX_TAG = 40
@@ -41,6 +42,7 @@ def submit(
     position: int = 0,
     exclusive: bool = False,
     retries: int = 0,
+    resume_from: ResumeFrom | None = None,
 ) -> Run:
     """Queues a run and returns it.
 
@@ -52,6 +54,8 @@ def submit(
         raise PermissionDenied("Your account may look at runs but not submit them.")
     parsed, errors = _parse(spec)
     errors |= _check_retries(retries)
+    if parsed is not None and resume_from is not None:
+        errors |= resuming.check(parsed, resume_from)
     clean_name, clean_tags = name.strip(), _clean_tags(tags)
     errors |= _check_words(clean_name, clean_tags)
     if errors or parsed is None:
@@ -68,9 +72,12 @@ def submit(
             devices=parsed.parallel.world,
             exclusive=exclusive,
             retries_left=retries,
+            resume_run_id=resume_from["run"] if resume_from else None,
+            resume_step=resume_from["step"] if resume_from else None,
             queued_at=timezone.now(),
         )
-        states.record(run, "queued", f"Submitted by {owner.get_username()}.", actor=owner)
+        origin = f", to go on from step {resume_from['step']} of run {resume_from['run']}" if resume_from else ""
+        states.record(run, "queued", f"Submitted by {owner.get_username()}{origin}.", actor=owner)
     return run
 
 

@@ -110,6 +110,8 @@ GROUPS = (
             Entry("train.loss_scale_window", "Loss scale grows after", "good steps in a row; fp16 alone"),
             Entry("train.loss_scale_growth", "Loss scale growth", "fp16 alone"),
             Entry("train.loss_scale_backoff", "Loss scale back-off", "when gradients overflow; fp16 alone"),
+            Entry("train.checkpoint_every", "Checkpoint every", "steps; 0 saves only when stopped"),
+            Entry("train.keep", "Checkpoints kept", "the newest ones"),
             Entry("trace.trace_every", "Trace every", "steps; 0 traces one step only"),
             Entry("trace.memory_cap", "Memory cap, MiB a rank", "empty: the device's own limit"),
             Entry("trace.memory", "Measure memory"),

@@ -87,17 +87,20 @@ def place(run: Run, nodes: list[dict[str, Any]], worker: Any) -> Attempt:
 
 
 @transaction.atomic
-def running(attempt: Attempt) -> Run:
-    """starting -> running: every rank of the attempt is up.
+def running(attempt: Attempt, begins: dict[str, Any] | None = None) -> Run:
+    """starting -> running: every rank of the attempt is up. `begins` = where (workers.contract.Begins).
 
     1. Refuses an attempt that is over.
     2. Moves the row; a run that is being cancelled stays `cancelling` (IllegalTransition).
     """
     _require_live(attempt)
+    attempt.begins = begins or {}
     now = timezone.now()
     run = _move(attempt.run_id, (State.STARTING,), State.RUNNING, started_at=now)
-    Attempt.objects.filter(pk=attempt.pk).update(started_at=now)
-    record(run, "running", f"All {run.devices} ranks of attempt {attempt.number} are running.", attempt)
+    Attempt.objects.filter(pk=attempt.pk).update(started_at=now, begins=attempt.begins)
+    where = beginning(attempt)
+    text = f"All {run.devices} ranks of attempt {attempt.number} are running{', ' + where if where else ''}."
+    record(run, "running", text, attempt)
     return run
 
 
@@ -168,6 +171,19 @@ def _requeue(attempt: Attempt, detail: str, changes: dict[str, Any]) -> Run:
     run = _move(attempt.run_id, ACTIVE, State.QUEUED, detail=detail, started_at=None, **changes)
     record(run, "requeued", detail, attempt)
     return run
+
+
+def beginning(attempt: Attempt) -> str:
+    """`resumed from step 40 of attempt 1`, `from step 0: why`; '' for a first attempt that began as it should."""
+    begins = attempt.begins
+    if not begins:
+        return ""
+    if not begins.get("step"):
+        return f"from step 0: {begins['why']}" if begins.get("why") else ""
+    source = Attempt.objects.filter(pk=begins.get("attempt"), run=begins.get("run")).first()
+    number = f" of attempt {source.number}" if source else ""
+    other = f" of run {begins['run']}" if begins.get("run") != attempt.run_id else ""
+    return f"resumed from step {begins['step']}{number}{other}"
 
 
 def _require_live(attempt: Attempt) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from dashboard.fleet.selectors import reporting
-from dashboard.runs import services
+from dashboard.runs import resuming, services
 from dashboard.runs.models import Corpus, Run
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, by_stage, verdict
 from parallel_core.plan.strategy import label
 from parallel_core.spec import RunSpec, field_errors
+from workers.contract import ResumeFrom
 
 WORDS = {"cpu": "CPU device", "cuda": "GPU"}
 MAX_PREDICTED_RANKS = 4096
@@ -66,14 +67,16 @@ def capacity(kind: str) -> Capacity:
     return Capacity(kind, max(counts, default=0), sum(counts), memory, others)
 
 
-def assess(spec: dict[str, Any]) -> Assessment:
-    """Judges a nested spec: rules of RunSpec first, then the fleet, the corpus and the memory."""
+def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None) -> Assessment:
+    """Judges a nested spec: rules of RunSpec first, then checkpoint, fleet, corpus and memory."""
     try:
         parsed = RunSpec.model_validate(spec)
     except ValidationError as error:
         return Assessment(errors=field_errors(error))
     offered = capacity(parsed.train.device)
     errors = fleet_errors(parsed, offered) | corpus_errors(parsed)
+    if resume_from is not None:
+        errors |= resuming.check(parsed, resume_from)
     if parsed.parallel.world > MAX_PREDICTED_RANKS:
         return Assessment(parsed, errors, offered)
     found = verdict(parsed, offered.memory or None, offered.largest or None)
@@ -90,6 +93,7 @@ def submit(
     tags: Sequence[str] = (),
     retries: int = 0,
     anyway: bool = False,
+    resume_from: ResumeFrom | None = None,
     **place: Any,
 ) -> Run:
     """Queues the run if nothing speaks against it; `anyway` overrules the predicted memory alone.
@@ -98,13 +102,15 @@ def submit(
 
     Raises services.Invalid with every wrong field, PermissionDenied for viewers.
     """
-    found = assess(spec)
+    found = assess(spec, resume_from)
     errors = dict(found.errors)
     if found.memory_error and not anyway:
         errors.setdefault("trace.memory_cap" if _cap_binds(found) else _size_field(found), found.memory_error)
     if errors:
         raise services.Invalid(errors)
-    return services.submit(owner=owner, spec=spec, name=name, tags=tags, retries=retries, **place)
+    return services.submit(
+        owner=owner, spec=spec, name=name, tags=tags, retries=retries, resume_from=resume_from, **place
+    )
 
 
 def _size_field(found: Assessment) -> str:

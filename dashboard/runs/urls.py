@@ -16,6 +16,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("<int:pk>/part/<slug:name>", page_views.fragment, name="fragment"),
     path("<int:pk>/data/<slug:name>.json", page_views.data, name="data"),
     path("<int:pk>/clone", views.clone, name="clone"),
+    path("<int:pk>/resume", views.resume, name="resume"),
     path("<int:pk>/cancel", views.cancel, name="cancel"),
     path("<int:pk>/edit", views.edit, name="edit"),
 ]

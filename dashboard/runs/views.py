@@ -6,19 +6,20 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
-from dashboard.runs import services, spec_fields, submission
+from dashboard.runs import resuming, services, spec_fields, submission
 from dashboard.runs.forms import RunForm, split_tags
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.panel import Panel
 from dashboard.runs.presets import BY_KEY, PRESETS
 from parallel_core import limits
+from workers.contract import ResumeFrom
 
 
 def _form_page(request: HttpRequest, form: RunForm, status: int = 200, **more: Any) -> HttpResponse:
@@ -26,9 +27,10 @@ def _form_page(request: HttpRequest, form: RunForm, status: int = 200, **more: A
     return render(request, "runs/form.html", context, status=status)
 
 
-def _initial(spec: dict[str, Any], **words: Any) -> RunForm:
-    form = RunForm(initial={**spec_fields.from_spec(spec), **words})
-    form.assessment = submission.assess(spec)
+def _initial(spec: dict[str, Any], resume_from: ResumeFrom | None = None, **words: Any) -> RunForm:
+    spelt = f"{resume_from['run']}:{resume_from['step']}" if resume_from else ""
+    form = RunForm(initial={**spec_fields.from_spec(spec), "resume_from": spelt, **words})
+    form.assessment = submission.assess(spec, resume_from)
     return form
 
 
@@ -71,6 +73,21 @@ def clone(request: HttpRequest, pk: int) -> HttpResponse:
     run = get_object_or_404(Run, pk=pk)
     name = f"{run.name} (copy)"[: limits.MAX_NAME]
     return _form_page(request, _initial(run.spec, name=name, tags=", ".join(run.tags)), source=run)
+
+
+@require_safe
+@member_required
+def resume(request: HttpRequest, pk: int) -> HttpResponse:
+    """The form filled with a run's spec, to go on from its newest checkpoint (`?step=`: that one) under any layout."""
+    run = get_object_or_404(Run, pk=pk)
+    steps = resuming.steps(run)
+    if not steps:
+        raise Http404("no worker has a checkpoint of this run")
+    asked = request.GET.get("step", "")
+    step = int(asked) if asked.isdecimal() and int(asked) in steps else steps[-1]
+    name = f"{run.name} (from step {step})"[: limits.MAX_NAME]
+    form = _initial(run.spec, {"run": pk, "step": step}, name=name, tags=", ".join(run.tags))
+    return _form_page(request, form, source=run, steps=steps, step=step)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -60,7 +60,7 @@ class Yard:
         self.broker = self._part("redis", broker.command(home.broker, home.broker / "redis.sock"), 1.5)
         self.web = self._part("web", web, 1.5)
         self.controller = self._part("controller", [python, "manage.py", "controller"], 1.5)
-        self.worker = self._part("worker", [python, "-m", "workers"], 2.5)
+        self.worker = self._part("worker", [python, "-m", "workers"], 8.0)
         self.parts = [self.broker, self.web, self.controller, self.worker]
 
     @property

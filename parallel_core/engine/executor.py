@@ -147,7 +147,7 @@ class Executor:
         totals, scale = parts.totals.gather(self._loss), parts.loss_scale.value
         self._scope.span(Kind.NORM, LANE_COLLECTIVE, start)
         norm, taken = totals.grad_norm / scale, parts.loss_scale.judge(totals.grad_norm)
-        self._result = Totals(totals.loss, norm, scale, parts.loss_scale.skipped)
+        self._result = Totals(totals.loss, norm, scale, parts.loss_scale.skipped, totals.stop)
         if taken:
             clip = 1.0 if self._clip is None or not norm > self._clip else self._clip / (norm + 1e-6)
             parts.optimizer.step(clip / scale)

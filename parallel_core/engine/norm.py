@@ -16,6 +16,7 @@ import torch.distributed as dist
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import Group
 from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.stop import StopRequest
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.spec import ModelSpec
@@ -30,17 +31,27 @@ class Totals(NamedTuple):
     grad_norm: float
     loss_scale: float = 1.0
     skipped: int = 0
+    stop: bool = False
+    """Some rank was asked to stop: all do, behind this step."""
 
 
 class StepTotals:
     """`gather` the totals of a step; every rank of the world calls it. Overflow anywhere makes the norm not finite
     everywhere, so no collective of its own decides whether a step is skipped."""
 
-    def __init__(self, model: ModelSpec, layout: Layout, flat: FlatParameters, group: Group, device: Device) -> None:
-        self._flat, self._group, self._device = flat, group, device
+    def __init__(
+        self,
+        model: ModelSpec,
+        layout: Layout,
+        flat: FlatParameters,
+        group: Group,
+        device: Device,
+        stop: StopRequest | None = None,
+    ) -> None:
+        self._flat, self._group, self._device, self._stop = flat, group, device, stop or StopRequest()
         held = [_held(model, layout, place) for place in range(layout.pp)]
         self._names = sorted(slot.name for slot in flat)
-        self._width = max(map(len, held)) + 1
+        self._width = max(map(len, held)) + 2
         self._world = layout.world if group is not None else 1
         places: dict[str, list[tuple[int, int]]] = {}
         for place, names in enumerate(held):
@@ -57,11 +68,13 @@ class StepTotals:
         norms = torch.stack(torch._foreach_norm([grads[name] for name in self._names]))
         mine = torch.zeros(self._width, dtype=torch.float64, device=self._device.torch)
         mine[: len(norms)] = norms.double().square()
+        mine[-2] = self._stop.asked
         if loss is not None:
             mine[-1] = loss
         table = self._exchange(mine)
         squares = table[self._rows, self._columns]
-        return Totals(float(table[self._losses, -1].sum()), float(np.sqrt(squares.sum())))
+        loss_sum, stop = table[self._losses, -1].sum(), table[:, -2].any()
+        return Totals(float(loss_sum), float(np.sqrt(squares.sum())), stop=bool(stop))
 
     def _exchange(self, mine: torch.Tensor) -> np.ndarray:
         """Every rank's numbers, (world, width)."""

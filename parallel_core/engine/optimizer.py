@@ -6,7 +6,10 @@ al. 2018, section 3.1): small updates would otherwise be lost in the rounding.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
 
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.spec import TrainSpec
@@ -31,6 +34,19 @@ class FlatAdamW:
         """The flat buffers that it keeps beside parameters and gradients."""
         own = [] if self.main is self._flat.values else [self.main]
         return [*own, self.mean, self.square]
+
+    def buffers(self) -> dict[str, tuple[int, Tensor]]:
+        """What a checkpoint keeps, by kind: (first element, memory) of what is laid out like `flat.values`."""
+        own = {} if self.main is self._flat.values else {"main": (0, self.main)}
+        return {**own, "mean": (0, self.mean), "square": (0, self.square)}
+
+    def scalars(self) -> dict[str, float]:
+        """The numbers that a checkpoint keeps; the same on every rank."""
+        return {"steps": float(self._steps)}
+
+    def load_scalars(self, saved: Mapping[str, float]) -> None:
+        """Raises KeyError where one is missing."""
+        self._steps.fill_(saved["steps"])
 
     @torch.no_grad()
     def step(self, factor: float = 1.0) -> None:

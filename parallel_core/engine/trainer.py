@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.data.dataset import open_dataset
 from parallel_core.data.sampler import Sampler
+from parallel_core.engine import checkpoint
 from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.device import Device, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
 from parallel_core.engine.executor import Executor, Parts
+from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.neighbours import Neighbours
 from parallel_core.engine.norm import StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW
@@ -23,6 +27,7 @@ from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reduction import GradientReducer
 from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.stage import Batch
+from parallel_core.engine.stop import Stopped, StopRequest
 from parallel_core.layout import Layout
 from parallel_core.models.passing import Sample
 from parallel_core.observe.memory import MemoryMeter
@@ -30,7 +35,7 @@ from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_HOST
 from parallel_core.observe.records import Sink
 from parallel_core.observe.scope import Scope
-from parallel_core.observe.when import is_traced, metered_step
+from parallel_core.observe.when import first_timed, is_traced, metered_step
 from parallel_core.outline import outline_of
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
@@ -60,6 +65,7 @@ class Trainer:
         self.chunks = Chunks(spec, stages, tensor, groups.data, device, self.scope)
         self.loss_scale = self.chunks.loss_scale
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
+        self.stop = StopRequest()
         self._sampler = Sampler(spec, open_dataset(spec, corpus_cache))
         self._ids = self.layout.micro_batches_of(self.place.replica)
         self._executor = self._make_executor(groups, progress)
@@ -79,12 +85,35 @@ class Trainer:
             self.chunks,
             Links(schedule, here, peers, groups.links, edges, dtype, self.device),
             reducer,
-            StepTotals(spec.model, layout, flat, groups.world, self.device),
+            StepTotals(spec.model, layout, flat, groups.world, self.device, self.stop),
             self.optimizer,
             groups.tied,
             self.loss_scale,
         )
         return Executor(schedule.programs[here], parts, self.scope, progress, spec.train.clip_norm)
+
+    @property
+    def flat(self) -> FlatParameters:
+        return self.chunks.flat
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Names of the layers on this rank."""
+        return self.chunks.names
+
+    def buffers(self) -> dict[str, tuple[int, torch.Tensor]]:
+        """What a checkpoint keeps of this rank (see `checkpoint.Buffers`)."""
+        return {"value": (0, self.flat.values), **self.optimizer.buffers()}
+
+    def scalars(self) -> dict[str, float]:
+        """The numbers that a checkpoint keeps; the same on every rank."""
+        scale = {f"loss_scale.{name}": float(value) for name, value in self.loss_scale.state().items()}
+        return {**self.optimizer.scalars(), **scale}
+
+    def load_scalars(self, saved: Mapping[str, float]) -> None:
+        """Raises KeyError where one is missing."""
+        self.optimizer.load_scalars(saved)
+        self.loss_scale.restore({name: saved[f"loss_scale.{name}"] for name in self.loss_scale.state()})
 
     def step(self, step: int) -> Totals:
         """One step: read the batch, walk the program. Its spans are in `recorder` until the next one begins."""
@@ -132,8 +161,12 @@ def run_rank(
     rendezvous: Rendezvous,
     progress: Progress,
     corpus_cache: Path | None = None,
+    saves: SaveOrder | None = None,
 ) -> None:
-    """Train from step 0 to the end. Raises what went wrong; whoever started the rank reports the fault."""
+    """Train to the end, from step 0 or from a checkpoint. `saves` None: nothing is saved, and SIGTERM just kills.
+
+    Raises Stopped where SIGTERM ended it in good order, else what went wrong; whoever started the rank reports it.
+    """
     device = open_device(spec.train.device)
     layout = Layout.of(spec)
     report = Reporter(spec, rank, sink, device)
@@ -143,22 +176,40 @@ def run_rank(
     try:
         progress.at(-1, "building")
         trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
-        report.hello(trainer.chunks.flat, trainer.chunks.names, layout)
-        _train(trainer, report, Neighbours(device, groups.world, layout.world))
+        report.hello(trainer.flat, trainer.units, layout)
+        first, saver = _take_up(trainer, saves, sink, progress)
+        _train(trainer, report, Neighbours(device, groups.world, layout.world), first, saver)
     finally:
         report.flush()
         disconnect()
 
 
-def _train(trainer: Trainer, report: Reporter, neighbours: Neighbours) -> None:
-    spec = trainer.spec
-    metered = metered_step(spec)
-    times, meter = StepTimes(spec.train.warmup_steps), None
-    report.phase("warmup" if spec.train.warmup_steps else "timed", 0)
-    for step in range(spec.train.steps):
-        if step == spec.train.warmup_steps:
+def _take_up(
+    trainer: Trainer, saves: SaveOrder | None, sink: Sink, progress: Progress
+) -> tuple[int, checkpoint.Saver | None]:
+    """(the first step to train, what saves) as `saves` says."""
+    if saves is None:
+        return 0, None
+    first = 0
+    if saves.resume is not None:
+        progress.at(-1, "loading")
+        first = checkpoint.load(trainer, saves.resume)
+    saver = checkpoint.Saver(trainer, saves, sink)
+    trainer.stop.listen()
+    return first, saver
+
+
+def _train(
+    trainer: Trainer, report: Reporter, neighbours: Neighbours, first: int, saver: checkpoint.Saver | None
+) -> None:
+    spec, timed_from = trainer.spec, first_timed(trainer.spec, first)
+    metered = metered_step(spec, first)
+    times, meter = StepTimes(timed_from - first), None
+    report.phase("warmup" if timed_from > first else "timed", first)
+    for step in range(first, spec.train.steps):
+        if step == timed_from:
             neighbours.start()
-            if step:
+            if step > first:
                 report.phase("timed", step)
             times.restart()
         if step == metered:
@@ -168,11 +219,23 @@ def _train(trainer: Trainer, report: Reporter, neighbours: Neighbours) -> None:
         took = times.ended()
         if meter is not None:
             report.memory(step, meter)
-        if is_traced(spec, step):  # first of all: the span of the step ends when it is asked for
+        if is_traced(spec, step, first):  # first of all: the span of the step ends when it is asked for
             report.spans(step, trainer.recorder)
-        report.step(step, totals, took, last=step + 1 == spec.train.steps)
+        report.step(step, totals, took, last=totals.stop or step + 1 == spec.train.steps)
+        if saver is not None:
+            _save(saver, step + 1, totals.stop)
     others = neighbours.share()
     if metered == spec.train.steps:
         report.memory(metered, trainer.metered_step(metered)[1])
+    if saver is not None:
+        saver.wait()
     report.summary(times, others)
     report.phase("done", spec.train.steps)
+
+
+def _save(saver: checkpoint.Saver, done: int, stop: bool) -> None:
+    saver.after_step(done)
+    if stop:
+        saver.save(done)
+        saver.wait()
+        raise Stopped(done)

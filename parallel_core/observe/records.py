@@ -14,6 +14,8 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their f
     memory   step, peak: {category: bytes at the instant of the peak}, peak_total, rss_delta, final: {category: bytes};
              blob = MEMORY rows (the curve), may be empty
     fault    error: type, message, traceback, step, op, cause: user_code | out_of_memory | no_progress
+    checkpoint  step (steps done), bytes, seconds (to write it, beside training), blocked (seconds that training stood
+             still), kept: [steps of all checkpoints of the run that are still there]; from rank 0
     summary  steps, timed: {median, p10, p90, mean, n} (seconds a step, this rank), cpu_others (share 0..1 of the
              device time of the timed steps that processes other than the ranks of this run used), params_total
 """

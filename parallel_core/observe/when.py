@@ -5,22 +5,28 @@ from __future__ import annotations
 from parallel_core.spec import RunSpec
 
 
-def metered_step(spec: RunSpec) -> int:
-    """The step whose memory is followed: step 1 where it is a warm-up step, else an extra one behind the last.
+def first_timed(spec: RunSpec, first: int = 0) -> int:
+    """Where the timed steps begin in a run that begins with step `first`: the last one is always timed."""
+    return min(first + spec.train.warmup_steps, spec.train.steps - 1)
 
-    -1 where the run asks for none.
+
+def metered_step(spec: RunSpec, first: int = 0) -> int:
+    """The step whose memory is followed: the second where it is a warm-up step, else an extra one behind the last.
+
+    -1 where the run asks for none. `first` is the step that the run begins with.
     """
     if not spec.trace.memory:
         return -1
-    return 1 if spec.train.warmup_steps > 1 else spec.train.steps
+    return first + 1 if first_timed(spec, first) > first + 1 else spec.train.steps
 
 
-def is_traced(spec: RunSpec, step: int) -> bool:
+def is_traced(spec: RunSpec, step: int, first: int = 0) -> bool:
     """Whether the spans of `step` leave the rank: one in the middle of the timed steps, and every k-th if asked."""
-    if step == metered_step(spec):
+    if step == metered_step(spec, first):
         return False
-    every, first = spec.trace.trace_every, spec.train.warmup_steps
-    return step == first + spec.timed_steps // 2 or (every > 0 and step > 0 and step % every == 0)
+    every, timed_from = spec.trace.trace_every, first_timed(spec, first)
+    middle = timed_from + (spec.train.steps - timed_from) // 2
+    return step == middle or (every > 0 and step > 0 and step % every == 0)
 
 
 def first_traced(spec: RunSpec) -> int | None:

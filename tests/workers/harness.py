@@ -99,12 +99,15 @@ class Bench:
 
     # The controller's side
 
-    def send(self, spec: dict[str, Any], attempt: int | None = None, devices: tuple[int, ...] = (0, 1)) -> int:
-        """A StartMessage as the controller sends it; returns the attempt."""
+    def send(
+        self, spec: dict[str, Any], attempt: int | None = None, devices: tuple[int, ...] = (0, 1), **more: Any
+    ) -> int:
+        """A StartMessage as the controller sends it, with `more` of its keys; returns the attempt."""
         if attempt is None:
             attempt, self.next_attempt = self.next_attempt, self.next_attempt + 1
         node = {"worker": NAME, "devices": list(devices), "first_rank": 0, "address": "127.0.0.1"}
         message = {"run": attempt, "attempt": attempt, "number": 1, "spec": spec, "nodes": [node]}
+        message |= more
         self.app.send_task(START_TASK, args=[message], queue=queue_of(NAME), serializer="json")
         return attempt
 

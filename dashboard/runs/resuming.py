@@ -1,0 +1,40 @@
+"""Going on from another run's checkpoint: which there are, and whether a spec can."""
+
+from __future__ import annotations
+
+import re
+
+from dashboard.runs.models import Checkpoint, Run
+from parallel_core.checkpoint.manifest import mismatches
+from parallel_core.spec import RunSpec
+from workers.contract import ResumeFrom
+
+FIELD = "resume_from"
+_SPELLING = re.compile(r"^(\d{1,18}):(\d{1,9})$")
+
+
+def parse(text: str) -> ResumeFrom | None:
+    """`12:40` = 40 steps done by run 12; None for an empty text. Raises ValueError, for a person, on anything else."""
+    if not text.strip():
+        return None
+    found = _SPELLING.match(text.strip())
+    if found is None:
+        raise ValueError("Write the run's number and the step, e.g. 12:40; leave it empty to begin anew.")
+    return {"run": int(found[1]), "step": int(found[2])}
+
+
+def steps(run: Run) -> list[int]:
+    """Steps of the run's checkpoints that some worker still has, ascending."""
+    return sorted(set(Checkpoint.objects.filter(run=run).values_list("step", flat=True)))
+
+
+def check(spec: RunSpec, named: ResumeFrom) -> dict[str, str]:
+    """Message by dotted field where a run of `spec` cannot begin from it; at `resume_from` where it is not there."""
+    run = Run.objects.filter(pk=named["run"]).first()
+    if run is None:
+        return {FIELD: f"There is no run {named['run']}."}
+    have = steps(run)
+    if named["step"] not in have:
+        some = f"it has steps {', '.join(map(str, have))}" if have else "it has none"
+        return {FIELD: f"Run {run.pk} has no checkpoint at step {named['step']}; {some}."}
+    return mismatches(run.spec, spec, named["step"])

@@ -1,0 +1,161 @@
+"""Saving and loading a training state by parameter name, independent of the layout.
+
+Saved are the values, the optimizer's buffers, its numbers, and the steps done. That is everything: the sampler, and
+whatever else is random, is a function of (seed, step). Of tensors that several ranks hold, one rank writes each.
+
+`Saver.save` copies the state and returns; a thread writes the copy while training goes on. At most one save is under
+way: the next one waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.engine import storage
+from parallel_core.engine.shares import Share, split
+from parallel_core.models.registry import parameter_shapes
+from parallel_core.observe.records import Sink
+from parallel_core.tensor.parallelise import split_dim
+
+if TYPE_CHECKING:
+    from parallel_core.engine.trainer import Trainer
+
+Buffers = dict[str, tuple[int, Tensor]]
+"""Kind -> (first, memory): elements [first, first + len(memory)) of what is laid out like `FlatParameters.values`."""
+
+PARTS_S = 600.0
+"""How long rank 0 waits for the other ranks' parts before it gives a save up."""
+
+
+class State:
+    """The state of a trainer as named shares of full tensors."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._slots, self._size = trainer.flat.slots, len(trainer.flat.values)
+        self._place, self._units = trainer.place, trainer.units
+        self._shapes = parameter_shapes(trainer.spec.model, list(trainer.units))
+
+    def shares(self, buffers: Buffers, writing: bool = False) -> dict[str, Share]:
+        """`<kind>/<parameter>` -> share; with `writing` those alone that this rank is to write."""
+        return {
+            f"{kind}/{slot.name}": share
+            for kind, (first, memory) in buffers.items()
+            for slot in self._slots
+            if not writing or self._writes(slot.name, len(memory) == self._size)
+            if (share := self._share(slot, first, memory)) is not None
+        }
+
+    def mine(self, buffers: Buffers) -> Buffers:
+        """The buffers of which this rank writes anything."""
+        return {
+            kind: (first, m) for kind, (first, m) in buffers.items() if len(m) < self._size or not self._place.replica
+        }
+
+    def _writes(self, name: str, whole: bool) -> bool:
+        """One of the ranks that hold the same: the first replica, the first tensor rank, the layer that names it."""
+        if (whole and self._place.replica) or (split_dim(name) is None and self._place.tensor):
+            return False
+        return any(name.startswith(f"{unit}.") for unit in self._units)
+
+    def _share(self, slot: Any, first: int, memory: Tensor) -> Share | None:
+        """The part of the parameter that lies in the buffer; None where none does."""
+        start, stop = max(slot.start, first), min(slot.stop, first + len(memory))
+        if start >= stop:
+            return None
+        full, local = self._shapes[slot.name], tuple(slot.parameter.shape)
+        origin = [0 if n == whole else n * self._place.tensor for n, whole in zip(local, full, strict=True)]
+        return Share(full, split(full, origin, memory[start - first : stop - first], local, start - slot.start))
+
+
+class Saver:
+    """Saves the state of `trainer` into `order.folder`. Every rank has one and calls it at the same steps."""
+
+    def __init__(self, trainer: Trainer, order: SaveOrder, sink: Sink) -> None:
+        self._trainer, self._order, self._sink = trainer, order, sink
+        self._state = State(trainer)
+        self._every, self._keep = trainer.spec.train.checkpoint_every, trainer.spec.train.keep
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._last = -1
+        if trainer.rank == 0:
+            order.folder.mkdir(parents=True, exist_ok=True)
+            folders.tidy(order.folder, order.attempt)
+
+    def after_step(self, done: int) -> None:
+        """`done` steps are done: saves where that is due. Raises CheckpointError where an earlier save failed."""
+        if self._error is not None:
+            raise self._error
+        if self._every and (done % self._every == 0 or done == self._trainer.spec.train.steps):
+            self.save(done)
+
+    def save(self, done: int) -> None:
+        """Copies the state after `done` steps and begins to write it; waits for an earlier save first."""
+        self.wait()
+        if done == self._last:
+            return
+        self._last, began = done, time.perf_counter()
+        trainer = self._trainer
+        mine = self._state.mine(trainer.buffers())
+        copy = {kind: (first, memory.detach().to("cpu", copy=True)) for kind, (first, memory) in mine.items()}
+        arguments = (done, copy, trainer.scalars(), time.perf_counter() - began)
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is under way. Raises CheckpointError where the save failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise self._error
+
+    def _write(self, done: int, copy: Buffers, scalars: Mapping[str, float], blocked: float) -> None:
+        rank, order, began = self._trainer.rank, self._order, time.perf_counter()
+        try:
+            where = folders.saving(order.folder, order.attempt, done)
+            part = storage.write(self._state.shares(copy, writing=True), where / f"rank-{rank}.bin")
+            folders.write_part(where, rank, part)
+            if rank == 0:
+                self._publish(where, done, scalars, blocked, began)
+        except CheckpointError as error:
+            self._error = error
+        except Exception as error:
+            self._error = CheckpointError(f"The checkpoint of step {done} could not be written: {error}")
+
+    def _publish(self, where: Path, done: int, scalars: Mapping[str, float], blocked: float, began: float) -> None:
+        """All ranks have written: one manifest, one rename, and the record that says so."""
+        order, trainer = self._order, self._trainer
+        parts = folders.gather_parts(where, trainer.layout.world, PARTS_S)
+        manifest = folders.merge(
+            parts,
+            step=done,
+            run=order.run,
+            attempt=order.attempt,
+            spec=trainer.spec.model_dump(mode="json"),
+            scalars=dict(scalars),
+        )
+        kept = folders.publish(where, order.folder, manifest, self._keep)
+        took = time.perf_counter() - began
+        self._sink.emit("checkpoint", step=done, bytes=manifest.bytes, seconds=took, blocked=blocked, kept=kept)
+
+
+def load(trainer: Trainer, path: Path) -> int:
+    """Fills the trainer's state from the checkpoint at `path`; returns the steps done.
+
+    Raises CheckpointError where it is damaged or was changed, or belongs to another model.
+    """
+    manifest = manifests.read(path)
+    manifests.require_match(manifest, trainer.spec)
+    storage.load(State(trainer).shares(trainer.buffers()), path, manifest)
+    trainer.load_scalars(manifest.scalars)
+    return manifest.step

@@ -1,0 +1,135 @@
+"""Storage of torch.distributed.checkpoint without pickle: its planners, our files (see `parallel_core.checkpoint`).
+
+DCP's own file system writer keeps its metadata as a pickle and gathers plans as pickles; here each rank plans alone,
+writes bare numbers with their sha256, and the manifest is JSON. Every byte is checked as it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import default_planner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem
+
+from parallel_core.checkpoint.folder import flush
+from parallel_core.checkpoint.manifest import CheckpointError, Manifest, Piece, Stored
+from parallel_core.engine.shares import Share
+
+_PLAIN: dict[str, Any] = {"flatten_state_dict": False, "flatten_sharded_tensors": False}
+
+
+class _SavePlanner(default_planner.DefaultSavePlanner):
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        return self.state_dict[index.fqn].__get_tensor_shard__(index)
+
+
+class _LoadPlanner(default_planner.DefaultLoadPlanner):
+    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        """The default would look for tensors on 'meta', and knows no object of another's making."""
+        self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        found: Tensor = self.state_dict[index.fqn].__get_tensor_shard__(index)
+        return found
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        """The default would unpickle; no checkpoint of ours has such an item."""
+        raise CheckpointError(f"{read_item.dest_index.fqn} is no tensor")
+
+
+def write(shares: Mapping[str, Share], file: Path) -> dict[str, Any]:
+    """Writes every box of `shares` to `file`, flushed; returns the part of this rank (see folder.write_part)."""
+    planner = _SavePlanner(**_PLAIN)
+    planner.set_up_planner(dict(shares), is_coordinator=True)
+    tensors: dict[str, dict[str, Any]] = {}
+    at = 0
+    with file.open("wb") as out:
+        for item in planner.create_local_plan().items:
+            memory = planner.resolve_data(item)
+            assert isinstance(memory, Tensor) and item.tensor_data is not None
+            data = memory.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            out.write(data)
+            empty = {"dtype": str(memory.dtype).removeprefix("torch."), "shape": list(item.tensor_data.size)}
+            entry = tensors.setdefault(item.index.fqn, {**empty, "pieces": []})
+            entry["pieces"].append(
+                {
+                    "file": file.name,
+                    "start": at,
+                    "offsets": list(item.index.offset or ()),
+                    "sizes": list(memory.shape),
+                    "sha256": hashlib.sha256(data).hexdigest(),
+                }
+            )
+            at += len(data)
+    flush(file)
+    if not at:
+        file.unlink()
+    return {"tensors": tensors, "bytes": at}
+
+
+def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest) -> None:
+    """Fills the memory of `shares` from the checkpoint in `folder`, whatever layout wrote it.
+
+    Raises CheckpointError where a tensor is missing, has another shape or type, or a byte of it was changed.
+    """
+    for name, share in shares.items():
+        _require(name, share, manifest.tensors.get(name))
+    planner = _LoadPlanner(**_PLAIN)
+    planner.set_up_planner(dict(shares), _metadata(manifest))
+    wanted: dict[tuple[str, torch.Size], list[ReadItem]] = defaultdict(list)
+    for item in planner.create_local_plan().items:
+        assert item.storage_index.offset is not None
+        wanted[item.storage_index.fqn, item.storage_index.offset].append(item)
+    for (name, offsets), items in wanted.items():
+        stored = manifest.tensors[name]
+        piece = next(piece for piece in stored.pieces if piece.offsets == tuple(offsets))
+        saved = _read(folder, name, stored, piece)
+        for item in items:
+            target = planner.resolve_tensor(item)
+            ranges = zip(item.storage_offsets, item.lengths, strict=True)
+            target.copy_(saved[tuple(slice(at, at + size) for at, size in ranges)])
+
+
+def _require(name: str, share: Share, stored: Stored | None) -> None:
+    if stored is None:
+        raise CheckpointError(f"The checkpoint has no {name}.")
+    if tuple(share.size()) != stored.shape:
+        raise CheckpointError(
+            f"The checkpoint's {name} has shape {stored.shape}; the model's has {tuple(share.size())}."
+        )
+
+
+def _metadata(manifest: Manifest) -> Metadata:
+    """What DCP's planner needs to know of the manifest."""
+    return Metadata(
+        {
+            name: TensorStorageMetadata(
+                TensorProperties(getattr(torch, stored.dtype)),
+                torch.Size(stored.shape),
+                [ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.sizes)) for p in stored.pieces],
+            )
+            for name, stored in manifest.tensors.items()
+        }
+    )
+
+
+def _read(folder: Path, name: str, stored: Stored, piece: Piece) -> Tensor:
+    with (folder / piece.file).open("rb") as file:
+        file.seek(piece.start)
+        data = bytearray(file.read(piece.elements * stored.item))
+    if hashlib.sha256(data).hexdigest() != piece.sha256:
+        raise CheckpointError(f"The checkpoint {folder} was changed: {name} in {piece.file} does not match its sha256.")
+    return torch.frombuffer(data, dtype=getattr(torch, stored.dtype)).view(piece.sizes)

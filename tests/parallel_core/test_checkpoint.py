@@ -1,0 +1,379 @@
+"""A resumed run goes on as if nothing had been: the same bits under the same layout, the same numbers under another.
+
+And what cannot be used is refused with its reason: truncated, changed, foreign. Real ranks, real files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.engine import checkpoint, storage
+from parallel_core.engine.device import open_device
+from parallel_core.engine.distributed import Groups, Rendezvous
+from parallel_core.engine.shares import Box, Share, boxes, split
+from parallel_core.engine.stop import Stopped
+from parallel_core.engine.trainer import Trainer, run_rank
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.spec import RunSpec
+from tests.parallel_core import ranks
+
+MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+TRAIN = {"steps": 9, "global_batch": 8, "lr": 1e-2, "clip_norm": 0.5}
+SAVED, END = 4, 9
+
+
+def spec_of(model: dict[str, Any] | None = None, train: dict[str, Any] | None = None, **parallel: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {"model": MODEL | (model or {}), "train": TRAIN | (train or {}), "parallel": parallel}
+    )
+
+
+def on_ranks(spec: RunSpec, use: Callable[[Trainer], Any]) -> list[Any]:
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+        return ranks.with_trainer(spec, rank, meeting, folder, use)
+
+    return ranks.run(spec, work, ranks.scratch())
+
+
+def saved_in_passing(trainer: Trainer, folder: Path) -> list[float]:
+    """Losses of an uninterrupted run that saves behind step SAVED and goes on while that is written."""
+    saver = checkpoint.Saver(trainer, SaveOrder(folder), FileSink(ranks.scratch(), trainer.rank))
+    losses = []
+    for step in range(END):
+        losses.append(trainer.step(step).loss)
+        if step + 1 == SAVED:
+            saver.save(SAVED)
+    saver.wait()
+    return losses
+
+
+def resumed(trainer: Trainer, folder: Path, again: Path) -> list[float]:
+    """Losses from the checkpoint on. What was loaded is saved again at once, under the new layout."""
+    assert checkpoint.load(trainer, folders.path_of(folder, SAVED)) == SAVED
+    saver = checkpoint.Saver(trainer, SaveOrder(again), FileSink(ranks.scratch(), trainer.rank))
+    saver.save(SAVED)
+    losses = [trainer.step(step).loss for step in range(SAVED, END)]
+    saver.wait()
+    return losses
+
+
+def tensors(folder: Path) -> dict[str, np.ndarray]:
+    """Every full tensor of a checkpoint."""
+    path = folders.path_of(folder, SAVED)
+    manifest = manifests.read(path)
+    out = {}
+    for name, stored in manifest.tensors.items():
+        out[name] = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
+        whole = Box((0,) * len(stored.shape), stored.shape)
+        storage.load({name: Share(stored.shape, [(whole, out[name].view(-1))])}, path, manifest)
+    return {name: tensor.numpy() for name, tensor in out.items()}
+
+
+def go_on(before: RunSpec, after: RunSpec, folder: Path) -> tuple[list[float], list[float]]:
+    """(losses of the uninterrupted run behind the checkpoint, losses of the resumed one); tensors are bit-equal."""
+    first, second = folder / "first", folder / "second"
+    want = on_ranks(before, partial(saved_in_passing, folder=first))[0][SAVED:]
+    got = on_ranks(after, partial(resumed, folder=first, again=second))[0]
+    saved, loaded = tensors(first), tensors(second)
+    assert saved.keys() == loaded.keys()
+    assert {name.split("/")[0] for name in saved} >= {"value", "mean", "square"}
+    different = [name for name in saved if not np.array_equal(saved[name], loaded[name])]
+    assert not different
+    return want, got
+
+
+@pytest.mark.parametrize(
+    "split", [{}, {"dp": 2, "tp": 2, "recompute": "full"}, {"pp": 2, "micro_batches": 4}], ids=["single", "dp-tp", "pp"]
+)
+def test_the_same_layout_goes_on_with_the_same_bits(split: dict[str, Any], tmp_path: Path) -> None:
+    want, got = go_on(spec_of(**split), spec_of(**split), tmp_path)
+    assert got == want
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-6), ("fp64", 1e-9)])
+@pytest.mark.parametrize(
+    ("tied", "before", "after"),
+    [
+        pytest.param(False, {"dp": 2, "tp": 2}, {"pp": 4, "micro_batches": 4}, id="dp2tp2-pp4"),
+        pytest.param(False, {"pp": 2, "micro_batches": 2, "cuts": (2,)}, {"tp": 2}, id="pp2-tp2"),
+        pytest.param(True, {"pp": 2, "cuts": (4,), "micro_batches": 2}, {"dp": 2, "tp": 2}, id="tied-pp2-dp2tp2"),
+        pytest.param(True, {"tp": 2}, {"pp": 3, "cuts": (1, 3), "micro_batches": 4}, id="tied-tp2-pp3"),
+    ],
+)
+def test_another_layout_goes_on_with_the_same_numbers(
+    tied: bool, before: dict[str, Any], after: dict[str, Any], precision: str, bound: float, tmp_path: Path
+) -> None:
+    specs = [spec_of({"tied": tied}, {"precision": precision}, **split) for split in (before, after)]
+    want, got = go_on(specs[0], specs[1], tmp_path)
+    assert len(got) == 5
+    np.testing.assert_allclose(got, want, rtol=bound, atol=0)
+
+
+# One process: what is refused, and what is left behind
+
+
+def alone(spec: RunSpec | None = None) -> Trainer:
+    folder = ranks.scratch()
+    return Trainer(spec or spec_of(), 0, Groups(), open_device("cpu"), Progress(folder, 0))
+
+
+def save(trainer: Trainer, folder: Path, *steps: int, **order: Any) -> None:
+    saver = checkpoint.Saver(trainer, SaveOrder(folder, **order), FileSink(folder.parent, 0))
+    for step in steps:
+        saver.save(step)
+    saver.wait()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder of a run, to be copied and spoilt."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    trainer = alone()
+    trainer.step(0)
+    save(trainer, folder, SAVED)
+    return folder
+
+
+@pytest.fixture
+def spoilt(whole: Path, tmp_path: Path) -> Path:
+    target = tmp_path / "step"
+    target.mkdir()
+    for file in folders.path_of(whole, SAVED).iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def refusal(path: Path, spec: RunSpec | None = None) -> CheckpointError:
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.load(alone(spec), path)
+    return caught.value
+
+
+def test_a_truncated_file_is_named(spoilt: Path) -> None:
+    data = (spoilt / "rank-0.bin").read_bytes()
+    (spoilt / "rank-0.bin").write_bytes(data[:-8])
+    assert f"rank-0.bin has {len(data) - 8} bytes instead of {len(data)}" in str(refusal(spoilt))
+
+
+def test_a_missing_file_is_named(spoilt: Path) -> None:
+    (spoilt / "rank-0.bin").unlink()
+    assert "rank-0.bin is missing" in str(refusal(spoilt))
+
+
+def test_a_changed_byte_is_found_and_its_parameter_named(spoilt: Path) -> None:
+    piece = manifests.read(spoilt).tensors["mean/block.1.mlp.fc1.weight"].pieces[0]
+    with (spoilt / piece.file).open("r+b") as file:
+        file.seek(piece.start + 5)
+        byte = file.read(1)
+        file.seek(piece.start + 5)
+        file.write(bytes([byte[0] ^ 1]))
+    assert "mean/block.1.mlp.fc1.weight in rank-0.bin does not match its sha256" in str(refusal(spoilt))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda text: text.replace('"step":4', '"step":5'), "does not match its own sha256"),
+        (lambda text: text[: len(text) // 2], "is no JSON"),
+        (lambda text: '{"format": "another"}', "its format is not trainyard-checkpoint-1"),
+    ],
+)
+def test_a_changed_manifest_is_refused(spoilt: Path, change: Callable[[str], str], told: str) -> None:
+    file = spoilt / manifests.FILE
+    file.write_text(change(file.read_text()))
+    assert told in str(refusal(spoilt))
+
+
+def test_a_manifest_leads_to_no_other_file(spoilt: Path) -> None:
+    """Even with a digest that fits: what the manifest names is checked."""
+    file = spoilt / manifests.FILE
+    raw = json.loads(file.read_text().replace("rank-0.bin", "../outside.bin"))
+    del raw["digest"]
+    file.write_text(json.dumps(raw | {"digest": manifests._digest(raw)}))
+    assert "file name '../outside.bin'" in str(refusal(spoilt))
+
+
+def test_another_models_checkpoint_is_refused_field_by_field(whole: Path) -> None:
+    error = refusal(folders.path_of(whole, SAVED), spec_of({"hidden": 64, "tied": True}, {"precision": "fp64"}))
+    assert set(error.fields) == {"model.hidden", "model.tied", "train.precision"}
+    assert error.fields["model.hidden"] == "The checkpoint was saved with hidden=32; this run has hidden=64."
+
+
+def test_a_checkpoint_behind_the_last_step_is_refused(whole: Path) -> None:
+    error = refusal(folders.path_of(whole, SAVED), spec_of({}, {"steps": SAVED}))
+    assert "4 steps done; steps=4 leaves none" in error.fields["train.steps"]
+
+
+def test_nothing_is_unpickled(whole: Path) -> None:
+    names = sorted(file.name for file in folders.path_of(whole, SAVED).iterdir())
+    assert names == ["manifest.json", "rank-0.bin"]
+    json.loads((folders.path_of(whole, SAVED) / "manifest.json").read_text())
+
+
+def test_the_last_ones_are_kept(tmp_path: Path) -> None:
+    save(alone(spec_of({}, {"keep": 3})), tmp_path / "run", *range(1, 7))
+    assert folders.steps(tmp_path / "run") == [4, 5, 6]
+    records = [frame.header for frame in read_file(events_path(tmp_path, 0)) if frame.kind == "checkpoint"]
+    assert [record["kept"] for record in records][-1] == [4, 5, 6]
+    assert records[-1]["bytes"] == manifests.read(folders.path_of(tmp_path / "run", 6)).bytes
+
+
+def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert folders.newest(folder) is None
+    save(alone(), folder, 3, 4)
+    (folders.path_of(folder, 4) / "rank-0.bin").write_bytes(b"short")
+    found = folders.newest(folder)
+    assert found is not None and (found[0], found[1].step) == (folders.path_of(folder, 3), 3)
+    assert folders.resolve(folder) == folders.path_of(folder, 3)
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        folders.resolve(tmp_path / "nowhere")
+
+
+def test_a_save_that_fails_says_why(tmp_path: Path) -> None:
+    trainer = alone()
+    saver = checkpoint.Saver(trainer, SaveOrder(tmp_path / "run"), FileSink(tmp_path, 0))
+    (tmp_path / "run").rmdir()
+    (tmp_path / "run").write_text("a file where the folder should be")
+    saver.save(1)
+    with pytest.raises(CheckpointError, match="The checkpoint of step 1 could not be written"):
+        saver.wait()
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.004, 0.012, 0.03, 0.07])
+def test_kill_9_during_a_save_leaves_whole_checkpoints_alone(tmp_path: Path, delay: float) -> None:
+    """A process that does nothing but save is killed; what is there then can be read to the last byte."""
+    folder = tmp_path / "run"
+    pid = os.fork()
+    if pid == 0:
+        trainer = alone()
+        saver = checkpoint.Saver(trainer, SaveOrder(folder), FileSink(tmp_path, 0))
+        for step in range(1, 100_000):
+            saver.save(step)
+    deadline = time.monotonic() + 60
+    while len(folders.steps(folder)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    time.sleep(delay)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    left = folders.steps(folder)
+    assert len(left) in (1, 2, 3)  # between the rename and the drop of the oldest there are three
+    trainer = alone(spec_of({}, {"steps": 200_000}))
+    for step in left:
+        assert checkpoint.load(trainer, folders.path_of(folder, step)) == step
+    save(trainer, folder, left[-1] + 1, attempt=1)
+    assert {path.name[:5] for path in folder.iterdir()} == {"step-"}  # what the kill left is tidied away
+
+
+# The orderly end
+
+
+class _TermAt(FileSink):
+    """Sends its own process SIGTERM once the points of some step are written."""
+
+    def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
+        super().emit(kind, blob, **header)
+        if kind == "points" and self.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _run_until_stopped(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> int:
+    try:
+        run_rank(spec, rank, _TermAt(folder, rank), meeting, Progress(folder, rank), saves=SaveOrder(folder / "run"))
+    except Stopped as stopped:
+        return stopped.step
+    return -1
+
+
+def test_sigterm_of_one_rank_saves_behind_the_same_step_everywhere(tmp_path: Path) -> None:
+    spec = spec_of({}, {"steps": 100_000}, dp=2)
+    steps = ranks.run(spec, _run_until_stopped, tmp_path)
+    assert steps[0] == steps[1] > 0
+    assert folders.steps(tmp_path / "run") == [steps[0]]
+    assert manifests.read(folders.path_of(tmp_path / "run", steps[0])).scalars["steps"] == steps[0]
+
+
+def _run_whole(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, resume: Path | None = None) -> None:
+    order = SaveOrder(folder / "run", resume)
+    run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), saves=order)
+
+
+def test_a_run_saves_every_k_steps_and_at_its_end_and_resumes_its_steps(tmp_path: Path) -> None:
+    spec = spec_of({}, {"checkpoint_every": 4, "keep": 9}, pp=2)
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    ranks.run(spec, _run_whole, first)
+    assert folders.steps(first / "run") == [4, 8, 9]
+    ranks.run(spec, partial(_run_whole, resume=folders.path_of(first / "run", 4)), second)
+    assert folders.steps(second / "run") == [8, 9]
+    phases = [(f.header["phase"], f.header["step"]) for f in read_file(events_path(second, 0)) if f.kind == "phase"]
+    assert phases == [("building", 0), ("warmup", 4), ("timed", 7), ("done", 9)]
+    assert tensors_of(first / "run", 9) == tensors_of(second / "run", 9)
+
+
+def tensors_of(folder: Path, step: int) -> dict[str, list[str]]:
+    """The sha256 of every piece."""
+    read = manifests.read(folders.path_of(folder, step))
+    return {name: [piece.sha256 for piece in stored.pieces] for name, stored in read.tensors.items()}
+
+
+# Flat ranges as boxes
+
+
+SHAPES = st.lists(st.integers(1, 5), min_size=0, max_size=4)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(shape=SHAPES, data=st.data())
+def test_boxes_cover_a_flat_range_in_order(shape: list[int], data: st.DataObject) -> None:
+    size = math.prod(shape)
+    start, stop = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
+    numbers = np.arange(size).reshape(shape)
+    found = boxes(shape, start, stop)
+    picked = [numbers[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))].ravel() for box in found]
+    assert np.concatenate([np.empty(0, int), *picked]).tolist() == list(range(start, stop))
+    assert len(found) <= max(1, 2 * len(shape) - 1)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(cuts=st.sets(st.integers(1, 59), max_size=4), columns=st.sampled_from([(0, 12), (3, 6), (0, 5)]))
+def test_flat_pieces_of_several_ranks_are_read_as_columns(
+    tmp_path_factory: pytest.TempPathFactory, cuts: set[int], columns: tuple[int, int]
+) -> None:
+    """As an optimizer state that is cut flat over replicas is read by a tensor-parallel run."""
+    folder, full = tmp_path_factory.mktemp("flat"), torch.arange(60.0).view(5, 12)
+    edges = [0, *sorted(cuts), 60]
+    where = folders.saving(folder, 0, 1)
+    for rank, (a, b) in enumerate(pairwise(edges)):
+        share = Share((5, 12), split((5, 12), (0, 0), full.view(-1)[a:b], (5, 12), a))
+        folders.write_part(where, rank, storage.write({"mean/x": share}, where / f"rank-{rank}.bin"))
+    parts = folders.gather_parts(where, len(edges) - 1, 1.0)
+    about = {"step": 1, "run": 0, "attempt": 0, "spec": {}, "scalars": {}}
+    folders.publish(where, folder, folders.merge(parts, **about), keep=1)
+    first, width = columns
+    out = torch.zeros(5, width)
+    mine = Share((5, 12), [(Box((0, first), (5, width)), out.view(-1))])
+    path = folders.path_of(folder, 1)
+    storage.load({"mean/x": mine}, path, manifests.read(path))
+    assert torch.equal(out, full[:, first : first + width])

@@ -1,0 +1,102 @@
+"""Attempts that take up a checkpoint of this host: a real worker, real ranks, kill -9 and SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.observe import records
+from tests.workers.harness import Bench, tiny
+
+
+def saving(steps: int, every: int = 0, **parallel: Any) -> dict[str, Any]:
+    spec = tiny(steps, **parallel)
+    return {**spec, "train": {**spec["train"], "checkpoint_every": every}}
+
+
+def run_folder(bench: Bench, run: int) -> Path:
+    return bench.folder / "checkpoints" / str(run)
+
+
+def losses(bench: Bench, attempt: int) -> dict[int, float]:
+    """Step -> loss of the points that arrived of rank 0."""
+    from parallel_core.local import points
+
+    rows = points(list(records.decode(bench.received(attempt, "events", 0))), "loss")
+    return dict(zip(rows["step"].tolist(), rows["value"].tolist(), strict=True))
+
+
+def begins(bench: Bench, attempt: int) -> dict[str, Any]:
+    return dict(bench.states(attempt, "running")[-1]["begins"])
+
+
+def test_a_retry_goes_on_with_the_bits_of_an_uninterrupted_run(bench: Bench) -> None:
+    whole = bench.send(saving(400, every=20), run=901)
+    assert bench.wait_end(whole)["outcome"] == "succeeded"
+    first = bench.send(saving(400, every=20), run=900)
+    recorded = bench.wait_running(first, step=30)
+    os.kill(recorded[1][0], signal.SIGKILL)
+    assert bench.wait_end(first)["cause"] == "killed_by_signal"
+    second = bench.send(saving(400, every=20), run=900, number=2)
+    assert bench.wait_end(second)["outcome"] == "succeeded"
+    where = begins(bench, second)
+    assert where["step"] >= 20 and where["step"] % 20 == 0
+    assert (where["run"], where["attempt"], where["why"]) == (900, first, "")
+    uninterrupted, resumed = losses(bench, whole), losses(bench, second)
+    assert sorted(resumed) == list(range(where["step"], 400))
+    assert all(resumed[step] == uninterrupted[step] for step in resumed)
+
+
+def test_an_orderly_stop_saves_and_the_next_attempt_goes_on_there(bench: Bench) -> None:
+    first = bench.send(saving(1_000_000), run=902)
+    bench.wait_running(first)
+    bench.stop_worker()
+    (step,) = folders.steps(run_folder(bench, 902))
+    bench.start_worker()
+    end = bench.wait_end(first)
+    assert (end["outcome"], end["cause"]) == ("interrupted", "interrupted")
+    second = bench.send(saving(step + 20), run=902, number=2)
+    assert bench.wait_end(second)["outcome"] == "succeeded"
+    assert begins(bench, second)["step"] == step
+    assert sorted(losses(bench, second)) == list(range(step, step + 20))
+
+
+def test_sigterm_of_one_rank_ends_the_attempt_in_good_order(bench: Bench) -> None:
+    attempt = bench.send(saving(1_000_000), run=903)
+    recorded = bench.wait_running(attempt)
+    os.kill(recorded[1][0], signal.SIGTERM)
+    end = bench.wait_end(attempt)
+    assert (end["outcome"], end["cause"]) == ("interrupted", "interrupted")
+    assert len(folders.steps(run_folder(bench, 903))) == 1
+
+
+def test_a_later_attempt_without_a_checkpoint_says_that_it_begins_anew(bench: Bench) -> None:
+    attempt = bench.send(saving(6), run=904, number=2)
+    assert bench.wait_end(attempt)["outcome"] == "succeeded"
+    assert begins(bench, attempt) == {"step": 0, "run": 904, "attempt": 0, "why": "no checkpoint of it is on bench"}
+
+
+def test_another_layout_goes_on_from_a_named_checkpoint(bench: Bench) -> None:
+    first = bench.send(saving(12, every=6), run=905)
+    bench.wait_end(first)
+    named = {"run": 905, "step": 6}
+    second = bench.send(saving(12, dp=1, pp=2, micro_batches=2), run=906, resume=named)
+    assert bench.wait_end(second)["outcome"] == "succeeded"
+    assert begins(bench, second) == {"step": 6, "run": 905, "attempt": first, "why": ""}
+    before, after = losses(bench, first), losses(bench, second)
+    assert sorted(after) == list(range(6, 12))
+    assert all(abs(after[step] - before[step]) < 1e-6 * before[step] for step in after)
+
+
+def test_a_checkpoint_that_is_not_here_or_does_not_fit_is_refused(bench: Bench) -> None:
+    end = bench.wait_end(bench.send(saving(12), run=907, resume={"run": 905, "step": 7}))
+    assert (end["outcome"], end["cause"]) == ("failed", "refused")
+    assert "no checkpoint of run 905 at step 7; it has steps 6, 12" in end["detail"]
+    other = saving(12)
+    other["model"]["hidden"] = 32
+    end = bench.wait_end(bench.send(other, run=908, resume={"run": 905, "step": 6}))
+    assert end["cause"] == "refused"
+    assert "saved with hidden=16; this run has hidden=32" in end["detail"]

@@ -1,0 +1,68 @@
+"""Where an attempt begins: at a checkpoint on this host, or at step 0, with the reason said."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint.manifest import CheckpointError, Manifest
+from parallel_core.launch import Saves
+from parallel_core.spec import RunSpec
+from workers.contract import Begins, StartMessage
+from workers.settings import Settings
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """`folder` is the run's own, where new checkpoints go; `resume` the checkpoint to begin from, None for step 0."""
+
+    folder: Path
+    told: Begins
+    resume: Path | None = None
+
+    def saves(self, message: StartMessage) -> Saves:
+        return Saves(
+            folder=str(self.folder),
+            resume=str(self.resume or ""),
+            run=message["run"],
+            attempt=message["attempt"],
+        )
+
+
+def begin(settings: Settings, message: StartMessage, spec: RunSpec) -> Beginning:
+    """Where the attempt begins.
+
+    1. A later attempt: the run's newest whole checkpoint on this host.
+    2. The checkpoint that the run names; CheckpointError, for a person, where it is not here or does not fit.
+    3. Step 0; a later attempt says that nothing was there to go on from.
+    """
+    folder = settings.checkpoints / str(message["run"])
+    if message["number"] == 1:
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that had this number before the yard began anew
+    elif found := folders.newest(folder):
+        manifests.require_match(found[1], spec)
+        return _at(folder, *found)
+    if named := message.get("resume"):
+        path = _named(settings, named["run"], named["step"])
+        manifest = manifests.read(path)
+        manifests.require_match(manifest, spec)
+        return _at(folder, path, manifest)
+    why = f"no checkpoint of it is on {settings.name}" if message["number"] > 1 else ""
+    return Beginning(folder, Begins(step=0, run=message["run"], attempt=0, why=why))
+
+
+def _at(folder: Path, path: Path, manifest: Manifest) -> Beginning:
+    told = Begins(step=manifest.step, run=manifest.run, attempt=manifest.attempt, why="")
+    return Beginning(folder, told, path)
+
+
+def _named(settings: Settings, run: int, step: int) -> Path:
+    folder = settings.checkpoints / str(run)
+    here = folders.steps(folder)
+    if step not in here:
+        has = f"it has steps {', '.join(map(str, here))}" if here else "it has none of that run"
+        raise CheckpointError(f"Worker {settings.name} has no checkpoint of run {run} at step {step}; {has}.")
+    return folders.path_of(folder, step)
