@@ -47,7 +47,7 @@ class RunForm(forms.Form):
         min_value=0, max_value=MAX_RETRIES, initial=0, help_text=f"when a worker is lost, 0 to {MAX_RETRIES}"
     )
     resume_from = forms.CharField(
-        required=False, max_length=30, label="Resume from", help_text="run:step of a checkpoint; empty begins anew"
+        required=False, label="Resume from", help_text="run:step of a checkpoint; empty begins anew"
     )
     upload = forms.FileField(
         required=False,

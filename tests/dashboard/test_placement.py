@@ -85,6 +85,14 @@ def test_closed_hosts_get_nothing() -> None:
     assert plan([ask(1)], [host(open=False)]).waits == {1: (Wait.NO_HOST, "")}
 
 
+def test_a_run_that_needs_a_host_waits_for_it() -> None:
+    request = ask(1, needs="b")
+    assert placed(plan([request], [host("a"), host("b")]))[1][0].host == "b"
+    assert plan([request], [host("a"), host("b", free=0)]).waits == {1: (Wait.BUSY, "b")}
+    assert plan([request], [host("a"), host("b", open=False)]).waits == {1: (Wait.CHECKPOINT, "b")}
+    assert plan([ask(1, 3, needs="b")], [host("a", 4), host("b")]).waits == {1: (Wait.TOO_LARGE, "")}
+
+
 def test_kinds_of_devices_are_apart() -> None:
     both = Host("a", {"cpu": (0, 1), "cuda": (0,)}, {"cpu": (), "cuda": (0,)})
     assert plan([Request(1, 1, "cuda")], [both]).placed == [(Request(1, 1, "cuda"), [Share("a", (0,), 0)])]
