@@ -80,12 +80,17 @@ def test_a_killed_worker_is_told_as_lost_and_comes_back(yard: YardProcess, clien
     yard.wait_state(client, yard.submit(client, tiny()), "succeeded")
 
 
-def test_a_killed_worker_with_a_retry_left_is_tried_again(yard: YardProcess, client: httpx.Client) -> None:
-    run, pids = started(yard, client, tiny(3000, dp=2), retries=1)
+def test_a_killed_worker_with_a_retry_left_goes_on_from_the_checkpoint(yard: YardProcess, client: httpx.Client) -> None:
+    spec = tiny(3000, dp=2)
+    spec = {**spec, "train": {**spec["train"], "checkpoint_every": 50}}
+    run, pids = started(yard, client, spec, retries=1)
+    wait_for("a checkpoint", lambda: client.get(f"/api/v1/runs/{run}").json()["data"]["checkpoints"])
     yard.part("-m workers").kill()
     wait_for("all ranks gone", lambda: gone(pids))
     found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
     assert found["state"] == "succeeded", found
+    begins = yard.query(f"Attempt.objects.filter(run={run}).last().begins")
+    assert begins["step"] >= 50 and begins["step"] % 50 == 0
     assert series(client, run) == list(range(3000))
 
 

@@ -32,6 +32,7 @@ def test_runs_under_way_are_queued_again(yard: YardProcess) -> None:
         assert found["state"] == "succeeded", found
     texts = yard.query(f"list(Event.objects.filter(run={run}).values_list('text', flat=True))")
     assert any("again" in text for text in texts), texts
+    assert any("resumed from step" in text and "of attempt 1" in text for text in texts), texts
 
 
 def test_kill_of_the_yard_leaves_no_process(yard: YardProcess) -> None:

@@ -1,0 +1,139 @@
+"""Checkpoints in the yard: rows follow the disk, later attempts say where they begin, and Resume as… with its field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.api.models import Scope
+from dashboard.control.orders import start_message
+from dashboard.fleet.models import Worker
+from dashboard.runs import queue, services, spec_fields, states
+from dashboard.runs.models import Attempt, Checkpoint, Run
+from parallel_core.observe.records import encode
+from tests.dashboard import factory
+from tests.dashboard.test_api import bearer, post
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def member_client(client: Client, alice: Any) -> Client:
+    client.force_login(alice)
+    return client
+
+
+@pytest.fixture
+def saved(alice: Any) -> Run:
+    """A run on yard-a with checkpoints at steps 10 and 20."""
+    run = factory.queued(alice, {"dp": 2})
+    attempt = factory.start(run)
+    for step, kept in ((5, [5]), (10, [5, 10]), (20, [10, 20])):
+        factory.feed(attempt, 0, frame(step, kept))
+    return Run.objects.get(pk=run.pk)
+
+
+def frame(step: int, kept: list[int]) -> bytes:
+    return encode(
+        {"kind": "checkpoint", "rank": 0, "t": 1.0, "step": step, "bytes": 1000, "seconds": 0.1, "kept": kept}
+    )
+
+
+def form_of(spec: dict[str, Any], **changes: str) -> dict[str, str]:
+    values = {"name": "again", "tags": "", "retries": "0", **spec_fields.from_spec(spec), **changes}
+    return {name: value for name, value in values.items() if value is not False}
+
+
+def test_rows_follow_what_the_worker_keeps(saved: Run) -> None:
+    rows = Checkpoint.objects.filter(run=saved).values_list("step", "worker", "bytes")
+    assert list(rows) == [(10, "yard-a", 1000), (20, "yard-a", 1000)]
+
+
+def test_a_retry_prefers_the_host_of_its_checkpoints(saved: Run) -> None:
+    states.lose(saved.attempts.get(), "")
+    Run.objects.filter(pk=saved.pk).update(state="queued")
+    (request,) = queue.requests(queue.queued_runs())
+    assert (request.prefer, request.needs) == ("yard-a", "")
+
+
+def test_a_later_attempt_says_where_it_began(member_client: Client, saved: Run) -> None:
+    first = saved.attempts.get()
+    Run.objects.filter(pk=saved.pk).update(retries_left=1)
+    states.lose(first, "Its worker was lost.")
+    second = states.place(saved, first.devices, Worker.objects.get(name="yard-a"))
+    states.running(second, {"step": 20, "run": saved.pk, "attempt": first.pk, "why": ""})
+    assert "resumed from step 20 of attempt 1" in saved.events.last().text
+    assert "resumed from step 20 of attempt 1" in member_client.get(f"/runs/{saved.pk}/").content.decode()
+    Attempt.objects.filter(pk=second.pk).update(begins={"step": 0, "why": "no checkpoint of it is on yard-b"})
+    assert "from step 0: no checkpoint of it is on yard-b" in member_client.get(f"/runs/{saved.pk}/").content.decode()
+
+
+def test_resume_as_fills_the_form(member_client: Client, saved: Run) -> None:
+    assert f"/runs/{saved.pk}/resume" in member_client.get(f"/runs/{saved.pk}/").content.decode()
+    page = member_client.get(f"/runs/{saved.pk}/resume").content.decode()
+    assert f'value="{saved.pk}:20"' in page and "Resume “" in page
+    assert f'value="{saved.pk}:10"' in member_client.get(f"/runs/{saved.pk}/resume?step=10").content.decode()
+
+
+def test_a_run_without_checkpoints_has_nothing_to_resume(member_client: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    assert "/resume" not in member_client.get(f"/runs/{run.pk}/").content.decode()
+    assert member_client.get(f"/runs/{run.pk}/resume").status_code == 404
+
+
+def test_another_layout_is_queued_and_its_worker_is_told(member_client: Client, saved: Run) -> None:
+    spec = {**saved.spec, "parallel": {"tp": 2}}
+    answer = member_client.post("/runs/new/", form_of(spec, resume_from=f"{saved.pk}:10"))
+    assert answer.status_code == 302, answer.content.decode()
+    run = Run.objects.latest("pk")
+    assert (run.resume_run_id, run.resume_step) == (saved.pk, 10)
+    request = next(found for found in queue.requests(queue.queued_runs()) if found.run == run.pk)
+    assert request.needs == "yard-a"
+    attempt = states.place(run, saved.attempts.get().devices, Worker.objects.get(name="yard-a"))
+    assert start_message(attempt)["resume"] == {"run": saved.pk, "step": 10}
+    Worker.objects.update(draining=True)
+
+
+def test_what_it_waits_for_names_the_host(alice: Any, saved: Run) -> None:
+    run = services.submit(owner=alice, spec=saved.spec, resume_from={"run": saved.pk, "step": 10})
+    Worker.objects.create(name="yard-b", heartbeat_at=Worker.objects.get().heartbeat_at, devices=[])
+    Worker.objects.filter(name="yard-a").update(draining=True)
+    assert "Waits for worker yard-a, which has the checkpoint" in queue.waiting(run).sentence
+
+
+@pytest.mark.parametrize(
+    ("named", "path", "value", "field", "told"),
+    [
+        ("{run}:10", "model.hidden", "256", "model__hidden", "The checkpoint was saved with hidden="),
+        ("{run}:10", "train.precision", "fp64", "train__precision", "The checkpoint was saved with precision=fp32"),
+        ("{run}:10", "train.steps", "10", "train__steps", "steps=10 leaves none to train"),
+        ("{run}:11", "train.lr", "0.1", "resume_from", "no checkpoint at step 11; it has steps 10, 20."),
+        ("99999:1", "train.lr", "0.1", "resume_from", "There is no run 99999."),
+        ("../../etc", "train.lr", "0.1", "resume_from", "Write the run&#x27;s number and the step"),
+    ],
+)
+def test_what_does_not_fit_is_said_at_its_field(
+    member_client: Client, saved: Run, named: str, path: str, value: str, field: str, told: str
+) -> None:
+    form = form_of(saved.spec, resume_from=named.format(run=saved.pk), **{spec_fields.html_name(path): value})
+    answer = member_client.post("/runs/new/", form)
+    assert answer.status_code == 422
+    page = answer.content.decode()
+    at = page.index(f'id="error-{field}"')
+    assert told in page[at : at + 300]
+    assert Run.objects.count() == 1
+
+
+def test_the_api_takes_and_shows_it(client: Client, alice: Any, saved: Run) -> None:
+    headers = bearer(alice, Scope.SUBMIT)
+    named = {"run": saved.pk, "step": 20}
+    answer = post(client, {"spec": {**saved.spec, "parallel": {"pp": 2}}, "resume_from": named}, headers)
+    assert answer.status_code == 201, answer.content
+    assert answer.json()["data"]["resume_from"] == named
+    answer = post(client, {"spec": saved.spec, "resume_from": {**named, "step": 7}}, headers)
+    assert answer.status_code == 422
+    assert "no checkpoint at step 7" in answer.json()["error"]["fields"]["resume_from"]
+    found = client.get(f"/api/v1/runs/{saved.pk}", headers=bearer(alice, Scope.READ)).json()["data"]
+    assert found["checkpoints"] == [10, 20] and found["resume_from"] is None
