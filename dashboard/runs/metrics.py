@@ -76,10 +76,14 @@ def thin(values: np.ndarray, buckets: int) -> np.ndarray:
 
 
 def timed_values(run: Run) -> np.ndarray:
-    """Seconds of each timed step: neither warm-up nor the metered extra step behind the last."""
+    """Seconds of each timed step: no warm-up, behind a resume neither, nor the metered extra step behind the last."""
     spec = RunSpec.model_validate(run.spec)
     points = series(run, "step_time")
     timed = (points.step >= spec.train.warmup_steps) & (points.step < spec.train.steps)
+    for begins in run.attempts.values_list("begins", flat=True):
+        first = begins.get("step") or 0
+        warm_until = min(first + spec.train.warmup_steps, spec.train.steps - 1)
+        timed &= (points.step < first) | (points.step >= warm_until)
     return points.value[timed]
 
 
