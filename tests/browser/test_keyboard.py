@@ -1,0 +1,128 @@
+"""Without a mouse and without motion: the whole way by Tab, Enter and Escape, with the focus always to be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.watched import OVERTAKEN, Troubles, slow
+from tests.yard_process import YardProcess
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+MOST_TABS = 80
+SEEN = """() => {
+  const at = document.activeElement, box = at.getBoundingClientRect(), style = getComputedStyle(at);
+  const rung = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2;
+  return at === document.body || (rung && box.width > 0 && box.bottom > 0 && box.top < innerHeight);
+}"""
+
+
+def tab_to(page: Page, target: Locator) -> None:
+    """Presses Tab until the target has the focus; wherever the focus passes it can be seen."""
+    target.wait_for()
+    for _ in range(MOST_TABS):
+        page.keyboard.press("Tab")
+        page.wait_for_function(SEEN)
+        if target.evaluate("(e) => e === document.activeElement"):
+            return
+    raise AssertionError(f"{target} is not reached with {MOST_TABS} presses of Tab")
+
+
+def fill(page: Page, label: str, text: str) -> None:
+    tab_to(page, page.get_by_label(label, exact=True))
+    page.keyboard.press("Control+A")
+    page.keyboard.type(text)
+
+
+def test_the_whole_way_from_sign_in_to_cancel_by_keyboard(
+    window: Callable[..., Page], yard: YardProcess, troubles: Troubles
+) -> None:
+    troubles.expected += OVERTAKEN
+    page = window()
+    page.goto("/runs/")
+    expect(page.get_by_label("Name")).to_be_focused()
+    page.keyboard.type("admin")
+    fill(page, "Password", yard.password)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/")
+    tab_to(page, page.get_by_role("link", name="New run"))
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/new/")
+    tab_to(page, page.get_by_role("link", name="Tiny GPT, PP 2 (1F1B)"))
+    page.keyboard.press("Enter")
+    page.wait_for_url("**?preset=pp2")
+    fill(page, "Name", "By keyboard")
+    fill(page, "Steps", "600")
+    tab_to(page, page.get_by_role("button", name="Queue run"))
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="By keyboard", level=1)).to_be_visible()
+    button, dialog = page.locator("#cancel"), page.get_by_role("dialog")
+    tab_to(page, button)
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(button).to_be_focused()
+    page.keyboard.press("Enter")
+    tab_to(page, dialog.get_by_role("button", name="Cancel the run"))
+    page.keyboard.press("Enter")
+    expect(page.locator("#head")).to_have_attribute("data-state", "cancelled")
+
+
+def test_a_dialog_holds_the_focus_and_gives_it_back(page: Page, yard: YardProcess, client: httpx.Client) -> None:
+    run = yard.submit(client, slow(600), name="Held")
+    page.goto(f"/runs/{run}/")
+    button, dialog = page.locator("#cancel"), page.get_by_role("dialog")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_visible()
+    inside = "() => document.activeElement === document.body || !!document.activeElement.closest('dialog')"
+    visited = set()
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        assert page.evaluate(inside)
+        visited.add(page.evaluate("() => document.activeElement.textContent.trim().slice(0, 20)"))
+    assert {"Cancel the run", "Keep it"} <= visited
+    dialog.get_by_role("button", name="Keep it").press("Enter")
+    expect(dialog).to_be_hidden()
+    expect(button).to_be_focused()
+    client.post(f"/api/v1/runs/{run}/cancel")
+
+
+def test_the_skip_link_comes_first_and_leads_to_the_content(page: Page) -> None:
+    page.goto("/studies/")
+    skip = page.get_by_role("link", name="Skip to content")
+    page.keyboard.press("Tab")
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.locator("main#content")).to_be_focused()
+
+
+def test_a_menu_opens_and_closes_by_keyboard(page: Page) -> None:
+    page.goto("/studies/")
+    menu = page.locator(".rail-user")
+    summary = menu.locator("summary")
+    summary.focus()
+    page.keyboard.press("Enter")
+    expect(menu.get_by_role("button", name="Sign out")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(menu.get_by_role("button", name="Sign out")).to_be_hidden()
+    expect(summary).to_be_focused()
+
+
+def test_nothing_moves_for_those_who_ask_for_no_motion(
+    window: Callable[..., Page], session: Any, yard: YardProcess, client: httpx.Client
+) -> None:
+    run = yard.submit(client, slow(600), name="Still")
+    moving = "() => document.getAnimations().filter((a) => a.playState === 'running').length"
+    for wish, still in (("reduce", True), ("no-preference", False)):
+        page = window(storage_state=session, reduced_motion=wish)
+        page.goto(f"/runs/{run}/")
+        expect(page.locator("#head")).to_have_attribute("data-state", "running")
+        assert (page.evaluate(moving) == 0) is still
+    client.post(f"/api/v1/runs/{run}/cancel")

@@ -1,0 +1,143 @@
+"""Runs list, Compare and fleet: what one sees stands in the address, and what a click does is said before it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.watched import PHONE, RUN_MS, mark, overflow, same_page, slow
+from tests.yard_process import YardProcess, tiny
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+
+def names(page: Page) -> Any:
+    return page.locator("#results tbody th a")
+
+
+def column(page: Page, title: str) -> Any:
+    return page.locator("th a.sort", has_text=re.compile(f"^{title}$"))
+
+
+def test_filters_and_order_stand_in_the_address_and_go_back(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto("/runs/")
+    mark(page)
+    search, tag, owner = page.get_by_label("Search"), page.get_by_label("Tag"), page.get_by_label("Owner")
+    search.press_sequentially("small")
+    page.wait_for_url(re.compile(r"[?&]q=small"))
+    expect(names(page)).to_have_text(["Small DP", "Small single"])
+    tag.select_option("pair")
+    page.wait_for_url(re.compile(r"tag=pair"))
+    expect(names(page)).to_have_text(["Small DP"])
+    assert same_page(page)
+    page.go_back()
+    expect(names(page)).to_have_text(["Small DP", "Small single"])
+    expect(tag).to_have_value("")
+    expect(search).to_have_value("small")
+    page.go_forward()
+    expect(names(page)).to_have_text(["Small DP"])
+    expect(tag).to_have_value("pair")
+    page.reload()
+    expect(names(page)).to_have_text(["Small DP"])
+    expect(search).to_have_value("small")
+    page.get_by_role("link", name="Clear").click()
+    page.get_by_role("checkbox", name="Failed").check()
+    page.wait_for_url(re.compile(r"state=failed"))
+    expect(names(page)).to_have_text(["Too large"])
+    owner.select_option("admin")
+    page.get_by_label("Strategy").select_option("DP")
+    page.wait_for_url(re.compile(r"(?=.*owner=admin)(?=.*strategy=DP)(?=.*state=failed)"))
+    expect(page.get_by_role("heading", name="No run matches")).to_be_visible()
+    page.get_by_role("link", name="Clear the filters").click()
+    expect(names(page).filter(has_text="Small DP")).to_be_visible()
+
+
+def test_every_column_sorts_and_a_filter_keeps_the_order(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto("/runs/?tag=alpha")
+    down, up = ["Small DP", "Small single"], ["Small single", "Small DP"]
+    for title, sort, order in (("Devices", "-devices", down), ("Devices", "devices", up), ("Name", "name", down)):
+        column(page, title).click()
+        page.wait_for_url(re.compile(rf"sort={sort}($|&)"))
+        expect(names(page)).to_have_text(order)
+    column(page, "#").click()
+    page.wait_for_url(re.compile(r"tag=alpha$"))
+    column(page, "#").click()
+    page.wait_for_url(re.compile(r"sort=id"))
+    expect(page.locator("th[aria-sort=ascending]")).to_have_text("#")
+    page.get_by_label("Search").press_sequentially("small")
+    page.wait_for_url(re.compile(r"(?=.*q=small)(?=.*sort=id)"))
+    expect(names(page)).to_have_text(["Small single", "Small DP"])
+
+
+def test_selected_runs_are_compared(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto("/runs/?tag=alpha")
+    compare = page.locator("[data-compare]")
+    expect(compare).to_be_disabled()
+    for name in ("Small single", "Small DP"):
+        page.get_by_role("checkbox", name=re.compile(f", {name}$")).check()
+    expect(compare).to_have_text("Compare 2 selected")
+    compare.click()
+    page.wait_for_url(re.compile(r"/compare/\?runs="))
+    said = page.locator("#verdict")
+    expect(said).to_contain_text(re.compile(r"is \d+\.\d\dx"))
+    expect(page.get_by_role("region", name="Fields of the specs that differ")).to_contain_text("parallel.dp")
+    first = said.inner_text()
+    page.get_by_role("link", name="Swap baseline").click()
+    expect(said).not_to_have_text(first)
+    expect(page.locator(".chip.on")).to_contain_text("baseline")
+
+
+def test_the_list_follows_a_run_in_place(page: Page, yard: YardProcess, client: httpx.Client) -> None:
+    run = yard.submit(client, slow(30), name="Followed")
+    page.goto("/runs/?q=Followed")
+    mark(page)
+    expect(page.locator(f"#run-{run}")).to_contain_text(re.compile(r"Running"))
+    expect(page.locator(f"#run-{run}")).to_contain_text("Succeeded", timeout=RUN_MS)
+    assert same_page(page)
+
+
+def test_draining_is_said_before_and_keeps_new_runs_away(page: Page, yard: YardProcess, client: httpx.Client) -> None:
+    held = yard.submit(client, slow(600), name="On the host")
+    page.goto("/fleet/")
+    host = page.locator(".host")
+    expect(host).to_contain_text("Draining lets “On the host” finish; no new run starts here.")
+    host.get_by_role("button", name=re.compile("^Drain ")).click()
+    expect(page.get_by_text("takes no new run; what runs on it finishes")).to_be_visible()
+    expect(host).to_contain_text("draining")
+    expect(host).to_contain_text("It takes runs again at once.")
+    waits = yard.submit(client, tiny(), name="Kept away")
+    client.post(f"/api/v1/runs/{held}/cancel")
+    mark(page)
+    queue = page.locator(".queue")
+    expect(queue).to_contain_text("Kept away")
+    expect(queue).to_contain_text("all workers are draining or silent")
+    yard.wait_state(client, held, "cancelled")
+    assert yard.run_of(client, waits)["state"] == "queued"
+    assert same_page(page)
+    host.get_by_role("button", name=re.compile("^Enable ")).click()
+    expect(page.get_by_text("takes runs again.")).to_be_visible()
+    yard.wait_state(client, waits, "succeeded")
+
+
+def test_no_page_of_a_live_run_scrolls_sideways_on_a_phone(
+    window: Callable[..., Page], session: Any, yard: YardProcess, client: httpx.Client
+) -> None:
+    run = yard.submit(client, slow(600), name="Under way on a phone")
+    queued = yard.submit(client, tiny(), name="Behind it")
+    page = window(storage_state=session, viewport=PHONE)
+    try:
+        page.goto(f"/runs/{run}/")
+        expect(page.locator("#verdict")).to_contain_text("Step", timeout=RUN_MS)
+        tabs = [f"/runs/{run}/?tab={tab}" for tab in ("timeline", "metrics", "ranks", "logs", "events")]
+        for path in (*tabs, f"/runs/{queued}/", f"/runs/{queued}/?tab=logs", "/runs/", "/fleet/", "/studies/"):
+            page.goto(path)
+            expect(page.locator("h1")).to_be_visible()
+            assert overflow(page) == [], path
+    finally:
+        for pk in (queued, run):
+            client.post(f"/api/v1/runs/{pk}/cancel")

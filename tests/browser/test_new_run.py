@@ -1,0 +1,168 @@
+"""The form of a run: every mistake is said at its field while it is typed, and nothing typed is ever lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.watched import OVERTAKEN, RUN_MS, Troubles
+from tests.yard_process import YardProcess
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+WRONG = [
+    ("parallel__tp", "3", "tensor=3 does not divide heads=4; try 1, 2, 4."),
+    ("parallel__pp", "11", "pipeline=11 stages over 10 cuttable layers (2 x 4 + 2); use at most 10."),
+    ("parallel__micro_batches", "3", "3 micro-batches do not divide the 16 samples of a replica; try"),
+    ("parallel__micro_batches", "4097", "Must be at most 4096; got 4097."),
+    ("parallel__dp", "4", "4 × 1 × 1 needs 4 CPU devices on one host; the largest worker has 2."),
+    ("model__layers", "-1", "Must be at least 1; got -1."),
+    ("model__hidden", "", "A whole number is needed; got nothing."),
+    ("train__lr", "NaN", "A number is needed; got 'NaN'."),
+    ("train__steps", "10000001", "Must be at most 10000000; got 10000001."),
+    ("train__global_batch", "3.5", "A whole number is needed; got '3.5'."),
+    ("name", "x" * 121, "at most 120 characters (it has 121)"),
+]
+BLIND = "[aria-invalid=true]"
+MIB = 2**20
+
+
+def field(page: Page, name: str) -> Any:
+    return page.locator(f"#f-{name}")
+
+
+def said(page: Page, name: str) -> Any:
+    return page.locator(f"#error-{name}")
+
+
+@contextmanager
+def nothing_queued(client: httpx.Client) -> Iterator[None]:
+    before = client.get("/api/v1/runs").json()["meta"]["count"]
+    yield
+    assert client.get("/api/v1/runs").json()["meta"]["count"] == before
+
+
+def test_what_is_wrong_is_said_at_its_field_while_typing(page: Page, client: httpx.Client) -> None:
+    page.goto("/runs/new/?preset=tiny")
+    panel = page.get_by_role("complementary", name="Feasibility")
+    expect(panel).to_contain_text("Yes.")
+    with nothing_queued(client):
+        for name, value, message in WRONG:
+            good = field(page, name).input_value()
+            field(page, name).fill(value)
+            expect(said(page, name)).to_contain_text(message)
+            expect(field(page, name)).to_have_attribute("aria-invalid", "true")
+            expect(page.locator(".field.has-error")).to_have_count(1)
+            if name != "name":
+                expect(panel).to_contain_text("Not like this.")
+            field(page, name).fill(good)
+            expect(said(page, name)).to_be_empty()
+            expect(page.locator(BLIND)).to_have_count(0)
+        expect(panel).to_contain_text("Yes.")
+
+
+def test_a_model_beyond_memory_says_so_and_asks_before_it_is_queued(page: Page) -> None:
+    page.goto("/runs/new/")
+    field(page, "model__layers").fill("100")
+    field(page, "model__hidden").fill("1024")
+    panel = page.get_by_role("complementary", name="Feasibility")
+    expect(panel).to_contain_text("Does not fit.")
+    expect(panel.get_by_role("listitem")).to_contain_text("over")
+    expect(panel.get_by_label("Queue it although it is predicted not to fit")).not_to_be_checked()
+
+
+def test_a_refused_form_keeps_everything_and_the_corrected_one_runs(
+    page: Page, yard: YardProcess, client: httpx.Client, troubles: Troubles
+) -> None:
+    troubles.expected += ["status of 422", *OVERTAKEN]
+    page.goto("/runs/new/")
+    page.get_by_role("link", name="Tiny GPT, PP 2 (1F1B)").click()
+    page.wait_for_url("**/runs/new/?preset=pp2")
+    typed = {"name": "From the form", "tags": "one, two", "model__layers": "2", "model__hidden": "32"}
+    typed |= {"model__seq": "16", "parallel__micro_batches": "3", "train__steps": "6", "train__lr": "-1"}
+    page.locator("summary", has_text="Optimiser and tracing").click()
+    for name, value in {**typed, "train__beta1": "2"}.items():
+        field(page, name).fill(value)
+    field(page, "parallel__recompute").select_option("full")
+    expect(said(page, "train__beta1")).to_contain_text("less than 1")
+    with nothing_queued(client):
+        page.get_by_role("button", name="Queue run").click()
+        expect(page.locator("#form-errors")).to_be_focused()
+    for name, value in {**typed, "train__beta1": "2", "parallel__pp": "2", "parallel__recompute": "full"}.items():
+        expect(field(page, name)).to_have_value(value)
+    expect(said(page, "train__lr")).to_be_visible()
+    expect(said(page, "train__beta1")).to_be_visible()
+    for name, value in {"parallel__micro_batches": "4", "train__lr": "0.001", "train__beta1": "0.9"}.items():
+        field(page, name).fill(value)
+    expect(page.get_by_text("Yes.")).to_be_visible()
+    page.get_by_role("button", name="Queue run").click()
+    page.wait_for_url("**/runs/*/")
+    expect(page.get_by_role("heading", name="From the form", level=1)).to_be_visible()
+    expect(page.get_by_text("“From the form” is queued.")).to_be_visible()
+    expect(page.locator("#head")).to_have_attribute("data-state", "succeeded", timeout=RUN_MS)
+    spec = yard.run_of(client, int(page.url.rstrip("/").rsplit("/", 1)[1]))["spec"]
+    assert (spec["parallel"]["pp"], spec["parallel"]["recompute"], spec["train"]["lr"]) == (2, "full", 0.001)
+
+
+def test_a_corpus_that_is_empty_or_too_large_is_refused_at_its_field(
+    page: Page, client: httpx.Client, tmp_path: Path
+) -> None:
+    empty, huge = tmp_path / "empty.txt", tmp_path / "huge.txt"
+    empty.touch()
+    with huge.open("wb") as file:
+        file.truncate(201 * MIB)  # sparse: it takes no room
+    page.goto("/runs/new/")
+    with nothing_queued(client):
+        for path, message in ((empty, "This file is empty"), (huge, "at most 200 MiB; this file has 201 MiB")):
+            field(page, "upload").set_input_files(path)
+            expect(said(page, "upload")).to_contain_text(message)
+            page.get_by_role("button", name="Queue run").click()
+            expect(field(page, "upload")).to_be_focused()
+            expect(page).to_have_url(page.url)
+
+
+def test_without_scripts_an_upload_is_judged_by_the_server(
+    window: Any, session: Any, client: httpx.Client, tmp_path: Path, troubles: Troubles
+) -> None:
+    troubles.expected += ["status of 422", "status of 413"]
+    empty, huge = tmp_path / "empty.txt", tmp_path / "huge.txt"
+    empty.touch()
+    with huge.open("wb") as file:
+        file.truncate(202 * MIB)
+    page = window(storage_state=session, java_script_enabled=False)
+    with nothing_queued(client):
+        page.goto("/runs/new/")
+        field(page, "name").fill("kept")
+        field(page, "upload").set_input_files(empty)
+        page.get_by_role("button", name="Queue run").click()
+        expect(said(page, "upload")).to_contain_text("This file is empty")
+        expect(field(page, "name")).to_have_value("kept")
+        field(page, "upload").set_input_files(huge)
+        page.get_by_role("button", name="Queue run").click()
+        expect(page.get_by_role("heading", name="Too large")).to_be_visible()
+        expect(page.get_by_role("link", name="Back to New run")).to_be_visible()
+
+
+def test_an_uploaded_text_is_what_the_run_trains_on(
+    page: Page, yard: YardProcess, client: httpx.Client, tmp_path: Path, troubles: Troubles
+) -> None:
+    troubles.expected += OVERTAKEN
+    text = tmp_path / "hare.txt"
+    text.write_text("the hare and the tortoise " * 400)
+    page.goto("/runs/new/")
+    field(page, "upload").set_input_files(text)
+    for name, value in {"name": "Hare", "model__layers": "1", "model__seq": "16", "train__steps": "6"}.items():
+        field(page, name).fill(value)
+    page.get_by_role("button", name="Queue run").click()
+    page.wait_for_url("**/runs/*/")
+    expect(page.locator("#head")).to_have_attribute("data-state", "succeeded", timeout=RUN_MS)
+    spec = yard.run_of(client, int(page.url.rstrip("/").rsplit("/", 1)[1]))["spec"]
+    page.goto("/runs/new/")
+    chosen = field(page, "train__corpus").locator("option", has_text="hare.txt")
+    expect(chosen).to_have_attribute("value", spec["train"]["corpus"])

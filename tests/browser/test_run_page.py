@@ -1,0 +1,172 @@
+"""A run's page, live: nothing is reloaded, nothing is lost with a connection, and Cancel leaves no process."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.watched import RUN_MS, Troubles, chart_points, drawn, mark, same_page, slow
+from tests.yard_process import YardProcess, tiny, wait_for
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+STEPS = 600
+LOST = ["ERR_", "Failed to fetch", "status of 50"]
+"""What a browser says of a server that is not there."""
+
+
+@pytest.fixture(scope="module")
+def under_way(yard: YardProcess, client: httpx.Client) -> Iterator[int]:
+    """A run that goes on for as long as these tests need it."""
+    run = yard.submit(client, slow(STEPS), name="Under way")
+    yield run
+    client.post(f"/api/v1/runs/{run}/cancel")
+    yard.wait_state(client, run, "succeeded", "cancelled")
+
+
+def state(page: Page) -> Any:
+    return page.locator("#head")
+
+
+def tile(page: Page, title: str) -> Any:
+    return page.locator("#tiles > div", has_text=title).locator("dd").first
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there and no zombie that waits for the container's init."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def done(yard: YardProcess, client: httpx.Client, run: int) -> int:
+    """Steps that the server has a loss of."""
+    return len(client.get(f"/api/v1/runs/{run}/series").json()["data"]["step"])
+
+
+def wait_for_point(page: Page, step: int) -> list[float]:
+    """The steps that the loss chart shows, once `step` is among them."""
+    page.wait_for_function(
+        "(step) => document.querySelector('.chart[data-chart=loss] .chart-box')?.data?.[0]?.x?.at(-1) >= step",
+        arg=step,
+    )
+    return chart_points(page, "loss")
+
+
+def test_a_queued_run_says_what_it_waits_for_and_its_log_outlives_it(
+    page: Page, yard: YardProcess, client: httpx.Client
+) -> None:
+    first = yard.submit(client, slow(STEPS), name="In front")
+    behind = yard.submit(client, tiny(dp=2), name="Behind")
+    page.goto(f"/runs/{behind}/?tab=logs")
+    mark(page)
+    expect(page.locator("#verdict")).to_contain_text(re.compile(r"Waits for 2 CPU devices|1 run ahead"))
+    expect(page.locator("#log-empty")).to_contain_text("No process has started.")
+    client.post(f"/api/v1/runs/{first}/cancel")
+    expect(state(page)).to_have_attribute("data-state", "succeeded", timeout=RUN_MS)
+    log = page.get_by_role("log", name="Log of rank 0")
+    expect(log).not_to_be_empty()
+    expect(page.locator("#log-empty")).to_be_hidden()
+    assert same_page(page)
+    page.get_by_role("link", name="rank 1").click()
+    page.wait_for_url("**rank=1#details")
+    expect(page.get_by_role("log", name="Log of rank 1")).not_to_be_empty()
+
+
+def test_everything_on_the_page_moves_without_a_reload(page: Page, under_way: int) -> None:
+    page.goto(f"/runs/{under_way}/")
+    mark(page)
+    verdict = page.locator("#verdict")
+    expect(state(page)).to_have_attribute("data-state", "running", timeout=RUN_MS)
+    expect(verdict).to_contain_text(re.compile(rf"Step \d+ of {STEPS}, .* left; .* pipeline bubble \(planned 50 %\)"))
+    drawn(page, ["gantt"])
+    step, loss, time = verdict.inner_text(), tile(page, "Loss").inner_text(), tile(page, "Step time").inner_text()
+    gantt = "() => JSON.stringify(document.querySelector('.chart[data-chart=gantt] .chart-box').data.map((t) => t.x))"
+    before = page.evaluate(gantt)
+    expect(verdict).not_to_have_text(step)
+    expect(tile(page, "Loss")).not_to_have_text(loss)
+    expect(tile(page, "Step time")).not_to_have_text(time)
+    page.wait_for_function(f"(before) => ({gantt})() !== before", arg=before)
+    expect(tile(page, "Memory, worst rank")).to_contain_text("MiB")
+    assert same_page(page)
+
+
+def test_tabs_stand_in_the_address(page: Page, under_way: int) -> None:
+    page.goto(f"/runs/{under_way}/")
+    tabs = page.get_by_role("navigation", name="Details of the run")
+    for name in ("Memory", "Ranks", "Spec", "Events"):
+        tabs.get_by_role("link", name=name).click()
+        page.wait_for_url(f"**/?tab={name.lower()}#details")
+        expect(tabs.locator("[aria-current=page]")).to_have_text(name)
+        expect(page.locator("#tab")).to_have_attribute("data-tab", name.lower())
+    page.go_back()
+    expect(page.locator("#tab")).to_have_attribute("data-tab", "spec")
+
+
+def test_a_lost_connection_is_said_and_leaves_no_gap(
+    page: Page, yard: YardProcess, client: httpx.Client, under_way: int, troubles: Troubles
+) -> None:
+    troubles.expected += LOST
+    yard.wait_state(client, under_way, "running")
+    page.goto(f"/runs/{under_way}/?tab=metrics")
+    mark(page)
+    drawn(page, ["loss"])
+    said = page.get_by_text("Live updates are interrupted")
+    page.context.set_offline(True)
+    expect(said).to_be_visible()
+    missed = done(yard, client, under_way) + 4
+    wait_for("steps that the page misses", lambda: done(yard, client, under_way) > missed)
+    assert max(chart_points(page, "loss")) < missed
+    page.context.set_offline(False)
+    seen = wait_for_point(page, missed)
+    assert seen == list(range(len(seen)))
+    expect(said).to_be_hidden()
+    assert same_page(page)
+
+
+def test_kill_9_of_the_web_process_leaves_no_gap(
+    page: Page, yard: YardProcess, client: httpx.Client, under_way: int, troubles: Troubles
+) -> None:
+    troubles.expected += LOST
+    yard.wait_state(client, under_way, "running")
+    page.goto(f"/runs/{under_way}/?tab=metrics")
+    mark(page)
+    drawn(page, ["loss"])
+    web = yard.part("gunicorn")
+    for process in (*web.children(), web):
+        process.send_signal(signal.SIGKILL)
+    wait_for("another web process", lambda: yard.part("gunicorn").pid != web.pid)
+    missed = len(chart_points(page, "loss")) + 10
+    seen = wait_for_point(page, missed)
+    assert seen == list(range(len(seen)))
+    expect(page.get_by_text("Live updates are interrupted")).to_be_hidden()
+    assert same_page(page)
+
+
+def test_cancel_asks_once_and_leaves_no_process(page: Page, under_way: int) -> None:
+    page.goto(f"/runs/{under_way}/?tab=ranks")
+    mark(page)
+    pids = page.locator("#tab tbody td:nth-child(8)")
+    expect(pids).to_have_text([re.compile(r"\d+")] * 2)
+    ranks = [int(text) for text in pids.all_inner_texts()]
+    assert all(alive(pid) for pid in ranks)
+    button, dialog = page.locator("#cancel"), page.get_by_role("dialog", name="Cancel “Under way”?")
+    button.click()
+    expect(dialog).to_contain_text("All its processes are stopped within 5 seconds.")
+    dialog.get_by_role("button", name="Keep it").click()
+    expect(dialog).to_be_hidden()
+    expect(state(page)).to_have_attribute("data-state", "running")
+    button.click()
+    dialog.get_by_role("button", name="Cancel the run").click()
+    expect(state(page)).to_have_attribute("data-state", "cancelled")
+    expect(page.locator("#verdict")).to_contain_text(re.compile(r"Cancelled at step \d+\. No process is left\."))
+    expect(page.locator("#cancel")).to_have_count(0)
+    assert not [pid for pid in ranks if alive(pid)]

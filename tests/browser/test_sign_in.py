@@ -1,0 +1,91 @@
+"""Who may come in, and what each role may do: strangers see the sign-in alone, viewers look and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.watched import Troubles
+from tests.yard_process import YardProcess
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+ASKED = "/runs/?q=alpha"
+CLOSED = ("/", "/studies/", "/runs/", "/runs/1/", "/runs/new/", "/compare/", "/fleet/", "/api/v1/runs", "/live/stream")
+VIEWER, SECRET = "vera", "only-looks-9"
+MAKE_VIEWER = f"""__import__("django.contrib.auth", fromlist=["x"]).get_user_model().objects.create_user(
+    {VIEWER!r}, password={SECRET!r}).pk"""
+
+
+def sign_in(page: Page, name: str, password: str) -> None:
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Password").fill(password)
+    page.get_by_role("button", name="Sign in").click()
+
+
+def post(page: Page, path: str) -> None:
+    """Sends an empty form to `path` as the person of this window, with the token that their pages carry."""
+    with page.expect_navigation():
+        page.evaluate(
+            """(path) => {
+              const form = Object.assign(document.createElement("form"), { method: "post", action: path });
+              form.append(document.querySelector("input[name=csrfmiddlewaretoken]").cloneNode());
+              document.body.append(form);
+              form.submit();
+            }""",
+            path,
+        )
+
+
+def test_a_stranger_sees_nothing_but_the_sign_in(window: Callable[..., Page]) -> None:
+    page = window()
+    for path in CLOSED:
+        answer = page.request.get(path, max_redirects=0)
+        assert answer.status == 401 or "/accounts/login/" in answer.headers["location"], path
+    page.goto("/fleet/")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    expect(page.get_by_role("navigation")).to_have_count(0)
+
+
+def test_a_wrong_password_is_said_and_the_right_one_leads_on(
+    window: Callable[..., Page], yard: YardProcess, stocked: dict[str, Any]
+) -> None:
+    page = window()
+    page.goto(ASKED)
+    sign_in(page, "admin", "wrong-password")
+    expect(page.get_by_role("alert")).to_contain_text("correct username and password")
+    expect(page.get_by_label("Name")).to_have_value("admin")
+    sign_in(page, "admin", yard.password)
+    page.wait_for_url(f"**{ASKED}")
+    expect(page.get_by_role("link", name="Small DP")).to_be_visible()
+    page.locator("summary", has_text="admin").click()
+    page.get_by_role("button", name="Sign out").click()
+    page.goto("/runs/")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_a_viewer_looks_and_changes_nothing(
+    window: Callable[..., Page], yard: YardProcess, stocked: dict[str, Any], troubles: Troubles
+) -> None:
+    troubles.expected.append("status of 403")
+    assert yard.query(MAKE_VIEWER)
+    page, run, study = window(), stocked["dp"], stocked["study"]
+    page.goto("/studies/")
+    sign_in(page, VIEWER, SECRET)
+    expect(page.get_by_role("navigation", name="Main")).to_be_visible()
+    for path in ("/studies/", f"/studies/{study}/", "/runs/", "/runs/?q=nothing-like-this", f"/runs/{run}/", "/fleet/"):
+        page.goto(path)
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        changing = page.get_by_role("main").locator("form[method=post], a[href$='/new/'], a[href$='/add/']")
+        expect(changing).to_have_count(0)
+        named = page.get_by_role("main").get_by_text("Cancel", exact=True).or_(page.get_by_text("Clone", exact=True))
+        expect(named).to_have_count(0)
+    refused = ("/runs/new/", "/studies/new/", f"/runs/{run}/cancel", f"/runs/{run}/edit", f"/studies/{study}/baseline/")
+    for path in (*refused, f"/studies/{study}/add/", "/fleet/1/drain"):
+        page.goto("/runs/")
+        post(page, path)
+        expect(page.get_by_role("heading", name="Not allowed")).to_be_visible()
+        expect(page.get_by_role("link", name="Go to the studies")).to_be_visible()

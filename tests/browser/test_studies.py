@@ -1,0 +1,131 @@
+"""A study from its form to its report: said before the click, filled live, the baseline in the address."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.watched import OVERTAKEN, RUN_MS, Troubles, mark, same_page
+from tests.yard_process import wait_for
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+SMALL = {"model__layers": "2", "model__hidden": "32", "model__heads": "2", "model__seq": "32"}
+SMALL |= {"train__global_batch": "8", "timed_steps": "10"}
+
+
+def plan(page: Page) -> Any:
+    return page.get_by_role("region", name="What will run")
+
+
+def tick(page: Page, group: str, *wanted: str) -> None:
+    """Leaves exactly these boxes of the group ticked."""
+    for box in page.get_by_role("group", name=group, exact=True).locator("label").all():
+        box.get_by_role("checkbox").set_checked(box.inner_text().strip() in wanted)
+
+
+def row(page: Page, name: str) -> Any:
+    return page.locator("#table tbody tr").filter(has=page.get_by_role("link", name=name, exact=True))
+
+
+def known(page: Page) -> bool:
+    """Whether the form, opened anew, can say how long the runs would take."""
+    page.goto("/studies/new/")
+    return "time unknown" not in plan(page).inner_text()
+
+
+def test_the_form_says_what_will_run_and_the_page_fills_by_itself(page: Page, troubles: Troubles) -> None:
+    troubles.expected += OVERTAKEN
+    wait_for("a calibrated worker", lambda: known(page))
+    expect(plan(page)).to_contain_text(re.compile(r"14 runs\s+on up to 2 devices,\s+(about \d+ min|under a minute)"))
+    for name, value in {**SMALL, "name": "Two by two"}.items():
+        page.locator(f"#f-{name}").fill(value)
+    tick(page, "Strategies", "Single", "DP")
+    expect(plan(page)).to_contain_text("4 runs on up to 2 devices, under a minute")
+    tick(page, "Activation recomputation (AR)", "without")
+    expect(plan(page)).to_contain_text("2 runs on up to 2 devices")
+    page.locator("#f-repeats").fill("2")
+    expect(page.get_by_role("button", name="Queue 4 runs")).to_be_enabled()
+    page.locator("#f-repeats").fill("1")
+    page.get_by_role("button", name="Queue 2 runs").click()
+    page.wait_for_url(re.compile(r"/studies/\d+/$"))
+    mark(page)
+    expect(page.locator("#progress")).to_contain_text(re.compile(r"\d of 2 runs done"))
+    expect(page.locator("#progress")).to_be_empty(timeout=RUN_MS)
+    expect(page.locator("#verdict")).to_contain_text(re.compile(r"fastest|within noise"))
+    for name in ("Single", "DP"):
+        expect(row(page, name)).to_contain_text("Succeeded")
+    expect(row(page, "DP").locator("td").nth(2)).to_have_text(re.compile(r"^\d+\.\d\dx"))
+    assert same_page(page)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("model__heads", "3", "heads=3 does not divide hidden="),
+        ("train__lr", "-1", re.compile("than (or equal to )?0")),
+        ("devices", "3", "The fleet has 2 cpu devices; choose at most 2."),
+        ("micro_batches", "2, x", "Write whole numbers"),
+        ("timed_steps", "9", "10"),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_field(page: Page, name: str, value: str, message: Any) -> None:
+    page.goto("/studies/new/")
+    page.locator(f"#f-{name}").fill(value)
+    expect(page.locator(f"#error-{name}")).to_contain_text(message)
+    expect(page.locator(f"#f-{name}")).to_have_attribute("aria-invalid", "true")
+    expect(plan(page)).to_contain_text("Correct the marked fields")
+
+
+def test_another_baseline_stands_in_the_address_and_changes_the_speedups(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto(f"/studies/{stocked['study']}/")
+    expect(row(page, "Single")).to_contain_text("baseline")
+    expect(row(page, "Single").locator("td").nth(2)).to_contain_text("1.00x")
+    before = row(page, "DP").locator("td").nth(2).inner_text()
+    choice = page.get_by_label("Baseline")
+    dp = choice.locator("option", has_text="DP").get_attribute("value")
+    choice.select_option("DP")
+    page.wait_for_url(f"**?baseline={dp}")
+    expect(row(page, "DP").locator("td").nth(2)).to_contain_text("1.00x")
+    assert row(page, "Single").locator("td").nth(2).inner_text() != "1.00x"
+    assert before.split("x")[0] != "1.00"
+    page.reload()
+    expect(row(page, "DP")).to_contain_text("baseline")
+
+
+def test_csv_and_report_say_what_the_page_says(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto(f"/studies/{stocked['study']}/?baseline={stocked['runs'][1]}")
+    with page.expect_download() as waiting:
+        page.get_by_role("link", name="CSV").click()
+    rows = list(csv.DictReader(io.StringIO(waiting.value.path().read_text())))
+    shown = page.locator("#table tbody tr").all()
+    assert [line["label"] for line in rows] == [line.locator("th a").inner_text() for line in shown]
+    for line, cells in zip(rows, shown, strict=True):
+        assert f"{float(line['speedup']):.2f}x" in cells.locator("td").nth(2).inner_text()
+    verdict = page.locator("#verdict").inner_text()
+    page.get_by_role("link", name="Report").click()
+    page.wait_for_url(f"**/report/?baseline={stocked['runs'][1]}")
+    expect(page.get_by_text(verdict.split(".")[0]).first).to_be_visible()
+
+
+def test_a_run_is_added_behind_the_others(page: Page, stocked: dict[str, Any], troubles: Troubles) -> None:
+    troubles.expected += ["status of 422", *OVERTAKEN]
+    page.goto(f"/studies/{stocked['study']}/")
+    page.get_by_role("link", name="Add run").click()
+    expect(page.locator("#f-model__hidden")).to_have_value("32")
+    page.locator("#f-name").fill("Pipeline of two")
+    page.locator("#f-parallel__pp").fill("9")
+    page.get_by_role("button", name="Queue run").click()
+    expect(page.locator("#error-parallel__pp")).to_contain_text("use at most 6")
+    expect(page.locator("#f-name")).to_have_value("Pipeline of two")
+    page.locator("#f-parallel__pp").fill("2")
+    page.get_by_role("button", name="Queue run").click()
+    page.wait_for_url(f"**/studies/{stocked['study']}/")
+    mark(page)
+    expect(page.locator("#table tbody tr")).to_have_count(3)
+    expect(page.locator("#table tbody tr").nth(2)).to_contain_text("Succeeded", timeout=RUN_MS)
+    assert same_page(page)
