@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.watched import OVERTAKEN, Troubles, slow
+from tests.browser.watched import slow
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -38,10 +38,7 @@ def fill(page: Page, label: str, text: str) -> None:
     page.keyboard.type(text)
 
 
-def test_the_whole_way_from_sign_in_to_cancel_by_keyboard(
-    window: Callable[..., Page], yard: YardProcess, troubles: Troubles
-) -> None:
-    troubles.expected += OVERTAKEN
+def test_the_whole_way_from_sign_in_to_cancel_by_keyboard(window: Callable[..., Page], yard: YardProcess) -> None:
     page = window()
     page.goto("/runs/")
     expect(page.get_by_label("Name")).to_be_focused()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import OVERTAKEN, RUN_MS, Troubles, mark, same_page
+from tests.browser.watched import RUN_MS, Troubles, mark, same_page
 from tests.yard_process import wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -38,8 +38,7 @@ def known(page: Page) -> bool:
     return "time unknown" not in plan(page).inner_text()
 
 
-def test_the_form_says_what_will_run_and_the_page_fills_by_itself(page: Page, troubles: Troubles) -> None:
-    troubles.expected += OVERTAKEN
+def test_the_form_says_what_will_run_and_the_page_fills_by_itself(page: Page) -> None:
     wait_for("a calibrated worker", lambda: known(page))
     expect(plan(page)).to_contain_text(re.compile(r"14 runs\s+on up to 2 devices,\s+(about \d+ min|under a minute)"))
     for name, value in {**SMALL, "name": "Two by two"}.items():
@@ -113,7 +112,7 @@ def test_csv_and_report_say_what_the_page_says(page: Page, stocked: dict[str, An
 
 
 def test_a_run_is_added_behind_the_others(page: Page, stocked: dict[str, Any], troubles: Troubles) -> None:
-    troubles.expected += ["status of 422", *OVERTAKEN]
+    troubles.expected += ["status of 422"]
     page.goto(f"/studies/{stocked['study']}/")
     page.get_by_role("link", name="Add run").click()
     expect(page.locator("#f-model__hidden")).to_have_value("32")

@@ -25,7 +25,7 @@ class Troubles:
     """What a browser complained of; `expected` holds parts of messages that a test causes on purpose."""
 
     found: list[str] = field(default_factory=list)
-    expected: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=OVERTAKEN.copy)
 
     def watch(self, page: Page) -> None:
         page.on("console", self._console)
