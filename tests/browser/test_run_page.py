@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.watched import RUN_MS, Troubles, chart_points, drawn, mark, same_page, slow
 from tests.yard_process import YardProcess, tiny, wait_for
@@ -149,6 +149,28 @@ def test_kill_9_of_the_web_process_leaves_no_gap(
     assert seen == list(range(len(seen)))
     expect(page.get_by_text("Live updates are interrupted")).to_be_hidden()
     assert same_page(page)
+
+
+def test_series_that_arrive_unevenly_leave_no_gap(
+    page: Page, yard: YardProcess, client: httpx.Client, under_way: int
+) -> None:
+    def uneven(route: Route) -> None:
+        """The answer as it is when a point comes between the reading of the loss and that of the other series."""
+        answer = route.fetch()
+        found = answer.json()
+        if len(found["series"].get("loss", {}).get("step", ())) > 1:
+            found["series"]["loss"] = {k: v if k == "title" else v[:-1] for k, v in found["series"]["loss"].items()}
+        else:
+            found["series"].pop("loss", None)
+        route.fulfill(response=answer, json=found)
+
+    yard.wait_state(client, under_way, "running")
+    page.goto(f"/runs/{under_way}/?tab=metrics")
+    drawn(page, ["loss"])
+    page.route("**/data/points.json*", uneven)
+    seen = wait_for_point(page, len(chart_points(page, "loss")) + 6)
+    page.unroute_all(behavior="wait")
+    assert seen == list(range(len(seen)))
 
 
 def test_cancel_asks_once_and_leaves_no_process(page: Page, under_way: int) -> None:

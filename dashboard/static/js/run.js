@@ -102,52 +102,52 @@ function keepLive(old, fresh) {
 /* Metrics ------------------------------------------------------------------------------------------------------- */
 
 const charts = new Map();
-let newest = -1;
+
+/* The last step of a chart's line, -1 where it has none. */
+const lastStep = ({ figure }) => figure.layout.meta?.axes?.step?.[0]?.at(-1) ?? -1;
 
 function readCharts() {
   for (const element of document.querySelectorAll("#tab .chart[data-chart]")) {
     const script = element.querySelector("script[type='application/json']");
     const figure = script ? JSON.parse(script.textContent) : null;
-    if (!figure) continue;
-    charts.set(element.dataset.chart, { figure });
-    const steps = figure.layout.meta?.axes?.step?.[0] ?? [];
-    if (steps.length) newest = Math.max(newest, steps[steps.length - 1]);
+    if (figure) charts.set(element.dataset.chart, { figure });
   }
 }
 
 async function fetchAll() {
   const { charts: fresh } = await (await get("data/metrics.json", "application/json")).json();
-  newest = -1;
-  for (const [key, chart] of Object.entries(fresh)) {
-    charts.set(key, chart);
-    const steps = chart.figure.layout.meta.axes.step[0] ?? [];
-    if (steps.length) newest = Math.max(newest, steps[steps.length - 1]);
-  }
+  for (const [key, chart] of Object.entries(fresh)) charts.set(key, chart);
   await update(fresh);
 }
 
 async function fetchPoints() {
-  if (newest < 0) return fetchAll();
-  const { series } = await (await get(`data/points.json?since=${newest}`, "application/json")).json();
+  // The server reads one series after another while points arrive, so that their ends may differ: all is asked for
+  // from behind the shortest line, and each line takes what it does not have.
+  const ends = [...charts.values()].map(lastStep).filter((step) => step >= 0);
+  if (!ends.length) return fetchAll();
+  const { series } = await (await get(`data/points.json?since=${Math.min(...ends)}`, "application/json")).json();
   const changed = {};
   for (const [key, points] of Object.entries(series)) {
     const chart = charts.get(key);
     if (!chart?.figure.data.length) return fetchAll();
     append(chart, points);
     changed[key] = chart;
-    newest = Math.max(newest, points.step[points.step.length - 1]);
   }
   return update(changed);
 }
 
-function append(chart, points) {
+function append(chart, { title, step: steps, time, value }) {
   const { axes, t0 } = chart.figure.layout.meta;
+  const last = lastStep(chart);
+  const from = steps.findIndex((at) => at > last);
+  chart.title = title;
+  if (from < 0) return;
+  const fresh = steps.slice(from);
   const perStep = axes.step[0].length && axes.step[0].at(-1) ? axes.samples[0].at(-1) / axes.step[0].at(-1) : 1;
-  chart.title = points.title;
-  chart.figure.data[0].y.push(...points.value);
-  axes.step[0].push(...points.step);
-  axes.samples[0].push(...points.step.map((at) => at * perStep));
-  axes.seconds[0].push(...points.time.map((at) => at - t0));
+  chart.figure.data[0].y.push(...value.slice(from));
+  axes.step[0].push(...fresh);
+  axes.samples[0].push(...fresh.map((at) => at * perStep));
+  axes.seconds[0].push(...time.slice(from).map((at) => at - t0));
   chart.figure.data[0].x = axes.step[0];
 }
 
