@@ -67,7 +67,7 @@ def test_the_form_says_what_will_run_and_the_page_fills_by_itself(page: Page) ->
     [
         ("model__heads", "3", "heads=3 does not divide hidden="),
         ("train__lr", "-1", re.compile("than (or equal to )?0")),
-        ("devices", "3", "The fleet has 2 cpu devices; choose at most 2."),
+        ("devices", "3", "has 2 CPU devices; choose at most"),
         ("micro_batches", "2, x", "Write whole numbers"),
         ("timed_steps", "9", "10"),
     ],
