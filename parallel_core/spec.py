@@ -56,6 +56,8 @@ class ParallelSpec(_Spec):
     micro_batches: Annotated[int, Field(ge=1, le=limits.MAX_MICRO_BATCHES)] = 1
     chunks: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] | None = None
     recompute: Recompute = "none"
+    zero: Annotated[int, Field(ge=0, le=1)] = 0
+    """ZeRO stage (Rajbhandari et al. 2020): 1 shards moments and master weights over the replicas."""
     cuts: tuple[Positive, ...] | None = None
 
     @property
@@ -149,7 +151,8 @@ class RunSpec(_Spec):
     def _combinations(self, info: ValidationInfo) -> Self:
         if not (info.context or {}).get(DRAWN):
             _check_runs(self)
-        for check in (_check_corpus, _check_tensor, _check_chunks, _check_stages, _check_batch, _check_steps):
+        checks = (_check_corpus, _check_tensor, _check_chunks, _check_stages, _check_batch, _check_zero, _check_steps)
+        for check in checks:
             check(self)
         return self
 
@@ -258,6 +261,16 @@ def _check_batch(spec: RunSpec) -> None:
             ("parallel.micro_batches", "train.global_batch"),
             f"{m} micro-batches do not divide the {batch // dp} samples of a replica; "
             f"try {few(divisors(batch // dp), m)}.",
+        )
+
+
+def _check_zero(spec: RunSpec) -> None:
+    if spec.parallel.zero and spec.parallel.dp == 1:
+        more = [degree for degree in divisors(spec.train.global_batch) if degree > 1]
+        raise rule(
+            ("parallel.zero", "parallel.dp"),
+            f"zero={spec.parallel.zero} shards over data-parallel replicas, and data=1 leaves nothing to shard over; "
+            f"use zero=0{f' or data={few(more[:3], 2)}' if more else ''}.",
         )
 
 

@@ -43,6 +43,8 @@ WORDS = {
     Kind.SEND_GRAD: "send gradient",
     Kind.RECV_GRAD: "receive gradient",
     Kind.ALLREDUCE: "gradient all-reduce",
+    Kind.REDUCE_SCATTER: "gradient reduce-scatter",
+    Kind.GATHER: "parameter gather",
     Kind.OPT_STEP: "optimizer",
     Kind.TP_COLLECTIVE: "tensor-parallel collective",
     Kind.NORM: "flush: gradient norm over all ranks",

@@ -80,6 +80,7 @@ GROUPS = (
             Entry("parallel.micro_batches", "Micro-batches", "for each replica"),
             Entry("parallel.chunks", "Model chunks", "stages on each rank; empty: the schedule's own"),
             Entry("parallel.recompute", "Activation recomputation"),
+            Entry("parallel.zero", "ZeRO stage", "1: replicas share the optimizer's state"),
             Entry("parallel.cuts", "Stage cuts", "e.g. 3, 6; empty balances them by FLOPs"),
         ),
     ),

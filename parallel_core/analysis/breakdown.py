@@ -29,13 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import COMPUTE, SENDS, Kind
+from parallel_core.schedule.ir import COMPUTE, REPLICA_COLLECTIVES, SENDS, Kind
 
 Times = NDArray[np.int64]
 Pieces = tuple[Times, Times]
 """Starts and ends of intervals, any order, overlaps allowed."""
-
-_REPLICA_COLLECTIVES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ def _layers(
     ]
 
 
-_BLOCKING = (Kind.TP_COLLECTIVE, *_REPLICA_COLLECTIVES, Kind.NORM)
+_BLOCKING = (Kind.TP_COLLECTIVE, *sorted(REPLICA_COLLECTIVES), Kind.NORM)
 
 
 def _last_arrivals(rows: Mapping[int, NDArray[np.void]], layout: Layout) -> dict[tuple[int, Kind], Times]:

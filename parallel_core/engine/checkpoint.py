@@ -22,6 +22,7 @@ from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import storage
+from parallel_core.engine.optimizer import Pieces
 from parallel_core.engine.shares import Share, split
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.records import Sink
@@ -30,8 +31,8 @@ from parallel_core.tensor.parallelise import split_dim
 if TYPE_CHECKING:
     from parallel_core.engine.trainer import Trainer
 
-Buffers = dict[str, tuple[int, Tensor]]
-"""Kind -> (first, memory): elements [first, first + len(memory)) of what is laid out like `FlatParameters.values`."""
+Buffers = dict[str, Pieces]
+"""Kind -> what this rank holds of it."""
 
 PARTS_S = 600.0
 """How long rank 0 waits for the other ranks' parts before it gives a save up."""
@@ -49,17 +50,20 @@ class State:
         """`<kind>/<parameter>` -> share; with `writing` those alone that this rank is to write."""
         return {
             f"{kind}/{slot.name}": share
-            for kind, (first, memory) in buffers.items()
+            for kind, pieces in buffers.items()
+            for first, memory in pieces
             for slot in self._slots
-            if not writing or self._writes(slot.name, len(memory) == self._size)
+            if not writing or self._writes(slot.name, self._whole(pieces))
             if (share := self._share(slot, first, memory)) is not None
         }
 
     def mine(self, buffers: Buffers) -> Buffers:
         """The buffers of which this rank writes anything."""
-        return {
-            kind: (first, m) for kind, (first, m) in buffers.items() if len(m) < self._size or not self._place.replica
-        }
+        return {kind: pieces for kind, pieces in buffers.items() if not self._whole(pieces) or not self._place.replica}
+
+    def _whole(self, pieces: Pieces) -> bool:
+        """Whether every replica holds the same; else each has its own part (ZeRO)."""
+        return sum(len(memory) for _, memory in pieces) == self._size
 
     def _writes(self, name: str, whole: bool) -> bool:
         """One of the ranks that hold the same: the first replica, the first tensor rank, the layer that names it."""
@@ -106,7 +110,10 @@ class Saver:
         self._last, began = done, time.perf_counter()
         trainer = self._trainer
         mine = self._state.mine(trainer.buffers())
-        copy = {kind: (first, memory.detach().to("cpu", copy=True)) for kind, (first, memory) in mine.items()}
+        copy = {
+            kind: tuple((first, memory.detach().to("cpu", copy=True)) for first, memory in pieces)
+            for kind, pieces in mine.items()
+        }
         arguments = (done, copy, trainer.scalars(), time.perf_counter() - began)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()

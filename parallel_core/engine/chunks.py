@@ -10,12 +10,13 @@ from torch import nn
 
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import Group
-from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.flat import FlatParameters, Shard
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.stage import Batch, Stage
 from parallel_core.models.initial import initial
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.scope import Scope
+from parallel_core.plan.places import alone_of, shards_of
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.parallelise import shard
@@ -43,7 +44,8 @@ class Chunks:
         }
         self.names = tuple(name for names in stages.values() for name in names)
         places = [place for stage in self.stages.values() for place in stage.places()]
-        self.flat = FlatParameters(places, DTYPES[spec.train.precision], device)
+        shard = Shard(shards_of(spec), scope.replica if spec.parallel.zero else 0, alone_of(spec))
+        self.flat = FlatParameters(places, DTYPES[spec.train.precision], device, shard)
         self._fill(spec, group)
         for stage in self.stages.values():
             stage.prepare(replicas, device)

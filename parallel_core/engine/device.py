@@ -12,8 +12,6 @@ from parallel_core.observe import host
 from parallel_core.observe.recorder import SpanRecorder, recorder_for
 from parallel_core.spec import DeviceKind
 
-MIB = 2**20
-
 
 class Device(Protocol):
     """What one rank computes on."""
@@ -22,8 +20,6 @@ class Device(Protocol):
     torch: torch.device
     backend: str
     """Of torch.distributed."""
-    bucket_bytes: int
-    """Size from which a gradient bucket is sent: large enough to hide the cost of a message."""
 
     @property
     def name(self) -> str: ...
@@ -44,11 +40,10 @@ class Device(Protocol):
 
 
 class CpuDevice:
-    """One core and one thread. A bucket is large: on few cores communication hides nothing, so fewer is better."""
+    """One core and one thread."""
 
     kind: DeviceKind = "cpu"
     backend = "gloo"
-    bucket_bytes = 16 * MIB
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -81,7 +76,6 @@ class CudaDevice:
 
     kind: DeviceKind = "cuda"
     backend = "nccl"
-    bucket_bytes = 25 * MIB
 
     def __init__(self) -> None:
         self.torch = torch.device("cuda", 0)

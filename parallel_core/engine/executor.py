@@ -20,6 +20,7 @@ from parallel_core.engine.stage import Batch
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P
 from parallel_core.observe.scope import Scope
+from parallel_core.plan.places import TIED
 from parallel_core.schedule.ir import COLLECTIVES, COMPUTE, P2P, Kind, Op
 
 
@@ -56,8 +57,7 @@ class Executor:
         self._made: dict[tuple[Kind, int, int], Tensor] = {}
         self._loss: Tensor | None = None
         self._result = Totals(0.0, 0.0)
-        ends = [op for op in program if op.kind is Kind.OPT_STEP]
-        self._end = ends[-1] if ends else None
+        self._last = {op.kind: op for op in program}
         runs: dict[Kind, Callable[[Op], int]] = {
             Kind.F: self._forward,
             Kind.BW: self._backward,
@@ -68,6 +68,8 @@ class Executor:
             Kind.RECV_ACT: self._receive,
             Kind.RECV_GRAD: self._receive,
             Kind.ALLREDUCE: self._reduce,
+            Kind.REDUCE_SCATTER: self._reduce,
+            Kind.GATHER: self._gather,
             Kind.OPT_STEP: self._optimise,
         }
         self._steps = [_Step(op, str(op), runs[op.kind], _lane(op.kind)) for op in program]
@@ -135,12 +137,16 @@ class Executor:
         """Of the first stage of a rank it waits for the buckets of all: every backward is behind it."""
         return self._parts.reducer.finish()
 
+    def _gather(self, op: Op) -> int:
+        """Parameters that other replicas have updated: of all stages with the last."""
+        return self._parts.reducer.gather() if op is self._last[op.kind] else 0
+
     def _optimise(self, op: Op) -> int:
         """Totals of the step (a collective, so a span of its own), clipping, update: of all stages with the last.
 
         No update where fp16 overflowed, on any rank.
         """
-        if op is not self._end:
+        if op is not self._last[op.kind]:
             return 0
         parts, start = self._parts, self._scope.mark()
         self._sum_tied()
@@ -157,7 +163,9 @@ class Executor:
     def _sum_tied(self) -> None:
         """First and last stage each hold the embedding: both need the sum of their gradients."""
         if self._parts.tied is not None:
-            dist.all_reduce(self._flat.named_grads()["embed.token.weight"], group=self._parts.tied)
+            mine = self._flat.owned_grads()[TIED]
+            if len(mine):  # the same elements on both stages
+                dist.all_reduce(mine, group=self._parts.tied)
 
 
 def _lane(kind: Kind) -> int:

@@ -3,6 +3,7 @@
 Gradients have the number type of `precision.main_dtype`: in 16-bit runs autograd adds its 16-bit results to fp32.
 
 One buffer means one optimizer kernel, one memset, and gradient buckets that are slices: nothing is copied to be sent.
+Under ZeRO (Rajbhandari et al. 2020) a replica owns one part of every bucket; without, all of the buffers.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ from torch import Tensor, nn
 
 from parallel_core.engine.device import Device
 from parallel_core.engine.precision import main_dtype
-
-ALIGN = 64
-"""Elements a parameter's place is rounded up to, so that vector loads stay aligned."""
+from parallel_core.plan.places import BUCKET_BYTES, place
 
 
 @dataclass(frozen=True)
@@ -30,24 +29,41 @@ class Slot:
     stop: int
 
 
+@dataclass(frozen=True)
+class Shard:
+    """Replica `index` of `count` owns its part of each bucket; parameters in `alone` have a bucket of their own."""
+
+    count: int = 1
+    index: int = 0
+    alone: frozenset[str] = frozenset()
+
+
 class FlatParameters:
     """Moves the parameters of `units` (global unit name -> layer, maybe on meta) into flat buffers.
 
-    Places go from the last layer to the first: the order in which backward finishes gradients. `slots` is in that
-    order. Padding holds zeros and stays zero.
+    Places are those of `plan.places`, and `slots` is in their order. Padding holds zeros and stays zero.
     """
 
-    def __init__(self, named: list[tuple[str, nn.Module, str]], dtype: torch.dtype, device: Device) -> None:
+    def __init__(
+        self,
+        named: list[tuple[str, nn.Module, str]],
+        dtype: torch.dtype,
+        device: Device,
+        shard: Shard = Shard(),
+    ) -> None:
         """`named` = (global parameter name, module that holds it, attribute) in layer order."""
         shapes = {name: getattr(module, attribute).shape for name, module, attribute in named}
-        starts, size = {}, 0
-        # A tied parameter is complete only when its first layer is done: dict order keeps the first place it had.
-        for name in reversed(shapes):
-            starts[name] = size
-            size += -(-shapes[name].numel() // ALIGN) * ALIGN
-        self.values = torch.zeros(size, dtype=dtype, device=device.torch)
-        self.grads = torch.zeros(size, dtype=main_dtype(dtype), device=device.torch)
-        self.slots = [self._slot(name, shapes[name], start) for name, start in starts.items()]
+        main = main_dtype(dtype)
+        sizes = {name: shape.numel() for name, shape in shapes.items()}
+        places = place(sizes, BUCKET_BYTES[device.kind] // main.itemsize, shard.count, shard.alone)
+        self.values = torch.zeros(places.size, dtype=dtype, device=device.torch)
+        self.grads = torch.zeros(places.size, dtype=main, device=device.torch)
+        self.buckets = places.buckets
+        self.parts = [bucket.part(shard.index, shard.count) for bucket in places.buckets]
+        """What this replica owns of each bucket."""
+        self.owned = self.parts if shard.count > 1 else [slice(0, places.size)]
+        """The same, in as few pieces as it can be."""
+        self.slots = [self._slot(name, shapes[name], start) for name, start in places.starts.items()]
         by_name = {slot.name: slot.parameter for slot in self.slots}
         for name, module, attribute in named:
             setattr(module, attribute, by_name[name])
@@ -69,3 +85,12 @@ class FlatParameters:
     def named_grads(self) -> dict[str, Tensor]:
         """Global name -> this rank's share of the gradient."""
         return {slot.name: self.grads[slot.start : slot.stop].view_as(slot.parameter) for slot in self.slots}
+
+    def owned_grads(self) -> dict[str, Tensor]:
+        """Global name -> the elements of its gradient that this replica owns (flat, maybe none)."""
+        part_of = {name: part for bucket, part in zip(self.buckets, self.parts, strict=True) for name in bucket.names}
+        out = {}
+        for slot in self.slots:
+            start, stop = max(slot.start, part_of[slot.name].start), min(slot.stop, part_of[slot.name].stop)
+            out[slot.name] = self.grads[start : max(start, stop)]
+        return out

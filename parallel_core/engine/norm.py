@@ -1,12 +1,13 @@
 """The global gradient norm and the loss of a step, by one small gather.
 
-Each rank puts in the squared norm of every parameter share it holds, and its part of the loss. Everyone adds them in
-the same order, by parameter name and then tensor rank: the same bits under every pipeline placement. A parameter that
-several tensor ranks hold whole, and a tied one on two stages, is counted once.
+Each rank puts in the squared norm of every parameter share it holds (under ZeRO: owns), and its part of the loss.
+Everyone adds them in the same order, by parameter name, tensor rank and replica: the same bits under every pipeline
+placement. A parameter that several tensor ranks hold whole, and a tied one on two stages, is counted once.
 """
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,8 @@ from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.stop import StopRequest
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
-from parallel_core.spec import ModelSpec
+from parallel_core.plan.places import shards_of
+from parallel_core.spec import ModelSpec, RunSpec
 from parallel_core.tensor.parallelise import split_dim
 
 
@@ -41,13 +43,14 @@ class StepTotals:
 
     def __init__(
         self,
-        model: ModelSpec,
+        spec: RunSpec,
         layout: Layout,
         flat: FlatParameters,
         group: Group,
         device: Device,
         stop: StopRequest | None = None,
     ) -> None:
+        model = spec.model
         self._flat, self._group, self._device, self._stop = flat, group, device, stop or StopRequest()
         held = [_held(model, layout, place) for place in range(layout.pp)]
         self._names = sorted(slot.name for slot in flat)
@@ -57,14 +60,15 @@ class StepTotals:
         for place, names in enumerate(held):
             for column, name in enumerate(names):
                 shares = 1 if split_dim(name) is None else layout.tp
-                places.setdefault(name, [(layout.rank(place, 0, t), column) for t in range(shares)])
+                holders = product(range(shares), range(shards_of(spec)))
+                places.setdefault(name, [(layout.rank(place, replica, t), column) for t, replica in holders])
         order = np.array([place for name in sorted(places) for place in places[name]])
         self._rows, self._columns = order[:, 0], order[:, 1]
         self._losses = [layout.rank(layout.place(layout.stages - 1), replica, 0) for replica in range(layout.dp)]
 
     def gather(self, loss: torch.Tensor | None) -> Totals:
         """`loss` is this rank's part (None on a rank that computes none)."""
-        grads = self._flat.named_grads()
+        grads = self._flat.owned_grads()
         norms = torch.stack(torch._foreach_norm([grads[name] for name in self._names]))
         mine = torch.zeros(self._width, dtype=torch.float64, device=self._device.torch)
         mine[: len(norms)] = norms.double().square()

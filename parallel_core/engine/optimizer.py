@@ -1,7 +1,8 @@
-"""AdamW (Loshchilov and Hutter 2019) as one fused kernel over one flat buffer.
+"""AdamW (Loshchilov and Hutter 2019) as one fused kernel over flat buffers.
 
 In 16-bit runs it moves an fp32 master copy of the weights, and the parameters are rounded from that (Micikevicius et
-al. 2018, section 3.1): small updates would otherwise be lost in the rounding.
+al. 2018, section 3.1): small updates would otherwise be lost in the rounding. Under ZeRO-1 (Rajbhandari et al. 2020,
+section 5.1) moments and master weights exist only for what this replica owns of each bucket, and only that moves.
 """
 
 from __future__ import annotations
@@ -14,31 +15,43 @@ from torch import Tensor
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.spec import TrainSpec
 
+Pieces = tuple[tuple[int, Tensor], ...]
+"""(first, memory): elements [first, first + len(memory)) of what is laid out like `FlatParameters.values`."""
+
 
 class FlatAdamW:
     """Updates `flat.values` from `flat.grads`; decays every parameter, as torch.optim.AdamW does by default.
 
     It calls the kernel of `torch.optim.AdamW(fused=True)` itself: importing torch.optim costs two seconds the first
-    time, and there is one tensor here.
+    time, and there are few tensors here.
     """
 
     def __init__(self, flat: FlatParameters, train: TrainSpec) -> None:
-        self._flat, self._train = flat, train
-        self.main = flat.values if flat.values.dtype == flat.grads.dtype else flat.values.to(flat.grads.dtype)
-        """What is updated: the parameters themselves, or their master copy."""
-        self.mean = torch.zeros_like(flat.grads)
-        self.square = torch.zeros_like(flat.grads)
+        self._train = train
+        self._firsts = [owned.start for owned in flat.owned]
+        self._values = [flat.values[owned] for owned in flat.owned]
+        self._grads = [flat.grads[owned] for owned in flat.owned]
+        sizes = [len(grad) for grad in self._grads]
+        self.mean = torch.zeros(sum(sizes), dtype=flat.grads.dtype, device=flat.grads.device)
+        """First moment of what is owned, piece behind piece; likewise `square` and `main`."""
+        self.square = torch.zeros_like(self.mean)
+        self._moments = self.mean.split(sizes), self.square.split(sizes)
+        self.main: Tensor | None = None
+        """Master weights; None where the parameters themselves are updated."""
+        if flat.values.dtype != flat.grads.dtype:
+            self.main = torch.cat(self._values).to(flat.grads.dtype)
+        self._targets = self._values if self.main is None else self.main.split(sizes)
         self._steps = torch.zeros((), dtype=torch.float32, device=flat.values.device)
 
-    def state(self) -> list[torch.Tensor]:
+    def state(self) -> list[Tensor]:
         """The flat buffers that it keeps beside parameters and gradients."""
-        own = [] if self.main is self._flat.values else [self.main]
-        return [*own, self.mean, self.square]
+        return [buffer for buffer in (self.main, self.mean, self.square) if buffer is not None]
 
-    def buffers(self) -> dict[str, tuple[int, Tensor]]:
-        """What a checkpoint keeps, by kind: (first element, memory) of what is laid out like `flat.values`."""
-        own = {} if self.main is self._flat.values else {"main": (0, self.main)}
-        return {**own, "mean": (0, self.mean), "square": (0, self.square)}
+    def buffers(self) -> dict[str, Pieces]:
+        """What a checkpoint keeps, by kind."""
+        kinds = {"main": self._targets if self.main is not None else (), "mean": self._moments[0]}
+        kinds["square"] = self._moments[1]
+        return {kind: tuple(zip(self._firsts, parts, strict=True)) for kind, parts in kinds.items() if parts}
 
     def scalars(self) -> dict[str, float]:
         """The numbers that a checkpoint keeps; the same on every rank."""
@@ -53,15 +66,15 @@ class FlatAdamW:
         """One update by the gradients times `factor`, by which they are multiplied in place."""
         train = self._train
         if factor != 1.0:
-            self._flat.grads.mul_(factor)
+            torch._foreach_mul_(self._grads, factor)
         self._steps += 1
         torch._fused_adamw_(
-            [self.main],
-            [self._flat.grads],
-            [self.mean],
-            [self.square],
+            list(self._targets),
+            self._grads,
+            list(self._moments[0]),
+            list(self._moments[1]),
             [],
-            [self._steps],
+            [self._steps] * len(self._grads),
             lr=train.lr,
             beta1=train.beta1,
             beta2=train.beta2,
@@ -70,5 +83,5 @@ class FlatAdamW:
             amsgrad=False,
             maximize=False,
         )
-        if self.main is not self._flat.values:
-            self._flat.values.copy_(self.main)
+        if self.main is not None:
+            torch._foreach_copy_(self._values, list(self._targets))

@@ -3,6 +3,9 @@
 A bucket is a slice of the flat gradient buffer (Li et al. 2020, "PyTorch Distributed", section 3.2: buckets in the
 order in which backward finishes them, launched from hooks), so nothing is copied. Gradients are sums of parts of a loss
 that is already divided by the global count: they are added, not averaged.
+
+Under ZeRO-1 (Rajbhandari et al. 2020, section 5.1) a bucket is reduce-scattered: a replica gets the sums of the part it
+owns, updates that part, and gathers the parameters that the others have updated.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallel_core.engine.distributed import Group
-from parallel_core.engine.flat import FlatParameters, Slot
+from parallel_core.engine.flat import FlatParameters
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
 from parallel_core.schedule.ir import Kind
@@ -23,8 +26,8 @@ from parallel_core.schedule.ir import Kind
 class _Bucket:
     """A slice of the gradients; `missing` arrivals are left until it holds the sums of the whole step."""
 
-    def __init__(self, grads: Tensor, arrivals: int) -> None:
-        self.grads, self.arrivals, self.missing = grads, arrivals, 0
+    def __init__(self, grads: Tensor, part: Tensor, arrivals: int) -> None:
+        self.grads, self.part, self.arrivals, self.missing = grads, part, arrivals, 0
 
 
 class GradientReducer:
@@ -39,22 +42,23 @@ class GradientReducer:
         flat: FlatParameters,
         arrivals: Mapping[nn.Parameter, int],
         group: Group,
-        bucket_bytes: int,
         scope: Scope,
     ) -> None:
-        self._group, self._scope = group, scope
+        self._flat, self._group, self._scope = flat, group, scope
         self._begun: list[tuple[Any, Any, int]] = []
         self._buckets: list[_Bucket] = []
         self._home: dict[nn.Parameter, _Bucket] = {}
         if group is None:
             return
-        for slots in _cut(flat, bucket_bytes):
-            grads = flat.grads[slots[0].start : slots[-1].stop]
-            bucket = _Bucket(grads, sum(arrivals[slot.parameter] for slot in slots))
+        parameters = {slot.name: slot.parameter for slot in flat}
+        for place, part in zip(flat.buckets, flat.parts, strict=True):
+            held = [parameters[name] for name in place.names]
+            grads = flat.grads[place.start : place.stop]
+            bucket = _Bucket(grads, flat.grads[part], sum(arrivals[parameter] for parameter in held))
             self._buckets.append(bucket)
-            for slot in slots:
-                self._home[slot.parameter] = bucket
-                slot.parameter.register_post_accumulate_grad_hook(self.arrived)
+            for parameter in held:
+                self._home[parameter] = bucket
+                parameter.register_post_accumulate_grad_hook(self.arrived)
 
     def begin_step(self) -> None:
         for bucket in self._buckets:
@@ -68,8 +72,11 @@ class GradientReducer:
         bucket.missing -= 1
         if not bucket.missing:
             start = self._scope.mark()
-            work = dist.all_reduce(bucket.grads, group=self._group, async_op=True)
-            self._begun.append((start, work, bucket.grads.numel() * bucket.grads.element_size()))
+            if len(bucket.part) == len(bucket.grads):
+                work = dist.all_reduce(bucket.grads, group=self._group, async_op=True)
+            else:
+                work = dist.reduce_scatter_single(bucket.part, bucket.grads, group=self._group, async_op=True)
+            self._begun.append((start, work, bucket.grads.nbytes))
 
     def finish(self) -> int:
         """Wait until the gradients are the sums; returns the bytes that were reduced."""
@@ -80,13 +87,13 @@ class GradientReducer:
         self._begun.clear()
         return total
 
-
-def _cut(flat: FlatParameters, bucket_bytes: int) -> list[list[Slot]]:
-    """Neighbouring slots together until a bucket has `bucket_bytes`."""
-    buckets: list[list[Slot]] = [[]]
-    size = flat.grads.element_size()
-    for slot in flat:
-        if buckets[-1] and (slot.start - buckets[-1][0].start) * size >= bucket_bytes:
-            buckets.append([])
-        buckets[-1].append(slot)
-    return buckets
+    def gather(self) -> int:
+        """Every replica's part of the parameters to all of them; returns the bytes of the whole."""
+        values = self._flat.values
+        begun = [
+            dist.all_gather_single(values[place.start : place.stop], values[part], group=self._group, async_op=True)
+            for place, part in zip(self._flat.buckets, self._flat.parts, strict=True)
+        ]
+        for work in begun:
+            work.wait()
+        return values.nbytes

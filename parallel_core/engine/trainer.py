@@ -21,7 +21,7 @@ from parallel_core.engine.executor import Executor, Parts
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.neighbours import Neighbours
 from parallel_core.engine.norm import StepTotals, Totals
-from parallel_core.engine.optimizer import FlatAdamW
+from parallel_core.engine.optimizer import FlatAdamW, Pieces
 from parallel_core.engine.p2p import Links
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reduction import GradientReducer
@@ -79,13 +79,13 @@ class Trainer:
         edges = [(spec.micro_batch_size, *shapes[units[0]]) for units in layout.stage_units]
         dtype = DTYPES[spec.train.precision]
         arrivals = Counter({slot: n * len(self._ids) for slot, n in self.chunks.arrivals().items()})
-        reducer = GradientReducer(flat, arrivals, groups.data, self.device.bucket_bytes, self.scope)
+        reducer = GradientReducer(flat, arrivals, groups.data, self.scope)
         self.chunks.weights.listener = reducer.arrived
         parts = Parts(
             self.chunks,
             Links(schedule, here, peers, groups.links, edges, dtype, self.device),
             reducer,
-            StepTotals(spec.model, layout, flat, groups.world, self.device, self.stop),
+            StepTotals(spec, layout, flat, groups.world, self.device, self.stop),
             self.optimizer,
             groups.tied,
             self.loss_scale,
@@ -101,9 +101,9 @@ class Trainer:
         """Names of the layers on this rank."""
         return self.chunks.names
 
-    def buffers(self) -> dict[str, tuple[int, torch.Tensor]]:
+    def buffers(self) -> dict[str, Pieces]:
         """What a checkpoint keeps of this rank (see `checkpoint.Buffers`)."""
-        return {"value": (0, self.flat.values), **self.optimizer.buffers()}
+        return {"value": ((0, self.flat.values),), **self.optimizer.buffers()}
 
     def scalars(self) -> dict[str, float]:
         """The numbers that a checkpoint keeps; the same on every rank."""

@@ -92,6 +92,8 @@ def _ladders(spec: RunSpec) -> Iterator[list[_Step]]:
     ]
     if split.pp > 1 and split.schedule == "gpipe":
         yield [("use the 1F1B schedule", {"parallel.schedule": "1f1b"})]
+    if split.dp > 1 and not split.zero:
+        yield [("shard the optimizer state (ZeRO-1)", {"parallel.zero": 1})]
     if split.recompute == "none":
         yield [("turn on recomputation", {"parallel.recompute": "full"})]
     if spec.train.precision == "fp64":

@@ -2,7 +2,8 @@
 
 Static parts live from the first step to the last, in flat buffers: parameters, gradients, and two moments of AdamW
 (Loshchilov and Hutter 2019). That is 16 bytes a parameter in fp32 and 18 in 16 bits: 2 + 4 for parameter and gradient,
-12 for both moments and the master weight (Rajbhandari et al. 2020, section 3.1, with gradients in fp32).
+12 for both moments and the master weight (Rajbhandari et al. 2020, section 3.1, with gradients in fp32). ZeRO-1 divides
+the moments and the master weights by the number of replicas (section 5.1).
 
 Activations peak in a backward: every micro-batch in flight (`schedule.in_flight`) keeps what autograd saved, and the
 layer whose backward runs needs gradients on top. Full recomputation keeps only the input of each block and rebuilds one
@@ -23,6 +24,7 @@ from typing import NamedTuple
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, block_of, outline_of
+from parallel_core.plan.places import BUCKET_BYTES, TIED, alone_of, place, shards_of
 from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.schedule import in_flight
 from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, RunSpec
@@ -77,7 +79,7 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
     states = _MOMENTS + (size != main)
     out = []
     for stage, units in enumerate(layout.stage_units):
-        held = _parameters(spec, [costs[unit] for unit in units])
+        held = _parameters(spec, costs, units)
         live = _in_backward(_segments(spec, costs, units), edges[units[-1] + 1], _in_flight(spec, stage))
         messages = _messages(spec, stage, edges[units[0]], edges[units[-1] + 1])
         out.append(
@@ -86,7 +88,7 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
                 stage=stage,
                 params=size * held,
                 grads=main * held,
-                optimizer=states * main * held,
+                optimizer=states * main * held // shards_of(spec),
                 activations=size * live.kept,
                 buffers=size * (live.passing + messages) + _batch_bytes(spec),
             )
@@ -94,12 +96,26 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
     return out
 
 
-def _parameters(spec: RunSpec, held: Sequence[UnitCost]) -> int:
+def _parameters(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) -> int:
     """Elements of a stage's flat buffer; a stage that holds embedding and head holds a tied matrix once."""
-    total = sum(unit.flat for unit in held)
+    if spec.parallel.zero:
+        return _bucketed(spec, costs, units)
+    total = sum(costs[unit].flat for unit in units)
     if spec.model.tied and spec.parallel.pp == 1:
         total -= aligned(outline_of(spec.model).shared() // spec.parallel.tp)
     return total
+
+
+def _bucketed(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) -> int:
+    """The same where buckets are rounded up to equal parts; other names than that of a tied matrix do not matter."""
+    sizes: dict[str, int] = {}
+    for unit in units:
+        parameters, head = costs[unit].parameters, unit == len(costs) - 1
+        for i, size in enumerate(parameters):
+            tied = spec.model.tied and i == (len(parameters) - 1 if head else 0) and (head or unit == 0)
+            sizes.setdefault(TIED if tied else f"{unit}.{i}", size)
+    bucket = BUCKET_BYTES[spec.train.device] // MAIN_BYTES[spec.train.precision]
+    return place(sizes, bucket, shards_of(spec), alone_of(spec)).size
 
 
 class _Live(NamedTuple):

@@ -42,10 +42,10 @@ def names() -> tuple[str, ...]:
 
 
 def build(spec: RunSpec) -> Schedule:
-    """The fully lowered schedule of a run: F, BW, SEND/RECV, ALLREDUCE (dp > 1) and OPT_STEP."""
+    """The fully lowered schedule of a run: F, BW, SEND/RECV, the sums over replicas (dp > 1) and OPT_STEP."""
     split = spec.parallel
     plain = compute_only(split.schedule, split.pp, split.micro_batches, split.dp, split.chunks_per_rank)
-    return reduce_and_step(communicate(plain))
+    return reduce_and_step(communicate(plain), sharded=split.zero > 0)
 
 
 def compute_only(name: str, pp: int, micro_batches: int, replicas: int = 1, chunks: int | None = None) -> Schedule:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from parallel_core.schedule.ir import COMPUTE, P2P, SENDS, Kind, Op, Schedule
+from parallel_core.schedule.ir import COMPUTE, P2P, REPLICA_COLLECTIVES, SENDS, Kind, Op, Schedule
 from parallel_core.schedule.text import grid
 
+_AT_THE_END = REPLICA_COLLECTIVES | {Kind.OPT_STEP}
 Link = tuple[int, int]
 """Sending and receiving pipeline rank."""
 
@@ -162,7 +163,10 @@ def _versions(schedule: Schedule) -> None:
 
 
 def _ends(schedule: Schedule) -> None:
-    """Under flush: ALLREDUCE where there are replicas, then OPT_STEP, once a stage, behind all its compute."""
+    """Under flush: ALLREDUCE where there are replicas, then OPT_STEP, once a stage, behind all its compute.
+
+    A stage that reduce-scatters gathers behind OPT_STEP.
+    """
     if schedule.sync != "flush":
         return
     for rank, program in enumerate(schedule.programs):
@@ -170,9 +174,9 @@ def _ends(schedule: Schedule) -> None:
         count = Counter((op.kind, op.stage) for op in program)
         for stage, after in last.items():
             wanted = [Kind.ALLREDUCE, Kind.OPT_STEP] if len(schedule.placement[stage]) > 1 else [Kind.OPT_STEP]
-            found = [
-                op.kind for op in program[after:] if op.stage == stage and op.kind in (Kind.ALLREDUCE, Kind.OPT_STEP)
-            ]
+            if count[Kind.REDUCE_SCATTER, stage]:
+                wanted = [Kind.REDUCE_SCATTER, Kind.OPT_STEP, Kind.GATHER]
+            found = [op.kind for op in program[after:] if op.stage == stage and op.kind in _AT_THE_END]
             if found != wanted or any(count[kind, stage] != 1 for kind in wanted):
                 names = " then ".join(kind.name for kind in wanted)
                 raise ScheduleError(f"stage {stage} must end with {names}, once.", schedule, rank, after)
@@ -202,7 +206,7 @@ class _Walk:
 
     def waiting(self, rank: int) -> str:
         op = self.op(rank)
-        others = self.schedule.placement[op.stage] if op.kind is Kind.ALLREDUCE else [op.peer]
+        others = self.schedule.placement[op.stage] if op.kind in REPLICA_COLLECTIVES else [op.peer]
         return f"rank {rank} waits in {op} for rank {', '.join(str(other) for other in others if other != rank)}"
 
     def advance(self, rank: int) -> bool:
@@ -217,7 +221,7 @@ class _Walk:
             return self._exchange(self.sent, (rank, op.peer), self.received[rank, op.peer])
         if op.kind in P2P:
             return self._exchange(self.received, (op.peer, rank), self.sent[op.peer, rank] - 1)
-        if op.kind is Kind.ALLREDUCE:
+        if op.kind in REPLICA_COLLECTIVES:
             return all(self._has_reached(other, op) for other in self.schedule.placement[op.stage])
         return True
 
@@ -230,6 +234,6 @@ class _Walk:
         return True
 
     def _has_reached(self, rank: int, op: Op) -> bool:
-        """Whether `rank` stands at, or is past, its ALLREDUCE of the same stage."""
+        """Whether `rank` stands at, or is past, the same collective of the same stage."""
         seen = self.schedule.programs[rank][: self.at[rank] + 1]
         return any(other.kind is op.kind and other.stage == op.stage for other in seen)

@@ -29,8 +29,8 @@ class Kind(IntEnum):
     SEND_GRAD = 7
     RECV_GRAD = 8
     ALLREDUCE = 9  # gradients over the replicas of a stage
-    REDUCE_SCATTER = 10
-    GATHER = 11
+    REDUCE_SCATTER = 10  # the same, each replica getting its part (ZeRO)
+    GATHER = 11  # parameters that the other replicas have updated (ZeRO)
     STASH = 12
     DROP = 13
     OPT_STEP = 14
@@ -51,7 +51,8 @@ COMPUTE = frozenset({Kind.F, Kind.R, Kind.B, Kind.W, Kind.BW, Kind.PAIR})
 SENDS = frozenset({Kind.SEND_ACT, Kind.SEND_GRAD})
 RECVS = frozenset({Kind.RECV_ACT, Kind.RECV_GRAD})
 P2P = SENDS | RECVS
-COLLECTIVES = frozenset({Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.TP_COLLECTIVE, Kind.NORM, Kind.BUCKET})
+REPLICA_COLLECTIVES = frozenset({Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER})
+COLLECTIVES = REPLICA_COLLECTIVES | {Kind.TP_COLLECTIVE, Kind.NORM, Kind.BUCKET}
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def _state(trainer: Trainer) -> Tensors:
     return _copy({**trainer.chunks.flat.named(), **trainer.chunks.buffers()})
 
 
-def _observe(trainer: Trainer) -> tuple[Any, ...]:
+def observe(trainer: Trainer) -> tuple[Any, ...]:
     flat = trainer.chunks.flat
     before, grads, totals = _state(trainer), [], []
     for step in range(STEPS):
@@ -62,7 +62,7 @@ def _observe(trainer: Trainer) -> tuple[Any, ...]:
 
 
 def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
-    return ranks.with_trainer(spec, rank, meeting, folder, _observe)
+    return ranks.with_trainer(spec, rank, meeting, folder, observe)
 
 
 def train(spec: RunSpec) -> Trained:
@@ -113,6 +113,11 @@ def assert_equal(got: Trained, want: Trained) -> None:
     np.testing.assert_allclose(got.norms, want.norms, rtol=1e-9)
     for step in range(STEPS):
         _assert_close(got.grads[step], want.grads[step], f"gradient of step {step}")
+    assert_moved_alike(got, want)
+
+
+def assert_moved_alike(got: Trained, want: Trained) -> None:
+    """The changes of the parameters, by the rule of this module."""
     moved = {name: want.after[name] - want.before[name] for name in want.after}
     _assert_close({name: got.after[name] - got.before[name] for name in got.after}, moved, "change of parameter")
 

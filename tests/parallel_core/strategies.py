@@ -29,6 +29,7 @@ def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, 
                 "cuts": cuts,
                 "schedule": schedule,
                 "chunks": chunks,
+                "zero": draw(st.integers(0, 1)) if dp > 1 else 0,
                 "recompute": draw(st.sampled_from(["none", "full"])),
             },
             "train": {

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from parallel_core.layout import Layout
 from parallel_core.plan.memory import by_stage, predict, verdict, worst_stage
+from parallel_core.plan.places import ALIGN
 from parallel_core.plan.strategy import family, ideal_speedup, label, model_flops, recompute_share
 from parallel_core.plan.units import boundary_elements, parameter_count, unit_costs
 from parallel_core.spec import BYTES_PER_ELEMENT, ModelSpec, RunSpec
@@ -48,7 +49,9 @@ def test_stages_hold_all_parameters_between_them(run: RunSpec) -> None:
     size = BYTES_PER_ELEMENT[run.train.precision]
     flat = sum(unit.flat for unit in unit_costs(run)) * size
     shared = run.model.vocab * run.model.hidden // run.parallel.tp * size
-    assert sum(held) == flat - (shared if run.model.tied and run.parallel.pp == 1 else 0)
+    whole = flat - (shared if run.model.tied and run.parallel.pp == 1 else 0)
+    rounding = run.parallel.zero * run.parallel.dp * ALIGN * size  # of the buckets of a stage
+    assert whole <= sum(held) <= whole + 2 * rounding * len(held)
 
 
 @given(run_specs())
@@ -66,7 +69,9 @@ def test_bytes_a_parameter(run: RunSpec) -> None:
     parts = {"fp32": (4, 4, 8), "fp64": (8, 8, 16), "bf16": (2, 4, 12), "fp16": (2, 4, 12)}[run.train.precision]
     for memory in by_stage(run):
         count = memory.params // parts[0]
-        assert (memory.params, memory.grads, memory.optimizer) == tuple(part * count for part in parts)
+        owners = run.parallel.dp if run.parallel.zero else 1
+        assert (memory.params, memory.grads) == (parts[0] * count, parts[1] * count)
+        assert memory.optimizer == parts[2] * count // owners
 
 
 @given(run_specs())

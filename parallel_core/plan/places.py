@@ -1,0 +1,80 @@
+"""Where parameters lie in a rank's flat buffers, and the buckets these are cut into for communication.
+
+The engine builds its buffers by it and memory is predicted by it. Places go from the last layer to the first, the order
+in which backward finishes gradients. Under ZeRO every bucket is cut into as many equal parts as there are replicas, one
+part a replica, so buckets are rounded up to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from parallel_core.outline.base import ALIGN, aligned
+from parallel_core.spec import RunSpec
+
+BUCKET_BYTES = {"cpu": 16 * 2**20, "cuda": 25 * 2**20}
+"""Size from which a bucket is sent, by device kind: large enough to hide the cost of a message. A CPU's is large: on
+few cores communication hides nothing, so fewer is better. CUDA's is that of DDP."""
+TIED = "embed.token.weight"
+"""The matrix that embedding and head share where they are tied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Elements start .. stop of the flat buffers, which hold the parameters `names`."""
+
+    start: int
+    stop: int
+    names: tuple[str, ...]
+
+    def part(self, index: int, shards: int) -> slice:
+        """Elements that replica `index` of `shards` owns."""
+        size = (self.stop - self.start) // shards
+        return slice(self.start + index * size, self.start + (index + 1) * size)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """`starts`: parameter -> its first element; `size`: elements of a flat buffer."""
+
+    starts: dict[str, int]
+    buckets: tuple[Bucket, ...]
+    size: int
+
+
+def place(sizes: Mapping[str, int], bucket: int, shards: int = 1, alone: Collection[str] = ()) -> Places:
+    """Places of parameters of `sizes` elements, given in layer order.
+
+    Neighbours share a bucket until it has `bucket` elements; those named in `alone` have one of their own.
+    """
+    groups: list[list[str]] = []
+    held = 0
+    # A tied parameter is complete only when its first layer is done: a mapping keeps the first place it had.
+    for name in reversed(list(sizes)):
+        if not groups or held >= bucket or name in alone or groups[-1][-1] in alone:
+            groups.append([])
+            held = 0
+        groups[-1].append(name)
+        held += aligned(sizes[name])
+    starts: dict[str, int] = {}
+    buckets: list[Bucket] = []
+    for names in groups:
+        first = at = buckets[-1].stop if buckets else 0
+        for name in names:
+            starts[name] = at
+            at += aligned(sizes[name])
+        whole = shards * ALIGN
+        buckets.append(Bucket(first, first + -(-(at - first) // whole) * whole, tuple(names)))
+    return Places(starts, tuple(buckets), buckets[-1].stop)
+
+
+def shards_of(spec: RunSpec) -> int:
+    """Parts that the optimizer's state is cut into: one a replica under ZeRO, else 1."""
+    return spec.parallel.dp if spec.parallel.zero else 1
+
+
+def alone_of(spec: RunSpec) -> frozenset[str]:
+    """Under ZeRO a matrix tied over two stages has its own bucket: then replica r owns the same part on both."""
+    tied = spec.model.tied and spec.parallel.zero and spec.parallel.pp > 1
+    return frozenset({TIED} if tied else ())

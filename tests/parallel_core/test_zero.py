@@ -1,0 +1,172 @@
+"""ZeRO-1: replicas that share the optimizer's state compute what one process computes, and hold their part of it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.trainer import Trainer
+from parallel_core.layout import Layout
+from parallel_core.plan.memory import by_stage, verdict
+from parallel_core.plan.places import ALIGN, place
+from parallel_core.plan.strategy import label
+from parallel_core.schedule import build
+from parallel_core.schedule.check import ScheduleError, check
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec, field_errors
+from tests.parallel_core import parity, ranks
+from tests.parallel_core.parity import Trained, reference, spec_of, train_many
+
+PAIRS: list[dict[str, Any]] = [{"micro_batches": 2}, {"recompute": "full"}, {"tied": True}]
+FOURS: list[dict[str, Any]] = [
+    {"pp": 2, "schedule": "gpipe", "micro_batches": 2},
+    {"pp": 2, "schedule": "1f1b", "micro_batches": 4, "tied": True},
+    {"pp": 2, "schedule": "naive", "recompute": "full", "tied": True},
+    {"pp": 2, "schedule": "interleaved", "micro_batches": 2},
+    {"tp": 2, "tied": True},
+]
+
+
+def specs(cases: list[dict[str, Any]], **train: Any) -> list[RunSpec]:
+    return [
+        spec_of(
+            {"tied": case.get("tied", False)}, train, dp=2, zero=1, **{k: v for k, v in case.items() if k != "tied"}
+        )
+        for case in cases
+    ]
+
+
+def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    return ranks.with_trainer(spec, rank, meeting, folder, _observe)
+
+
+def _observe(trainer: Trainer) -> tuple[Any, ...]:
+    """Gradients are not compared one by one: a replica has the sums of its own part alone. Their norm is."""
+    place, _, before, after, totals = parity.observe(trainer)
+    return place, [{} for _ in totals], before, after, totals
+
+
+def assert_equal(got: Trained, want: Trained, what: str) -> None:
+    np.testing.assert_allclose(got.losses, want.losses, rtol=1e-12, err_msg=what)
+    np.testing.assert_allclose(got.norms, want.norms, rtol=1e-9, err_msg=what)
+    parity.assert_moved_alike(got, want)
+
+
+@pytest.mark.parametrize("cases", [PAIRS, FOURS], ids=["2 ranks", "4 ranks"])
+def test_equals_one_process(cases: list[dict[str, Any]]) -> None:
+    """fp64, with clipping, under every flushed schedule; that replicas hold the same parameters is asserted, too."""
+    for case, got in zip(cases, train_many(specs(cases), _work), strict=True):
+        assert_equal(got, reference(tied=case.get("tied", False)), str(case))
+
+
+def test_master_weights_are_sharded_too() -> None:
+    """In bf16 the parts of the masters move as the whole does: bit by bit what plain data parallelism computes."""
+    plain = spec_of({}, {"precision": "bf16"}, dp=2)
+    sharded, whole = train_many([*specs([{}], precision="bf16"), plain], _work)
+    assert sharded.losses[0] == whole.losses[0]
+    np.testing.assert_allclose(sharded.losses, whole.losses, rtol=1e-6)
+    np.testing.assert_allclose(sharded.norms, whole.norms, rtol=1e-6)
+
+
+def test_each_replica_holds_its_part(tmp_path: Path) -> None:
+    (spec,) = specs([{}], precision="fp16")
+    for held, whole, peak in ranks.run(spec, _sizes, tmp_path):
+        assert held == [whole // 2] * 3
+        predicted = by_stage(spec)[0]
+        assert {name: peak[name] for name in ("params", "grads", "optimizer")} == {
+            name: predicted.as_dict()[name] for name in ("params", "grads", "optimizer")
+        }
+        assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.05)
+
+
+def _sizes(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    def use(trainer: Trainer) -> Any:
+        _, meter = trainer.metered_step(0)
+        return [len(buffer) for buffer in trainer.optimizer.state()], len(trainer.chunks.flat.values), meter.peak
+
+    return ranks.with_trainer(spec, rank, meeting, folder, use)
+
+
+def test_the_schedule_shows_it() -> None:
+    (spec,) = specs([{"pp": 2, "micro_batches": 2}])
+    made = build(spec)
+    check(made)
+    for program in made.programs:
+        assert [op.kind for op in program[-3:]] == [Kind.REDUCE_SCATTER, Kind.OPT_STEP, Kind.GATHER]
+    assert Kind.ALLREDUCE not in {op.kind for program in made.programs for op in program}
+
+
+def test_a_stage_that_never_gathers_is_refused() -> None:
+    (spec,) = specs([{}])
+    made = build(spec)
+    damaged = type(made)(
+        made.name, made.stages, made.micro_batches, made.placement, (made.programs[0][:-1], *made.programs[1:])
+    )
+    with pytest.raises(ScheduleError, match="stage 0 must end with REDUCE_SCATTER then OPT_STEP then GATHER"):
+        check(damaged)
+
+
+def test_one_replica_has_nothing_to_share() -> None:
+    with pytest.raises(ValidationError) as caught:
+        RunSpec.model_validate({"parallel": {"zero": 1}})
+    assert field_errors(caught.value) == {
+        "parallel.zero": "zero=1 shards over data-parallel replicas, and data=1 leaves nothing to shard over; "
+        "use zero=0 or data=2, 4, 8."
+    }
+
+
+def test_it_has_a_name_and_is_proposed_where_memory_lacks() -> None:
+    assert label(specs([{}])[0]) == "DP + ZeRO-1"
+    assert label(specs([{"tp": 2, "recompute": "full"}])[0]) == "DP 2 x TP 2 + ZeRO-1 + AR"
+    wide = {"hidden": 1024, "heads": 16, "layers": 12, "seq": 32}
+    spec = RunSpec.model_validate({"model": wide, "parallel": {"dp": 8}, "train": {"global_batch": 8}})
+    fixes = verdict(spec, by_stage(spec)[0].total * 2 // 3).fixes
+    assert fixes[0].text == "shard the optimizer state (ZeRO-1)"
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=30), st.integers(1, 20_000), st.integers(1, 7), st.data())
+def test_places_tile_the_buffers(sizes: list[int], bucket: int, shards: int, data: st.DataObject) -> None:
+    """Nothing overlaps, every bucket divides, parts tile their bucket, and those that stand alone do."""
+    named = {f"p{i}": size for i, size in enumerate(sizes)}
+    alone = data.draw(st.sets(st.sampled_from(list(named)), max_size=2))
+    made = place(named, bucket, shards, alone)
+    assert [name for part in made.buckets for name in part.names] == list(reversed(named)) == list(made.starts)
+    at = 0
+    for part in made.buckets:
+        assert part.start == at and (part.stop - part.start) % (shards * ALIGN) == 0
+        parts = [part.part(i, shards) for i in range(shards)]
+        assert [piece.start for piece in parts] == [part.start, *(piece.stop for piece in parts[:-1])]
+        assert parts[-1].stop == part.stop
+        inside = [(made.starts[name], made.starts[name] + named[name]) for name in part.names]
+        assert part.start == inside[0][0] and inside[-1][1] <= part.stop
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(inside))
+        assert len(part.names) == 1 or not alone & set(part.names)
+        at = part.stop
+    assert made.size == at
+
+
+def test_parts_of_a_tied_matrix_are_the_same_on_both_stages() -> None:
+    """Replica r owns the same elements of it on the first and the last stage, wherever it lies there."""
+    (spec,) = specs([{"pp": 2, "tied": True}])
+    assert Layout.of(spec).stages == 2
+    owned = ranks.run(spec, _owned, ranks.scratch())
+    assert owned[0] == owned[2] and owned[1] == owned[3] and owned[0] != owned[1]
+
+
+def _owned(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    def use(trainer: Trainer) -> Any:
+        flat = trainer.chunks.flat
+        slot = next(slot for slot in flat if slot.name == "embed.token.weight")
+        mine = flat.owned_grads()[slot.name]
+        first = mine.storage_offset() - slot.start
+        return first, first + len(mine)
+
+    return ranks.with_trainer(spec, rank, meeting, folder, use)
