@@ -10,7 +10,7 @@ from parallel_core import limits
 from parallel_core.outline import outline_of
 from parallel_core.rules import rule
 
-ModelKind = Literal["gpt", "mlp", "vgg16", "resnet50"]
+ModelKind = Literal["gpt", "mlp", "vgg16", "resnet50", "gnmt"]
 Positions = Literal["learned", "rope"]
 Activation = Literal["gelu", "swiglu"]
 Norm = Literal["layernorm", "rmsnorm"]

@@ -30,7 +30,7 @@ BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
 """Of a parameter or an activation."""
 MAIN_BYTES: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 4, "fp16": 4}
 """Of a gradient, a moment of the optimizer, and a master weight (kept apart from the parameter in 16 bits only)."""
-CORPUS_PATTERN = re.compile(r"^(stdlib|digits|blob:[0-9a-f]{64})$")
+CORPUS_PATTERN = re.compile(r"^(stdlib|digits|django|blob:[0-9a-f]{64})$")
 
 Positive = Annotated[int, Field(ge=1)]
 DRAWN = "drawn"
@@ -109,7 +109,8 @@ class TrainSpec(_Spec):
     def _corpus_is_named_by_content(self) -> Self:
         if not CORPUS_PATTERN.match(self.corpus):
             raise rule(
-                ("train.corpus",), "corpus must be 'stdlib', 'digits' or 'blob:' and the sha256 of an uploaded text."
+                ("train.corpus",),
+                "corpus must be 'stdlib', 'digits', 'django' or 'blob:' and the sha256 of an uploaded text.",
             )
         return self
 

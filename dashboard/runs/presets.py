@@ -37,6 +37,12 @@ def _digits(kind: str, model: dict[str, Any], **parallel: Any) -> dict[str, Any]
     return {"model": {"kind": kind, **model}, "parallel": parallel, "train": {"global_batch": 32, "lr": 1e-3}}
 
 
+GNMT = {
+    "model": {"kind": "gnmt", "layers": 2, "hidden": 128, "seq": 24, "vocab": 2048},
+    "parallel": {"pp": 2, "micro_batches": 4},
+    "train": {"global_batch": 32, "lr": 1e-3},
+}
+
 PRESETS = (
     Preset("tiny", "Tiny GPT, 1 device", "0.8 M parameters; a step in well under a second", _tiny()),
     Preset("dp2", "Tiny GPT, DP 2", "two replicas, gradients all-reduced", _tiny(dp=2)),
@@ -55,6 +61,7 @@ PRESETS = (
     Preset("mlp", "MLP on digits, DP 2", "four layers of 512", _digits("mlp", {"hidden": 512}, dp=2)),
     Preset("vgg16", "VGG-16 on digits, PP 2", "two stages", _digits("vgg16", {}, pp=2, micro_batches=4)),
     Preset("resnet50", "ResNet-50 on digits, DP 2", "batch norm over both replicas", _digits("resnet50", {}, dp=2)),
+    Preset("gnmt", "GNMT on Django, PP 2", "English to German, LSTMs in two stages", GNMT),
     Preset("gpt2-small", "GPT-2 small, 1 GPU", "124 M parameters, 12 × 768", _gpt2(GPT2_SMALL, micro_batches=2)),
     Preset(
         "gpt2-medium",

@@ -136,6 +136,7 @@ CHOICE_LABELS = {
     "mlp": "MLP on digits",
     "vgg16": "VGG-16 on digits",
     "resnet50": "ResNet-50 on digits",
+    "gnmt": "GNMT on Django's sentences",
     "learned": "Learned",
     "rope": "RoPE",
     "gelu": "GELU",

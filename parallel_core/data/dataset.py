@@ -9,8 +9,10 @@ import numpy as np
 
 from parallel_core.data import corpus
 from parallel_core.data.images import Images
+from parallel_core.data.pairs import Pairs
 from parallel_core.data.tokens import Tokens
 from parallel_core.outline import outline_of
+from parallel_core.outline.gnmt import GnmtOutline
 from parallel_core.outline.images import ImageOutline
 from parallel_core.spec import RunSpec
 
@@ -33,4 +35,6 @@ def open_dataset(spec: RunSpec, cache: Path | None = None) -> Dataset:
     outline = outline_of(spec.model)
     if isinstance(outline, ImageOutline):
         return Images(outline.side)
+    if isinstance(outline, GnmtOutline):
+        return Pairs(spec.model.seq, spec.model.vocab)
     return Tokens(spec.model.seq, spec.model.vocab, corpus.open(spec.train.corpus, cache))

@@ -7,10 +7,10 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from parallel_core.models import gpt, mlp, resnet50, vgg16
+from parallel_core.models import gnmt, gpt, mlp, resnet50, vgg16
 from parallel_core.spec import ModelSpec
 
-KINDS: dict[str, ModuleType] = {"gpt": gpt, "mlp": mlp, "vgg16": vgg16, "resnet50": resnet50}
+KINDS: dict[str, ModuleType] = {"gpt": gpt, "mlp": mlp, "vgg16": vgg16, "resnet50": resnet50, "gnmt": gnmt}
 """Each has `build(model, name, **like)`, a layer at its full size, and `spread(model, name, shape)`, the standard
 deviation of a weight's first values; `TIED` where parameters can be another one."""
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from parallel_core.outline.base import Outline, UnitCost, aligned, block_of
+from parallel_core.outline.gnmt import GnmtOutline
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.outline.mlp import MlpOutline
 from parallel_core.outline.resnet50 import ResNet50Outline
@@ -21,6 +22,7 @@ KINDS: dict[str, type[Outline]] = {
     "mlp": MlpOutline,
     "vgg16": Vgg16Outline,
     "resnet50": ResNet50Outline,
+    "gnmt": GnmtOutline,
 }
 
 

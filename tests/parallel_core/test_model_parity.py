@@ -25,6 +25,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"kind": "mlp", "layers": 3, "hidden": 24, "dropout": 0.3},
     "vgg16": {"kind": "vgg16", "width": 2, "dropout": 0.5},
     "resnet50": {"kind": "resnet50", "width": 2, "image": 64},
+    "gnmt": {"kind": "gnmt", "layers": 2, "hidden": 8, "seq": 12, "vocab": 50, "dropout": 0.2},
 }
 SPLITS: dict[str, dict[str, Any]] = {
     "dp-pp-ar": {"dp": 2, "pp": 2, "micro_batches": 2, "recompute": "full", "cuts": (4,)},
@@ -39,7 +40,7 @@ WHOLE_SPLITS: dict[str, dict[str, Any]] = {
 }
 """Of models whose tensors stay whole. Batch norms see micro-batches, so the reference must have the same."""
 ALWAYS = {("llama", "dp-pp-ar"), ("llama", "tp-pp"), ("gpt-dropout", "dp-pp-ar")} | {
-    (name, "dp-pp-ar") for name in ("vgg16", "resnet50")
+    (name, "dp-pp-ar") for name in ("vgg16", "resnet50", "gnmt")
 }
 
 

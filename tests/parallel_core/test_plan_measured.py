@@ -54,9 +54,15 @@ def test_prediction_holds_for_a_llama(yard: LocalYard, tmp_path: Path, split: di
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(
-    "model", [{"kind": "vgg16", "width": 8, "dropout": 0.5}, {"kind": "resnet50", "width": 8}, {"kind": "mlp"}]
+    "model",
+    [
+        {"kind": "vgg16", "width": 8, "dropout": 0.5},
+        {"kind": "resnet50", "width": 8},
+        {"kind": "mlp"},
+        {"kind": "gnmt", "layers": 2, "hidden": 64, "seq": 24, "vocab": 512},
+    ],
 )
-def test_prediction_holds_for_images(yard: LocalYard, tmp_path: Path, model: dict[str, Any], recompute: str) -> None:
+def test_prediction_holds_for_others(yard: LocalYard, tmp_path: Path, model: dict[str, Any], recompute: str) -> None:
     _assert_predicted(yard, tmp_path, model, {**PIPELINE, "recompute": recompute}, "fp32")
 
 

@@ -98,7 +98,7 @@ def test_units_of_a_model() -> None:
         (
             {"train": {"corpus": "/etc/passwd"}},
             "train.corpus",
-            "corpus must be 'stdlib', 'digits' or 'blob:' and the sha256 of an uploaded text.",
+            "corpus must be 'stdlib', 'digits', 'django' or 'blob:' and the sha256 of an uploaded text.",
         ),
     ],
 )

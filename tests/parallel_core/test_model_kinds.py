@@ -1,4 +1,4 @@
-"""Models of images: published sizes, the digits, batch normalisation, and what is refused."""
+"""Models other than GPTs: published sizes, the digits, batch normalisation, and what is refused."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from parallel_core.plan.units import parameter_count, unit_costs
 from parallel_core.spec import ModelSpec, RunSpec, field_errors
 
 SMALL = [
+    ModelSpec(kind="gnmt", layers=2, hidden=8, seq=6, vocab=30),
     ModelSpec(kind="mlp", layers=2, hidden=20),
     ModelSpec(kind="vgg16", width=2, dropout=0.5),
     ModelSpec(kind="resnet50", width=2, image=64),
@@ -118,6 +119,8 @@ def test_recomputation_leaves_running_statistics_alone() -> None:
         ({"model": {"kind": "vgg16", "image": 40}}, "model.image", "try 32 or 64"),
         ({"model": {"kind": "resnet50"}, "parallel": {"tp": 2}}, "parallel.tp", "convolutions are not split"),
         ({"model": {"kind": "mlp"}, "parallel": {"tp": 2}}, "parallel.tp", "use tensor=1"),
+        ({"model": {"kind": "gnmt"}, "parallel": {"tp": 2}}, "parallel.tp", "each position needs the one before"),
+        ({"model": {"kind": "gnmt", "hidden": 7}}, "model.hidden", "try 8"),
         ({"model": {"kind": "vgg16", "heads": 8}}, "model.heads", "a vgg16 model has no field heads; it has width,"),
         ({"model": {"kind": "mlp"}, "train": {"corpus": "stdlib"}}, "train.corpus", "a mlp model trains on 'digits'"),
         ({"model": {"kind": "gpt"}, "train": {"corpus": "digits"}}, "train.corpus", "'stdlib' or an uploaded text"),

@@ -1,0 +1,78 @@
+"""Sentence pairs: the German catalogues (.po) in Django's own wheel, which are read as files and never imported."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections import Counter
+from functools import cache, lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from parallel_core.data.corpus import CorpusError
+
+LANGUAGE = "de"
+PADDING, BEGIN, END, UNKNOWN = range(4)
+_WORD = re.compile(r"\w+|[^\w\s]")
+_ENTRY = re.compile(r'^msgid ((?:".*"\n)+)msgstr ((?:".*"\n?)+)', re.MULTILINE)
+
+
+def words(text: str) -> list[str]:
+    """Words and punctuation marks in small letters."""
+    return _WORD.findall(text.lower())
+
+
+def parse(catalogue: str) -> list[tuple[str, str]]:
+    """(message, translation) of a .po file; plural forms, comments and what is not translated are left out."""
+    pairs = ((_joined(a), _joined(b)) for a, b in _ENTRY.findall(catalogue))
+    return [(a, b) for a, b in pairs if words(a) and words(b)]
+
+
+def _joined(lines: str) -> str:
+    """The quoted lines of a string as one."""
+    return "".join(ast.literal_eval(line) for line in lines.splitlines())
+
+
+@cache
+def sentences() -> list[tuple[str, str]]:
+    """All pairs in the order of the files' paths, each once. Raises CorpusError where Django is not installed."""
+    found = importlib.util.find_spec("django")  # looks for it, does not import it
+    folders = list(found.submodule_search_locations or []) if found else []
+    files = [path for folder in folders for path in sorted(Path(folder).rglob(f"locale/{LANGUAGE}/LC_MESSAGES/*.po"))]
+    if not files:
+        raise CorpusError("corpus django is not on this worker: its sentences come with Django; install django there.")
+    return list(dict.fromkeys(pair for path in files for pair in parse(path.read_text(encoding="utf-8"))))
+
+
+@lru_cache(maxsize=4)
+def vocabulary(size: int) -> dict[str, int]:
+    """The most frequent words of both languages, numbered behind the four marks."""
+    counts = Counter(word for pair in sentences() for text in pair for word in words(text))
+    often = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: number for number, word in enumerate(often[: max(size - 4, 0)], 4)}
+
+
+class Pairs:
+    """Pairs of at most `seq` words each, cut and padded to that length."""
+
+    def __init__(self, seq: int, vocab: int) -> None:
+        numbers, found = vocabulary(vocab), sentences()
+        self.length = len(found)
+        self._inputs = np.full((self.length, 2, seq), PADDING, np.int64)
+        self._targets = np.full((self.length, seq), -1, np.int64)
+        for row, pair in enumerate(found):
+            source, target = ([numbers.get(word, UNKNOWN) for word in words(text)] for text in pair)
+            shifted, whole = [BEGIN, *target][:seq], [*target, END][:seq]
+            self._inputs[row, 0, : len(source[:seq])] = source[:seq]
+            self._inputs[row, 1, : len(shifted)] = shifted
+            self._targets[row, : len(whole)] = whole
+
+    def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Source and target shifted by one (n, 2, seq), target (n, seq); padding does not count (-1)."""
+        return self._inputs[numbers], self._targets[numbers]
+
+    def count(self, numbers: np.ndarray) -> int:
+        """Words of the targets, each sentence's end included."""
+        return int((self._targets[numbers] >= 0).sum())
