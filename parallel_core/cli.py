@@ -16,7 +16,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.local import LocalYard, Outcome, points
 from parallel_core.observe.records import Frame
-from parallel_core.spec import RunSpec, field_errors
+from parallel_core.spec import DRAWN, RunSpec, field_errors
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     train.set_defaults(run=_train)
     schedule = commands.add_parser("schedule", help="print what every pipeline rank does in one step")
     schedule.add_argument("spec", type=Path)
-    schedule.add_argument("--csv", action="store_true", help="one row a pipeline rank, for other tools")
+    form = schedule.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="compute alone, one row a rank, as PyTorch spells it")
+    form.add_argument("--json", action="store_true", help="every operation of every rank")
     schedule.set_defaults(run=_schedule)
     calibrate = commands.add_parser("calibrate", help="find the model whose step takes 50-200 ms here (JSON)")
     calibrate.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -62,11 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_spec(path: Path) -> RunSpec:
-    """The RunSpec in a JSON file; raises _Wrong with one line a wrong field."""
+def read_spec(path: Path, drawn: bool = False) -> RunSpec:
+    """The RunSpec in a JSON file; raises _Wrong with one line a wrong field. `drawn`: its schedule need not run."""
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text()
-        return RunSpec.model_validate(json.loads(text))
+        return RunSpec.model_validate(json.loads(text), context={DRAWN: drawn})
     except ValidationError as error:
         lines = [f"{path} cannot be trained:", *(f"  {name}: {why}" for name, why in field_errors(error).items())]
         raise _Wrong("\n".join(lines)) from error
@@ -124,11 +126,16 @@ def _ending(outcome: Outcome) -> str:
 
 def _schedule(options: argparse.Namespace) -> int:
     from parallel_core import schedule
-    from parallel_core.schedule import check, text
+    from parallel_core.schedule import table, text
+    from parallel_core.schedule.check import check
+    from parallel_core.simulate.picture import caption, picture
 
-    made = schedule.build(read_spec(options.spec))
-    check.check(made)
-    print(text.to_csv(made).rstrip() if options.csv else f"{text.picture(made)}\n\n{text.grid(made)}")
+    made = schedule.build(read_spec(options.spec, drawn=True))
+    check(made)
+    if options.csv or options.json:
+        print((table.to_csv if options.csv else table.to_json)(made).rstrip())
+    else:
+        print(f"{picture(made)}\n{caption(made)}\n\n{text.grid(made)}")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 A run of dp x tp x pp fills a box of ranks. Tensor ranks are neighbours (they talk most), then replicas, then the
 *places* of the pipeline: `rank = (place * dp + replica) * tp + tensor`. A place holds one stage or, with model chunks,
-several (`schedule.traits` says which). Schedules know only *pipeline ranks*, `replica * pp + place`; a tensor-parallel
+several (the schedule says which). Schedules know only *pipeline ranks*, `replica * pp + place`; a tensor-parallel
 group walks the program of one pipeline rank together.
 """
 
@@ -13,8 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from parallel_core.plan.partition import flop_weights, min_max_cut
-from parallel_core.schedule import traits
-from parallel_core.schedule.traits import Shape
+from parallel_core.schedule import places
 from parallel_core.spec import RunSpec
 
 
@@ -36,8 +35,8 @@ class Layout:
     micro_batches: int
     """Over all replicas: global ids are 0 .. micro_batches - 1."""
     stage_units: tuple[tuple[int, ...], ...]
-    shape: Shape = "line"
-    """How the stages are laid on the places."""
+    places: tuple[int, ...]
+    """The place of every stage."""
 
     @classmethod
     def of(cls, spec: RunSpec) -> Layout:
@@ -46,8 +45,7 @@ class Layout:
         cuts = split.cuts if split.cuts is not None else min_max_cut(flop_weights(spec.model), split.stages)
         edges = (0, *cuts, units)
         stages = tuple(tuple(range(a, b)) for a, b in pairwise(edges))
-        shape = traits.TRAITS[split.schedule].shape
-        return cls(split.dp, split.tp, split.pp, split.dp * split.micro_batches, stages, shape)
+        return cls(split.dp, split.tp, split.pp, split.dp * split.micro_batches, stages, places(split))
 
     @property
     def world(self) -> int:
@@ -59,11 +57,11 @@ class Layout:
 
     def place(self, stage: int) -> int:
         """Place that holds stage `stage`."""
-        return traits.place(self.shape, stage, self.pp)
+        return self.places[stage]
 
     def stages_of(self, place: int) -> tuple[int, ...]:
         """Stages that stand on `place`, ascending."""
-        return traits.stages_of(self.shape, place, self.pp, self.stages // self.pp)
+        return tuple(stage for stage, home in enumerate(self.places) if home == place)
 
     def coords(self, rank: int) -> Coords:
         """Coordinates of global rank `rank`; raises ValueError outside 0 .. world - 1."""

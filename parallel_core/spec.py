@@ -17,10 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validat
 from parallel_core import limits
 from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import KINDS, outline_of
+from parallel_core.pipeline_rules import check_pipeline
 from parallel_core.rules import describe as describe
 from parallel_core.rules import divisors, few, rule
 from parallel_core.rules import field_errors as field_errors
-from parallel_core.schedule.traits import TRAITS, ScheduleName, allowed_chunks, runnable
+from parallel_core.schedule.custom import read
+from parallel_core.schedule.traits import TRAITS, ScheduleName
 
 Recompute = Literal["none", "full"]
 Precision = Literal["fp32", "fp64", "bf16", "fp16"]
@@ -45,7 +47,8 @@ class ParallelSpec(_Spec):
     """How the run is split: dp x tp x pp ranks, one device each.
 
     `micro_batches` counts per data-parallel replica. `chunks` is the number of stages ("model chunks", "virtual
-    stages") on each pipeline rank; None = what the schedule is made for. `cuts` are unit indices (of
+    stages") on each pipeline rank; None = what the schedule is made for. `program` is the CSV of schedule "custom"
+    (`schedule.table`), for one replica. `cuts` are unit indices (of
     `ModelSpec.units`) at which the stages 1, 2, .. begin; None lets the engine balance the stages by FLOP count.
     """
 
@@ -55,6 +58,7 @@ class ParallelSpec(_Spec):
     schedule: ScheduleName = "1f1b"
     micro_batches: Annotated[int, Field(ge=1, le=limits.MAX_MICRO_BATCHES)] = 1
     chunks: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] | None = None
+    program: Annotated[str, Field(max_length=limits.MAX_PROGRAM)] | None = None
     recompute: Recompute = "none"
     zero: Annotated[int, Field(ge=0, le=1)] = 0
     """ZeRO stage (Rajbhandari et al. 2020): 1 shards moments and master weights over the replicas."""
@@ -70,6 +74,8 @@ class ParallelSpec(_Spec):
         """Stages on each pipeline rank: `chunks`, or the schedule's own number; 1 without a pipeline."""
         if self.pp == 1:
             return 1
+        if self.program is not None:
+            return read(self.program).stages // self.pp
         return self.chunks or TRAITS[self.schedule].chunks
 
     @property
@@ -150,11 +156,12 @@ class RunSpec(_Spec):
 
     @model_validator(mode="after")
     def _combinations(self, info: ValidationInfo) -> Self:
-        if not (info.context or {}).get(DRAWN):
-            _check_runs(self)
-        checks = (_check_corpus, _check_tensor, _check_chunks, _check_stages, _check_batch, _check_zero, _check_steps)
-        for check in checks:
-            check(self)
+        _check_corpus(self)
+        _check_tensor(self)
+        check_pipeline(self.parallel, len(self.model.units()), drawn=bool((info.context or {}).get(DRAWN)))
+        _check_batch(self)
+        _check_zero(self)
+        _check_steps(self)
         return self
 
     @property
@@ -194,60 +201,6 @@ def _check_corpus(spec: RunSpec) -> None:
 def _check_tensor(spec: RunSpec) -> None:
     if spec.parallel.tp > 1:
         outline_of(spec.model).check_tensor(spec.parallel.tp)
-
-
-def _check_runs(spec: RunSpec) -> None:
-    name = spec.parallel.schedule
-    if TRAITS[name].refused:
-        others = ", ".join(runnable())
-        raise rule(("parallel.schedule",), f"schedule={name} cannot run: {TRAITS[name].refused}; try {others}.")
-
-
-def _check_chunks(spec: RunSpec) -> None:
-    split, traits = spec.parallel, TRAITS[spec.parallel.schedule]
-    if split.chunks is None:
-        return
-    if split.pp == 1 and split.chunks > 1:
-        raise rule(
-            ("parallel.chunks", "parallel.pp"),
-            f"chunks={split.chunks} needs a pipeline; leave it empty, or use pipeline=2 or more.",
-        )
-    if split.pp > 1 and not traits.least <= split.chunks <= (traits.most or split.chunks):
-        allowed = allowed_chunks(split.schedule)
-        raise rule(
-            ("parallel.chunks", "parallel.schedule"),
-            f"chunks={split.chunks} does not fit schedule={split.schedule}; use {allowed}, or leave it empty.",
-        )
-
-
-def _check_stages(spec: RunSpec) -> None:
-    split, cuts, units = spec.parallel, spec.parallel.cuts, len(spec.model.units())
-    v = split.chunks_per_rank
-    shape = f"pipeline={split.pp}" if v == 1 else f"pipeline={split.pp} x chunks={v}"
-    total = "" if v == 1 else f" = {split.stages}"
-    if split.stages > units:
-        field = "parallel.pp" if v == 1 else "parallel.chunks"
-        raise rule(
-            (field, "parallel.pp", "model.layers"),
-            f"{shape}{total} stages over {units} cuttable layers; {_fewer_stages(spec, units)}.",
-        )
-    if cuts is None:
-        return
-    if len(cuts) != split.stages - 1:
-        raise rule(("parallel.cuts", "parallel.pp"), f"{shape} needs {split.stages - 1} cuts, got {len(cuts)}.")
-    if list(cuts) != sorted(set(cuts)) or (cuts and cuts[-1] >= units):
-        raise rule(("parallel.cuts",), f"cuts must rise strictly within 1 .. {units - 1}; got {list(cuts)}.")
-
-
-def _fewer_stages(spec: RunSpec, units: int) -> str:
-    """What would bring the number of stages down to `units`."""
-    split, least = spec.parallel, TRAITS[spec.parallel.schedule].least
-    if split.chunks_per_rank == 1:
-        return f"use at most {units}"
-    ways = [f"chunks={units // split.pp}"] if units // split.pp >= least else []
-    if units // split.chunks_per_rank > 1:
-        ways.append(f"pipeline={units // split.chunks_per_rank}")
-    return f"use at most {' or '.join(ways)}" if ways else f"schedule={split.schedule} needs more layers"
 
 
 def _check_batch(spec: RunSpec) -> None:

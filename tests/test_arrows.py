@@ -21,6 +21,7 @@ TORCH_FREE = (
     "parallel_core.layout",
     "parallel_core.schedule",
     "parallel_core.schedule.check",
+    "parallel_core.simulate",
     "parallel_core.plan.memory",
     "parallel_core.plan.partition",
     "parallel_core.plan.strategy",

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from parallel_core import limits
 from parallel_core.outline import KINDS
-from parallel_core.schedule.traits import runnable
+from parallel_core.schedule.traits import TRAITS, runnable
 from parallel_core.spec import RunSpec
 
 MIB = 1024 * 1024
@@ -79,6 +79,7 @@ GROUPS = (
             Entry("parallel.schedule", "Pipeline schedule"),
             Entry("parallel.micro_batches", "Micro-batches", "for each replica"),
             Entry("parallel.chunks", "Model chunks", "stages on each rank; empty: the schedule's own"),
+            Entry("parallel.program", "Own schedule", "CSV as PyTorch spells it; for schedule Custom alone"),
             Entry("parallel.recompute", "Activation recomputation"),
             Entry("parallel.zero", "ZeRO stage", "1: replicas share the optimizer's state"),
             Entry("parallel.cuts", "Stage cuts", "e.g. 3, 6; empty balances them by FLOPs"),
@@ -123,9 +124,7 @@ GROUPS = (
 ENTRIES = {entry.path: entry for group in GROUPS for entry in group.entries}
 
 CHOICE_LABELS = {
-    "naive": "Naive layer-wise",
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
+    **{name: traits.label.removeprefix("PP-") for name, traits in TRAITS.items()},
     "none": "None: keep activations",
     "full": "Full: recompute every block",
     "cpu": "CPU",
@@ -205,6 +204,8 @@ def _plain_field(entry: Entry) -> forms.Field:
     if info.annotation is bool:
         return forms.BooleanField(label=entry.label, required=False, help_text=hint)
     widget: forms.Widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
+    if entry.path == "parallel.program":
+        widget = forms.Textarea(attrs={"rows": 4, "spellcheck": "false", "autocomplete": "off"})
     words = [word for word in typing.get_args(info.annotation) if isinstance(word, str)]
     if entry.path == "parallel.schedule":
         words = runnable()

@@ -9,18 +9,30 @@ a whole stage at a time of their own choosing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from parallel_core.schedule import gpipe, interleaved, naive, one_f_one_b
-from parallel_core.schedule.ir import Kind, Op, Schedule
+from parallel_core.schedule import (
+    dualpipe_v,
+    gpipe,
+    interleaved,
+    looped_bfs,
+    naive,
+    one_f_one_b,
+    v_blocks,
+    zb_v,
+    zero_bubble,
+)
+from parallel_core.schedule.custom import read
+from parallel_core.schedule.held import states
+from parallel_core.schedule.ir import Op, Schedule
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step
+from parallel_core.schedule.passes.replicate import replicate
 from parallel_core.schedule.traits import TRAITS, place
 
 if TYPE_CHECKING:
-    from parallel_core.spec import RunSpec
+    from parallel_core.spec import ParallelSpec, RunSpec
 
 
 class _Maker(NamedTuple):
@@ -33,19 +45,32 @@ _MAKERS = {
     "gpipe": _Maker(gpipe.programs, gpipe.in_flight),
     "1f1b": _Maker(one_f_one_b.programs, one_f_one_b.in_flight),
     "interleaved": _Maker(interleaved.programs),
+    "looped-bfs": _Maker(looped_bfs.programs),
+    "zb-h1": _Maker(zero_bubble.h1),
+    "zb-h2": _Maker(zero_bubble.h2),
+    "zb-v": _Maker(zb_v.programs),
+    "v-half": _Maker(v_blocks.v_half),
+    "v-min": _Maker(v_blocks.v_min),
+    "dualpipe-v": _Maker(dualpipe_v.programs),
 }
 
 
 def names() -> tuple[str, ...]:
-    """Names of the schedules, simplest first."""
+    """Names of the schedules that are made here, simplest first."""
     return tuple(_MAKERS)
 
 
 def build(spec: RunSpec) -> Schedule:
-    """The fully lowered schedule of a run: F, BW, SEND/RECV, the sums over replicas (dp > 1) and OPT_STEP."""
+    """The fully lowered schedule of a run: compute, SEND/RECV, the sums over replicas (dp > 1) and OPT_STEP."""
     split = spec.parallel
-    plain = compute_only(split.schedule, split.pp, split.micro_batches, split.dp, split.chunks_per_rank)
-    return reduce_and_step(communicate(plain), sharded=split.zero > 0)
+    return reduce_and_step(communicate(replicate(_plain(split), split.dp)), sharded=split.zero > 0)
+
+
+def places(split: ParallelSpec) -> tuple[int, ...]:
+    """The place 0 .. pp - 1 of every stage."""
+    if split.program is not None:
+        return tuple(rank for (rank,) in read(split.program).placement)
+    return tuple(place(TRAITS[split.schedule].shape, stage, split.pp) for stage in range(split.stages))
 
 
 def compute_only(name: str, pp: int, micro_batches: int, replicas: int = 1, chunks: int | None = None) -> Schedule:
@@ -55,17 +80,16 @@ def compute_only(name: str, pp: int, micro_batches: int, replicas: int = 1, chun
     Without a pipeline there is nothing to schedule: whatever the name, micro-batches are accumulated one by one.
     """
     chunks = (chunks or TRAITS[name].chunks) if pp > 1 else 1
-    shape = TRAITS[name].shape
     made = _maker(name, pp).programs(pp, chunks, micro_batches)
-    programs = tuple(
-        tuple(replace(op, micro_batch=op.micro_batch * replicas + replica, replica=replica) for op in program)
-        for replica in range(replicas)
-        for program in made
-    )
-    placement = tuple(
-        tuple(replica * pp + place(shape, stage, pp) for replica in range(replicas)) for stage in range(pp * chunks)
-    )
-    return Schedule(name, pp * chunks, micro_batches * replicas, placement, programs)
+    placement = tuple((place(TRAITS[name].shape, stage, pp),) for stage in range(pp * chunks))
+    return replicate(Schedule(name, pp * chunks, micro_batches, placement, tuple(map(tuple, made))), replicas)
+
+
+def _plain(split: ParallelSpec) -> Schedule:
+    """The compute-only schedule of one replica."""
+    if split.program is not None:
+        return read(split.program)
+    return compute_only(split.schedule, split.pp, split.micro_batches, chunks=split.chunks_per_rank)
 
 
 def in_flight(name: str, stage: int, pp: int, micro_batches: int, chunks: int | None = None) -> int:
@@ -75,20 +99,7 @@ def in_flight(name: str, stage: int, pp: int, micro_batches: int, chunks: int | 
         return maker.in_flight(stage, pp, micro_batches)
     made = compute_only(name, pp, micro_batches, chunks=chunks)
     (rank,) = made.placement[stage]
-    return _peak(op for op in made.programs[rank] if op.stage == stage)
-
-
-def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """For each pipeline rank, the most that were forward but not yet backward at one time, over all its stages."""
-    return tuple(map(_peak, schedule.programs))
-
-
-def _peak(program: Iterable[Op]) -> int:
-    held = peak = 0
-    for op in program:
-        held += (op.kind is Kind.F) - (op.kind in (Kind.BW, Kind.B))
-        peak = max(peak, held)
-    return peak
+    return max(held.forward for held in states(made.programs[rank], stage))
 
 
 def _maker(name: str, pp: int) -> _Maker:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 
-from parallel_core.schedule.ir import COMPUTE, P2P, REPLICA_COLLECTIVES, SENDS, Kind, Op, Schedule
+from parallel_core.schedule.ir import COMPUTE, P2P, REPLICA_COLLECTIVES, SENDS, Kind, Op, Program, Schedule
 from parallel_core.schedule.text import grid
 
+AHEAD = 2
+"""Receives that the engine posts at once on each link: all it needs to hide transfers behind computation."""
 _AT_THE_END = REPLICA_COLLECTIVES | {Kind.OPT_STEP}
-Link = tuple[int, int]
-"""Sending and receiving pipeline rank."""
+Link = tuple[int, int, bool]
+"""Sending and receiving pipeline rank, and whether activations (or gradients) travel."""
 
 
 class ScheduleError(ValueError):
@@ -20,26 +23,55 @@ class ScheduleError(ValueError):
         self.message, self.rank, self.index = message, rank, index
 
 
-def check(schedule: Schedule) -> None:
+def check(schedule: Schedule, ahead: int | None = None) -> None:
     """Raises ScheduleError unless the schedule is right:
 
     1. every operation stands on the pipeline rank that holds its stage and replica;
-    2. every (stage, micro-batch) is forward once and backward once, forward first;
+    2. every (stage, micro-batch) is forward once and backward once, forward first; B comes before W;
     3. a compute operation has its input received (or made on the same rank) before it, its output sent behind it;
     4. sends and receives are one to one and in the same order on both ends of every link;
     5. under flush all weight versions are 0, otherwise forward and backward of a micro-batch agree; the gradients are
        summed and the optimizer steps once, at the end;
-    6. it ends: no deadlock, even if every send blocked until its receive is posted (a rendezvous, as with gloo) and
-       each rank posted but one receive ahead of those it has waited for, on each link. The engine does better (sends
-       are asynchronous too), so it cannot deadlock either.
+    6. it ends: no rank waits for good.
+
+    What the engine has to do for 4 and 6 to hold: activations and gradients from one rank to another are two links,
+    each first in, first out (where stages go there and back, as in a V, the order between the two differs at both
+    ends). A rank waits in RECV and in sums over replicas alone. SEND returns at once, and its tensor is kept until the
+    receive is posted, however many are under way: a transfer may be a rendezvous, as with gloo. Receives are posted in
+    program order, each at the latest when the rank comes to it.
+
+    `ahead` proves more: it ends even if SEND blocked until its receive is posted, and each rank had posted that many
+    receives beyond those it has waited for, on every link (`receives_ahead` finds the least that will do).
     """
-    for prove in (_placed, _once, _fed, _paired, _versions, _ends, _terminates):
+    for prove in (_placed, _once, _fed, _paired, _versions, _ends):
         prove(schedule)
+    _terminates(schedule, ahead)
+
+
+def receives_ahead(schedule: Schedule) -> int:
+    """The least `ahead` of `check` with which `schedule` ends although SENDs block: 1 where it is never a matter.
+
+    Raises ScheduleError where it does not end even if they do not.
+    """
+    _terminates(schedule, None)
+    low, high = 1, max(map(len, schedule.programs))
+    while low < high:
+        middle = (low + high) // 2
+        if _Walk(schedule, middle).stuck():
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _parts(program: Program) -> Iterator[tuple[int, Op]]:
+    """Every operation with its position; the two halves of a PAIR one after the other."""
+    return ((i, part) for i, op in enumerate(program) for part in op.parts())
 
 
 def _placed(schedule: Schedule) -> None:
     for rank, program in enumerate(schedule.programs):
-        for i, op in enumerate(program):
+        for i, op in _parts(program):
             if not 0 <= op.stage < schedule.stages or not 0 <= op.replica < len(schedule.placement[op.stage]):
                 raise ScheduleError(f"{op} names a stage or replica that does not exist.", schedule, rank, i)
             home = schedule.placement[op.stage][op.replica]
@@ -57,7 +89,7 @@ def _once(schedule: Schedule) -> None:
 def _once_on(schedule: Schedule, stage: int, rank: int, wanted: range) -> None:
     program = schedule.programs[rank]
     state: dict[int, set[Kind]] = defaultdict(set)
-    for i, op in enumerate(program):
+    for i, op in _parts(program):
         if op.stage != stage or op.kind not in COMPUTE:
             continue
         seen = state[op.micro_batch]
@@ -85,8 +117,8 @@ def _once_on(schedule: Schedule, stage: int, rank: int, wanted: range) -> None:
 def _fed(schedule: Schedule) -> None:
     """Every edge between stages has its RECV (on the same rank: its maker) before its consumer, its SEND behind it."""
     for rank, program in enumerate(schedule.programs):
-        at = {(op.kind, op.stage, op.micro_batch): i for i, op in enumerate(program)}
-        for i, op in enumerate(program):
+        at = {(op.kind, op.stage, op.micro_batch): i for i, op in _parts(program)}
+        for i, op in _parts(program):
             if op.kind not in (Kind.F, Kind.B, Kind.BW):
                 continue
             forward = op.kind is Kind.F
@@ -136,9 +168,9 @@ def _paired(schedule: Schedule) -> None:
             raise ScheduleError(f"{schedule.programs[link[1]][j]} is never sent.", schedule, link[1], j)
 
 
-def _traffic(schedule: Schedule, sends: bool) -> dict[Link, list[tuple[int, tuple[bool, int, int]]]]:
-    """For each link its (position, (activation?, receiving stage, micro-batch)) in program order, at one end."""
-    out: dict[Link, list[tuple[int, tuple[bool, int, int]]]] = defaultdict(list)
+def _traffic(schedule: Schedule, sends: bool) -> dict[Link, list[tuple[int, tuple[int, int]]]]:
+    """For each link its (position, (receiving stage, micro-batch)) in program order, at one end."""
+    out: dict[Link, list[tuple[int, tuple[int, int]]]] = defaultdict(list)
     for rank, program in enumerate(schedule.programs):
         for i, op in enumerate(program):
             if op.kind not in P2P or (op.kind in SENDS) != sends:
@@ -147,14 +179,15 @@ def _traffic(schedule: Schedule, sends: bool) -> dict[Link, list[tuple[int, tupl
                 raise ScheduleError(f"{op} names rank {op.peer}, which does not exist.", schedule, rank, i)
             forward = op.kind in (Kind.SEND_ACT, Kind.RECV_ACT)
             target = op.stage + (1 if forward else -1) if sends else op.stage
-            out[(rank, op.peer) if sends else (op.peer, rank)].append((i, (forward, target, op.micro_batch)))
+            ends = (rank, op.peer) if sends else (op.peer, rank)
+            out[*ends, forward].append((i, (target, op.micro_batch)))
     return out
 
 
 def _versions(schedule: Schedule) -> None:
     for rank, program in enumerate(schedule.programs):
         forward: dict[tuple[int, int], int] = {}
-        for i, op in enumerate(program):
+        for i, op in _parts(program):
             if schedule.sync == "flush" and op.version:
                 raise ScheduleError(f"{op} uses weight version {op.version} under flush.", schedule, rank, i)
             if op.kind in COMPUTE and forward.setdefault((op.stage, op.micro_batch), op.version) != op.version:
@@ -170,7 +203,7 @@ def _ends(schedule: Schedule) -> None:
     if schedule.sync != "flush":
         return
     for rank, program in enumerate(schedule.programs):
-        last = {op.stage: i for i, op in enumerate(program) if op.kind in COMPUTE}
+        last = {op.stage: i for i, op in _parts(program) if op.kind in COMPUTE}
         count = Counter((op.kind, op.stage) for op in program)
         for stage, after in last.items():
             wanted = [Kind.ALLREDUCE, Kind.OPT_STEP] if len(schedule.placement[stage]) > 1 else [Kind.OPT_STEP]
@@ -182,58 +215,55 @@ def _ends(schedule: Schedule) -> None:
                 raise ScheduleError(f"stage {stage} must end with {names}, once.", schedule, rank, after)
 
 
-def _terminates(schedule: Schedule) -> None:
-    walk = _Walk(schedule)
-    while any([walk.advance(rank) for rank in range(schedule.pipeline_ranks)]):  # noqa: C419 - every rank has its turn
-        pass
-    stuck = [rank for rank, program in enumerate(schedule.programs) if walk.at[rank] < len(program)]
-    if stuck:
-        waits = "; ".join(walk.waiting(rank) for rank in stuck)
+def _terminates(schedule: Schedule, ahead: int | None) -> None:
+    walk = _Walk(schedule, ahead)
+    if stuck := walk.stuck():
+        waits = "; ".join(map(walk.waiting, stuck))
         raise ScheduleError(f"deadlock: {waits}.", schedule, stuck[0], walk.at[stuck[0]])
 
 
 class _Walk:
     """All ranks walking their programs under the rules of `check`, point 6."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
+    def __init__(self, schedule: Schedule, ahead: int | None) -> None:
+        self.schedule, self.ahead = schedule, ahead
         self.at = [0] * schedule.pipeline_ranks
         self.sent: Counter[Link] = Counter()
         self.received: Counter[Link] = Counter()
+        self.reached: dict[tuple[Kind, int], set[int]] = defaultdict(set)
 
-    def op(self, rank: int) -> Op:
-        return self.schedule.programs[rank][self.at[rank]]
+    def stuck(self) -> list[int]:
+        """Walks until no rank can go on; the ranks that are not at their end."""
+        while any([self.advance(rank) for rank in range(self.schedule.pipeline_ranks)]):  # noqa: C419 - each has a turn
+            pass
+        return [rank for rank, program in enumerate(self.schedule.programs) if self.at[rank] < len(program)]
 
     def waiting(self, rank: int) -> str:
-        op = self.op(rank)
+        op = self.schedule.programs[rank][self.at[rank]]
         others = self.schedule.placement[op.stage] if op.kind in REPLICA_COLLECTIVES else [op.peer]
         return f"rank {rank} waits in {op} for rank {', '.join(str(other) for other in others if other != rank)}"
 
     def advance(self, rank: int) -> bool:
         """Walks `rank` until it has to wait; says whether it moved."""
-        start = self.at[rank]
-        while self.at[rank] < len(self.schedule.programs[rank]) and self._may_pass(rank, self.op(rank)):
+        start, program = self.at[rank], self.schedule.programs[rank]
+        while self.at[rank] < len(program) and self._may_pass(rank, program[self.at[rank]]):
             self.at[rank] += 1
         return self.at[rank] > start
 
     def _may_pass(self, rank: int, op: Op) -> bool:
+        forward = op.kind in (Kind.SEND_ACT, Kind.RECV_ACT)
         if op.kind in SENDS:
-            return self._exchange(self.sent, (rank, op.peer), self.received[rank, op.peer])
-        if op.kind in P2P:
-            return self._exchange(self.received, (op.peer, rank), self.sent[op.peer, rank] - 1)
-        if op.kind in REPLICA_COLLECTIVES:
-            return all(self._has_reached(other, op) for other in self.schedule.placement[op.stage])
+            link = (rank, op.peer, forward)
+            if self.ahead is not None and self.sent[link] >= self.received[link] + self.ahead:
+                return False
+            self.sent[link] += 1
+        elif op.kind in P2P:
+            link = (op.peer, rank, forward)
+            if self.received[link] >= self.sent[link]:
+                return False
+            self.received[link] += 1
+        elif op.kind in REPLICA_COLLECTIVES:
+            here = self.reached[op.kind, op.stage]
+            here.add(rank)
+            return len(here) == len(self.schedule.placement[op.stage])
         return True
-
-    @staticmethod
-    def _exchange(count: Counter[Link], link: Link, limit: int) -> bool:
-        """Passes operation number `count` of a link if that is at most `limit`."""
-        if count[link] > limit:
-            return False
-        count[link] += 1
-        return True
-
-    def _has_reached(self, rank: int, op: Op) -> bool:
-        """Whether `rank` stands at, or is past, the same collective of the same stage."""
-        seen = self.schedule.programs[rank][: self.at[rank] + 1]
-        return any(other.kind is op.kind and other.stage == op.stage for other in seen)

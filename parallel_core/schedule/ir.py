@@ -61,6 +61,8 @@ class Op:
 
     `stage` is the stage the operation belongs to; `peer` is the pipeline rank at the other end of a SEND/RECV.
     `version` names a weight version by the number of micro-batches whose gradients it holds (0 under flush).
+    A PAIR is a forward, which `stage` and `micro_batch` name, and the BW that `partner` = (stage, micro-batch) names:
+    of two different micro-batches, so that neither needs the other.
     """
 
     kind: Kind
@@ -69,9 +71,20 @@ class Op:
     replica: int = 0
     version: int = 0
     peer: int = -1
+    partner: tuple[int, int] | None = None
+
+    def parts(self) -> tuple[Op, ...]:
+        """The forward and the backward of a PAIR, which can be done in this order; of any other operation itself."""
+        if self.partner is None:
+            return (self,)
+        stage, micro_batch = self.partner
+        forward = Op(Kind.F, self.stage, self.micro_batch, self.replica, self.version)
+        return forward, Op(Kind.BW, stage, micro_batch, self.replica, self.version)
 
     def __str__(self) -> str:
-        """Spelling of torch.distributed.pipelining: stage, kind, micro-batch, e.g. `2F0`, `3SEND_ACT1`."""
+        """Stage, kind, micro-batch, e.g. `2F0`, `3SEND_ACT1`; a PAIR is `(0F5;3BW1)PAIR`."""
+        if self.partner is not None:
+            return f"({';'.join(map(str, self.parts()))})PAIR"
         tail = "" if self.micro_batch < 0 else str(self.micro_batch)
         return f"{self.stage}{self.kind.name}{tail}"
 

@@ -7,7 +7,20 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-ScheduleName = Literal["naive", "gpipe", "1f1b", "interleaved"]
+ScheduleName = Literal[
+    "naive",
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "looped-bfs",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "dualpipe-v",
+    "custom",
+]
 Sync = Literal["flush", "stash", "2bw"]
 Shape = Literal["line", "loop", "v"]
 """How stages lie on the places of a pipeline. `line`: one each; `loop`: round and round; `v`: there and back."""
@@ -24,18 +37,31 @@ class Traits(NamedTuple):
     most: int | None = 1
     split: bool = False
     """The backward is two operations: B (gradient of the input) and W (gradient of the weights)."""
+    pairs: bool = False
+    """Has PAIR operations, and needs at least as many micro-batches as there are stages."""
     sync: Sync = "flush"
     refused: str = ""
     """Why a run cannot use it; '' where it can."""
 
 
-_LATER = "the engine does not run several model chunks on a rank yet"
+CUSTOM: ScheduleName = "custom"
+"""The schedule whose program the spec carries."""
+_LATER = "the engine does not run it yet"
+DRAWN_ONLY = "it is drawn and simulated only"
 
 TRAITS: dict[str, Traits] = {
     "naive": Traits("Naive layer-wise"),
     "gpipe": Traits("PP-GPipe"),
     "1f1b": Traits("PP-1F1B"),
     "interleaved": Traits("PP-Interleaved", "loop", 2, 2, None, refused=_LATER),
+    "looped-bfs": Traits("PP-Looped BFS", "loop", 2, 2, None, refused=_LATER),
+    "zb-h1": Traits("PP-ZB-H1", split=True, refused=_LATER),
+    "zb-h2": Traits("PP-ZB-H2", split=True, refused=_LATER),
+    "zb-v": Traits("PP-ZB-V", "v", 2, 2, 2, split=True, refused=_LATER),
+    "v-half": Traits("PP-V-Half", "v", 2, 2, 2, split=True, refused=DRAWN_ONLY),
+    "v-min": Traits("PP-V-Min", "v", 2, 2, 2, split=True, refused=DRAWN_ONLY),
+    "dualpipe-v": Traits("PP-DualPipe-V", "v", 2, 2, 2, split=True, refused=_LATER, pairs=True),
+    CUSTOM: Traits("PP-Custom", most=None, refused=_LATER),
 }
 """Traits of every schedule by name, simplest first."""
 
@@ -46,15 +72,9 @@ def runnable() -> list[str]:
 
 
 def place(shape: Shape, stage: int, pp: int) -> int:
-    """Place 0 .. pp - 1 of stage `stage`; a V turns at either end, so that stages pp - 1 and pp are neighbours."""
+    """The place 0 .. pp - 1 of stage `stage`; a V turns at either end, so that stages pp - 1 and pp are neighbours."""
     turn, step = divmod(stage, pp)
     return pp - 1 - step if shape == "v" and turn % 2 else step
-
-
-def stages_of(shape: Shape, place: int, pp: int, chunks: int) -> tuple[int, ...]:
-    """Stages that stand on `place`, ascending: the inverse of `place`."""
-    back = pp - 1 - place
-    return tuple(chunk * pp + (back if shape == "v" and chunk % 2 else place) for chunk in range(chunks))
 
 
 def allowed_chunks(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from parallel_core.schedule.traits import TRAITS
+from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.spec import DRAWN, RunSpec
 
 
@@ -14,7 +14,8 @@ def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, 
     allow; `drawn`: with the schedules, too, that cannot run and are only drawn."""
     layers, tp = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 4]))
     pp, schedule, chunks = draw(_pipelines(min(max_degree, 2 * layers + 2), 2 * layers + 2, drawn))
-    dp, m = draw(st.integers(1, max_degree)), draw(st.integers(1, max_micro_batches))
+    least = 2 * pp if TRAITS[schedule].pairs and pp > 1 else 1
+    dp, m = draw(st.integers(1, max_degree)), draw(st.integers(least, max(least, max_micro_batches)))
     stages = pp * (chunks or 1)
     cut_sets = st.sets(st.integers(1, 2 * layers + 1), min_size=stages - 1, max_size=stages - 1)
     cuts = draw(st.none() | cut_sets.map(lambda found: tuple(sorted(found))))
@@ -43,9 +44,9 @@ def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, 
 
 @st.composite
 def _pipelines(draw: st.DrawFn, most_places: int, units: int, drawn: bool) -> tuple[int, str, int | None]:
-    """Places, schedule and chunks (None without a pipeline) that leave no stage empty."""
+    """Places, schedule (one's own is tested apart) and chunks (None without a pipeline) that leave no stage empty."""
     pp = draw(st.integers(1, most_places))
-    known = {name: traits for name, traits in TRAITS.items() if drawn or not traits.refused}
+    known = {name: traits for name, traits in TRAITS.items() if name != CUSTOM and (drawn or not traits.refused)}
     if pp == 1:
         return pp, draw(st.sampled_from(list(known))), None
     name = draw(st.sampled_from([name for name, traits in known.items() if pp * traits.least <= units]))

@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_core import schedule
-from parallel_core.schedule.check import ScheduleError, check
+from parallel_core.schedule.check import AHEAD, ScheduleError, check, receives_ahead
 from parallel_core.schedule.ir import P2P, Kind, Op, Program, Schedule
-from parallel_core.spec import RunSpec
+from parallel_core.spec import DRAWN, RunSpec
 from tests.parallel_core.strategies import run_specs
 
 
 def made(**split: object) -> Schedule:
     parallel = {"pp": 2, "micro_batches": 3, "schedule": "1f1b", **split}
-    return schedule.build(RunSpec.model_validate({"parallel": parallel, "train": {"global_batch": 24}}))
+    return schedule.build(
+        RunSpec.model_validate({"parallel": parallel, "train": {"global_batch": 24}}, context={DRAWN: True})
+    )
 
 
 def damaged(good: Schedule, rank: int, change: Callable[[list[Op]], object]) -> Schedule:
@@ -125,19 +127,44 @@ def test_ranks_that_wait_for_each_other_deadlock() -> None:
         check(crossed)
 
 
-def test_sends_that_block_each_other_deadlock() -> None:
+def test_sends_that_block_need_receives_posted_ahead() -> None:
     """Rank 0 sends all activations first, rank 1 returns each gradient at once: neither posts what the other sends.
 
-    With three micro-batches the one receive that each rank posts ahead is enough; with four it is not.
+    SEND does not block, so that this ends; if it did, one receive ahead would do for three micro-batches, not for four.
     """
-    for micro_batches, ends in ((3, True), (4, False)):
+    for micro_batches, ahead in ((3, 1), (4, 2)):
         first = made(schedule="gpipe", micro_batches=micro_batches)
         mixed = with_program(first, 1, made(micro_batches=micro_batches).programs[1])
-        if ends:
-            check(mixed)
-            continue
-        with pytest.raises(ScheduleError, match="deadlock: rank 0 waits in 0SEND_ACT3 for rank 1"):
-            check(mixed)
+        check(mixed)
+        check(mixed, ahead)
+        assert receives_ahead(mixed) == ahead
+    with pytest.raises(ScheduleError, match="deadlock: rank 0 waits in 0SEND_ACT3 for rank 1"):
+        check(mixed, 1)
+
+
+@given(run_specs(drawn=True))
+def test_every_schedule_ends_even_if_sends_block(spec: RunSpec) -> None:
+    """With the receives that the engine posts ahead; breadth first alone may need one for each micro-batch."""
+    ahead = spec.parallel.micro_batches if spec.parallel.schedule == "looped-bfs" else AHEAD
+    check(schedule.build(spec), ahead)
+
+
+def test_activations_and_gradients_between_two_ranks_are_two_links() -> None:
+    """In a V both go the same way, in another order at either end."""
+    check(made(schedule="zb-v", micro_batches=8))
+
+
+def test_what_is_made_on_the_same_rank_comes_first() -> None:
+    with pytest.raises(ScheduleError, match="2F0 comes before stage 1 made its input"):
+        check(damaged(made(schedule="zb-v", micro_batches=8), 1, swap("2F0", "1F0")))
+
+
+def test_a_pair_is_both_its_halves() -> None:
+    good = made(schedule="dualpipe-v", micro_batches=4)
+    pair = next(str(op) for op in good.programs[0] if op.kind is Kind.PAIR)
+    check(good)
+    with pytest.raises(ScheduleError, match="comes before its forward"):
+        check(damaged(good, 0, drop(pair)))
 
 
 def test_a_message_behind_the_reduction_is_late_but_right() -> None:

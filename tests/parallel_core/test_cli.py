@@ -18,6 +18,7 @@ from parallel_core import processes
 from parallel_core.local import LocalYard
 from parallel_core.observe import progress
 from parallel_core.observe.records import events_path, log_path, read_file
+from parallel_core.schedule.table import from_json
 from parallel_core.spec import RunSpec
 
 MODEL = {"layers": 2, "hidden": 16, "heads": 2, "seq": 16}
@@ -103,7 +104,16 @@ def test_a_failing_run_says_which_rank_where_and_why(tmp_path: Path) -> None:
 def test_schedule_prints_picture_grid_and_csv(written: Path) -> None:
     done = finished("schedule", str(written))
     assert done.returncode == 0 and "0SEND_ACT0" in done.stdout and "rank 1 |" in done.stdout
+    assert "50 % idle over busy on the worst rank" in done.stdout
     assert finished("schedule", str(written), "--csv").stdout.count("\n") == 2
+    assert from_json(finished("schedule", str(written), "--json").stdout).stages == 2
+
+
+def test_a_schedule_that_is_only_drawn_is_drawn_but_not_trained(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec(pp=2, schedule="v-min")))
+    assert "3W1" in finished("schedule", str(path)).stdout
+    assert "schedule=v-min cannot run" in finished("train", str(path)).stderr
 
 
 @pytest.fixture

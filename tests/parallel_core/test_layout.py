@@ -9,7 +9,6 @@ from hypothesis import given
 
 from parallel_core import schedule
 from parallel_core.layout import Coords, Layout
-from parallel_core.schedule import traits
 from parallel_core.spec import DRAWN, RunSpec
 from tests.parallel_core.strategies import run_specs
 
@@ -77,8 +76,9 @@ def test_stages_go_round_and_round() -> None:
 
 
 def test_a_v_turns_at_the_last_place() -> None:
-    assert [traits.place("v", stage, 3) for stage in range(6)] == [0, 1, 2, 2, 1, 0]
-    assert traits.stages_of("v", 0, 3, 2) == (0, 5)
+    box = layout(pp=3, schedule="zb-v")
+    assert [box.place(stage) for stage in range(6)] == [0, 1, 2, 2, 1, 0]
+    assert box.stages_of(0) == (0, 5)
 
 
 @given(run_specs(drawn=True))

@@ -13,7 +13,8 @@ def communicate(schedule: Schedule) -> Schedule:
     A RECV in a program is the place where the rank *waits*; the engine posts the receive earlier. Sends and receives
     on the link between two ranks therefore come in the order of the compute on both ends. Does not say how far ahead
     receives are posted, nor when a send's buffer is free again: `check` proves that one receive ahead is enough. Where
-    both stages stand on one rank nothing is added: the engine hands the tensor over in place.
+    both stages stand on one rank nothing is added: the engine hands the tensor over in place. Both halves of a PAIR
+    have their RECVs in front of it and their SENDs behind it.
     """
     return replace(schedule, programs=tuple(_lower(schedule, q) for q in range(schedule.pipeline_ranks)))
 
@@ -21,19 +22,29 @@ def communicate(schedule: Schedule) -> Schedule:
 def _lower(schedule: Schedule, rank: int) -> Program:
     out: list[Op] = []
     for op in schedule.programs[rank]:
-        if op.kind is Kind.W:  # needs nothing of its neighbours: B has sent the gradient of the input
-            out.append(op)
-            continue
-        before = replace(op, kind=Kind.RECV_ACT if op.kind is Kind.F else Kind.RECV_GRAD)
-        after = replace(op, kind=Kind.SEND_ACT if op.kind is Kind.F else Kind.SEND_GRAD)
-        step = 1 if op.kind is Kind.F else -1
-        source, target = _neighbour(schedule, op, -step), _neighbour(schedule, op, step)
-        if source >= 0:
-            out.append(replace(before, peer=source))
+        parts = [part for part in op.parts() if part.kind in (Kind.F, Kind.B, Kind.BW)]  # W needs nothing of peers
+        out += [_message(part, kind, peer) for part in parts for kind, peer in _sources(schedule, part)]
         out.append(op)
-        if target >= 0:
-            out.append(replace(after, peer=target))
+        out += [_message(part, kind, peer) for part in parts for kind, peer in _targets(schedule, part)]
     return tuple(out)
+
+
+def _message(op: Op, kind: Kind, peer: int) -> Op:
+    return Op(kind, op.stage, op.micro_batch, op.replica, op.version, peer)
+
+
+def _sources(schedule: Schedule, op: Op) -> list[tuple[Kind, int]]:
+    """The RECV that `op` needs, as (kind, peer); none where its input is made on this rank."""
+    forward = op.kind is Kind.F
+    peer = _neighbour(schedule, op, -1 if forward else 1)
+    return [(Kind.RECV_ACT if forward else Kind.RECV_GRAD, peer)] if peer >= 0 else []
+
+
+def _targets(schedule: Schedule, op: Op) -> list[tuple[Kind, int]]:
+    """The SEND of what `op` makes, as (kind, peer); none where it is needed on this rank."""
+    forward = op.kind is Kind.F
+    peer = _neighbour(schedule, op, 1 if forward else -1)
+    return [(Kind.SEND_ACT if forward else Kind.SEND_GRAD, peer)] if peer >= 0 else []
 
 
 def _neighbour(schedule: Schedule, op: Op, step: int) -> int:

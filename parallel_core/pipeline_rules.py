@@ -1,0 +1,108 @@
+"""What a pipeline may be: its schedule, chunks, own program, stages and cuts. Errors name fields and what would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallel_core.rules import rule
+from parallel_core.schedule.check import ScheduleError
+from parallel_core.schedule.custom import read
+from parallel_core.schedule.table import TableError
+from parallel_core.schedule.traits import CUSTOM, TRAITS, allowed_chunks, runnable
+
+if TYPE_CHECKING:
+    from parallel_core.spec import ParallelSpec
+
+
+def check_pipeline(split: ParallelSpec, units: int, drawn: bool) -> None:
+    """Raises the error of the first rule that `split` breaks for a model of `units` cuttable layers.
+
+    `drawn`: it is only simulated and drawn, so its schedule need not run.
+    """
+    if not drawn:
+        _check_runs(split)
+    for check in (_check_program, _check_micro_batches, _check_chunks):
+        check(split)
+    _check_stages(split, units)
+
+
+def _check_runs(split: ParallelSpec) -> None:
+    if reason := TRAITS[split.schedule].refused:
+        others = ", ".join(runnable())
+        raise rule(("parallel.schedule",), f"schedule={split.schedule} cannot run: {reason}; try {others}.")
+
+
+def _check_program(split: ParallelSpec) -> None:
+    if (split.schedule == CUSTOM) != (split.program is not None):
+        has = "has no program; give one" if split.program is None else "takes no program; leave it empty"
+        raise rule(("parallel.program", "parallel.schedule"), f"schedule={split.schedule} {has}, or choose another.")
+    if split.program is None:
+        return
+    try:
+        made = read(split.program)
+    except (TableError, ScheduleError) as error:
+        raise rule(("parallel.program",), str(error)) from error
+    chunks = made.stages // made.pipeline_ranks
+    for field, name, value, right in (
+        ("parallel.pp", "pipeline", split.pp, made.pipeline_ranks),
+        ("parallel.micro_batches", "micro-batches", split.micro_batches, made.micro_batches),
+        ("parallel.chunks", "chunks", split.chunks or chunks, chunks),
+    ):
+        if value != right:
+            raise rule((field, "parallel.program"), f"{name}={value} does not fit the program; use {right}.")
+
+
+def _check_micro_batches(split: ParallelSpec) -> None:
+    if TRAITS[split.schedule].pairs and split.pp > 1 and split.micro_batches < 2 * split.pp:
+        raise rule(
+            ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
+            f"schedule={split.schedule} with pipeline={split.pp} needs at least {2 * split.pp} micro-batches, "
+            f"got {split.micro_batches}.",
+        )
+
+
+def _check_chunks(split: ParallelSpec) -> None:
+    traits = TRAITS[split.schedule]
+    if split.chunks is None or split.program is not None:
+        return
+    if split.pp == 1 and split.chunks > 1:
+        raise rule(
+            ("parallel.chunks", "parallel.pp"),
+            f"chunks={split.chunks} needs a pipeline; leave it empty, or use pipeline=2 or more.",
+        )
+    if split.pp > 1 and not traits.least <= split.chunks <= (traits.most or split.chunks):
+        allowed = allowed_chunks(split.schedule)
+        raise rule(
+            ("parallel.chunks", "parallel.schedule"),
+            f"chunks={split.chunks} does not fit schedule={split.schedule}; use {allowed}, or leave it empty.",
+        )
+
+
+def _check_stages(split: ParallelSpec, units: int) -> None:
+    cuts, v = split.cuts, split.chunks_per_rank
+    shape = f"pipeline={split.pp}" if v == 1 else f"pipeline={split.pp} x chunks={v}"
+    total = "" if v == 1 else f" = {split.stages}"
+    if split.stages > units:
+        field = "parallel.pp" if v == 1 else "parallel.chunks"
+        raise rule(
+            (field, "parallel.pp", "model.layers"),
+            f"{shape}{total} stages over {units} cuttable layers; {_fewer_stages(split, units)}.",
+        )
+    if cuts is None:
+        return
+    if len(cuts) != split.stages - 1:
+        raise rule(("parallel.cuts", "parallel.pp"), f"{shape} needs {split.stages - 1} cuts, got {len(cuts)}.")
+    if list(cuts) != sorted(set(cuts)) or (cuts and cuts[-1] >= units):
+        raise rule(("parallel.cuts",), f"cuts must rise strictly within 1 .. {units - 1}; got {list(cuts)}.")
+
+
+def _fewer_stages(split: ParallelSpec, units: int) -> str:
+    """What would bring the number of stages down to `units`."""
+    if split.program is not None:
+        return "the model needs more layers"
+    if split.chunks_per_rank == 1:
+        return f"use at most {units}"
+    ways = [f"chunks={units // split.pp}"] if units // split.pp >= TRAITS[split.schedule].least else []
+    if units // split.chunks_per_rank > 1:
+        ways.append(f"pipeline={units // split.chunks_per_rank}")
+    return f"use at most {' or '.join(ways)}" if ways else f"schedule={split.schedule} needs more layers"

@@ -1,0 +1,27 @@
+"""A person's own schedule: the program that a spec carries as CSV."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from parallel_core.schedule.check import check
+from parallel_core.schedule.ir import Schedule
+from parallel_core.schedule.passes.communicate import communicate
+from parallel_core.schedule.passes.reduce import reduce_and_step
+from parallel_core.schedule.table import TableError, from_csv
+
+
+@lru_cache(maxsize=64)
+def read(program: str) -> Schedule:
+    """The compute-only schedule of one replica in `program` (`table.from_csv`), proven right.
+
+    Raises TableError where it cannot be read or its ranks hold unequal numbers of stages, ScheduleError where it would
+    be wrong or would hang. Kept, since a spec is validated wherever it goes.
+    """
+    made = from_csv(program)
+    held = [len({part.stage for op in program for part in op.parts()}) for program in made.programs]
+    odd = next((q for q, count in enumerate(held) if count != held[0]), None)
+    if odd is not None:
+        raise TableError(f"row 0 holds {held[0]} stages, row {odd} holds {held[odd]}; every row needs as many.")
+    check(reduce_and_step(communicate(made)))
+    return made

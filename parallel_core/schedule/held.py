@@ -1,0 +1,39 @@
+"""How many micro-batches a rank keeps something of, counted from its program: no schedule by name, no formula."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from parallel_core.schedule.ir import Kind, Program, Schedule
+
+
+class Held(NamedTuple):
+    """Micro-batches (of one stage each) at one moment."""
+
+    forward: int
+    """Forward, not yet backward: their activations are kept."""
+    weights: int
+    """Through B, not yet through W: what the weight gradients need is kept."""
+
+
+def states(program: Program, stage: int | None = None) -> Iterator[Held]:
+    """What is held after each compute operation of `program`; of `stage` alone, or of all stages on the rank."""
+    forward = weights = 0
+    for op in program:
+        for part in op.parts():
+            if stage is not None and part.stage != stage:
+                continue
+            forward += (part.kind is Kind.F) - (part.kind in (Kind.B, Kind.BW))
+            weights += (part.kind is Kind.B) - (part.kind is Kind.W)
+            yield Held(forward, weights)
+
+
+def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
+    """For each pipeline rank, the most that were forward but not yet backward at one time, over all its stages."""
+    return tuple(max((held.forward for held in states(program)), default=0) for program in schedule.programs)
+
+
+def peak_kept(schedule: Schedule) -> tuple[int, ...]:
+    """For each pipeline rank, the most that were forward but did not have all their gradients, over all its stages."""
+    return tuple(max((sum(held) for held in states(program)), default=0) for program in schedule.programs)

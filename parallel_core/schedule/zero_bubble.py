@@ -1,0 +1,32 @@
+"""Zero bubble on a line of stages (Qi et al. 2023, section 2): weight gradients are put off into the bubbles.
+
+With T_F = T_B = T_W and free communication ZB-H1 keeps p micro-batches in flight (from F to W) on every stage and idles
+(p - 1) T_F; ZB-H2 keeps 2p - 1 and idles not at all. A stage then ends its step T_F after the one before it; a barrier
+in front of the optimizer (a global gradient norm) shows that as idle time.
+"""
+
+from __future__ import annotations
+
+from parallel_core.schedule.ir import Kind, Op
+
+
+def h1(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
+    """Compute operations of each place of ZB-H1: 1F1B whose W stays s micro-batches behind B on stage s."""
+    return [_program(stage, pp - stage, stage, micro_batches) for stage in range(pp)]
+
+
+def h2(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
+    """Compute operations of each place of ZB-H2: more forwards fill the warm-up, W stays 2s micro-batches behind."""
+    return [_program(stage, 2 * (pp - stage) - 1, 2 * stage, micro_batches) for stage in range(pp)]
+
+
+def _program(stage: int, ahead: int, behind: int, micro_batches: int) -> list[Op]:
+    """F `ahead` of B, W `behind` B; weight gradients come in micro-batch order."""
+    ops = [Op(Kind.F, stage, i) for i in range(min(ahead, micro_batches))]
+    for i in range(micro_batches):
+        ops.append(Op(Kind.B, stage, i))
+        if i >= behind:
+            ops.append(Op(Kind.W, stage, i - behind))
+        if i + ahead < micro_batches:
+            ops.append(Op(Kind.F, stage, i + ahead))
+    return ops + [Op(Kind.W, stage, i) for i in range(max(0, micro_batches - behind), micro_batches)]

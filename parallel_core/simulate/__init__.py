@@ -1,0 +1,154 @@
+"""A schedule and a cost table -> the spans that a measured step would leave: the same records, made without a rank.
+
+`simulate` walks all programs at once: a rank goes on until it waits for a message or a barrier, and whoever brings
+that wakes it. Each operation is visited once, so a step of n operations takes O(n).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.observe.records import LANES, SPAN
+from parallel_core.schedule.ir import COLLECTIVES, COMPUTE, P2P, SENDS, Kind, Op, Program, Schedule
+from parallel_core.schedule.passes.communicate import communicate
+from parallel_core.simulate.costs import Costs
+
+__all__ = ["Costs", "simulate"]
+
+Spans = NDArray[np.void]
+"""Rows of records.SPAN, in program order; times from 0, the start of the step."""
+
+_COMPUTE, _SEND, _RECV, _REDUCE, _STEP = range(5)
+_NORM = "norm"
+
+
+def simulate(schedule: Schedule, costs: Costs) -> dict[int, Spans]:
+    """Spans of each pipeline rank for one step; a compute-only schedule is given its SENDs and RECVs first.
+
+    A RECV lasts from when the rank comes to it until the tensor is there, a SEND no time at all. ALLREDUCE ends on all
+    replicas of a stage together. Raises ValueError where the programs wait for each other in a circle.
+    """
+    if not any(op.kind in P2P for program in schedule.programs for op in program):
+        schedule = communicate(schedule)
+    walk = _Walk(schedule, costs)
+    walk.run()
+    return {rank: walk.spans(rank) for rank in range(schedule.pipeline_ranks)}
+
+
+class _Walk:
+    """The state of all ranks: their clocks, where they stand, what is on its way to them."""
+
+    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+        self._schedule, self._costs = schedule, costs
+        ranks = schedule.pipeline_ranks
+        self._starts: list[list[int]] = [[] for _ in range(ranks)]
+        self._ends: list[list[int]] = [[] for _ in range(ranks)]
+        self._clock = [0] * ranks
+        self._waiting: dict[object, list[int]] = defaultdict(list)
+        self._arrived: dict[object, int] = {}
+        self._came: dict[object, dict[int, int]] = defaultdict(dict)
+        self._ready = deque(range(ranks))
+
+    def spans(self, rank: int) -> Spans:
+        """The rows of `rank`; a wait for the norm is a NORM inside its OPT_STEP, as it is when measured."""
+        rows = _rows(self._schedule.programs[rank], self._starts[rank], self._ends[rank], self._costs.message_bytes)
+        if not self._costs.norm or rank not in self._came[_NORM]:
+            return rows
+        norm = np.zeros(1, SPAN)
+        norm["kind"], norm["lane"], norm["micro_batch"] = Kind.NORM, LANES.index("collective"), -1
+        norm["start"], norm["end"] = self._came[_NORM][rank], self._arrived[_NORM]
+        return np.concatenate([rows, norm])
+
+    def run(self) -> None:
+        """Walks every program to its end."""
+        while self._ready:
+            self._advance(self._ready.popleft())
+        stuck = [q for q, program in enumerate(self._schedule.programs) if len(self._ends[q]) < len(program)]
+        if stuck:
+            ops = ", ".join(f"rank {q} in {self._schedule.programs[q][len(self._ends[q])]}" for q in stuck[:4])
+            raise ValueError(f"the programs wait for each other in a circle: {ops}.")
+
+    def _advance(self, rank: int) -> None:
+        """Walks `rank` until it has to wait."""
+        program, starts, ends = self._schedule.programs[rank], self._starts[rank], self._ends[rank]
+        clock = self._clock[rank]
+        for i in range(len(ends), len(program)):
+            op = program[i]
+            until = self._end(op, rank, clock)
+            if until is None:
+                break
+            starts.append(clock)
+            ends.append(until)
+            clock = until
+        self._clock[rank] = clock
+
+    def _end(self, op: Op, rank: int, clock: int) -> int | None:
+        """When `op` ends if `rank` comes to it at `clock`; None where that cannot be known yet."""
+        role = _ROLE[op.kind]
+        if role == _COMPUTE:
+            return clock + self._costs.of(op)
+        if role == _SEND:
+            forward = op.kind is Kind.SEND_ACT
+            self._bring((forward, op.stage + (1 if forward else -1), op.micro_batch), clock + self._costs.message)
+            return clock
+        if role == _RECV:
+            return self._await((op.kind is Kind.RECV_ACT, op.stage, op.micro_batch), rank, clock)
+        if role == _REDUCE:
+            return self._meet((op.kind, op.stage), self._schedule.placement[op.stage], rank, clock, self._costs.of(op))
+        if not self._costs.norm:
+            return clock + self._costs.of(op)
+        met = self._meet(_NORM, range(self._schedule.pipeline_ranks), rank, clock, 0)
+        return None if met is None else max(clock, met) + self._costs.of(op)
+
+    def _bring(self, what: object, at: int) -> None:
+        """Something comes to be at time `at`: whoever waits for it goes on."""
+        self._arrived[what] = at
+        self._ready.extend(self._waiting.pop(what, ()))
+
+    def _await(self, what: object, rank: int, clock: int) -> int | None:
+        at = self._arrived.get(what)
+        if at is None:
+            self._waiting[what].append(rank)
+            return None
+        return max(clock, at)
+
+    def _meet(self, what: object, group: Sequence[int], rank: int, clock: int, cost: int) -> int | None:
+        """When the meeting of all ranks of `group` ends."""
+        came = self._came[what]
+        came.setdefault(rank, clock)
+        if what not in self._arrived and len(came) == len(group):
+            self._bring(what, max(came.values()) + cost)
+        return self._await(what, rank, clock)
+
+
+def _role(kind: Kind) -> int:
+    if kind in P2P:
+        return _SEND if kind in SENDS else _RECV
+    if kind in COLLECTIVES:
+        return _REDUCE
+    return _STEP if kind is Kind.OPT_STEP else _COMPUTE
+
+
+def _lane(kind: Kind) -> int:
+    if kind in COMPUTE:
+        return LANES.index("compute")
+    return LANES.index("p2p" if kind in P2P else "collective" if kind in COLLECTIVES else "host")
+
+
+_ROLE = {kind: _role(kind) for kind in Kind}
+_LANE = {kind: _lane(kind) for kind in Kind}
+
+
+def _rows(program: Program, starts: Sequence[int], ends: Sequence[int], message_bytes: int) -> Spans:
+    rows = np.zeros(len(program), SPAN)
+    rows["kind"] = [op.kind for op in program]
+    rows["lane"] = [_LANE[op.kind] for op in program]
+    for name in ("stage", "micro_batch", "replica", "version"):
+        rows[name] = [getattr(op, name) for op in program]
+    rows["start"], rows["end"] = starts, ends
+    rows["bytes"] = [message_bytes if op.kind in P2P else 0 for op in program]
+    return rows

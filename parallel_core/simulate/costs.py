@@ -1,0 +1,41 @@
+"""What an operation costs, for `simulate`: integer nanoseconds for each (stage, kind), and the time of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from parallel_core.schedule.ir import Kind, Op
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """`compute[stage, kind]` in ns of F, B, W, BW, R, PAIR, ALLREDUCE and OPT_STEP; what is missing takes no time, but
+
+    * BW defaults to B + W, and PAIR to its forward and backward one after the other.
+
+    `message` is the time from a SEND to the arrival of its tensor of `message_bytes`, equal on every link; ranks do not
+    wait in SEND, and messages do not slow each other. `norm` adds the barrier of a global gradient norm in front of the
+    optimizer: no rank steps before all ranks have come to it.
+    """
+
+    compute: Mapping[tuple[int, Kind], int] = field(default_factory=lambda: MappingProxyType({}))
+    message: int = 0
+    message_bytes: int = 0
+    norm: bool = False
+
+    @classmethod
+    def uniform(cls, stages: int, f: int, b: int, w: int, message: int = 0, norm: bool = False) -> Costs:
+        """All stages alike: forward `f`, backward `b` for the input and `w` for the weights, in ns."""
+        each = {Kind.F: f, Kind.B: b, Kind.W: w}
+        return cls({(s, kind): ns for s in range(stages) for kind, ns in each.items()}, message, norm=norm)
+
+    def of(self, op: Op) -> int:
+        """Nanoseconds that `op` keeps its rank busy."""
+        given = self.compute.get((op.stage, op.kind))
+        if given is not None:
+            return given
+        if op.kind is Kind.BW:
+            return self.compute.get((op.stage, Kind.B), 0) + self.compute.get((op.stage, Kind.W), 0)
+        return sum(self.of(part) for part in op.parts()) if op.kind is Kind.PAIR else 0

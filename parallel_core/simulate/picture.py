@@ -1,0 +1,44 @@
+"""A schedule drawn with letters: one line a pipeline rank, one column a time slot."""
+
+from __future__ import annotations
+
+from parallel_core.analysis.quantities import percent_text
+from parallel_core.schedule.held import peak_kept
+from parallel_core.schedule.ir import COMPUTE, Kind, Op, Schedule
+from parallel_core.schedule.text import align
+from parallel_core.simulate import Costs, simulate
+from parallel_core.simulate.idle import bubble
+
+
+def picture(schedule: Schedule) -> str:
+    """The compute operations in time slots: F, B and W take one each, BW two, communication none; `.` is idle.
+
+    Each slot shows kind and micro-batch (`F0`, `B0`), led by the stage where ranks hold several (`4F0`). Raises
+    ValueError where the programs never finish.
+    """
+    several = schedule.stages * schedule.replicas > schedule.pipeline_ranks
+    spans = simulate(schedule, Costs.uniform(schedule.stages, 1, 1, 1))
+    rows = []
+    for rank, program in enumerate(schedule.programs):
+        compute = spans[rank][[kind in COMPUTE for kind in spans[rank]["kind"]]]
+        row: list[str] = []
+        for op, start in zip((op for op in program if op.kind in COMPUTE), compute["start"].tolist(), strict=True):
+            row += ["."] * (start - len(row))
+            row += [cell for part in op.parts() for cell in [_cell(part, several)] * (2 if part.kind is Kind.BW else 1)]
+        rows.append(row)
+    longest = max(map(len, rows))
+    return "\n".join(align([row + ["."] * (longest - len(row)) for row in rows]))
+
+
+def caption(schedule: Schedule) -> str:
+    """How long ranks are idle and how much they keep, in a sentence that says what it assumes."""
+    share = bubble(simulate(schedule, Costs.uniform(schedule.stages, 1, 1, 1)))
+    kept = max(peak_kept(schedule))
+    return (
+        f"{percent_text(share)} idle over busy on the worst rank (F = B = W, messages free); "
+        f"at most {kept} micro-batch{'' if kept == 1 else 'es'} a stage kept on a rank."
+    )
+
+
+def _cell(op: Op, several: bool) -> str:
+    return f"{op.stage if several else ''}{op.kind.name[0]}{op.micro_batch}"

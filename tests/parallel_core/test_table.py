@@ -1,0 +1,132 @@
+"""Schedules as files: torch's own parser reads ours and writes what we read; JSON keeps all; a program of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from pydantic import ValidationError
+from torch.distributed.pipelining.schedules import _Action
+
+from parallel_core import schedule
+from parallel_core.layout import Layout
+from parallel_core.schedule.ir import COMPUTE, Kind, Schedule
+from parallel_core.schedule.table import TableError, from_csv, from_json, to_csv, to_json
+from parallel_core.spec import DRAWN, RunSpec, field_errors
+from tests.parallel_core.strategies import run_specs
+from tests.parallel_core.test_schedule import pipelines
+
+GPIPE = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
+
+
+@given(pipelines())
+def test_csv_goes_through_pytorchs_own_parser_and_back(made: Schedule) -> None:
+    text = to_csv(made)
+    theirs = [[_Action.from_str(cell) for cell in row.split(",")] for row in text.splitlines()]
+    assert "".join(",".join(map(str, row)) + "\n" for row in theirs) == text
+    kinds = {str(action.computation_type.value) for row in theirs for action in row}
+    assert kinds <= {"F", "I", "B", "W", "OVERLAP_F_B"}
+    back = from_csv(text, made.name)
+    assert (back.programs, back.placement, back.micro_batches) == (made.programs, made.placement, made.micro_batches)
+
+
+@given(run_specs(drawn=True))
+def test_csv_of_a_run_is_the_compute_of_one_replica(spec: RunSpec) -> None:
+    split = spec.parallel
+    plain = schedule.compute_only(split.schedule, split.pp, split.micro_batches, chunks=split.chunks_per_rank)
+    assert from_csv(to_csv(schedule.build(spec)), plain.name) == plain
+
+
+@given(run_specs(drawn=True))
+def test_json_keeps_everything(spec: RunSpec) -> None:
+    made = schedule.build(spec)
+    assert from_json(to_json(made)) == made
+
+
+def test_spelling() -> None:
+    """Their B is our BW, their I our B."""
+    made = from_csv("0F0,0I0,0W0\n1F0,1B0\n")
+    assert [[op.kind for op in program] for program in made.programs] == [[Kind.F, Kind.B, Kind.W], [Kind.F, Kind.BW]]
+
+
+def test_empty_cells_are_idle() -> None:
+    assert from_csv("0F0,,,0B0\n,1F0,1B0\n\n").programs == from_csv("0F0,0B0\n1F0,1B0\n").programs
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the program is empty"),
+        ("0F0,0X0", r"row 0, cell 1: '0X0' is no operation; write stage, kind \(F, B, I or W\) and micro-batch"),
+        ("0F0,0SEND_F0", "Communication is added by itself"),
+        ("0F0,0B0\n0F1,0B1", "stage 0 stands in rows 0 and 1; give it to one of them"),
+        ("0F0,0B0\n2F0,2B0", "stage 1 is missing; stages are numbered 0 to 1 without a gap"),
+        ("0F" + "9" * 4000, "is no operation"),
+    ],
+)
+def test_wrong_csv_is_named(text: str, message: str) -> None:
+    with pytest.raises(TableError, match=message):
+        from_csv(text)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": 1}', to_json(from_csv(GPIPE)).replace('"F"', '"Q"')])
+def test_wrong_json_is_refused(text: str) -> None:
+    with pytest.raises(TableError, match="this is not a schedule in JSON"):
+        from_json(text)
+
+
+def custom(program: str | None = GPIPE, **split: Any) -> RunSpec:
+    parallel = {"pp": 2, "micro_batches": 2, "schedule": "custom", "program": program, **split}
+    return RunSpec.model_validate({"parallel": parallel}, context={DRAWN: True})
+
+
+def test_a_program_of_ones_own_is_what_is_built() -> None:
+    made = schedule.build(custom(dp=2))
+    compute = [" ".join(str(op) for op in program if op.kind in COMPUTE) for program in made.programs]
+    assert compute == ["0F0 0F2 0BW0 0BW2", "1F0 1F2 1BW0 1BW2", "0F1 0F3 0BW1 0BW3", "1F1 1F3 1BW1 1BW3"]
+
+
+def test_places_are_those_of_the_program() -> None:
+    spec = custom("1F0,2F0,2B0,1B0\n0F0,3F0,3B0,0B0\n", micro_batches=1)
+    assert spec.parallel.stages == 4
+    assert [Layout.of(spec).place(stage) for stage in range(4)] == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("program", "split", "field", "message"),
+    [
+        (None, {}, "parallel.program", "schedule=custom has no program; give one, or choose another."),
+        (GPIPE, {"schedule": "1f1b"}, "parallel.program", "schedule=1f1b takes no program; leave it empty"),
+        (GPIPE, {"pp": 3}, "parallel.pp", "pipeline=3 does not fit the program; use 2."),
+        (GPIPE, {"micro_batches": 4}, "parallel.micro_batches", "micro-batches=4 does not fit the program; use 2."),
+        (GPIPE, {"chunks": 2}, "parallel.chunks", "chunks=2 does not fit the program; use 1."),
+        (GPIPE.replace("0B1", "0X1"), {}, "parallel.program", "row 0, cell 3: '0X1' is no operation"),
+        (GPIPE + "2F0,2F1,2B0,2B1,3F0\n", {"pp": 3}, "parallel.program", "row 0 holds 1 stages, row 2 holds 2"),
+        ("0F0,0B0\n1B0,1F0\n", {"micro_batches": 1}, "parallel.program", "1BW0 comes before its forward."),
+        ("0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n", {}, "parallel.program", "sends and receives differ in order."),
+    ],
+)
+def test_a_program_is_proven_when_a_spec_is_validated(
+    program: str | None, split: dict[str, Any], field: str, message: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        custom(program, **split)
+    errors = field_errors(caught.value)
+    assert list(errors) == [field]
+    assert message in errors[field]
+
+
+def test_a_program_that_would_hang_is_refused_with_its_grid() -> None:
+    """Each rank wants the other's work first: rank 0 the gradient of micro-batch 0, rank 1 the activation of 1."""
+    with pytest.raises(ValidationError) as caught:
+        custom("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+    error = field_errors(caught.value)["parallel.program"]
+    assert error.startswith("deadlock: rank 0 waits in 0RECV_GRAD0 for rank 1; rank 1 waits in 1RECV_ACT1 for rank 0.")
+    assert ">0RECV_GRAD0<" in error
+
+
+def test_a_program_has_a_limit() -> None:
+    with pytest.raises(ValidationError) as caught:
+        custom("0F0," * 200_000)
+    assert list(field_errors(caught.value)) == ["parallel.program"]
