@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.local import LocalYard, Outcome, points
 from parallel_core.observe.records import Frame
+from parallel_core.outline import outline_of
 from parallel_core.spec import DRAWN, RunSpec, field_errors
 
 
@@ -84,10 +86,9 @@ def _train(options: argparse.Namespace) -> int:
     if options.devices is not None and len(options.devices) != spec.parallel.world:
         raise _Wrong(f"--devices names {len(options.devices)} devices, the run has {spec.parallel.world} ranks")
     resume = _checkpoint(options.resume, spec) if options.resume else None
+    show = partial(_show, outline_of(spec.model).target)
     with LocalYard() as yard:
-        outcome = yard.run(
-            spec, folder, devices=options.devices, corpora=options.corpora, resume=resume, on_frame=_show
-        )
+        outcome = yard.run(spec, folder, devices=options.devices, corpora=options.corpora, resume=resume, on_frame=show)
     print(_ending(outcome))
     return 0 if outcome.ok else 1
 
@@ -104,7 +105,7 @@ def _checkpoint(path: Path, spec: RunSpec) -> Path:
     return found
 
 
-def _show(frame: Frame) -> None:
+def _show(target: str, frame: Frame) -> None:
     """A line a point of rank 0's run-level series, and one a checkpoint."""
     if frame.kind == "checkpoint":
         done, size, took = (frame.header[key] for key in ("step", "bytes", "seconds"))
@@ -112,7 +113,9 @@ def _show(frame: Frame) -> None:
     columns = [points([frame], name) for name in ("loss", "step_time", "tokens_per_s")]
     for i, point in enumerate(columns[0]):
         more = [column["value"][i] if i < len(column) else float("nan") for column in columns[1:]]
-        print(f"step {point['step']:>6}  loss {point['value']:.6f}  {more[0] * 1e3:8.1f} ms  {more[1]:10.0f} tokens/s")
+        print(
+            f"step {point['step']:>6}  loss {point['value']:.6f}  {more[0] * 1e3:8.1f} ms  {more[1]:10.0f} {target}/s"
+        )
 
 
 def _ending(outcome: Outcome) -> str:
