@@ -16,6 +16,7 @@ from typing import TypeVar
 ROOT = Path(__file__).resolve().parent.parent
 NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
 NO_PROGRESS_S = 60.0
+SAVE_S = 2.0
 Number = TypeVar("Number", int, float)
 
 
@@ -39,6 +40,8 @@ class Settings:
     """The yard's data folder: on one host with the web, uploaded corpora lie in it."""
     cpu_devices: int | None = None
     no_progress_s: float = NO_PROGRESS_S
+    save_s: float = SAVE_S
+    """How long ranks may take to end their step and save it when the worker is asked to leave; then they are killed."""
     url: str = ""
     token: str = ""
     boot: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -59,6 +62,7 @@ class Settings:
             shared=shared,
             cpu_devices=_number("TRAINYARD_CPU_DEVICES", cpus, int) if cpus else None,
             no_progress_s=_number("TRAINYARD_NO_PROGRESS_S", env.get("TRAINYARD_NO_PROGRESS_S", "60"), float),
+            save_s=_number("TRAINYARD_SAVE_S", env.get("TRAINYARD_SAVE_S", str(SAVE_S)), float),
             url=env.get("TRAINYARD_URL", "").rstrip("/"),
             token=env.get("TRAINYARD_TOKEN", ""),
         )

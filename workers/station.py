@@ -20,8 +20,8 @@ from workers.wire import ControlReader, Publisher
 
 log = logging.getLogger(__name__)
 
-LEAVE_S = 6.0
-"""For attempts to save, to end and to send their last data; what is left over is published at the next start."""
+SEND_S = 1.0
+"""For attempts that have saved and ended to send their last data; what is left is published at the next start."""
 EXIT_S = 1.5
 """For the rest of the process to end by itself after that (Celery may wait for a broker that is away)."""
 
@@ -36,6 +36,7 @@ class Station:
     def __init__(self, settings: Settings) -> None:
         """Raises AlreadyRunning where another worker of this name uses the folder."""
         self.settings = settings
+        self._leave_s = settings.save_s + SEND_S
         settings.home.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(settings)
         devices = Devices(settings.cpu_devices)
@@ -66,7 +67,7 @@ class Station:
     def leave(self) -> None:
         """The orderly end, waited for."""
         self.ask_to_leave()
-        self._left.wait(LEAVE_S + EXIT_S)
+        self._left.wait(self._leave_s + EXIT_S)
 
     def _ended_published(self, attempt: int) -> None:
         self.supervisor.roll.remove(attempt)
@@ -74,10 +75,10 @@ class Station:
 
     def _leave_when_asked(self) -> None:
         self._asked.get()
-        deadline = time.monotonic() + LEAVE_S
+        deadline = time.monotonic() + self._leave_s
         self.supervisor.leave()
         self.control.leave()
-        if not self.supervisor.idle.wait(LEAVE_S):
+        if not self.supervisor.idle.wait(self._leave_s):
             log.warning("some ranks did not end in time; they end with this process")
         self.supervisor.close()
         if not self.relay.leave(max(0.1, deadline - time.monotonic())):

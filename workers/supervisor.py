@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.2
 LATE_S = 1.5
 """How much longer than the grace the fork server may take before we kill the ranks ourselves."""
-SHUTDOWN_GRACE_S = 4.0
 RESPAWN_S = 1.0
 
 
@@ -272,7 +271,7 @@ class Supervisor(threading.Thread):
     def _leave(self) -> None:
         self._leaving = True
         for attempt in list(self._live.values()):
-            self._stop(attempt, "interrupted", ending.INTERRUPTED, SHUTDOWN_GRACE_S)
+            self._stop(attempt, "interrupted", ending.INTERRUPTED, self._settings.save_s)
 
     # Ends
 

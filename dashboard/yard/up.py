@@ -57,10 +57,10 @@ class Yard:
         python = sys.executable
         serve = [python, "-m", "gunicorn", "-c", "python:dashboard.gunicorn", "dashboard.asgi:application"]
         web = [*serve, "--bind", f"{HOST}:{self.port}", "--workers", "1"]
-        self.broker = self._part("redis", broker.command(home.broker, home.broker / "redis.sock"), 1.5)
-        self.web = self._part("web", web, 1.5)
-        self.controller = self._part("controller", [python, "manage.py", "controller"], 1.5)
-        self.worker = self._part("worker", [python, "-m", "workers"], 8.0)
+        self.broker = self._part("redis", broker.command(home.broker, home.broker / "redis.sock"), 0.5)
+        self.web = self._part("web", web, 1.0)
+        self.controller = self._part("controller", [python, "manage.py", "controller"], 1.0)
+        self.worker = self._part("worker", [python, "-m", "workers"], 3.5)
         self.parts = [self.broker, self.web, self.controller, self.worker]
 
     @property
