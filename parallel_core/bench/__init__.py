@@ -6,10 +6,10 @@
     ddp      torch.nn.parallel.DistributedDataParallel on two
     tensor   DTensor tensor parallelism on two
     gpipe    torch.distributed.pipelining's GPipe on two
-    1f1b     and its 1F1B
+    1f1b ... and its 1F1B, interleaved, looped-bfs, zb-h1, zb-v and dualpipe-v
 
-The last five are duels: the same model, batch, first weights and fused AdamW, both contestants in the *same* processes
-and taking turns, so that whatever else the machine does meets both. Above 1 this engine is the faster one.
+All but the first two are duels: the same model, batch, first weights and fused AdamW, both contestants in the *same*
+processes and taking turns, so that whatever else the machine does meets both. Above 1 this engine is the faster one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(names: Sequence[str], rounds: int, out: Path | None = None) -> int:
     results = {}
     for name in names or BENCHES:
         results[name] = BENCHES[name](rounds)
-        print(f"{name:<7} {results[name]['text']}", flush=True)
+        print(f"{name:<11} {results[name]['text']}", flush=True)
     if out is not None:
         out.write_text(json.dumps(results, indent=1) + "\n")
     return 0

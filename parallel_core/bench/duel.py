@@ -31,6 +31,11 @@ SPLITS: dict[str, dict[str, Any]] = {
     "tensor": {"tp": 2},
     "gpipe": {"pp": 2, "schedule": "gpipe", "micro_batches": 4},
     "1f1b": {"pp": 2, "schedule": "1f1b", "micro_batches": 4},
+    "interleaved": {"pp": 2, "schedule": "interleaved", "micro_batches": 4},
+    "looped-bfs": {"pp": 2, "schedule": "looped-bfs", "micro_batches": 4},
+    "zb-h1": {"pp": 2, "schedule": "zb-h1", "micro_batches": 4},
+    "zb-v": {"pp": 2, "schedule": "zb-v", "micro_batches": 4},
+    "dualpipe-v": {"pp": 2, "schedule": "dualpipe-v", "micro_batches": 4},
 }
 
 

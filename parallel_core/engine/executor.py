@@ -58,11 +58,12 @@ class Executor:
         self._loss: Tensor | None = None
         self._result = Totals(0.0, 0.0)
         self._last = {op.kind: op for op in program}
-        runs: dict[Kind, Callable[[Op], int]] = {
+        self._runs: dict[Kind, Callable[[Op], int]] = {
             Kind.F: self._forward,
             Kind.BW: self._backward,
             Kind.B: self._backward,
             Kind.W: self._weights,
+            Kind.PAIR: self._pair,
             Kind.SEND_ACT: self._send,
             Kind.SEND_GRAD: self._send,
             Kind.RECV_ACT: self._receive,
@@ -72,26 +73,38 @@ class Executor:
             Kind.GATHER: self._gather,
             Kind.OPT_STEP: self._optimise,
         }
-        self._steps = [_Step(op, str(op), runs[op.kind], _lane(op.kind)) for op in program]
+        self._steps = [_Step(op, str(op), self._runs[op.kind], _lane(op.kind)) for op in program]
 
     def run(self, batch: Batch) -> Totals:
         """One training step on this rank's micro-batches; the totals are the same on every rank."""
         self._loss = None
-        scope, start = self._scope, self._scope.mark()
+        start = self._scope.mark()
         self._flat.grads.zero_()
         self._parts.chunks.begin_step(batch)
         self._parts.reducer.begin_step()
         self._parts.links.begin_step()
-        scope.micro_batch = -1
-        scope.span(Kind.SETUP, LANE_HOST, start)
+        self._scope.micro_batch = -1
+        self._scope.span(Kind.SETUP, LANE_HOST, start)
         for op, text, run, lane in self._steps:
             self._progress.at(batch.step, text)
-            scope.stage, scope.micro_batch = op.stage, op.micro_batch
-            start = scope.mark()
-            moved = run(op)
-            scope.span(op.kind, lane, start, moved)
+            self._do(op, run, lane)
         self._parts.links.end_step()
         return self._result
+
+    def _do(self, op: Op, run: Callable[[Op], int], lane: int) -> None:
+        """Runs it at its place, and records its span."""
+        scope = self._scope
+        scope.stage, scope.micro_batch = op.stage, op.micro_batch
+        start = scope.mark()
+        moved = run(op)
+        scope.stage, scope.micro_batch = op.stage, op.micro_batch
+        scope.span(op.kind, lane, start, moved)
+
+    def _pair(self, op: Op) -> int:
+        """Its forward, then its backward, each with a span inside that of the pair."""
+        for part in op.parts():
+            self._do(part, self._runs[part.kind], LANE_COMPUTE)
+        return 0
 
     def _forward(self, op: Op) -> int:
         stage, x = self._stages[op.stage], self._arrived.pop((Kind.RECV_ACT, op.stage, op.micro_batch), None)

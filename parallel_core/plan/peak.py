@@ -16,8 +16,10 @@ allocator's rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -26,8 +28,10 @@ from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, block_of, outline_of
 from parallel_core.plan.places import BUCKET_BYTES, TIED, alone_of, place, shards_of
 from parallel_core.plan.units import boundary_elements, unit_costs
-from parallel_core.schedule import in_flight
-from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, RunSpec
+from parallel_core.schedule import in_flight, plain
+from parallel_core.schedule.ir import Kind, Program
+from parallel_core.schedule.traits import TRAITS
+from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, ParallelSpec, RunSpec
 
 _MOMENTS = 2
 _AHEAD = 2
@@ -73,35 +77,37 @@ def predict(spec: RunSpec) -> list[RankMemory]:
 
 
 def by_stage(spec: RunSpec) -> list[RankMemory]:
-    """Predicted peak of the first rank of each stage; the others of that stage need the same."""
-    layout, costs, edges = Layout.of(spec), unit_costs(spec), [*boundary_elements(spec), 0]
+    """Predicted peak of the first rank of each place of the pipeline, which holds one stage or several; the others of
+    that place need the same."""
+    layout = Layout.of(spec)
     size, main = BYTES_PER_ELEMENT[spec.train.precision], MAIN_BYTES[spec.train.precision]
     states = _MOMENTS + (size != main)
     out = []
-    for stage, units in enumerate(layout.stage_units):
-        held = _parameters(spec, costs, units)
-        live = _in_backward(_segments(spec, costs, units), edges[units[-1] + 1], _in_flight(spec, stage))
-        messages = _messages(spec, stage, edges[units[0]], edges[units[-1] + 1])
+    for home in range(layout.pp):
+        stages = layout.stages_of(home)
+        held = _parameters(spec, [layout.stage_units[stage] for stage in stages])
+        live = _at_peak(spec, {stage: layout.stage_units[stage] for stage in stages})
         out.append(
             RankMemory(
-                rank=layout.rank(layout.place(stage)),
-                stage=stage,
+                rank=layout.rank(home),
+                stage=home,
                 params=size * held,
                 grads=main * held,
                 optimizer=states * main * held // shards_of(spec),
                 activations=size * live.kept,
-                buffers=size * (live.passing + messages) + _batch_bytes(spec),
+                buffers=size * live.passing + _batch_bytes(spec),
             )
         )
     return out
 
 
-def _parameters(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) -> int:
-    """Elements of a stage's flat buffer; a stage that holds embedding and head holds a tied matrix once."""
+def _parameters(spec: RunSpec, stages: Sequence[Sequence[int]]) -> int:
+    """Elements of a rank's flat buffer; a rank that holds embedding and head holds a tied matrix once."""
+    costs, units = unit_costs(spec), [unit for stage in stages for unit in stage]
     if spec.parallel.zero:
         return _bucketed(spec, costs, units)
     total = sum(costs[unit].flat for unit in units)
-    if spec.model.tied and spec.parallel.pp == 1:
+    if spec.model.tied and {0, len(costs) - 1} <= set(units):
         total -= aligned(outline_of(spec.model).shared() // spec.parallel.tp)
     return total
 
@@ -116,6 +122,20 @@ def _bucketed(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) ->
             sizes.setdefault(TIED if tied else f"{unit}.{i}", size)
     bucket = BUCKET_BYTES[spec.train.device] // MAIN_BYTES[spec.train.precision]
     return place(sizes, bucket, shards_of(spec), alone_of(spec)).size
+
+
+def _at_peak(spec: RunSpec, stages: Mapping[int, Sequence[int]]) -> _Live:
+    """The worst instant of a rank that holds `stages` (number -> units), messages among what is passing."""
+    costs, edges = unit_costs(spec), [*boundary_elements(spec), 0]
+    parts = {n: (_segments(spec, costs, units), edges[units[-1] + 1]) for n, units in stages.items()}
+    if len(stages) == 1 and not TRAITS[spec.parallel.schedule].split:
+        ((stage, units),) = stages.items()
+        live = _in_backward(*parts[stage], _in_flight(spec, stage), _unproven(spec, stage))
+        return _Live(live.kept, live.passing + _messages(spec, stage, edges[units[0]], edges[units[-1] + 1]))
+    live = _walked(spec, {n: _Part(*part) for n, part in parts.items()})
+    ahead = _AHEAD + (len(stages) == 1)  # and one on its way out
+    messages = sum(ahead * (edges[units[0]] * (n > 0) + edges[units[-1] + 1]) for n, units in stages.items())
+    return _Live(live.kept, live.passing + messages)
 
 
 class _Live(NamedTuple):
@@ -164,10 +184,10 @@ def _segments(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) ->
     ]
 
 
-def _in_backward(segments: Sequence[_Segment], output: int, in_flight: int) -> _Live:
+def _in_backward(segments: Sequence[_Segment], output: int, in_flight: int, sent: int) -> _Live:
     """The worst instant of a backward, with `in_flight` micro-batches of which one runs backward.
 
-    The others keep everything, and their `output` (0 on the last stage): its send ends when its gradient comes.
+    The others keep everything, and `sent` of them their `output` (0 on the last stage): nothing yet proves it taken.
     """
     instants, before = [], 0
     for i, segment in enumerate(segments):
@@ -176,7 +196,41 @@ def _in_backward(segments: Sequence[_Segment], output: int, in_flight: int) -> _
         instants.append(_Live(before + live.kept, live.passing))
         before += segment.kept
     worst = max(instants, key=sum)
-    return _Live((in_flight - 1) * (before + output) + worst.kept, worst.passing)
+    return _Live((in_flight - 1) * before + sent * output + worst.kept, worst.passing)
+
+
+class _Part:
+    """A stage's share of its rank: what one micro-batch `keeps` from F to B, its `worst` instant in B, and what W needs
+    of it (about what the layers saved: inputs of linear layers, and gradients as large as their outputs)."""
+
+    def __init__(self, segments: Sequence[_Segment], output: int) -> None:
+        self.worst = _in_backward(segments, output, 1, 0)
+        self.keeps = _in_backward(segments, output, 2, 1).kept - self.worst.kept
+        self.weights = sum(unit.boundary + unit.inner for segment in segments for unit in segment.units)
+
+
+def _walked(spec: RunSpec, parts: Mapping[int, _Part]) -> _Live:
+    """The worst instant of a rank's program: what all its stages keep, with at most one in its backward."""
+    forward, weights = Counter[int](), Counter[int]()
+    worst = _Live(0, 0)
+    for op in (part for pair in _program(spec.parallel, next(iter(parts))) for part in pair.parts()):
+        n = op.stage
+        forward[n] += op.kind is Kind.F
+        held = sum(forward[i] * part.keeps + weights[i] * part.weights for i, part in parts.items())
+        live = _Live(held, 0)
+        if op.kind in (Kind.B, Kind.BW):
+            live = _Live(held - parts[n].keeps + parts[n].worst.kept, parts[n].worst.passing)
+            forward[n] -= 1
+        weights[n] += (op.kind is Kind.B) - (op.kind is Kind.W)
+        worst = max(worst, live, key=sum)
+    return worst
+
+
+@lru_cache(maxsize=64)
+def _program(split: ParallelSpec, stage: int) -> Program:
+    """Compute operations of one replica of the rank that holds `stage`."""
+    made = plain(split)
+    return made.programs[made.placement[stage][0]]
 
 
 def _in_flight(spec: RunSpec, stage: int) -> int:
@@ -184,15 +238,21 @@ def _in_flight(spec: RunSpec, stage: int) -> int:
     return in_flight(split.schedule, stage, split.pp, split.micro_batches)
 
 
+def _unproven(spec: RunSpec, stage: int) -> int:
+    """Outputs that the next stage had not taken when it sent the gradient that came first (`engine.receipts`)."""
+    behind = _in_flight(spec, stage + 1) if stage + 1 < spec.parallel.pp else 0
+    return max(0, _in_flight(spec, stage) - behind) if behind else 0
+
+
 def _messages(spec: RunSpec, stage: int, entering: int, leaving: int) -> int:
     """Most elements in the hands of the network while all micro-batches are in flight.
 
     In the backward of micro-batch k: receives posted ahead for what is still to come (activations unless this is the
-    first stage, gradients unless it is the last), and gradients sent that the engine holds on to, up to 2 p. One
+    first stage, gradients unless it is the last), and gradients sent that nothing proves to be taken yet, up to 2. One
     message has as many elements as what is `entering` or `leaving` the stage.
     """
     split = spec.parallel
-    to_come, window = split.micro_batches - _in_flight(spec, stage), 2 * split.pp
+    to_come, window = split.micro_batches - _in_flight(spec, stage), 2
 
     def held(k: int) -> int:
         from_before = min(_AHEAD, to_come - k) + min(k, window) if stage > 0 else 0

@@ -63,7 +63,7 @@ def names() -> tuple[str, ...]:
 def build(spec: RunSpec) -> Schedule:
     """The fully lowered schedule of a run: compute, SEND/RECV, the sums over replicas (dp > 1) and OPT_STEP."""
     split = spec.parallel
-    return reduce_and_step(communicate(replicate(_plain(split), split.dp)), sharded=split.zero > 0)
+    return reduce_and_step(communicate(replicate(plain(split), split.dp)), sharded=split.zero > 0)
 
 
 def places(split: ParallelSpec) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ def compute_only(name: str, pp: int, micro_batches: int, replicas: int = 1, chun
     return replicate(Schedule(name, pp * chunks, micro_batches, placement, tuple(map(tuple, made))), replicas)
 
 
-def _plain(split: ParallelSpec) -> Schedule:
+def plain(split: ParallelSpec) -> Schedule:
     """The compute-only schedule of one replica."""
     if split.program is not None:
         return read(split.program)

@@ -47,20 +47,19 @@ class Traits(NamedTuple):
 CUSTOM: ScheduleName = "custom"
 """The schedule whose program the spec carries."""
 _LATER = "the engine does not run it yet"
-DRAWN_ONLY = "it is drawn and simulated only"
 
 TRAITS: dict[str, Traits] = {
     "naive": Traits("Naive layer-wise"),
     "gpipe": Traits("PP-GPipe"),
     "1f1b": Traits("PP-1F1B"),
-    "interleaved": Traits("PP-Interleaved", "loop", 2, 2, None, refused=_LATER),
-    "looped-bfs": Traits("PP-Looped BFS", "loop", 2, 2, None, refused=_LATER),
-    "zb-h1": Traits("PP-ZB-H1", split=True, refused=_LATER),
-    "zb-h2": Traits("PP-ZB-H2", split=True, refused=_LATER),
-    "zb-v": Traits("PP-ZB-V", "v", 2, 2, 2, split=True, refused=_LATER),
-    "v-half": Traits("PP-V-Half", "v", 2, 2, 2, split=True, refused=DRAWN_ONLY),
-    "v-min": Traits("PP-V-Min", "v", 2, 2, 2, split=True, refused=DRAWN_ONLY),
-    "dualpipe-v": Traits("PP-DualPipe-V", "v", 2, 2, 2, split=True, refused=_LATER, pairs=True),
+    "interleaved": Traits("PP-Interleaved", "loop", 2, 2, None),
+    "looped-bfs": Traits("PP-Looped BFS", "loop", 2, 2, None),
+    "zb-h1": Traits("PP-ZB-H1", split=True),
+    "zb-h2": Traits("PP-ZB-H2", split=True),
+    "zb-v": Traits("PP-ZB-V", "v", 2, 2, 2, split=True),
+    "v-half": Traits("PP-V-Half", "v", 2, 2, 2, split=True),
+    "v-min": Traits("PP-V-Min", "v", 2, 2, 2, split=True),
+    "dualpipe-v": Traits("PP-DualPipe-V", "v", 2, 2, 2, split=True, pairs=True),
     CUSTOM: Traits("PP-Custom", most=None, refused=_LATER),
 }
 """Traits of every schedule by name, simplest first."""

@@ -109,13 +109,6 @@ def test_schedule_prints_picture_grid_and_csv(written: Path) -> None:
     assert from_json(finished("schedule", str(written), "--json").stdout).stages == 2
 
 
-def test_a_schedule_that_is_only_drawn_is_drawn_but_not_trained(tmp_path: Path) -> None:
-    path = tmp_path / "spec.json"
-    path.write_text(json.dumps(spec(pp=2, schedule="v-min")))
-    assert "3W1" in finished("schedule", str(path)).stdout
-    assert "schedule=v-min cannot run" in finished("train", str(path)).stderr
-
-
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[int, int]]]:
     """A run of two stages under way: its command, and the pid of each rank."""

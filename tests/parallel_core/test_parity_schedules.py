@@ -11,16 +11,12 @@ import pytest
 
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
-from parallel_core.schedule.traits import DRAWN_ONLY, TRAITS
+from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 from tests.parallel_core.parity import TRAIN, Trained, assert_equal, reference, spec_of, train_many
 
-NAMES = [
-    name
-    for name, its in TRAITS.items()
-    if its.sync == "flush" and (its.split or its.chunks > 1) and not its.pairs and its.refused != DRAWN_ONLY
-]
+NAMES = [name for name, its in TRAITS.items() if its.sync == "flush" and (its.split or its.chunks > 1)]
 """Not as plain as those of `test_parity`."""
 UNEVEN = {2: (5,), 4: (1, 2, 5)}
 """Cuts for a number of stages: a stage with one layer beside one with three or more."""

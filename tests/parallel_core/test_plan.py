@@ -45,11 +45,12 @@ def test_parameters_of_gpt_2() -> None:
 
 @given(run_specs())
 def test_stages_hold_all_parameters_between_them(run: RunSpec) -> None:
-    held = [memory.params for memory in by_stage(run)]
+    held, layout = [memory.params for memory in by_stage(run)], Layout.of(run)
     size = BYTES_PER_ELEMENT[run.train.precision]
     flat = sum(unit.flat for unit in unit_costs(run)) * size
     shared = run.model.vocab * run.model.hidden // run.parallel.tp * size
-    whole = flat - (shared if run.model.tied and run.parallel.pp == 1 else 0)
+    together = run.model.tied and layout.place(0) == layout.place(layout.stages - 1)
+    whole = flat - (shared if together else 0)
     rounding = run.parallel.zero * run.parallel.dp * ALIGN * size  # of the buckets of a stage
     assert whole <= sum(held) <= whole + 2 * rounding * len(held)
 
@@ -92,9 +93,11 @@ def test_recomputation_saves_most_of_a_deep_model() -> None:
 
 @given(run_specs())
 def test_one_f_one_b_never_needs_more_kept_activations_than_gpipe(run: RunSpec) -> None:
-    one = by_stage(changed(run, {"parallel.schedule": "1f1b"}))
-    gpipe = by_stage(changed(run, {"parallel.schedule": "gpipe"}))
-    assert all(a.activations <= b.activations for a, b in zip(one, gpipe, strict=True))
+    plain = {"parallel.chunks": None, "parallel.cuts": None}
+    one = by_stage(changed(run, plain | {"parallel.schedule": "1f1b"}))
+    gpipe = by_stage(changed(run, plain | {"parallel.schedule": "gpipe"}))
+    sent = max(boundary_elements(run)) * BYTES_PER_ELEMENT[run.train.precision]  # an output that is still on its way
+    assert all(a.activations <= b.activations + sent for a, b in zip(one, gpipe, strict=True))
 
 
 def test_gpipe_keeps_every_micro_batch() -> None:

@@ -39,6 +39,9 @@ LLAMA = {**GPT, "kv_heads": 2, "positions": "rope", "activation": "swiglu", "nor
         ({**PIPELINE, "schedule": "1f1b"}, "fp64", False),
         ({**PIPELINE, "schedule": "1f1b", "recompute": "full", "micro_batches": 8}, "fp32", False),
         ({**PIPELINE, "schedule": "gpipe", "recompute": "full", "cuts": [4]}, "fp32", False),
+        ({**PIPELINE, "schedule": "interleaved"}, "fp32", False),
+        ({**PIPELINE, "schedule": "zb-h1"}, "fp32", False),
+        ({**PIPELINE, "schedule": "zb-v"}, "fp32", True),
     ],
 )
 def test_prediction_is_within_five_percent(
