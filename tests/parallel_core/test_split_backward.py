@@ -38,7 +38,7 @@ def make(recompute: str, tied: bool = False) -> Made:
         }
     )
     scope = Scope(SpanRecorder())
-    chunks = Chunks(spec, {0: spec.model.units()}, TensorGroup(0, 1, None, scope), CpuDevice(), scope)
+    chunks = Chunks(spec, {0: spec.model.units()}, TensorGroup(0, 1, None, scope), None, CpuDevice(), scope)
     tokens = torch.randint(64, (MICRO_BATCHES, 2, 17), generator=torch.Generator().manual_seed(1))
     return Made(chunks, scope, tokens)
 
