@@ -14,6 +14,7 @@ from dashboard.runs.queue import queued_runs
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text, significant
 from parallel_core.outline import outline_of
+from parallel_core.plan.strategy import idle_share
 from parallel_core.spec import RunSpec
 
 LOG_LINES = 10
@@ -107,11 +108,9 @@ def _bubble(run: Run, spec: RunSpec) -> str:
 
 
 def planned_bubble(spec: RunSpec) -> float:
-    """Idle share of an evenly cut pipeline: (p - 1) / (m + p - 1) (Huang et al. 2019); one stage at a time if naive."""
-    stages, m = spec.parallel.pp, spec.parallel.micro_batches
-    if spec.parallel.schedule == "naive":
-        return (stages - 1) / stages
-    return (stages - 1) / (m + stages - 1)
+    """Idle share of an evenly cut pipeline's step: (p - 1) / (m + p - 1) for 1F1B (Huang et al. 2019)."""
+    idle = idle_share(spec.parallel)
+    return idle / (1 + idle)
 
 
 def _succeeded(run: Run) -> Verdict:

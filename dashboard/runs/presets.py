@@ -50,6 +50,24 @@ PRESETS = (
     Preset("tp2", "Tiny GPT, TP 2", "every layer split over two devices", _tiny(tp=2)),
     Preset("pp2", "Tiny GPT, PP 2 (1F1B)", "two stages, 8 micro-batches", _tiny(pp=2, micro_batches=8)),
     Preset(
+        "pp2-interleaved",
+        "Tiny GPT, interleaved 1F1B",
+        "two stages on each rank, half the bubble",
+        _tiny(pp=2, schedule="interleaved", micro_batches=8),
+    ),
+    Preset(
+        "pp2-zb-h1",
+        "Tiny GPT, zero bubble (ZB-H1)",
+        "weight gradients put off into the bubble",
+        _tiny(pp=2, schedule="zb-h1", micro_batches=8),
+    ),
+    Preset(
+        "pp2-zb-v",
+        "Tiny GPT, zero bubble (ZB-V)",
+        "four stages laid as a V on two ranks",
+        _tiny(pp=2, schedule="zb-v", micro_batches=8),
+    ),
+    Preset(
         "pp2-gpipe-ar",
         "Tiny GPT, GPipe + AR",
         "two stages, activations recomputed",

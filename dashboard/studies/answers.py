@@ -81,7 +81,9 @@ def _unsplit(row: Row, done: Sequence[Row]) -> Row | None:
     """The run on one device that differs from `row` in its stages alone."""
 
     def rest(other: Row) -> object:
-        split = other.spec.parallel.model_copy(update={"pp": 1, "schedule": "1f1b", "cuts": None})
+        split = other.spec.parallel.model_copy(
+            update={"pp": 1, "schedule": "1f1b", "chunks": None, "program": None, "cuts": None}
+        )
         return other.spec.model_copy(update={"parallel": split})
 
     return next((o for o in done if o.spec.parallel.world == 1 and rest(o) == rest(row)), None)

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from parallel_core.plan import strategy as naming
+from parallel_core.schedule.traits import TRAITS, runnable
 from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec, TraceSpec, TrainSpec, field_errors
 
 MAX_RUNS = 200
@@ -84,6 +85,11 @@ STRATEGIES: tuple[Strategy, ...] = (
     Strategy("tp", "TP", _from(2, 1, lambda n: {"tp": n}), "at least 2 devices"),
     Strategy("gpipe", "PP-GPipe", _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True, "gpipe"),
     Strategy("1f1b", "PP-1F1B", _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True),
+    *(
+        Strategy(name, TRAITS[name].label, _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True, name)
+        for name in runnable()
+        if TRAITS[name].chunks > 1 or TRAITS[name].split
+    ),
     Strategy("dp-tp", "DP x TP", _from(4, 2, lambda n: {"dp": n // 2, "tp": 2}), "an even number from 4 devices"),
     Strategy(
         "dp-pp", "DP x PP-1F1B", _from(4, 2, lambda n: {"dp": n // 2, "pp": 2}), "an even number from 4 devices", True

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 from parallel_core.outline import block_of
 from parallel_core.plan.partition import flop_weights
+from parallel_core.schedule import plain
 from parallel_core.schedule.traits import TRAITS
+from parallel_core.simulate import Costs, simulate
+from parallel_core.simulate.idle import idle_times
 from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec
 
 Family = Literal["single", "dp", "tp", "pp", "combined"]
@@ -65,9 +69,31 @@ def model_flops(model: ModelSpec, samples: int) -> int:
 
 
 def _pipeline_speedup(split: ParallelSpec) -> float:
-    if split.pp == 1 or split.schedule == "naive":
-        return 1.0
-    return split.pp * split.micro_batches / (split.micro_batches + split.pp - 1)
+    return split.pp / (1 + idle_share(split))
+
+
+def idle_share(split: ParallelSpec) -> float:
+    """Idle over busy time of a step where all stages are equal and T_B = T_W = T_F: what the flush costs.
+
+    (p - 1) / (v m) for GPipe, 1F1B, and v chunks a rank where m is a multiple of p (Narayanan et al. 2021b, section
+    2.2); else simulated. All ranks wait for the last one before the optimizer, as they do for the gradient norm.
+    """
+    if split.pp == 1:
+        return 0.0
+    if split.schedule == "naive":
+        return split.pp - 1.0
+    if split.program is None and not TRAITS[split.schedule].split and split.micro_batches % split.pp == 0:
+        return (split.pp - 1) / (split.chunks_per_rank * split.micro_batches)
+    if split.schedule in ("gpipe", "1f1b"):
+        return (split.pp - 1) / split.micro_batches
+    return _simulated(split.model_copy(update={"dp": 1, "tp": 1, "cuts": None}))
+
+
+@lru_cache(maxsize=256)
+def _simulated(split: ParallelSpec) -> float:
+    spans = simulate(plain(split), Costs.uniform(split.stages, 1, 1, 1))
+    step = max(int(rows["end"].max()) for rows in spans.values())
+    return step / min(times.busy for times in idle_times(spans).values()) - 1
 
 
 def _axes(split: ParallelSpec) -> list[tuple[str, int]]:

@@ -46,7 +46,6 @@ class Traits(NamedTuple):
 
 CUSTOM: ScheduleName = "custom"
 """The schedule whose program the spec carries."""
-_LATER = "the engine does not run it yet"
 
 TRAITS: dict[str, Traits] = {
     "naive": Traits("Naive layer-wise"),
@@ -60,7 +59,7 @@ TRAITS: dict[str, Traits] = {
     "v-half": Traits("PP-V-Half", "v", 2, 2, 2, split=True),
     "v-min": Traits("PP-V-Min", "v", 2, 2, 2, split=True),
     "dualpipe-v": Traits("PP-DualPipe-V", "v", 2, 2, 2, split=True, pairs=True),
-    CUSTOM: Traits("PP-Custom", most=None, refused=_LATER),
+    CUSTOM: Traits("PP-Custom", most=None),
 }
 """Traits of every schedule by name, simplest first."""
 

@@ -14,7 +14,7 @@ from parallel_core.plan.memory import by_stage, predict, verdict, worst_stage
 from parallel_core.plan.places import ALIGN
 from parallel_core.plan.strategy import family, ideal_speedup, label, model_flops, recompute_share
 from parallel_core.plan.units import boundary_elements, parameter_count, unit_costs
-from parallel_core.spec import BYTES_PER_ELEMENT, ModelSpec, RunSpec
+from parallel_core.spec import BYTES_PER_ELEMENT, DRAWN, ModelSpec, RunSpec
 from tests.parallel_core.strategies import run_specs
 
 GIB = 1024**3
@@ -106,6 +106,44 @@ def test_gpipe_keeps_every_micro_batch() -> None:
     assert gpipe.activations == m * naive.activations
 
 
+def drawn(**split: Any) -> RunSpec:
+    deep = {"model": {"layers": 15, "vocab": 64}, "train": {"global_batch": 32}}
+    return RunSpec.model_validate({**deep, "parallel": {"pp": 4, "micro_batches": 16, **split}}, context={DRAWN: True})
+
+
+def kept(**split: Any) -> int:
+    """Predicted activations of the worst rank."""
+    return max(memory.activations for memory in by_stage(drawn(**split)))
+
+
+def test_activations_of_schedules_are_in_the_proportions_of_their_papers() -> None:
+    """ZB-H1 keeps what 1F1B keeps, ZB-H2 nearly twice that; ZB-V as much as 1F1B, V-Half and V-Min less and less."""
+    line = kept(schedule="1f1b")
+    assert kept(schedule="zb-h1") == pytest.approx(line, rel=0.25)
+    assert kept(schedule="zb-h2") == pytest.approx(7 / 4 * line, rel=0.25)
+    assert kept(schedule="zb-v") == pytest.approx(line, rel=0.25)
+    assert kept(schedule="v-min") < kept(schedule="v-half") < 0.9 * kept(schedule="zb-v")
+    assert kept(schedule="looped-bfs") == pytest.approx(kept(schedule="gpipe"), rel=0.1)
+    assert line < kept(schedule="interleaved") < 1.5 * line
+
+
+def test_weights_that_wait_are_counted_with_recomputation() -> None:
+    """W needs all inputs of a block's layers, which recomputation does not save it."""
+    plain, again = (kept(schedule="zb-h2", recompute=how) for how in ("none", "full"))
+    assert 0.3 * plain < again <= plain
+    assert kept(schedule="1f1b", recompute="full") < 0.5 * kept(schedule="1f1b")
+
+
+def test_a_place_holds_all_its_stages() -> None:
+    """Two chunks a rank: the same parameters in all, and the ends of a V on one rank share a tied matrix."""
+    line, loop, v = (by_stage(drawn(schedule=name)) for name in ("1f1b", "interleaved", "zb-v"))
+    assert sum(m.params for m in line) == sum(m.params for m in loop) == sum(m.params for m in v)
+    model = {"layers": 15, "vocab": 64, "tied": True}
+    tied = RunSpec.model_validate({"model": model, "parallel": {"pp": 4, "schedule": "zb-v"}})
+    matrix = 64 * 128 * 4
+    assert sum(m.params for m in v) - sum(m.params for m in by_stage(tied)) == matrix
+
+
 def test_attention_matrix_only_without_a_fused_kernel() -> None:
     fp64 = {"train": {"precision": "fp64", "device": "cpu"}}
     cpu = worst_stage(RunSpec.model_validate(fp64))
@@ -188,6 +226,8 @@ def test_the_widest_run_is_judged_at_once() -> None:
         ({"pp": 2, "schedule": "naive", "micro_batches": 4}, "Naive layer-wise", "pp"),
         ({"pp": 2, "schedule": "gpipe"}, "PP-GPipe", "pp"),
         ({"pp": 2, "schedule": "1f1b", "recompute": "full"}, "PP-1F1B + AR", "pp"),
+        ({"pp": 2, "schedule": "interleaved"}, "PP-Interleaved", "pp"),
+        ({"pp": 2, "schedule": "zb-v"}, "PP-ZB-V", "pp"),
         ({"dp": 2, "tp": 2}, "DP 2 x TP 2", "combined"),
         ({"dp": 2, "tp": 2, "pp": 2, "recompute": "full"}, "DP 2 x TP 2 x PP-1F1B 2 + AR", "combined"),
     ],
@@ -204,6 +244,9 @@ def test_names_and_families(split: dict[str, Any], name: str, kind: str) -> None
         ({"tp": 2, "dp": 2}, 4.0),
         ({"pp": 2, "micro_batches": 4, "schedule": "gpipe"}, 2 * 4 / 5),
         ({"pp": 2, "micro_batches": 4, "schedule": "naive"}, 1.0),
+        ({"pp": 2, "micro_batches": 4, "schedule": "interleaved"}, 2 * 8 / 9),
+        ({"pp": 2, "micro_batches": 4, "schedule": "zb-h1"}, 2 * 12 / 13),
+        ({"pp": 2, "micro_batches": 1, "schedule": "custom", "program": "0F0,0B0\n1F0,1B0"}, 1.0),
     ],
 )
 def test_ideal_speedups(split: dict[str, Any], ideal: float) -> None:

@@ -141,9 +141,12 @@ def test_chunks_are_those_of_the_schedule_unless_given() -> None:
     assert (stages(pp=2, schedule="interleaved"), stages(pp=2, schedule="interleaved", chunks=4)) == (4, 8)
 
 
-@pytest.mark.parametrize("name", [name for name, traits in TRAITS.items() if traits.refused])
-def test_a_schedule_that_is_only_drawn_does_not_run(name: str) -> None:
-    assert errors(parallel={"pp": 2, "schedule": name})["parallel.schedule"].startswith(f"schedule={name} cannot run: ")
+def test_a_schedule_may_be_drawn_but_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRAITS, "v-min", TRAITS["v-min"]._replace(refused="it is a drawing"))
+    split = {"pp": 2, "schedule": "v-min"}
+    text = errors(parallel=split)["parallel.schedule"]
+    assert text.startswith("schedule=v-min cannot run: it is a drawing; try naive, gpipe, 1f1b")
+    RunSpec.model_validate({"parallel": split}, context={DRAWN: True})
 
 
 @pytest.mark.parametrize(
