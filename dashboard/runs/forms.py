@@ -20,8 +20,8 @@ def split_tags(text: str) -> list[str]:
     return [tag.strip() for tag in text.split(",") if tag.strip()]
 
 
-READERS = " ".join(spec_fields.kinds_of("train.corpus"))
 """Kinds of models that read an uploaded text."""
+ACCEPT = "text/*,.txt,.md,.py,.csv,.json,.jsonl"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class Section:
 
     @property
     def open(self) -> bool:
-        return not self.group.folded or any(field.errors for field in self.fields)
+        """Folded only while there is nothing to see in it: all as usual, no mistake."""
+        usual = spec_fields.from_spec({})
+        return not self.group.folded or any(f.errors or f.value() != usual[f.html_name] for f in self.fields)
 
 
 class RunForm(forms.Form):
@@ -54,7 +56,7 @@ class RunForm(forms.Form):
         allow_empty_file=True,
         label="or upload a text",
         help_text=f"UTF-8, at most {corpora.MAX_MIB} MiB",
-        widget=forms.FileInput(attrs={"accept": "text/*,.txt,.md,.py,.csv,.json,.jsonl", "data-kinds": READERS}),
+        widget=forms.FileInput(attrs={"accept": ACCEPT, **spec_fields.shown_for("train.corpus")}),
     )
     anyway = forms.BooleanField(required=False, label="Queue it although it is predicted not to fit")
 

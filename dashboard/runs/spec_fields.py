@@ -15,9 +15,10 @@ from annotated_types import Ge, Gt, Le, Lt
 from django import forms
 from pydantic.fields import FieldInfo
 
+from dashboard.runs import relevance
+from dashboard.runs.choice_labels import CHOICE_LABELS
 from parallel_core import limits
-from parallel_core.outline import KINDS
-from parallel_core.schedule.traits import TRAITS, runnable
+from parallel_core.schedule.traits import runnable
 from parallel_core.spec import RunSpec
 
 MIB = 1024 * 1024
@@ -57,6 +58,14 @@ GROUPS = (
             Entry("model.heads", "Attention heads", "divides the hidden size"),
             Entry("model.seq", "Sequence length", "tokens"),
             Entry("model.vocab", "Vocabulary", "256 reads bytes"),
+            Entry("model.width", "Channels at first", "64 in the papers"),
+            Entry("model.image", "Image side", "pixels; empty: the least the model takes"),
+        ),
+    ),
+    Group(
+        "architecture",
+        "Architecture in detail",
+        (
             Entry("model.tied", "Tie embedding and head"),
             Entry("model.kv_heads", "Key and value heads", "divides the heads; empty: as many"),
             Entry("model.ffn", "MLP width", "empty: 4 × hidden, 8/3 × for SwiGLU"),
@@ -65,9 +74,8 @@ GROUPS = (
             Entry("model.norm", "Normalisation"),
             Entry("model.bias", "Biases in linear layers"),
             Entry("model.dropout", "Dropout"),
-            Entry("model.width", "Channels at first", "64 in the papers"),
-            Entry("model.image", "Image side", "pixels; empty: the least the model takes"),
         ),
+        folded=True,
     ),
     Group(
         "parallel",
@@ -79,9 +87,9 @@ GROUPS = (
             Entry("parallel.schedule", "Pipeline schedule"),
             Entry("parallel.micro_batches", "Micro-batches", "for each replica"),
             Entry("parallel.chunks", "Model chunks", "stages on each rank; empty: the schedule's own"),
-            Entry("parallel.program", "Own schedule", "CSV as PyTorch spells it; for schedule Custom alone"),
+            Entry("parallel.program", "Own schedule", "CSV as PyTorch spells it: a row a rank"),
             Entry("parallel.recompute", "Activation recomputation"),
-            Entry("parallel.zero", "ZeRO stage", "1: replicas share the optimizer's state"),
+            Entry("parallel.zero", "ZeRO stage"),
             Entry("parallel.cuts", "Stage cuts", "e.g. 3, 6; empty balances them by FLOPs"),
         ),
     ),
@@ -108,10 +116,10 @@ GROUPS = (
             Entry("train.beta2", "AdamW β₂"),
             Entry("train.eps", "AdamW ε"),
             Entry("train.clip_norm", "Clip gradient norm", "empty: no clipping"),
-            Entry("train.loss_scale", "First loss scale", "fp16 alone"),
-            Entry("train.loss_scale_window", "Loss scale grows after", "good steps in a row; fp16 alone"),
-            Entry("train.loss_scale_growth", "Loss scale growth", "fp16 alone"),
-            Entry("train.loss_scale_backoff", "Loss scale back-off", "when gradients overflow; fp16 alone"),
+            Entry("train.loss_scale", "First loss scale"),
+            Entry("train.loss_scale_window", "Loss scale grows after", "good steps in a row"),
+            Entry("train.loss_scale_growth", "Loss scale growth"),
+            Entry("train.loss_scale_backoff", "Loss scale back-off", "when gradients overflow"),
             Entry("train.checkpoint_every", "Checkpoint every", "steps; 0 saves only when stopped"),
             Entry("train.keep", "Checkpoints kept", "the newest ones"),
             Entry("trace.trace_every", "Trace every", "steps; 0 traces one step only"),
@@ -123,28 +131,10 @@ GROUPS = (
 )
 ENTRIES = {entry.path: entry for group in GROUPS for entry in group.entries}
 
-CHOICE_LABELS = {
-    **{name: traits.label.removeprefix("PP-") for name, traits in TRAITS.items()},
-    "none": "None: keep activations",
-    "full": "Full: recompute every block",
-    "cpu": "CPU",
-    "cuda": "CUDA GPU",
-    "fp32": "fp32",
-    "fp64": "fp64",
-    "gpt": "GPT",
-    "mlp": "MLP on digits",
-    "vgg16": "VGG-16 on digits",
-    "resnet50": "ResNet-50 on digits",
-    "gnmt": "GNMT on Django's sentences",
-    "learned": "Learned",
-    "rope": "RoPE",
-    "gelu": "GELU",
-    "swiglu": "SwiGLU",
-    "layernorm": "LayerNorm",
-    "rmsnorm": "RMSNorm",
-    "bf16": "bf16, fp32 master weights",
-    "fp16": "fp16, fp32 master weights, loss scaling",
-}
+
+def paths_of(key: str) -> tuple[str, ...]:
+    """Leaves of a group of fields, by its key."""
+    return tuple(entry.path for group in GROUPS if group.key == key for entry in group.entries)
 
 
 def html_name(path: str) -> str:
@@ -158,14 +148,6 @@ def leaves() -> dict[str, FieldInfo]:
         for section, outer in RunSpec.model_fields.items()
         for leaf, info in typing.cast(Any, outer.annotation).model_fields.items()
     }
-
-
-def kinds_of(path: str) -> list[str]:
-    """Kinds of models that read this leaf: of `model` those with such a field, of the corpus those with a choice."""
-    section, leaf = path.split(".", 1)
-    if path == "train.corpus":
-        return [kind for kind, outline in KINDS.items() if "blob" in outline.corpora]
-    return [kind for kind, outline in KINDS.items() if section != "model" or leaf in ("kind", *outline.fields)]
 
 
 def is_optional(info: FieldInfo) -> bool:
@@ -193,9 +175,14 @@ def _rules(info: FieldInfo) -> list[Any]:
 def form_field(entry: Entry) -> forms.Field:
     """A field that takes any text, with the widget that fits the leaf."""
     made = _plain_field(entry)
-    if len(kinds := kinds_of(entry.path)) < len(KINDS):
-        made.widget.attrs["data-kinds"] = " ".join(kinds)
+    made.widget.attrs |= shown_for(entry.path)
     return made
+
+
+def shown_for(path: str) -> dict[str, str]:
+    """What tells the browser when to show a field: the field it hangs on and that one's values."""
+    needed = relevance.condition(path)
+    return {"data-shown-for": " ".join((html_name(needed.leaf), *needed.values))} if needed else {}
 
 
 def _plain_field(entry: Entry) -> forms.Field:
@@ -209,6 +196,8 @@ def _plain_field(entry: Entry) -> forms.Field:
     words = [word for word in typing.get_args(info.annotation) if isinstance(word, str)]
     if entry.path == "parallel.schedule":
         words = runnable()
+    if entry.path == "parallel.zero":
+        words, hint = ["0", "1"], ""
     if words or entry.path == "train.corpus":
         widget = forms.Select(choices=[(word, CHOICE_LABELS.get(word, word)) for word in words])
     return forms.CharField(label=entry.label, required=False, widget=widget, help_text=hint)
@@ -244,13 +233,13 @@ _OUT: dict[str, Callable[[Any], str]] = {
 def to_spec(values: Mapping[str, Any], paths: Collection[str] | None = None) -> dict[str, Any]:
     """The nested dict that RunSpec judges, from flat form values (text, or bool for switches).
 
-    Leaves that the chosen kind of model does not read are left out, whatever stands in their fields.
+    Leaves that are not read beside the others are left out, whatever stands in their fields.
     `paths` = leaves that the form asks for; the others are left out. None: every leaf.
     """
     spec: dict[str, Any] = {}
-    kind = values.get(html_name("model.kind"), "gpt")
     for path, info in leaves().items():
-        if (paths is not None and path not in paths) or (kind in KINDS and kind not in kinds_of(path)):
+        read = relevance.is_read(path, lambda leaf: values.get(html_name(leaf), _default(leaf)))
+        if not read or (paths is not None and path not in paths):
             continue
         section, leaf = path.split(".", 1)
         value = values.get(html_name(path))
@@ -259,6 +248,11 @@ def to_spec(values: Mapping[str, Any], paths: Collection[str] | None = None) -> 
             value = None if not value and is_optional(info) else _IN.get(path, str)(value)
         spec.setdefault(section, {})[leaf] = value
     return spec
+
+
+def _default(path: str) -> Any:
+    section, leaf = path.split(".", 1)
+    return getattr(getattr(RunSpec(), section), leaf)
 
 
 def from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:

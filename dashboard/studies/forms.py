@@ -23,7 +23,7 @@ from dashboard.studies.variants import Plan
 from parallel_core import limits
 from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec, field_errors
 
-MODEL = tuple(path for path in spec_fields.ENTRIES if path.startswith("model."))
+MODEL, DETAIL = (spec_fields.paths_of(group) for group in ("model", "architecture"))
 TRAIN = ("train.global_batch", "train.lr", "train.seed", "train.warmup_steps", "train.device")
 SPLIT = ("parallel.dp", "parallel.tp", "parallel.pp", "parallel.schedule", "parallel.micro_batches")
 SWEEP_SPLIT = (*SPLIT, "parallel.recompute", "train.precision")
@@ -50,7 +50,7 @@ class StudyForm(forms.Form):
     """What every kind asks: a name, the base that all runs share, and how to measure."""
 
     kind: ClassVar[str]
-    base_fields_of_kind: ClassVar[tuple[str, ...]] = (*MODEL, *TRAIN)
+    base_fields_of_kind: ClassVar[tuple[str, ...]] = (*MODEL, *DETAIL, *TRAIN)
     template_name_own: ClassVar[str]
 
     spec: RunSpec | None = None
@@ -85,6 +85,9 @@ class StudyForm(forms.Form):
 
     def model_group(self) -> Iterator[forms.BoundField]:
         return self.group(MODEL)
+
+    def detail_group(self) -> Iterator[forms.BoundField]:
+        return self.group(DETAIL)
 
     def train_group(self) -> Iterator[forms.BoundField]:
         return self.group((*TRAIN[:-1], "train.corpus", TRAIN[-1]))
@@ -196,7 +199,7 @@ class MatrixForm(StudyForm):
 class SweepForm(StudyForm):
     kind = "sweep"
     template_name_own = "studies/new_sweep.html"
-    base_fields_of_kind = (*MODEL, *TRAIN, *SWEEP_SPLIT)
+    base_fields_of_kind = (*MODEL, *DETAIL, *TRAIN, *SWEEP_SPLIT)
 
     field = forms.ChoiceField(label="Field to sweep", initial="parallel.micro_batches")
     values = forms.CharField(

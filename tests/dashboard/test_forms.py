@@ -51,7 +51,7 @@ def test_a_kind_of_model_is_asked_for_its_own_fields_alone(kind: str) -> None:
     own = {f"model__{name}" for name in ("kind", *KINDS[kind].fields)}
     for name, field in form.fields.items():
         if name.startswith("model__"):
-            shown = field.widget.attrs.get("data-kinds", " ".join(KINDS)).split()
+            shown = field.widget.attrs.get("data-shown-for", " ".join(KINDS)).split()
             assert (kind in shown) == (name in own)
     assert form.is_valid(), form.errors
     assert form.assessment.spec is not None

@@ -1,0 +1,30 @@
+"""Words for the values of the spec's choices, as forms show them."""
+
+from __future__ import annotations
+
+from parallel_core.schedule.traits import TRAITS
+
+CHOICE_LABELS = {
+    **{name: traits.label.removeprefix("PP-") for name, traits in TRAITS.items()},
+    "0": "0: every replica holds all",
+    "1": "1: replicas share the optimizer's state",
+    "none": "None: keep activations",
+    "full": "Full: recompute every block",
+    "cpu": "CPU",
+    "cuda": "CUDA GPU",
+    "fp32": "fp32",
+    "fp64": "fp64",
+    "gpt": "GPT",
+    "mlp": "MLP on digits",
+    "vgg16": "VGG-16 on digits",
+    "resnet50": "ResNet-50 on digits",
+    "gnmt": "GNMT on Django's sentences",
+    "learned": "Learned",
+    "rope": "RoPE",
+    "gelu": "GELU",
+    "swiglu": "SwiGLU",
+    "layernorm": "LayerNorm",
+    "rmsnorm": "RMSNorm",
+    "bf16": "bf16, fp32 master weights",
+    "fp16": "fp16, fp32 master weights, loss scaling",
+}

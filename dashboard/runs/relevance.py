@@ -1,0 +1,43 @@
+"""When a leaf of the spec is asked for: some mean nothing beside another model, schedule or precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from parallel_core.outline import KINDS
+
+
+class Condition(NamedTuple):
+    """The leaf is read while `leaf` has one of `values`."""
+
+    leaf: str
+    values: tuple[str, ...]
+
+
+def condition(path: str) -> Condition | None:
+    """None: always read."""
+    if path == "parallel.program":
+        return Condition("parallel.schedule", ("custom",))
+    if path.startswith("train.loss_scale"):
+        return Condition("train.precision", ("fp16",))
+    kinds = kinds_of(path)
+    return Condition("model.kind", tuple(kinds)) if len(kinds) < len(KINDS) else None
+
+
+def kinds_of(path: str) -> list[str]:
+    """Kinds of models that read this leaf: of `model` those with such a field, of the corpus those with a choice."""
+    section, leaf = path.split(".", 1)
+    if path == "train.corpus":
+        return [kind for kind, outline in KINDS.items() if "blob" in outline.corpora]
+    return [kind for kind, outline in KINDS.items() if section != "model" or leaf in ("kind", *outline.fields)]
+
+
+def is_read(path: str, value_of: Callable[[str], Any]) -> bool:
+    """Whether the leaf counts beside the others, whose values `value_of` gives. An unknown kind of model hides nothing:
+    it is the kind that will be refused."""
+    needed = condition(path)
+    if needed is None:
+        return True
+    value = value_of(needed.leaf)
+    return value in needed.values or (needed.leaf == "model.kind" and value not in KINDS)
