@@ -192,3 +192,22 @@ def test_cancel_asks_once_and_leaves_no_process(page: Page, under_way: int) -> N
     expect(page.locator("#verdict")).to_contain_text(re.compile(r"Cancelled at step \d+\. No process is left\."))
     expect(page.locator("#cancel")).to_have_count(0)
     assert not [pid for pid in ranks if alive(pid)]
+
+
+def test_what_happens_before_the_stream_is_open_is_not_missed(
+    page: Page, yard: YardProcess, client: httpx.Client
+) -> None:
+    run = yard.submit(client, slow(STEPS), name="Ends unseen")
+    yard.wait_state(client, run, "running")
+    held: list[Route] = []
+    page.route("**/live/stream**", lambda route: held.append(route))
+    page.goto(f"/runs/{run}/")
+    mark(page)
+    page.wait_for_load_state()
+    client.post(f"/api/v1/runs/{run}/cancel")
+    yard.wait_state(client, run, "cancelled")
+    expect(state(page)).to_have_attribute("data-state", "running")
+    assert held
+    held[0].continue_()
+    expect(state(page)).to_have_attribute("data-state", "cancelled")
+    assert same_page(page)

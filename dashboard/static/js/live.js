@@ -7,7 +7,7 @@
 
 import { subscribe } from "./stream.js";
 
-const WAIT_MS = 400; // news within this time are one refresh
+const WAIT_MS = 1000; // a page is fetched at most this often, however often there is news
 const page = document.querySelector("[data-live-topic]");
 let timer = null;
 let running = false;
@@ -56,8 +56,10 @@ async function refresh() {
 }
 
 function schedule() {
-  clearTimeout(timer);
-  timer = setTimeout(refresh, WAIT_MS);
+  timer ??= setTimeout(() => {
+    timer = null;
+    refresh();
+  }, WAIT_MS);
 }
 
 if (page) subscribe(page.dataset.liveTopic, schedule);

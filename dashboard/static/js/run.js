@@ -243,5 +243,3 @@ if (log) {
   log.scrollTop = log.scrollHeight;
 }
 subscribe(`run:${run}`, news);
-// What happened between the rendering of the page and the opening of the stream.
-news(["*"]);

@@ -4,8 +4,8 @@
  *   const stop = subscribe("run:12", (what) => { ... });   // what: ["points", "log"], or ["*"] = fetch everything
  *   onConnection((connected) => { ... });
  *
- * Topics: run:<id>, study:<id>, runs, fleet. After a lost connection every callback is called once with ["*"], so that
- * pages fetch again from where they are. The set of topics may change at any time; the stream then reopens and resumes
+ * Topics: run:<id>, study:<id>, runs, fleet. When the stream has opened, at first or after a loss, every callback is
+ * called once with ["*"], so that pages fetch what came between their rendering, or the loss, and now. The set of topics may change at any time; the stream then reopens and resumes
  * behind the last message, missing nothing.
  */
 
@@ -19,7 +19,7 @@ let source = null;
 let lastId = "";
 let delay = FIRST_DELAY_MS;
 let timer = null;
-let interrupted = false;
+let behind = true; // of what happened while no stream was open
 let connected = null;
 let signedOut = false;
 
@@ -91,8 +91,8 @@ function opened(event) {
   lastId = event.lastEventId;
   delay = FIRST_DELAY_MS;
   setConnected(true);
-  if (interrupted) {
-    interrupted = false;
+  if (behind) {
+    behind = false;
     for (const topic of [...listeners.keys()]) tell(topic, ["*"]);
   }
 }
@@ -115,7 +115,7 @@ function ended(why) {
 
 function lost() {
   close();
-  interrupted = true;
+  behind = true;
   setConnected(false);
   // Spread over time: a restarted server is not met by all tabs at once.
   schedule(delay * (0.5 + Math.random()));
