@@ -93,7 +93,7 @@ def test_selected_runs_are_compared(page: Page, stocked: dict[str, Any]) -> None
 
 
 def test_the_list_follows_a_run_in_place(page: Page, yard: YardProcess, client: httpx.Client) -> None:
-    run = yard.submit(client, slow(30), name="Followed")
+    run = yard.submit(client, slow(10), name="Followed")
     page.goto("/runs/?q=Followed")
     mark(page)
     expect(page.locator(f"#run-{run}")).to_contain_text(re.compile(r"Running"))
