@@ -69,6 +69,8 @@ def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
         return f"Must be {ctx['expected']}{got}."
     if kind == "string_too_long":
         return f"At most {ctx['max_length']} characters."
+    if kind in ("model_type", "dict_type"):
+        return "An object with named fields is needed."
     if kind == "missing":
         return "This field is needed."
     if kind == "extra_forbidden":

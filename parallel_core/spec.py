@@ -149,7 +149,8 @@ class RunSpec(_Spec):
         if not isinstance(data, dict):
             return data
         model, train = data.get("model", {}), data.get("train", {})
-        outline = KINDS.get(str(model.get("kind", "gpt"))) if isinstance(model, dict) else KINDS[model.kind]
+        kind = model.get("kind", "gpt") if isinstance(model, dict) else getattr(model, "kind", None)
+        outline = KINDS.get(kind) if isinstance(kind, str) else None
         if outline is None or not isinstance(train, dict) or "corpus" in train:
             return data
         return {**data, "train": {**train, "corpus": outline.corpora[0]}}

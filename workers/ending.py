@@ -95,10 +95,9 @@ def of_exits(folder: Path, ranks: Sequence[int], exits: Sequence[Exit], oom_kill
 
 
 def _of_fault(fault: Mapping[str, Any], guilty: Exit, where: str, codes: dict[str, int]) -> Ending:
-    said = (
-        f"{fault.get('type', 'Error')}: {str(fault.get('message', '')).splitlines()[0] if fault.get('message') else ''}"
-    )
     memory = fault.get("cause") == "out_of_memory"
+    first = str(fault.get("message") or "").partition("\n")[0]
+    said = first if memory and first else f"{fault.get('type', 'Error')}: {first}"
     if guilty.code == EXIT_PEER:
         detail = f"Rank {guilty.rank} lost the connection to another rank{where}."
     else:

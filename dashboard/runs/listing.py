@@ -33,7 +33,7 @@ COLUMNS = (
     Column("state", "State"),
     Column("strategy", "Strategy"),
     Column("devices", "Devices", True),
-    Column("step", "Step", True),
+    Column("step", "Steps", True, "steps done"),
     Column("loss", "Loss", True),
     Column("step_time", "Step time", True, "median of the timed steps"),
     Column("tokens_per_s", "Throughput/s", True),

@@ -14,6 +14,7 @@ from dashboard.runs.queue import queued_runs
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text, significant
 from parallel_core.outline import outline_of
+from parallel_core.plan.memory import find_fixes, worst_stage
 from parallel_core.plan.strategy import idle_share
 from parallel_core.spec import RunSpec
 
@@ -193,15 +194,12 @@ def fix(run: Run) -> str:
 
 
 def _less_memory(spec: RunSpec) -> str:
-    split, per_replica = spec.parallel, spec.train.global_batch // spec.parallel.dp
-    if split.recompute == "none":
-        return "Clone it with recomputation on: activations then hold one layer's input each."
-    finer = split.micro_batches * 2
-    if per_replica % finer == 0:
-        return f"Clone it with {finer} micro-batches: each holds half the activations."
-    if not outline_of(spec.model).whole and split.tp * 2 <= spec.model.heads and spec.model.heads % (split.tp * 2) == 0:
-        return f"Clone it with tensor parallel {split.tp * 2}: each rank holds half of every layer."
-    return "Clone it with more pipeline stages or a smaller model."
+    """The cheapest change by the plan. Without a cap the device's limit is not known here: anything that needs less."""
+    limit = spec.trace.memory_cap or round(0.9 * worst_stage(spec).total)
+    fixes = find_fixes(spec, limit)
+    if not fixes:
+        return "No change of the split alone makes it fit: clone it with a smaller model or batch."
+    return f"Clone it and {fixes[0].text}: the worst rank is then predicted to need {bytes_text(fixes[0].total)}."
 
 
 def placed(attempt: Attempt | None) -> str:

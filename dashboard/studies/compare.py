@@ -87,7 +87,8 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
         said.append(f"Memory {'+' if change >= 0 else '−'}{bytes_text(abs(change))} on the worst rank.")
     equal = others[0].parity
     if equal and equal.steps:
-        said.append(f"Losses differ by at most {difference_text(equal.largest)} over {equal.steps} steps.")
+        how = f"differ by at most {difference_text(equal.largest)}" if equal.largest else "are the same to the last bit"
+        said.append(f"Losses {how} over {equal.steps} steps.")
     return said
 
 

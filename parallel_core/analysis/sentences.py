@@ -200,7 +200,7 @@ def difference_sentence(a: Breakdown, b: Breakdown) -> str:
     top = sorted(saved, key=lambda name: -abs(saved[name]))[:2]
     rest = total - sum(saved[name] for name in top)
     named = ", ".join(f"{COMPONENT_NAMES[name]} {_signed(sign * saved[name])}" for name in top)
-    return f"Of {ns_text(abs(total))} {verb}: {named}, rest {_signed(sign * rest)}."
+    return f"Of {ns_text(abs(total))} {verb} between their traced steps: {named}, rest {_signed(sign * rest)}."
 
 
 _MATTERS = 0.05

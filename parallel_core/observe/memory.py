@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from parallel_core.analysis.quantities import bytes_text
 from parallel_core.observe.records import CATEGORIES, MEMORY
 
 _INDEX = {name: i for i, name in enumerate(CATEGORIES)}
@@ -41,7 +42,7 @@ class MemoryCapExceeded(MemoryError):
         total = sum(live.values())
         most = max(live, key=lambda name: live[name])
         super().__init__(
-            f"{total / 2**20:.1f} MiB live, the cap is {cap / 2**20:.1f} MiB; "
+            f"{bytes_text(total)} live, the cap is {bytes_text(cap)}; "
             f"{most} hold {100 * live[most] // max(total, 1)} % of it"
         )
 

@@ -170,6 +170,15 @@ def test_numbers_out_of_range_are_refused_at_their_field(room: str, field: str, 
     assert list(errors(**{room: {field: value}})) == [f"{room}.{field}"]
 
 
+@pytest.mark.parametrize("model", [[], 3, None, "gpt", {"kind": [1]}, {"kind": "llama"}], ids=str)
+def test_a_model_that_is_none_is_refused_at_its_field(model: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RunSpec.model_validate({"model": model})
+    ((field, message),) = field_errors(caught.value).items()
+    assert field in ("model", "model.kind")
+    assert message.startswith(("An object", "Must be 'gpt'"))
+
+
 @pytest.mark.parametrize("rooms", [{"model": {"path": "x"}}, {"shell": {"command": "x"}}])
 def test_unknown_keys_are_refused(rooms: dict[str, Any]) -> None:
     assert list(errors(**rooms).values()) == ["There is no such field."]
