@@ -18,10 +18,7 @@ from torch import Tensor
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import Group
 from parallel_core.engine.receipts import Key, key, receipts
-from parallel_core.schedule.ir import RECVS, Kind, Op, Schedule
-
-AHEAD = 2
-"""Receives posted at once on one link."""
+from parallel_core.schedule.ir import AHEAD, RECVS, Kind, Op, Schedule
 
 Link = tuple[int, bool]
 """Peer (a pipeline rank), and whether activations (or gradients) travel: each is first in, first out."""

@@ -29,13 +29,11 @@ from parallel_core.outline import UnitCost, aligned, block_of, outline_of
 from parallel_core.plan.places import BUCKET_BYTES, TIED, alone_of, place, shards_of
 from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.schedule import in_flight, plain
-from parallel_core.schedule.ir import Kind, Program
+from parallel_core.schedule.ir import AHEAD, Kind, Program
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, ParallelSpec, RunSpec
 
 _MOMENTS = 2
-_AHEAD = 2
-"""Receives that the engine posts at once on each link (`engine.p2p`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,7 @@ def _at_peak(spec: RunSpec, stages: Mapping[int, Sequence[int]]) -> _Live:
         live = _in_backward(*parts[stage], _in_flight(spec, stage), _unproven(spec, stage))
         return _Live(live.kept, live.passing + _messages(spec, stage, edges[units[0]], edges[units[-1] + 1]))
     live = _walked(spec, {n: _Part(*part) for n, part in parts.items()})
-    ahead = _AHEAD + (len(stages) == 1)  # and one on its way out
+    ahead = AHEAD + (len(stages) == 1)  # and one on its way out
     messages = sum(ahead * (edges[units[0]] * (n > 0) + edges[units[-1] + 1]) for n, units in stages.items())
     return _Live(live.kept, live.passing + messages)
 
@@ -255,11 +253,11 @@ def _messages(spec: RunSpec, stage: int, entering: int, leaving: int) -> int:
     to_come, window = split.micro_batches - _in_flight(spec, stage), 2
 
     def held(k: int) -> int:
-        from_before = min(_AHEAD, to_come - k) + min(k, window) if stage > 0 else 0
-        from_behind = min(_AHEAD, split.micro_batches - 1 - k) if stage < split.pp - 1 else 0
+        from_before = min(AHEAD, to_come - k) + min(k, window) if stage > 0 else 0
+        from_behind = min(AHEAD, split.micro_batches - 1 - k) if stage < split.pp - 1 else 0
         return from_before * entering + from_behind * leaving
 
-    return max(held(min(k, to_come)) for k in (0, window, max(to_come - _AHEAD, 0), to_come))
+    return max(held(min(k, to_come)) for k in (0, window, max(to_come - AHEAD, 0), to_come))
 
 
 def _batch_bytes(spec: RunSpec) -> int:

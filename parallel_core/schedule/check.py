@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from parallel_core.schedule.ir import COMPUTE, P2P, REPLICA_COLLECTIVES, SENDS, Kind, Op, Program, Schedule
 from parallel_core.schedule.text import grid
 
-AHEAD = 2
-"""Receives that the engine posts at once on each link: all it needs to hide transfers behind computation."""
 _AT_THE_END = REPLICA_COLLECTIVES | {Kind.OPT_STEP}
 Link = tuple[int, int, bool]
 """Sending and receiving pipeline rank, and whether activations (or gradients) travel."""

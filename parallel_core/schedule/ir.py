@@ -55,6 +55,10 @@ REPLICA_COLLECTIVES = frozenset({Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHE
 COLLECTIVES = REPLICA_COLLECTIVES | {Kind.TP_COLLECTIVE, Kind.NORM, Kind.BUCKET}
 
 
+AHEAD = 2
+"""Receives that the engine posts at once on each link: all it needs to hide transfers behind computation."""
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operation of one pipeline rank. `micro_batch` = -1 for operations of the whole step.

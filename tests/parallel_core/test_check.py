@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_core import schedule
-from parallel_core.schedule.check import AHEAD, ScheduleError, check, receives_ahead
-from parallel_core.schedule.ir import P2P, Kind, Op, Program, Schedule
+from parallel_core.schedule.check import ScheduleError, check, receives_ahead
+from parallel_core.schedule.ir import AHEAD, P2P, Kind, Op, Program, Schedule
 from parallel_core.spec import DRAWN, RunSpec
 from tests.parallel_core.strategies import run_specs
 
