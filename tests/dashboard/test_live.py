@@ -171,6 +171,7 @@ def test_a_session_that_ended_ends_its_stream(redis_url: str, monkeypatch: pytes
     with_hub(redis_url, body)
 
 
+@pytest.mark.django_db(transaction=True)  # it closes its connection, and a test's transaction would go with it
 def test_who_is_still_authorised(client: Client, bob: Any) -> None:
     client.force_login(bob)
     key = client.session.session_key
