@@ -44,7 +44,7 @@ def test_one_kill_at_a_random_moment(yard: YardProcess, client: httpx.Client, nu
     kill(yard, victim)
     found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=120)
     where = f"round {number}: {victim} killed, {found['state']} {found['cause']} {found['detail']}"
-    if victim in HARMLESS or retries:
+    if victim in HARMLESS or (victim == "worker" and retries):  # a retry is for a worker that was lost
         assert found["state"] == "succeeded", where
     elif found["state"] != "succeeded":
         assert found["cause"] in {"killed_by_signal", "worker_lost"} and found["detail"], where
