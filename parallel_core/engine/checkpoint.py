@@ -99,8 +99,11 @@ class Saver:
         """`done` steps are done: saves where that is due. Raises CheckpointError where an earlier save failed."""
         if self._error is not None:
             raise self._error
-        if self._every and (done % self._every == 0 or done == self._trainer.spec.train.steps):
+        if self.due(done):
             self.save(done)
+
+    def due(self, done: int) -> bool:
+        return self._every > 0 and (done % self._every == 0 or done == self._trainer.spec.train.steps)
 
     def save(self, done: int) -> None:
         """Copies the state after `done` steps and begins to write it; waits for an earlier save first."""

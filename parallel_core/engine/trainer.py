@@ -223,7 +223,7 @@ def _train(
             report.spans(step, trainer.recorder)
         report.step(step, totals, took, last=totals.stop or step + 1 == spec.train.steps)
         if saver is not None:
-            _save(saver, step + 1, totals.stop)
+            _save(saver, report, step + 1, totals.stop)
     others = neighbours.share()
     if metered == spec.train.steps:
         report.memory(metered, trainer.metered_step(metered)[1])
@@ -233,7 +233,9 @@ def _train(
     report.phase("done", spec.train.steps)
 
 
-def _save(saver: checkpoint.Saver, done: int, stop: bool) -> None:
+def _save(saver: checkpoint.Saver, report: Reporter, done: int, stop: bool) -> None:
+    if stop or saver.due(done):
+        report.flush()  # no checkpoint runs ahead of the points: a kill in between would leave a gap that nothing fills
     saver.after_step(done)
     if stop:
         saver.save(done)
