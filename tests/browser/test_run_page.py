@@ -111,14 +111,19 @@ def test_tabs_stand_in_the_address(page: Page, under_way: int) -> None:
     expect(page.locator("#tab")).to_have_attribute("data-tab", "spec")
 
 
+def watch_metrics(page: Page, yard: YardProcess, client: httpx.Client, run: int) -> None:
+    """Opens the metrics of a running run and waits for its loss curve."""
+    yard.wait_state(client, run, "running")
+    page.goto(f"/runs/{run}/?tab=metrics")
+    mark(page)
+    drawn(page, ["loss"])
+
+
 def test_a_lost_connection_is_said_and_leaves_no_gap(
     page: Page, yard: YardProcess, client: httpx.Client, under_way: int, troubles: Troubles
 ) -> None:
     troubles.expected += LOST
-    yard.wait_state(client, under_way, "running")
-    page.goto(f"/runs/{under_way}/?tab=metrics")
-    mark(page)
-    drawn(page, ["loss"])
+    watch_metrics(page, yard, client, under_way)
     said = page.get_by_text("Live updates are interrupted")
     page.context.set_offline(True)
     expect(said).to_be_visible()
@@ -136,10 +141,7 @@ def test_kill_9_of_the_web_process_leaves_no_gap(
     page: Page, yard: YardProcess, client: httpx.Client, under_way: int, troubles: Troubles
 ) -> None:
     troubles.expected += LOST
-    yard.wait_state(client, under_way, "running")
-    page.goto(f"/runs/{under_way}/?tab=metrics")
-    mark(page)
-    drawn(page, ["loss"])
+    watch_metrics(page, yard, client, under_way)
     web = yard.part("gunicorn")
     for process in (*web.children(), web):
         process.send_signal(signal.SIGKILL)

@@ -94,17 +94,10 @@ def test_a_killed_worker_with_a_retry_left_goes_on_from_the_checkpoint(yard: Yar
     assert series(client, run) == list(range(3000))
 
 
-def test_a_killed_controller_loses_and_doubles_nothing(yard: YardProcess, client: httpx.Client) -> None:
+@pytest.mark.parametrize("part", ["manage.py controller", "unixsocket"], ids=["controller", "broker"])
+def test_a_killed_part_loses_and_doubles_nothing(yard: YardProcess, client: httpx.Client, part: str) -> None:
     run, _ = started(yard, client, tiny(3000, dp=2))
-    yard.part("manage.py controller").kill()
-    found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
-    assert found["state"] == "succeeded", found
-    assert series(client, run) == list(range(3000))
-
-
-def test_a_killed_broker_loses_and_doubles_nothing(yard: YardProcess, client: httpx.Client) -> None:
-    run, _ = started(yard, client, tiny(3000, dp=2))
-    yard.part("unixsocket").kill()
+    yard.part(part).kill()
     found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
     assert found["state"] == "succeeded", found
     assert series(client, run) == list(range(3000))
