@@ -7,11 +7,12 @@ import io
 import re
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import RUN_MS, Troubles, mark, same_page
-from tests.yard_process import wait_for
+from tests.browser.watched import RUN_MS, Troubles, mark, same_page, slow
+from tests.yard_process import YardProcess, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 SMALL = {"model__layers": "2", "model__hidden": "32", "model__heads": "2", "model__seq": "32"}
@@ -38,7 +39,9 @@ def known(page: Page) -> bool:
     return "time unknown" not in plan(page).inner_text()
 
 
-def test_the_form_says_what_will_run_and_the_page_fills_by_itself(page: Page) -> None:
+def test_the_form_says_what_will_run_and_the_page_fills_by_itself(
+    page: Page, yard: YardProcess, client: httpx.Client
+) -> None:
     wait_for("a calibrated worker", lambda: known(page))
     expect(plan(page)).to_contain_text(re.compile(r"14 runs\s+on up to 2 devices,\s+(about \d+ min|under a minute)"))
     for name, value in {**SMALL, "name": "Two by two"}.items():
@@ -50,10 +53,12 @@ def test_the_form_says_what_will_run_and_the_page_fills_by_itself(page: Page) ->
     page.locator("#f-repeats").fill("2")
     expect(page.get_by_role("button", name="Queue 4 runs")).to_be_enabled()
     page.locator("#f-repeats").fill("1")
+    in_front = yard.submit(client, slow(600), name="In front of the study")
     page.get_by_role("button", name="Queue 2 runs").click()
     page.wait_for_url(re.compile(r"/studies/\d+/$"))
     mark(page)
-    expect(page.locator("#progress")).to_contain_text(re.compile(r"\d of 2 runs done"))
+    expect(page.locator("#progress")).to_contain_text("0 of 2 runs done")
+    client.post(f"/api/v1/runs/{in_front}/cancel")
     expect(page.locator("#progress")).to_be_empty(timeout=RUN_MS)
     expect(page.locator("#verdict")).to_contain_text(re.compile(r"fastest|within noise"))
     for name in ("Single", "DP"):
