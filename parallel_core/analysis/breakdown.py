@@ -14,26 +14,25 @@ exactly one component, the first of this list that covers it:
 10. `exposed_collective`: a gradient BUCKET in flight that nothing above hides;
 11. `other`: what no span covers: the rank was between operations, and nothing says that it waited for another rank.
 
-The k-th collective of a kind on one rank is the k-th on every rank of its group: the tensor group (TP_COLLECTIVE), the
-replicas of the stage (ALLREDUCE and the like), all ranks (NORM). A group of one has no collectives: there NORM is only
-the part of OPT_STEP that it stands in. A RECV is matched by stage, micro-batch and tensor
-coordinate; one without its SEND among the spans counts as exposed_p2p. All clocks must be one (a host's monotonic).
+Who waited for whom is found by `waits`. A group of one has no collectives: there NORM is only the part of OPT_STEP that
+it stands in. A RECV without its SEND among the spans counts as exposed_p2p. All clocks must be one (a host's
+monotonic).
+
+An `Account` adds what stands beside the sum: when the bubble came, and the communication that work hid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis import waits
+from parallel_core.analysis.sweep import NOBODY, Pieces, Times, sweep
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import COMPUTE, REPLICA_COLLECTIVES, SENDS, Kind
-
-Times = NDArray[np.int64]
-Pieces = tuple[Times, Times]
-"""Starts and ends of intervals, any order, overlaps allowed."""
+from parallel_core.schedule.ir import COMPUTE, RECVS, SENDS, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +70,36 @@ COMPONENTS = tuple(field.name for field in fields(Breakdown))
 """Names of the components, in the order charts stack them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One rank's step in nanoseconds: `parts` add up to it; `warmup`, `steady` and `drain` add up to its bubble.
+
+    Warm-up ends where the rank's first backward begins, drain begins where its last forward has ended (after the
+    warm-up): 1F1B with equal stages and free messages has no bubble between the two (Narayanan et al. 2021, fig. 4).
+    `overlapped` is communication while the rank did something else that counts: beside the sum, not in it.
+    """
+
+    parts: Breakdown = Breakdown()
+    warmup: int = 0
+    steady: int = 0
+    drain: int = 0
+    overlapped: int = 0
+
+
+def accounts(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> dict[int, Account]:
+    """Account of one traced step for each global rank in `spans` (SPAN rows, any order)."""
+    rows = waits.ordered(spans)
+    arrivals, sends = waits.arrivals(rows, layout), waits.sends(rows, layout)
+    out = {}
+    for rank, own in rows.items():
+        last = {kind: arrivals[rank, kind].at for kind in waits.BLOCKING if (rank, kind) in arrivals}
+        out[rank] = _of_rank(own, last, waits.received(rank, own, layout, sends).at)
+    return out
+
+
 def breakdown(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> dict[int, Breakdown]:
     """Breakdown of one traced step for each global rank in `spans` (SPAN rows, any order)."""
-    rows = {rank: table[np.argsort(table["start"], kind="stable")] for rank, table in spans.items()}
-    arrivals = _last_arrivals(rows, layout)
-    sends = _send_starts(rows, layout)
-    return {rank: _of_rank(rank, rows[rank], layout, arrivals, sends) for rank in rows}
+    return {rank: account.parts for rank, account in accounts(spans, layout).items()}
 
 
 def mean(breakdowns: Iterable[Breakdown]) -> Breakdown:
@@ -87,39 +110,42 @@ def mean(breakdowns: Iterable[Breakdown]) -> Breakdown:
     return Breakdown(*(sum(column) // len(table) for column in zip(*table, strict=True)))
 
 
-def _of_rank(
-    rank: int,
-    rows: NDArray[np.void],
-    layout: Layout,
-    arrivals: Mapping[tuple[int, Kind], Times],
-    sends: Mapping[int, tuple[Times, Times]],
-) -> Breakdown:
-    """Gives each layer what it covers beyond all layers before it, so that the parts add up by construction."""
+def _of_rank(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times) -> Account:
     if not len(rows):
-        return Breakdown()
+        return Account()
+    names, pieces = zip(*_layers(rows, arrivals, sent), strict=True)
     window = _window(rows)
-    covered = _none()
-    before = 0
-    parts = dict.fromkeys(COMPONENTS, 0)
-    for component, pieces in _layers(rank, rows, layout, arrivals, sends):
-        covered = _join(covered, _clip(pieces, window))
-        now = _measure(covered)
-        parts[component] += now - before
-        before = now
-    parts["other"] += window[1] - window[0] - before
-    return Breakdown(**parts)
+    first_backward, last_forward = _turns(rows, window)
+    found = sweep(pieces, window, (first_backward, last_forward))
+    parts = dict.fromkeys(COMPONENTS, 0) | {"other": found.time(found.owner == NOBODY)}
+    for i, name in enumerate(names):
+        parts[name] += found.time(found.owner == i)
+    idle = np.isin(found.owner, [i for i, name in enumerate(names) if name == "bubble"])
+    early, late = found.starts < first_backward, found.starts >= last_forward
+    moving = found.active[[i for i, name in enumerate(names) if name.startswith("exposed")]].any(axis=0)
+    hiding = np.isin(found.owner, [i for i, name in enumerate(names) if name in _HIDING])
+    return Account(
+        Breakdown(**parts),
+        warmup=found.time(idle & early),
+        steady=found.time(idle & ~early & ~late),
+        drain=found.time(idle & late & ~early),
+        overlapped=found.time(moving & hiding),
+    )
 
 
-def _layers(
-    rank: int,
-    rows: NDArray[np.void],
-    layout: Layout,
-    arrivals: Mapping[tuple[int, Kind], Times],
-    sends: Mapping[int, tuple[Times, Times]],
-) -> list[tuple[str, Pieces]]:
+_HIDING = ("compute", "recompute", "optimizer", "data")
+
+
+def _turns(rows: NDArray[np.void], window: tuple[int, int]) -> tuple[int, int]:
+    """(start of the first backward, end of the last forward); without one of them, the end of the step."""
+    backward, forward = waits.of_kinds(rows, Kind.B, Kind.BW)["start"], waits.of_kinds(rows, Kind.F)["end"]
+    return int(backward.min(initial=window[1])), int(forward.max(initial=window[0])) if len(forward) else window[1]
+
+
+def _layers(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times) -> list[tuple[str, Pieces]]:
     """The components with the intervals that they claim, first claim first (the list of the module's docstring)."""
-    collective = [_split(_of(rows, kind), arrivals[rank, kind]) for kind in _BLOCKING if (rank, kind) in arrivals]
-    waiting, moving = _split(_of(rows, Kind.RECV_ACT, Kind.RECV_GRAD), _sent_at(rank, rows, layout, sends))
+    collective = [_split(_of(rows, kind), last) for kind, last in arrivals.items()]
+    waiting, moving = _split(_of(rows, *RECVS), sent)
     return [
         ("bubble", _join(*(wait for wait, _ in collective))),
         ("exposed_collective", _join(*(rest for _, rest in collective))),
@@ -134,62 +160,6 @@ def _layers(
     ]
 
 
-_BLOCKING = (Kind.TP_COLLECTIVE, *sorted(REPLICA_COLLECTIVES), Kind.NORM)
-
-
-def _last_arrivals(rows: Mapping[int, NDArray[np.void]], layout: Layout) -> dict[tuple[int, Kind], Times]:
-    """For (rank, kind): the instant at which the last participant came to each of the rank's collectives."""
-    out: dict[tuple[int, Kind], Times] = {}
-    for kind in _BLOCKING:
-        for group in _groups(kind, layout):
-            if len(group) == 1:
-                continue
-            starts = {rank: rows[rank]["start"][rows[rank]["kind"] == kind] for rank in group if rank in rows}
-            common = min(map(len, starts.values()), default=0)
-            last = np.max([own[:common] for own in starts.values()], axis=0) if common else _none()[0]
-            out |= {(rank, kind): np.concatenate([last, own[common:]]) for rank, own in starts.items()}
-    return out
-
-
-def _groups(kind: Kind, layout: Layout) -> Sequence[Sequence[int]]:
-    if kind is Kind.TP_COLLECTIVE:
-        return layout.tensor_groups()
-    return [range(layout.world)] if kind is Kind.NORM else layout.data_groups()
-
-
-def _send_starts(rows: Mapping[int, NDArray[np.void]], layout: Layout) -> dict[int, tuple[Times, Times]]:
-    """For each tensor coordinate: sorted keys of the messages sent there, and when each send began."""
-    found: dict[int, list[tuple[Times, Times]]] = {}
-    for rank, table in rows.items():
-        own = table[np.isin(table["kind"], [int(kind) for kind in SENDS])]
-        found.setdefault(layout.coords(rank).tensor, []).append((_message(own, sending=True), own["start"]))
-    out = {}
-    for tensor, parts in found.items():
-        keys = np.concatenate([keys for keys, _ in parts])
-        order = np.argsort(keys, kind="stable")
-        out[tensor] = (keys[order], np.concatenate([starts for _, starts in parts])[order])
-    return out
-
-
-def _sent_at(rank: int, rows: NDArray[np.void], layout: Layout, sends: Mapping[int, tuple[Times, Times]]) -> Times:
-    """When the send of each of the rank's receives began; the receive's own start where that is not known."""
-    received = rows[np.isin(rows["kind"], (int(Kind.RECV_ACT), int(Kind.RECV_GRAD)))]
-    keys, starts = sends[layout.coords(rank).tensor]
-    if not len(keys):
-        return received["start"]
-    wanted = _message(received, sending=False)
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[at] == wanted, starts[at], received["start"])
-
-
-def _message(rows: NDArray[np.void], sending: bool) -> Times:
-    """One integer that names a message the same way at both ends: direction, receiving stage, micro-batch."""
-    kind, stage = rows["kind"].astype(np.int64), rows["stage"].astype(np.int64)
-    forward = (kind == Kind.SEND_ACT) | (kind == Kind.RECV_ACT)
-    target = stage + np.where(forward, 1, -1) * sending
-    return (forward.astype(np.int64) << 60) + ((target + 1) << 32) + rows["micro_batch"]
-
-
 def _window(rows: NDArray[np.void]) -> tuple[int, int]:
     step = rows[rows["kind"] == Kind.STEP]
     bounds = step if len(step) else rows
@@ -197,7 +167,7 @@ def _window(rows: NDArray[np.void]) -> tuple[int, int]:
 
 
 def _of(rows: NDArray[np.void], *kinds: Kind) -> Pieces:
-    own = rows[np.isin(rows["kind"], [int(kind) for kind in kinds])]
+    own = waits.of_kinds(rows, *kinds)
     return own["start"], own["end"]
 
 
@@ -215,18 +185,3 @@ def _split(pieces: Pieces, at: Times) -> tuple[Pieces, Pieces]:
     starts, ends = pieces
     middle = np.clip(at, starts, np.maximum(starts, ends))
     return (starts, middle), (middle, ends)
-
-
-def _clip(pieces: Pieces, window: tuple[int, int]) -> Pieces:
-    return np.clip(pieces[0], *window), np.clip(pieces[1], *window)
-
-
-def _measure(pieces: Pieces) -> int:
-    """Length of the union of the intervals."""
-    starts, ends = pieces
-    if not len(starts):
-        return 0
-    order = np.argsort(starts, kind="stable")
-    starts, reach = starts[order], np.maximum.accumulate(ends[order])
-    covered_to = np.concatenate([starts[:1], reach[:-1]])
-    return int(np.maximum(reach - np.maximum(starts, covered_to), 0).sum())

@@ -1,0 +1,115 @@
+"""The critical path of a step: the chain of operations and messages whose lengths add up to it.
+
+Walked from the last instant of the step backward. What an operation begins after is the operation before it on its
+rank, except where it waited: a RECV waited for the rank that sent (from the moment that the SEND began), a collective
+for the last rank that came to it (`waits`). Making anything else faster leaves the step as long as it is.
+
+Spans inside others (R, TP_COLLECTIVE, a PAIR around its halves) and buckets in flight are no links of the chain, so a
+wait inside a tensor-parallel collective counts to the operation that holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.analysis import waits
+from parallel_core.analysis.sweep import Times
+from parallel_core.layout import Layout
+from parallel_core.schedule.ir import RECVS, Kind
+
+LINK = np.dtype([("rank", "<i4"), ("row", "<i8"), ("kind", "u1"), ("start", "<i8"), ("end", "<i8")])
+"""One link of the path: the rank, the span's index among the rank's SPAN rows as given, and from when to when it held
+the step up (ns on the span clock)."""
+
+_ABSENT = frozenset({Kind.STEP, Kind.R, Kind.TP_COLLECTIVE, Kind.PAIR, Kind.BUCKET})
+
+
+class _Nodes(NamedTuple):
+    """All links there may be, rank after rank in order of their end. `before` is where the walk goes on from a link:
+    at most at `until`; -1 where it ends."""
+
+    rank: NDArray[np.int32]
+    row: Times
+    kind: NDArray[np.uint8]
+    end: Times
+    before: Times
+    until: Times
+
+
+def critical_path(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> NDArray[np.void]:
+    """LINK rows in time order, without a gap: from the first instant of the step to its last."""
+    if not any(len(table) for table in spans.values()):
+        return np.empty(0, LINK)
+    nodes = _nodes(spans, layout)
+    if not len(nodes.end):
+        return np.empty(0, LINK)
+    own = [table for table in spans.values() if len(table)]
+    window = min(int(table["start"].min()) for table in own), max(int(table["end"].max()) for table in own)
+    found = _walk(nodes, window)
+    out = np.zeros(len(found), LINK)
+    chosen = np.array([node for node, _, _ in found], np.int64)
+    out["rank"], out["row"], out["kind"] = nodes.rank[chosen], nodes.row[chosen], nodes.kind[chosen]
+    out["start"], out["end"] = [start for _, start, _ in found], [end for _, _, end in found]
+    return out[out["end"] > out["start"]]
+
+
+def _walk(nodes: _Nodes, window: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """(node, from, to), first first; plain lists, because a walk of single steps is slow in arrays."""
+    before, until = nodes.before.tolist(), nodes.until.tolist()
+    begin, at = window
+    node, out = int(nodes.end.argmax()), []
+    for _ in range(len(before)):  # clocks that run apart could lead in a circle
+        start = min(at, until[node]) if before[node] >= 0 else begin
+        out.append((node, start, at))
+        node, at = before[node], start
+        if node < 0:
+            break
+    node, start, end = out[-1]
+    out[-1] = (node, min(begin, start), end)
+    return out[::-1]
+
+
+def _nodes(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> _Nodes:
+    order = {rank: np.argsort(table["start"], kind="stable") for rank, table in spans.items()}
+    rows = {rank: table[order[rank]] for rank, table in spans.items()}
+    arrivals, sends = waits.arrivals(rows, layout), waits.sends(rows, layout)
+    ends: dict[int, Times] = {}
+    first: dict[int, int] = {}
+    parts, count = [], 0
+    for rank, table in rows.items():
+        keep = np.flatnonzero(~np.isin(table["kind"], [int(kind) for kind in _ABSENT]))
+        keep = keep[np.argsort(table["end"][keep], kind="stable")]
+        at, who = _causes(rank, table, arrivals, waits.received(rank, table, layout, sends))
+        parts.append((np.full(len(keep), rank, np.int32), order[rank][keep], table[keep], at[keep], who[keep]))
+        ends[rank], first[rank] = table["end"][keep], count
+        count += len(keep)
+    ranks, row, table, at, who = (np.concatenate(column) for column in zip(*parts, strict=True))
+    before = np.arange(count) - 1
+    before[[at for at in first.values() if at < count]] = -1
+    until = np.where(before >= 0, table["end"][before], 0)
+    for rank, own in ends.items():
+        sent = who == rank
+        before[sent] = first[rank] + np.searchsorted(own, at[sent], side="right") - 1
+        before[sent & (before < first[rank])] = -1
+        until[sent] = at[sent]
+    return _Nodes(ranks, row, table["kind"], table["end"], before, until)
+
+
+def _causes(
+    rank: int,
+    rows: NDArray[np.void],
+    arrivals: Mapping[tuple[int, Kind], waits.Causes],
+    received: waits.Causes,
+) -> tuple[Times, Times]:
+    """For each row: the instant at which another rank let it go on, and that rank; -1 where none did."""
+    at, who = np.zeros(len(rows), np.int64), np.full(len(rows), -1, np.int64)
+    found = {kind: causes for (other, kind), causes in arrivals.items() if other == rank}
+    for kinds, causes in [*(((kind,), causes) for kind, causes in found.items()), (tuple(RECVS), received)]:
+        here = np.isin(rows["kind"], [int(kind) for kind in kinds])
+        late = (causes.at > rows["start"][here]) & (causes.ranks != rank) & (causes.ranks >= 0)
+        at[here], who[here] = causes.at, np.where(late, causes.ranks, -1)
+    return at, who

@@ -1,0 +1,77 @@
+"""Planned over measured: the spans of a simulated step joined with those of a measured one, operation by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.layout import Layout
+
+LATE = np.dtype(
+    [
+        ("rank", "<i4"),
+        ("kind", "u1"),
+        ("stage", "<i2"),
+        ("micro_batch", "<i4"),
+        ("planned_start", "<i8"),
+        ("planned_end", "<i8"),
+        ("start", "<i8"),
+        ("end", "<i8"),
+    ]
+)
+"""Nanoseconds from the start of either step; `end - planned_end` is the lateness."""
+
+_MEASURED_ONLY = 32
+"""Kinds from here on are no operations of a program."""
+
+
+def lateness(
+    planned: Mapping[int, NDArray[np.void]], measured: Mapping[int, NDArray[np.void]], layout: Layout
+) -> NDArray[np.void]:
+    """LATE rows of all operations that stand in both, rank after rank in measured order.
+
+    `planned` is by pipeline rank (as `simulate` gives it), `measured` by global rank. The key is kind, stage and
+    micro-batch: within a pipeline rank it is unique.
+    """
+    zero = [_origin(planned), _origin(measured)]
+    parts = [np.empty(0, LATE)]
+    for rank, rows in sorted(measured.items()):
+        plan = planned.get(layout.pipeline_rank(rank))
+        if plan is not None:
+            parts.append(_of_rank(rank, plan, rows, zero))
+    return np.concatenate(parts)
+
+
+def _of_rank(rank: int, plan: NDArray[np.void], rows: NDArray[np.void], zero: list[int]) -> NDArray[np.void]:
+    plan, rows = (table[table["kind"] < _MEASURED_ONLY] for table in (plan, rows))
+    rows = rows[np.argsort(rows["start"], kind="stable")]
+    order = np.argsort(_key(plan), kind="stable")
+    keys, wanted = _key(plan)[order], _key(rows)
+    if not len(keys):
+        return np.empty(0, LATE)
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    both = keys[at] == wanted
+    out = np.zeros(int(both.sum()), LATE)
+    rows, plan = rows[both], plan[order[at[both]]]
+    out["rank"] = rank
+    for name in ("kind", "stage", "micro_batch"):
+        out[name] = rows[name]
+    out["planned_start"], out["planned_end"] = plan["start"] - zero[0], plan["end"] - zero[0]
+    out["start"], out["end"] = rows["start"] - zero[1], rows["end"] - zero[1]
+    return out
+
+
+def late(table: NDArray[np.void]) -> NDArray[np.int64]:
+    """Nanoseconds by which each operation ended after its planned end (below 0: before)."""
+    return table["end"] - table["planned_end"]
+
+
+def _origin(spans: Mapping[int, NDArray[np.void]]) -> int:
+    return min((int(rows["start"].min()) for rows in spans.values() if len(rows)), default=0)
+
+
+def _key(rows: NDArray[np.void]) -> NDArray[np.int64]:
+    kind, stage = rows["kind"].astype(np.int64), rows["stage"].astype(np.int64)
+    return (kind << 56) + ((stage + 1) << 36) + rows["micro_batch"] + 1

@@ -1,0 +1,56 @@
+"""Intervals with an order of precedence -> who owns each instant, in one pass over their sorted ends.
+
+Everything is integer nanoseconds. Whatever intervals are given, the lengths of the segments add up to the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Times = NDArray[np.int64]
+Pieces = tuple[Times, Times]
+"""Starts and ends of intervals, any order, overlaps allowed."""
+
+NOBODY = -1
+"""Owner of an instant that no interval covers."""
+
+
+class Segments(NamedTuple):
+    """The window cut at every start and end, n segments in order; some may be empty."""
+
+    starts: Times
+    lengths: Times
+    owner: NDArray[np.int8]
+    """Index of the first layer that covers the segment, or NOBODY."""
+    active: NDArray[np.bool_]
+    """(layers, n): whether the layer covers the segment at all."""
+
+    def time(self, chosen: NDArray[np.bool_]) -> int:
+        """Nanoseconds of the segments where `chosen`."""
+        return int(self.lengths[chosen].sum())
+
+
+def sweep(layers: Sequence[Pieces], window: tuple[int, int], cuts: Iterable[int] = ()) -> Segments:
+    """Cuts `window` at the ends of all intervals (clipped to it) and at `cuts`, first layer first."""
+    clipped = [(np.clip(starts, *window), np.clip(np.maximum(starts, ends), *window)) for starts, ends in layers]
+    marks = np.clip(np.array([*window, *cuts], np.int64), *window)
+    points = np.concatenate([marks, *(side for pieces in clipped for side in pieces)])
+    order = np.argsort(points, kind="stable")
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    active = np.zeros((len(layers), len(points) - 1), np.bool_)
+    owner = np.full(len(points) - 1, NOBODY, np.int8)
+    at = len(marks)
+    for i, (starts, _) in enumerate(clipped):
+        change = np.zeros(len(points), np.int32)
+        change[place[at : at + len(starts)]] = 1
+        change[place[at + len(starts) : at + 2 * len(starts)]] = -1
+        at += 2 * len(starts)
+        np.greater(np.cumsum(change)[:-1], 0, out=active[i])
+        owner[active[i] & (owner == NOBODY)] = i
+    points = points[order]
+    return Segments(points[:-1], np.diff(points), owner, active)

@@ -1,0 +1,115 @@
+"""Who waited for whom: receives joined with their sends, collectives with the last rank that came to them.
+
+The k-th collective of a kind on one rank is the k-th on every rank of its group: the tensor group (TP_COLLECTIVE), the
+replicas of the stage (ALLREDUCE and the like), all ranks (NORM). A RECV is matched by stage, micro-batch and tensor
+coordinate. `rows` are SPAN rows of each global rank in order of their start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.analysis.sweep import Times
+from parallel_core.layout import Layout
+from parallel_core.schedule.ir import RECVS, REPLICA_COLLECTIVES, SENDS, Kind
+
+Rows = Mapping[int, NDArray[np.void]]
+Ranks = NDArray[np.int64]
+
+BLOCKING = (Kind.TP_COLLECTIVE, *sorted(REPLICA_COLLECTIVES), Kind.NORM)
+"""Collectives in which a rank stands until all have come."""
+
+
+class Causes(NamedTuple):
+    """For each waiting span: when what it waited for came to be, and on which rank (-1 where that is not known)."""
+
+    at: Times
+    ranks: Ranks
+
+
+def ordered(spans: Rows) -> dict[int, NDArray[np.void]]:
+    """The same rows in order of their start."""
+    return {rank: table[np.argsort(table["start"], kind="stable")] for rank, table in spans.items()}
+
+
+def of_kinds(rows: NDArray[np.void], *kinds: Kind) -> NDArray[np.void]:
+    return rows[np.isin(rows["kind"], [int(kind) for kind in kinds])]
+
+
+def arrivals(rows: Rows, layout: Layout) -> dict[tuple[int, Kind], Causes]:
+    """For (rank, kind): the last to come to each of the rank's collectives; a group of one is under no key."""
+    out: dict[tuple[int, Kind], Causes] = {}
+    for kind in BLOCKING:
+        for group in _groups(kind, layout):
+            if len(group) == 1:
+                continue
+            starts = {rank: of_kinds(rows[rank], kind)["start"] for rank in group if rank in rows}
+            if starts:
+                out |= {(rank, kind): causes for rank, causes in _last(starts).items()}
+    return out
+
+
+def _last(starts: Mapping[int, Times]) -> dict[int, Causes]:
+    """Of one group; where a rank has more of them than another, the surplus waits for nobody."""
+    common = min(map(len, starts.values()))
+    table, ranks = np.array([own[:common] for own in starts.values()]), np.array(list(starts))
+    at, who = table.max(axis=0), ranks[table.argmax(axis=0)]
+    return {
+        rank: Causes(
+            np.concatenate([at, own[common:]]), np.concatenate([who, np.full(len(own) - common, -1, np.int64)])
+        )
+        for rank, own in starts.items()
+    }
+
+
+def _groups(kind: Kind, layout: Layout) -> Sequence[Sequence[int]]:
+    if kind is Kind.TP_COLLECTIVE:
+        return layout.tensor_groups()
+    return [range(layout.world)] if kind is Kind.NORM else layout.data_groups()
+
+
+class Sends(NamedTuple):
+    """Messages of one tensor coordinate, sorted by `keys`: when each send began, and on which rank."""
+
+    keys: Times
+    starts: Times
+    ranks: Ranks
+
+
+def sends(rows: Rows, layout: Layout) -> dict[int, Sends]:
+    """All messages, by tensor coordinate."""
+    found: dict[int, list[Sends]] = {}
+    for rank, table in rows.items():
+        own = of_kinds(table, *SENDS)
+        part = Sends(_message(own, sending=True), own["start"], np.full(len(own), rank, np.int64))
+        found.setdefault(layout.coords(rank).tensor, []).append(part)
+    out = {}
+    for tensor, parts in found.items():
+        joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        order = np.argsort(joined[0], kind="stable")
+        out[tensor] = Sends(*(column[order] for column in joined))
+    return out
+
+
+def received(rank: int, rows: NDArray[np.void], layout: Layout, every: Mapping[int, Sends]) -> Causes:
+    """The send of each of the rank's receives; without it, the receive's own start and rank -1."""
+    own = of_kinds(rows, *RECVS)
+    keys, starts, ranks = every[layout.coords(rank).tensor]
+    if not len(keys):
+        return Causes(own["start"], np.full(len(own), -1, np.int64))
+    wanted = _message(own, sending=False)
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    known = keys[at] == wanted
+    return Causes(np.where(known, starts[at], own["start"]), np.where(known, ranks[at], -1))
+
+
+def _message(rows: NDArray[np.void], sending: bool) -> Times:
+    """One integer that names a message the same way at both ends: direction, receiving stage, micro-batch."""
+    kind, stage = rows["kind"].astype(np.int64), rows["stage"].astype(np.int64)
+    forward = (kind == Kind.SEND_ACT) | (kind == Kind.RECV_ACT)
+    target = stage + np.where(forward, 1, -1) * sending
+    return (forward.astype(np.int64) << 60) + ((target + 1) << 32) + rows["micro_batch"]
