@@ -14,6 +14,7 @@ ModelKind = Literal["gpt", "mlp", "vgg16", "resnet50", "gnmt"]
 Positions = Literal["learned", "rope"]
 Activation = Literal["gelu", "swiglu"]
 Norm = Literal["layernorm", "rmsnorm"]
+Attention = Literal["fused", "plain"]
 
 
 class ModelSpec(BaseModel):
@@ -37,6 +38,8 @@ class ModelSpec(BaseModel):
     positions: Positions = "learned"
     activation: Activation = "gelu"
     norm: Norm = "layernorm"
+    attention: Attention = "fused"
+    """`plain` keeps the s x s matrix of probabilities for the backward, `fused` never makes it whole."""
     bias: bool = True
     """Whether the linear layers have one (Llama's have none)."""
     tied: bool = False

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validat
 from parallel_core import limits
 from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import KINDS, outline_of
+from parallel_core.outline.recompute import Recompute, check_recompute
 from parallel_core.pipeline_rules import check_pipeline
 from parallel_core.rules import describe as describe
 from parallel_core.rules import divisors, few, rule
@@ -24,7 +25,6 @@ from parallel_core.rules import field_errors as field_errors
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.traits import TRAITS, ScheduleName
 
-Recompute = Literal["none", "full"]
 Precision = Literal["fp32", "fp64", "bf16", "fp16"]
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -60,6 +60,8 @@ class ParallelSpec(_Spec):
     chunks: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] | None = None
     program: Annotated[str, Field(max_length=limits.MAX_PROGRAM)] | None = None
     recompute: Recompute = "none"
+    recompute_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """Blocks that recompute, by index from 0; None = all. (Of a GPT: its layers.)"""
     zero: Annotated[int, Field(ge=0, le=1)] = 0
     """ZeRO stage (Rajbhandari et al. 2020): 1 shards moments and master weights over the replicas."""
     cuts: tuple[Positive, ...] | None = None
@@ -160,6 +162,7 @@ class RunSpec(_Spec):
         _check_corpus(self)
         _check_tensor(self)
         check_pipeline(self.parallel, len(self.model.units()), drawn=bool((info.context or {}).get(DRAWN)))
+        check_recompute(self, outline_of(self.model))
         _check_batch(self)
         _check_zero(self)
         _check_steps(self)

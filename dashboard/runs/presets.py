@@ -73,6 +73,12 @@ PRESETS = (
         "two stages, activations recomputed",
         _tiny(pp=2, schedule="gpipe", micro_batches=8, recompute="full"),
     ),
+    Preset(
+        "selective",
+        "Tiny GPT, selective AR",
+        "plain attention; its s × s matrices made again",
+        _tiny(recompute="selective") | {"model": {**TINY, "attention": "plain"}},
+    ),
     Preset("naive2", "Tiny GPT, naive layer-wise", "two stages, one busy at a time", _tiny(pp=2, schedule="naive")),
     Preset("dp2tp2", "Tiny GPT, DP 2 × TP 2", "four devices", _tiny(dp=2, tp=2)),
     Preset("llama", "Tiny Llama, DP 2", "RoPE, RMSNorm, SwiGLU, shared keys, no biases", _llama(dp=2)),

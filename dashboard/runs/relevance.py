@@ -19,6 +19,8 @@ def condition(path: str) -> Condition | None:
     """None: always read."""
     if path == "parallel.program":
         return Condition("parallel.schedule", ("custom",))
+    if path == "parallel.recompute_layers":
+        return Condition("parallel.recompute", ("selective", "full"))
     if path.startswith("train.loss_scale"):
         return Condition("train.precision", ("fp16",))
     kinds = kinds_of(path)

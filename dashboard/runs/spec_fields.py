@@ -72,6 +72,7 @@ GROUPS = (
             Entry("model.positions", "Positions"),
             Entry("model.activation", "Activation"),
             Entry("model.norm", "Normalisation"),
+            Entry("model.attention", "Attention"),
             Entry("model.bias", "Biases in linear layers"),
             Entry("model.dropout", "Dropout"),
         ),
@@ -89,6 +90,7 @@ GROUPS = (
             Entry("parallel.chunks", "Model chunks", "stages on each rank; empty: the schedule's own"),
             Entry("parallel.program", "Own schedule", "CSV as PyTorch spells it: a row a rank"),
             Entry("parallel.recompute", "Activation recomputation"),
+            Entry("parallel.recompute_layers", "Layers that recompute", "e.g. 0, 1; empty: all"),
             Entry("parallel.zero", "ZeRO stage"),
             Entry("parallel.cuts", "Stage cuts", "e.g. 3, 6; empty balances them by FLOPs"),
         ),
@@ -203,8 +205,12 @@ def _plain_field(entry: Entry) -> forms.Field:
     return forms.CharField(label=entry.label, required=False, widget=widget, help_text=hint)
 
 
-def _cuts_in(text: str) -> Any:
+def _numbers_in(text: str) -> Any:
     return [part for part in text.replace(",", " ").split() if part] or None
+
+
+def _numbers_out(value: Any) -> str:
+    return ", ".join(map(str, value))
 
 
 def _mib_in(text: str) -> Any:
@@ -223,9 +229,14 @@ def _digits(value: float) -> str:
     return repr(float(value)).removesuffix(".0")
 
 
-_IN: dict[str, Callable[[str], Any]] = {"parallel.cuts": _cuts_in, "trace.memory_cap": _mib_in}
+_IN: dict[str, Callable[[str], Any]] = {
+    "parallel.cuts": _numbers_in,
+    "parallel.recompute_layers": _numbers_in,
+    "trace.memory_cap": _mib_in,
+}
 _OUT: dict[str, Callable[[Any], str]] = {
-    "parallel.cuts": lambda value: ", ".join(map(str, value)),
+    "parallel.cuts": _numbers_out,
+    "parallel.recompute_layers": _numbers_out,
     "trace.memory_cap": _mib_out,
 }
 

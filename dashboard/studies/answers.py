@@ -11,6 +11,7 @@ from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis.quantities import bytes_text, count_text, difference_text, percent_text, ratio_text
 from parallel_core.analysis.stats import speedup
+from parallel_core.outline.recompute import Recompute
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Answer:
 
 def of_overview(view: Overview) -> list[Answer]:
     """The three that every study has first: cheapest memory, largest model, exactness."""
-    made = (_memory(view), _largest(view), _exactness(view), _pipelines(view), _recompute(view), _quiet(view))
+    made = (_memory(view), _largest(view), _exactness(view), _pipelines(view), *_recompute(view), _quiet(view))
     return [answer for answer in made if answer]
 
 
@@ -89,9 +90,14 @@ def _unsplit(row: Row, done: Sequence[Row]) -> Row | None:
     return next((o for o in done if o.spec.parallel.world == 1 and rest(o) == rest(row)), None)
 
 
-def _recompute(view: Overview) -> Answer | None:
-    """What recomputation buys and costs, over the pairs of runs that differ in nothing else: medians."""
-    both = [(a.result, b.result) for a, b in pairs([e for e in view.entries if e.done]) if a.result and b.result]
+def _recompute(view: Overview) -> list[Answer | None]:
+    return [_bought(view, "full", "Recomputation"), _bought(view, "selective", "Selective recomputation")]
+
+
+def _bought(view: Overview, how: Recompute, question: str) -> Answer | None:
+    """What this recomputation buys and costs, over the pairs of runs that differ in nothing else: medians."""
+    entries = [row.entry for row in view.rows if row.entry.done and row.spec.parallel.recompute in ("none", how)]
+    both = [(a.result, b.result) for a, b in pairs(entries) if a.result and b.result]
     saved = [
         1 - b.memory["activations"] / a.memory["activations"]
         for a, b in both
@@ -103,7 +109,7 @@ def _recompute(view: Overview) -> Answer | None:
     change = f"{percent_text(abs(cost))} {'longer' if cost >= 0 else 'shorter'}"
     less = "less" if median(saved) >= 0 else "more"
     detail = f"for a step {change}: medians of {len(both)} {'pair' if len(both) == 1 else 'pairs'}."
-    return Answer("Recomputation", f"{percent_text(abs(median(saved)))} {less} activations", detail, "tradeoff")
+    return Answer(question, f"{percent_text(abs(median(saved)))} {less} activations", detail, "tradeoff")
 
 
 def _quiet(view: Overview) -> Answer | None:

@@ -68,7 +68,7 @@ def _largest(spec: RunSpec, setting: Setting) -> int | None:
 
 def twin_of(spec: RunSpec) -> str:
     """The same text for runs that differ in recomputation alone."""
-    split = spec.parallel.model_copy(update={"recompute": "none"})
+    split = spec.parallel.model_copy(update={"recompute": "none", "recompute_layers": None})
     return spec.model_copy(update={"parallel": split}).model_dump_json()
 
 

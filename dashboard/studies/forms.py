@@ -153,10 +153,10 @@ class MatrixForm(StudyForm):
     )
     recompute = forms.MultipleChoiceField(
         label="Activation recomputation (AR)",
-        choices=[("none", "without"), ("full", "with")],
+        choices=[("none", "without"), ("selective", "selective"), ("full", "full")],
         initial=list(variants.RECOMPUTE),
         widget=forms.CheckboxSelectMultiple,
-        error_messages={"required": "Choose with, without, or both."},
+        error_messages={"required": "Choose at least one of without, selective and full."},
     )
     precisions = forms.MultipleChoiceField(
         label="Precision",

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from parallel_core.outline.recompute import RECOMPUTE_LABELS
 from parallel_core.plan import strategy as naming
 from parallel_core.schedule.traits import TRAITS, runnable
 from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec, TraceSpec, TrainSpec, field_errors
@@ -156,7 +157,7 @@ def sweepable() -> dict[str, str]:
         ("trace", TraceSpec),
     ):
         for leaf in model.model_fields:
-            if leaf not in {"kind", "cuts", "corpus", "steps"}:
+            if leaf not in {"kind", "cuts", "recompute_layers", "corpus", "steps"}:
                 out[f"{section}.{leaf}"] = f"{leaf.replace('_', ' ')} ({section})"
     return out
 
@@ -198,7 +199,8 @@ def _annotation(field: str) -> Any:
 def _cell(
     base: Spec, strategy: Strategy, ar: str, precision: str, m: int, devices: int, timed_steps: int
 ) -> Variant | Skipped:
-    title = strategy.title + (" + AR" if ar == "full" else "")
+    again = RECOMPUTE_LABELS.get(ar, "")
+    title = f"{strategy.title} + {again}" if again else strategy.title
     degrees = strategy.split(devices)
     if degrees is None:
         return Skipped(title, f"needs {strategy.needs}; this study has {devices}.")

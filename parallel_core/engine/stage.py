@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import Group
 from parallel_core.engine.precision import DTYPES, LossScale
+from parallel_core.models.attention import Core
 from parallel_core.models.passing import NOTHING, Passing, Sample, follow
 from parallel_core.models.registry import build_unit, parameter_name
-from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
 from parallel_core.outline import block_of
-from parallel_core.schedule.ir import Kind
+from parallel_core.outline.recompute import recomputed
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import SplitLinear
@@ -82,7 +82,11 @@ class Stage:
         dtype = DTYPES[spec.train.precision]
         self.names = tuple(names)
         self._units = [parallelise(build_unit(spec.model, name, dtype), group, weights) for name in names]
-        self.segments = _segments(names, self._units, spec.parallel.recompute == "full")
+        chosen, how = recomputed(spec.parallel, spec.model.units()), spec.parallel.recompute
+        self.segments = _segments(names, self._units, chosen if how == "full" else None)
+        if how == "selective":
+            for unit in (unit for name, unit in zip(names, self._units, strict=True) if block_of(name) in chosen):
+                _recompute_core(unit, scope)
         self.is_first, self.is_last = names[0] == spec.model.units()[0], names[-1] == "head"
         self._passing, self._size = Passing(spec.train.seed), spec.micro_batch_size
         for unit in self._units:
@@ -168,11 +172,8 @@ class Stage:
             self._weights.add(kept.pop())
 
     def _again(self, segment: Segment, x: Tensor, micro_batch: int) -> Tensor:
-        start = self._scope.mark()
-        with torch.enable_grad(), self._scope.keeping():
-            y = self._run(segment, x, micro_batch, again=True)
-        self._scope.span(Kind.R, LANE_COMPUTE, start)
-        return y
+        with self._scope.recomputing():
+            return self._run(segment, x, micro_batch, again=True)
 
     def _run(self, segment: Segment, x: Tensor, micro_batch: int, again: bool = False) -> Tensor:
         sample = self._batch.samples.get(micro_batch, NOTHING)
@@ -187,11 +188,18 @@ class Stage:
         return out
 
 
-def _segments(names: Sequence[str], units: list[nn.Module], recompute: bool) -> tuple[Segment, ...]:
-    if not recompute:
+def _recompute_core(unit: nn.Module, scope: Scope) -> None:
+    for module in unit.modules():
+        if isinstance(module, Core):
+            module.recomputing = scope.recomputing
+
+
+def _segments(names: Sequence[str], units: list[nn.Module], chosen: frozenset[str] | None) -> tuple[Segment, ...]:
+    """One for each block and each layer outside of blocks, the `chosen` recomputed; None: one of all layers."""
+    if chosen is None:
         return (Segment(tuple(units), False),)
     pairs = zip(names, units, strict=True)
     return tuple(
-        Segment(tuple(unit for _, unit in group), block.startswith("block."))
+        Segment(tuple(unit for _, unit in group), block in chosen)
         for block, group in groupby(pairs, key=lambda pair: block_of(pair[0]) or pair[0])
     )

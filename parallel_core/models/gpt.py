@@ -13,19 +13,17 @@ share of a tensor rank is one contiguous slice.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parallel_core.models.attention import Core
 from parallel_core.models.dropout import Dropout
 from parallel_core.models.layers import CrossEntropySum, Embedding, Linear, norm_of
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec
 
-ROPE_BASE = 10_000.0
 STD = 0.02
 
 
@@ -52,48 +50,16 @@ class Attention(nn.Module):
     def __init__(self, model: ModelSpec, name: str, **like: Any) -> None:
         super().__init__()
         outline = GptOutline(model)
-        self.head_dim, self.rope = outline.head_dim, model.positions == "rope"
-        self.group = model.heads // outline.kv_heads
-        rows = (model.heads + 2 * outline.kv_heads) * self.head_dim
+        rows = (model.heads + 2 * outline.kv_heads) * outline.head_dim
         self.norm = norm_of(model, **like)
         self.qkv = Linear(model.hidden, rows, bias=model.bias, **like)
+        self.core = Core(model)
         self.proj = Linear(model.hidden, model.hidden, bias=model.bias, **like)
         self.dropout = Dropout(model.dropout, name)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, seq, _ = x.shape
-        q, k, v = self._heads(self.qkv(self.norm(x)))
-        if self.rope:
-            turn = rotary(seq, self.head_dim, x.dtype, x.device)
-            q, k = rotate(q, *turn), rotate(k, *turn)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.group > 1)
-        out: Tensor = x + self.dropout(self.proj(mixed.transpose(1, 2).reshape(batch, seq, -1)))
+        out: Tensor = x + self.dropout(self.proj(self.core(self.qkv(self.norm(x)))))
         return out
-
-    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (batch, heads, seq, dim), keys and values (batch, kv heads, seq, dim)."""
-        batch, seq, _ = qkv.shape
-        groups = qkv.view(batch, seq, -1, self.group + 2, self.head_dim)
-        if self.group == 1:
-            q, k, v = groups.unbind(3)  # backward stacks them in place: no copy
-        else:
-            queries, k, v = groups.split([self.group, 1, 1], 3)
-            q, k, v = queries.flatten(2, 3), k.squeeze(3), v.squeeze(3)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-
-@lru_cache(maxsize=16)
-def rotary(seq: int, dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles by which RoPE turns, (seq, dim / 2) each (Su et al. 2021, section 3.2)."""
-    speeds = ROPE_BASE ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    angles = torch.arange(seq, dtype=torch.float64)[:, None] * speeds
-    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + dim / 2) of (..., seq, dim): Llama's order of dimensions."""
-    a, b = x.chunk(2, -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 class Mlp(nn.Module):

@@ -6,13 +6,15 @@ which new tensors are activations, without knowing the schedule.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from parallel_core.observe.memory import MemoryMeter
-from parallel_core.observe.recorder import SpanRecorder
+from parallel_core.observe.recorder import LANE_COMPUTE, SpanRecorder
+from parallel_core.schedule.ir import Kind
 
 _NOTHING = nullcontext()
 
@@ -35,6 +37,14 @@ class Scope:
     def keeping(self) -> AbstractContextManager[None]:
         """New tensors inside are activations."""
         return _NOTHING if self.meter is None else self.meter.category("activations")
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """A forward that is run again for its backward: with a graph, its tensors activations, its time a span R."""
+        start = self.mark()
+        with torch.enable_grad(), self.keeping():
+            yield
+        self.span(Kind.R, LANE_COMPUTE, start)
 
     def kept(self, tensor: torch.Tensor) -> None:
         """The tensor, whatever it was made as, is kept for a backward: a received stage input, what W needs."""

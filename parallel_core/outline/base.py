@@ -32,6 +32,8 @@ class UnitCost:
     """What else autograd keeps for its backward."""
     passing: int
     """Most that its backward needs on top: gradients of activations, and one weight gradient before it is added."""
+    core: int = 0
+    """What it lets go after the forward and makes again just before its backward (selective recomputation)."""
 
     @property
     def flat(self) -> int:
@@ -102,6 +104,10 @@ class Outline(ABC):
     @abstractmethod
     def costs(self, spec: RunSpec) -> list[UnitCost]:
         """Cost of each layer on a rank of `spec` (whose model this is)."""
+
+    def core_flops(self) -> int:
+        """FLOPs of one sample in the part of a block that selective recomputation runs again; 0 where there is none."""
+        return 0
 
     def readers(self) -> set[str]:
         """Layers that read the samples themselves: inputs or targets."""

@@ -15,9 +15,11 @@ What stays in fp32 where the rest has 16 bits (statistics of norms, log-sum-exp,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parallel_core.outline.base import Outline, UnitCost
+from parallel_core.outline.recompute import recomputed
 from parallel_core.rules import divisors, few, rule
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ _ID_BYTES = 8
 
 def fused_attention(spec: RunSpec) -> bool:
     """Whether attention runs without keeping its s x s matrix: PyTorch has no fused fp64 kernel on CUDA."""
+    if spec.model.attention == "plain":
+        return False
     return spec.train.device == "cpu" or spec.train.precision != "fp64"
 
 
@@ -36,7 +40,7 @@ class GptOutline(Outline):
 
     fields = (
         *("layers", "hidden", "heads", "kv_heads", "ffn", "seq", "vocab"),
-        *("positions", "activation", "norm", "bias", "tied", "dropout"),
+        *("positions", "activation", "norm", "bias", "attention", "tied", "dropout"),
     )
     target = "tokens"
     corpora = ("stdlib", "blob")
@@ -118,16 +122,25 @@ class GptOutline(Outline):
         every layer, so it changes no cut.
         """
         model, s, h = self.model, self.model.seq, self.model.hidden
-        attention = 2 * s * h * (self._qkv + h) + 4 * s * s * h
+        attention = 2 * s * h * (self._qkv + h) + self.core_flops()
         mlp = 2 * s * h * self.ffn * (3 if model.activation == "swiglu" else 2)
         return (s * h, *([attention, mlp] * model.layers), 2 * s * h * model.vocab)
+
+    def core_flops(self) -> int:
+        """Of the scores and of what they weigh: 4 s^2 h."""
+        return 4 * self.model.seq**2 * self.model.hidden
 
     def shared(self) -> int:
         return self.model.vocab * self.model.hidden if self.model.tied else 0
 
     def costs(self, spec: RunSpec) -> list[UnitCost]:
-        block = [self._attention(spec), self._mlp(spec)]
-        return [self._embed(spec), *(block * self.model.layers), self._head(spec)]
+        whole, core, mlp = self._attention(spec), self._core(spec), self._mlp(spec)
+        rebuilt = replace(whole, inner=whole.inner - core, core=core)
+        chosen = recomputed(spec.parallel, self.units()) if spec.parallel.recompute == "selective" else frozenset()
+        blocks = (
+            unit for i in range(self.model.layers) for unit in (rebuilt if f"block.{i}" in chosen else whole, mlp)
+        )
+        return [self._embed(spec), *blocks, self._head(spec)]
 
     @property
     def _qkv(self) -> int:
@@ -151,17 +164,27 @@ class GptOutline(Outline):
     def _attention(self, spec: RunSpec) -> UnitCost:
         model, t, bsh = self.model, spec.parallel.tp, self._bsh(spec)
         h, rows = model.hidden, spec.micro_batch_size * model.seq
-        matrix = rows * model.heads // t * (spec.fp32_elements if fused_attention(spec) else model.seq)
         norm, kept = self._norm(spec)
-        qkv, keys = rows * self._qkv // t, rows * self.kv_heads * self.head_dim // t
-        turned = bsh // t + keys if model.positions == "rope" else 0
-        copied = 2 * bsh // t if self.kv_heads < model.heads else 0
+        qkv, matrix = rows * self._qkv // t, self._matrix(spec)
         return UnitCost(
             parameters=(*norm, *self._linear(self._qkv // t, h), h * h // t, *((h,) if model.bias else ())),
             boundary=bsh,
-            inner=kept + qkv + turned + copied + bsh // t + matrix,
+            inner=kept + qkv + bsh // t + self._core(spec),
             passing=bsh + qkv + bsh // t + (0 if fused_attention(spec) else 2 * matrix),
         )
+
+    def _core(self, spec: RunSpec) -> int:
+        """What the core of attention keeps: all that is made of queries, keys and values but the mix itself."""
+        model, t, rows = self.model, spec.parallel.tp, spec.micro_batch_size * self.model.seq
+        heads, keys = self._bsh(spec) // t, rows * self.kv_heads * self.head_dim // t
+        turned = heads + keys if model.positions == "rope" else 0
+        copied = 2 * heads if self.kv_heads < model.heads else 0
+        return turned + copied + self._matrix(spec)
+
+    def _matrix(self, spec: RunSpec) -> int:
+        """Probabilities, or in their place one log-sum-exp a query."""
+        rows = spec.micro_batch_size * self.model.seq * self.model.heads // spec.parallel.tp
+        return rows * (spec.fp32_elements if fused_attention(spec) else self.model.seq)
 
     def _mlp(self, spec: RunSpec) -> UnitCost:
         model, bsh = self.model, self._bsh(spec)

@@ -94,8 +94,7 @@ def _ladders(spec: RunSpec) -> Iterator[list[_Step]]:
         yield [("use the 1F1B schedule", {"parallel.schedule": "1f1b"})]
     if split.dp > 1 and not split.zero:
         yield [("shard the optimizer state (ZeRO-1)", {"parallel.zero": 1})]
-    if split.recompute == "none":
-        yield [("turn on recomputation", {"parallel.recompute": "full"})]
+    yield list(_recomputations(spec))
     if spec.train.precision == "fp64":
         yield [("use fp32", {"train.precision": "fp32"})]
     if spec.train.precision in ("fp32", "fp64"):
@@ -103,6 +102,14 @@ def _ladders(spec: RunSpec) -> Iterator[list[_Step]]:
     yield [(f"split tensors {t} ways", {"parallel.tp": t}) for t in _tensor_ways(spec) if t > split.tp]
     deeper = (p for p in (2, 4, 8, 16, 32, 64) if p > split.pp)
     yield [(f"use {p} pipeline stages", {"parallel.pp": p, "parallel.cuts": None}) for p in deeper]
+
+
+def _recomputations(spec: RunSpec) -> Iterator[_Step]:
+    """A fused attention keeps so little that making it again alone helps nobody."""
+    if spec.parallel.recompute == "none" and spec.model.attention == "plain":
+        yield "recompute the attention cores", {"parallel.recompute": "selective"}
+    if spec.parallel.recompute != "full":
+        yield "recompute whole blocks", {"parallel.recompute": "full", "parallel.recompute_layers": None}
 
 
 def _tensor_ways(spec: RunSpec) -> list[int]:

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, block_of, outline_of
+from parallel_core.outline.recompute import recomputed
 from parallel_core.plan.places import BUCKET_BYTES, TIED, alone_of, place, shards_of
 from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.schedule import in_flight, plain
@@ -167,19 +168,18 @@ class _Segment:
         for i, unit in enumerate(self.units):
             before += unit.boundary + unit.inner
             gradient = self.units[i + 1].boundary if i < len(self.units) - 1 else 0
-            instants.append(_Live(before + output, unit.passing + gradient))
+            instants.append(_Live(before + unit.core + output, unit.passing + gradient))
         return max(instants, key=sum)
 
 
 def _segments(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) -> list[_Segment]:
     """The stage's layers as the engine recomputes them, block by block; layers outside of blocks are not."""
-    if spec.parallel.recompute == "none":
+    if spec.parallel.recompute != "full":
         return [_Segment(tuple(costs[unit] for unit in units), False)]
     names = spec.model.units()
+    chosen = recomputed(spec.parallel, names)
     blocks = groupby(units, key=lambda unit: block_of(names[unit]) or names[unit])
-    return [
-        _Segment(tuple(costs[unit] for unit in block), recomputed=key.startswith("block.")) for key, block in blocks
-    ]
+    return [_Segment(tuple(costs[unit] for unit in block), recomputed=key in chosen) for key, block in blocks]
 
 
 def _in_backward(segments: Sequence[_Segment], output: int, in_flight: int, sent: int) -> _Live:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from parallel_core.outline import block_of
+from parallel_core.outline import block_of, outline_of
+from parallel_core.outline.recompute import recompute_label, recomputed
 from parallel_core.plan.partition import flop_weights
 from parallel_core.schedule import plain
 from parallel_core.schedule.traits import TRAITS
@@ -31,7 +32,8 @@ def label(spec: RunSpec) -> str:
         text += f" x{split.micro_batches} micro-batches"
     if split.zero:
         text += f" + ZeRO-{split.zero}"
-    return text + (" + AR" if split.recompute == "full" else "")
+    again = recompute_label(split)
+    return f"{text} + {again}" if again else text
 
 
 def family(spec: RunSpec) -> Family:
@@ -55,11 +57,14 @@ def ideal_speedup(spec: RunSpec) -> float:
 
 
 def recompute_share(spec: RunSpec) -> float:
-    """FLOPs of recomputation over those of a plain step: blocks run forward once more, other layers do not."""
-    if spec.parallel.recompute == "none":
-        return 0.0
-    weights = flop_weights(spec.model)
-    again = sum(flops for unit, flops in zip(spec.model.units(), weights, strict=True) if block_of(unit))
+    """FLOPs of recomputation over those of a plain step: blocks that recompute, or their attention cores, run forward
+    once more."""
+    weights, units = flop_weights(spec.model), spec.model.units()
+    chosen = recomputed(spec.parallel, units)
+    if spec.parallel.recompute == "selective":
+        again = len(chosen) * outline_of(spec.model).core_flops()
+    else:
+        again = sum(flops for unit, flops in zip(units, weights, strict=True) if block_of(unit) in chosen)
     return again / (3 * sum(weights))
 
 

@@ -31,7 +31,7 @@ def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, 
                 "schedule": schedule,
                 "chunks": chunks,
                 "zero": draw(st.integers(0, 1)) if dp > 1 else 0,
-                "recompute": draw(st.sampled_from(["none", "full"])),
+                "recompute": draw(st.sampled_from(["none", "selective", "full"])),
             },
             "train": {
                 "global_batch": dp * m * draw(st.integers(1, 3)),

@@ -16,7 +16,7 @@ from parallel_core.spec import RunSpec
 from tests.parallel_core.parity import TRAIN, Trained, assert_equal, reference, spec_of, train, train_many
 
 Case = dict[str, Any]
-"""Fields of ParallelSpec; with `tied`, of a model whose embedding and head share their weight."""
+"""Fields of ParallelSpec; and of ModelSpec `tied` (embedding and head share their weight) and `attention`."""
 
 
 def _boxes() -> dict[str, Case]:
@@ -56,11 +56,27 @@ def _uneven() -> dict[str, Case]:
     return two | {"cut-2-3": {"pp": 3, "cuts": (2, 3), "micro_batches": 4}}
 
 
-CASES = _boxes() | _tied() | _uneven()
+def _selective() -> dict[str, Case]:
+    """Attention cores recomputed, or only some layers: alone, split, and cut between attention and MLP."""
+    some = {"recompute": "full", "recompute_layers": (1,)}
+    return {
+        "selective-tp": {"tp": 2, "micro_batches": 2, "recompute": "selective"},
+        "selective-cut": {"pp": 2, "cuts": (2,), "micro_batches": 4, "recompute": "selective"},
+        "some-tp": {"tp": 2, "micro_batches": 2, **some},
+        "some-cut": {"pp": 2, "cuts": (2,), "micro_batches": 4, **some},
+        "some-selective": {"dp": 2, "micro_batches": 2, "recompute": "selective", "recompute_layers": (0,)},
+        "plain": {"tp": 2, "attention": "plain", "micro_batches": 2},
+        "plain-selective": {"pp": 2, "attention": "plain", "micro_batches": 2, "recompute": "selective"},
+    }
+
+
+CASES = _boxes() | _tied() | _uneven() | _selective()
+_MODEL = ("tied", "attention")
 
 
 def _spec(case: Case) -> RunSpec:
-    return spec_of({"tied": case.get("tied", False)}, **{key: value for key, value in case.items() if key != "tied"})
+    model = {key: value for key, value in case.items() if key in _MODEL}
+    return spec_of(model, **{key: value for key, value in case.items() if key not in _MODEL})
 
 
 @cache

@@ -37,6 +37,16 @@ def changed(base: RunSpec, changes: dict[str, Any]) -> RunSpec:
     return RunSpec.model_validate(data)
 
 
+def test_recomputing_less_costs_less() -> None:
+    shares = [
+        recompute_share(spec(recompute=how, recompute_layers=layers))
+        for how, layers in (("none", None), ("selective", (0,)), ("selective", None), ("full", (0,)), ("full", None))
+    ]
+    assert shares == sorted(set(shares)) and shares[0] == 0
+    assert label(spec(recompute="selective")) == "Single + selective AR"
+    assert label(spec(recompute="full", recompute_layers=(0,))) == "Single + AR of 1 layer"
+
+
 def test_parameters_of_gpt_2() -> None:
     """124 439 808 parameters: the published small GPT-2, whose embedding is tied."""
     gpt2 = ModelSpec(layers=12, hidden=768, heads=12, seq=1024, vocab=50257, tied=True)
@@ -162,7 +172,7 @@ def test_verdict_of_a_run_that_does_not_fit_offers_what_would() -> None:
     found = verdict(RunSpec.model_validate(BIG), 24 * GIB)
     assert found.fits is False
     assert "more than the device has; activations are" in found.sentence
-    assert "turn on recomputation (needs" in found.sentence
+    assert "recompute whole blocks (needs" in found.sentence
 
 
 @pytest.mark.parametrize("limit", [24, 16, 8, 4, 2])

@@ -50,7 +50,23 @@ def test_prediction_is_within_five_percent(
     _assert_predicted(yard, tmp_path, {**GPT, "tied": tied}, split, precision)
 
 
-@pytest.mark.parametrize("split", [{"tp": 2}, {**PIPELINE, "recompute": "full"}])
+@pytest.mark.parametrize(
+    ("split", "attention"),
+    [
+        ({"micro_batches": 2}, "plain"),
+        ({"micro_batches": 2, "recompute": "selective"}, "plain"),
+        ({"tp": 2, "recompute": "selective", "recompute_layers": [0, 2]}, "plain"),
+        ({**PIPELINE, "recompute": "full", "recompute_layers": [1]}, "fused"),
+        ({**PIPELINE, "recompute": "selective"}, "plain"),
+    ],
+)
+def test_prediction_holds_for_parts_recomputed(
+    yard: LocalYard, tmp_path: Path, split: dict[str, Any], attention: str
+) -> None:
+    _assert_predicted(yard, tmp_path, {**GPT, "attention": attention}, split, "fp32")
+
+
+@pytest.mark.parametrize("split", [{"tp": 2}, {**PIPELINE, "recompute": "full"}, {"tp": 2, "recompute": "selective"}])
 def test_prediction_holds_for_a_llama(yard: LocalYard, tmp_path: Path, split: dict[str, Any]) -> None:
     _assert_predicted(yard, tmp_path, LLAMA, split, "fp32")
 

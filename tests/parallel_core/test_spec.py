@@ -71,6 +71,26 @@ def test_units_of_a_model() -> None:
             "chunks=2 needs a pipeline; leave it empty, or use pipeline=2 or more.",
         ),
         (
+            {"model": {"kind": "mlp"}, "parallel": {"recompute": "selective"}},
+            "parallel.recompute",
+            "recompute=selective recomputes the core of attention, and a mlp model has none; use full or none.",
+        ),
+        (
+            {"parallel": {"recompute_layers": [0]}},
+            "parallel.recompute_layers",
+            "recompute=none has no layers to choose; use full or selective, or leave recompute_layers empty.",
+        ),
+        (
+            {"parallel": {"recompute": "full", "recompute_layers": [1, 1]}},
+            "parallel.recompute_layers",
+            "recompute_layers must rise strictly; got [1, 1].",
+        ),
+        (
+            {"parallel": {"recompute": "full", "recompute_layers": [1, 4]}},
+            "parallel.recompute_layers",
+            "recompute_layers=4 is no layer: they count from 0 to 3; try 0, 1, 2, 3.",
+        ),
+        (
             {"parallel": {"pp": 3, "cuts": [4, 4]}},
             "parallel.cuts",
             "cuts must rise strictly within 1 .. 9; got [4, 4].",

@@ -1,0 +1,69 @@
+"""Which blocks of a run recompute activations, and how: what spec, engine and planner all read.
+
+`full` keeps only a block's input (Chen et al. 2016); `selective` keeps everything but what the attention core makes of
+queries, keys and values (Korthikanti et al. 2022, section 5). Either may be limited to some blocks by their index.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from parallel_core.outline.base import Outline, block_of
+from parallel_core.rules import few, rule
+
+if TYPE_CHECKING:
+    from parallel_core.spec import ParallelSpec, RunSpec
+
+Recompute = Literal["none", "selective", "full"]
+
+RECOMPUTE_LABELS: dict[str, str] = {"none": "", "selective": "selective AR", "full": "AR"}
+"""What a strategy's name says of it."""
+
+
+def blocks(units: list[str]) -> list[str]:
+    """Names of the blocks that the layers `units` are in, in order."""
+    return list(dict.fromkeys(block for block in map(block_of, units) if block))
+
+
+def recomputed(split: ParallelSpec, units: list[str]) -> frozenset[str]:
+    """Names of the blocks that recompute; of no model with the layers `units` more than it has."""
+    if split.recompute == "none":
+        return frozenset()
+    have = blocks(units)
+    return frozenset(have if split.recompute_layers is None else (have[i] for i in split.recompute_layers))
+
+
+def recompute_label(split: ParallelSpec) -> str:
+    """`AR`, `selective AR`, `AR of 2 layers`, or '' without recomputation."""
+    label = RECOMPUTE_LABELS[split.recompute]
+    if not label or split.recompute_layers is None:
+        return label
+    n = len(split.recompute_layers)
+    return f"{label} of {n} layer{'s' if n > 1 else ''}"
+
+
+def check_recompute(spec: RunSpec, outline: Outline) -> None:
+    """Raises the error of the first rule that the recomputation of `spec`, whose model has `outline`, breaks."""
+    split = spec.parallel
+    if split.recompute == "selective" and not outline.core_flops():
+        raise rule(
+            ("parallel.recompute", "model.kind"),
+            f"recompute=selective recomputes the core of attention, and a {spec.model.kind} model has none; "
+            "use full or none.",
+        )
+    if split.recompute_layers is None:
+        return
+    if split.recompute == "none":
+        raise rule(
+            ("parallel.recompute_layers", "parallel.recompute"),
+            "recompute=none has no layers to choose; use full or selective, or leave recompute_layers empty.",
+        )
+    have, chosen = len(blocks(outline.units())), split.recompute_layers
+    if list(chosen) != sorted(set(chosen)) or not chosen:
+        raise rule(("parallel.recompute_layers",), f"recompute_layers must rise strictly; got {list(chosen)}.")
+    if chosen[-1] >= have:
+        near = few(range(have), chosen[-1])
+        raise rule(
+            ("parallel.recompute_layers", "model.layers"),
+            f"recompute_layers={chosen[-1]} is no layer: they count from 0 to {have - 1}; try {near}.",
+        )
