@@ -13,8 +13,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from parallel_core.analysis.meters import Work, step_shares
+from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.layout import Layout
 from parallel_core.local import LocalYard, Outcome, points
 from parallel_core.observe.records import Frame
 from parallel_core.outline import outline_of
@@ -89,7 +92,7 @@ def _train(options: argparse.Namespace) -> int:
     show = partial(_show, outline_of(spec.model).target)
     with LocalYard() as yard:
         outcome = yard.run(spec, folder, devices=options.devices, corpora=options.corpora, resume=resume, on_frame=show)
-    print(_ending(outcome))
+    print(_ending(outcome, spec))
     return 0 if outcome.ok else 1
 
 
@@ -118,13 +121,29 @@ def _show(target: str, frame: Frame) -> None:
         )
 
 
-def _ending(outcome: Outcome) -> str:
+def _ending(outcome: Outcome, spec: RunSpec) -> str:
     if not outcome.ok:
         return f"{outcome.failure()}\nlogs and records: {outcome.folder}"
     summary: dict[str, Any] = outcome.last(0, "summary") or {}
     timed = summary.get("timed", {})
     text = f"median step {timed['median'] * 1e3:.1f} ms over {timed['n']} timed steps; " if timed else ""
-    return f"{text}records: {outcome.folder}"
+    return f"{text}records: {outcome.folder}{_meters(outcome, spec, summary)}"
+
+
+def _meters(outcome: Outcome, spec: RunSpec, summary: dict[str, Any]) -> str:
+    """A line on how much of the devices was used, and one on where the newest traced step went."""
+    lines, peak = [], summary.get("peak")
+    if peak and summary["timed"]["median"] > 0:
+        speeds = Work.of(spec).speeds(summary["timed"]["median"], peak["flops_per_s"])
+        used = f"MFU {percent_text(speeds['mfu'])}, HFU {percent_text(speeds['hfu'])}"
+        rate, most = speeds["tflops"] * 1e12, peak["flops_per_s"] / spec.parallel.world
+        lines.append(f"{used}: {flops_text(rate)} a device of {flops_text(most)} ({peak['source']})")
+    traced = outcome.traced()
+    if len(traced) == spec.parallel.world:
+        found = step_shares(traced, Layout.of(spec)).values()
+        parts = zip(map(percent_text, found), ("bubble", "communication not hidden", "recomputation"), strict=True)
+        lines.append(f"traced step: {', '.join(f'{share} {what}' for share, what in parts)}")
+    return "".join(f"\n{line}" for line in lines)
 
 
 def _schedule(options: argparse.Namespace) -> int:

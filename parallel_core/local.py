@@ -22,7 +22,7 @@ import numpy as np
 from parallel_core import launch
 from parallel_core.checkpoint.folder import CHECKPOINTS
 from parallel_core.launch import Event, ForkServer, Saves, StartOrder
-from parallel_core.observe.records import POINT, Frame, decode, events_path, read_file
+from parallel_core.observe.records import POINT, SPAN, Frame, decode, events_path, read_file
 from parallel_core.spec import RunSpec
 
 POLL_S = 0.1
@@ -61,6 +61,11 @@ class Outcome:
     def series(self, name: str, rank: int = 0) -> np.ndarray:
         """The POINT rows of a metric series of a rank, in step order."""
         return points(self.frames.get(rank, []), name)
+
+    def traced(self) -> dict[int, np.ndarray]:
+        """rank -> SPAN rows of the newest traced step; of a run that ended well all ranks traced the same steps."""
+        newest = {rank: [f for f in frames if f.kind == "spans"][-1:] for rank, frames in self.frames.items()}
+        return {rank: np.frombuffer(frame.blob, SPAN) for rank, found in newest.items() for frame in found}
 
 
 class LocalYard:

@@ -15,7 +15,7 @@ from dashboard.control.orders import resume_from
 from dashboard.runs import resuming, selectors, services, submission
 from dashboard.runs.list_views import as_row
 from dashboard.runs.models import Run
-from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES
+from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES, TRACED_SERIES
 from parallel_core.schedule.ir import Kind
 
 router = Router(tags=["runs"])
@@ -96,7 +96,7 @@ def series(
         "shown": found.shown,
         "total": found.total,
     }
-    return {"data": data, "meta": {"names": [*RUN_SERIES, *RANK_SERIES]}}
+    return {"data": data, "meta": {"names": [*RUN_SERIES, *TRACED_SERIES, *RANK_SERIES]}}
 
 
 @router.get("/{run_id}/spans", auth=READ, response={200: s.Envelope[s.SpansOut], **s.refusals(*s.SEES)})

@@ -46,7 +46,8 @@ def _add(out: Decoded, frame: Frame) -> None:
             out.points.setdefault(name, []).append(rows)
     elif frame.kind == "spans":
         _require_rows(frame.blob, SPAN, int(header["count"]))
-        out.spans.append(({key: int(header[key]) for key in ("step", "count", "total")}, frame.blob))
+        numbers = {key: int(header[key]) for key in ("step", "count", "total")}
+        out.spans.append(({**numbers, "t": float(header["t"])}, frame.blob))
     elif frame.kind == "memory":
         _require_rows(frame.blob, MEMORY, len(frame.blob) // MEMORY.itemsize)
         out.memory.append(
@@ -57,8 +58,8 @@ def _add(out: Decoded, frame: Frame) -> None:
     elif frame.kind == "phase":
         out.info["phase"] = str(header["phase"])[:16]
     elif frame.kind == "checkpoint":
-        numbers = {"step": int(header["step"]), "bytes": int(header["bytes"]), "seconds": float(header["seconds"])}
-        out.checkpoints.append({**numbers, "kept": [int(step) for step in header["kept"]]})
+        sizes = {"step": int(header["step"]), "bytes": int(header["bytes"]), "seconds": float(header["seconds"])}
+        out.checkpoints.append({**sizes, "kept": [int(step) for step in header["kept"]]})
     elif frame.kind == "fault":
         out.fault = header
 

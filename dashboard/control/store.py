@@ -12,6 +12,7 @@ import numpy as np
 from django.db.models import Max
 
 from dashboard.control.frames import Decoded
+from dashboard.control.traced import share_points
 from dashboard.runs.models import (
     Attempt,
     Checkpoint,
@@ -42,6 +43,8 @@ class Store:
         self._points: dict[int, dict[tuple[int, str], list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
         self._logs: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
         self._rows: list[SpanChunk | MemoryRecord] = []
+        self._traced: dict[int, dict[int, float]] = defaultdict(dict)
+        """Attempt -> traced step -> when it was reported, unix seconds."""
 
     def offset(self, key: FileKey) -> int:
         """How far the file has arrived, this transaction included."""
@@ -65,6 +68,7 @@ class Store:
             self._points[attempt.pk][rank, name] += parts
             topics.add("points")
         for header, blob in records.spans:
+            self._traced[attempt.pk][header["step"]] = header.pop("t")
             self._rows.append(SpanChunk(attempt=attempt, rank=rank, data=blob, **header))
             topics.add("spans")
         for header, blob in records.memory:
@@ -93,6 +97,10 @@ class Store:
         metered = [row for row in self._rows if isinstance(row, MemoryRecord)]
         # A step may arrive again after a worker's restart under another offset: the first one stays.
         SpanChunk.objects.bulk_create(spans, ignore_conflicts=True)
+        for pk, steps in self._traced.items():
+            attempt = attempts[pk]
+            if attempt is not None:
+                _append_points(pk, share_points(attempt, steps))
         MemoryRecord.objects.bulk_create(metered, ignore_conflicts=True)
         Cursor.objects.bulk_update([self._cursors[key] for key in self._moved], ("offset",))
         for pk in {*self._points, *(row.attempt_id for row in metered)}:
@@ -102,6 +110,7 @@ class Store:
         self._points.clear()
         self._logs.clear()
         self._rows.clear()
+        self._traced.clear()
         self._moved.clear()
 
 

@@ -10,6 +10,9 @@ from dashboard.live.announce import announce
 from dashboard.runs import selectors
 from dashboard.runs.models import ENDED, Run
 from parallel_core.analysis.breakdown import mean
+from parallel_core.analysis.meters import Work
+from parallel_core.analysis.stats import Stats
+from parallel_core.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +38,8 @@ def store_summary(pk: int) -> None:
 def summarise(run: Run) -> dict[str, Any]:
     """timed: Stats of the timed steps, seconds, or None; cpu_others: worst rank's share of its device that others
     used in the timed steps; memory: the worst rank's peak, bytes; breakdown: mean over the ranks of the traced step
-    nearest the median, ns, and breakdown_step, which that is; final_loss. What was not measured is None.
+    nearest the median, ns, and breakdown_step, which that is; meters: tokens_per_s, tflops (a device), mfu and hfu at
+    the median step, peak_flops_per_s of all devices and peak_source; final_loss. What was not measured is None.
     """
     timed = selectors.timed(run)
     summaries = [info.summary for info in selectors.ranks(run).values()]
@@ -48,10 +52,20 @@ def summarise(run: Run) -> dict[str, Any]:
         "cpu_others": max(others, default=None),
         "memory": _worst_memory(run),
         "breakdown": _breakdown(run, typical),
+        "meters": _meters(run, summaries, timed),
         "breakdown_step": typical,
         "final_loss": float(loss.value[-1]) if finite else None,
         "params_total": next((s["params_total"] for s in summaries if s.get("params_total")), None),
     }
+
+
+def _meters(run: Run, summaries: list[dict[str, Any]], timed: Stats | None) -> dict[str, Any] | None:
+    if timed is None or not timed.median > 0:
+        return None
+    peak = next((s["peak"] for s in summaries if s.get("peak")), None) or {}
+    speeds = Work.of(RunSpec.model_validate(run.spec)).speeds(timed.median, peak.get("flops_per_s"))
+    about = {"peak_flops_per_s": peak.get("flops_per_s"), "peak_source": peak.get("source")}
+    return {"mfu": None, "hfu": None, **speeds, **about}
 
 
 def _worst_memory(run: Run) -> dict[str, Any] | None:

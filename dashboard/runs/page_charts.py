@@ -9,8 +9,8 @@ import numpy as np
 from dashboard.charts import gantt, loss, theme
 from dashboard.charts.chart import Chart
 from dashboard.runs import selectors
+from dashboard.runs.metric_rows import Metric, metrics_of
 from dashboard.runs.models import ENDED, MemoryRecord, Run, State
-from dashboard.runs.page_verdict import target_of
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES, COMPONENT_NAMES
@@ -22,15 +22,6 @@ from parallel_core.spec import RunSpec
 MIB = 1 << 20
 MEMORY_PX = 96
 BUCKETS = 600
-METRICS = (
-    ("loss", "loss"),
-    ("step_time", "seconds a step"),
-    ("tokens_per_s", "tokens/s"),
-    ("grad_norm", "gradient norm"),
-    ("loss_scale", "loss scale"),
-    ("skipped_steps", "steps skipped so far"),
-)
-FP16_METRICS = ("loss_scale", "skipped_steps")
 
 
 def timeline(run: Run, step: int | None = None) -> Chart | None:
@@ -123,28 +114,32 @@ def _expected(run: Run) -> str:
 def points_since(run: Run, step: int) -> dict[str, Any]:
     """What `metrics` would add: for each series its points after `step`, and the chart's new title."""
     out: dict[str, Any] = {}
-    for name, unit in _metrics(run):
-        found = selectors.series(run, name, since_step=step, buckets=BUCKETS)
+    for metric in metrics_of(run):
+        found = selectors.series(run, metric.name, since_step=step, buckets=BUCKETS)
         if len(found.step):
             value = [float(v) if np.isfinite(v) else None for v in found.value]
-            title = f"{unit.capitalize()}: {found.value[-1]:.4g} at step {found.step[-1]}"
-            out[name] = {"title": title, "step": found.step.tolist(), "time": found.time.tolist(), "value": value}
+            title = f"{_first_up(metric.unit)}: {found.value[-1]:.4g} at step {found.step[-1]}"
+            out[metric.name] = {
+                "title": title,
+                "step": found.step.tolist(),
+                "time": found.time.tolist(),
+                "value": value,
+            }
     return out
-
-
-def _metrics(run: Run) -> list[tuple[str, str]]:
-    """METRICS, with what this run's speed counts."""
-    return [(name, unit.replace("tokens", target_of(run))) for name, unit in METRICS]
 
 
 def metrics(run: Run) -> list[Chart]:
     """One chart a run-level series, thinned to a chart's width; those of loss scaling in fp16 alone."""
-    scaled = run.spec.get("train", {}).get("precision") == "fp16"
-    return [_metric(run, name, unit) for name, unit in _metrics(run) if scaled or name not in FP16_METRICS]
+    return [_metric(run, metric) for metric in metrics_of(run)]
 
 
-def _metric(run: Run, name: str, unit: str) -> Chart:
-    spec, found = RunSpec.model_validate(run.spec), selectors.series(run, name, buckets=BUCKETS)
+def _first_up(unit: str) -> str:
+    """The text with a capital first letter, the others (TFLOP/s) as they are."""
+    return unit[:1].upper() + unit[1:]
+
+
+def _metric(run: Run, metric: Metric) -> Chart:
+    spec, found = RunSpec.model_validate(run.spec), selectors.series(run, metric.name, buckets=BUCKETS)
     curve = loss.Curve(
         label=run.label or run.name,
         step=found.step,
@@ -154,7 +149,8 @@ def _metric(run: Run, name: str, unit: str) -> Chart:
         samples_per_step=spec.train.global_batch,
         family=family(spec),
     )
-    made = loss.chart([curve], f"{unit.capitalize()}{_range(found)}", "measured", key=name, unit=unit)
+    title = f"{_first_up(metric.unit)}{_range(found)}"
+    made = loss.chart([curve], title, metric.measured, key=metric.name, unit=metric.unit)
     # One line needs no hue to tell it from others: it has the accent, and no legend.
     for trace in made.figure["data"]:
         trace["line"] = {"color": theme.var("accent"), "width": 1.75}

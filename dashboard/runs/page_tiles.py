@@ -43,7 +43,13 @@ def tiles(run: Run) -> list[Tile]:
     return [
         Tile("loss", "Loss", _last(loss, lambda v: significant(v, 4)), _fall(loss), line(loss.value)),
         Tile("step_time", "Step time", _last(seconds, seconds_text), _spread(run), line(seconds.value)),
-        Tile("tokens_per_s", "Throughput", _last(rate, lambda v: rate_text(v, target_of(run))), "", line(rate.value)),
+        Tile(
+            "tokens_per_s",
+            "Throughput",
+            _last(rate, lambda v: rate_text(v, target_of(run))),
+            _utilisation(run),
+            line(rate.value),
+        ),
         _memory(run),
     ]
 
@@ -76,6 +82,12 @@ def _fall(series: selectors.Series) -> str:
 def _spread(run: Run) -> str:
     timed = selectors.timed(run)
     return f"median {seconds_text(timed.median)} (n = {timed.n})" if timed else ""
+
+
+def _utilisation(run: Run) -> str:
+    """`MFU 41 %, HFU 55 %` of the newest step; empty before the first timed one."""
+    named = (("MFU", selectors.series(run, "mfu", buckets=1)), ("HFU", selectors.series(run, "hfu", buckets=1)))
+    return ", ".join(f"{name} {percent_text(float(found.value[-1]))}" for name, found in named if found.shown)
 
 
 def _memory(run: Run) -> Tile:

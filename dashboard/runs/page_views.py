@@ -19,7 +19,7 @@ from dashboard.runs.page_tabs import TABS, tab_context
 from dashboard.runs.page_tiles import tiles
 from dashboard.runs.page_verdict import CAUSES, age_text, placed, verdict
 from dashboard.runs.states import beginning
-from parallel_core.observe.records import RANK_SERIES, RUN_SERIES
+from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, TRACED_SERIES
 
 
 @require_safe
@@ -86,7 +86,7 @@ def _first_screen(run: Run, step: int | None) -> dict[str, Any]:
         "steps": steps,
         "step": step if step in steps else None,
         "legend": LEGEND,
-        "metric_names": [*RUN_SERIES, *RANK_SERIES],
+        "metric_names": [*RUN_SERIES, *TRACED_SERIES, *RANK_SERIES],
     }
 
 

@@ -8,10 +8,13 @@ from typing import Any
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis.breakdown import COMPONENTS
 
+METERS = ("tokens_per_s", "tflops", "mfu", "hfu", "peak_flops_per_s")
+"""Of the median step (see control.summary): tokens are what the run's speed counts, tflops a device."""
 COLUMNS = (
     *("run", "label", "state"),
     *("step_median_s", "step_p10_s", "step_p90_s", "timed_steps"),
     *("speedup", "speedup_low", "speedup_high", "ideal_speedup"),
+    *METERS,
     "memory_bytes",
     *(f"{component}_ns" for component in COMPONENTS),
     *("cpu_others", "final_loss", "largest_loss_difference"),
@@ -27,10 +30,12 @@ def rows(view: Overview) -> Iterator[list[Any]]:
 def _measured(row: Row) -> list[Any]:
     result, speed = row.entry.result, row.entry.speed
     step, parts = (result.step, result.breakdown) if result else (None, None)
+    meters = row.run.summary.get("meters") or {}
     return [
         *((step.median, step.p10, step.p90, step.n) if step else [""] * 4),
         *((speed.ratio, speed.low, speed.high) if speed else [""] * 3),
         row.entry.ideal,
+        *("" if meters.get(name) is None else meters[name] for name in METERS),
         (result.memory_total if result else None) or "",
         *(parts.as_dict().values() if parts else [""] * len(COMPONENTS)),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_RATES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
@@ -38,6 +39,12 @@ def seconds_text(seconds: float) -> str:
 
 def ns_text(nanoseconds: float) -> str:
     return seconds_text(nanoseconds / 1e9)
+
+
+def flops_text(flops_per_s: float) -> str:
+    """A rate in the largest unit that it fills: `159 GFLOP/s`, `1.2 TFLOP/s`."""
+    scale, unit = next(((s, u) for s, u in _RATES if abs(flops_per_s) >= s), _RATES[-1])
+    return f"{significant(flops_per_s / scale)} {unit}FLOP/s"
 
 
 def ratio_text(ratio: float) -> str:

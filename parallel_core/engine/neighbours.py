@@ -28,8 +28,12 @@ class Neighbours:
     def share(self) -> float | None:
         """Mean over the run's devices, 0 .. 1; None where it cannot be told (a rank that is not bound to one core)."""
         mine = float("nan") if self._others is None else self._others.share()
-        mean = sum(value for (value,) in self._exchange([mine])) / self._world
+        mean = self.total(mine) / self._world
         return None if mean != mean else mean
+
+    def total(self, mine: float) -> float:
+        """The sum of every rank's number (a collective, too)."""
+        return sum(value for (value,) in self._exchange([mine]))
 
     def _exchange(self, mine: list[float]) -> list[list[float]]:
         """The numbers of every rank, in rank order."""

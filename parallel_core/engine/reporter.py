@@ -11,6 +11,7 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
+from parallel_core.analysis.meters import Work
 from parallel_core.analysis.stats import summarise
 from parallel_core.engine.device import Device
 from parallel_core.engine.flat import FlatParameters
@@ -20,6 +21,7 @@ from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import POINT, Sink
+from parallel_core.plan.chips import Peak
 from parallel_core.processes import start_ticks
 from parallel_core.spec import RunSpec
 
@@ -60,6 +62,8 @@ class Reporter:
         self._spec, self._rank, self._sink, self._device = spec, rank, sink, device
         self._points: dict[str, list[tuple[int, float, float]]] = {}
         self._flushed = self._logged = 0.0
+        self._work = Work.of(spec)
+        self._peak: Peak | None = None
 
     def hello(self, flat: FlatParameters, units: tuple[str, ...], layout: Layout) -> None:
         place, params = layout.coords(self._rank), sum(slot.parameter.numel() for slot in flat)
@@ -83,6 +87,11 @@ class Reporter:
         log.info("%s at step %d", phase, step)
         self._sink.emit("phase", phase=phase, step=step)
 
+    def peak(self, own: Peak, total: float) -> None:
+        """What utilisation is held against from now on: `own` of this rank's device, FLOP/s `total` of all devices."""
+        log.info("peak %.4g GFLOP/s (%s)", own.flops_per_s / 1e9, own.source)
+        self._peak = Peak(total, own.source)
+
     def step(self, step: int, totals: Totals, took: float, last: bool) -> None:
         """The points of one step; written when FLUSH_S have passed, with the first step and with the last."""
         now = time.time()
@@ -92,7 +101,7 @@ class Reporter:
                 "loss": totals.loss,
                 "grad_norm": totals.grad_norm,
                 "step_time": took,
-                "tokens_per_s": self._spec.tokens_per_step / took,
+                **self._work.speeds(took, self._peak.flops_per_s if self._peak else None),
             }
             if self._spec.train.precision == "fp16":
                 values |= {"loss_scale": totals.loss_scale, "skipped_steps": float(totals.skipped)}
@@ -135,4 +144,6 @@ class Reporter:
     def summary(self, times: StepTimes, others: float | None) -> None:
         total = sum(int(np.prod(shape)) for shape in parameter_shapes(self._spec.model).values())
         timed = asdict(summarise(times.timed))
-        self._sink.emit("summary", steps=self._spec.train.steps, timed=timed, cpu_others=others, params_total=total)
+        peak = self._peak._asdict() if self._peak else None
+        steps = self._spec.train.steps
+        self._sink.emit("summary", steps=steps, timed=timed, cpu_others=others, params_total=total, peak=peak)

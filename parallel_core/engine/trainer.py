@@ -23,6 +23,7 @@ from parallel_core.engine.neighbours import Neighbours
 from parallel_core.engine.norm import StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW, Pieces
 from parallel_core.engine.p2p import Links
+from parallel_core.engine.peak import device_peak
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reduction import GradientReducer
 from parallel_core.engine.reporter import Reporter, StepTimes
@@ -208,7 +209,7 @@ def _train(
     report.phase("warmup" if timed_from > first else "timed", first)
     for step in range(first, spec.train.steps):
         if step == timed_from:
-            neighbours.start()
+            _begin_timed(trainer, report, neighbours)
             if step > first:
                 report.phase("timed", step)
             times.restart()
@@ -231,6 +232,13 @@ def _train(
         saver.wait()
     report.summary(times, others)
     report.phase("done", spec.train.steps)
+
+
+def _begin_timed(trainer: Trainer, report: Reporter, neighbours: Neighbours) -> None:
+    """All ranks at once: what their devices can do at most, and from now on who else uses them."""
+    peak = device_peak(trainer.device, trainer.spec.train.precision)
+    report.peak(peak, neighbours.total(peak.flops_per_s))
+    neighbours.start()
 
 
 def _save(saver: checkpoint.Saver, report: Reporter, done: int, stop: bool) -> None:

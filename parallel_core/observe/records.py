@@ -17,7 +17,8 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their f
     checkpoint  step (steps done), bytes, seconds (to write it, beside training), blocked (seconds that training stood
              still), kept: [steps of all checkpoints of the run that are still there]; from rank 0
     summary  steps, timed: {median, p10, p90, mean, n} (seconds a step, this rank), cpu_others (share 0..1 of the
-             device time of the timed steps that processes other than the ranks of this run used), params_total
+             device time of the timed steps that processes other than the ranks of this run used), params_total,
+             peak: {flops_per_s (all devices of the run together), source (of this rank's)}
 """
 
 from __future__ import annotations
@@ -59,9 +60,14 @@ MEMORY = np.dtype([("t", "<i8"), *[(name, "<i8") for name in CATEGORIES]])
 _HEAD = struct.Struct("<2sII")
 MAGIC = b"TY"
 
-# Names of the metric series. Rank 0 alone emits the run-level ones; every rank emits the others. Loss scale and skipped
-# steps (how many so far) exist in fp16 alone.
-RUN_SERIES = ("loss", "grad_norm", "step_time", "tokens_per_s", "loss_scale", "skipped_steps")
+# Names of the metric series. Rank 0 alone emits the run-level ones; every rank emits RANK_SERIES. Loss scale and
+# skipped steps (how many so far) exist in fp16 alone; mfu and hfu (see analysis.meters) from the first timed step on.
+RUN_SERIES = (
+    *("loss", "grad_norm", "step_time", "tokens_per_s", "tflops", "mfu", "hfu"),
+    *("loss_scale", "skipped_steps"),
+)
+TRACED_SERIES = ("bubble_share", "exposed_share", "recompute_share")
+"""Emitted by no rank: whoever has the spans of all ranks makes one point of each traced step (analysis.meters)."""
 RANK_SERIES = ("rank_step_time", "memory")
 
 

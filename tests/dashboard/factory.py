@@ -20,6 +20,7 @@ from dashboard.fleet.models import Worker
 from dashboard.runs import services
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.studies.models import Study
+from parallel_core.analysis.meters import Work
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES, MEMORY, POINT, SPAN, encode
 from parallel_core.schedule import build
@@ -42,6 +43,7 @@ SPLITS: tuple[dict[str, Any], ...] = (
 MS = 1_000_000
 FORWARD = 40 * MS  # of the whole batch on one device
 MIB = 1 << 20
+PEAK = 1e11  # FLOP/s of a device
 
 
 def spec_of(split: dict[str, Any], **train: Any) -> dict[str, Any]:
@@ -111,7 +113,8 @@ def finished(owner: Any, split: dict[str, Any] | None = None, **kwargs: Any) -> 
     attempt = start(run)
     feed_steps(attempt, run.spec["train"]["steps"], shift)
     for rank in range(run.devices):
-        frame = {"kind": "summary", "rank": rank, "t": time.time(), "steps": 43, "cpu_others": others}
+        peak = {"flops_per_s": PEAK * run.devices, "source": "measured"}
+        frame = {"kind": "summary", "rank": rank, "t": time.time(), "steps": 43, "cpu_others": others, "peak": peak}
         feed(attempt, rank, encode(frame))
     end(run, State.SUCCEEDED)
     return run
@@ -145,8 +148,8 @@ def _points(spec: RunSpec, rank: int, upto: int, seconds: float, shift: float) -
     series = {"rank_step_time": seconds * noise, "memory": np.full(upto, 8.0 * MIB)}
     if rank == 0:
         loss = 5.5 * np.exp(-steps / 60) + shift + 1e-7 * spec.parallel.world
-        tokens = spec.tokens_per_step / (seconds * noise)
-        series |= {"loss": loss, "grad_norm": loss / 3, "step_time": seconds * noise, "tokens_per_s": tokens}
+        series |= {"loss": loss, "grad_norm": loss / 3, "step_time": seconds * noise}
+        series |= Work.of(spec).speeds(seconds * noise, PEAK * spec.parallel.world)
     rows = np.zeros((len(series), upto), POINT)
     for row, values in zip(rows, series.values(), strict=True):
         row["step"], row["value"] = steps, values

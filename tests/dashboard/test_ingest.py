@@ -274,3 +274,17 @@ def test_a_torn_frame_at_the_very_end_does_not_hold_up_settling(
     controller.turn()
     assert Attempt.objects.get().settled
     assert steps(attempt) == list(range(5))
+
+
+def test_a_whole_traced_step_becomes_one_point_a_share(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    first = peer.write(attempt.pk, spans_frame(10))
+    peer.publish(attempt.pk, *first)
+    controller.turn()
+    assert steps(attempt, "bubble_share") == []  # rank 1 has not delivered
+    peer.send(attempt.pk, spans_frame(10, rank=1) + spans_frame(20, rank=1), rank=1)
+    controller.turn()
+    assert steps(attempt, "bubble_share") == [10]
+    peer.send(attempt.pk, spans_frame(10) + spans_frame(20))  # 10 comes twice
+    controller.turn()
+    for name in ("bubble_share", "exposed_share", "recompute_share"):
+        assert steps(attempt, name) == [10, 20]

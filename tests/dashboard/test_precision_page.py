@@ -48,7 +48,7 @@ def test_skipped_steps_are_said_and_drawn(alice: Any) -> None:
 def test_other_runs_have_neither_chart_nor_sentence(alice: Any) -> None:
     run = factory.finished(alice)
     assert numerics(run) == ""
-    assert [chart.key for chart in metrics(run)] == ["loss", "step_time", "tokens_per_s", "grad_norm"]
+    assert not {"loss_scale", "skipped_steps"} & {chart.key for chart in metrics(run)}
 
 
 @pytest.mark.parametrize(

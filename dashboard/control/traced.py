@@ -1,0 +1,49 @@
+"""Where the time of a traced step went, as points: made by whoever stores the last rank's spans of that step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+from django.db.models import Max
+
+from dashboard.runs.models import Attempt, SeriesChunk, SpanChunk
+from parallel_core.analysis.meters import SHARES, step_shares
+from parallel_core.layout import Layout
+from parallel_core.observe.records import POINT, SPAN
+from parallel_core.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+MOST_SPANS = 50_000
+"""A step with more is left to the pages that ask for it: the controller has others to serve."""
+
+
+def share_points(attempt: Attempt, steps: Mapping[int, float]) -> dict[tuple[int, str], list[np.ndarray]]:
+    """(rank 0, series) -> one point for each of `steps` whose spans all ranks have delivered, in step order.
+
+    `steps` says when each was reported (unix seconds). A step that has its points already (its spans came twice) gets
+    none, nor does one whose spans make no sense.
+    """
+    mine = SeriesChunk.objects.filter(attempt=attempt, rank=0, name=next(iter(SHARES)))
+    last = mine.aggregate(last=Max("last_step"))["last"]
+    points: dict[tuple[int, str], list[np.ndarray]] = {}
+    layout = Layout.of(RunSpec.model_validate(attempt.run.spec))
+    for step in sorted(step for step in steps if last is None or step > last):
+        for name, value in _shares(attempt, step, layout).items():
+            points.setdefault((0, name), []).append(np.array([(step, steps[step], value)], POINT))
+    return points
+
+
+def _shares(attempt: Attempt, step: int, layout: Layout) -> dict[str, float]:
+    """{} where spans are missing or too many."""
+    chunks = SpanChunk.objects.filter(attempt=attempt, step=step)
+    counts = list(chunks.values_list("count", flat=True))
+    if len(counts) < layout.world or sum(counts) > MOST_SPANS:
+        return {}
+    try:
+        return step_shares({chunk.rank: np.frombuffer(bytes(chunk.data), SPAN) for chunk in chunks}, layout)
+    except (ValueError, KeyError, IndexError) as error:
+        log.warning("no shares of step %s of attempt %s: %r", step, attempt.pk, error)
+        return {}

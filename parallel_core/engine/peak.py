@@ -1,0 +1,47 @@
+"""The most FLOP/s that a rank's device can do: from the catalogue, else measured by a matrix product of its own.
+
+The measured one is what utilisation on a CPU is held against: the best of some square products in the run's precision,
+by the same library and thread that train, at the same moment on every rank. It takes about 50 ms, before the timed
+steps begin.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from parallel_core.engine.device import Device
+from parallel_core.engine.precision import DTYPES
+from parallel_core.plan.chips import Peak, listed
+from parallel_core.spec import Precision
+
+SIDES = {"cpu": (128, 256, 512), "cuda": (1024, 4096, 8192)}
+BUDGET_S = 0.04
+"""No product is begun after it: a number type that the library multiplies slowly stays with small ones."""
+
+
+def device_peak(device: Device, precision: Precision) -> Peak:
+    """Of this rank's device."""
+    return (listed(device.name, precision) if device.kind == "cuda" else None) or measured(device, precision)
+
+
+@torch.no_grad()
+def measured(device: Device, precision: Precision) -> Peak:
+    """The best rate over SIDES; the largest is repeated until the budget is spent."""
+    sides, best, end = SIDES[device.kind], 0.0, time.perf_counter() + BUDGET_S
+    for side in sides:
+        a = torch.full((side, side), 0.5, dtype=DTYPES[precision], device=device.torch)
+        out = a @ a
+        device.synchronise()
+        while True:
+            began = time.perf_counter()
+            torch.mm(a, a, out=out)
+            device.synchronise()
+            now = time.perf_counter()
+            best = max(best, 2 * side**3 / (now - began))
+            if side != sides[-1] or now >= end:
+                break
+        if now >= end:
+            break
+    return Peak(best, f"{precision} matrix product, measured")

@@ -1,0 +1,96 @@
+"""Utilisation by its papers' formulas, peaks of devices, and shares of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallel_core.analysis.meters import Work, step_shares
+from parallel_core.engine.device import CpuDevice
+from parallel_core.engine.peak import device_peak
+from parallel_core.layout import Layout
+from parallel_core.models.registry import parameter_shapes
+from parallel_core.observe.records import SPAN
+from parallel_core.plan.chips import listed
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate import Costs, simulate
+from parallel_core.spec import RunSpec
+
+MODEL = {"layers": 3, "hidden": 64, "heads": 4, "seq": 32, "vocab": 128, "bias": False}
+
+
+def spec_of(**parallel: Any) -> RunSpec:
+    return RunSpec.model_validate({"model": MODEL, "parallel": parallel, "train": {"global_batch": 8}})
+
+
+def test_mfu_is_palms() -> None:
+    """Tokens/s x (6 N + 12 L H Q T) over the peak: N the weights that multiply, H Q the width, T the sequence."""
+    spec = spec_of(dp=2)
+    shapes = parameter_shapes(spec.model)
+    multiply = sum(rows * columns for name, (rows, *rest) in shapes.items() for columns in rest if "embed" not in name)
+    palm = 6 * multiply + 12 * spec.model.layers * spec.model.hidden * spec.model.seq
+    embedding = 3 * spec.model.hidden  # additions, counted as if they multiplied
+    seconds, peak = 0.25, 2e9
+    found = Work.of(spec).speeds(seconds, peak)
+    rate = spec.tokens_per_step / seconds
+    assert found["tokens_per_s"] == rate
+    assert found["mfu"] == pytest.approx(rate * (palm + embedding) / peak, rel=1e-12)
+    assert found["tflops"] == pytest.approx(found["mfu"] * peak / 2 / 1e12, rel=1e-12)
+
+
+def test_hfu_counts_recomputation_once_more() -> None:
+    spec = spec_of(recompute="full")
+    found, flops = Work.of(spec).speeds(1.0, 1e9), spec.model
+    per_token = 2 * (12 * flops.hidden**2) + 4 * flops.seq * flops.hidden
+    again = spec.tokens_per_step * flops.layers * per_token
+    assert (found["hfu"] - found["mfu"]) * 1e9 == pytest.approx(again, rel=1e-12)
+    plain_run = Work.of(spec_of()).speeds(1.0, 1e9)
+    assert plain_run["hfu"] == plain_run["mfu"] == found["mfu"]
+
+
+def test_without_a_peak_there_is_no_utilisation() -> None:
+    assert set(Work.of(spec_of()).speeds(1.0)) == {"tokens_per_s", "tflops"}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
+        ("NVIDIA H100 PCIe", "fp16", 756.5),
+        ("NVIDIA A100-SXM4-80GB", "fp32", 19.5),
+        ("Tesla V100-SXM2-16GB", "fp16", 125.0),
+        ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
+    ],
+)
+def test_listed_peaks(name: str, precision: Any, tflops: float) -> None:
+    found = listed(name, precision)
+    assert found is not None
+    assert found.flops_per_s == tflops * 1e12
+
+
+def test_what_is_not_listed_is_measured() -> None:
+    assert listed("Tesla V100-SXM2-16GB", "bf16") is None  # it has no bf16 units
+    assert listed("NVIDIA L40S", "bf16") is None  # not the L4
+    peak = device_peak(CpuDevice(), "fp64")
+    assert peak.flops_per_s > 1e7
+    assert "measured" in peak.source
+
+
+def test_bubble_of_1f1b_is_the_one_of_the_formula() -> None:
+    """(p - 1) / (m + p - 1) of the step (Huang et al. 2019): the flush before the norm of all ranks included."""
+    spec = spec_of(pp=2, micro_batches=4)
+    spans, layout = simulate(build(spec), Costs.uniform(2, 1_000, 1_000, 1_000)), Layout.of(spec)
+    last = max(int(rows["end"].max()) for rows in spans.values())
+    whole = {layout.peer(q, 0): np.concatenate([_barrier(rows, last), rows]) for q, rows in spans.items()}
+    found = step_shares(whole, layout)
+    assert found["bubble_share"] == pytest.approx(1 / 5, rel=1e-12)
+    assert (found["exposed_share"], found["recompute_share"]) == (0, 0)
+
+
+def _barrier(rows: np.ndarray, last: int) -> np.ndarray:
+    """The STEP span of a rank, and the collective in which it waits for the last one."""
+    step, norm = (Kind.STEP, 3, 0, -1, 0, 0, 0, last, 0), (Kind.NORM, 2, 0, -1, 0, 0, rows["end"].max(), last, 0)
+    return np.array([step, norm], SPAN)
