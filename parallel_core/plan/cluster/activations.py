@@ -1,0 +1,78 @@
+"""Bytes of activations: Korthikanti et al. 2022, section 4, for any widths, and with Flash attention."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.plans import Floats, Plans
+
+NONE, SELECTIVE, FULL = range(3)
+
+
+class LayerActivations(NamedTuple):
+    """Bytes that one layer keeps of one micro-batch on one rank."""
+
+    kept: Floats
+    """From its forward to its backward, as recomputation leaves it: Table 2 of the paper."""
+    rebuilt: Floats
+    """On top, while the layer's own backward runs: what recomputation brings back."""
+
+
+def of_layer(job: Job, plans: Plans) -> LayerActivations:
+    """Equation 1 is 10 + 24 + 5as/h bytes for each of sbh elements; equation 2 divides the 24 and the attention by t,
+    equation 4 (sequence parallel) all of it; section 5 drops the attention (selective) or keeps 2 (full).
+
+    The 10 are two norms', QKV's and the MLP's inputs (2 each) and two dropout masks; the 24 are Q, K, V and the
+    projection's input, and the inner activations. Grouped keys, a gated MLP and no dropout change the terms alike.
+    """
+    model, e = job.model, plans.element
+    tokens = model.seq * plans.micro_batch
+    outside = tokens * model.hidden * (4 * e + (0 if model.gated else 2))
+    inner = 3 if model.gated else 2
+    inside = tokens * e * (2 * model.hidden + 2 * model.kv_width + inner * model.ffn)
+    core = _attention(job, plans) / plans.tp
+    body = inside / plans.tp + outside / np.where(plans.sequence_parallel, plans.tp, 1)
+    # A full checkpoint is kept whole on every tensor rank: the paper's choice, which saves an all-gather (section 5).
+    kept = np.choose(plans.recompute, [body + core, body, tokens * model.hidden * e])
+    return LayerActivations(kept, body + core - np.where(plans.recompute == FULL, 0, kept))
+
+
+def _attention(job: Job, plans: Plans) -> Floats:
+    """Softmax, its dropout mask and the dropout's output, s x s for each head; Flash keeps one fp32 a row instead."""
+    model, e = job.model, plans.element
+    per_row: Floats | float = 4.0 if job.software.flash else model.seq * (e if model.gated else 2 * e + 1)
+    return model.heads * model.seq * plans.micro_batch * per_row
+
+
+def of_embedding(job: Job, plans: Plans) -> Floats:
+    """The dropout mask behind the embedding, of one micro-batch (section 4.3)."""
+    model = job.model
+    mask = 0.0 if model.gated else 1.0
+    return mask * model.seq * plans.micro_batch * model.hidden / np.where(plans.sequence_parallel, plans.tp, 1)
+
+
+def of_head(job: Job, plans: Plans) -> Floats:
+    """The last norm's and the output layer's input, and the logits in fp32 (section 4.3)."""
+    model, e = job.model, plans.element
+    tokens = model.seq * plans.micro_batch
+    inputs = 2 * e * tokens * model.hidden / np.where(plans.sequence_parallel, plans.tp, 1)
+    return inputs + 4 * tokens * model.vocab / plans.tp
+
+
+def in_flight(job: Job, plans: Plans, stage: int) -> Floats:
+    """Micro-batches of which the first (stage 0) or last (-1) rank keeps all its layers' activations at the peak.
+
+    1F1B p - i on rank i; GPipe all; interleaved 1 + (p - 1) / (p v) as much as 1F1B (Korthikanti et al. 2022, 4.2.3);
+    ZB-H1 p and ZB-H2 2p - 1 (Qi et al. 2024, Table 2); ZB-V p on every rank.
+    """
+    p, v = plans.pp, plans.chunks
+    m = job.batch / (plans.dp * plans.micro_batch)
+    last = stage == -1
+    line = np.ones_like(p) if last else p
+    # A rank's chunks in flight: those of the warm-up and one more, each a v-th of the rank's layers.
+    looped = (p * (v - 1) + 1) / v if last else (p * v + p - 1) / v
+    found = np.choose(plans.schedule, [m, line, np.where(v > 1, looped, line), p, 2 * p - 1, p])
+    return np.where(p == 1, 1.0, np.minimum(found, m))

@@ -1,0 +1,88 @@
+"""How much of a device's and a link's peak is reached: physical constants, the same for every plan and model.
+
+A matrix product loses by its inner length (a tile's pipeline has to fill) and by its last wave of tiles (the device's
+multiprocessors end together); everything else moves bytes. Values, where they come from, and which published rows they
+were fitted on stand in `data/efficiency.json`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from parallel_core.plan.cluster.hardware import Cluster
+from parallel_core.plan.cluster.plans import PRECISIONS, Floats, Plans
+from parallel_core.plan.cluster.store import table
+
+TILE = (128, 256)
+"""Rows and columns of the output that one multiprocessor makes at a time in a large half-precision product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """`matrix`: share of the peak that an endless product reaches; `fill`: inner elements worth of time that a tile
+    loses; `wave`: waves lost at the end of a product; `memory`, `link`, `network`: shares of the bandwidths; `beside`:
+    share of a hidden collective by which the work beside it is slowed; `latency` of a message inside a host and
+    `network_latency` of one between hosts, in seconds."""
+
+    matrix: float
+    fill: float
+    wave: float
+    memory: float
+    link: float
+    network: float
+    beside: float
+    latency: float
+    network_latency: float
+
+
+@lru_cache(maxsize=1)
+def fitted() -> Efficiency:
+    """The constants of the product, from `data/efficiency.json`."""
+    return Efficiency(**table("efficiency")["constants"])
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A cluster at the precision of each of the plans: seconds of products, of bytes moved and of messages."""
+
+    cluster: Cluster
+    efficiency: Efficiency
+    plans: Plans
+
+    def product(self, rows: Floats, columns: Floats, inner: Floats, count: Floats | float = 1.0) -> Floats:
+        """Seconds of `count` products of (rows x inner) and (inner x columns): computing them or moving their bytes,
+        whichever takes longer."""
+        e, device = self.efficiency, self.cluster.device
+        peak = np.where(self.plans.precision == PRECISIONS.index("fp32"), device.single, device.half)
+        waves = count * np.ceil(rows / TILE[0]) * np.ceil(columns / TILE[1]) / device.units
+        work = 2.0 * rows * columns * inner * count / (peak * e.matrix)
+        moved = (rows * inner + inner * columns + rows * columns) * self.plans.element * count
+        return np.maximum(work * (1 + e.fill / inner) * (1 + e.wave / waves), self.moved(moved))
+
+    def moved(self, count: Floats) -> Floats:
+        """Seconds to read and write `count` bytes of the device's memory."""
+        return count / (self.cluster.device.bandwidth * self.efficiency.memory)
+
+    def ring(self, count: Floats, ranks: Floats, stride: Floats, halves: float = 2.0) -> Floats:
+        """Seconds of an all-reduce of `count` bytes over `ranks` that stand `stride` devices apart; `halves=1`: of a
+        reduce-scatter or an all-gather alone. Two levels: a ring that leaves its host has as many network cards to
+        itself as it has ranks there."""
+        link, network, latency, far = self._rates()
+        inside = np.clip(self.cluster.per_host / stride, 1, ranks)
+        local = inside >= ranks
+        rate = np.where(local, link, np.minimum(link, network * inside))
+        steps = halves * (ranks - 1)
+        return np.where(ranks > 1, steps / ranks * count / rate + steps * np.where(local, latency, far), 0.0)
+
+    def message(self, count: Floats, stride: Floats) -> Floats:
+        """Seconds of one message of `count` bytes to the rank `stride` devices away."""
+        link, network, latency, far = self._rates()
+        local = stride < self.cluster.per_host
+        return count / np.where(local, link, network) + np.where(local, latency, far)
+
+    def _rates(self) -> tuple[float, float, float, float]:
+        e = self.efficiency
+        return self.cluster.link * e.link, self.cluster.network * e.network, e.latency, e.network_latency

@@ -1,0 +1,106 @@
+"""Devices and clusters: rates in bytes and FLOPs a second, memory in bytes, and a catalogue of known ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from parallel_core.plan.cluster.problems import Problems
+from parallel_core.plan.cluster.store import rows, table
+
+GIB = 1 << 30
+MOST_DEVICES = 100_000
+"""Devices a plan may use: beyond it the grid of layouts grows without telling more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Dense peaks, in FLOP/s: `half` of bf16 or fp16 tensor cores, `single` of fp32 matrix products (TF32 where there
+    is one). `memory` in bytes as marketed, `bandwidth` of it in B/s. `units` = streaming multiprocessors."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    half: float
+    single: float
+    units: int
+    pcie: float = 31.5e9
+    """B/s one way to the host."""
+    unverified: tuple[str, ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """`devices` in hosts of `per_host`. `link` = B/s one way of one device inside its host, `network` = B/s one way of
+    one device's share of its host's network; `reserved` = bytes of a device that the framework keeps for itself."""
+
+    name: str
+    device: Device
+    devices: int
+    per_host: int
+    link: float
+    network: float
+    reserved: float = 2.0 * GIB
+    host_memory: float = 1024.0 * GIB
+    host_bandwidth: float = 200e9
+    source: str = ""
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of a device that a plan may fill."""
+        return self.device.memory - self.reserved
+
+    def problems(self) -> dict[str, str]:
+        """`{field: message}` of what cannot be."""
+        found = Problems()
+        found.whole("devices", self.devices, 1, MOST_DEVICES)
+        found.whole("per_host", self.per_host, 1, 1024)
+        found.number("memory", self.device.memory / GIB, 0, 4096, " GiB")
+        found.number("bandwidth", self.device.bandwidth / 1e9, 0, 1e6, " GB/s")
+        found.number("half", self.device.half / 1e12, 0, 1e6, " TFLOP/s")
+        found.number("link", self.link / 1e9, 0, 1e5, " GB/s")
+        found.number("network", self.network / 1e9, 0, 1e5, " GB/s")
+        if not 0 <= self.reserved < self.device.memory and "memory" not in found.messages:
+            most = f"{self.device.memory / GIB:.3g}"
+            found.add("reserved", f"Must be at least 0 and less than the memory, {most} GiB.")
+        if self.devices > self.per_host and self.devices % self.per_host and not found.messages:
+            down, up = self.devices // self.per_host * self.per_host, -(-self.devices // self.per_host) * self.per_host
+            found.add("devices", f"{self.devices} devices do not fill hosts of {self.per_host}; try {down} or {up}.")
+        return found.messages
+
+
+@lru_cache(maxsize=1)
+def devices() -> dict[str, Device]:
+    """The catalogue by name; rates as the makers print them, dense (`data/hardware.json`)."""
+    return {
+        row["name"]: Device(
+            row["name"],
+            row["memory_GiB"] * GIB,
+            row["bandwidth_GBps"] * 1e9,
+            row["half_tflops"] * 1e12,
+            row["single_tflops"] * 1e12,
+            row["units"],
+            row["pcie_GBps"] * 1e9,
+            tuple(row["unverified"]),
+            row["source"],
+        )
+        for row in rows("hardware")
+    }
+
+
+@lru_cache(maxsize=1)
+def clusters() -> dict[str, Cluster]:
+    """Cluster presets by key."""
+    return {
+        row["key"]: Cluster(
+            row["name"],
+            devices()[row["device"]],
+            row["devices"],
+            row["per_host"],
+            row["link_GBps"] * 1e9,
+            row["network_GBps"] * 1e9,
+            source=row["source"],
+        )
+        for row in table("hardware")["clusters"]
+    }

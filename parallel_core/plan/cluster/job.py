@@ -1,0 +1,52 @@
+"""What is to be trained, and with which software: all that a plan does not choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from parallel_core.plan.cluster.model import Transformer
+from parallel_core.plan.cluster.problems import Problems
+
+MOST_BATCH = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """What an implementation does beyond the layout; the defaults are those of Megatron-LM since 2023.
+
+    `flash`: attention without its s x s matrices (Dao et al. 2022). `fused_gradients`: weight gradients are summed
+    inside the matrix product. `overlap_tp`: the backward's tensor-parallel collectives run beside the weight gradient.
+    `overlap_pp`: messages between stages run beside compute where a rank has several chunks. `overlap_dp`: gradients
+    travel beside the last backward.
+    """
+
+    flash: bool = True
+    fused_gradients: bool = True
+    overlap_tp: bool = True
+    overlap_pp: bool = True
+    overlap_dp: bool = True
+
+
+MEGATRON_2021 = Software(False, False, False, False, False)
+"""Narayanan et al. 2021: nothing overlapped, gradients added by a kernel of their own."""
+MEGATRON_2022 = Software(False, True, True, False, False)
+"""Korthikanti et al. 2022: collectives overlap weight gradients (section 6.2), gradients are summed in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`batch` = sequences of a step over all replicas."""
+
+    model: Transformer
+    batch: int
+    software: Software = field(default_factory=Software)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.batch * self.model.seq
+
+    def problems(self) -> dict[str, str]:
+        found = Problems()
+        found.whole("batch", self.batch, 1, MOST_BATCH)
+        return {**self.model.problems(), **found.messages}

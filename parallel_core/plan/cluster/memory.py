@@ -1,0 +1,132 @@
+"""Bytes of the worst rank at four instants, for columns of plans.
+
+Weights, gradients and optimizer state are bytes per parameter (`plans.STATES`) times the parameters of the rank, cut by
+tensor and pipeline parallelism and, over replicas, by ZeRO 1 (optimizer), 2 (gradients too) and 3 (weights too;
+Rajbhandari et al. 2020, section 5). Activations are in `activations`. The first rank holds the embedding and the most
+micro-batches in flight, the last one the output layer and the logits; under a V one rank holds both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from parallel_core.plan.cluster import activations
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.plans import ZB_V, Bools, Floats, Plans
+
+INSTANTS = ("built", "end of forward", "peak", "optimizer step")
+PARTS = ("params", "grads", "optimizer", "activations", "buffers")
+"""Parts of a rank's memory; the words of the meter's categories."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the worst rank at its peak, by part; `first` where that is the rank of the embedding.
+
+    `activations` are kept from forward to backward, `buffers` live in one layer's backward or in a gathered layer.
+    """
+
+    params: Floats
+    grads: Floats
+    optimizer: Floats
+    activations: Floats
+    buffers: Floats
+    host: Floats
+    """Bytes that the rank keeps on the host: an offloaded optimizer."""
+    first: Bools
+
+    @property
+    def peak(self) -> Floats:
+        return self.built + self.activations + self.buffers
+
+    @property
+    def built(self) -> Floats:
+        return self.params + self.grads + self.optimizer
+
+    def at(self, i: int) -> dict[str, float]:
+        """Bytes of plan `i` at each of INSTANTS; the first three only grow, the last has let the activations go."""
+        static, kept, passing = (float(column[i]) for column in (self.built, self.activations, self.buffers))
+        gathered = static - float(self.grads[i])
+        return dict(zip(INSTANTS, (gathered, static + kept, static + kept + passing, static), strict=True))
+
+    def parts(self, i: int) -> dict[str, int]:
+        """Bytes of plan `i` by part at the peak."""
+        return {part: int(getattr(self, part)[i]) for part in PARTS}
+
+
+def layers_per_chunk(job: Job, plans: Plans) -> Floats:
+    """Layers of an inner chunk. Where the layers do not divide but two more do, the first and the last chunk have one
+    less: embedding and output layer take a layer's place, as Llama 3 (126 layers) and Qi et al. 2024 do."""
+    places = plans.pp * plans.chunks
+    return np.ceil((job.model.layers + np.where(job.model.layers % places, 2, 0)) / places)
+
+
+def divides(job: Job, plans: Plans) -> Bools:
+    """Whether the layers divide over all chunks, evenly or with embedding and output layer in place of two."""
+    places = plans.pp * plans.chunks
+    layers = job.model.layers
+    return (layers % places == 0) | ((layers > 2) & ((layers + 2) % places == 0))
+
+
+def parameters(job: Job, plans: Plans, last: bool) -> tuple[Floats, Floats]:
+    """(of the layers, of embedding or output layer) on one rank of the first or last stage, before ZeRO."""
+    model = job.model
+    chunk = layers_per_chunk(job, plans)
+    short = np.where(model.layers % (plans.pp * plans.chunks), 1, 0)
+    layers = np.where(plans.pp == 1, model.layers, chunk * plans.chunks - short)
+    # Norms and the biases behind row-parallel products are on every tensor rank: 6 h (4 h without biases: 2 h).
+    whole = 2 * model.hidden if model.gated else 6 * model.hidden
+    each = (model.layer_matrices + model.layer_vectors - whole) / plans.tp + whole
+    norm = model.hidden * (1 if model.gated else 2)
+    front, back = model.embedding / plans.tp + model.positions, model.embedding / plans.tp + norm
+    both = front + norm + (0 if model.tied else model.embedding / plans.tp)
+    ends = np.where((plans.pp == 1) | (plans.schedule == ZB_V), both, back if last else front)
+    return layers * each, ends
+
+
+def of(job: Job, plans: Plans) -> Memory:
+    """The worse of the first and the last rank of each plan."""
+    first, last = _rank(job, plans, False), _rank(job, plans, True)
+    worse = first.peak >= last.peak
+    chosen = {f.name: np.where(worse, getattr(first, f.name), getattr(last, f.name)) for f in fields(Memory)}
+    return Memory(**{**chosen, "first": worse})
+
+
+def _rank(job: Job, plans: Plans, last: bool) -> Memory:
+    each, ends = parameters(job, plans, last)
+    count = each + ends
+    w, g, o = (plans.bytes_each(part) for part in ("weights", "gradients", "optimizer"))
+    over = [np.where(plans.zero >= stage, plans.dp, 1.0) for stage in (3, 2, 1)]
+    optimizer = count * o / over[2]
+    kept, passing = _activations(job, plans, last)
+    passing = passing + np.where((plans.zero >= 3) & (plans.dp > 1), _gathered(job, plans, w, g), 0.0)
+    return Memory(
+        count * w / over[0],
+        count * g / over[1],
+        np.where(plans.offload, 0.0, optimizer),
+        kept,
+        passing,
+        np.where(plans.offload, optimizer, 0.0),
+        np.full(len(plans), not last),
+    )
+
+
+def _activations(job: Job, plans: Plans, last: bool) -> tuple[Floats, Floats]:
+    """(kept from forward to backward, passing in one layer's backward)."""
+    layer = activations.of_layer(job, plans)
+    layers = layers_per_chunk(job, plans) * plans.chunks
+    layers = np.where(plans.pp == 1, job.model.layers, layers)
+    flight = activations.in_flight(job, plans, -1 if last else 0)
+    kept = flight * layers * layer.kept
+    alone = (plans.pp == 1) | (plans.schedule == ZB_V)
+    kept = kept + np.where(alone | (not last), flight, 0) * activations.of_embedding(job, plans)
+    kept = kept + np.where(alone | last, 1.0, 0.0) * activations.of_head(job, plans)
+    gradient = job.model.seq * plans.micro_batch * job.model.hidden * plans.element
+    return kept, layer.rebuilt + 2 * gradient
+
+
+def _gathered(job: Job, plans: Plans, weights: Floats, gradients: Floats) -> Floats:
+    """Under ZeRO-3: two layers' weights (the one at work and the next) and one layer's gradients, whole."""
+    return (job.model.layer_matrices + job.model.layer_vectors) / plans.tp * (2 * weights + gradients)

@@ -1,0 +1,169 @@
+"""Plans as columns: one entry a plan, so that a formula is computed for a hundred thousand of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
+"""Codes of schedules: their place in this tuple."""
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZB_H2, ZB_V = range(6)
+RECOMPUTE = ("none", "selective", "full")
+PRECISIONS = ("16-bit", "fp32")
+
+
+class State(NamedTuple):
+    """Bytes a parameter takes as weight, as gradient, and in the optimizer."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    sent: int
+    """Bytes of a parameter's gradient on its way to the other replicas."""
+    words: str
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer
+
+
+STATES: dict[int, State] = {
+    8: State(2, 2, 4, 2, "all in 16 bits, both moments included"),
+    16: State(
+        2, 2, 12, 2, "16-bit weights and gradients, fp32 master weights and moments (Rajbhandari et al. 2020, 3.1)"
+    ),
+    18: State(2, 4, 12, 4, "as 16, with gradients summed in fp32 (Megatron-LM; Korthikanti et al. 2022, Figure 1)"),
+    20: State(2, 6, 12, 2, "as 16, with a copy of the gradients in fp32 for the step (Megatron-LM of 2021, fp16)"),
+}
+"""Bytes per parameter -> what they are made of. In fp32 every one of them is 4 + 4 + 8 = 16."""
+_FP32 = State(4, 4, 8, 4, "all in fp32")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to split and schedule a training step. `micro_batch` in sequences; `chunks` = model chunks a rank;
+    `state` = bytes per parameter (a key of STATES); `offload` = optimizer state and step on the host."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    chunks: int = 1
+    micro_batch: int = 1
+    schedule: str = "1f1b"
+    recompute: str = "none"
+    zero: int = 0
+    sequence_parallel: bool = False
+    precision: str = "16-bit"
+    state: int = 18
+    offload: bool = False
+
+    @property
+    def devices(self) -> int:
+        return self.dp * self.tp * self.pp
+
+    @property
+    def bytes_of_state(self) -> State:
+        return _FP32 if self.precision == "fp32" else STATES[self.state]
+
+    def label(self) -> str:
+        """`TP 8 x PP 16 x DP 8, 1F1B` and what else is turned on."""
+        axes = [f"{name} {n}" for name, n in (("TP", self.tp), ("PP", self.pp), ("DP", self.dp)) if n > 1]
+        parts = [" x ".join(axes) or "one device"]
+        if self.pp > 1:
+            parts.append(self.schedule + (f" {self.chunks}" if self.chunks > 1 and self.schedule != "zb-v" else ""))
+        parts += [f"micro-batch {self.micro_batch}"]
+        if self.zero:
+            parts.append(f"ZeRO-{self.zero}")
+        parts += [word for word, on in (("SP", self.sequence_parallel), ("offload", self.offload)) if on]
+        if self.recompute != "none":
+            parts.append(f"{self.recompute} recompute")
+        return ", ".join(parts)
+
+
+_CODES = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": PRECISIONS}
+
+
+@dataclass(frozen=True)
+class Plans:
+    """The fields of Plan as arrays of equal length; words as codes, numbers as floats so that products do not wrap."""
+
+    dp: Floats
+    tp: Floats
+    pp: Floats
+    chunks: Floats
+    micro_batch: Floats
+    schedule: Ints
+    recompute: Ints
+    zero: Ints
+    sequence_parallel: Bools
+    precision: Ints
+    state: Ints
+    offload: Bools
+
+    def __len__(self) -> int:
+        return len(self.dp)
+
+    @classmethod
+    def of(cls, plans: Sequence[Plan]) -> Plans:
+        columns = {f.name: [_code(f.name, getattr(plan, f.name)) for plan in plans] for f in fields(Plan)}
+        return cls.columns(**columns)
+
+    @classmethod
+    def columns(cls, **given: Any) -> Plans:
+        """From one sequence (or one value for all) a field; codes, not words."""
+        kinds: dict[str, Any] = {f.name: _kind(f.name) for f in fields(cls)}
+        made = np.broadcast_arrays(*(np.asarray(given[name], kind) for name, kind in kinds.items()))
+        return cls(*(np.atleast_1d(column) for column in made))
+
+    def take(self, where: Bools | Ints) -> Plans:
+        """Those at the given places, or where true."""
+        return Plans(*(getattr(self, f.name)[where] for f in fields(self)))
+
+    def row(self, i: int) -> Plan:
+        """One of them as words again."""
+        values = {f.name: getattr(self, f.name)[i] for f in fields(self)}
+        return Plan(**{name: _plain(name, value) for name, value in values.items()})
+
+    @property
+    def devices(self) -> Floats:
+        return self.dp * self.tp * self.pp
+
+    def bytes_each(self, part: str) -> Floats:
+        """Bytes a parameter as `weights`, `gradients`, `optimizer` state or `sent` gradient."""
+        table = np.zeros(max(STATES) + 1)
+        for key, state in STATES.items():
+            table[key] = getattr(state, part)
+        return np.where(self.precision == PRECISIONS.index("fp32"), float(getattr(_FP32, part)), table[self.state])
+
+    @property
+    def element(self) -> Floats:
+        """Bytes of an element of an activation."""
+        return np.where(self.precision == PRECISIONS.index("fp32"), 4.0, 2.0)
+
+
+def changed(plan: Plan, **changes: Any) -> Plan:
+    return replace(plan, **changes)
+
+
+def _kind(name: str) -> Any:
+    if name in ("sequence_parallel", "offload"):
+        return np.bool_
+    return np.int64 if name in (*_CODES, "zero", "state") else np.float64
+
+
+def _code(name: str, value: Any) -> Any:
+    return _CODES[name].index(value) if name in _CODES else value
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name in _CODES:
+        return _CODES[name][int(value)]
+    return bool(value) if name in ("sequence_parallel", "offload") else int(value)

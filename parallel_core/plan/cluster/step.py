@@ -1,0 +1,130 @@
+"""Seconds of a training step for columns of plans, as parts that add up.
+
+A rank's compute for all its micro-batches on the slowest stage; the pipeline's bubble for its schedule; messages,
+gradients and the optimizer as far as nothing runs beside them. Ranks are laid out tensor, then data, then pipeline, as
+Megatron-LM does: a tensor group stands in one host where it can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from parallel_core.plan.cluster import memory, work
+from parallel_core.plan.cluster.efficiency import Efficiency, Machine, fitted
+from parallel_core.plan.cluster.hardware import Cluster
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.plans import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZB_H1, ZB_H2, ZB_V, Floats, Plans
+
+WORDS = {
+    "compute": "forward and backward",
+    "recompute": "recomputation",
+    "tensor": "tensor-parallel collectives",
+    "bubble": "pipeline bubble",
+    "messages": "messages between stages",
+    "gradients": "gradients and weights between replicas",
+    "optimizer": "optimizer",
+    "offload": "optimizer state to and from the host",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of a step by part, on the rank that ends last."""
+
+    compute: Floats
+    recompute: Floats
+    tensor: Floats
+    bubble: Floats
+    messages: Floats
+    gradients: Floats
+    optimizer: Floats
+    offload: Floats
+
+    @property
+    def total(self) -> Floats:
+        parts = [getattr(self, f.name) for f in fields(self)]
+        return sum(parts[1:], parts[0])
+
+    def parts(self, i: int) -> dict[str, float]:
+        """Seconds of plan `i` by part."""
+        return {f.name: float(getattr(self, f.name)[i]) for f in fields(self)}
+
+
+def of(job: Job, cluster: Cluster, plans: Plans, efficiency: Efficiency | None = None) -> Step:
+    """Time of every plan; whether it fits is another question (`memory`)."""
+    machine = Machine(cluster, efficiency or fitted(), plans)
+    m = job.batch / (plans.dp * plans.micro_batch)
+    layer, head = work.layer(job, plans, machine), work.head(job, plans, machine)
+    chunk = memory.layers_per_chunk(job, plans)
+    # The slowest rank: a middle one, or the last, which has a layer less where embedding and head count as layers.
+    inner = np.where(plans.pp == 1, float(job.model.layers), chunk * plans.chunks)
+    short = np.where(job.model.layers % (plans.pp * plans.chunks), 1.0, 0.0)
+    last = np.where(inner * layer.total >= (inner - short) * layer.total + head.total, 0.0, 1.0)
+    layers = inner - last * short
+    bubble = _bubble(plans, inner, layer)
+    messages = _messages(job, plans, machine, m)
+    gradients, offload, optimizer = _update(job, plans, machine, layers * (layer.inputs + layer.weights))
+    return Step(
+        m * (layers * layer.compute + last * head.compute),
+        m * layers * layer.recompute,
+        m * (layers * layer.collectives + last * head.collectives),
+        bubble,
+        messages,
+        gradients,
+        optimizer,
+        offload,
+    )
+
+
+def _bubble(plans: Plans, layers: Floats, layer: work.Seconds) -> Floats:
+    """(p - 1) times what a rank waits for at either end: F + B + W, an interleaved one a v-th of it (Narayanan et al.
+    2021, 2.2.2), F + B - W for ZB-H1 and F + B - 2W for ZB-H2 (Qi et al. 2024, Table 2), nothing for ZB-V."""
+    f = layers * (layer.forward + layer.collective_forward)
+    b = layers * (layer.inputs + layer.recompute + layer.collective_backward + layer.collective_recompute)
+    w = layers * layer.weights
+    whole = f + b + w
+    looped = whole / np.where(plans.schedule == INTERLEAVED, plans.chunks, 1)
+    by_schedule = {
+        GPIPE: whole, ONE_F_ONE_B: whole, INTERLEAVED: looped,
+        ZB_H1: np.maximum(0, f + b - w), ZB_H2: np.maximum(0, f + b - 2 * w), ZB_V: np.maximum(0, f + b - 2 * w) / 2,
+    }  # fmt: skip
+    return (plans.pp - 1) * np.choose(plans.schedule, [by_schedule[code] for code in sorted(by_schedule)])
+
+
+def _messages(job: Job, plans: Plans, machine: Machine, m: Floats) -> Floats:
+    """An activation and a gradient for every chunk and micro-batch, each tensor rank sending its part, which is then
+    gathered inside the host unless the sequence stays split (Narayanan et al. 2021, 4.1)."""
+    boundary = job.model.seq * plans.micro_batch * job.model.hidden * plans.element
+    one = machine.message(boundary / plans.tp, plans.tp * plans.dp)
+    whole = machine.ring(boundary, plans.tp, np.ones_like(plans.tp), halves=1.0)
+    one = one + np.where(plans.sequence_parallel, 0.0, whole)
+    hidden = job.software.overlap_pp & (plans.chunks > 1)
+    times = np.where(hidden, 0.0, m * plans.chunks) + plans.pp - 1
+    return np.where(plans.pp > 1, 2 * times * one, 0.0)
+
+
+def _update(job: Job, plans: Plans, machine: Machine, backward: Floats) -> tuple[Floats, Floats, Floats]:
+    """(gradients and weights between replicas, host traffic, optimizer), exposed seconds a step.
+
+    ZeRO 2 and 3 send gradients after every micro-batch; ZeRO-3 gathers weights before every forward and backward.
+    """
+    each, ends = memory.parameters(job, plans, False)
+    count = each + ends
+    w, g, o = (plans.bytes_each(part) for part in ("weights", "sent", "optimizer"))
+    m = job.batch / (plans.dp * plans.micro_batch)
+    half = [machine.ring(count * size, plans.dp, plans.tp, halves=1.0) for size in (g, w)]
+    reduce_times, gather_times = np.where(plans.zero >= 2, m, 1.0), np.where(plans.zero >= 3, 2 * m, 1.0)
+    sent = reduce_times * half[0] + np.where(plans.zero >= 1, gather_times * half[1], half[0])
+    if job.software.overlap_dp:
+        # Beside the backward of the micro-batch that ends the sums, or, for ZeRO 2 and 3, of every one.
+        beside = backward * np.where(plans.zero >= 2, m, 1.0)
+        sent = np.maximum(sent - beside, 0.0)
+    tied = machine.message(job.model.embedding / plans.tp * g, plans.tp * plans.dp) if job.model.tied else 0.0
+    own = count / np.where(plans.zero >= 1, plans.dp, 1)
+    moved = own * (2 * o + 2 * g + w) + count * g
+    host = machine.cluster
+    there = own * (g + w) / host.device.pcie + own * 2 * o / (host.host_bandwidth / host.per_host)
+    step = machine.moved(np.where(plans.offload, count * g, moved))
+    return sent + np.where(plans.pp > 1, tied, 0.0), np.where(plans.offload, there, 0.0), step

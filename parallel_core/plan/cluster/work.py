@@ -1,0 +1,169 @@
+"""Seconds of one transformer layer and of the output layer for one micro-batch, from their products and bytes moved.
+
+Products are those of Korthikanti et al. 2022, appendix A; bytes moved by norms, dropout, activation and softmax are
+counted for fused kernels: each input read once, each output written once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from parallel_core.plan.cluster.activations import FULL
+from parallel_core.plan.cluster.efficiency import Machine
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.plans import Floats, Plans
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """One micro-batch: compute of forward, input gradient, weight gradient and recomputation, and what is exposed of
+    the tensor-parallel collectives in the forward, in the backward, and in a forward that is computed again."""
+
+    forward: Floats
+    inputs: Floats
+    weights: Floats
+    recompute: Floats
+    collective_forward: Floats
+    collective_backward: Floats
+    collective_recompute: Floats
+
+    @property
+    def compute(self) -> Floats:
+        return self.forward + self.inputs + self.weights
+
+    @property
+    def collectives(self) -> Floats:
+        return self.collective_forward + self.collective_backward + self.collective_recompute
+
+    @property
+    def total(self) -> Floats:
+        return self.compute + self.recompute + self.collectives
+
+
+class _Pass(NamedTuple):
+    """Seconds in one direction: matrix products of the layer, of the attention's core, and bytes moved by the rest."""
+
+    products: Floats
+    core: Floats
+    moved: Floats
+
+
+def layer(job: Job, plans: Plans, machine: Machine) -> Seconds:
+    """Seconds of a layer on one rank."""
+    ahead, back = _forward(job, plans, machine), _backward(job, plans, machine)
+    columns, rows = _weights(job, plans, machine)
+    weights = columns + rows + (0.0 if job.software.fused_gradients else _added(job, plans, machine))
+    collective = _collective(job, plans, machine)
+    behind = _behind(job, plans, machine, collective, columns)
+    forward = ahead.products + ahead.core + ahead.moved
+    recompute = np.choose(plans.recompute, [0 * forward, ahead.core, forward])
+    again = np.where(plans.recompute == FULL, 2 * collective, 0.0)
+    return Seconds(forward, back.products + back.core + back.moved, weights, recompute, 2 * collective, behind, again)
+
+
+def _behind(job: Job, plans: Plans, machine: Machine, collective: Floats, columns: Floats) -> Floats:
+    """Exposed seconds of the backward's collectives: of each column-parallel product (QKV and MLP) the sum of the
+    inputs' gradients, an all-reduce. Sequence parallel makes three halves of it (Korthikanti et al. 2022, 4.2.2): a
+    gather of the outputs' gradients, a gather of the inputs kept in parts, and a reduce-scatter.
+
+    `overlap_tp`: the sum runs beside the weight gradient of the same product, and the inputs' gather beside its input
+    gradient; what runs beside them is slowed, for a collective takes multiprocessors and bandwidth.
+    """
+    split = np.where(plans.sequence_parallel, collective, 0.0)
+    if not job.software.overlap_tp:
+        return 2 * collective + split
+    summed = 2 * collective - split
+    hidden = np.minimum(summed, columns)
+    return split + (summed - hidden) + machine.efficiency.beside * (hidden + split)
+
+
+def _forward(job: Job, plans: Plans, machine: Machine) -> _Pass:
+    """QKV, projection and MLP; in elements moved: norm 2, bias with dropout and residual 3, activation 2 (gated 3), the
+    QKV bias and the context's transposition 2 each, softmax and its dropout 2 each; a mask is one byte an element."""
+    model, t, e = job.model, plans.tp, plans.element
+    tokens, h = model.seq * plans.micro_batch, np.asarray(float(model.hidden))
+    qkv, inner = model.hidden + 2 * model.kv_width, model.ffn * (2.0 if model.gated else 1.0)
+    products = (
+        machine.product(tokens, qkv / t, h)
+        + machine.product(tokens, h, h / t)
+        + machine.product(tokens, inner / t, h)
+        + machine.product(tokens, h, model.ffn / t)
+    )
+    mask = 0.0 if model.gated else 1.0
+    wide = h / np.where(plans.sequence_parallel, t, 1)
+    moved = wide * (10 * e + 2 * mask) + (model.ffn * (3 if model.gated else 2) + 2 * qkv + 2 * h) / t * e
+    scores = _scores(job, plans) * ((2 + 2 * mask) * e + mask)
+    core = _attention(job, plans, machine) + machine.moved(scores)
+    return _Pass(products, core, machine.moved(tokens * moved))
+
+
+def _backward(job: Job, plans: Plans, machine: Machine) -> _Pass:
+    """Gradients of inputs; in elements moved: norm 5 (its own gradients are a second kernel), dropout 2 and the sum of
+    the residual's gradients 3, bias 1, activation 3 (gated 5), joining Q, K and V 2, softmax 3, its dropout 2."""
+    model, t, e = job.model, plans.tp, plans.element
+    tokens, h = model.seq * plans.micro_batch, np.asarray(float(model.hidden))
+    qkv, inner = model.hidden + 2 * model.kv_width, model.ffn * (2.0 if model.gated else 1.0)
+    products = (
+        machine.product(tokens, h, qkv / t)
+        + machine.product(tokens, h / t, h)
+        + machine.product(tokens, h, inner / t)
+        + machine.product(tokens, model.ffn / t, h)
+    )
+    mask = 0.0 if model.gated else 1.0
+    wide = h / np.where(plans.sequence_parallel, t, 1)
+    biases = mask * (qkv + model.ffn) / t
+    moved = wide * (16 * e + mask * (6 * e + 2)) + (model.ffn * (5 if model.gated else 3) + 2 * qkv + 2 * h) / t * e
+    scores = _scores(job, plans) * ((3 + 2 * mask) * e + mask)
+    # Flash attention's backward computes the scores again: 2.5 times its forward (Dao et al. 2022, section 3.1).
+    core = _attention(job, plans, machine) * (2.5 if job.software.flash else 2.0) + machine.moved(scores)
+    return _Pass(products, core, machine.moved(tokens * (moved + biases * e)))
+
+
+def _weights(job: Job, plans: Plans, machine: Machine) -> tuple[Floats, Floats]:
+    """Weight gradients of the column-parallel products (QKV, first of the MLP), and of the row-parallel ones."""
+    model, t = job.model, plans.tp
+    tokens, h = model.seq * plans.micro_batch, np.asarray(float(model.hidden))
+    qkv, inner = model.hidden + 2 * model.kv_width, model.ffn * (2.0 if model.gated else 1.0)
+    columns = machine.product(qkv / t, h, tokens) + machine.product(inner / t, h, tokens)
+    return columns, machine.product(h, h / t, tokens) + machine.product(h, model.ffn / t, tokens)
+
+
+def _attention(job: Job, plans: Plans, machine: Machine) -> Floats:
+    """Scores and their product with the values; Flash computes half of the causal square and keeps it on chip."""
+    model = job.model
+    heads = plans.micro_batch * model.heads / plans.tp
+    s, d = np.asarray(float(model.seq)), np.asarray(float(model.head_dim))
+    if not job.software.flash:
+        return machine.product(s, s, d, heads) + machine.product(s, d, s, heads)
+    return machine.product(s, d, s, heads)
+
+
+def _scores(job: Job, plans: Plans) -> Floats | float:
+    """Elements of the s x s matrices a token, where they are written to memory at all."""
+    return 0.0 if job.software.flash else job.model.seq * plans.micro_batch * job.model.seq * job.model.heads / plans.tp
+
+
+def _added(job: Job, plans: Plans, machine: Machine) -> Floats:
+    """Seconds to add a micro-batch's weight gradients to the sum by a kernel of its own: both read, the sum written."""
+    sent = plans.bytes_each("sent")
+    return machine.moved(job.model.layer_matrices / plans.tp * (2 * plans.element + 2 * sent))
+
+
+def _collective(job: Job, plans: Plans, machine: Machine) -> Floats:
+    """One all-reduce of the boundary tensor (sequence parallel: a reduce-scatter and an all-gather, as many bytes)."""
+    boundary = job.model.seq * plans.micro_batch * job.model.hidden * plans.element
+    return machine.ring(boundary, plans.tp, np.ones_like(plans.tp))
+
+
+def head(job: Job, plans: Plans, machine: Machine) -> Seconds:
+    """Output layer and loss; logits in fp32 are read or written about five times forward and three backward."""
+    model = job.model
+    tokens, columns = model.seq * plans.micro_batch, model.vocab / plans.tp
+    h, none = np.asarray(float(model.hidden)), np.zeros(len(plans))
+    logits = machine.moved(tokens * columns * 4.0)
+    forward = machine.product(tokens, columns, h) + 5 * logits
+    inputs, weights = machine.product(tokens, h, columns) + 3 * logits, machine.product(columns, h, tokens)
+    return Seconds(forward, inputs, weights, none, _collective(job, plans, machine), none, none)

@@ -1,0 +1,109 @@
+"""The zero-bubble tables (Qi et al. 2024) predicted by the simulator and by our own search for an order.
+
+Of each row only two published numbers are used: the bubble rates of 1F1B and of ZB-H1 give T_W and T_comm (in units of
+T_F + T_B + T_W, with T_F = T_B, which the paper's profiles bear out within 3 %). The rates of ZB-H2, interleaved 1F1B,
+ZB-1p and ZB-2p follow from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+from parallel_core.plan.cluster.store import rows
+from parallel_core.plan.order import Times, bubble_rate, find, handmade
+from parallel_core.schedule.ir import Schedule
+
+PREDICTED = ("ZB-H2", "1F1B-I", "ZB-1p", "ZB-2p")
+_UNIT = 100_000_000
+"""Nanoseconds of F + B + W: long enough that whole ones lose nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class BubbleRow:
+    """Rates are shares of the step. `weights` and `message` = T_W and T_comm over F + B + W, `profiled_*` the paper's
+    own (Table 6), which were not used."""
+
+    model: str
+    stages: int
+    micro_batches: int
+    weights: float
+    message: float
+    profiled_weights: float
+    profiled_message: float
+    measured: dict[str, float]
+    predicted: dict[str, float]
+
+    def points(self, name: str) -> float:
+        """Predicted less published rate, in percentage points."""
+        return 100 * (self.predicted[name] - self.measured[name])
+
+
+def models() -> list[str]:
+    """Models of the tables, smallest first."""
+    return list(dict.fromkeys(row["model"] for row in rows("zero_bubble_2024")))
+
+
+@lru_cache(maxsize=16)
+def bubble_rows(model: str) -> tuple[BubbleRow, ...]:
+    """The rows of one model. Takes from a tenth of a second to some seconds: every rate is a simulated step."""
+    return tuple(_row(row) for row in rows("zero_bubble_2024") if row["model"] == model)
+
+
+def _row(row: dict[str, Any]) -> BubbleRow:
+    p, m, rates, profiled = row["pp"], row["micro_batches"], row["bubble"], row["profiled_ms"]
+    weights, message = derive(p, m, rates["1F1B"], rates["ZB-H1"])
+    times = _times(weights, message)
+    # What W needs of what F left: 32 of 34 + 5as/h bytes (Table 1).
+    kept = 32 / (34 + 5 * row["heads"] * row["seq"] / row["hidden"])
+    chunks = (row["layers"] + 2) // p
+    predicted = {
+        "ZB-H2": bubble_rate(handmade("zb-h2", p, m), times),
+        "1F1B-I": bubble_rate(handmade("interleaved", p, m, chunks), times),
+        "ZB-1p": bubble_rate(find(p, m, times, p, kept), times),
+        "ZB-2p": bubble_rate(find(p, m, times, 2 * p, kept), times),
+    }
+    whole = profiled["F"] + profiled["B"] + profiled["W"]
+    return BubbleRow(
+        row["model"], p, m, weights, message, profiled["W"] / whole, profiled["comm"] / whole, rates, predicted
+    )  # fmt: skip
+
+
+def derive(pp: int, micro_batches: int, one_f_one_b: float, zb_h1: float) -> tuple[float, float]:
+    """(T_W, T_comm) at which 1F1B and ZB-H1 have these bubble rates, in turns: a message lengthens both, only ZB-H1
+    knows how long W is."""
+    weights, message = 1 / 3, 0.0
+    lowest, highest = handmade("1f1b", pp, micro_batches), handmade("zb-h1", pp, micro_batches)
+    for _ in range(3):
+        before = (weights, message)
+        message = _solve(partial(_rate, lowest, before[0]), one_f_one_b, 0.0, 0.02)
+        weights = _solve(partial(_rate_of_weights, highest, message), zb_h1, 0.2, 0.3)
+        if abs(weights - before[0]) + abs(message - before[1]) < 1e-5:
+            break
+    return weights, message
+
+
+def _rate(schedule: Schedule, weights: float, message: float) -> float:
+    return bubble_rate(schedule, _times(weights, message))
+
+
+def _rate_of_weights(schedule: Schedule, message: float, weights: float) -> float:
+    return _rate(schedule, weights, message)
+
+
+def _solve(rate: Callable[[float], float], wanted: float, a: float, b: float) -> float:
+    """Where `rate` takes the value `wanted`, by secants; rates are nearly linear in a time."""
+    low, high = rate(a) - wanted, rate(b) - wanted
+    for _ in range(4):
+        if abs(high) < 1e-6 or high == low:
+            break
+        a, b, low = b, b - high * (b - a) / (high - low), high
+        high = rate(b) - wanted
+    return b
+
+
+def _times(weights: float, message: float) -> Times:
+    half = (1 - weights) / 2
+    return Times(int(half * _UNIT), int(half * _UNIT), int(weights * _UNIT), max(0, int(message * _UNIT)))

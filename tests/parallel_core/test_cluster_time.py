@@ -1,0 +1,98 @@
+"""Step times of plans on a cluster: against published measurements, and what must hold whatever the constants."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallel_core.plan.cluster import accuracy, step
+from parallel_core.plan.cluster.efficiency import fitted
+from parallel_core.plan.cluster.fit import FREE, fit
+from parallel_core.plan.cluster.hardware import clusters
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.model import presets
+from parallel_core.plan.cluster.plans import Plan, Plans, changed
+from parallel_core.plan.cluster.zero_bubble import PREDICTED, bubble_rows, models
+
+SELENE = clusters()["selene"]
+GPT3 = Job(presets()["gpt-175b"], 1024)
+BASE = Plan(tp=8, pp=8, dp=16)
+
+
+def seconds(*plans: Plan) -> list[float]:
+    return step.of(GPT3, SELENE, Plans.of(plans)).total.tolist()
+
+
+def test_published_step_times_out_of_the_fit() -> None:
+    rows = [row for row in accuracy.step_times() if not row.fitted]
+    found = accuracy.summary(rows)
+    assert (found.count, found.mean <= 0.02, found.worst <= 0.04) == (14, True, True), found
+
+
+def test_published_step_times_in_the_fit() -> None:
+    rows = [row for row in accuracy.step_times() if row.fitted]
+    assert len(rows) == 4
+    assert accuracy.summary(rows).worst <= 0.03
+
+
+def test_the_constants_are_what_the_fit_finds() -> None:
+    made = fit(fitted(), accuracy.fitted_rows())
+    for name in FREE:
+        assert getattr(made, name) == pytest.approx(getattr(fitted(), name), abs=1e-3)
+
+
+def test_one_layers_times_and_replicas_which_nothing_was_fitted_on() -> None:
+    assert accuracy.summary(accuracy.layer_times()).mean <= 0.035
+    assert accuracy.summary(accuracy.layer_times()).worst <= 0.055
+    assert accuracy.summary(accuracy.with_replicas()).worst <= 0.055
+
+
+@pytest.mark.parametrize("model", [m if m == "1.5B" else pytest.param(m, marks=pytest.mark.full) for m in models()])
+def test_zero_bubble_rates_within_one_point(model: str) -> None:
+    for row in bubble_rows(model):
+        assert row.weights == pytest.approx(row.profiled_weights, abs=0.002)
+        assert row.message == pytest.approx(row.profiled_message, abs=0.001)
+        assert max(abs(row.points(name)) for name in PREDICTED) < 0.5, row
+
+
+def test_parts_add_up_to_the_step() -> None:
+    found = step.of(GPT3, SELENE, Plans.of([BASE]))
+    assert sum(found.parts(0).values()) == pytest.approx(found.total[0])
+
+
+def test_recomputation_costs_about_a_third_and_selective_little() -> None:
+    none, selective, full = seconds(*(changed(BASE, recompute=kind) for kind in ("none", "selective", "full")))
+    assert none < selective < 1.15 * none < 1.25 * none < full < 1.45 * none
+
+
+def test_better_schedules_wait_less() -> None:
+    by_schedule = [("gpipe", 1), ("1f1b", 1), ("interleaved", 4), ("zb-h1", 1), ("zb-h2", 1)]
+    found = step.of(GPT3, SELENE, Plans.of([changed(BASE, schedule=s, chunks=c) for s, c in by_schedule])).bubble
+    assert found[0] == found[1] > found[3] > found[4] >= 0
+    assert found[2] == pytest.approx(found[1] / 4)
+
+
+def test_slower_links_and_devices_never_make_a_step_shorter() -> None:
+    from dataclasses import replace
+
+    plans = Plans.of([BASE, Plan(tp=8, dp=128, zero=3), Plan(tp=16, pp=4, dp=16)])
+    base = step.of(GPT3, SELENE, plans).total
+    device = SELENE.device
+    for worse in (
+        replace(SELENE, link=SELENE.link / 4),
+        replace(SELENE, network=SELENE.network / 10),
+        replace(SELENE, device=replace(device, half=device.half / 2)),
+        replace(SELENE, device=replace(device, bandwidth=device.bandwidth / 2)),
+    ):
+        assert (step.of(GPT3, worse, plans).total >= base).all()
+
+
+def test_tensor_groups_across_hosts_pay_for_it() -> None:
+    inside, across = (step.of(GPT3, SELENE, Plans.of([p])).tensor[0] for p in (BASE, changed(BASE, tp=16, dp=8)))
+    assert across > 4 * inside
+
+
+def test_zero_3_gathers_weights_for_every_micro_batch() -> None:
+    job = Job(GPT3.model, 2048)
+    few, many = (Plan(tp=8, dp=128, zero=3, micro_batch=size) for size in (16, 1))
+    found = step.of(job, clusters()["a100-1nic"], Plans.of([few, many])).gradients
+    assert found[1] > 8 * found[0] > 0
