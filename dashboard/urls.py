@@ -10,6 +10,7 @@ urlpatterns = [
     path("api/", include("dashboard.api.urls")),
     path("runs/", include("dashboard.runs.urls")),
     path("fleet/", include("dashboard.fleet.urls")),
+    path("schedules/", include("dashboard.schedules.urls")),
     path("", include("dashboard.studies.urls")),
 ]
 handler400 = "dashboard.errors.bad_request"

@@ -26,6 +26,7 @@ TORCH_FREE = (
     "parallel_core.plan.cluster.accuracy",
     "parallel_core.plan.cluster.fit",
     "parallel_core.plan.cluster.zero_bubble",
+    "parallel_core.simulate.lesson",
     "parallel_core.plan.memory",
     "parallel_core.plan.order",
     "parallel_core.plan.partition",

@@ -8,7 +8,7 @@ because waiting in them is not work.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,25 +54,36 @@ WORDS = {
 }
 
 
+class Words(NamedTuple):
+    """What the numbers and the rows of a figure are called."""
+
+    unit: str = "ms"
+    axis: str = "ms from the start of the step"
+    row: str = "rank"
+
+
+MEASURED = Words()
+
+
 def figure(spans_by_rank: Spans, label: str = "", *, max_bars: int = MAX_BARS) -> Figure:
     """One run. `layout.meta` = {"shown": N, "total": M} bars; `layout.xaxis.range` is [0, step in ms]."""
     return figure_of([(label, spans_by_rank)], max_bars=max_bars)
 
 
-def figure_of(runs: Sequence[tuple[str, Spans]], *, max_bars: int = MAX_BARS) -> Figure:
+def figure_of(runs: Sequence[tuple[str, Spans]], *, max_bars: int = MAX_BARS, words: Words = MEASURED) -> Figure:
     """Several runs, each aligned at the start of its step (the earliest instant of any of its ranks)."""
-    places, ticks, height = _rows(runs)
+    places, ticks, height = _rows(runs, words.row)
     bars = [_bars(spans, places[i], origin) for i, (_, spans) in enumerate(runs) for origin in [_origin(spans)]]
     table = np.concatenate(bars) if bars else np.empty(0, BAR)
     kept = _longest(table, max_bars)
     span_ms = float(table["end"].max()) if len(table) else 1.0
-    data = [trace for phase in (*_STEP, *_PHASES) if (trace := _trace(phase, kept))]
+    data = [trace for phase in (*_STEP, *_PHASES) if (trace := _trace(phase, kept, words))]
     layout = theme.layout(
         int(ROW_PX * height) + 56,
         barmode="overlay",
         bargap=0,
         uniformtext={"minsize": 9, "mode": "hide"},
-        xaxis=theme.axis("ms from the start of the step", range=[0, span_ms * 1.005], zeroline=False),
+        xaxis=theme.axis(words.axis, range=[0, span_ms * 1.005], zeroline=False),
         yaxis={
             **theme.rows_axis([text for _, text in ticks]),
             "tickvals": [y for y, _ in ticks],
@@ -98,9 +109,22 @@ BAR = np.dtype(
 )
 _PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimizer", "other")
 _STEP = ("idle",)
+_ON = {"forward": "on-forward", "backward": "on-backward", "weight": "on-weight"}
+"""Colour of the numbers in bars whose fill asks for one."""
 
 
-def _rows(runs: Sequence[tuple[str, Spans]]) -> tuple[list[dict[int, float]], list[tuple[float, str]], float]:
+def below(figure: Figure, pixels: int) -> None:
+    """Makes room for curves under the rows, on the same horizontal axis: they are drawn on `yaxis="y2"`."""
+    layout = figure["layout"]
+    layout["height"] += pixels
+    inner = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
+    split = (pixels - 16) / inner
+    layout["yaxis"]["domain"] = [split + 16 / inner, 1]
+    layout["yaxis2"] = theme.axis("", domain=[0, split], rangemode="tozero", fixedrange=True, nticks=3, anchor="x")
+    layout["xaxis"]["anchor"] = "y2"
+
+
+def _rows(runs: Sequence[tuple[str, Spans]], row: str) -> tuple[list[dict[int, float]], list[tuple[float, str]], float]:
     """Where each rank of each run stands, the labels of the rows, and how many rows high the figure is."""
     at, places, ticks = 0.0, [], []
     for label, spans in runs:
@@ -108,7 +132,7 @@ def _rows(runs: Sequence[tuple[str, Spans]]) -> tuple[list[dict[int, float]], li
         for i, rank in enumerate(sorted(spans)):
             place[rank] = at
             head = f"<b>{theme.name(label)}</b><br>" if label and i == 0 else ""
-            ticks.append((at, f"{head}rank {rank}"))
+            ticks.append((at, f"{head}{row} {rank}"))
             at += 1
         places.append(place)
         at += GAP
@@ -138,7 +162,7 @@ def _longest(table: NDArray[np.void], most: int) -> NDArray[np.void]:
     return table[np.sort(np.argsort(-length, kind="stable")[:most])]
 
 
-def _trace(phase: str, table: NDArray[np.void]) -> dict[str, Any] | None:
+def _trace(phase: str, table: NDArray[np.void], words: Words) -> dict[str, Any] | None:
     phases = np.array(["idle" if row["idle"] else theme.phase_of(int(row["kind"])) for row in table])
     rows = table[phases == phase] if len(table) else table
     if not len(rows):
@@ -160,9 +184,9 @@ def _trace(phase: str, table: NDArray[np.void]) -> dict[str, Any] | None:
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
-        "insidetextfont": {"color": var(f"on-{phase}" if phase in ("forward", "backward") else "ink"), "size": 11},
+        "insidetextfont": {"color": var(_ON.get(phase, "ink")), "size": 11},
         "marker": marker,
-        "customdata": [_hover(kind, row) for kind, row in zip(kinds, rows, strict=True)],
+        "customdata": [_hover(kind, row, words) for kind, row in zip(kinds, rows, strict=True)],
         "hovertemplate": "%{customdata}<extra></extra>",
     }
 
@@ -171,12 +195,13 @@ def _number(kind: Kind, micro_batch: int) -> str:
     return str(micro_batch) if kind in COMPUTE and kind is not Kind.R and micro_batch >= 0 else ""
 
 
-def _hover(kind: Kind, row: Any) -> str:
+def _hover(kind: Kind, row: Any, words: Words) -> str:
+    took = f"{significant(row['end'] - row['start'])} {words.unit}"
     if kind in HIDDEN:
-        return f"rank {row['rank']}: step of {significant(row['end'] - row['start'])} ms"
+        return f"{words.row} {row['rank']}: step of {took}"
     which = f" {row['micro_batch']}" if row["micro_batch"] >= 0 else ""
     word = WORDS.get(kind, kind.name)
-    return f"rank {row['rank']}: {word}{which}, {significant(row['end'] - row['start'])} ms at {row['start']:.2f}"
+    return f"{words.row} {row['rank']}: {word}{which}, {took} at {row['start']:.2f}"
 
 
 def _table(runs: Sequence[tuple[str, Spans]]) -> list[list[str]]:

@@ -60,18 +60,11 @@ def _finding(run: Run, step: int | None) -> str:
 
 def _add_memory(figure: dict[str, Any], record: MemoryRecord) -> None:
     """Puts the curve of a metered step under the Gantt; its own clock is stretched, because metering slows a step."""
-    layout = figure["layout"]
     curve = np.frombuffer(bytes(record.curve), MEMORY)
     t = curve["t"] - curve["t"][0]
-    end = float(layout["xaxis"]["range"][1]) / 1.005
+    end = float(figure["layout"]["xaxis"]["range"][1]) / 1.005
     x = t / t[-1] * end if len(t) > 1 and t[-1] else np.zeros(len(t))
-    height = layout["height"] + MEMORY_PX
-    layout["height"] = height
-    inner = height - layout["margin"]["t"] - layout["margin"]["b"]
-    split = (MEMORY_PX - 16) / inner
-    layout["yaxis"]["domain"] = [split + 16 / inner, 1]
-    layout["yaxis2"] = theme.axis("", domain=[0, split], rangemode="tozero", fixedrange=True, nticks=3, anchor="x")
-    layout["xaxis"]["anchor"] = "y2"
+    gantt.below(figure, MEMORY_PX)
     for category in CATEGORIES:
         figure["data"].append(
             {

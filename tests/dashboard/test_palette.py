@@ -78,6 +78,7 @@ def test_text_can_be_read(theme: str, ground: str, text: str) -> None:
         ("bad", "bad-soft"),
         ("on-forward", "phase-forward"),
         ("on-backward", "phase-backward"),
+        ("on-weight", "phase-weight"),
     ),
 )
 def test_text_on_colour_can_be_read(theme: str, text: str, ground: str) -> None:

@@ -8,6 +8,7 @@
  *   import { update, reload } from "./charts.js";
  *   update({speedup: chart, ...});   // new numbers for charts of this page, by key
  *   reload("gantt");                 // fetch a data-src chart again
+ *   "chartdrawn"                     // event of the <figure> after each drawing; the box then has Plotly's data, layout
  */
 
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset" };
@@ -100,6 +101,7 @@ async function draw(entry) {
   }
   entry.box.querySelector(".skeleton, .empty")?.remove();
   await library.react(entry.box, data, layout, CONFIG);
+  entry.element.dispatchEvent(new CustomEvent("chartdrawn", { bubbles: true }));
 }
 
 function emptyNote(text) {
@@ -243,10 +245,11 @@ const near = new IntersectionObserver(
 
 export function watch(root = document) {
   for (const element of root.querySelectorAll(".chart[data-chart]")) {
-    if (!mounted.has(element.dataset.chart)) near.observe(element);
+    if (!mounted.get(element.dataset.chart)?.element.isConnected) near.observe(element);
   }
 }
 
+document.addEventListener("htmx:afterSettle", (event) => watch(event.target)); // parts of a page that came anew
 document.addEventListener("themechange", () => {
   for (const entry of mounted.values()) draw(entry);
 });

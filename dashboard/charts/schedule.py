@@ -1,0 +1,87 @@
+"""A simulated schedule: its Gantt, and under it on the same axis what the device that keeps most holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dashboard.charts import gantt, theme
+from dashboard.charts.chart import Chart
+from parallel_core.analysis.quantities import significant
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate.lesson import UNIT, Lesson, held
+
+HELD_PX = 104
+WORDS = gantt.Words(unit="units", axis="units of cost from the start of the step", row="device")
+COLUMNS = ("device", "busy, units", "idle, units", "most activations", "most kept")
+MAX_BARS = 1_500
+
+
+def charts(lessons: Sequence[Lesson], titles: Sequence[str]) -> list[Chart]:
+    """One below the other, `schedule-1` first, on axes that all of them share."""
+    longest = max(made.length for made in lessons) / UNIT
+    most = max(max(made.kept) for made in lessons)
+    out = []
+    for i, (made, title) in enumerate(zip(lessons, titles, strict=True), 1):
+        chart = _chart(f"schedule-{i}", made, title)
+        chart.figure["layout"]["xaxis"]["range"] = [0, longest * 1.005]
+        chart.figure["layout"]["yaxis2"]["range"] = [0, most * 1.05]
+        out.append(chart)
+    return out
+
+
+def _chart(key: str, made: Lesson, title: str) -> Chart:
+    figure = gantt.figure_of([("", made.spans)], max_bars=MAX_BARS, words=WORDS)
+    gantt.below(figure, HELD_PX)
+    worst = int(np.argmax(made.kept))
+    figure["data"] += _curves(made.spans[worst], made.chunks, made.length)
+    meta = figure["layout"]["meta"]
+    meta["marks"] = _marks(made)
+    part = f"; the {meta['shown']} longest of {meta['total']} operations drawn" if meta["shown"] < meta["total"] else ""
+    subtitle = (
+        "One step in units of cost, a row a device, numbers are micro-batches; "
+        f"below: micro-batches kept on device {worst}, solid activations, grey for weight gradients"
+    )
+    return Chart(key, title, subtitle, f"simulated, {made.devices} devices{part}", figure, COLUMNS, _rows(made))
+
+
+def _marks(made: Lesson) -> list[float]:
+    """The instants at which something begins, for stepping through; the end of the step is the last."""
+    begins = np.unique(np.concatenate([rows["start"] for rows in made.spans.values()]))
+    return [*(begins / UNIT).round(4).tolist(), round(made.length / UNIT, 4)]
+
+
+def _curves(rows: NDArray[np.void], chunks: int, length: int) -> list[dict[str, Any]]:
+    times, forward, weights = held(rows)
+    x = [0.0, *(times / UNIT).round(4).tolist(), length / UNIT]
+    parts = (("activations", forward, "memory-activations"), ("for weight gradients", weights, "memory-buffers"))
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "stackgroup": "held",
+            "yaxis": "y2",
+            "x": x,
+            "y": [0.0, *(counts / chunks).round(3).tolist(), 0.0],
+            "line": {"width": 0, "shape": "hv"},
+            "fillcolor": theme.var(colour),
+            "hovertemplate": f"{name}: %{{y}} micro-batches<extra></extra>",
+        }
+        for name, counts, colour in parts
+        if counts.any()
+    ]
+
+
+def _rows(made: Lesson) -> list[list[str]]:
+    out = []
+    for device, rows in sorted(made.spans.items()):
+        work = rows[rows["kind"] != Kind.STEP]
+        busy = int((work["end"] - work["start"]).sum())
+        sizes = (made.in_flight[device], made.kept[device])
+        idle = made.length - busy
+        out.append([str(device), significant(busy / UNIT), significant(idle / UNIT), *map(significant, sizes)])
+    return out

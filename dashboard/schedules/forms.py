@@ -1,0 +1,72 @@
+"""What the Schedules page asks: two schedules, the size of the pipeline, and what its operations cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from pydantic_core import PydanticCustomError
+
+from dashboard.runs.choice_labels import CHOICE_LABELS
+from parallel_core.pipeline_rules import check_pipeline
+from parallel_core.schedule import names
+from parallel_core.schedule.traits import TRAITS
+from parallel_core.simulate.lesson import Lesson, lesson
+from parallel_core.spec import ParallelSpec
+
+MAX_OPERATIONS = 12_000
+"""Of one schedule: more cannot be told apart in a picture."""
+NONE = ""
+FIELD_OF = {"parallel.pp": "p", "parallel.micro_batches": "m", "parallel.chunks": "v"}
+
+
+class ScheduleForm(forms.Form):
+    """Read from the address: every field has a default. A valid form has `lessons`."""
+
+    a = forms.ChoiceField(label="Schedule")
+    b = forms.ChoiceField(label="Held against", required=False)
+    p = forms.IntegerField(label="Devices", min_value=1, max_value=32)
+    m = forms.IntegerField(label="Micro-batches", min_value=1, max_value=256)
+    v = forms.IntegerField(label="Chunks, if any", min_value=1, max_value=8, required=False)
+    forward = forms.FloatField(label="Forward", min_value=0.1, max_value=100)
+    grad = forms.FloatField(label="Input gradient", min_value=0, max_value=100)
+    weight = forms.FloatField(label="Weight gradient", min_value=0, max_value=100)
+    message = forms.FloatField(label="Message", min_value=0, max_value=100)
+
+    DEFAULTS = {"a": "1f1b", "b": "gpipe", "p": 4, "m": 8, "v": "", "forward": 1, "grad": 1, "weight": 1, "message": 0}
+
+    lessons: list[Lesson]
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__({**self.DEFAULTS, **given}, auto_id="f-%s", use_required_attribute=False)
+        choices = [(name, CHOICE_LABELS[name]) for name in names()]
+        self.fields["a"].choices = choices  # type: ignore[attr-defined]
+        self.fields["b"].choices = [(NONE, "nothing"), *choices]  # type: ignore[attr-defined]
+        for name, field in self.fields.items():
+            field.widget.attrs["aria-describedby"] = f"error-{name}"
+            if isinstance(field, forms.FloatField):
+                field.widget.attrs["step"] = "any"
+
+    def clean(self) -> dict[str, Any]:
+        asked = dict(super().clean() or {})  # a field with an error leaves the form's own
+        if not self.errors:
+            chosen = [asked[side] for side in ("a", "b") if asked[side]]
+            self.lessons = [made for name in chosen if (made := self._lesson(name, asked))]
+        return asked
+
+    def _lesson(self, name: str, asked: dict[str, Any]) -> Lesson | None:
+        p, m, traits = asked["p"], asked["m"], TRAITS[name]
+        chunks = asked["v"] if p > 1 and traits.most != 1 else None
+        try:
+            split = ParallelSpec(schedule=name, pp=p, micro_batches=m, chunks=chunks)  # type: ignore[arg-type]
+            check_pipeline(split, split.stages, drawn=True)
+        except PydanticCustomError as error:
+            field = next((FIELD_OF[f] for f in (error.context or {}).get("fields", ()) if f in FIELD_OF), "a")
+            self.add_error(field, error.message())
+            return None
+        each = split.stages * (3 if traits.split else 2)
+        if each * m > MAX_OPERATIONS:
+            self.add_error("m", f"{each * m} operations are too many to draw; use at most {MAX_OPERATIONS // each}.")
+            return None
+        costs = (asked["forward"], asked["grad"], asked["weight"])
+        return lesson(name, p, m, costs, asked["message"], chunks)

@@ -1,0 +1,96 @@
+"""What the Schedules page says: which of two schedules is shorter, which keeps less, and the table of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urlencode
+
+from dashboard.runs.choice_labels import CHOICE_LABELS
+from parallel_core.analysis.quantities import percent_text, significant
+from parallel_core.simulate.lesson import UNIT, Lesson
+
+LESSONS: tuple[tuple[str, str, str, dict[str, float]], ...] = (
+    ("Why micro-batches", "naive", "gpipe", {}),
+    ("The same bubble, less memory", "gpipe", "1f1b", {}),
+    ("Smaller chunks, smaller bubble", "1f1b", "interleaved", {}),
+    ("Weight gradients fill the drain", "1f1b", "zb-h1", {}),
+    ("No bubble at the same memory", "zb-h1", "zb-v", {}),
+    ("What slow messages cost", "1f1b", "interleaved", {"message": 1}),
+)
+"""(what it teaches, the schedule to begin with, the one that is better or worse at it, more of the address)."""
+
+
+def lessons() -> list[tuple[str, str]]:
+    """(address, title) of each lesson."""
+    return [(f"?{urlencode({'a': a, 'b': b, **more})}", title) for title, a, b, more in LESSONS]
+
+
+def name(made: Lesson) -> str:
+    return CHOICE_LABELS[made.schedule.name]
+
+
+def units(nanoseconds: float) -> str:
+    return significant(nanoseconds / UNIT)
+
+
+def finding(made: Lesson) -> str:
+    """Title of one schedule's picture."""
+    worst = max(made.kept)
+    return (
+        f"{name(made)}: {units(made.length)} units, {percent_text(made.fraction)} of them idle; {_kept(worst)} at most."
+    )
+
+
+def comparison(found: Sequence[Lesson]) -> str:
+    """The verdict: one or two sentences of the numbers of both."""
+    if len(found) < 2:
+        one = found[0]
+        return f"{significant(one.working)} of {one.devices} devices are busy on average in {name(one)}."
+    a, b = found
+    return f"{_length(a, b)} {_memory(a, b)}"
+
+
+def _length(a: Lesson, b: Lesson) -> str:
+    if a.length == b.length:
+        return f"{units(a.length)} units: {name(a)} and {name(b)} take equally long."
+    fast, slow = sorted((a, b), key=lambda made: made.length)
+    ratio = significant(slow.length / fast.length)
+    return (
+        f"{name(fast)} is {ratio} times as fast as {name(slow)}: "
+        f"{significant(fast.working)} of {fast.devices} devices busy, not {significant(slow.working)}."
+    )
+
+
+def _memory(a: Lesson, b: Lesson) -> str:
+    little, much = sorted((a, b), key=lambda made: max(made.kept))
+    if max(little.kept) == max(much.kept):
+        return f"Both keep {_batches(max(little.kept))} at most."
+    return f"{name(little)} keeps {_batches(max(little.kept))} at most, {name(much)} {significant(max(much.kept))}."
+
+
+def _kept(count: float) -> str:
+    return f"{_batches(count)} kept"
+
+
+def _batches(count: float) -> str:
+    return f"{significant(count)} micro-batch{'' if count == 1 else 'es'}"
+
+
+def versions(made: Lesson) -> int:
+    """Weight versions that the worst device holds at once."""
+    held = {"flush": 1, "2bw": 2}.get(made.schedule.sync)
+    return held or max(1, round(max(made.in_flight)))
+
+
+def table(found: Sequence[Lesson]) -> list[tuple[str, list[str]]]:
+    """(what, a value for each schedule)."""
+    return [
+        ("Step, in units", [units(made.length) for made in found]),
+        ("Bubble, of all device time", [percent_text(made.fraction) for made in found]),
+        ("Bubble, as overhead on the work", [percent_text(made.overhead) for made in found]),
+        ("… without a barrier at the end of the step", [percent_text(made.skewed) for made in found]),
+        ("Devices busy on average", [f"{significant(made.working)} of {made.devices}" for made in found]),
+        ("Most activations kept, in micro-batches", [significant(max(made.in_flight)) for made in found]),
+        ("… with what weight gradients still need", [significant(max(made.kept)) for made in found]),
+        ("Weight versions", [str(versions(made)) for made in found]),
+    ]

@@ -1,0 +1,124 @@
+"""One schedule at chosen costs, simulated to be looked at: how long, how idle, and how much each device keeps.
+
+The costs are those of one device's share of a micro-batch; a schedule with v chunks on a device splits them into v
+operations. Numbers of micro-batches kept are shares of the same kind, so that schedules can be held side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core import schedule
+from parallel_core.observe.records import LANES, SPAN
+from parallel_core.schedule.held import peak_in_flight, peak_kept
+from parallel_core.schedule.ir import COMPUTE, Kind, Schedule
+from parallel_core.simulate import Costs, simulate
+from parallel_core.simulate.idle import bubble
+
+UNIT = 1_000_000
+"""Nanoseconds that stand for one unit of cost."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A simulated step. `spans` by pipeline rank: a STEP row from the first instant to the last, then compute."""
+
+    schedule: Schedule
+    spans: Mapping[int, NDArray[np.void]]
+    chunks: int
+    length: int
+    """Nanoseconds until the last device is done."""
+    busy: int
+    """Nanoseconds of compute over all devices."""
+    skewed: float
+    """Idle over busy on the worst device between its own first and last operation: what is left of the bubble where no
+    device waits for the others at the end of the step (no barrier before the optimizer)."""
+
+    @property
+    def devices(self) -> int:
+        return self.schedule.pipeline_ranks
+
+    @property
+    def fraction(self) -> float:
+        """Idle part of all device time."""
+        return 1 - self.busy / (self.devices * self.length) if self.length else 0.0
+
+    @property
+    def overhead(self) -> float:
+        """Idle over busy: (p - 1) / m for GPipe and 1F1B with equal stages (Huang et al. 2019)."""
+        return self.devices * self.length / self.busy - 1 if self.busy else 0.0
+
+    @property
+    def working(self) -> float:
+        """Devices that compute, on average over the step."""
+        return self.busy / self.length if self.length else 0.0
+
+    @property
+    def in_flight(self) -> tuple[float, ...]:
+        """For each device, the most micro-batches forward but not yet backward (their activations are kept)."""
+        return tuple(most / self.chunks for most in peak_in_flight(self.schedule))
+
+    @property
+    def kept(self) -> tuple[float, ...]:
+        """The same with those whose weight gradients are still to come."""
+        return tuple(most / self.chunks for most in peak_kept(self.schedule))
+
+
+def lesson(
+    name: str,
+    pp: int,
+    micro_batches: int,
+    costs: tuple[float, float, float] = (1, 1, 1),
+    message: float = 0,
+    chunks: int | None = None,
+) -> Lesson:
+    """`costs` = forward, backward for the input, backward for the weights, in units; `message` from stage to stage.
+
+    Raises KeyError for an unknown name; whether the numbers go together is `check_pipeline`'s to say.
+    """
+    made = schedule.compute_only(name, pp, micro_batches, chunks=chunks)
+    per_rank = made.stages // pp
+    f, b, w = (round(cost * UNIT / per_rank) for cost in costs)
+    table = Costs.uniform(made.stages, f, b, w, message=round(message * UNIT))
+    spans = simulate(made, table)
+    length = max(int(rows["end"].max()) for rows in spans.values())
+    shown = {rank: _shown(made, rank, rows, table, length) for rank, rows in spans.items()}
+    busy = sum(int((rows["end"] - rows["start"])[1:].sum()) for rows in shown.values())
+    return Lesson(made, shown, per_rank, length, busy, bubble(spans))
+
+
+def held(rows: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(times, forward, weights) of a rank: what it keeps from each instant on (`schedule.held.Held`), of its spans.
+
+    An activation is there from the start of its F to the end of its B or BW, then until the end of its W.
+    """
+    changes = (("end", Kind.B, -1, 1), ("end", Kind.BW, -1, 0), ("end", Kind.W, 0, -1), ("start", Kind.F, 1, 0))
+    parts = [(own[side], forward, weights) for side, kind, forward, weights in changes for own in [_of(rows, kind)]]
+    times = np.concatenate([at for at, _, _ in parts])
+    order = np.argsort(times, kind="stable")
+    forward, weights = (
+        np.cumsum(np.concatenate([np.full(len(part[0]), part[i], np.int64) for part in parts])[order]) for i in (1, 2)
+    )
+    return times[order], forward, weights
+
+
+def _of(rows: NDArray[np.void], kind: Kind) -> NDArray[np.void]:
+    return rows[rows["kind"] == kind]
+
+
+def _shown(made: Schedule, rank: int, rows: NDArray[np.void], costs: Costs, length: int) -> NDArray[np.void]:
+    """A STEP row and the rank's compute, a PAIR as its two halves."""
+    own = rows[np.isin(rows["kind"], [int(kind) for kind in COMPUTE])]
+    ops = [op for op in made.programs[rank] if op.kind in COMPUTE]
+    out = [(Kind.STEP, LANES.index("host"), -1, -1, 0, 0, 0, length, 0)]
+    for op, start in zip(ops, own["start"].tolist(), strict=True):
+        parts = op.parts()
+        ends = np.cumsum([start, *(costs.of(part) for part in parts)]).tolist()
+        for part, (begin, end) in zip(parts, pairwise(ends), strict=True):
+            out.append((part.kind, LANES.index("compute"), part.stage, part.micro_batch, 0, 0, begin, end, 0))
+    return np.array(out, SPAN)

@@ -1,0 +1,112 @@
+"""The Schedules page: numbers that the papers give, two schedules on one axis, and messages for what cannot be."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.charts import schedule as schedule_chart
+from dashboard.schedules import words
+from dashboard.schedules.forms import MAX_OPERATIONS, ScheduleForm
+from parallel_core.schedule import names
+from parallel_core.schedule.held import peak_in_flight
+from parallel_core.simulate.lesson import UNIT, held, lesson
+
+
+def form(**given: Any) -> ScheduleForm:
+    made = ScheduleForm({name: str(value) for name, value in given.items()})
+    made.is_valid()
+    return made
+
+
+def page(client: Client, query: str = "", **headers: str) -> str:
+    answer = client.get(f"/schedules/{query}", headers=headers)
+    assert answer.status_code == 200
+    return re.sub(r"\s+", " ", answer.content.decode())
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_schedule_is_shown_whole(name: str) -> None:
+    made = lesson(name, 4, 8)
+    assert made.busy == 4 * 8 * 3 * UNIT
+    assert made.fraction == pytest.approx(1 - made.working / made.devices)
+    for device, rows in made.spans.items():
+        _, forward, weights = held(rows)
+        assert forward.max() == peak_in_flight(made.schedule)[device]
+        assert forward[-1] == weights[-1] == 0
+        assert (forward + weights).max() <= made.kept[device] * made.chunks
+
+
+def test_numbers_of_gpipe_and_1f1b() -> None:
+    """Huang et al. 2019: overhead (p - 1) / m; Narayanan et al. 2021: 1F1B keeps p, GPipe m."""
+    gpipe, one = lesson("gpipe", 4, 8), lesson("1f1b", 4, 8)
+    assert gpipe.overhead == one.overhead == pytest.approx(3 / 8)
+    assert (max(gpipe.kept), max(one.kept)) == (8, 4)
+    assert words.comparison([one, gpipe]) == (
+        "33 units: 1F1B and GPipe take equally long. 1F1B keeps 4 micro-batches at most, GPipe 8."
+    )
+
+
+def test_sentences_change_with_the_numbers() -> None:
+    zero, one = lesson("zb-h1", 4, 8), lesson("1f1b", 4, 8)
+    assert words.comparison([one, zero]) == (
+        "ZB-H1 is 1.22 times as fast as 1F1B: 3.56 of 4 devices busy, not 2.91. Both keep 4 micro-batches at most."
+    )
+    assert words.comparison([lesson("naive", 4, 1)]) == "1 of 4 devices are busy on average in Naive layer-wise."
+    assert words.finding(lesson("naive", 2, 1)).endswith("1 micro-batch kept at most.")
+
+
+def test_costs_and_messages_lengthen_the_step() -> None:
+    free, slow = lesson("1f1b", 4, 8), lesson("1f1b", 4, 8, message=0.5)
+    assert slow.length > free.length
+    assert lesson("1f1b", 2, 2, costs=(2, 3, 1)).busy == 2 * 2 * 6 * UNIT
+
+
+def test_the_charts_share_their_axes() -> None:
+    made = [lesson("1f1b", 4, 8), lesson("zb-v", 4, 8)]
+    charts = schedule_chart.charts(made, ["a", "b"])
+    for axis in ("xaxis", "yaxis2"):
+        assert charts[0].figure["layout"][axis]["range"] == charts[1].figure["layout"][axis]["range"]
+    marks = charts[0].figure["layout"]["meta"]["marks"]
+    assert marks == sorted(marks)
+    assert marks[-1] == made[0].length / UNIT
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "said"),
+    [
+        ({"p": 999}, "p", "less than or equal to 32"),
+        ({"a": "dualpipe-v", "p": 8, "m": 4}, "m", "at least 16 micro-batches"),
+        ({"a": "interleaved", "v": 1}, "v", "use 2 or more"),
+        ({"p": 32, "m": 256}, "m", f"use at most {MAX_OPERATIONS // 64}"),
+        ({"a": "nothing"}, "a", "nothing is not one"),
+        ({"forward": "nan"}, "forward", "Enter a number"),
+    ],
+)
+def test_what_cannot_be_is_said_at_its_field(given: dict[str, Any], field: str, said: str) -> None:
+    assert said in form(**given).errors[field][0]
+
+
+def test_the_page_and_its_part(client: Client, bob: Any) -> None:
+    assert client.get("/schedules/").status_code == 302
+    client.force_login(bob)
+    whole = page(client)
+    assert "1F1B and GPipe take equally long" in whole
+    assert '<a href="/schedules/" aria-current="page">Schedules</a>' in whole
+    part = page(client, "?a=zb-h1&b=1f1b&p=2", **{"HX-Request": "true"})
+    assert "<html" not in part
+    assert "ZB-H1 is" in part
+    wrong = page(client, "?p=0&m=<b>", **{"HX-Request": "true"})
+    assert "Nothing is simulated yet" in wrong
+    assert "<b>" not in wrong
+
+
+def test_every_lesson_works(client: Client, bob: Any) -> None:
+    client.force_login(bob)
+    for address, title in words.lessons():
+        said = page(client, address)
+        assert title in said
+        assert "Nothing is simulated" not in said
