@@ -17,6 +17,7 @@ from parallel_core.analysis.meters import Work, step_shares
 from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.faults import parse, sentences
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard, Outcome, points
 from parallel_core.observe.records import Frame
@@ -50,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--devices", type=_indices, help="device of each rank, e.g. 0,1 (default: 0 to ranks - 1)")
     train.add_argument("--corpora", type=Path, help="folder of uploaded texts, named by their sha256")
     train.add_argument("--resume", type=Path, help="a checkpoint, or a run's folder: its newest one; any layout")
+    inject_help = "break the run on purpose, e.g. straggler:rank=1,factor=2; may stand several times"
+    train.add_argument("--inject", action="append", default=[], metavar="FAULT", help=inject_help)
     train.set_defaults(run=_train)
     schedule = commands.add_parser("schedule", help="print what every pipeline rank does in one step")
     schedule.add_argument("spec", type=Path)
@@ -69,11 +72,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_spec(path: Path, drawn: bool = False) -> RunSpec:
-    """The RunSpec in a JSON file; raises _Wrong with one line a wrong field. `drawn`: its schedule need not run."""
+def read_spec(path: Path, drawn: bool = False, inject: Sequence[str] = ()) -> RunSpec:
+    """The RunSpec in a JSON file, with faults as the command line spells them beside its own.
+
+    `drawn`: its schedule need not run. Raises _Wrong with one line a wrong field.
+    """
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text()
-        return RunSpec.model_validate(json.loads(text), context={DRAWN: drawn})
+        given = json.loads(text)
+        if inject:
+            given["inject"] = [*given.get("inject", ()), *map(parse, inject)]
+        return RunSpec.model_validate(given, context={DRAWN: drawn})
     except ValidationError as error:
         lines = [f"{path} cannot be trained:", *(f"  {name}: {why}" for name, why in field_errors(error).items())]
         raise _Wrong("\n".join(lines)) from error
@@ -82,7 +91,9 @@ def read_spec(path: Path, drawn: bool = False) -> RunSpec:
 
 
 def _train(options: argparse.Namespace) -> int:
-    spec = read_spec(options.spec)
+    spec = read_spec(options.spec, inject=options.inject)
+    for sentence in sentences(spec.inject):
+        print(f"broken on purpose. {sentence}")
     folder = options.out or Path(time.strftime("run-%Y%m%d-%H%M%S"))
     if next(folder.glob("events-*.bin"), None) is not None:
         raise _Wrong(f"{folder} holds the records of a run already; give another --out")

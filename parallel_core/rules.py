@@ -69,9 +69,11 @@ def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
         return f"Must be {ctx['expected']}{got}."
     if kind == "string_too_long":
         return f"At most {ctx['max_length']} characters."
+    if kind == "union_tag_invalid":
+        return f"Must be {ctx['expected_tags']}; got {ctx['tag']!r}."
     if kind in ("model_type", "dict_type"):
         return "An object with named fields is needed."
-    if kind == "missing":
+    if kind in ("missing", "union_tag_not_found"):
         return "This field is needed."
     if kind == "extra_forbidden":
         return "There is no such field."

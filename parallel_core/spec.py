@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from parallel_core import limits
+from parallel_core.faults import AnyFault, check_faults
 from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import KINDS, outline_of
 from parallel_core.outline.recompute import Recompute, check_recompute
@@ -143,6 +144,8 @@ class RunSpec(_Spec):
     parallel: ParallelSpec = ParallelSpec()
     train: TrainSpec = TrainSpec()
     trace: TraceSpec = TraceSpec()
+    inject: Annotated[tuple[AnyFault, ...], Field(max_length=limits.MAX_FAULTS)] = ()
+    """Faults injected on purpose, each kind once at most (`parallel_core.faults`)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -166,6 +169,7 @@ class RunSpec(_Spec):
         _check_batch(self)
         _check_zero(self)
         _check_steps(self)
+        check_faults(self)
         return self
 
     @property

@@ -18,6 +18,7 @@ FORBIDDEN = {
 }
 TORCH_FREE = (
     "parallel_core.spec",
+    "parallel_core.faults",
     "parallel_core.layout",
     "parallel_core.schedule",
     "parallel_core.schedule.check",

@@ -73,6 +73,7 @@ class RunOut(Schema):
     owner: str
     study: int | None
     tags: list[str]
+    broken: list[str] = Field(description="faults injected on purpose, a sentence each; empty for a usual run")
     devices: int
     step: int | None
     loss: float | None

@@ -13,6 +13,8 @@ CHOICE_LABELS = {
     "full": "Full: recompute blocks",
     "fused": "Fused: no s × s matrix",
     "plain": "Plain: keeps the s × s matrix",
+    "data": "Data-parallel replicas",
+    "tensor": "Tensor-parallel ranks",
     "cpu": "CPU",
     "cuda": "CUDA GPU",
     "fp32": "fp32",

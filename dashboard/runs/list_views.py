@@ -28,6 +28,7 @@ FIELDS = (
     "owner",
     "study",
     "tags",
+    "broken",
     "devices",
     "step",
     "loss",
@@ -96,7 +97,16 @@ def as_row(run: Run) -> dict[str, Any]:
     """A run as one flat record, in the order of FIELDS. Not-a-number becomes None: JSON has no word for it."""
     values = (
         *(run.pk, run.name, run.state, run.cause, run.detail, run.label, run.owner.get_username(), run.study_id),
-        *(run.tags, run.devices, run.step, _finite(run.loss), run.step_time, run.tokens_per_s, run.memory_peak),
+        *(
+            run.tags,
+            run.broken,
+            run.devices,
+            run.step,
+            _finite(run.loss),
+            run.step_time,
+            run.tokens_per_s,
+            run.memory_peak,
+        ),
         *(run.created_at, run.started_at, run.ended_at),
     )
     return dict(zip(FIELDS, values, strict=True))

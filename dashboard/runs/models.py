@@ -42,6 +42,9 @@ class Run(models.Model):
     exclusive = models.BooleanField(default=False)
     """Needs a host to itself: study runs, so that nothing else of ours disturbs the timing."""
 
+    broken = models.JSONField(default=list, blank=True)
+    """The faults injected on purpose, a sentence each (parallel_core.faults.sentences)."""
+
     state = models.CharField(max_length=12, choices=State.choices, default=State.QUEUED, db_index=True)
     cause = models.CharField(max_length=32, blank=True)
     detail = models.TextField(blank=True)

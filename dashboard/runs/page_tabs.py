@@ -11,6 +11,7 @@ from dashboard.runs.page_tiles import memory_limit
 from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.analysis.sentences import COMPONENT_NAMES
+from parallel_core.faults import spelt
 
 TABS = {
     "timeline": "Timeline",
@@ -88,7 +89,10 @@ def _why_empty(run: Run) -> str:
 
 
 def _spec_groups(spec: dict[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
-    return [
+    plain = [
         (section.capitalize(), [(key.replace("_", " "), value) for key, value in fields.items()])
         for section, fields in spec.items()
+        if section != "inject"
     ]
+    faults = [(text.partition(":")[0].replace("_", " "), text) for text in spelt(spec.get("inject", ()))]
+    return [*plain, ("Broken on purpose", faults)] if faults else plain

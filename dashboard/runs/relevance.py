@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from dashboard.runs import break_it
 from parallel_core.outline import KINDS
 
 
@@ -17,6 +18,9 @@ class Condition(NamedTuple):
 
 def condition(path: str) -> Condition | None:
     """None: always read."""
+    switch = break_it.switch_of(path)
+    if switch is not None:
+        return Condition(switch, ("true",))
     if path == "parallel.program":
         return Condition("parallel.schedule", ("custom",))
     if path == "parallel.recompute_layers":

@@ -15,6 +15,7 @@ from dashboard.live.announce import announce
 from dashboard.runs import resuming, states
 from dashboard.runs.models import ACTIVE, Corpus, Run, State
 from parallel_core import limits
+from parallel_core.faults import sentences
 from parallel_core.plan.strategy import label
 from parallel_core.spec import RunSpec, field_errors
 from workers.contract import ResumeFrom
@@ -70,6 +71,7 @@ def submit(
             tags=clean_tags,
             spec=parsed.model_dump(mode="json"),
             devices=parsed.parallel.world,
+            broken=sentences(parsed.inject),
             exclusive=exclusive,
             retries_left=retries,
             resume_run_id=resume_from["run"] if resume_from else None,

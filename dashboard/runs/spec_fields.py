@@ -8,43 +8,21 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from annotated_types import Ge, Gt, Le, Lt
 from django import forms
 from pydantic.fields import FieldInfo
 
-from dashboard.runs import relevance
+from dashboard.runs import break_it, relevance
 from dashboard.runs.choice_labels import CHOICE_LABELS
+from dashboard.runs.entry import Entry, Group, html_name
 from parallel_core import limits
 from parallel_core.schedule.traits import runnable
 from parallel_core.spec import RunSpec
 
 MIB = 1024 * 1024
 THIN = "\u202f"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A leaf of the spec as a form shows it."""
-
-    path: str
-    label: str
-    hint: str = ""
-
-    @property
-    def name(self) -> str:
-        return html_name(self.path)
-
-
-@dataclass(frozen=True)
-class Group:
-    key: str
-    title: str
-    entries: tuple[Entry, ...]
-    folded: bool = False
-    """Shown closed: seldom changed."""
 
 
 GROUPS = (
@@ -130,6 +108,7 @@ GROUPS = (
         ),
         folded=True,
     ),
+    break_it.group(),
 )
 ENTRIES = {entry.path: entry for group in GROUPS for entry in group.entries}
 
@@ -139,17 +118,15 @@ def paths_of(key: str) -> tuple[str, ...]:
     return tuple(entry.path for group in GROUPS if group.key == key for entry in group.entries)
 
 
-def html_name(path: str) -> str:
-    return path.replace(".", "__")
-
-
 def leaves() -> dict[str, FieldInfo]:
     """Every leaf of the spec by dotted path."""
-    return {
+    plain = {
         f"{section}.{leaf}": info
         for section, outer in RunSpec.model_fields.items()
+        if section != break_it.SECTION
         for leaf, info in typing.cast(Any, outer.annotation).model_fields.items()
     }
+    return plain | break_it.leaves()
 
 
 def is_optional(info: FieldInfo) -> bool:
@@ -248,7 +225,11 @@ def to_spec(values: Mapping[str, Any], paths: Collection[str] | None = None) -> 
     `paths` = leaves that the form asks for; the others are left out. None: every leaf.
     """
     spec: dict[str, Any] = {}
+    if paths is None and (faults := break_it.to_inject(values)):
+        spec[break_it.SECTION] = faults
     for path, info in leaves().items():
+        if break_it.is_part(path):
+            continue
         read = relevance.is_read(path, lambda leaf: values.get(html_name(leaf), _default(leaf)))
         if not read or (paths is not None and path not in paths):
             continue
@@ -269,8 +250,8 @@ def _default(path: str) -> Any:
 def from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Flat form values from a nested spec; leaves that it lacks take their defaults."""
     whole = RunSpec().model_dump(mode="json")
-    values = {}
-    for path in ENTRIES:
+    values = break_it.from_inject(spec.get(break_it.SECTION, ()))
+    for path in (path for path in ENTRIES if not break_it.is_part(path)):
         section, leaf = path.split(".", 1)
         value = {**whole[section], **spec.get(section, {})}[leaf]
         values[html_name(path)] = _text(path, value)
@@ -296,8 +277,9 @@ def part_of(spec: RunSpec, paths: Collection[str]) -> dict[str, Any]:
 
 def form_name(path: str) -> str:
     """The form field at which an error of this path is shown; `spec` errors without a place go to the form itself."""
-    parts = path.split(".")
-    return html_name(".".join(parts[:2])) if ".".join(parts[:2]) in ENTRIES else path
+    parts = break_it.form_path(path).split(".")
+    known = (".".join(parts[:length]) for length in (3, 2))
+    return next((html_name(leaf) for leaf in known if leaf in ENTRIES), path)
 
 
 NAME_HINT = f"at most {limits.MAX_NAME} characters; empty: the strategy's name"

@@ -31,11 +31,9 @@ class Difference:
 
 def flat(spec: RunSpec) -> dict[str, Any]:
     """`{dotted field: value}`."""
-    return {
-        f"{section}.{leaf}": value
-        for section, values in spec.model_dump(mode="json").items()
-        for leaf, value in values.items()
-    }
+    sections = spec.model_dump(mode="json", exclude={"inject"})
+    plain = {f"{section}.{leaf}": value for section, values in sections.items() for leaf, value in values.items()}
+    return plain | {"inject": ", ".join(fault.spelt for fault in spec.inject) or None}
 
 
 def differences(specs: Sequence[RunSpec]) -> tuple[list[Difference], int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.distributed import Group
+from parallel_core.engine.injected import Injected
 from parallel_core.engine.norm import StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.p2p import Links
@@ -34,6 +35,7 @@ class Parts(NamedTuple):
     optimizer: FlatAdamW
     tied: Group
     loss_scale: LossScale
+    faults: Injected
 
 
 class _Step(NamedTuple):
@@ -73,6 +75,8 @@ class Executor:
             Kind.GATHER: self._gather,
             Kind.OPT_STEP: self._optimise,
         }
+        for kind in (Kind.F, Kind.BW, Kind.B, Kind.W):  # a pair is made of these
+            self._runs[kind] = parts.faults.around(self._runs[kind])
         self._steps = [_Step(op, str(op), self._runs[op.kind], _lane(op.kind)) for op in program]
 
     def run(self, batch: Batch) -> Totals:

@@ -28,6 +28,8 @@ class FlatAdamW:
 
     def __init__(self, flat: FlatParameters, train: TrainSpec) -> None:
         self._train = train
+        self.lr = train.lr
+        """Learning rate of the next step."""
         self._firsts = [owned.start for owned in flat.owned]
         self._values = [flat.values[owned] for owned in flat.owned]
         self._grads = [flat.grads[owned] for owned in flat.owned]
@@ -75,7 +77,7 @@ class FlatAdamW:
             list(self._moments[1]),
             [],
             [self._steps] * len(self._grads),
-            lr=train.lr,
+            lr=self.lr,
             beta1=train.beta1,
             beta2=train.beta2,
             weight_decay=train.weight_decay,

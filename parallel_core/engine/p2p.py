@@ -8,7 +8,8 @@ data moves while the rank computes. A send returns at once; its tensor is kept u
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import Group
+from parallel_core.engine.injected import SlowLink
 from parallel_core.engine.receipts import Key, key, receipts
 from parallel_core.schedule.ir import AHEAD, RECVS, Kind, Op, Schedule
 
@@ -33,7 +35,7 @@ class Links:
     """The links of one rank to the others of its pipeline. `edges[s]` is the shape of what enters stage s.
 
     `here` is this rank's pipeline rank, `peers` maps the others to the global rank with this rank's tensor coordinate;
-    `groups` are `distributed.Groups.links`.
+    `groups` are `distributed.Groups.links`; messages to the global rank r are `delay(r)` seconds late.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Links:
         edges: Sequence[tuple[int, ...]],
         dtype: torch.dtype,
         device: Device,
+        delay: Callable[[int], float] = lambda rank: 0.0,
     ) -> None:
         self._here, self._peers, self._groups, self._edges = here, peers, groups, edges
         self._dtype, self._device = dtype, device.torch
@@ -56,6 +59,7 @@ class Links:
         self._left: dict[Link, deque[Op]] = {}
         self._posted: dict[Link, deque[_Posted]] = {}
         self._sent: dict[Key, tuple[Any, Tensor]] = {}
+        self._slow = {to: SlowLink(late) for to, rank in peers.items() if (late := delay(rank))}
 
     def begin_step(self) -> None:
         """Post the first receives of the step."""
@@ -79,7 +83,9 @@ class Links:
         """Start a SEND operation."""
         tensor = tensor.contiguous()
         group = self._groups[op.peer > self._here, op.kind is Kind.SEND_ACT]
-        self._sent[key(op)] = (dist.isend(tensor, self._peers[op.peer], group=group), tensor)
+        send = partial(dist.isend, tensor, self._peers[op.peer], group=group)
+        slow = self._slow.get(op.peer)
+        self._sent[key(op)] = (slow.isend(send) if slow else send(), tensor)
 
     def end_step(self) -> None:
         """Wait until every send has arrived."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from parallel_core.engine.distributed import Group
 from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.injected import late
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
 from parallel_core.schedule.ir import Kind
@@ -35,6 +36,7 @@ class GradientReducer:
 
     `arrivals` says how often in a step each gradient is added to. Each arrival is counted, so a bucket starts as soon
     as it can, whatever the order of the schedule: behind the last BW, or where it holds weights behind the last W.
+    Each collective ends `delay` seconds late.
     """
 
     def __init__(
@@ -43,8 +45,9 @@ class GradientReducer:
         arrivals: Mapping[nn.Parameter, int],
         group: Group,
         scope: Scope,
+        delay: float = 0.0,
     ) -> None:
-        self._flat, self._group, self._scope = flat, group, scope
+        self._flat, self._group, self._scope, self._delay = flat, group, scope, delay
         self._begun: list[tuple[Any, Any, int]] = []
         self._buckets: list[_Bucket] = []
         self._home: dict[nn.Parameter, _Bucket] = {}
@@ -76,7 +79,7 @@ class GradientReducer:
                 work = dist.all_reduce(bucket.grads, group=self._group, async_op=True)
             else:
                 work = dist.reduce_scatter_single(bucket.part, bucket.grads, group=self._group, async_op=True)
-            self._begun.append((start, work, bucket.grads.nbytes))
+            self._begun.append((start, late(work, self._delay), bucket.grads.nbytes))
 
     def finish(self) -> int:
         """Wait until the gradients are the sums; returns the bytes that were reduced."""
@@ -91,7 +94,12 @@ class GradientReducer:
         """Every replica's part of the parameters to all of them; returns the bytes of the whole."""
         values = self._flat.values
         begun = [
-            dist.all_gather_single(values[place.start : place.stop], values[part], group=self._group, async_op=True)
+            late(
+                dist.all_gather_single(
+                    values[place.start : place.stop], values[part], group=self._group, async_op=True
+                ),
+                self._delay,
+            )
             for place, part in zip(self._flat.buckets, self._flat.parts, strict=True)
         ]
         for work in begun:

@@ -19,6 +19,7 @@ from parallel_core.engine.device import Device, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
 from parallel_core.engine.executor import Executor, Parts
 from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.injected import Injected
 from parallel_core.engine.neighbours import Neighbours
 from parallel_core.engine.norm import StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW, Pieces
@@ -29,6 +30,7 @@ from parallel_core.engine.reduction import GradientReducer
 from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.stage import Batch
 from parallel_core.engine.stop import Stopped, StopRequest
+from parallel_core.faults import broken
 from parallel_core.layout import Layout
 from parallel_core.models.passing import Sample
 from parallel_core.observe.memory import MemoryMeter
@@ -62,7 +64,9 @@ class Trainer:
         self.scope = Scope(self.recorder, self.place.place, self.place.replica)
         units = spec.model.units()
         stages = {s: [units[i] for i in self.layout.stage_units[s]] for s in self.layout.stages_of(self.place.place)}
-        tensor = TensorGroup(self.place.tensor, self.layout.tp, groups.tensor, self.scope)
+        self.faults = Injected(spec.inject, rank, device)
+        late = self.faults.collective_delay("tensor")
+        tensor = TensorGroup(self.place.tensor, self.layout.tp, groups.tensor, self.scope, late)
         self.chunks = Chunks(spec, stages, tensor, groups.data, device, self.scope)
         self.loss_scale = self.chunks.loss_scale
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
@@ -80,16 +84,17 @@ class Trainer:
         edges = [(spec.micro_batch_size, *shapes[units[0]]) for units in layout.stage_units]
         dtype = DTYPES[spec.train.precision]
         arrivals = Counter({slot: n * len(self._ids) for slot, n in self.chunks.arrivals().items()})
-        reducer = GradientReducer(flat, arrivals, groups.data, self.scope)
+        reducer = GradientReducer(flat, arrivals, groups.data, self.scope, self.faults.collective_delay("data"))
         self.chunks.weights.listener = reducer.arrived
         parts = Parts(
             self.chunks,
-            Links(schedule, here, peers, groups.links, edges, dtype, self.device),
+            Links(schedule, here, peers, groups.links, edges, dtype, self.device, self.faults.link_delay),
             reducer,
             StepTotals(spec, layout, flat, groups.world, self.device, self.stop),
             self.optimizer,
             groups.tied,
             self.loss_scale,
+            self.faults,
         )
         return Executor(schedule.programs[here], parts, self.scope, progress, spec.train.clip_norm)
 
@@ -119,6 +124,7 @@ class Trainer:
     def step(self, step: int) -> Totals:
         """One step: read the batch, walk the program. Its spans are in `recorder` until the next one begins."""
         self.recorder.begin_step(step)
+        self.optimizer.lr = self.faults.lr(self.spec.train.lr, step)
         start = self.scope.mark()
         batch = self._read(step)
         self.scope.micro_batch = -1
@@ -132,6 +138,7 @@ class Trainer:
             (self.chunks.flat.values, "params"),
             (self.chunks.flat.grads, "grads"),
             *((tensor, "optimizer") for tensor in self.optimizer.state()),
+            *((tensor, "buffers") for tensor in (self.faults.held,) if tensor is not None),
         ):
             meter.register(tensor, category)
         with ExitStack() as stack:
@@ -144,6 +151,7 @@ class Trainer:
         """A rank none of whose layers reads the samples draws none."""
         if not outline_of(self.spec.model).readers() & set(self.chunks.names):
             return Batch(step, {}, 0.0)
+        self.faults.read()
         drawn = self._sampler.micro_batches(step, self._ids)
         inputs, targets = (self._to_device(array).unbind(0) for array in (drawn.inputs, drawn.targets))
         return Batch(step, dict(zip(self._ids, map(Sample, inputs, targets), strict=True)), 1.0 / drawn.global_count)
@@ -168,6 +176,7 @@ def run_rank(
 
     Raises Stopped where SIGTERM ended it in good order, else what went wrong; whoever started the rank reports it.
     """
+    spec = broken(spec)
     device = open_device(spec.train.device)
     layout = Layout.of(spec)
     report = Reporter(spec, rank, sink, device)

@@ -61,9 +61,9 @@ def worker(name: str = "yard-a", devices: int = 2) -> Worker:
 
 
 def queued(owner: Any, split: dict[str, Any] | None = None, **kwargs: Any) -> Run:
-    """A queued run; `train` overrides its training fields, the rest goes to services.submit."""
-    train = kwargs.pop("train", {})
-    return services.submit(owner=owner, spec=spec_of(split or {}, **train), **kwargs)
+    """A queued run; `train` overrides its training fields, `inject` breaks it, the rest goes to services.submit."""
+    train, inject = kwargs.pop("train", {}), kwargs.pop("inject", [])
+    return services.submit(owner=owner, spec={**spec_of(split or {}, **train), "inject": inject}, **kwargs)
 
 
 def start(run: Run) -> Attempt:

@@ -6,8 +6,10 @@ const dependents = [...document.querySelectorAll("[data-shown-for]")].map((input
   return { field: input.closest(".field"), source: document.querySelector(`[name="${name}"]`), values };
 });
 
+const valueOf = (source) => (source.type === "checkbox" ? String(source.checked) : source.value);
+
 function show() {
-  for (const { field, source, values } of dependents) field.hidden = source !== null && !values.includes(source.value);
+  for (const { field, source, values } of dependents) field.hidden = source !== null && !values.includes(valueOf(source));
   for (const folded of document.querySelectorAll("details.accordion"))
     folded.hidden = [...folded.querySelectorAll(".field")].every((field) => field.hidden);
 }

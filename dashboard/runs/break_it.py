@@ -1,0 +1,79 @@
+"""The form's group *Break it*: a switch for each kind of fault, and beside it what the fault can be given.
+
+The switch of `straggler` is the path `inject.straggler`, its rank `inject.straggler.rank`; in the spec faults are a
+list (`RunSpec.inject`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from dashboard.runs.entry import Entry, Group, html_name
+from parallel_core.faults import KINDS
+from parallel_core.faults.base import plain
+
+SECTION = "inject"
+NOTE = "A fault of your choice, injected for real: to see what it looks like. The run says so wherever it is shown."
+
+
+def group() -> Group:
+    """Every fault with its fields, folded."""
+    entries: list[Entry] = []
+    for kind, fault in KINDS.items():
+        entries.append(Entry(f"{SECTION}.{kind}", fault.title, fault.blurb))
+        for name in fault.fields():
+            label = f"{fault.title}: {'MiB' if name == 'mib' else name}"
+            entries.append(Entry(f"{SECTION}.{kind}.{name}", label, fault.hints.get(name, "")))
+    return Group(SECTION, "Break it", tuple(entries), folded=True, note=NOTE)
+
+
+def leaves() -> dict[str, FieldInfo]:
+    """Switches and fields of all faults by dotted path."""
+    out: dict[str, FieldInfo] = {}
+    for kind, fault in KINDS.items():
+        out[f"{SECTION}.{kind}"] = FieldInfo(annotation=bool, default=False)
+        out |= {f"{SECTION}.{kind}.{name}": fault.model_fields[name] for name in fault.fields()}
+    return out
+
+
+def is_part(path: str) -> bool:
+    """Whether the leaf belongs to a fault."""
+    return path.startswith(f"{SECTION}.")
+
+
+def switch_of(path: str) -> str | None:
+    """The switch that a fault's field is shown for; None for any other path."""
+    parts = path.split(".")
+    return ".".join(parts[:2]) if parts[0] == SECTION and len(parts) > 2 else None
+
+
+def to_inject(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The faults that are switched on, as the spec judges them; an empty field takes its usual value."""
+    out = []
+    for kind, fault in KINDS.items():
+        if not values.get(html_name(f"{SECTION}.{kind}")):
+            continue
+        given = {name: str(values.get(html_name(f"{SECTION}.{kind}.{name}"), "")).strip() for name in fault.fields()}
+        out.append({"kind": kind, **{name: value for name, value in given.items() if value}})
+    return out
+
+
+def from_inject(faults: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Form values from the faults of a spec; the others are off, with their usual values beside them."""
+    found = {fault["kind"]: fault for fault in faults}
+    out: dict[str, Any] = {}
+    for kind, fault in KINDS.items():
+        out[html_name(f"{SECTION}.{kind}")] = kind in found
+        usual = fault(kind=kind).model_dump()
+        for name in fault.fields():
+            out[html_name(f"{SECTION}.{kind}.{name}")] = plain(found.get(kind, {}).get(name, usual[name]))
+    return out
+
+
+def form_path(path: str) -> str:
+    """`inject.0.straggler.rank` (the first of the list) as `inject.straggler.rank`; any other path as it is."""
+    return re.sub(rf"^{SECTION}\.\d+\.", f"{SECTION}.", path)

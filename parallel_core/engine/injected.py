@@ -1,0 +1,139 @@
+"""What injected faults (`parallel_core.faults`) do to one rank: the only place of the engine that knows them.
+
+Without a fault everything here is a no-op: `around` hands back the function it was given, `late` is 0.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from parallel_core.engine.device import Device
+from parallel_core.faults.base import Fault
+from parallel_core.schedule.ir import Op
+
+BURN_SIDE = 96
+"""Side of the matrices that a straggler multiplies for nothing: a product takes some tens of microseconds."""
+Runner = Callable[[Op], int]
+
+
+class Injected:
+    """The faults of a run as rank `rank` feels them."""
+
+    def __init__(self, faults: Sequence[Fault], rank: int, device: Device) -> None:
+        self._faults, self._rank, self._device = faults, rank, device
+        self._slowdown = max((fault.slowdown(rank) for fault in faults), default=1.0)
+        self._launches = sum(fault.launches(rank) for fault in faults)
+        self._burner = torch.zeros(BURN_SIDE, BURN_SIDE, device=device.torch)
+        self._crumb = torch.zeros(8, device=device.torch)
+        held = sum(fault.held_bytes(rank) for fault in faults)
+        self.held = torch.ones(held, dtype=torch.uint8, device=device.torch) if held else None
+        """Memory held for nothing, every page of it touched."""
+
+    def around(self, run: Runner) -> Runner:
+        """`run` of a compute operation, as long and as piecemeal as the faults of this rank make it."""
+        if self._slowdown == 1.0 and not self._launches:
+            return run
+
+        def slower(op: Op) -> int:
+            start = self._busy()
+            moved = run(op)
+            self._burn(round((self._slowdown - 1) * (self._busy() - start)))
+            for _ in range(self._launches):
+                self._crumb.add_(1.0)
+            return moved
+
+        return slower
+
+    def link_delay(self, peer: int) -> float:
+        """Seconds by which a message to the global rank `peer` is late."""
+        return sum(fault.link_delay(self._rank, peer) for fault in self._faults)
+
+    def collective_delay(self, axis: str) -> float:
+        """Seconds by which a collective over `axis` ends late."""
+        return sum(fault.collective_delay(axis) for fault in self._faults)
+
+    def read(self) -> None:
+        """Called while the rank reads a batch: takes as long as the faults say."""
+        delay = sum(fault.read_delay(self._rank) for fault in self._faults)
+        if delay:
+            time.sleep(delay)
+
+    def lr(self, lr: float, step: int) -> float:
+        """The learning rate of a step."""
+        for fault in self._faults:
+            lr *= fault.lr_factor(step)
+        return lr
+
+    def _busy(self) -> int:
+        """ns that the device has computed for this rank: on a CPU of the thread, so that waiting is not slowed down."""
+        if self._device.kind == "cpu":
+            return time.thread_time_ns()
+        self._device.synchronise()
+        return time.monotonic_ns()
+
+    def _burn(self, ns: int) -> None:
+        end = self._busy() + ns
+        while self._busy() < end:
+            torch.mm(self._burner, self._burner, out=self._burner)
+
+
+class LateWork:
+    """A Work of torch.distributed that ends `delay` seconds late."""
+
+    def __init__(self, work: Any, delay: float) -> None:
+        self._work, self._until = work, time.monotonic() + delay
+
+    def wait(self) -> None:
+        """Waits for the work, then until it would have ended."""
+        self._work.wait()
+        time.sleep(max(0.0, self._until - time.monotonic()))
+
+
+def late(work: Any, delay: float) -> Any:
+    """The work, ending `delay` seconds after now at the earliest; itself where there is no delay."""
+    return LateWork(work, delay) if delay else work
+
+
+class _Message:
+    """A send that a slow link has taken over."""
+
+    def __init__(self, send: Callable[[], Any]) -> None:
+        self._send, self._sent = send, Future[Any]()
+
+    def go(self) -> None:
+        """Start the real send; what it raises is raised where somebody waits."""
+        try:
+            self._sent.set_result(self._send())
+        except Exception as error:
+            self._sent.set_exception(error)
+
+    def wait(self) -> None:
+        self._sent.result().wait()
+
+
+class SlowLink:
+    """A link that each message holds `delay` seconds before it leaves, one behind the other; the sender goes on."""
+
+    def __init__(self, delay: float) -> None:
+        self._delay = delay
+        self._waiting: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        threading.Thread(target=self._carry, name="slow-link", daemon=True).start()
+
+    def isend(self, send: Callable[[], Any]) -> _Message:
+        """`send()` starts the real send; what comes back is waited for like its Work."""
+        message = _Message(send)
+        self._waiting.put(message)
+        return message
+
+    def _carry(self) -> None:
+        while True:
+            message = self._waiting.get()
+            time.sleep(self._delay)
+            message.go()

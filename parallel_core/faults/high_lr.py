@@ -1,0 +1,33 @@
+"""A learning rate that is `factor` times too high from `step` on: the loss spikes, or is no number any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from parallel_core import limits
+from parallel_core.faults.base import Fault
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+
+class HighLr(Fault):
+    kind: Literal["high_lr"] = "high_lr"
+    factor: Annotated[float, Field(gt=1, le=1e30)] = 1000.0
+    step: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 0
+    title: ClassVar[str] = "Learning rate too high"
+    blurb: ClassVar[str] = "the loss spikes or becomes NaN"
+    hints: ClassVar[dict[str, str]] = {"factor": "times the learning rate", "step": "the first such step"}
+
+    @property
+    def sentence(self) -> str:
+        return f"the learning rate is {self.factor:g} times as high from step {self.step} on"
+
+    def check(self, spec: RunSpec) -> None:
+        if self.step >= spec.train.steps:
+            raise self.wrong("step", f"the last step is {spec.train.steps - 1}; got {self.step}.", "train.steps")
+
+    def lr_factor(self, step: int) -> float:
+        return self.factor if step >= self.step else 1.0

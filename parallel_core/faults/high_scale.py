@@ -1,0 +1,32 @@
+"""fp16 whose loss scale begins far too high: gradients overflow, and step after step is skipped until it has fallen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from parallel_core.faults.base import Fault
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+
+class HighScale(Fault):
+    kind: Literal["high_scale"] = "high_scale"
+    scale: Annotated[float, Field(ge=2.0**17, le=2.0**100)] = 2.0**40
+    title: ClassVar[str] = "Loss scale too high"
+    blurb: ClassVar[str] = "fp16 gradients overflow, steps are skipped"
+    hints: ClassVar[dict[str, str]] = {"scale": "the first one"}
+
+    @property
+    def sentence(self) -> str:
+        return f"fp16 begins with a loss scale of {self.scale:g}"
+
+    def check(self, spec: RunSpec) -> None:
+        if spec.train.precision != "fp16":
+            message = f"only fp16 scales its loss; set train.precision to fp16 (it is {spec.train.precision})."
+            raise self.wrong("", message, "train.precision")
+
+    def breaks(self, spec: RunSpec) -> RunSpec:
+        return spec.model_copy(update={"train": spec.train.model_copy(update={"loss_scale": self.scale})})

@@ -1,0 +1,52 @@
+"""A slow link between two neighbours of a pipeline: each message holds it `ms` longer, one message behind the other.
+
+The sender is not held up; what waits is whoever needs the message.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from parallel_core.faults.base import Fault, Milliseconds, Rank
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+
+class SlowLink(Fault):
+    kind: Literal["slow_link"] = "slow_link"
+    rank: Rank = 0
+    peer: Rank = 1
+    ms: Milliseconds = 20.0
+    title: ClassVar[str] = "Slow link"
+    blurb: ClassVar[str] = "messages between two neighbours of a pipeline arrive late"
+    hints: ClassVar[dict[str, str]] = {"rank": "one end", "peer": "the other end", "ms": "added to each message"}
+
+    @property
+    def sentence(self) -> str:
+        return f"each message between ranks {self.rank} and {self.peer} takes {self.ms:g} ms longer"
+
+    def check(self, spec: RunSpec) -> None:
+        self.need_rank(spec, self.rank)
+        self.need_rank(spec, self.peer, "peer")
+        if spec.train.device != "cpu":
+            raise self.wrong("", "messages are made late on CPU devices alone; set train.device to cpu.")
+        near = neighbours(spec, self.rank)
+        if self.peer not in near:
+            able = f"its neighbours are {', '.join(map(str, near))}" if near else "it has no neighbour in a pipeline"
+            raise self.wrong("peer", f"rank {self.rank} sends nothing to rank {self.peer}; {able}.")
+
+    def link_delay(self, rank: int, peer: int) -> float:
+        return self.ms / 1e3 if {rank, peer} == {self.rank, self.peer} else 0.0
+
+
+def neighbours(spec: RunSpec, rank: int) -> list[int]:
+    """Ranks that `rank` exchanges activations and gradients with, ascending."""
+    from itertools import pairwise
+
+    from parallel_core.layout import Layout  # the layout is made of a spec, and a spec of this
+
+    layout = Layout.of(spec)
+    here = layout.coords(rank)
+    pairs = {pair for a, b in pairwise(layout.places) if a != b for pair in ((a, b), (b, a))}
+    return sorted(layout.rank(to, here.replica, here.tensor) for at, to in pairs if at == here.place)

@@ -1,0 +1,31 @@
+"""A rank whose every compute operation takes `factor` times as long: it really computes the rest of the time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from parallel_core.faults.base import Fault, Rank
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+
+class Straggler(Fault):
+    kind: Literal["straggler"] = "straggler"
+    rank: Rank = 0
+    factor: Annotated[float, Field(gt=1, le=100)] = 2.0
+    title: ClassVar[str] = "Straggler"
+    blurb: ClassVar[str] = "one rank computes slower than the others"
+    hints: ClassVar[dict[str, str]] = {"rank": "the slow one", "factor": "times as long"}
+
+    @property
+    def sentence(self) -> str:
+        return f"rank {self.rank} takes {self.factor:g} times as long to compute"
+
+    def check(self, spec: RunSpec) -> None:
+        self.need_rank(spec, self.rank)
+
+    def slowdown(self, rank: int) -> float:
+        return self.factor if rank == self.rank else 1.0

@@ -1,0 +1,60 @@
+"""A pipeline cut in the wrong place: one stage takes `units` layers from the stage behind it, the last from the one
+before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from parallel_core.faults.base import Fault
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+
+class UnbalancedCut(Fault):
+    kind: Literal["unbalanced_cut"] = "unbalanced_cut"
+    stage: Annotated[int, Field(ge=0, le=16_383)] = 0
+    units: Annotated[int, Field(ge=1, le=1_024)] = 2
+    title: ClassVar[str] = "Unbalanced cut"
+    blurb: ClassVar[str] = "one pipeline stage has layers of its neighbour"
+    hints: ClassVar[dict[str, str]] = {"stage": "the heavy one", "units": "layers it takes"}
+
+    @property
+    def sentence(self) -> str:
+        return f"stage {self.stage} has {self.units} layer{'s' if self.units > 1 else ''} of its neighbour"
+
+    def check(self, spec: RunSpec) -> None:
+        stages = spec.parallel.stages
+        if stages == 1:
+            raise self.wrong("", "one stage has no cut to move; use parallel.pp of 2 or more.", "parallel.pp")
+        if self.stage >= stages:
+            raise self.wrong("stage", f"there is no stage {self.stage}; the stages are 0 to {stages - 1}.")
+        giver, most = self._giver(spec)
+        if self.units > most:
+            most_text = f"at most {most}" if most else "none: choose another stage"
+            raise self.wrong("units", f"stage {giver} can give {most_text}, for it keeps one; got {self.units}.")
+
+    def breaks(self, spec: RunSpec) -> RunSpec:
+        edges = self._edges(spec)
+        if self.stage < spec.parallel.stages - 1:
+            edges[self.stage + 1] += self.units
+        else:
+            edges[self.stage] -= self.units
+        split = spec.parallel.model_copy(update={"cuts": tuple(edges[1:-1])})
+        return spec.model_copy(update={"parallel": split})
+
+    def _giver(self, spec: RunSpec) -> tuple[int, int]:
+        """(the stage that gives, the most it can give)."""
+        giver = self.stage + 1 if self.stage < spec.parallel.stages - 1 else self.stage - 1
+        edges = self._edges(spec)
+        return giver, edges[giver + 1] - edges[giver] - 1
+
+    @staticmethod
+    def _edges(spec: RunSpec) -> list[int]:
+        """First layer of each stage, and the number of layers."""
+        from parallel_core.layout import Layout  # the layout is made of a spec, and a spec of this
+
+        units = Layout.of(spec).stage_units
+        return [part[0] for part in units] + [units[-1][-1] + 1]

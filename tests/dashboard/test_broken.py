@@ -1,0 +1,95 @@
+"""Runs that were broken on purpose: asked for in the form, and marked wherever they are shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from dashboard.runs import break_it, spec_fields
+from dashboard.runs.models import Run
+from dashboard.studies.models import Study
+from parallel_core.faults import KINDS
+from tests.dashboard import factory
+from tests.dashboard.test_forms import filled
+
+pytestmark = pytest.mark.django_db
+STRAGGLER = [{"kind": "straggler", "rank": 1, "factor": 3}]
+SENTENCE = "Straggler: rank 1 takes 3 times as long to compute"
+
+
+@pytest.fixture
+def member(client: Client, alice: Any) -> Client:
+    client.force_login(alice)
+    return client
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_fault_survives_the_way_through_the_form(kind: str) -> None:
+    fault = KINDS[kind]().model_dump(mode="json")
+    (back,) = spec_fields.to_spec(spec_fields.from_spec({"inject": [fault]}))["inject"]
+    assert KINDS[kind].model_validate(back) == KINDS[kind]()
+
+
+def test_no_fault_is_asked_for_by_default(member: Client) -> None:
+    assert "inject" not in spec_fields.to_spec(spec_fields.from_spec({}))
+    page = member.get("/runs/new/")
+    (group,) = (section for section in page.context["form"].sections() if section.group.key == break_it.SECTION)
+    assert not group.open
+    assert break_it.NOTE in page.content.decode()
+
+
+def test_a_run_is_broken_as_the_form_says(member: Client) -> None:
+    data = filled(parallel__pp="2", inject__straggler="on", inject__straggler__rank="1", inject__straggler__factor="3")
+    assert member.post("/runs/new/", data).status_code == 302
+    run = Run.objects.get()
+    assert run.spec["inject"] == [{"kind": "straggler", "rank": 1, "factor": 3.0}]
+    assert run.broken == [SENTENCE]
+    clone = member.get(reverse("runs:clone", args=(run.pk,))).context["form"]
+    assert clone["inject__straggler"].value() is True
+    assert clone["inject__straggler__factor"].value() == "3"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"inject__straggler__rank": "4"}, "inject__straggler__rank"),
+        ({"inject__straggler__factor": "1"}, "inject__straggler__factor"),
+        ({"inject__straggler__factor": "x"}, "inject__straggler__factor"),
+        ({"inject__unbalanced_cut": "on"}, "inject__unbalanced_cut"),
+    ],
+)
+def test_a_fault_that_does_not_fit_is_said_at_its_field(member: Client, changes: dict[str, str], field: str) -> None:
+    page = member.post("/runs/new/", filled(inject__straggler="on", **changes))
+    assert page.status_code == 422
+    assert list(page.context["form"].errors) == [field]
+
+
+def test_the_badge_is_wherever_the_run_is(member: Client, alice: Any) -> None:
+    study = Study.objects.create(name="Broken ones", owner=alice, kind="matrix")
+    healthy = factory.finished(alice, {"pp": 2}, study=study)
+    run = factory.finished(alice, {"pp": 2}, study=study, inject=STRAGGLER)
+    badge = f'data-state="broken" title="{SENTENCE}"'
+    listed = member.get("/runs/").content.decode()
+    assert listed.count(badge) == 1
+    assert f"broken on purpose: {SENTENCE}" in member.get(f"/runs/{run.pk}/").content.decode()
+    assert 'data-state="broken"' not in member.get(f"/runs/{healthy.pk}/").content.decode()
+    for address in (f"/studies/{study.pk}/", f"/compare/?runs={healthy.pk},{run.pk}"):
+        page = member.get(address).content.decode()
+        assert page.count(f'data-broken="{run.pk}"') == 1
+        assert SENTENCE in page
+    report = member.get(f"/studies/{study.pk}/report/").content.decode()
+    assert SENTENCE in report
+    assert ", broken</th>" in report
+    record = member.get(f"/api/v1/runs/{run.pk}").json()["data"]
+    assert record["broken"] == [SENTENCE]
+    assert SENTENCE in member.get("/runs/export.csv").content.decode()
+
+
+def test_the_spec_tab_and_a_comparison_spell_the_fault(member: Client, alice: Any) -> None:
+    healthy, run = factory.finished(alice, {"pp": 2}), factory.finished(alice, {"pp": 2}, inject=STRAGGLER)
+    assert "straggler:rank=1,factor=3" in member.get(f"/runs/{run.pk}/?tab=spec").content.decode()
+    (line,) = member.get(f"/compare/?runs={healthy.pk},{run.pk}&baseline={healthy.pk}").context["differing"]
+    assert (line.field, list(line.values)) == ("inject", ["none", "straggler:rank=1,factor=3"])

@@ -1,0 +1,210 @@
+"""Injected faults: each changes what it says it changes, for real, and a run without one is as it was."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from parallel_core import faults
+from parallel_core.engine.device import CpuDevice
+from parallel_core.engine.injected import Injected, SlowLink, late
+from parallel_core.layout import Layout
+from parallel_core.observe.records import SPAN, Frame
+from parallel_core.schedule.ir import Kind, Op
+from parallel_core.spec import RunSpec, field_errors
+from tests.parallel_core.test_trainer import MODEL, frames, one, series
+
+MIB = 1 << 20
+
+
+def spec_of(*inject: str, train: dict[str, Any] | None = None, **parallel: Any) -> RunSpec:
+    train = {"steps": 6, "warmup_steps": 3, "global_batch": 8} | (train or {})
+    broken = [faults.parse(text) for text in inject]
+    given = {"model": MODEL, "train": train, "parallel": parallel, "trace": {"trace_every": 1}, "inject": broken}
+    return RunSpec.model_validate(given)
+
+
+def errors(*inject: str, **more: Any) -> dict[str, str]:
+    with pytest.raises(ValidationError) as caught:
+        spec_of(*inject, **more)
+    return field_errors(caught.value)
+
+
+def spans(seen: list[Frame], step: int) -> np.ndarray:
+    (found,) = [f for f in seen if f.kind == "spans" and f.header["step"] == step]
+    return np.frombuffer(found.blob, SPAN)
+
+
+def lengths(rows: np.ndarray, kind: Kind) -> list[int]:
+    return [int(row["end"] - row["start"]) for row in rows[rows["kind"] == kind]]
+
+
+# As data
+
+
+def test_no_run_is_broken_by_default() -> None:
+    assert RunSpec().inject == ()
+    assert faults.broken(RunSpec()) == RunSpec()
+
+
+@pytest.mark.parametrize("kind", faults.KINDS)
+def test_a_fault_is_spelt_as_it_is_read_and_says_what_it_does(kind: str) -> None:
+    made = faults.KINDS[kind]()
+    assert faults.parse(made.spelt)["kind"] == kind
+    assert type(made).model_validate(faults.parse(made.spelt)) == made
+    (sentence,) = faults.sentences([made])
+    assert sentence.startswith(f"{made.title}: ") and not sentence.endswith(".")
+    assert set(made.hints) == set(made.fields())
+
+
+def test_faults_survive_the_way_through_json() -> None:
+    spec = spec_of("straggler:rank=1,factor=3", "slow_link:ms=5", pp=2, micro_batches=2)
+    assert RunSpec.model_validate(spec.model_dump(mode="json")) == spec
+    assert faults.spelt(spec.model_dump(mode="json")["inject"]) == [
+        "straggler:rank=1,factor=3",
+        "slow_link:rank=0,peer=1,ms=5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("strag", "straggler"),
+        ("straggler:speed=2", "rank=..., factor=..."),
+        ("straggler:rank", "rank=..., factor=..."),
+    ],
+)
+def test_what_is_not_spelt_right_is_told_what_would_be(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=r"there is no fault|says nothing") as caught:
+        faults.parse(text)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("inject", "more", "field", "words"),
+    [
+        (["straggler:rank=5"], {"pp": 2}, "inject.straggler.rank", "try 0, 1"),
+        (["straggler", "straggler"], {}, "inject.straggler", "once"),
+        (["slow_link:rank=0,peer=3"], {"dp": 2, "pp": 2}, "inject.slow_link.peer", "its neighbours are 2"),
+        (["slow_link"], {"dp": 2}, "inject.slow_link.peer", "no neighbour"),
+        (["slow_group"], {"tp": 2}, "inject.slow_group.axis", "tensor-parallel"),
+        (["slow_group"], {"train": {"device": "cuda"}, "dp": 2}, "inject.slow_group", "CPU"),
+        (["unbalanced_cut"], {"dp": 2}, "inject.unbalanced_cut", "parallel.pp"),
+        (["unbalanced_cut:stage=2"], {"pp": 2}, "inject.unbalanced_cut.stage", "0 to 1"),
+        (["unbalanced_cut:units=5"], {"pp": 2}, "inject.unbalanced_cut.units", "at most"),
+        (["high_scale"], {}, "inject.high_scale", "train.precision"),
+        (["high_lr:step=99"], {}, "inject.high_lr.step", "last step is 5"),
+        (["memory_hog:rank=1"], {}, "inject.memory_hog.rank", "try 0"),
+        (["straggler:factor=1"], {}, "inject.0.straggler.factor", "more than 1"),
+    ],
+)
+def test_a_fault_that_does_not_fit_the_run_names_its_field(
+    inject: list[str], more: dict[str, Any], field: str, words: str
+) -> None:
+    found = errors(*inject, **more)
+    assert list(found) == [field]
+    assert words in found[field]
+
+
+def test_an_unknown_kind_names_the_known_ones() -> None:
+    with pytest.raises(ValidationError) as caught:
+        RunSpec.model_validate({"inject": [{"kind": "gremlin"}]})
+    assert "straggler" in field_errors(caught.value)["inject.0"]
+
+
+@pytest.mark.parametrize(("stage", "heavier"), [(0, 0), (1, 1)])
+def test_an_unbalanced_cut_moves_layers_from_the_neighbour(stage: int, heavier: int) -> None:
+    spec = spec_of(f"unbalanced_cut:stage={stage},units=1", pp=2)
+    healthy, cut = Layout.of(spec).stage_units, Layout.of(faults.broken(spec)).stage_units
+    assert len(cut[heavier]) == len(healthy[heavier]) + 1
+    assert sum(cut, ()) == sum(healthy, ())
+
+
+# As the engine feels them
+
+
+def test_a_straggler_computes_as_long_as_it_says() -> None:
+    spec = spec_of("straggler:rank=0,factor=4")
+    matrix, taken = torch.ones(64, 64), []
+
+    def run(op: Op) -> int:
+        start = time.thread_time_ns()
+        for _ in range(200):
+            torch.mm(matrix, matrix)
+        taken.append(time.thread_time_ns() - start)
+        return 7
+
+    start = time.thread_time_ns()
+    assert Injected(spec.inject, 0, CpuDevice()).around(run)(Op(Kind.F, 0, 0)) == 7
+    assert time.thread_time_ns() - start >= 4 * taken[0]
+    assert Injected(spec.inject, 1, CpuDevice()).around(run) is run
+
+
+def test_work_that_is_not_late_is_itself() -> None:
+    work = object()
+    assert late(work, 0.0) is work
+
+
+def test_a_message_that_cannot_be_sent_fails_where_it_is_waited_for() -> None:
+    def send() -> Any:
+        raise RuntimeError("peer gone")
+
+    with pytest.raises(RuntimeError, match="peer gone"):
+        SlowLink(0.001).isend(send).wait()
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> list[list[Frame]]:
+    """Two stages with five faults at once."""
+    inject = ("slow_link:ms=30", "slow_data:ms=40", "memory_hog:rank=1,mib=5", "unbalanced_cut:units=1")
+    spec = spec_of(*inject, "tiny_kernels:count=3", pp=2, micro_batches=2)
+    return frames(spec, tmp_path_factory.mktemp("broken"))
+
+
+def test_a_message_over_a_slow_link_is_late(pipeline: list[list[Frame]]) -> None:
+    first, second = (spans(seen, 4) for seen in pipeline)
+    for sender, receiver, send, receive in (
+        (first, second, Kind.SEND_ACT, Kind.RECV_ACT),
+        (second, first, Kind.SEND_GRAD, Kind.RECV_GRAD),
+    ):
+        for i in range(2):
+            left = sender[(sender["kind"] == send) & (sender["micro_batch"] == i)]["start"]
+            came = receiver[(receiver["kind"] == receive) & (receiver["micro_batch"] == i)]["end"]
+            assert came - left >= 30e6
+
+
+def test_slow_data_is_late_and_a_hog_is_measured(pipeline: list[list[Frame]]) -> None:
+    assert all(length >= 40e6 for seen in pipeline for length in lengths(spans(seen, 4), Kind.DATA))
+    buffers = [one(seen, "memory").header["peak"]["buffers"] for seen in pipeline]
+    assert buffers[1] >= 5 * MIB > buffers[0]
+
+
+def test_an_unbalanced_cut_is_what_is_trained(pipeline: list[list[Frame]]) -> None:
+    held = [one(seen, "hello").header["units"] for seen in pipeline]
+    healthy = Layout.of(spec_of(pp=2)).stage_units
+    assert [len(units) for units in held] == [len(healthy[0]) + 1, len(healthy[1]) - 1]
+
+
+def test_late_faults_change_no_number(pipeline: list[list[Frame]], tmp_path: Path) -> None:
+    healthy = frames(spec_of(pp=2, micro_batches=2), tmp_path)
+    np.testing.assert_allclose(series(pipeline[0], "loss")["value"], series(healthy[0], "loss")["value"], rtol=1e-6)
+
+
+def test_slow_collectives_end_late(tmp_path: Path) -> None:
+    seen = frames(spec_of("slow_group:ms=25", "high_lr:step=4,factor=1e6", dp=2), tmp_path)
+    assert all(length >= 25e6 for rank in seen for length in lengths(spans(rank, 4), Kind.BUCKET))
+    losses = series(seen[0], "loss")["value"]
+    assert not losses[5] < 100 * losses[4], "a learning rate of 300 spoils the step behind it"
+    assert losses[4] < 10
+
+
+def test_a_high_scale_skips_steps_until_it_has_fallen(tmp_path: Path) -> None:
+    seen = frames(spec_of("high_scale:scale=1e12", train={"precision": "fp16"}, tp=2), tmp_path)
+    assert series(seen[0], "skipped_steps")["value"][0] == 1
+    assert series(seen[0], "loss_scale")["value"][0] == 1e12
