@@ -60,6 +60,8 @@ class ParallelSpec(_Spec):
     micro_batches: Annotated[int, Field(ge=1, le=limits.MAX_MICRO_BATCHES)] = 1
     chunks: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] | None = None
     program: Annotated[str, Field(max_length=limits.MAX_PROGRAM)] | None = None
+    sequence: bool = False
+    """Sequence parallelism (Korthikanti et al. 2022): what tensor parallelism leaves whole is split by rows."""
     recompute: Recompute = "none"
     recompute_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Blocks that recompute, by index from 0; None = all. (Of a GPT: its layers.)"""
@@ -167,6 +169,7 @@ class RunSpec(_Spec):
         check_pipeline(self.parallel, len(self.model.units()), drawn=bool((info.context or {}).get(DRAWN)))
         check_recompute(self, outline_of(self.model))
         _check_batch(self)
+        _check_sequence(self)
         _check_zero(self)
         _check_steps(self)
         check_faults(self)
@@ -209,6 +212,24 @@ def _check_corpus(spec: RunSpec) -> None:
 def _check_tensor(spec: RunSpec) -> None:
     if spec.parallel.tp > 1:
         outline_of(spec.model).check_tensor(spec.parallel.tp)
+
+
+def _check_sequence(spec: RunSpec) -> None:
+    tp, samples, seq = spec.parallel.tp, spec.micro_batch_size, spec.model.seq
+    if not spec.parallel.sequence:
+        return
+    if tp == 1:
+        raise rule(
+            ("parallel.sequence", "parallel.tp"),
+            "sequence parallelism splits what a tensor group leaves whole, and tensor=1 has no group; "
+            "use tensor=2 or more, or turn it off.",
+        )
+    if samples * seq % tp:
+        raise rule(
+            ("parallel.sequence", "parallel.tp", "model.seq"),
+            f"tensor={tp} does not divide the {samples * seq} rows of a micro-batch ({samples} x seq={seq}); "
+            f"try seq={few((tp * n for n in range(1, seq // tp + 2)), seq)}.",
+        )
 
 
 def _check_batch(spec: RunSpec) -> None:

@@ -48,6 +48,12 @@ PRESETS = (
     Preset("dp2", "Tiny GPT, DP 2", "two replicas, gradients all-reduced", _tiny(dp=2)),
     Preset("dp2-zero1", "Tiny GPT, DP 2 + ZeRO-1", "replicas share the optimizer's state", _tiny(dp=2, zero=1)),
     Preset("tp2", "Tiny GPT, TP 2", "every layer split over two devices", _tiny(tp=2)),
+    Preset(
+        "tp2-sp",
+        "Tiny GPT, TP 2 + sequence parallel",
+        "norms and residual sums split by rows, too",
+        _tiny(tp=2, sequence=True),
+    ),
     Preset("pp2", "Tiny GPT, PP 2 (1F1B)", "two stages, 8 micro-batches", _tiny(pp=2, micro_batches=8)),
     Preset(
         "pp2-interleaved",

@@ -62,6 +62,7 @@ GROUPS = (
         (
             Entry("parallel.dp", "Data parallel", "replicas; divides the batch"),
             Entry("parallel.tp", "Tensor parallel", "divides heads and vocabulary"),
+            Entry("parallel.sequence", "Sequence parallel: a tensor group shares rows, too"),
             Entry("parallel.pp", "Pipeline stages"),
             Entry("parallel.schedule", "Pipeline schedule"),
             Entry("parallel.micro_batches", "Micro-batches", "for each replica"),

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from parallel_core.engine.chunks import Chunks
-from parallel_core.engine.distributed import Group
 from parallel_core.engine.injected import Injected
 from parallel_core.engine.norm import StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.p2p import Links
 from parallel_core.engine.precision import LossScale
 from parallel_core.engine.reduction import GradientReducer
+from parallel_core.engine.shared import SharedGradients
 from parallel_core.engine.stage import Batch
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P
 from parallel_core.observe.scope import Scope
-from parallel_core.plan.places import TIED
 from parallel_core.schedule.ir import COLLECTIVES, COMPUTE, P2P, Kind, Op
 
 
@@ -33,7 +30,7 @@ class Parts(NamedTuple):
     reducer: GradientReducer
     totals: StepTotals
     optimizer: FlatAdamW
-    tied: Group
+    shared: SharedGradients
     loss_scale: LossScale
     faults: Injected
 
@@ -166,7 +163,7 @@ class Executor:
         if op is not self._last[op.kind]:
             return 0
         parts, start = self._parts, self._scope.mark()
-        self._sum_tied()
+        parts.shared.sum()
         totals, scale = parts.totals.gather(self._loss), parts.loss_scale.value
         self._scope.span(Kind.NORM, LANE_COLLECTIVE, start)
         norm, taken = totals.grad_norm / scale, parts.loss_scale.judge(totals.grad_norm)
@@ -175,14 +172,6 @@ class Executor:
             clip = 1.0 if self._clip is None or not norm > self._clip else self._clip / (norm + 1e-6)
             parts.optimizer.step(clip / scale)
         return 0
-
-    @torch.no_grad()
-    def _sum_tied(self) -> None:
-        """First and last stage each hold the embedding: both need the sum of their gradients."""
-        if self._parts.tied is not None:
-            mine = self._flat.owned_grads()[TIED]
-            if len(mine):  # the same elements on both stages
-                dist.all_reduce(mine, group=self._parts.tied)
 
 
 def _lane(kind: Kind) -> int:

@@ -30,6 +30,7 @@ from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import SplitLinear
 from parallel_core.tensor.parallelise import parallelise
 from parallel_core.tensor.replicas import materialise, synchronise
+from parallel_core.tensor.sequence import Rows
 from parallel_core.tensor.weights import WeightGradient, WeightGradients
 
 
@@ -81,7 +82,8 @@ class Stage:
         self._model, self._weights, self._loss_scale, self._scope = spec.model, weights, loss_scale, scope
         dtype = DTYPES[spec.train.precision]
         self.names = tuple(names)
-        self._units = [parallelise(build_unit(spec.model, name, dtype), group, weights) for name in names]
+        rows = Rows(group, spec.model.seq) if spec.parallel.sequence else None
+        self._units = [parallelise(build_unit(spec.model, name, dtype), group, weights, rows) for name in names]
         chosen, how = recomputed(spec.parallel, spec.model.units()), spec.parallel.recompute
         self.segments = _segments(names, self._units, chosen if how == "full" else None)
         if how == "selective":

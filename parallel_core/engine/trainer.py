@@ -28,6 +28,7 @@ from parallel_core.engine.peak import device_peak
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reduction import GradientReducer
 from parallel_core.engine.reporter import Reporter, StepTimes
+from parallel_core.engine.shared import SharedGradients
 from parallel_core.engine.stage import Batch
 from parallel_core.engine.stop import Stopped, StopRequest
 from parallel_core.faults import broken
@@ -40,6 +41,7 @@ from parallel_core.observe.records import Sink
 from parallel_core.observe.scope import Scope
 from parallel_core.observe.when import first_timed, is_traced, metered_step
 from parallel_core.outline import outline_of
+from parallel_core.plan.units import boundary_shapes
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
@@ -80,8 +82,8 @@ class Trainer:
         here = layout.pipeline_rank(self.rank)
         schedule = build(spec)
         peers = {q: layout.peer(q, self.place.tensor) for q in layout.pipeline_ranks(self.place.replica) if q != here}
-        shapes = outline_of(spec.model).boundaries()
-        edges = [(spec.micro_batch_size, *shapes[units[0]]) for units in layout.stage_units]
+        shapes = boundary_shapes(spec)
+        edges = [shapes[units[0]] for units in layout.stage_units]
         dtype = DTYPES[spec.train.precision]
         arrivals = Counter({slot: n * len(self._ids) for slot, n in self.chunks.arrivals().items()})
         reducer = GradientReducer(flat, arrivals, groups.data, self.scope, self.faults.collective_delay("data"))
@@ -92,7 +94,7 @@ class Trainer:
             reducer,
             StepTotals(spec, layout, flat, groups.world, self.device, self.stop),
             self.optimizer,
-            groups.tied,
+            SharedGradients(flat, groups, spec.parallel.sequence),
             self.loss_scale,
             self.faults,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +23,14 @@ _LANES = 4
 _STEPS = 2**16
 
 
-def uniform(keys: Tensor, count: int) -> Tensor:
-    """Whole numbers 0 .. 65535, evenly distributed: (len(keys), count), int32. `keys` are int64 and odd."""
-    counters = torch.arange(-(-count // _LANES), device=keys.device)
+def uniform(keys: Tensor, stop: int, start: int = 0) -> Tensor:
+    """Whole numbers 0 .. 65535, evenly distributed: numbers `start` to `stop` of each key's, (len(keys), stop - start),
+    int32. `keys` are int64 and odd."""
+    first = start // _LANES
+    counters = torch.arange(first, -(-stop // _LANES), device=keys.device)
     bits = _squares(counters, keys[:, None])
-    return bits.view(torch.int16).to(torch.int32).bitwise_and_(_STEPS - 1)[:, :count]
+    numbers = bits.view(torch.int16).to(torch.int32).bitwise_and_(_STEPS - 1)
+    return numbers[:, start - first * _LANES : stop - first * _LANES]
 
 
 def _squares(counter: Tensor, key: Tensor) -> Tensor:
@@ -53,30 +56,60 @@ def _key(seed: int, step: int, layer: str, sample: int) -> int:
     return int.from_bytes(digest, "little", signed=True) | 1
 
 
+class Run(NamedTuple):
+    """Elements `start` to `stop` of each of the samples that `keys` stand for."""
+
+    keys: list[int]
+    start: int
+    stop: int
+
+
+class Held(NamedTuple):
+    """Which rows (positions of all samples of a micro-batch, in order) a rank has: number `part` of `parts` equal ones,
+    and how many rows a sample has."""
+
+    part: int
+    parts: int
+    seq: int
+
+    def runs(self, rows: int) -> list[tuple[int, int, int]]:
+        """(sample, first row, last row + 1) of the `rows` that the rank has."""
+        out, at, end = [], self.part * rows, (self.part + 1) * rows
+        while at < end:
+            sample, row = divmod(at, self.seq)
+            stop = min(self.seq, row + end - at)
+            out.append((sample, row, stop))
+            at += stop - row
+        return out
+
+
 class _Mask(torch.autograd.Function):
     """x * mask / keep; the mask is drawn again for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, keys: Tensor, dropped: int) -> Tensor:
-        ctx.keys, ctx.dropped = keys, dropped
-        return _apply(x, keys, dropped)
+    def forward(ctx: Any, x: Tensor, runs: list[Run], dropped: int) -> Tensor:
+        ctx.runs, ctx.dropped = runs, dropped
+        return _apply(x, runs, dropped)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _apply(grad, ctx.keys, ctx.dropped), None, None
+        return _apply(grad, ctx.runs, ctx.dropped), None, None
 
 
-def _apply(x: Tensor, keys: Tensor, dropped: int) -> Tensor:
-    keep = uniform(keys, x[0].numel()).view(x.shape) >= dropped
+def _apply(x: Tensor, runs: list[Run], dropped: int) -> Tensor:
+    drawn = [uniform(torch.tensor(run.keys, device=x.device), run.stop, run.start).flatten() for run in runs]
+    keep = (drawn[0] if len(drawn) == 1 else torch.cat(drawn)).view(x.shape) >= dropped
     return x * keep * (_STEPS / (_STEPS - dropped))
 
 
 class Dropout(Follower):
     """Zeroes elements of (samples, ...) with probability `p` (a multiple of 2^-16) and scales up the others.
 
-    `layer` is the global name of the place in the model.
+    `layer` is the global name of the place in the model. With sequence parallelism a rank has some rows only, `held`.
     """
+
+    held: Held | None = None
 
     def __init__(self, p: float, layer: str) -> None:
         super().__init__()
@@ -85,8 +118,16 @@ class Dropout(Follower):
     def forward(self, x: Tensor) -> Tensor:
         if not self.dropped:
             return x
-        passing = self.passing
-        samples = range(passing.first, passing.first + len(x))
-        keys = [_key(passing.seed, passing.step, self.layer, sample) for sample in samples]
-        out: Tensor = _Mask.apply(x, torch.tensor(keys, device=x.device), self.dropped)
+        out: Tensor = _Mask.apply(x, self._runs(x), self.dropped)
         return out
+
+    def _runs(self, x: Tensor) -> list[Run]:
+        if self.held is None:
+            return [Run([self._key(sample) for sample in range(len(x))], 0, x[0].numel())]
+        width = x.shape[-1]
+        held = self.held.runs(x.shape[1])
+        return [Run([self._key(sample)], start * width, stop * width) for sample, start, stop in held]
+
+    def _key(self, sample: int) -> int:
+        passing = self.passing
+        return _key(passing.seed, passing.step, self.layer, passing.first + sample)

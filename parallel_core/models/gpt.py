@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from parallel_core.models.attention import Core
 from parallel_core.models.dropout import Dropout
-from parallel_core.models.layers import CrossEntropySum, Embedding, Linear, norm_of
+from parallel_core.models.layers import CrossEntropySum, Embedding, Linear, Positions, norm_of
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec
 
@@ -33,13 +33,13 @@ class Embed(nn.Module):
     def __init__(self, model: ModelSpec, name: str, **like: Any) -> None:
         super().__init__()
         self.token = Embedding(model.vocab, model.hidden, **like)
-        self.position = Embedding(model.seq, model.hidden, **like) if model.positions == "learned" else None
+        self.position = Positions(model.seq, model.hidden, **like) if model.positions == "learned" else None
         self.dropout = Dropout(model.dropout, name)
 
     def forward(self, tokens: Tensor) -> Tensor:
         out = self.token(tokens)
         if self.position is not None:
-            out = out + self.position.weight[: tokens.shape[1]]
+            out = self.position(out)
         dropped: Tensor = self.dropout(out)
         return dropped
 

@@ -27,6 +27,13 @@ class Embedding(nn.Embedding):
         return
 
 
+class Positions(Embedding):
+    """Adds a learned vector for each place: (batch, seq, hidden) in and out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight[: x.shape[1]]
+
+
 class _RmsNorm(torch.autograd.Function):
     """Keeps one number a row besides its input; torch's own, made of single operations, keeps the input twice more."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ class UnitCost:
     """What else autograd keeps for its backward."""
     passing: int
     """Most that its backward needs on top: gradients of activations, and one weight gradient before it is added."""
+    gathered: int = 0
+    """What W needs beyond what the layer keeps: other ranks' rows (sequence parallelism)."""
     core: int = 0
     """What it lets go after the forward and makes again just before its backward (selective recomputation)."""
 
@@ -116,7 +117,3 @@ class Outline(ABC):
     def shared(self) -> int:
         """Parameters that `costs` lists twice."""
         return 0
-
-    def boundary_elements(self, samples: int) -> list[int]:
-        """Elements of what enters each layer, for so many samples; 0 for the first."""
-        return [samples * prod(shape) if shape else 0 for shape in self.boundaries()]

@@ -2,8 +2,8 @@
 
 The activations are those of Korthikanti et al. 2022, section 4.1, for this model: dropout draws its masks again in the
 backward, so none is kept; fused attention keeps a log-sum-exp for each query instead of the s x s matrix; a tensor
-group of t shares the heads and the MLP's columns but not the norms (no sequence parallelism). b samples, s positions,
-width h, a heads of d = h/a, k heads of keys and values, MLP width f, V tokens:
+group of t shares the heads and the MLP's columns, and with sequence parallelism (section 4.2.2) inputs and norms too.
+b samples, s positions, width h, a heads of d = h/a, k heads of keys and values, MLP width f, V tokens:
 
     attention   input bsh, norm bsh + 2bs, queries, keys and values bs(a + 2k)d/t, their mix bsh/t, log-sum-exp abs/t;
                 rotary positions add turned queries and keys bs(a + k)d/t, shared keys and values their copies
@@ -149,7 +149,7 @@ class GptOutline(Outline):
 
     def _norm(self, spec: RunSpec) -> tuple[tuple[int, ...], int]:
         """(parameters, kept elements) of a norm."""
-        h, rows, wide = self.model.hidden, spec.micro_batch_size * self.model.seq, spec.fp32_elements
+        h, rows, wide = self.model.hidden, self._rows(spec), spec.fp32_elements
         return ((h, h), rows * (h + 2 * wide)) if self.model.norm == "layernorm" else ((h,), rows * (h + wide))
 
     def _linear(self, rows: int, columns: int, biased: bool = True) -> tuple[int, ...]:
@@ -168,9 +168,10 @@ class GptOutline(Outline):
         qkv, matrix = rows * self._qkv // t, self._matrix(spec)
         return UnitCost(
             parameters=(*norm, *self._linear(self._qkv // t, h), h * h // t, *((h,) if model.bias else ())),
-            boundary=bsh,
+            boundary=self._entering(spec),
             inner=kept + qkv + bsh // t + self._core(spec),
-            passing=bsh + qkv + bsh // t + (0 if fused_attention(spec) else 2 * matrix),
+            passing=bsh + qkv + bsh // t + (0 if fused_attention(spec) else 2 * matrix) + self._gathered(spec),
+            gathered=2 * self._foreign(spec),
         )
 
     def _core(self, spec: RunSpec) -> int:
@@ -193,9 +194,10 @@ class GptOutline(Outline):
         norm, kept = self._norm(spec)
         return UnitCost(
             parameters=(*norm, *self._linear(wide, h), h * f, *((h,) if model.bias else ())),
-            boundary=bsh,
+            boundary=self._entering(spec),
             inner=kept + 2 * rows * wide,
-            passing=bsh + rows * wide + h * wide,
+            passing=bsh + rows * wide + h * wide + self._gathered(spec),
+            gathered=2 * self._foreign(spec),
         )
 
     def _head(self, spec: RunSpec) -> UnitCost:
@@ -205,10 +207,26 @@ class GptOutline(Outline):
         norm, kept = self._norm(spec)
         return UnitCost(
             parameters=(*norm, matrix),
-            boundary=bsh,
+            boundary=self._entering(spec),
             inner=kept + logits,
-            passing=max(logits * (2 if t == 1 else 1), bsh + matrix),
+            passing=max(logits * (2 if t == 1 else 1), bsh + matrix + self._gathered(spec)),
+            gathered=self._foreign(spec),
         )
+
+    def _rows(self, spec: RunSpec) -> int:
+        """Positions of a micro-batch that norms and residual sums of one rank see."""
+        return spec.micro_batch_size * self.model.seq // (spec.parallel.tp if spec.parallel.sequence else 1)
+
+    def _entering(self, spec: RunSpec) -> int:
+        return self._rows(spec) * self.model.hidden
+
+    def _gathered(self, spec: RunSpec) -> int:
+        """A layer's input, or the gradient of its output, where a rank has its rows alone and gathers the others."""
+        return self._bsh(spec) if spec.parallel.sequence else 0
+
+    def _foreign(self, spec: RunSpec) -> int:
+        """How much of that are other ranks' rows."""
+        return self._bsh(spec) - self._entering(spec)
 
     def _bsh(self, spec: RunSpec) -> int:
         return spec.micro_batch_size * self.model.seq * self.model.hidden

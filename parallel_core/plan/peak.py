@@ -204,7 +204,7 @@ class _Part:
     def __init__(self, segments: Sequence[_Segment], output: int) -> None:
         self.worst = _in_backward(segments, output, 1, 0)
         self.keeps = _in_backward(segments, output, 2, 1).kept - self.worst.kept
-        self.weights = sum(unit.boundary + unit.inner for segment in segments for unit in segment.units)
+        self.weights = sum(unit.boundary + unit.inner + unit.gathered for segment in segments for unit in segment.units)
 
 
 def _walked(spec: RunSpec, parts: Mapping[int, _Part]) -> _Live:
@@ -217,7 +217,10 @@ def _walked(spec: RunSpec, parts: Mapping[int, _Part]) -> _Live:
         held = sum(forward[i] * part.keeps + weights[i] * part.weights for i, part in parts.items())
         live = _Live(held, 0)
         if op.kind in (Kind.B, Kind.BW):
-            live = _Live(held - parts[n].keeps + parts[n].worst.kept, parts[n].worst.passing)
+            part = parts[n]
+            # Behind the layer that runs backward, B keeps what W will need.
+            own = max(part.worst.kept, part.weights) if op.kind is Kind.B else part.worst.kept
+            live = _Live(held - part.keeps + own, part.worst.passing)
             forward[n] -= 1
         weights[n] += (op.kind is Kind.B) - (op.kind is Kind.W)
         worst = max(worst, live, key=sum)

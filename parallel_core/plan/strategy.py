@@ -21,7 +21,7 @@ def label(spec: RunSpec) -> str:
     """Name of the strategy: `Single`, `DP`, `PP-1F1B`, `DP 2 x TP 2`, `TP 4`, `... + AR` with recomputation.
 
     A degree of 2 is left out where only one axis is split; micro-batches are named where they are mere accumulation.
-    `+ ZeRO-1` says that replicas share the optimizer's state.
+    `+ SP` is sequence parallelism. `+ ZeRO-1` says that replicas share the optimizer's state.
     """
     split = spec.parallel
     axes = _axes(split)
@@ -30,6 +30,8 @@ def label(spec: RunSpec) -> str:
         text = axes[0][0]
     if split.pp == 1 and split.micro_batches > 1:
         text += f" x{split.micro_batches} micro-batches"
+    if split.sequence:
+        text += " + SP"
     if split.zero:
         text += f" + ZeRO-{split.zero}"
     again = recompute_label(split)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.spec import ModelSpec, RunSpec
 
-__all__ = ["UnitCost", "aligned", "boundary_elements", "parameter_count", "unit_costs"]
+__all__ = ["UnitCost", "aligned", "boundary_elements", "boundary_shapes", "parameter_count", "unit_costs"]
 
 
 def unit_costs(spec: RunSpec) -> list[UnitCost]:
@@ -20,5 +22,13 @@ def parameter_count(model: ModelSpec) -> int:
 
 
 def boundary_elements(spec: RunSpec) -> list[int]:
-    """For each layer the elements of the activation that enters it, for one micro-batch; 0 for the first."""
-    return outline_of(spec.model).boundary_elements(spec.micro_batch_size)
+    """For each layer the elements of what enters it on one rank, for one micro-batch; 0 for the first."""
+    return [prod(shape) if shape else 0 for shape in boundary_shapes(spec)]
+
+
+def boundary_shapes(spec: RunSpec) -> list[tuple[int, ...]]:
+    """Shapes of the same; () for the first. Sequence parallelism: a rank's rows, (1, samples x seq / tp, hidden)."""
+    samples, shapes = spec.micro_batch_size, outline_of(spec.model).boundaries()
+    if spec.parallel.sequence:
+        return [(1, samples * shape[0] // spec.parallel.tp, *shape[1:]) if shape else () for shape in shapes]
+    return [(samples, *shape) if shape else () for shape in shapes]

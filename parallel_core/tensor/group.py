@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
@@ -11,6 +11,13 @@ from parallel_core.engine.injected import late
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
 from parallel_core.schedule.ir import Kind
+
+
+class Begun(NamedTuple):
+    """A collective under way; `tensor` holds its result once `end` is through. No `work` in a group of one."""
+
+    tensor: Tensor
+    work: Any
 
 
 class TensorGroup:
@@ -31,18 +38,31 @@ class TensorGroup:
         self._record(start, tensor)
         return tensor
 
-    def begin_all_reduce(self, tensor: Tensor) -> Any:
-        """The same, asynchronous: returns what `end_all_reduce` waits for."""
-        return (tensor, self._begin(tensor)) if self.size > 1 else None
+    def begin_all_reduce(self, tensor: Tensor) -> Begun:
+        """The same, asynchronous: returns what `end` waits for."""
+        return Begun(tensor, self._begin(tensor) if self.size > 1 else None)
 
-    def end_all_reduce(self, begun: Any) -> None:
+    def begin_gather(self, mine: Tensor) -> Begun:
+        """Everyone's (1, rows / size, width), in the order of ranks, as (1, rows, width)."""
+        mine = mine.contiguous()
+        out = mine.new_empty(1, self.size * mine.shape[1], mine.shape[2])
+        work = dist.all_gather_single(out.view(-1), mine.view(-1), group=self._group, async_op=True)
+        return Begun(out, late(work, self._delay))
+
+    def begin_scatter(self, tensor: Tensor) -> Begun:
+        """This rank's rows of the sum over the group: (..., width) -> (1, rows / size, width)."""
+        tensor = tensor.contiguous()
+        out = tensor.new_empty(1, tensor[..., 0].numel() // self.size, tensor.shape[-1])
+        work = dist.reduce_scatter_single(out.view(-1), tensor.view(-1), group=self._group, async_op=True)
+        return Begun(out, late(work, self._delay))
+
+    def end(self, begun: Begun) -> Tensor:
         """Wait for it. Only the wait is recorded: what computation hid costs nothing."""
-        if begun is None:
-            return
-        tensor, work = begun
-        start = self._scope.mark()
-        work.wait()
-        self._record(start, tensor)
+        if begun.work is not None:
+            start = self._scope.mark()
+            begun.work.wait()
+            self._record(start, begun.tensor)
+        return begun.tensor
 
     def _begin(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
         return late(dist.all_reduce(tensor, op, group=self._group, async_op=True), self._delay)

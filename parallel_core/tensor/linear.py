@@ -39,7 +39,7 @@ class _Column(torch.autograd.Function):
             begun = layer.group.begin_all_reduce(grad_x)
         layer.weights.hand_in(WeightGradient(x, grad, layer.weight, layer.bias))
         if begun is not None:
-            layer.group.end_all_reduce(begun)
+            layer.group.end(begun)
         return grad_x, None, None
 
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from parallel_core.models.layers import CrossEntropySum
+from parallel_core.models.dropout import Dropout
+from parallel_core.models.layers import CrossEntropySum, Positions
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import ColumnLinear, RowLinear
+from parallel_core.tensor.sequence import (
+    GatheringColumn,
+    Rows,
+    ScatteringEmbedding,
+    ScatteringRow,
+    SharedPositions,
+)
 from parallel_core.tensor.vocab import VocabCrossEntropy, VocabEmbedding
 from parallel_core.tensor.weights import WeightGradients
 
@@ -15,11 +23,13 @@ ROW = frozenset({"proj", "fc2"})
 VOCAB = frozenset({"token"})
 
 
-def parallelise(unit: nn.Module, group: TensorGroup, weights: WeightGradients) -> nn.Module:
-    """Swap the layers of `unit` that can be split for their share of this rank.
+def parallelise(unit: nn.Module, group: TensorGroup, weights: WeightGradients, rows: Rows | None = None) -> nn.Module:
+    """Swap the layers of `unit` that can be split for their share of this rank; `rows` with sequence parallelism.
 
     Linear layers are swapped over a group of one too, so that `weights` gets the gradients of their parameters.
     """
+    if rows is not None:
+        return _share_rows(unit, rows, weights)
     for name, layer in list(unit.named_children()):
         if isinstance(layer, nn.Linear):
             split = RowLinear if name in ROW and group.size > 1 else ColumnLinear
@@ -31,6 +41,29 @@ def parallelise(unit: nn.Module, group: TensorGroup, weights: WeightGradients) -
         elif isinstance(layer, CrossEntropySum):
             setattr(unit, name, VocabCrossEntropy(group))
     return unit
+
+
+def _share_rows(unit: nn.Module, rows: Rows, weights: WeightGradients) -> nn.Module:
+    """The same with sequence parallelism: what is not split holds some of the rows."""
+    for name, layer in list(unit.named_children()):
+        if isinstance(layer, nn.Linear):
+            split = ScatteringRow if name in ROW else GatheringColumn
+            setattr(unit, name, split(layer, rows, weights))
+        elif isinstance(layer, Positions):
+            setattr(unit, name, SharedPositions(layer, rows))
+        elif name in VOCAB and isinstance(layer, nn.Embedding):
+            setattr(unit, name, ScatteringEmbedding(layer, rows))
+        elif isinstance(layer, CrossEntropySum):
+            setattr(unit, name, VocabCrossEntropy(rows.group))
+        elif isinstance(layer, Dropout):
+            layer.held = rows.held
+    return unit
+
+
+def summed_by_rows(name: str) -> bool:
+    """Whether, with sequence parallelism, each tensor rank has only its rows' part of this parameter's gradient: of
+    what is not split, all but the biases of row-parallel layers, whose backward gathers the gradient."""
+    return split_dim(name) is None and name.rsplit(".", 2)[-2] not in ROW
 
 
 def split_dim(name: str) -> int | None:

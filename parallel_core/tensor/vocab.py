@@ -48,10 +48,13 @@ class VocabEmbedding(nn.Module):
         self.weight = nn.Parameter(full.weight.new_empty(rows, full.embedding_dim))
 
     def forward(self, ids: Tensor) -> Tensor:
-        local, foreign = local_ids(ids, len(self.weight), self.group.rank)
-        mine = F.embedding(local, self.weight).masked_fill(foreign.unsqueeze(-1), 0.0)
-        out: Tensor = _Sum.apply(mine, self.group)
+        out: Tensor = _Sum.apply(self.mine(ids), self.group)
         return out
+
+    def mine(self, ids: Tensor) -> Tensor:
+        """The rows that this rank holds, zeros for the others: (batch, seq, hidden)."""
+        local, foreign = local_ids(ids, len(self.weight), self.group.rank)
+        return F.embedding(local, self.weight).masked_fill(foreign.unsqueeze(-1), 0.0)
 
 
 class _CrossEntropy(torch.autograd.Function):

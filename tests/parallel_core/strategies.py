@@ -32,6 +32,7 @@ def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, 
                 "chunks": chunks,
                 "zero": draw(st.integers(0, 1)) if dp > 1 else 0,
                 "recompute": draw(st.sampled_from(["none", "selective", "full"])),
+                "sequence": draw(st.booleans()) if tp > 1 else False,
             },
             "train": {
                 "global_batch": dp * m * draw(st.integers(1, 3)),

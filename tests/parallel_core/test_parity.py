@@ -70,7 +70,20 @@ def _selective() -> dict[str, Case]:
     }
 
 
-CASES = _boxes() | _tied() | _uneven() | _selective()
+def _sequence() -> dict[str, Case]:
+    """Rows split in the middle of a sample and between samples, over 2 and 4 ranks; with all that works on rows."""
+    two = {"tp": 2, "sequence": True}
+    return {
+        "rows-2": {**two, "micro_batches": 8},
+        "rows-2-whole-samples": {**two, "micro_batches": 2, "recompute": "full"},
+        "rows-4": {"tp": 4, "sequence": True, "micro_batches": 4, "recompute": "selective"},
+        "rows-tied": {**two, "pp": 2, "micro_batches": 4, "tied": True},
+        "rows-split-backward": {**two, "pp": 2, "micro_batches": 4, "schedule": "zb-h1"},
+        "rows-cut": {**two, "pp": 2, "cuts": (2,), "micro_batches": 2, "recompute": "full"},
+    }
+
+
+CASES = _boxes() | _tied() | _uneven() | _selective() | _sequence()
 _MODEL = ("tied", "attention")
 
 

@@ -58,9 +58,14 @@ def test_prediction_is_within_five_percent(
         ({"tp": 2, "recompute": "selective", "recompute_layers": [0, 2]}, "plain"),
         ({**PIPELINE, "recompute": "full", "recompute_layers": [1]}, "fused"),
         ({**PIPELINE, "recompute": "selective"}, "plain"),
+        ({"tp": 2, "sequence": True}, "fused"),
+        ({"tp": 2, "sequence": True, "micro_batches": 2, "recompute": "full"}, "fused"),
+        ({"tp": 2, "sequence": True, "micro_batches": 2, "recompute": "selective"}, "plain"),
+        ({**PIPELINE, "tp": 2, "sequence": True, "schedule": "1f1b"}, "fused"),
+        ({**PIPELINE, "tp": 2, "sequence": True, "schedule": "zb-h1"}, "fused"),
     ],
 )
-def test_prediction_holds_for_parts_recomputed(
+def test_prediction_holds_for_what_is_not_kept_whole(
     yard: LocalYard, tmp_path: Path, split: dict[str, Any], attention: str
 ) -> None:
     _assert_predicted(yard, tmp_path, {**GPT, "attention": attention}, split, "fp32")

@@ -91,6 +91,17 @@ def test_units_of_a_model() -> None:
             "recompute_layers=4 is no layer: they count from 0 to 3; try 0, 1, 2, 3.",
         ),
         (
+            {"parallel": {"sequence": True}},
+            "parallel.sequence",
+            "sequence parallelism splits what a tensor group leaves whole, and tensor=1 has no group; "
+            "use tensor=2 or more, or turn it off.",
+        ),
+        (
+            {"model": {"seq": 7}, "parallel": {"tp": 4, "sequence": True, "micro_batches": 16}},
+            "parallel.sequence",
+            "tensor=4 does not divide the 7 rows of a micro-batch (1 x seq=7); try seq=4, 8.",
+        ),
+        (
             {"parallel": {"pp": 3, "cuts": [4, 4]}},
             "parallel.cuts",
             "cuts must rise strictly within 1 .. 9; got [4, 4].",

@@ -1,0 +1,34 @@
+"""Gradients of which several ranks have a part each, besides the replicas: their sums, before the norm is taken."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel_core.engine.distributed import Groups
+from parallel_core.engine.flat import FlatParameters
+from parallel_core.plan.places import TIED
+from parallel_core.tensor.parallelise import summed_by_rows
+
+
+class SharedGradients:
+    """`sum` behind the reduction over replicas, so that under ZeRO only what a replica owns is summed."""
+
+    def __init__(self, flat: FlatParameters, groups: Groups, sequence: bool) -> None:
+        """`sequence`: tensor ranks have gradients of different rows (`tensor.sequence`)."""
+        self._tied, self._tensor = groups.tied, groups.tensor
+        grads = flat.owned_grads()
+        self._embedding = grads[TIED] if groups.tied is not None else None
+        mine = [grad for name, grad in grads.items() if summed_by_rows(name) and len(grad)] if sequence else []
+        self._by_rows: list[Tensor] = mine
+
+    @torch.no_grad()
+    def sum(self) -> None:
+        if self._embedding is not None and len(self._embedding):  # the same elements on first and last stage
+            dist.all_reduce(self._embedding, group=self._tied)
+        if self._by_rows:
+            together = torch.cat(self._by_rows)  # one message instead of one a norm
+            dist.all_reduce(together, group=self._tensor)
+            for mine, total in zip(self._by_rows, together.split([len(g) for g in self._by_rows]), strict=True):
+                mine.copy_(total)

@@ -1,0 +1,150 @@
+"""Sequence parallelism (Korthikanti et al. 2022, section 4.2.2): between the split layers a rank has some of the rows.
+
+What tensor parallelism leaves whole (norms, dropout, residual sums) works on each position by itself, so each rank of
+the group takes 1 / t of them. The all-reduce of a row-parallel layer becomes a reduce-scatter (their g-bar), and what
+enters a column-parallel layer is gathered (their g): the same bytes on the wire, 1 / t of the memory. A column-parallel
+layer keeps its own rows alone and gathers them once more for the gradient of its weights, while the gradient of its
+input is computed.
+
+Rows are the positions of all samples of a micro-batch in order, so that a share is one piece of memory: no copies. A
+tensor of rows is (1, rows / t, hidden).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from parallel_core.models.dropout import Held
+from parallel_core.models.layers import Positions
+from parallel_core.tensor.group import TensorGroup
+from parallel_core.tensor.linear import ColumnLinear, RowLinear
+from parallel_core.tensor.vocab import VocabEmbedding
+from parallel_core.tensor.weights import WeightGradient, WeightGradients
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows a rank of `group` has; `seq` of them are a sample."""
+
+    group: TensorGroup
+    seq: int
+
+    @property
+    def held(self) -> Held:
+        return Held(self.group.rank, self.group.size, self.seq)
+
+    def whole(self, rows: Tensor) -> Tensor:
+        """(1, samples x seq, width) as (samples, seq, width)."""
+        return rows.view(-1, self.seq, rows.shape[-1])
+
+
+class _Gathered(torch.autograd.Function):
+    """A column-parallel product of gathered rows."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, anchor: Tensor, layer: GatheringColumn) -> Tensor:
+        ctx.save_for_backward(mine)
+        ctx.layer = layer
+        group, rows = layer.group, layer.rows
+        return F.linear(rows.whole(group.end(group.begin_gather(mine))), layer.weight, layer.bias)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (mine,), layer = ctx.saved_tensors, ctx.layer
+        group, rows = layer.group, layer.rows
+        gathering = group.begin_gather(mine)
+        grad_x = grad.flatten(0, -2) @ layer.weight
+        x = rows.whole(group.end(gathering))
+        scattering = group.begin_scatter(grad_x)
+        layer.weights.hand_in(WeightGradient(x, grad, layer.weight, layer.bias))
+        return group.end(scattering), None, None
+
+
+class _Scattered(torch.autograd.Function):
+    """A row-parallel product, of whose sum over the group a rank gets its rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: ScatteringRow) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        group = layer.group
+        return group.end(group.begin_scatter(F.linear(x, layer.weight, layer.bias if group.rank == 0 else None)))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, mine: Tensor) -> tuple[Tensor, None, None]:
+        (x,), layer = ctx.saved_tensors, ctx.layer
+        grad = layer.rows.whole(layer.group.end(layer.group.begin_gather(mine)))
+        grad_x = (grad.flatten(0, -2) @ layer.weight).view_as(x)
+        layer.weights.hand_in(WeightGradient(x, grad, layer.weight, layer.bias))
+        return grad_x, None, None
+
+
+class GatheringColumn(ColumnLinear):
+    """(1, rows / t, in) -> (samples, seq, out / t)."""
+
+    def __init__(self, full: nn.Linear, rows: Rows, weights: WeightGradients) -> None:
+        super().__init__(full, rows.group, weights)
+        self.rows = rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Gathered.apply(x, self.weights.anchor, self)
+        return out
+
+
+class ScatteringRow(RowLinear):
+    """(samples, seq, in / t) -> (1, rows / t, out)."""
+
+    def __init__(self, full: nn.Linear, rows: Rows, weights: WeightGradients) -> None:
+        super().__init__(full, rows.group, weights)
+        self.rows = rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Scattered.apply(x, self.weights.anchor, self)
+        return out
+
+
+class _RowsOfSum(torch.autograd.Function):
+    """A rank's rows of the sum over the group; their gradient is gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
+        ctx.rows = rows
+        return rows.group.end(rows.group.begin_scatter(x))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, mine: Tensor) -> tuple[Tensor, None]:
+        rows = ctx.rows
+        return rows.whole(rows.group.end(rows.group.begin_gather(mine))), None
+
+
+class ScatteringEmbedding(VocabEmbedding):
+    """Ids (samples, seq) -> (1, rows / t, hidden)."""
+
+    def __init__(self, full: nn.Embedding, rows: Rows) -> None:
+        super().__init__(full, rows.group)
+        self.rows = rows
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = _RowsOfSum.apply(self.mine(ids), self.rows)
+        return out
+
+
+class SharedPositions(nn.Module):
+    """Adds to each row the vector of its place; every rank holds them all."""
+
+    def __init__(self, full: Positions, rows: Rows) -> None:
+        super().__init__()
+        self.weight, self.rows = full.weight, rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        pieces = [self.weight[start:stop] for _, start, stop in self.rows.held.runs(x.shape[1])]
+        return x + (pieces[0] if len(pieces) == 1 else torch.cat(pieces))
