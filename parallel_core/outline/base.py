@@ -37,6 +37,12 @@ class UnitCost:
     """What it lets go after the forward and makes again just before its backward (selective recomputation)."""
 
     @property
+    def weights(self) -> int:
+        """What W needs of it once B is done: about what it saved, inputs of linear layers and gradients as large as
+        their outputs."""
+        return self.boundary + self.inner + self.gathered
+
+    @property
     def flat(self) -> int:
         """Elements that its parameters take in a flat buffer."""
         return sum(aligned(size) for size in self.parameters)

@@ -158,17 +158,24 @@ class _Segment:
             return self.units[0].boundary
         return sum(unit.boundary + unit.inner for unit in self.units)
 
-    def worst(self, output: int) -> _Live:
+    @property
+    def weights(self) -> int:
+        """Elements that W needs of one micro-batch."""
+        return sum(unit.weights for unit in self.units)
+
+    def worst(self, output: int, split: bool) -> _Live:
         """The worst instant of its backward, which starts from its `output` and the gradient of that (0: the loss).
 
-        While a layer runs backward, those before it keep theirs and those behind it have let go. Where the next layer
-        behind is another one of this segment, the gradient of its input is there; the last layer counts it as passing.
+        While a layer runs backward, those before it keep theirs and those behind it have let go, where the backward is
+        `split` of all but what W needs. Where the next layer behind is another one of this segment, the gradient of its
+        input is there; the last layer counts it as passing.
         """
-        instants, before = [], 0
+        instants, before, behind = [], 0, self.weights
         for i, unit in enumerate(self.units):
             before += unit.boundary + unit.inner
+            behind -= unit.weights
             gradient = self.units[i + 1].boundary if i < len(self.units) - 1 else 0
-            instants.append(_Live(before + unit.core + output, unit.passing + gradient))
+            instants.append(_Live(before + unit.core + output + split * behind, unit.passing + gradient))
         return max(instants, key=sum)
 
 
@@ -182,29 +189,31 @@ def _segments(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) ->
     return [_Segment(tuple(costs[unit] for unit in block), recomputed=key in chosen) for key, block in blocks]
 
 
-def _in_backward(segments: Sequence[_Segment], output: int, in_flight: int, sent: int) -> _Live:
-    """The worst instant of a backward, with `in_flight` micro-batches of which one runs backward.
+def _in_backward(segments: Sequence[_Segment], output: int, in_flight: int, sent: int, split: bool = False) -> _Live:
+    """The worst instant of a backward (`split`: of a B), with `in_flight` micro-batches of which one runs backward.
 
     The others keep everything, and `sent` of them their `output` (0 on the last stage): nothing yet proves it taken.
     """
-    instants, before = [], 0
+    instants, before, needed = [], 0, sum(segment.weights for segment in segments)
     for i, segment in enumerate(segments):
+        needed -= segment.weights
         behind = segments[i + 1].units[0].boundary if i < len(segments) - 1 else output
-        live = segment.worst(behind)
-        instants.append(_Live(before + live.kept, live.passing))
+        live = segment.worst(behind, split)
+        instants.append(_Live(before + live.kept + split * needed, live.passing))
         before += segment.kept
     worst = max(instants, key=sum)
     return _Live((in_flight - 1) * before + sent * output + worst.kept, worst.passing)
 
 
 class _Part:
-    """A stage's share of its rank: what one micro-batch `keeps` from F to B, its `worst` instant in B, and what W needs
-    of it (about what the layers saved: inputs of linear layers, and gradients as large as their outputs)."""
+    """A stage's share of its rank: what one micro-batch `keeps` from F to B, its `worst` instant in BW and `in_b`, and
+    what W needs of it."""
 
     def __init__(self, segments: Sequence[_Segment], output: int) -> None:
         self.worst = _in_backward(segments, output, 1, 0)
+        self.in_b = _in_backward(segments, output, 1, 0, split=True)
         self.keeps = _in_backward(segments, output, 2, 1).kept - self.worst.kept
-        self.weights = sum(unit.boundary + unit.inner + unit.gathered for segment in segments for unit in segment.units)
+        self.weights = sum(segment.weights for segment in segments)
 
 
 def _walked(spec: RunSpec, parts: Mapping[int, _Part]) -> _Live:
@@ -217,10 +226,8 @@ def _walked(spec: RunSpec, parts: Mapping[int, _Part]) -> _Live:
         held = sum(forward[i] * part.keeps + weights[i] * part.weights for i, part in parts.items())
         live = _Live(held, 0)
         if op.kind in (Kind.B, Kind.BW):
-            part = parts[n]
-            # Behind the layer that runs backward, B keeps what W will need.
-            own = max(part.worst.kept, part.weights) if op.kind is Kind.B else part.worst.kept
-            live = _Live(held - part.keeps + own, part.worst.passing)
+            worst_of = parts[n].in_b if op.kind is Kind.B else parts[n].worst
+            live = _Live(held - parts[n].keeps + worst_of.kept, worst_of.passing)
             forward[n] -= 1
         weights[n] += (op.kind is Kind.B) - (op.kind is Kind.W)
         worst = max(worst, live, key=sum)
