@@ -1,4 +1,4 @@
-"""`python -m parallel_core train | schedule | calibrate | bench`; see `cli`."""
+"""`python -m parallel_core train | schedule | calibrate | plan | bench`; see `cli`."""
 
 from __future__ import annotations
 

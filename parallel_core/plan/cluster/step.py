@@ -101,7 +101,7 @@ def _messages(job: Job, plans: Plans, machine: Machine, m: Floats) -> Floats:
     whole = machine.ring(boundary, plans.tp, np.ones_like(plans.tp), halves=1.0)
     one = one + np.where(plans.sequence_parallel, 0.0, whole)
     hidden = job.software.overlap_pp & (plans.chunks > 1)
-    times = np.where(hidden, 0.0, m * plans.chunks) + plans.pp - 1
+    times = np.where(hidden, machine.efficiency.beside, 1.0) * m * plans.chunks + plans.pp - 1
     return np.where(plans.pp > 1, 2 * times * one, 0.0)
 
 
@@ -119,8 +119,8 @@ def _update(job: Job, plans: Plans, machine: Machine, backward: Floats) -> tuple
     sent = reduce_times * half[0] + np.where(plans.zero >= 1, gather_times * half[1], half[0])
     if job.software.overlap_dp:
         # Beside the backward of the micro-batch that ends the sums, or, for ZeRO 2 and 3, of every one.
-        beside = backward * np.where(plans.zero >= 2, m, 1.0)
-        sent = np.maximum(sent - beside, 0.0)
+        hidden = np.minimum(sent, backward * np.where(plans.zero >= 2, m, 1.0))
+        sent = sent - (1 - machine.efficiency.beside) * hidden
     tied = machine.message(job.model.embedding / plans.tp * g, plans.tp * plans.dp) if job.model.tied else 0.0
     own = count / np.where(plans.zero >= 1, plans.dp, 1)
     moved = own * (2 * o + 2 * g + w) + count * g

@@ -14,7 +14,7 @@ import numpy as np
 from parallel_core.plan.cluster.activations import FULL
 from parallel_core.plan.cluster.efficiency import Machine
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import Floats, Plans
+from parallel_core.plan.cluster.plans import ZB_H1, Floats, Plans
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ def _behind(job: Job, plans: Plans, machine: Machine, collective: Floats, column
     inputs' gradients, an all-reduce. Sequence parallel makes three halves of it (Korthikanti et al. 2022, 4.2.2): a
     gather of the outputs' gradients, a gather of the inputs kept in parts, and a reduce-scatter.
 
-    `overlap_tp`: the sum runs beside the weight gradient of the same product, and the inputs' gather beside its input
-    gradient; what runs beside them is slowed, for a collective takes multiprocessors and bandwidth.
+    `overlap_tp`: the sum runs beside the weight gradient of the same product (unless the schedule puts that off), the
+    inputs' gather beside its input gradient; what runs beside them is slowed: a collective takes multiprocessors.
     """
     split = np.where(plans.sequence_parallel, collective, 0.0)
     if not job.software.overlap_tp:
         return 2 * collective + split
     summed = 2 * collective - split
-    hidden = np.minimum(summed, columns)
+    hidden = np.where(plans.schedule >= ZB_H1, 0.0, np.minimum(summed, columns))
     return split + (summed - hidden) + machine.efficiency.beside * (hidden + split)
 
 

@@ -1,0 +1,105 @@
+"""`python -m parallel_core plan`: the best ways to split a model over a GPU cluster, on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
+
+if TYPE_CHECKING:
+    from parallel_core.plan.cluster.hardware import Cluster
+    from parallel_core.plan.cluster.job import Job
+    from parallel_core.plan.cluster.search import Found
+
+Commands = Any
+"""What argparse's add_subparsers returns; it has no public type."""
+
+
+def add(commands: Commands) -> None:
+    """Adds the command to the engine's."""
+    from parallel_core.plan.cluster.hardware import clusters
+    from parallel_core.plan.cluster.model import presets
+    from parallel_core.plan.cluster.questions import QUESTIONS
+
+    plan = commands.add_parser("plan", help="the best ways to split a model over a GPU cluster, predicted")
+    plan.add_argument("--model", default="gpt-175b", choices=presets(), metavar="KEY", help=", ".join(presets()))
+    plan.add_argument("--cluster", default="selene", choices=clusters(), metavar="KEY", help=", ".join(clusters()))
+    plan.add_argument("--devices", type=int, help="how many devices (default: the cluster's)")
+    plan.add_argument("--batch", type=int, default=1536, help="sequences of a step (default: 1536)")
+    plan.add_argument("--top", type=int, default=10, help="layouts listed, each with its fastest plan (default: 10)")
+    plan.add_argument("--ask", choices=[*QUESTIONS, "all"], help="answer a question about the best plans")
+    plan.add_argument("--json", action="store_true", help="the listed plans as JSON")
+    plan.add_argument("--accuracy", action="store_true", help="predictions against published measurements instead")
+    plan.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code: 0 something fits, 1 nothing does, 2 what was asked cannot be."""
+    from parallel_core.plan.cluster.hardware import clusters
+    from parallel_core.plan.cluster.job import Job
+    from parallel_core.plan.cluster.model import presets
+    from parallel_core.plan.cluster.problems import Unphysical
+    from parallel_core.plan.cluster.search import search
+
+    if options.accuracy:
+        return _accuracy()
+    cluster = clusters()[options.cluster]
+    if options.devices is not None:
+        cluster = replace(cluster, devices=options.devices, per_host=max(1, min(cluster.per_host, options.devices)))
+    job = Job(presets()[options.model], options.batch)
+    try:
+        found = search(job, cluster)
+    except Unphysical as error:
+        print("\n".join(f"{field}: {message}" for field, message in error.messages.items()), file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(_rows(job, cluster, found, options.top), indent=1))
+    else:
+        _print(job, cluster, found, options)
+    return 0 if found.timed else 1
+
+
+def _rows(job: Job, cluster: Cluster, found: Found, top: int) -> list[dict[str, Any]]:
+    from parallel_core.plan.cluster.why import utilisation
+
+    rows = []
+    for i in found.leaders(top):
+        plan, seconds = found.plans.row(i), float(found.seconds[i])
+        more = {"step_s": seconds, "peak_bytes": int(found.peak[i]), "mfu": utilisation(job, cluster, plan, seconds)}
+        rows.append({**asdict(plan), "label": plan.label(), **more})
+    return rows
+
+
+def _print(job: Job, cluster: Cluster, found: Found, options: argparse.Namespace) -> None:
+    from parallel_core.plan.cluster.advice import advise
+    from parallel_core.plan.cluster.questions import QUESTIONS, ask
+
+    print(f"{job.model.name} on {count_text(cluster.devices)} x {cluster.device.name}, batch {count_text(job.batch)}")
+    if found.timed:
+        print(advise(job, cluster, found.plans.row(found.best()[0])).sentence)
+    for row in _rows(job, cluster, found, options.top):
+        size, share = bytes_text(row["peak_bytes"]), percent_text(row["mfu"])
+        print(f"{seconds_text(row['step_s']):>14}  {size:>8}  MFU {share:>5}  {row['label']}")
+    for name in QUESTIONS if options.ask == "all" else [options.ask or "fits"]:
+        answer = ask(name, job, cluster, found)
+        print(f"{answer.question} {answer.sentence}")
+    print(f"{found.timed} plans timed, {found.too_large} too large, {found.rate:,.0f} a CPU second".replace(",", " "))
+
+
+def _accuracy() -> int:
+    from parallel_core.plan.cluster import accuracy
+
+    times = accuracy.step_times()
+    for row in [*times, *accuracy.layer_times(), *accuracy.with_replicas()]:
+        used = "fitted on" if row.fitted else ""
+        values = f"{row.predicted:9.2f} {row.unit:2}  measured {row.measured:9.2f}"
+        print(f"{row.error * 100:+6.1f} %  {values}  {row.key}  {used}".rstrip())
+    for word, rows in (("in", [r for r in times if r.fitted]), ("out of", [r for r in times if not r.fitted])):
+        found = accuracy.summary(rows)
+        errors = f"mean {found.mean:.2%}, worst {found.worst:.2%}, bias {found.bias:+.2%}"
+        print(f"{word} the fit: {found.count} step times, {errors}")
+    return 0

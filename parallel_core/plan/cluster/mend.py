@@ -1,0 +1,99 @@
+"""Changes of a plan: everything one step away, and the cheapest that makes a refused plan possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from parallel_core.plan.cluster import search
+from parallel_core.plan.cluster.hardware import Cluster
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.plans import RECOMPUTE, STATES, Plan, Plans
+from parallel_core.rules import divisors
+
+Step = tuple[str, dict[str, Any]]
+"""What to do in words, and the fields of Plan that it changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A plan that is possible, `text` away from the one asked about."""
+
+    text: str
+    plan: Plan
+    peak: float
+    seconds: float
+
+
+def cheapest(job: Job, cluster: Cluster, plan: Plan) -> Change | None:
+    """The fastest possible plan one change away; two where no single one is enough; None where none is."""
+    steps = list(_steps(job, cluster, plan))
+    made = [(text, replace(plan, **fields)) for text, fields in steps]
+    return _fastest(job, cluster, made) or _fastest(
+        job,
+        cluster,
+        [
+            (f"{a} and {b}", replace(plan, **{**first, **second}))
+            for (a, first), (b, second) in combinations(steps, 2)
+            if not set(first) & set(second)
+        ],
+    )
+
+
+def better(job: Job, cluster: Cluster, plan: Plan, seconds: float) -> Change | None:
+    """The fastest possible plan one change away that takes less than `seconds`, on no more devices."""
+    made = [(text, replace(plan, **fields)) for text, fields in _steps(job, cluster, plan) if "state" not in fields]
+    found = _fastest(job, cluster, [(text, other) for text, other in made if other.devices <= plan.devices])
+    return found if found and found.seconds < seconds else None
+
+
+def _fastest(job: Job, cluster: Cluster, made: list[tuple[str, Plan]]) -> Change | None:
+    if not made:
+        return None
+    _, peak, seconds, order = search.evaluate(job, cluster, Plans.of([plan for _, plan in made]))
+    if not len(order):
+        return None
+    i = int(order[0])
+    return Change(*made[i], float(peak[i]), float(seconds[i]))
+
+
+def _steps(job: Job, cluster: Cluster, plan: Plan) -> Iterator[Step]:
+    """Single changes. A wider split takes the devices from the replicas, or more of the cluster's."""
+    for kind in RECOMPUTE:
+        if kind != plan.recompute:
+            yield f"{kind if kind != 'none' else 'no'} recomputation", {"recompute": kind}
+    if plan.tp > 1:
+        split = not plan.sequence_parallel
+        yield f"{'' if split else 'no '}sequence parallel", {"sequence_parallel": split}
+    if plan.dp > 1:
+        yield from ((f"ZeRO-{z}" if z else "no ZeRO", {"zero": z}) for z in range(4) if z != plan.zero)
+    yield from ((f"micro-batch {b}", {"micro_batch": b}) for b in (1, 2, 4, 8, 16) if b != plan.micro_batch)
+    for name, v in _SCHEDULES if plan.pp > 1 else ():
+        if (name, v) != (plan.schedule, plan.chunks):
+            yield f"{name}{f' {v}' if name == 'interleaved' else ''}", {"schedule": name, "chunks": v}
+    for axis, mine in (("TP", plan.tp), ("PP", plan.pp)):
+        yield from _splits(job, cluster, plan, axis, mine)
+    if not plan.offload:
+        yield "optimizer offload", {"offload": True}
+    if plan.state > min(STATES):
+        below = max(state for state in STATES if state < plan.state)
+        yield f"{below} bytes a parameter", {"state": below}
+
+
+_SCHEDULES = (("1f1b", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2), ("interleaved", 4))
+
+
+def _splits(job: Job, cluster: Cluster, plan: Plan, axis: str, mine: int) -> Iterator[Step]:
+    """Other widths of one axis on as many devices; where these do not divide, on all of the cluster's."""
+    most = 64 if axis == "TP" else min(128, job.model.layers)
+    other = plan.tp * plan.pp // mine
+    for wide in divisors(cluster.devices):
+        if wide == mine or wide > most:
+            continue
+        dp = plan.devices // (wide * other) if plan.devices % (wide * other) == 0 else 0
+        dp = dp or cluster.devices // (wide * other)
+        if dp >= 1:
+            fields: dict[str, Any] = {axis.lower(): wide, "dp": dp}
+            yield f"{axis} {wide}", fields if dp > 1 else {**fields, "zero": 0}

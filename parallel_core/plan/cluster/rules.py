@@ -1,0 +1,59 @@
+"""Why a plan cannot be: one bit a rule, so that a hundred thousand refusals take a number each. Words are in `why`."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+import numpy as np
+
+from parallel_core.plan.cluster import memory
+from parallel_core.plan.cluster.hardware import Cluster
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.memory import Memory
+from parallel_core.plan.cluster.plans import INTERLEAVED, ZB_H1, Ints, Plans
+
+
+class Reason(IntFlag):
+    """What is wrong with a plan; several may be."""
+
+    HEADS = 1
+    LAYERS = 2
+    BATCH = 4
+    ROUNDS = 8
+    FEW = 16
+    DEVICES = 32
+    HOST = 64
+    MEMORY = 128
+
+
+def structure(job: Job, cluster: Cluster, plans: Plans) -> Ints:
+    """Reasons that need no formula for bytes: what does not divide, and what a schedule asks for."""
+    model = job.model
+    m = job.batch / (plans.dp * plans.micro_batch)
+    kv = (model.kv_heads % plans.tp != 0) & (plans.tp % model.kv_heads != 0)
+    wrong = {
+        Reason.HEADS: (model.heads % plans.tp != 0) | kv,
+        Reason.LAYERS: ~memory.divides(job, plans),
+        Reason.BATCH: job.batch % (plans.dp * plans.micro_batch) != 0,
+        Reason.ROUNDS: (plans.schedule == INTERLEAVED) & (plans.pp > 1) & (m % plans.pp != 0),
+        Reason.FEW: (plans.schedule >= ZB_H1) & (m < plans.pp),
+        Reason.DEVICES: plans.devices > cluster.devices,
+    }
+    return _packed(wrong, len(plans))
+
+
+def bytes_of(cluster: Cluster, plans: Plans, found: Memory) -> Ints:
+    """Reasons that are bytes: on the device, and on the host where the optimizer is there."""
+    beside = np.minimum(plans.devices, cluster.per_host)
+    wrong = {
+        Reason.MEMORY: found.peak > cluster.capacity,
+        Reason.HOST: found.host * beside > cluster.host_memory,
+    }
+    return _packed(wrong, len(plans))
+
+
+def _packed(wrong: dict[Reason, np.ndarray], count: int) -> Ints:
+    codes = np.zeros(count, np.int64)
+    for reason, where in wrong.items():
+        codes |= np.where(where, int(reason), 0)
+    return codes

@@ -1,0 +1,175 @@
+"""All plans of a job on a cluster: memory first, then time; what is refused keeps its reasons as a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from time import process_time
+
+import numpy as np
+
+from parallel_core.plan.cluster import memory, rules, step
+from parallel_core.plan.cluster.hardware import Cluster
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.plans import PRECISIONS, RECOMPUTE, SCHEDULES, Floats, Ints, Plans
+from parallel_core.plan.cluster.problems import require
+from parallel_core.rules import divisors
+
+MOST_PLANS = 1_000_000
+"""Plans a search looks at; where a space has more, layouts with the widest tensor groups are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What may be tried. `devices` None = exactly the cluster's."""
+
+    devices: tuple[int, ...] | None = None
+    most_tp: int = 64
+    most_pp: int = 128
+    most_chunks: int = 8
+    micro_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    schedules: tuple[str, ...] = ("1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
+    recompute: tuple[str, ...] = RECOMPUTE
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    sequence_parallel: tuple[bool, ...] = (False, True)
+    precisions: tuple[str, ...] = ("16-bit",)
+    states: tuple[int, ...] = (18,)
+    offload: tuple[bool, ...] = (False, True)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Every plan looked at. `codes` = 0 where it can be trained (rules.Reason otherwise), `peak` in bytes (nan where a
+    rule refused it), `seconds` a step (nan where it was refused). `order` = places of the trainable, fastest first."""
+
+    plans: Plans
+    codes: Ints
+    peak: Floats
+    seconds: Floats
+    order: Ints
+    cpu_seconds: float
+
+    @property
+    def timed(self) -> int:
+        """Plans whose memory and time were both evaluated."""
+        return len(self.order)
+
+    @property
+    def too_large(self) -> int:
+        """Plans that memory alone rejected."""
+        return int(np.count_nonzero(~np.isnan(self.peak))) - self.timed
+
+    @property
+    def rate(self) -> float:
+        """Plans evaluated, or rejected by memory, per CPU second; those that do not divide are not counted."""
+        return (self.timed + self.too_large) / max(self.cpu_seconds, 1e-9)
+
+    def best(self, count: int = 1) -> list[int]:
+        """Places of the fastest."""
+        return [int(i) for i in self.order[:count]]
+
+    def leaders(self, count: int) -> list[int]:
+        """Places of the fastest plan of each layout (DP x TP x PP), fastest layout first."""
+        keys = np.stack([self.plans.dp[self.order], self.plans.tp[self.order], self.plans.pp[self.order]])
+        _, first = np.unique(keys, axis=1, return_index=True)
+        return [int(i) for i in self.order[np.sort(first)][:count]]
+
+
+def search(job: Job, cluster: Cluster, space: Space | None = None) -> Found:
+    """Raises Unphysical for a job or a cluster that cannot be; finds nothing where nothing fits."""
+    require({**cluster.problems(), **job.problems()})
+    began = process_time()
+    plans = grid(job, cluster, space or Space())
+    found = evaluate(job, cluster, plans)
+    return Found(plans, *found, process_time() - began)
+
+
+def evaluate(job: Job, cluster: Cluster, plans: Plans) -> tuple[Ints, Floats, Floats, Ints]:
+    """(codes, peak, seconds, order) of any plans."""
+    codes = rules.structure(job, cluster, plans)
+    peak, seconds = np.full(len(plans), np.nan), np.full(len(plans), np.nan)
+    whole = np.flatnonzero(codes == 0)
+    if len(whole):
+        chosen = plans.take(whole)
+        found = memory.of(job, chosen)
+        peak[whole] = found.peak
+        codes[whole] = rules.bytes_of(cluster, chosen, found)
+    fits = np.flatnonzero(codes == 0)
+    if len(fits):
+        seconds[fits] = step.of(job, cluster, plans.take(fits)).total
+    # Of plans that take as long, the one that takes less memory comes first.
+    return codes, peak, seconds, fits[np.lexsort((peak[fits], seconds[fits]))]
+
+
+def grid(job: Job, cluster: Cluster, space: Space) -> Plans:
+    """The combinations of a space. What changes nothing is left out: a schedule without a pipeline, ZeRO without
+    replicas, sequence parallel without tensor ranks."""
+    blocks: list[np.ndarray] = []
+    total = 0
+    for devices, tp, pp in _layouts(job, cluster, space):
+        options = _options(job, space, tp, pp, devices // (tp * pp))
+        block = np.array([(devices // (tp * pp), tp, pp, *option) for option in options], np.float64)
+        total += len(block)
+        if total > MOST_PLANS:
+            break
+        blocks.append(block)
+    columns = np.concatenate(blocks).T if blocks else np.zeros((12, 0))
+    names = list(Plans.__dataclass_fields__)
+    return Plans.columns(**dict(zip(names, columns, strict=True)))
+
+
+def _layouts(job: Job, cluster: Cluster, space: Space) -> Iterator[tuple[int, int, int]]:
+    """(devices, tensor ranks, stages) that divide the devices, the heads and the layers."""
+    ways = [t for t in divisors(job.model.heads) if t <= space.most_tp]
+    for devices in space.devices or (cluster.devices,):
+        for tp in ways:
+            if devices % tp:
+                continue
+            for pp in divisors(devices // tp):
+                if pp <= min(space.most_pp, job.model.layers):
+                    yield devices, tp, pp
+
+
+def _options(job: Job, space: Space, tp: int, pp: int, dp: int) -> Iterator[tuple[float, ...]]:
+    """(chunks, micro-batch, schedule, recompute, ZeRO, SP, precision, state, offload), as codes."""
+    sizes = [b for b in space.micro_batches if b * dp <= job.batch] or [1]
+    zero = space.zero if dp > 1 else (0,)
+    split = space.sequence_parallel if tp > 1 else (False,)
+    more = (
+        [RECOMPUTE.index(word) for word in space.recompute],
+        zero,
+        split,
+        [PRECISIONS.index(word) for word in space.precisions],
+        space.states,
+        space.offload,
+    )
+    for (schedule, chunks), size, rest in product(_schedules(job, space, pp), sizes, list(product(*more))):
+        yield (chunks, size, SCHEDULES.index(schedule), *rest)
+
+
+def _schedules(job: Job, space: Space, pp: int) -> list[tuple[str, int]]:
+    """(schedule, chunks a rank) that the layers divide into."""
+    if pp == 1:
+        return [("1f1b", 1)]
+    made: list[tuple[str, int]] = []
+    for name in space.schedules:
+        counts: Sequence[int] = range(2, space.most_chunks + 1) if name == "interleaved" else (1,)
+        if name == "zb-v":
+            counts = (2,)
+        made += [(name, v) for v in counts if v == 1 or (job.model.layers % (pp * v) == 0)]
+    return made
+
+
+def pareto(found: Found, places: Sequence[int] | None = None) -> list[int]:
+    """Places of trainable plans that no other beats in time, memory and devices together, fastest first."""
+    chosen = found.order if places is None else np.asarray(places, np.int64)
+    devices = found.plans.devices
+    best: list[int] = []
+    fronts: list[tuple[float, float]] = []
+    for i in chosen.tolist():
+        mine = (float(found.peak[i]), float(devices[i]))
+        if not any(peak <= mine[0] and count <= mine[1] for peak, count in fronts):
+            best.append(i)
+            fronts.append(mine)
+    return best

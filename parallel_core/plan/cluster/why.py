@@ -1,0 +1,142 @@
+"""Is a plan possible, and if not, why not: the sentence for a packed reason, and the cheapest change that mends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
+from parallel_core.analysis.sentences import CATEGORY_NAMES
+from parallel_core.plan.cluster import memory, search, step
+from parallel_core.plan.cluster.hardware import Cluster
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.memory import Memory
+from parallel_core.plan.cluster.mend import Change, cheapest
+from parallel_core.plan.cluster.plans import Plan, Plans, changed
+from parallel_core.plan.cluster.rules import Reason
+from parallel_core.rules import divisors, few
+
+_ENDLESS = 1e12
+"""Replicas, for what is left of a rank's memory when there are as many as one likes."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is known of one plan. `peak`, `parts` and `instants` in bytes of the fullest rank; `seconds` of a step are
+    told even where it does not fit, None where it cannot be built at all. `hopeless`: no number of replicas helps."""
+
+    plan: Plan
+    reasons: Reason
+    peak: float
+    capacity: float
+    parts: dict[str, int]
+    instants: dict[str, float]
+    first_rank: bool
+    seconds: float | None
+    times: dict[str, float]
+    hopeless: bool
+    sentences: tuple[str, ...]
+    fix: Change | None
+
+    @property
+    def fits(self) -> bool:
+        return not self.reasons
+
+    @property
+    def room(self) -> str:
+        """`31 of 38 GiB`."""
+        have = bytes_text(self.capacity)
+        number, unit = have.split(" ")
+        mine = bytes_text(self.peak)
+        return f"{mine.split(' ')[0]} of {number} {unit}" if mine.endswith(unit) else f"{mine} of {have}"
+
+
+def judge(job: Job, cluster: Cluster, plan: Plan, mend: bool = True) -> Judged:
+    """Everything about one plan; `mend` looks for the cheapest change where it is refused."""
+    one = Plans.of([plan])
+    codes, _, _, _ = search.evaluate(job, cluster, one)
+    reasons = Reason(int(codes[0]))
+    found, timed = memory.of(job, one), step.of(job, cluster, one)
+    buildable = not reasons & ~(Reason.MEMORY | Reason.HOST)
+    left = memory.of(job, Plans.of([changed(plan, dp=int(_ENDLESS))])) if buildable else found
+    fix = cheapest(job, cluster, plan) if mend and reasons else None
+    return Judged(
+        plan,
+        reasons,
+        float(found.peak[0]),
+        cluster.capacity,
+        found.parts(0),
+        found.at(0),
+        bool(found.first[0]),
+        float(timed.total[0]) if buildable else None,
+        timed.parts(0) if buildable else {},
+        bool(reasons & Reason.MEMORY) and float(left.peak[0]) > cluster.capacity,
+        tuple(_sentences(job, cluster, plan, reasons, found)),
+        fix,
+    )
+
+
+def _sentences(job: Job, cluster: Cluster, plan: Plan, reasons: Reason, found: Memory) -> list[str]:
+    """The words of a packed reason; bytes only where nothing more basic is wrong."""
+    out = [text for reason, text in _structure(job, cluster, plan).items() if reason & reasons]
+    if not out and reasons & Reason.MEMORY:
+        out.append(_too_large(job, cluster, plan, found))
+    if reasons & Reason.HOST:
+        beside = min(plan.devices, cluster.per_host)
+        needs, has = bytes_text(float(found.host[0]) * beside), bytes_text(cluster.host_memory)
+        out.append(f"The host needs {needs} for the optimizer of {beside} ranks; it has {has}.")
+    return out
+
+
+def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
+    model, m = job.model, job.batch // (plan.dp * plan.micro_batch)
+    kv = f" and {model.kv_heads} key heads" if model.kv_heads != model.heads else ""
+    heads = few(divisors(model.heads), plan.tp)
+    stages = few([p for p in range(1, model.layers + 1) if _even(model.layers, p * plan.chunks)], plan.pp)
+    cut = f"{plan.pp} stages" + (f" of {plan.chunks} chunks" if plan.chunks > 1 else "")
+    batch = count_text(job.batch)
+    return {
+        Reason.DEVICES: f"It takes {count_text(plan.devices)} devices; there are {count_text(cluster.devices)}.",
+        Reason.HEADS: f"TP {plan.tp} does not divide the {model.heads} heads{kv}; try {heads}.",
+        Reason.LAYERS: f"{model.layers} layers do not divide over {cut}; try {stages or 1} stages.",
+        Reason.BATCH: f"A batch of {batch} does not divide over {plan.dp} replicas x {plan.micro_batch} a micro-batch.",
+        Reason.ROUNDS: f"Interleaving needs micro-batches in multiples of {plan.pp} stages; there are {m}.",
+        Reason.FEW: f"{plan.schedule} needs at least {plan.pp} micro-batches, one a stage; there are {m}.",
+    }
+
+
+def _even(layers: int, places: int) -> bool:
+    return layers % places == 0 or (layers > 2 and (layers + 2) % places == 0)
+
+
+def _too_large(job: Job, cluster: Cluster, plan: Plan, found: Memory) -> str:
+    """What takes the room; and, where that does not shrink with more replicas, that they do not help."""
+    where = "every rank" if plan.pp == 1 else "the first rank" if found.first[0] else "the last rank"
+    left = memory.of(job, Plans.of([changed(plan, dp=int(_ENDLESS))]))
+    state = float(left.built[0])
+    if state > cluster.capacity:
+        share = "the whole state" if plan.tp * plan.pp == 1 and not plan.zero else "its state"
+        keep = "holds" if plan.pp == 1 else "alone keeps"
+        return f"{where[0].upper()}{where[1:]} {keep} {share}, {bytes_text(state)}; no number of GPUs helps."
+    parts = found.parts(0)
+    largest = max(parts, key=lambda part: parts[part])
+    share = percent_text(parts[largest] / float(found.peak[0]))
+    verb = "is" if largest == "optimizer" else "are"
+    text = f"{bytes_text(float(found.peak[0]))} on {where}, of {bytes_text(cluster.capacity)}; "
+    text += f"{CATEGORY_NAMES[largest]} {verb} {share}"
+    return f"{text}." if float(left.peak[0]) <= cluster.capacity else f"{text}; more replicas do not help."
+
+
+def time_sentence(job: Job, cluster: Cluster, judged: Judged) -> str:
+    """How fast it would be: step, tokens a second, and share of the devices' peak."""
+    if judged.seconds is None:
+        return ""
+    return (
+        f"{seconds_text(judged.seconds)} a step, {count_text(round(job.tokens / judged.seconds))} tokens/s, "
+        f"{percent_text(utilisation(job, cluster, judged.plan, judged.seconds))} of the peak."
+    )
+
+
+def utilisation(job: Job, cluster: Cluster, plan: Plan, seconds: float) -> float:
+    """Model FLOPs utilisation (Chowdhery et al. 2022): needed FLOPs over what the plan's devices could do."""
+    peak = cluster.device.single if plan.precision == "fp32" else cluster.device.half
+    return job.model.flops(job.batch) / (seconds * plan.devices * peak)

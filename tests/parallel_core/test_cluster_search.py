@@ -1,0 +1,218 @@
+"""The search over plans: nothing that fits is missed, nothing refused lacks its reason, and answers are true."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from parallel_core.cli import main
+from parallel_core.plan.cluster import memory, search, why
+from parallel_core.plan.cluster.advice import advise
+from parallel_core.plan.cluster.hardware import GIB, clusters, devices
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.model import Transformer, presets
+from parallel_core.plan.cluster.plans import Plan, Plans, changed
+from parallel_core.plan.cluster.problems import Unphysical
+from parallel_core.plan.cluster.questions import QUESTIONS, ask
+from parallel_core.plan.cluster.rules import Reason
+
+SELENE = clusters()["selene"]
+GPT3 = Job(presets()["gpt-175b"], 1536)
+SMALL = replace(SELENE, devices=64)
+
+
+@pytest.fixture(scope="module")
+def found() -> search.Found:
+    return search.search(GPT3, SELENE)
+
+
+def test_every_plan_is_possible_or_has_its_reason(found: search.Found) -> None:
+    fits = found.codes == 0
+    assert np.array_equal(fits, ~np.isnan(found.seconds))
+    assert set(found.order.tolist()) == set(np.flatnonzero(fits).tolist())
+    assert (found.peak[fits] <= SELENE.capacity).all()
+    large = (found.codes & Reason.MEMORY) != 0
+    assert (found.peak[large] > SELENE.capacity).all()
+    assert (found.plans.devices == 1024).all()
+
+
+def test_counts_and_order(found: search.Found) -> None:
+    assert found.timed + found.too_large == np.count_nonzero(~np.isnan(found.peak)) > 10_000
+    assert (np.diff(found.seconds[found.order]) >= 0).all()
+
+
+def test_a_plan_alone_is_what_it_was_among_all(found: search.Found) -> None:
+    for place in (*found.best(3), int(found.order[-1])):
+        alone = why.judge(GPT3, SELENE, found.plans.row(place))
+        assert alone.fits
+        assert alone.seconds == pytest.approx(found.seconds[place])
+        assert alone.peak == pytest.approx(found.peak[place])
+
+
+def test_pareto_is_beaten_by_none_and_beats_the_rest(found: search.Found) -> None:
+    front = search.pareto(found)
+    assert front[0] == found.best()[0]
+    points = np.stack([found.seconds[front], found.peak[front]])
+    assert (np.diff(points[0]) >= 0).all()
+    assert (np.diff(points[1]) < 0).all()
+    for i in found.order[::997].tolist():
+        assert ((points[0] <= found.seconds[i]) & (points[1] <= found.peak[i])).any()
+
+
+def test_leaders_are_the_fastest_of_their_layout(found: search.Found) -> None:
+    layouts = [(plan.dp, plan.tp, plan.pp) for plan in map(found.plans.row, found.leaders(12))]
+    assert len(set(layouts)) == 12
+    assert found.leaders(1) == found.best(1)
+
+
+def test_fewer_devices_join_the_search_where_the_space_says_so() -> None:
+    space = search.Space(devices=(8, 16, 64), offload=(False,))
+    wide = search.search(Job(presets()["gpt-13b"], 64), SMALL, space)
+    assert {float(n) for n in wide.plans.devices[wide.order]} == {8.0, 16.0, 64.0}
+    front = search.pareto(wide)
+    assert wide.plans.devices[front].min() == 8
+
+
+def test_plans_survive_the_way_into_columns_and_back() -> None:
+    plans = [Plan(), Plan(4, 8, 2, 2, 4, "zb-v", "selective", 1, True, "fp32", 16, True)]
+    columns = Plans.of(plans)
+    assert [columns.row(i) for i in range(2)] == plans
+    assert columns.take(np.array([1])).row(0) == plans[1]
+
+
+def test_200_billion_on_40_gib_which_plan_trains_it_and_why_the_other_cannot() -> None:
+    job, cluster = Job(presets()["gpt-200b"], 1024), clusters()["a100-40"]
+    alone = why.judge(job, cluster, Plan(dp=1024))
+    assert alone.hopeless
+    assert alone.sentences == ("Every rank holds the whole state, 3.2 TiB; no number of GPUs helps.",)
+    both = why.judge(job, cluster, Plan(8, 8, 16, zero=1, sequence_parallel=True))
+    assert both.fits
+    assert both.room == "21 of 38 GiB"
+
+
+def test_a_refused_plan_gets_the_fastest_single_change_that_mends_it() -> None:
+    job, cluster = Job(presets()["gpt-200b"], 1024), clusters()["a100-40"]
+    judged = why.judge(job, cluster, Plan(8, 8, 16, zero=1))
+    assert not judged.fits
+    assert not judged.hopeless
+    assert judged.fix is not None
+    assert judged.fix.text == "sequence parallel"
+    assert why.judge(job, cluster, judged.fix.plan).fits
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "words"),
+    [
+        ({"tp": 5}, Reason.HEADS, "TP 5 does not divide the 96 heads"),
+        ({"pp": 9}, Reason.LAYERS, "96 layers do not divide over 9 stages; try"),
+        ({"micro_batch": 7}, Reason.BATCH, "does not divide over 16 replicas x 7 a micro-batch"),
+        ({"schedule": "interleaved", "chunks": 2, "micro_batch": 32}, Reason.ROUNDS, "of 8 stages; there are 3"),
+        ({"schedule": "zb-h1", "micro_batch": 32}, Reason.FEW, "zb-h1 needs at least 8 micro-batches"),
+        ({"dp": 32}, Reason.DEVICES, "It takes 2\N{NO-BREAK SPACE}048 devices; there are 1\N{NO-BREAK SPACE}024."),
+    ],
+)  # fmt: skip
+def test_each_reason_has_its_words(change: dict[str, object], reason: Reason, words: str) -> None:
+    judged = why.judge(GPT3, SELENE, changed(Plan(16, 8, 8, zero=1), **change), mend=False)
+    assert reason in judged.reasons
+    assert any(words in sentence for sentence in judged.sentences), judged.sentences
+
+
+def test_a_host_too_small_for_the_offloaded_state_is_told() -> None:
+    tiny = replace(SELENE, host_memory=64 * GIB)
+    judged = why.judge(GPT3, tiny, Plan(16, 8, 8, offload=True, sequence_parallel=True), mend=False)
+    assert Reason.HOST in judged.reasons
+    assert "for the optimizer of 8 ranks; it has 64 GiB" in judged.sentences[-1]
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_questions_are_answered_in_a_sentence(name: str, found: search.Found) -> None:
+    answer = ask(name, GPT3, SELENE, found)
+    assert answer.question.endswith("?")
+    assert answer.sentence.endswith(".")
+    nothing = search.search(Job(presets()["gpt-1t"], 8), replace(SELENE, devices=8))
+    assert not nothing.timed
+    assert ask(name, Job(presets()["gpt-1t"], 8), replace(SELENE, devices=8), nothing).sentence.endswith(".")
+
+
+def test_fewest_is_the_smallest_count_that_a_search_can_fill(found: search.Found) -> None:
+    sentence = ask("fewest", GPT3, SELENE, found).sentence
+    assert sentence.startswith("16 devices")
+    assert not search.search(GPT3, replace(SELENE, devices=8)).timed
+
+
+def test_advice_names_the_bottleneck_in_milliseconds_and_a_faster_neighbour() -> None:
+    slow = Plan(8, 64, 2, micro_batch=1, sequence_parallel=True, recompute="full", zero=1)
+    advice = advise(GPT3, SELENE, slow)
+    assert advice.part == "tensor"
+    assert "ms (" in advice.sentence
+    assert "First try" in advice.sentence
+    assert advice.change is not None
+    assert why.judge(GPT3, SELENE, advice.change.plan).fits
+
+
+@pytest.mark.parametrize(
+    ("field", "cluster"),
+    [
+        ("network", replace(SELENE, network=0.0)),
+        ("link", replace(SELENE, link=float("nan"))),
+        ("memory", replace(SELENE, device=replace(SELENE.device, memory=-1.0))),
+        ("half", replace(SELENE, device=replace(SELENE.device, half=0.0))),
+        ("devices", replace(SELENE, devices=1_000_000)),
+        ("devices", replace(SELENE, devices=1001)),
+        ("reserved", replace(SELENE, reserved=90.0 * GIB)),
+    ],
+)
+def test_unphysical_hardware_is_refused_by_field(field: str, cluster: object) -> None:
+    with pytest.raises(Unphysical) as caught:
+        search.search(GPT3, cluster)  # type: ignore[arg-type]
+    assert field in caught.value.messages
+
+
+def test_models_that_cannot_be_are_refused_by_field() -> None:
+    odd = Transformer("odd", 100, 7, 3, 2, 400, 1000, 128)
+    with pytest.raises(Unphysical) as caught:
+        search.search(Job(odd, 0), SELENE)
+    assert set(caught.value.messages) == {"batch", "heads", "kv_heads"}
+    assert "try" in caught.value.messages["heads"]
+
+
+def test_the_largest_cluster_and_a_prime_model_stay_bounded() -> None:
+    prime = Transformer("prime", 127 * 64, 127, 127, 127, 4 * 127 * 64, 50000, 2048)
+    found = search.search(Job(prime, 800_000), replace(SELENE, devices=100_000))
+    assert len(found.plans) <= search.MOST_PLANS
+    assert found.timed
+
+
+def test_catalogue_rows_are_physical_and_have_their_source() -> None:
+    assert len(devices()) >= 13
+    for device in devices().values():
+        assert device.source
+        assert device.memory > 0 < device.units
+    for cluster in clusters().values():
+        assert cluster.problems() == {}
+        assert cluster.source
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "--model", "gpt-22b", "--cluster", "a100-40", "--devices", "32", "--batch", "128"]
+    assert main([*command, "--json", "--top", "3"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 3
+    assert rows[0]["step_s"] <= rows[1]["step_s"]
+    assert rows[0]["peak_bytes"] < 38 * GIB
+    assert main([*command, "--ask", "all"]) == 0
+    assert "MFU" in capsys.readouterr().out
+    assert main(["plan", "--devices", "1001"]) == 2
+    assert "try 1000 or 1008" in capsys.readouterr().err
+    assert main(["plan", "--accuracy"]) == 0
+    assert "out of the fit: 14 step times" in capsys.readouterr().out
+
+
+def test_memory_of_a_judged_plan_adds_up() -> None:
+    judged = why.judge(GPT3, SELENE, Plan(16, 8, 8))
+    assert sum(judged.parts.values()) == pytest.approx(judged.peak, abs=5)
+    assert sum(judged.times.values()) == pytest.approx(judged.seconds)
+    assert list(judged.instants) == list(memory.INSTANTS)
