@@ -134,6 +134,8 @@ class TraceSpec(_Spec):
     """
 
     trace_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 10
+    fingerprint_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 20
+    """Steps between comparisons of the replicas, bit by bit (engine.fingerprint), and one behind the last; 0 = none."""
     memory: bool = True
     memory_cap: Annotated[int, Field(ge=1)] | None = None
     """Bytes a rank may hold live; beyond it the rank ends with out-of-memory. None = the device's own limit."""

@@ -9,9 +9,10 @@ from dashboard.runs import page_charts, selectors
 from dashboard.runs.models import Run, State
 from dashboard.runs.page_tiles import memory_limit
 from parallel_core.analysis.breakdown import COMPONENTS
-from parallel_core.analysis.quantities import bytes_text
+from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
 from parallel_core.analysis.sentences import COMPONENT_NAMES
 from parallel_core.faults import spelt
+from parallel_core.spec import TraceSpec
 
 TABS = {
     "timeline": "Timeline",
@@ -36,13 +37,27 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None) -> dict[str, An
     if tab == "metrics":
         return {"charts": page_charts.metrics(run)}
     if tab == "ranks":
-        return {"ranks": rank_rows(run)}
+        return {"ranks": rank_rows(run), "equal": equal_sentence(run)}
     if tab == "logs":
         return _logs(run, rank)
     if tab == "spec":
         return {"spec_groups": _spec_groups(run.spec), "spec_text": json.dumps(run.spec, indent=2)}
     events = run.events.select_related("actor", "attempt")
     return {"events": events, "attempts": run.attempts.order_by("number")}
+
+
+def equal_sentence(run: Run) -> str:
+    """How often the ranks of an ended run were compared, what it cost, and the number of the parameters they had."""
+    found, timed = run.summary.get("fingerprint"), run.summary.get("timed")
+    if not found or not timed:
+        return ""
+    every = run.spec.get("trace", {}).get("fingerprint_every") or TraceSpec().fingerprint_every
+    cost = percent_text(found["seconds"] / (every * timed["median"])) if timed["median"] else "none"
+    times = f"{found['checks']} check{'s' if found['checks'] > 1 else ''}"
+    return (
+        f"{times}, {seconds_text(found['seconds'])} each ({cost} of the steps): all replicas equal bit for bit. "
+        f"Parameters behind step {found['step']}: {found['parameters']}."
+    )
 
 
 def rank_rows(run: Run) -> list[dict[str, Any]]:

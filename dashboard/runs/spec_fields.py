@@ -104,6 +104,7 @@ GROUPS = (
             Entry("train.checkpoint_every", "Checkpoint every", "steps; 0 saves only when stopped"),
             Entry("train.keep", "Checkpoints kept", "the newest ones"),
             Entry("trace.trace_every", "Trace every", "steps; 0 traces one step only"),
+            Entry("trace.fingerprint_every", "Compare replicas every", "steps, bit by bit; 0 never does"),
             Entry("trace.memory_cap", "Memory cap, MiB a rank", "empty: the device's own limit"),
             Entry("trace.memory", "Measure memory"),
         ),

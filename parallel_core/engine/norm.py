@@ -52,12 +52,12 @@ class StepTotals:
     ) -> None:
         model = spec.model
         self._flat, self._group, self._device, self._stop = flat, group, device, stop or StopRequest()
-        held = [_held(model, layout, place) for place in range(layout.pp)]
+        named = [held(model, layout, place) for place in range(layout.pp)]
         self._names = sorted(slot.name for slot in flat)
-        self._width = max(map(len, held)) + 2
+        self._width = max(map(len, named)) + 2
         self._world = layout.world if group is not None else 1
         places: dict[str, list[tuple[int, int]]] = {}
-        for place, names in enumerate(held):
+        for place, names in enumerate(named):
             for column, name in enumerate(names):
                 shares = 1 if split_dim(name) is None else layout.tp
                 holders = product(range(shares), range(shards_of(spec)))
@@ -89,7 +89,7 @@ class StepTotals:
         return out.cpu().numpy().reshape(self._world, self._width)
 
 
-def _held(model: ModelSpec, layout: Layout, place: int) -> list[str]:
+def held(model: ModelSpec, layout: Layout, place: int) -> list[str]:
     """Names of the parameters of all stages on `place`, sorted; a tied one once."""
     units = model.units()
     here = [units[i] for stage in layout.stages_of(place) for i in layout.stage_units[stage]]

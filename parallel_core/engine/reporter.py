@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ import torch
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.stats import summarise
 from parallel_core.engine.device import Device
+from parallel_core.engine.fingerprint import Print
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.norm import Totals
 from parallel_core.layout import Layout
@@ -64,6 +66,8 @@ class Reporter:
         self._flushed = self._logged = 0.0
         self._work = Work.of(spec)
         self._peak: Peak | None = None
+        self._print: Print | None = None
+        self._checks: list[float] = []
 
     def hello(self, flat: FlatParameters, units: tuple[str, ...], layout: Layout) -> None:
         place, params = layout.coords(self._rank), sum(slot.parameter.numel() for slot in flat)
@@ -126,6 +130,13 @@ class Reporter:
         self._points.clear()
         self._flushed = time.time()
 
+    def fingerprint(self, found: Print) -> None:
+        """All replicas were equal; of rank 0, which numbers they have."""
+        self._print = found
+        self._checks.append(found.seconds)
+        if self._rank == 0:
+            log.info("behind step %d all replicas are equal: parameters %s", found.step, hex64(found.parameters))
+
     def spans(self, step: int, recorder: SpanRecorder) -> None:
         rows = recorder.end_step()
         self._sink.emit("spans", rows.tobytes(), step=step, count=len(rows), total=recorder.total)
@@ -145,5 +156,18 @@ class Reporter:
         total = sum(int(np.prod(shape)) for shape in parameter_shapes(self._spec.model).values())
         timed = asdict(summarise(times.timed))
         peak = self._peak._asdict() if self._peak else None
-        steps = self._spec.train.steps
-        self._sink.emit("summary", steps=steps, timed=timed, cpu_others=others, params_total=total, peak=peak)
+        steps, equal = self._spec.train.steps, self._equal()
+        self._sink.emit("summary", steps=steps, timed=timed, cpu_others=others, params_total=total, peak=peak, **equal)
+
+    def _equal(self) -> dict[str, Any]:
+        """The summary's `fingerprint`, where there is one."""
+        found = self._print
+        if found is None:
+            return {}
+        numbers = {"parameters": hex64(found.parameters), "samples": hex64(found.samples)}
+        seconds = float(np.median(self._checks))
+        return {"fingerprint": {"step": found.step, "checks": len(self._checks), "seconds": seconds, **numbers}}
+
+
+def hex64(number: int) -> str:
+    return f"{number:016x}"

@@ -18,6 +18,7 @@ from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.device import Device, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
 from parallel_core.engine.executor import Executor, Parts
+from parallel_core.engine.fingerprint import Fingerprints, of_arrays
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.injected import Injected
 from parallel_core.engine.neighbours import Neighbours
@@ -158,6 +159,11 @@ class Trainer:
         inputs, targets = (self._to_device(array).unbind(0) for array in (drawn.inputs, drawn.targets))
         return Batch(step, dict(zip(self._ids, map(Sample, inputs, targets), strict=True)), 1.0 / drawn.global_count)
 
+    def sample_prints(self, step: int) -> tuple[int, int]:
+        """64 bits each of the samples drawn in `step` for all ranks, and of what this rank reads of them."""
+        drawn = self._sampler.micro_batches(step, self._ids)
+        return of_arrays([self._sampler.numbers(step)]), of_arrays([drawn.inputs, drawn.targets])
+
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         """Whole numbers as they are, real ones in the run's precision."""
         tensor = torch.from_numpy(array)
@@ -190,7 +196,8 @@ def run_rank(
         trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
         report.hello(trainer.flat, trainer.units, layout)
         first, saver = _take_up(trainer, saves, sink, progress)
-        _train(trainer, report, Neighbours(device, groups.world, layout.world), first, saver)
+        neighbours = Neighbours(device, groups.world, layout.world)
+        _train(trainer, report, neighbours, first, saver, Fingerprints(trainer, groups.world))
     finally:
         report.flush()
         disconnect()
@@ -212,7 +219,12 @@ def _take_up(
 
 
 def _train(
-    trainer: Trainer, report: Reporter, neighbours: Neighbours, first: int, saver: checkpoint.Saver | None
+    trainer: Trainer,
+    report: Reporter,
+    neighbours: Neighbours,
+    first: int,
+    saver: checkpoint.Saver | None,
+    prints: Fingerprints,
 ) -> None:
     spec, timed_from = trainer.spec, first_timed(trainer.spec, first)
     metered = metered_step(spec, first)
@@ -234,6 +246,8 @@ def _train(
         if is_traced(spec, step, first):  # first of all: the span of the step ends when it is asked for
             report.spans(step, trainer.recorder)
         report.step(step, totals, took, last=totals.stop or step + 1 == spec.train.steps)
+        if prints.due(step):  # before the checkpoint: none is kept of replicas that differ
+            report.fingerprint(prints.check(step))
         if saver is not None:
             _save(saver, report, step + 1, totals.stop)
     others = neighbours.share()

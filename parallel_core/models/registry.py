@@ -28,6 +28,15 @@ def parameter_name(model: ModelSpec, unit: str, local: str) -> str:
     return tied.get(name, name)
 
 
+def buffer_shapes(model: ModelSpec, units: list[str] | None = None) -> dict[str, tuple[int, ...]]:
+    """Global name -> shape of the state of `units` (default: all) that is no parameter: running statistics."""
+    return {
+        f"{unit}.{local}": tuple(buffer.shape)
+        for unit in (model.units() if units is None else units)
+        for local, buffer in build_unit(model, unit, torch.float32).named_buffers()
+    }
+
+
 def parameter_shapes(model: ModelSpec, units: list[str] | None = None) -> dict[str, tuple[int, ...]]:
     """Global name -> full shape of the parameters of `units` (default: all), in layer order; tied ones once."""
     shapes: dict[str, tuple[int, ...]] = {}

@@ -18,6 +18,8 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their f
              still), kept: [steps of all checkpoints of the run that are still there]; from rank 0
     summary  steps, timed: {median, p10, p90, mean, n} (seconds a step, this rank), cpu_others (share 0..1 of the
              device time of the timed steps that processes other than the ranks of this run used), params_total,
+             fingerprint: {step, checks, seconds (median of a check), parameters, samples} (see engine.fingerprint; the
+             last two are 16 hexadecimal digits; no such key where nothing was compared),
              peak: {flops_per_s (all devices of the run together), source (of this rank's)}
 """
 

@@ -54,3 +54,11 @@ def test_tile_study_table_and_csv(alice: Any, client: Client) -> None:
     text = client.get(reverse("studies:csv", args=[study.pk])).content.decode()
     rows = list(csv.DictReader(io.StringIO(text)))
     assert all(float(row[name]) > 0 for row in rows for name in METERS)
+
+
+def test_the_ranks_tab_says_that_replicas_were_equal(alice: Any, client: Client) -> None:
+    client.force_login(alice)
+    run = factory.finished(alice, {"dp": 2})
+    page = client.get(reverse("runs:page", args=[run.pk]) + "?tab=ranks").content.decode()
+    assert "3 checks, 400 µs each (under 1 % of the steps): all replicas equal bit for bit." in page
+    assert "Parameters behind step 42: 0123456789abcdef." in page

@@ -1,0 +1,188 @@
+"""Do ranks that should hold the same hold the same bits? A 64-bit number for each parameter, compared every k steps.
+
+The fingerprint of a tensor is the sum over its elements of bits x A[row] x B[column], modulo 2^64, with odd factors
+that look random. A sum of whole numbers is exact in any order, and the shares of a split tensor add up to the number of
+the whole one: it is the same under every layout. A change of one element always shows, since odd factors lose no bit;
+that of several cancels out only by chance. Samples are compared too: which were drawn, and what was read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel_core.engine.distributed import Group
+from parallel_core.engine.norm import held
+from parallel_core.models.registry import buffer_shapes, parameter_shapes
+from parallel_core.outline import outline_of
+from parallel_core.tensor.parallelise import split_dim
+
+if TYPE_CHECKING:
+    from parallel_core.engine.trainer import Trainer
+
+_BLOCK = 1 << 16
+"""Elements worked on at once: their 64-bit products stay in the cache."""
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MASK = (1 << 64) - 1
+
+
+class ReplicasDiffer(Exception):
+    """Ranks that should hold the same do not; the text names the first step and tensor seen, and the ranks."""
+
+
+class Print(NamedTuple):
+    """Of the whole model and of a step's samples, whatever the layout; `seconds` is what finding it took."""
+
+    step: int
+    parameters: int
+    samples: int
+    seconds: float
+
+
+class Fingerprints:
+    """`check` is a collective: every rank calls it behind the same steps."""
+
+    def __init__(self, trainer: Trainer, group: Group) -> None:
+        self._trainer, self._group = trainer, group
+        model, layout = trainer.spec.model, trainer.layout
+        self._every = trainer.spec.trace.fingerprint_every
+        units = [[u for s in layout.stages_of(place) for u in _units(trainer, s)] for place in range(layout.pp)]
+        self._names = [[*held(model, layout, p), *buffer_shapes(model, units[p])] for p in range(layout.pp)]
+        self._shapes = {**parameter_shapes(model), **buffer_shapes(model)}
+        self._reads = [bool(outline_of(model).readers() & set(names)) for names in units]
+        self._width = max(map(len, self._names)) + 2
+        self._equal_at: int | None = None
+
+    def due(self, step: int) -> bool:
+        """Behind every k-th step and the last one; never where k is 0."""
+        return self._every > 0 and (not (step + 1) % self._every or step + 1 == self._trainer.spec.train.steps)
+
+    def check(self, step: int) -> Print:
+        """Raises ReplicasDiffer, on every rank."""
+        began = time.perf_counter()
+        table = self._exchange(self._mine(step))
+        whole = self._compare_tensors(table, step)
+        samples = self._compare_samples(table, step)
+        self._equal_at = step
+        return Print(step, whole, samples, time.perf_counter() - began)
+
+    def _mine(self, step: int) -> list[int]:
+        """This rank's numbers: of each tensor, of the samples drawn for all ranks, and of those read here."""
+        trainer = self._trainer
+        place, layout = trainer.place, trainer.layout
+        tensors: Mapping[str, Tensor] = {**trainer.flat.named(), **trainer.chunks.buffers()}
+        values = [
+            fingerprint(tensors[name], *_origin(name, self._shapes[name], place.tensor, layout.tp))
+            for name in self._names[place.place]
+        ]
+        values += [0] * (self._width - 2 - len(values))
+        return values + (list(trainer.sample_prints(step)) if self._reads[place.place] else [0, 0])
+
+    def _exchange(self, mine: list[int]) -> list[list[int]]:
+        """Every rank's numbers, in rank order."""
+        if self._group is None:
+            return [mine]
+        device = self._trainer.device.torch
+        given = torch.tensor([_signed(value) for value in mine], device=device)
+        out = given.new_empty(self._trainer.layout.world * self._width)
+        dist.all_gather_single(out, given, group=self._group)
+        return [[value & _MASK for value in row] for row in out.view(-1, self._width).tolist()]
+
+    def _compare_tensors(self, table: list[list[int]], step: int) -> int:
+        """The number of the whole model."""
+        first: dict[tuple[str, int], tuple[int, int]] = {}
+        wrong: dict[str, tuple[int, int]] = {}
+        for rank, row in enumerate(table):
+            place = self._trainer.layout.coords(rank)
+            for name, value in zip(self._names[place.place], row, strict=False):
+                share = name, place.tensor if split_dim(name) is not None else 0
+                holder, known = first.setdefault(share, (rank, value))
+                if known != value:
+                    wrong.setdefault(name, (holder, rank))
+        for name in self._shapes:  # in the order of the layers
+            if name in wrong:
+                raise self._differ(f"{name} of rank {wrong[name][1]} is not that of rank {wrong[name][0]}", step)
+        return sum(value * _odd_of(name) for (name, _), (_, value) in first.items()) & _MASK
+
+    def _compare_samples(self, table: list[list[int]], step: int) -> int:
+        """The number of what was drawn for all ranks."""
+        layout = self._trainer.layout
+        drawn: dict[object, tuple[int, int]] = {}
+        for rank, (*_, numbers, content) in enumerate(table):
+            place = layout.coords(rank)
+            if not self._reads[place.place]:
+                continue
+            mine = layout.micro_batches_of(place.replica)
+            for what, value in ((None, numbers), (mine, content)):
+                holder, known = drawn.setdefault(what, (rank, value))
+                if known != value:
+                    said = "drew other samples than" if what is None else "read another text for the same samples than"
+                    raise self._differ(f"rank {rank} {said} rank {holder}", step)
+        return drawn[None][1]
+
+    def _differ(self, what: str, step: int) -> ReplicasDiffer:
+        before = "" if self._equal_at is None else f"; all were equal behind step {self._equal_at}"
+        return ReplicasDiffer(f"Replicas differ behind step {step}: {what}{before}.")
+
+
+def _units(trainer: Trainer, stage: int) -> list[str]:
+    units = trainer.spec.model.units()
+    return [units[i] for i in trainer.layout.stage_units[stage]]
+
+
+def _origin(name: str, full: tuple[int, ...], rank: int, size: int) -> tuple[int, int]:
+    """Row and column of the full tensor, as a matrix, at which tensor rank `rank`'s share begins."""
+    dim = split_dim(name)
+    if dim is None or size == 1:
+        return 0, 0
+    begin = full[dim] // size * rank
+    return (begin, 0) if dim == 0 and len(full) > 1 else (0, begin)
+
+
+@torch.no_grad()
+def fingerprint(tensor: Tensor, row: int = 0, column: int = 0) -> int:
+    """Of a tensor that begins at (row, column) of a whole one; dimensions but the first count as columns."""
+    bits = tensor.detach().contiguous().view(_WORDS[tensor.element_size()])
+    matrix = bits.view(1, -1) if bits.dim() < 2 else bits.flatten(1)
+    rows, columns = matrix.shape
+    a, b = factors(row, rows, 1, matrix.device), factors(column, columns, 2, matrix.device)
+    at_once = max(1, _BLOCK // max(1, columns))
+    total = torch.zeros((), dtype=torch.int64, device=matrix.device)
+    for first in range(0, rows, at_once):
+        block = matrix[first : first + at_once].to(torch.int64) * b
+        total += (block.sum(1) * a[first : first + at_once]).sum()
+    return int(total) & _MASK
+
+
+@lru_cache(maxsize=256)
+def factors(first: int, count: int, key: int, device: torch.device) -> Tensor:
+    """Odd 64-bit numbers of the places first .. first + count - 1 (the mixing of SplitMix64, Steele et al. 2014)."""
+    x = torch.arange(first, first + count, dtype=torch.int64, device=device)
+    x = (x + key * (1 << 40)) * -7046029254386353131
+    x = (x ^ (x >> 30)) * -4658895280553007687
+    x = (x ^ (x >> 27)) * -7723592293110705685
+    return (x ^ (x >> 31)) | 1
+
+
+def of_arrays(arrays: Iterable[np.ndarray]) -> int:
+    """64 bits of the arrays' content."""
+    digest = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _odd_of(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") | 1
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

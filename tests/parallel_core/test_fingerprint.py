@@ -1,0 +1,158 @@
+"""Replicas are compared bit by bit: one flipped bit ends the run; equal models have equal numbers under any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.fingerprint import Fingerprints, ReplicasDiffer, _origin, fingerprint
+from parallel_core.engine.trainer import Trainer, run_rank
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.spec import RunSpec
+from parallel_core.tensor.parallelise import shard
+from tests.parallel_core import ranks
+
+MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+
+
+def spec_of(every: int = 3, steps: int = 8, model: dict[str, Any] | None = None, **parallel: Any) -> RunSpec:
+    train = {"steps": steps, "warmup_steps": 1, "global_batch": 8}
+    trace = {"fingerprint_every": every, "memory": False}
+    return RunSpec.model_validate({"model": model or MODEL, "train": train, "parallel": parallel, "trace": trace})
+
+
+def outcome(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, spoil: Callable[..., None]) -> str:
+    """How `run_rank` ends on a rank on which `spoil(trainer, step)` is called behind each step."""
+    stepped = Trainer.step
+
+    def step(self: Trainer, step: int) -> Any:
+        totals = stepped(self, step)
+        spoil(self, step)
+        return totals
+
+    Trainer.step = step  # type: ignore[method-assign]  # in this forked process alone
+    try:
+        run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank))
+    except ReplicasDiffer as error:
+        return str(error)
+    finally:
+        Trainer.step = stepped  # type: ignore[method-assign]
+    return "done"
+
+
+def flip(trainer: Trainer, step: int, at: int, on: int, name: str) -> None:
+    """Behind step `at`, the lowest bit of one element of `name` on rank `on`."""
+    if step == at and trainer.rank == on:
+        value = trainer.flat.named()[name].view(-1)[5:6]
+        value.view(torch.int32).bitwise_xor_(1)
+
+
+def ends(spec: RunSpec, spoil: Callable[..., None]) -> list[str]:
+    return ranks.run(spec, partial(outcome, spoil=spoil), ranks.scratch())
+
+
+def test_one_flipped_bit_on_one_replica_ends_the_run_on_every_rank() -> None:
+    name = "block.1.mlp.fc1.weight"
+    said = ends(spec_of(dp=2), partial(flip, at=3, on=1, name=name))
+    assert (
+        said
+        == [f"Replicas differ behind step 5: {name} of rank 1 is not that of rank 0; all were equal behind step 2."] * 2
+    )
+
+
+def test_what_tensor_ranks_hold_whole_is_compared_too() -> None:
+    said = ends(spec_of(tp=2), partial(flip, at=2, on=1, name="head.norm.weight"))
+    assert said[0].startswith("Replicas differ behind step 2: head.norm.weight of rank 1 is not that of rank 0")
+
+
+def test_tied_stages_are_compared_too() -> None:
+    spec = spec_of(model={**MODEL, "tied": True}, pp=2, micro_batches=2)
+    said = ends(spec, partial(flip, at=1, on=1, name="embed.token.weight"))
+    assert "embed.token.weight of rank 1 is not that of rank 0" in said[0]
+
+
+def _other_samples(trainer: Trainer, step: int) -> None:
+    if trainer.rank == 1:
+        trainer._sampler.seed += 1
+
+
+def test_other_samples_on_a_replica_are_found() -> None:
+    assert "rank 1 drew other samples than rank 0" in ends(spec_of(dp=2), _other_samples)[0]
+
+
+def _nothing(trainer: Trainer, step: int) -> None:
+    return
+
+
+def test_a_run_says_what_was_equal(tmp_path: Path) -> None:
+    spec = spec_of(dp=2, tp=2)
+    assert ranks.run(spec, partial(outcome, spoil=_nothing), tmp_path) == ["done"] * 4
+    (summary,) = [f.header for f in read_file(events_path(tmp_path, 0)) if f.kind == "summary"]
+    found = summary["fingerprint"]
+    assert (found["step"], found["checks"]) == (7, 3)  # behind steps 2, 5 and the last
+    assert found["seconds"] > 0
+    assert {len(found["parameters"]), len(found["samples"])} == {16}
+
+
+def prints(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    def use(trainer: Trainer) -> Any:
+        group = torch.distributed.group.WORLD if trainer.layout.world > 1 else None
+        return Fingerprints(trainer, group).check(0)[:3]
+
+    return ranks.with_trainer(spec, rank, meeting, folder, use)
+
+
+def test_the_numbers_are_the_same_under_every_layout() -> None:
+    tied = {**MODEL, "tied": True, "kv_heads": 2, "activation": "swiglu"}
+    splits: tuple[dict[str, int], ...] = ({}, {"tp": 2}, {"pp": 2, "micro_batches": 2}, {"dp": 2}, {"tp": 2, "pp": 2})
+    found = {p for split in splits for p in ranks.run(spec_of(model=tied, **split), prints, ranks.scratch())}
+    assert len(found) == 1
+
+
+def test_0_compares_nothing(tmp_path: Path) -> None:
+    assert ranks.run(spec_of(every=0), partial(outcome, spoil=_nothing), tmp_path) == ["done"]
+    (summary,) = [f.header for f in read_file(events_path(tmp_path, 0)) if f.kind == "summary"]
+    assert "fingerprint" not in summary
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+def test_shares_add_up_and_any_bit_shows(data: st.DataObject, dtype: torch.dtype) -> None:
+    name, shape = data.draw(
+        st.sampled_from(
+            [("a.fc1.weight", (8, 6)), ("a.fc2.weight", (6, 8)), ("a.qkv.bias", (8,)), ("a.norm.bias", (5,))]
+        )
+    )
+    full = torch.randn(shape).to(dtype)
+    whole = fingerprint(full)
+    if not name.startswith("a.norm"):
+        parts = [fingerprint(shard(full, name, rank, 2), *_origin(name, shape, rank, 2)) for rank in range(2)]
+        assert sum(parts) % 2**64 == whole
+    at = data.draw(st.integers(0, full.numel() - 1))
+    bit = data.draw(st.integers(0, 8 * full.element_size() - 1))
+    words = full.view(-1).view(torch.uint8).numpy()
+    words[at * full.element_size() + bit // 8] ^= np.uint8(1 << bit % 8)
+    assert fingerprint(full) != whole
+
+
+@pytest.mark.parametrize("shape", [(300, 700), (3, 70_000), (4, 3, 3, 3), (200_000,)])
+def test_the_order_of_the_sum_does_not_matter(shape: tuple[int, ...]) -> None:
+    """Exact, against whole numbers without a limit."""
+    from parallel_core.engine.fingerprint import factors
+
+    full = torch.randn(shape)
+    matrix = full.view(torch.int32).view(1, -1) if len(shape) == 1 else full.view(torch.int32).flatten(1)
+    a = factors(0, len(matrix), 1, full.device).numpy().astype(object)
+    b = factors(0, matrix.shape[1], 2, full.device).numpy().astype(object)
+    exact = sum(int(x) * int((row.astype(object) * b).sum()) for x, row in zip(a, matrix.numpy(), strict=True))
+    assert fingerprint(full) == exact % 2**64
