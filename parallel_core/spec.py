@@ -111,6 +111,8 @@ class TrainSpec(_Spec):
     loss_scale_backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
     corpus: str = "stdlib"
     device: DeviceKind = "cpu"
+    deterministic: bool = False
+    """Only algorithms that give the same bits every time, maybe slower ones (torch.use_deterministic_algorithms)."""
     checkpoint_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 0
     """Steps between checkpoints, and one behind the last step. 0 saves only where the run is stopped in good order."""
     keep: Annotated[int, Field(ge=1, le=limits.MAX_KEPT)] = 2

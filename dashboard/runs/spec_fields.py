@@ -101,6 +101,7 @@ GROUPS = (
             Entry("train.loss_scale_window", "Loss scale grows after", "good steps in a row"),
             Entry("train.loss_scale_growth", "Loss scale growth"),
             Entry("train.loss_scale_backoff", "Loss scale back-off", "when gradients overflow"),
+            Entry("train.deterministic", "Deterministic algorithms"),
             Entry("train.checkpoint_every", "Checkpoint every", "steps; 0 saves only when stopped"),
             Entry("train.keep", "Checkpoints kept", "the newest ones"),
             Entry("trace.trace_every", "Trace every", "steps; 0 traces one step only"),

@@ -60,7 +60,8 @@ class Stored:
 class Manifest:
     """`step` steps are done; `run` and `attempt` (0 without a dashboard) wrote it under `spec`.
 
-    Tensors are named `<kind>/<parameter>`, e.g. `value/embed.token.weight`. `scalars` are the optimizer's numbers.
+    Tensors are named `<kind>/<parameter>`, e.g. `value/embed.token.weight`; `stat/` are running statistics. `scalars`
+    are the optimizer's numbers.
     """
 
     step: int

@@ -1,7 +1,8 @@
 """Saving and loading a training state by parameter name, independent of the layout.
 
-Saved are the values, the optimizer's buffers, its numbers, and the steps done. That is everything: the sampler, and
-whatever else is random, is a function of (seed, step). Of tensors that several ranks hold, one rank writes each.
+Saved are the values, the optimizer's buffers, running statistics, the optimizer's numbers, and the steps done. That is
+everything: the sampler, and whatever else is random, is a function of (seed, step). Of tensors that several ranks hold,
+one rank writes each.
 
 `Saver.save` copies the state and returns; a thread writes the copy while training goes on. At most one save is under
 way: the next one waits for it.
@@ -23,7 +24,7 @@ from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import storage
 from parallel_core.engine.optimizer import Pieces
-from parallel_core.engine.shares import Share, split
+from parallel_core.engine.shares import Box, Share, split
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.records import Sink
 from parallel_core.tensor.parallelise import split_dim
@@ -55,6 +56,13 @@ class State:
             for slot in self._slots
             if not writing or self._writes(slot.name, self._whole(pieces))
             if (share := self._share(slot, first, memory)) is not None
+        }
+
+    def statistics(self, tensors: Mapping[str, Tensor]) -> dict[str, Share]:
+        """`stat/<name>` -> share, of state that is no parameter: each tensor whole."""
+        return {
+            f"stat/{name}": Share(tensor.shape, [(Box((0,) * tensor.dim(), tuple(tensor.shape)), tensor.view(-1))])
+            for name, tensor in tensors.items()
         }
 
     def mine(self, buffers: Buffers) -> Buffers:
@@ -117,7 +125,9 @@ class Saver:
             kind: tuple((first, memory.detach().to("cpu", copy=True)) for first, memory in pieces)
             for kind, pieces in mine.items()
         }
-        arguments = (done, copy, trainer.scalars(), time.perf_counter() - began)
+        held = trainer.chunks.buffers() if not trainer.place.replica and not trainer.place.tensor else {}
+        stats = {name: tensor.detach().to("cpu", copy=True) for name, tensor in held.items()}
+        arguments = (done, copy, stats, trainer.scalars(), time.perf_counter() - began)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -129,11 +139,14 @@ class Saver:
         if self._error is not None:
             raise self._error
 
-    def _write(self, done: int, copy: Buffers, scalars: Mapping[str, float], blocked: float) -> None:
+    def _write(
+        self, done: int, copy: Buffers, stats: Mapping[str, Tensor], scalars: Mapping[str, float], blocked: float
+    ) -> None:
         rank, order, began = self._trainer.rank, self._order, time.perf_counter()
         try:
             where = folders.saving(order.folder, order.attempt, done)
-            part = storage.write(self._state.shares(copy, writing=True), where / f"rank-{rank}.bin")
+            shares = {**self._state.shares(copy, writing=True), **self._state.statistics(stats)}
+            part = storage.write(shares, where / f"rank-{rank}.bin")
             folders.write_part(where, rank, part)
             if rank == 0:
                 self._publish(where, done, scalars, blocked, began)
@@ -166,6 +179,8 @@ def load(trainer: Trainer, path: Path) -> int:
     """
     manifest = manifests.read(path)
     manifests.require_match(manifest, trainer.spec)
-    storage.load(State(trainer).shares(trainer.buffers()), path, manifest)
+    state = State(trainer)
+    shares = {**state.shares(trainer.buffers()), **state.statistics(trainer.chunks.buffers())}
+    storage.load(shares, path, manifest)
     trainer.load_scalars(manifest.scalars)
     return manifest.step

@@ -101,6 +101,16 @@ class CudaDevice:
         return recorder_for("cuda", stage=stage, replica=replica)
 
 
+def be_deterministic() -> None:
+    """From now on this process takes the algorithms that give the same bits every time; where an operation has none it
+    raises RuntimeError. To be called before the device is opened: cuBLAS reads its setting then."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # docs.nvidia.com/cuda/cublas, "Results reproducibility"
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it guards against bugs, at the price of a memset
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
 def open_device(kind: DeviceKind) -> Device:
     """The device of this process."""
     return CudaDevice() if kind == "cuda" else CpuDevice()

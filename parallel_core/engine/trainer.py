@@ -15,7 +15,7 @@ from parallel_core.data.dataset import open_dataset
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine import checkpoint
 from parallel_core.engine.chunks import Chunks
-from parallel_core.engine.device import Device, open_device
+from parallel_core.engine.device import Device, be_deterministic, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
 from parallel_core.engine.executor import Executor, Parts
 from parallel_core.engine.fingerprint import Fingerprints, of_arrays
@@ -185,6 +185,8 @@ def run_rank(
     Raises Stopped where SIGTERM ended it in good order, else what went wrong; whoever started the rank reports it.
     """
     spec = broken(spec)
+    if spec.train.deterministic:
+        be_deterministic()
     device = open_device(spec.train.device)
     layout = Layout.of(spec)
     report = Reporter(spec, rank, sink, device)

@@ -131,6 +131,20 @@ def test_another_layout_goes_on_with_the_same_numbers(
     np.testing.assert_allclose(got, want, rtol=bound, atol=0)
 
 
+@pytest.mark.parametrize("after", [{"dp": 2}, {"pp": 2}], ids=["same", "pp2"])
+def test_running_statistics_go_on_too(after: dict[str, Any], tmp_path: Path) -> None:
+    model, train = {"kind": "resnet50", "width": 2}, TRAIN | {"precision": "fp64", "lr": 1e-3}
+
+    def spec(split: dict[str, Any]) -> RunSpec:
+        return RunSpec.model_validate({"model": model, "train": train, "parallel": split})
+
+    want, got = go_on(spec({"dp": 2}), spec(after), tmp_path)
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=0)
+    kept = {name: value for name, value in tensors(tmp_path / "second").items() if name.startswith("stat/")}
+    assert len(kept) == 2 * 53  # a mean and a variance behind each of ResNet-50's convolutions
+    assert all(value.any() and (value != 1).any() for value in kept.values())
+
+
 # One process: what is refused, and what is left behind
 
 
