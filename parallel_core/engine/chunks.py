@@ -13,13 +13,13 @@ from parallel_core.engine.distributed import Group
 from parallel_core.engine.flat import FlatParameters, Shard
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.stage import Batch, Stage
-from parallel_core.models.initial import initial
+from parallel_core.models.initial import fill
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.scope import Scope
 from parallel_core.plan.places import alone_of, shards_of
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
-from parallel_core.tensor.parallelise import shard
+from parallel_core.tensor.parallelise import split_dim
 from parallel_core.tensor.weights import WeightGradients
 
 
@@ -51,12 +51,12 @@ class Chunks:
             stage.prepare(replicas, device)
 
     def _fill(self, spec: RunSpec, group: TensorGroup) -> None:
-        """Give every parameter its first value: the full one, cut to this rank's share."""
+        """Give every parameter its first value: of the full one, this rank's share alone."""
         shapes = parameter_shapes(spec.model, list(self.names))
-        with torch.no_grad():
-            for slot in self.flat:
-                full = initial(spec.model, spec.train.seed, slot.name, shapes[slot.name])
-                slot.parameter.copy_(shard(full, slot.name, group.rank, group.size))
+        for slot in self.flat:
+            dim = (split_dim(slot.name) if group.size > 1 else None) or 0
+            at = 0 if split_dim(slot.name) is None else group.rank * slot.parameter.shape[dim]
+            fill(slot.parameter, spec.model, spec.train.seed, slot.name, shapes[slot.name], dim, at)
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Global name -> state of the layers that is no parameter: running statistics."""

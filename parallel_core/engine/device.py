@@ -106,7 +106,7 @@ def be_deterministic() -> None:
     raises RuntimeError. To be called before the device is opened: cuBLAS reads its setting then."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # docs.nvidia.com/cuda/cublas, "Results reproducibility"
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it guards against bugs, at the price of a memset
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010  # a memset against bugs
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 

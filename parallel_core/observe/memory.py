@@ -198,6 +198,8 @@ class _Follow(TorchDispatchMode):
 
     def _show(self, out: Any) -> None:
         if isinstance(out, torch.Tensor):
+            if out.is_meta:  # has a size, and holds nothing
+                return
             self.meter.seen(out.untyped_storage())
         elif isinstance(out, (tuple, list)):
             for item in out:
