@@ -27,7 +27,7 @@ from parallel_core.engine.optimizer import Pieces
 from parallel_core.engine.shares import Box, Share, split
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.records import Sink
-from parallel_core.tensor.parallelise import split_dim
+from parallel_core.outline.splits import split_dim
 
 if TYPE_CHECKING:
     from parallel_core.engine.trainer import Trainer

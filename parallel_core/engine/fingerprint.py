@@ -23,7 +23,7 @@ from parallel_core.engine.distributed import Group
 from parallel_core.engine.norm import held
 from parallel_core.models.registry import buffer_shapes, parameter_shapes
 from parallel_core.outline import outline_of
-from parallel_core.tensor.parallelise import split_dim
+from parallel_core.outline.splits import split_dim
 
 if TYPE_CHECKING:
     from parallel_core.engine.trainer import Trainer

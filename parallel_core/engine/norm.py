@@ -20,9 +20,9 @@ from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.stop import StopRequest
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
+from parallel_core.outline.splits import split_dim
 from parallel_core.plan.places import shards_of
 from parallel_core.spec import ModelSpec, RunSpec
-from parallel_core.tensor.parallelise import split_dim
 
 
 class Totals(NamedTuple):

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from parallel_core.engine.distributed import Groups
 from parallel_core.engine.flat import FlatParameters
+from parallel_core.outline.splits import summed_by_rows
 from parallel_core.plan.places import TIED
-from parallel_core.tensor.parallelise import summed_by_rows
 
 
 class SharedGradients:

@@ -112,6 +112,10 @@ class Outline(ABC):
     def costs(self, spec: RunSpec) -> list[UnitCost]:
         """Cost of each layer on a rank of `spec` (whose model this is)."""
 
+    def matrices(self) -> list[dict[str, tuple[int, ...]]]:
+        """Of each layer the full shapes of its parameters by local name, in order; [] where only sizes are known."""
+        return []
+
     def core_flops(self) -> int:
         """FLOPs of one sample in the part of a block that selective recomputation runs again; 0 where there is none."""
         return 0

@@ -16,10 +16,12 @@ What stays in fp32 where the rest has 16 bits (statistics of norms, log-sum-exp,
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from parallel_core.outline.base import Outline, UnitCost
 from parallel_core.outline.recompute import recomputed
+from parallel_core.outline.splits import split_dim
 from parallel_core.rules import divisors, few, rule
 
 if TYPE_CHECKING:
@@ -126,6 +128,18 @@ class GptOutline(Outline):
         mlp = 2 * s * h * self.ffn * (3 if model.activation == "swiglu" else 2)
         return (s * h, *([attention, mlp] * model.layers), 2 * s * h * model.vocab)
 
+    def matrices(self) -> list[dict[str, tuple[int, ...]]]:
+        model, h = self.model, self.model.hidden
+        wide = 2 * self.ffn if model.activation == "swiglu" else self.ffn
+        norm: dict[str, tuple[int, ...]] = {"norm.weight": (h,)}
+        if model.norm == "layernorm":
+            norm["norm.bias"] = (h,)
+        positions: dict[str, tuple[int, ...]] = {"position.weight": (model.seq, h)}
+        embed = {"token.weight": (model.vocab, h), **(positions if model.positions == "learned" else {})}
+        attention = {**norm, **self._linear("qkv", self._qkv, h), **self._linear("proj", h, h)}
+        mlp = {**norm, **self._linear("fc1", wide, h), **self._linear("fc2", h, self.ffn)}
+        return [embed, *([attention, mlp] * model.layers), {**norm, "output.weight": (model.vocab, h)}]
+
     def core_flops(self) -> int:
         """Of the scores and of what they weigh: 4 s^2 h."""
         return 4 * self.model.seq**2 * self.model.hidden
@@ -147,29 +161,34 @@ class GptOutline(Outline):
         """Rows of the matrix that makes queries, keys and values."""
         return (self.model.heads + 2 * self.kv_heads) * self.head_dim
 
-    def _norm(self, spec: RunSpec) -> tuple[tuple[int, ...], int]:
-        """(parameters, kept elements) of a norm."""
-        h, rows, wide = self.model.hidden, self._rows(spec), spec.fp32_elements
-        return ((h, h), rows * (h + 2 * wide)) if self.model.norm == "layernorm" else ((h,), rows * (h + wide))
+    def _norm(self, spec: RunSpec) -> int:
+        """Elements that a norm keeps."""
+        numbers = 2 if self.model.norm == "layernorm" else 1
+        return self._rows(spec) * (self.model.hidden + numbers * spec.fp32_elements)
 
-    def _linear(self, rows: int, columns: int, biased: bool = True) -> tuple[int, ...]:
-        return (rows * columns, rows) if biased and self.model.bias else (rows * columns,)
+    def _linear(self, name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
+        weight: dict[str, tuple[int, ...]] = {f"{name}.weight": (outputs, inputs)}
+        return weight | ({f"{name}.bias": (outputs,)} if self.model.bias else {})
+
+    def _parameters(self, spec: RunSpec, unit: int) -> tuple[int, ...]:
+        """Elements of each parameter of layer `unit` that a rank holds."""
+        tp = spec.parallel.tp
+        return tuple(
+            prod(shape) // (1 if split_dim(f".{name}") is None else tp) for name, shape in self.matrices()[unit].items()
+        )
 
     def _embed(self, spec: RunSpec) -> UnitCost:
         model = self.model
         table, out = model.vocab * model.hidden // spec.parallel.tp, self._bsh(spec)
-        learned = (model.seq * model.hidden,) if model.positions == "learned" else ()
-        return UnitCost((table, *learned), 0, 0, out + table)
+        return UnitCost(self._parameters(spec, 0), 0, 0, out + table)
 
     def _attention(self, spec: RunSpec) -> UnitCost:
         model, t, bsh = self.model, spec.parallel.tp, self._bsh(spec)
-        h, rows = model.hidden, spec.micro_batch_size * model.seq
-        norm, kept = self._norm(spec)
-        qkv, matrix = rows * self._qkv // t, self._matrix(spec)
+        qkv, matrix = spec.micro_batch_size * model.seq * self._qkv // t, self._matrix(spec)
         return UnitCost(
-            parameters=(*norm, *self._linear(self._qkv // t, h), h * h // t, *((h,) if model.bias else ())),
+            parameters=self._parameters(spec, 1),
             boundary=self._entering(spec),
-            inner=kept + qkv + bsh // t + self._core(spec),
+            inner=self._norm(spec) + qkv + bsh // t + self._core(spec),
             passing=bsh + qkv + bsh // t + (0 if fused_attention(spec) else 2 * matrix) + self._gathered(spec),
             gathered=2 * self._foreign(spec),
         )
@@ -191,11 +210,10 @@ class GptOutline(Outline):
         model, bsh = self.model, self._bsh(spec)
         h, rows, f = model.hidden, spec.micro_batch_size * model.seq, self.ffn // spec.parallel.tp
         wide = 2 * f if model.activation == "swiglu" else f
-        norm, kept = self._norm(spec)
         return UnitCost(
-            parameters=(*norm, *self._linear(wide, h), h * f, *((h,) if model.bias else ())),
+            parameters=self._parameters(spec, 2),
             boundary=self._entering(spec),
-            inner=kept + 2 * rows * wide,
+            inner=self._norm(spec) + 2 * rows * wide,
             passing=bsh + rows * wide + h * wide + self._gathered(spec),
             gathered=2 * self._foreign(spec),
         )
@@ -204,11 +222,10 @@ class GptOutline(Outline):
         model, t, bsh = self.model, spec.parallel.tp, self._bsh(spec)
         h, rows = model.hidden, spec.micro_batch_size * model.seq
         logits, matrix = spec.fp32_elements * rows * model.vocab // t, model.vocab * h // t
-        norm, kept = self._norm(spec)
         return UnitCost(
-            parameters=(*norm, matrix),
+            parameters=self._parameters(spec, -1),
             boundary=self._entering(spec),
-            inner=kept + logits,
+            inner=self._norm(spec) + logits,
             passing=max(logits * (2 if t == 1 else 1), bsh + matrix + self._gathered(spec)),
             gathered=self._foreign(spec),
         )

@@ -18,6 +18,8 @@ class Begun(NamedTuple):
 
     tensor: Tensor
     work: Any
+    moved: int
+    """Bytes of the whole tensor, of which a rank may keep some rows."""
 
 
 class TensorGroup:
@@ -35,37 +37,37 @@ class TensorGroup:
             return tensor
         start = self._scope.mark()
         self._begin(tensor, op).wait()
-        self._record(start, tensor)
+        self._record(start, tensor.nbytes)
         return tensor
 
     def begin_all_reduce(self, tensor: Tensor) -> Begun:
         """The same, asynchronous: returns what `end` waits for."""
-        return Begun(tensor, self._begin(tensor) if self.size > 1 else None)
+        return Begun(tensor, self._begin(tensor) if self.size > 1 else None, tensor.nbytes)
 
     def begin_gather(self, mine: Tensor) -> Begun:
         """Everyone's (1, rows / size, width), in the order of ranks, as (1, rows, width)."""
         mine = mine.contiguous()
         out = mine.new_empty(1, self.size * mine.shape[1], mine.shape[2])
         work = dist.all_gather_single(out.view(-1), mine.view(-1), group=self._group, async_op=True)
-        return Begun(out, late(work, self._delay))
+        return Begun(out, late(work, self._delay), out.nbytes)
 
     def begin_scatter(self, tensor: Tensor) -> Begun:
         """This rank's rows of the sum over the group: (..., width) -> (1, rows / size, width)."""
         tensor = tensor.contiguous()
         out = tensor.new_empty(1, tensor[..., 0].numel() // self.size, tensor.shape[-1])
         work = dist.reduce_scatter_single(out.view(-1), tensor.view(-1), group=self._group, async_op=True)
-        return Begun(out, late(work, self._delay))
+        return Begun(out, late(work, self._delay), tensor.nbytes)
 
     def end(self, begun: Begun) -> Tensor:
         """Wait for it. Only the wait is recorded: what computation hid costs nothing."""
         if begun.work is not None:
             start = self._scope.mark()
             begun.work.wait()
-            self._record(start, begun.tensor)
+            self._record(start, begun.moved)
         return begun.tensor
 
     def _begin(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
         return late(dist.all_reduce(tensor, op, group=self._group, async_op=True), self._delay)
 
-    def _record(self, start: Any, tensor: Tensor) -> None:
-        self._scope.span(Kind.TP_COLLECTIVE, LANE_COLLECTIVE, start, tensor.numel() * tensor.element_size())
+    def _record(self, start: Any, moved: int) -> None:
+        self._scope.span(Kind.TP_COLLECTIVE, LANE_COLLECTIVE, start, moved)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from parallel_core.models.dropout import Dropout
 from parallel_core.models.layers import CrossEntropySum, Positions
+from parallel_core.outline.splits import ROW, VOCAB, split_dim
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import ColumnLinear, RowLinear
 from parallel_core.tensor.sequence import (
@@ -17,10 +18,6 @@ from parallel_core.tensor.sequence import (
 )
 from parallel_core.tensor.vocab import VocabCrossEntropy, VocabEmbedding
 from parallel_core.tensor.weights import WeightGradients
-
-COLUMN = frozenset({"qkv", "fc1", "output"})
-ROW = frozenset({"proj", "fc2"})
-VOCAB = frozenset({"token"})
 
 
 def parallelise(unit: nn.Module, group: TensorGroup, weights: WeightGradients, rows: Rows | None = None) -> nn.Module:
@@ -58,20 +55,6 @@ def _share_rows(unit: nn.Module, rows: Rows, weights: WeightGradients) -> nn.Mod
         elif isinstance(layer, Dropout):
             layer.held = rows.held
     return unit
-
-
-def summed_by_rows(name: str) -> bool:
-    """Whether, with sequence parallelism, each tensor rank has only its rows' part of this parameter's gradient: of
-    what is not split, all but the biases of row-parallel layers, whose backward gathers the gradient."""
-    return split_dim(name) is None and name.rsplit(".", 2)[-2] not in ROW
-
-
-def split_dim(name: str) -> int | None:
-    """Dimension along which the full parameter `name` is split over the tensor group; None = every rank has it all."""
-    layer, kind = name.rsplit(".", 2)[-2:]
-    if layer in COLUMN or layer in VOCAB:
-        return 0
-    return 1 if layer in ROW and kind == "weight" else None
 
 
 def shard(full: Tensor, name: str, rank: int, size: int) -> Tensor:

@@ -17,8 +17,8 @@ import torch
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
 from parallel_core.models.numerics import wide
+from parallel_core.outline.splits import split_dim
 from parallel_core.spec import DRAWN, RunSpec
-from parallel_core.tensor.parallelise import split_dim
 from tests.parallel_core import ranks
 
 STEPS = 3

@@ -1,0 +1,47 @@
+"""What of the model one rank holds: its layers, and of each matrix which part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parallel_core.layout import Layout
+from parallel_core.outline import outline_of
+from parallel_core.outline.splits import split_dim
+from parallel_core.spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A parameter: its full `shape`; `dim` along which part `part` of `parts` is held, None where all of it is."""
+
+    name: str
+    shape: tuple[int, ...]
+    dim: int | None
+    part: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A layer of a rank, with its stage. `matrices` is empty where only sizes are known."""
+
+    stage: int
+    unit: str
+    matrices: tuple[Matrix, ...]
+
+
+def held(spec: RunSpec, rank: int) -> list[Held]:
+    """Layers of `rank` in order. Raises ValueError where the run has no such rank."""
+    layout, outline = Layout.of(spec), outline_of(spec.model)
+    place, _, tensor = layout.coords(rank)
+    units, shapes = outline.units(), outline.matrices()
+    return [
+        Held(stage, units[i], tuple(_matrix(n, s, tensor, layout.tp) for n, s in shapes[i].items()) if shapes else ())
+        for stage in layout.stages_of(place)
+        for i in layout.stage_units[stage]
+    ]
+
+
+def _matrix(name: str, shape: tuple[int, ...], tensor: int, tp: int) -> Matrix:
+    dim = split_dim(f".{name}") if tp > 1 else None
+    return Matrix(name, shape, dim, tensor if dim is not None else 0, tp if dim is not None else 1)

@@ -1,0 +1,101 @@
+"""What each rank of a run says to whom in one step, in bytes, before it runs: the sizes that measured spans record.
+
+A collective counts the bytes of the tensor that is reduced, gathered or scattered, whole; on a ring each rank sends and
+receives (n - 1)/n of it for a gather or scatter and twice that for an all-reduce (Patarasuk and Yuan 2009). Not
+counted: the few bytes of norm and loss, statistics of batch normalisation, the loss over a split vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from parallel_core.layout import Layout
+from parallel_core.outline import block_of
+from parallel_core.outline.recompute import recomputed
+from parallel_core.plan.peak import by_stage
+from parallel_core.plan.units import boundary_elements
+from parallel_core.spec import RunSpec
+
+GroupKind = Literal["tensor", "data", "next", "before"]
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """What a rank has to do with one group in a step: `what` in words, over `ranks`, `calls` times, `bytes` in all."""
+
+    kind: GroupKind
+    ranks: tuple[int, ...]
+    what: str
+    calls: int
+    bytes: int
+
+
+def talks(spec: RunSpec, rank: int) -> list[Talk]:
+    """Of `rank`, in the order tensor group, replicas, neighbours in the pipeline; only what there is.
+
+    Raises ValueError where the run has no such rank.
+    """
+    layout = Layout.of(spec)
+    place, _, tensor = layout.coords(rank)
+    found: list[Talk] = []
+    if layout.tp > 1:
+        ranks = next(group for group in layout.tensor_groups() if rank in group)
+        found.append(_tensor(spec, layout, place, ranks))
+    if layout.dp > 1:
+        replicas = layout.data_groups()[place * layout.tp + tensor]
+        found.extend(_data(spec, place, replicas))
+    return found + _pipeline(spec, layout, rank)
+
+
+def _tensor(spec: RunSpec, layout: Layout, place: int, ranks: tuple[int, ...]) -> Talk:
+    """Each layer's collectives: one forward, one backward of its activations; with sequence parallelism gathers and
+    scatters in their place (Korthikanti et al. 2022, figure 5), and one gather more for the gradient of weights."""
+    split, units = spec.parallel, spec.model.units()
+    again = recomputed(split, units) if split.recompute == "full" else frozenset()
+    calls = 0
+    for unit in (units[i] for stage in layout.stages_of(place) for i in layout.stage_units[stage]):
+        forward, backward = _calls(unit, units, split.sequence)
+        calls += forward * (2 if block_of(unit) in again else 1) + backward
+    whole = spec.micro_batch_size * spec.model.seq * spec.model.hidden * spec.element_bytes
+    what = "gathers and scatters of activations by rows" if split.sequence else "all-reduces of activations"
+    return Talk("tensor", ranks, what, calls * split.micro_batches, calls * split.micro_batches * whole)
+
+
+def _calls(unit: str, units: Sequence[str], sequence: bool) -> tuple[int, int]:
+    """Collectives over a micro-batch's activations in forward and backward of a layer."""
+    if unit == units[0]:
+        return 1, int(sequence)
+    if unit == units[-1]:
+        return int(sequence), 2 if sequence else 1
+    return (2, 3) if sequence else (1, 1)
+
+
+def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[Talk]:
+    held = by_stage(spec)[place]
+    if not spec.parallel.zero:
+        return [Talk("data", replicas, "all-reduce of gradients", 1, held.grads)]
+    return [
+        Talk("data", replicas, "reduce-scatter of gradients", 1, held.grads),
+        Talk("data", replicas, "gather of the parameters that others updated", 1, held.params),
+    ]
+
+
+def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[Talk]:
+    """Activations to the place of the next stage and gradients back, over all stages whose neighbour is elsewhere."""
+    place, replica, tensor = layout.coords(rank)
+    edges, m, size = boundary_elements(spec), spec.parallel.micro_batches, spec.element_bytes
+    found: list[Talk] = []
+    for here, there in pairwise(range(layout.stages)):
+        a, b = layout.place(here), layout.place(there)
+        moved = m * edges[layout.stage_units[there][0]] * size
+        if a == b or place not in (a, b):
+            continue
+        peer = (layout.rank(b if place == a else a, replica, tensor),)
+        out, back = ("sends", "receives") if place == a else ("receives", "sends")
+        kind: GroupKind = "next" if place == a else "before"
+        found.append(Talk(kind, peer, f"{out} activations of stage {there}'s input", m, moved))
+        found.append(Talk(kind, peer, f"{back} gradients of stage {there}'s input", m, moved))
+    return found

@@ -1,0 +1,118 @@
+"""What ranks are predicted to say to each other, against the bytes of the spans of real ranks; and what they hold."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from parallel_core.layout import Layout
+from parallel_core.local import LocalYard
+from parallel_core.model_spec import ModelSpec
+from parallel_core.models.registry import parameter_shapes
+from parallel_core.plan.holdings import held
+from parallel_core.plan.peak import by_stage
+from parallel_core.plan.traffic import talks
+from parallel_core.plan.units import unit_costs
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
+from tests.parallel_core.strategies import run_specs
+
+MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+SPLITS: list[dict[str, Any]] = [
+    {"tp": 2, "micro_batches": 2},
+    {"tp": 2, "micro_batches": 2, "recompute": "full"},
+    {"tp": 2, "micro_batches": 2, "sequence": True, "recompute": "full"},
+    {"tp": 2, "sequence": True, "pp": 2, "micro_batches": 4},
+    {"dp": 2, "zero": 1},
+    {"dp": 2, "tp": 2},
+    {"pp": 2, "micro_batches": 4, "schedule": "interleaved"},
+    {"pp": 2, "micro_batches": 4, "schedule": "zb-v"},
+]
+LEFT_OUT = {Kind.NORM, Kind.BUCKET}
+SAID = {
+    Kind.TP_COLLECTIVE: "tensor",
+    Kind.ALLREDUCE: "data",
+    Kind.REDUCE_SCATTER: "data",
+    Kind.GATHER: "data",
+    Kind.SEND_ACT: "next",
+    Kind.RECV_GRAD: "next",
+    Kind.RECV_ACT: "before",
+    Kind.SEND_GRAD: "before",
+}
+
+
+def test_the_bytes_of_every_group_are_those_of_the_spans(tmp_path: Path) -> None:
+    with LocalYard() as yard:
+        for i, split in enumerate(SPLITS):
+            train = {"steps": 4, "warmup_steps": 2, "global_batch": 8}
+            spec = RunSpec.model_validate({"model": MODEL, "parallel": split, "train": train})
+            outcome = yard.run(spec, tmp_path / str(i))
+            assert outcome.ok, outcome.failure()
+            for rank, rows in outcome.traced().items():
+                assert _measured(spec, rows) == _predicted(spec, rank), (split, rank)
+
+
+def _measured(spec: RunSpec, rows: Any) -> Counter[str]:
+    """Bytes by group. The loss over a split vocabulary is left out: its messages are shorter than any activation."""
+    whole = spec.micro_batch_size * spec.model.seq * spec.model.hidden * spec.element_bytes
+    out: Counter[str] = Counter()
+    for row in rows:
+        kind, size = Kind(int(row["kind"])), int(row["bytes"])
+        if kind in SAID and size and not (kind is Kind.TP_COLLECTIVE and size < whole):
+            out[SAID[kind]] += size
+    return out
+
+
+def _predicted(spec: RunSpec, rank: int) -> Counter[str]:
+    out: Counter[str] = Counter()
+    for talk in talks(spec, rank):
+        out[talk.kind] += talk.bytes
+    return out
+
+
+@given(run_specs())
+def test_what_one_end_sends_the_other_receives(spec: RunSpec) -> None:
+    """And every rank is in the group that it names."""
+    said: Counter[tuple[int, int]] = Counter()
+    for rank in range(Layout.of(spec).world):
+        for talk in talks(spec, rank):
+            assert talk.calls and talk.bytes
+            if talk.kind in ("tensor", "data"):
+                assert rank in talk.ranks
+                continue
+            (peer,) = talk.ranks
+            way = 1 if talk.what.startswith("sends") else -1
+            said[min(rank, peer), max(rank, peer)] += way * talk.bytes
+    assert not any(said.values())
+
+
+@given(run_specs())
+def test_ranks_hold_what_memory_is_predicted_for(spec: RunSpec) -> None:
+    costs, units = unit_costs(spec), spec.model.units()
+    for memory in by_stage(spec):
+        for layer in held(spec, memory.rank):
+            sizes = [math.prod(matrix.shape) // matrix.parts for matrix in layer.matrices]
+            assert sizes == list(costs[units.index(layer.unit)].parameters)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ModelSpec(layers=1, hidden=32, heads=4, kv_heads=2),
+        ModelSpec(layers=1, hidden=32, activation="swiglu", norm="rmsnorm", positions="rope", bias=False),
+    ],
+)
+def test_matrices_are_those_that_are_built(model: ModelSpec) -> None:
+    spec = RunSpec.model_validate({"model": model.model_dump()})
+    named = {f"{layer.unit}.{matrix.name}": matrix.shape for layer in held(spec, 0) for matrix in layer.matrices}
+    assert named == parameter_shapes(model)
+
+
+def test_a_rank_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"rank 2 is outside 0 \.\. 1"):
+        talks(RunSpec.model_validate({"parallel": {"dp": 2}}), 2)
