@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dashboard.runs import page_charts, selectors
+from pydantic import ValidationError
+
+from dashboard.runs import layout_picture, page_charts, selectors
 from dashboard.runs.models import Run, State
 from dashboard.runs.page_tiles import memory_limit
 from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
 from parallel_core.analysis.sentences import COMPONENT_NAMES
 from parallel_core.faults import spelt
-from parallel_core.spec import TraceSpec
+from parallel_core.spec import RunSpec, TraceSpec
 
 TABS = {
     "timeline": "Timeline",
     "memory": "Memory",
     "metrics": "Metrics",
     "ranks": "Ranks",
+    "layout": "Layout",
     "logs": "Logs",
     "spec": "Spec",
     "events": "Events",
@@ -27,7 +30,7 @@ LOG_TAIL = 64 * 1024
 
 
 def tab_context(tab: str, run: Run, rank: int, step: int | None) -> dict[str, Any]:
-    """What the template of `tab` needs; `rank` matters to logs alone, `step` to the timeline."""
+    """What the template of `tab` needs; `rank` matters to logs and layout, `step` to the timeline."""
     if tab == "timeline":
         names = [COMPONENT_NAMES[name] for name in COMPONENTS]
         return {"components": names, "breakdown": page_charts.breakdown_rows(run, step)}
@@ -38,12 +41,23 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None) -> dict[str, An
         return {"charts": page_charts.metrics(run)}
     if tab == "ranks":
         return {"ranks": rank_rows(run), "equal": equal_sentence(run)}
+    if tab == "layout":
+        return {"layout": _layout(run, rank), "layout_groups": layout_picture.GROUPS}
     if tab == "logs":
         return _logs(run, rank)
     if tab == "spec":
         return {"spec_groups": _spec_groups(run.spec), "spec_text": json.dumps(run.spec, indent=2)}
     events = run.events.select_related("actor", "attempt")
     return {"events": events, "attempts": run.attempts.order_by("number")}
+
+
+def _layout(run: Run, rank: int) -> layout_picture.Picture | None:
+    """None where the spec is of another version."""
+    try:
+        spec = RunSpec.model_validate(run.spec)
+    except ValidationError:
+        return None
+    return layout_picture.picture(spec, rank)
 
 
 def equal_sentence(run: Run) -> str:

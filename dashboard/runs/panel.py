@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dashboard.runs.layout_picture import Picture, picture
 from dashboard.runs.submission import WORDS, Assessment
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
@@ -49,6 +50,7 @@ class Panel:
     hidden: int = 0
     batch: str = ""
     limit: str = ""
+    layout: Picture | None = None
 
     @classmethod
     def of(cls, found: Assessment) -> Panel:
@@ -66,6 +68,7 @@ class Panel:
             hidden=max(0, len(found.stages) - SHOWN_STAGES),
             batch=_batch(found.spec),
             limit=bytes_text(found.limit) if found.limit else "",
+            layout=picture(found.spec, 0) if found.spec.parallel.world > 1 else None,
         )
 
 

@@ -1,0 +1,198 @@
+"""The layout of a run as a picture: the mesh of ranks, and of one rank what it holds and says. No markup."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from parallel_core.analysis.quantities import bytes_text, count_text, percent_text
+from parallel_core.layout import Layout
+from parallel_core.plan.holdings import Held, Matrix, held
+from parallel_core.plan.peak import by_stage
+from parallel_core.plan.traffic import Talk, talks
+from parallel_core.plan.units import parameter_count
+from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec
+
+DRAWN_PLACES, DRAWN_REPLICAS, DRAWN_TENSOR = 16, 8, 8
+_SIDE = 64.0
+"""Pixels of the longest side of any matrix."""
+
+GROUPS = {"tensor": "tensor group", "data": "replicas", "next": "next stage", "before": "stage before"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A rank in the mesh. `role`: '' or what it is to the chosen rank (a key of GROUPS, or 'chosen')."""
+
+    rank: int
+    role: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Box:
+    """A matrix drawn to scale: its full size in pixels, and the part that is held within it."""
+
+    name: str
+    text: str
+    width: float
+    height: float
+    x: float
+    y: float
+    held_width: float
+    held_height: float
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers of one stage and shape: `names` of them, equal in their matrices."""
+
+    stage: int
+    names: str
+    boxes: list[Box]
+
+
+@dataclass(frozen=True)
+class Said:
+    group: str
+    ranks: str
+    what: str
+    calls: int
+    size: str
+    share: float
+    """Of the largest, in per cent: the length of its bar."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """`rows[replica][place]` = cells of a tensor group. `drawn` says how many of the ranks are, '' where all."""
+
+    sentence: str
+    rank: int
+    place: str
+    heads: list[str]
+    rows: list[list[list[Cell]]]
+    drawn: str
+    layers: list[Layers]
+    said: list[Said]
+    world: int
+
+
+def picture(spec: RunSpec, rank: int) -> Picture:
+    """`rank` beyond the run's last is taken as 0."""
+    layout = Layout.of(spec)
+    rank = rank if rank < layout.world else 0
+    layers, spoken = held(spec, rank), talks(spec, rank)
+    place, replica, tensor = layout.coords(rank)
+    return Picture(
+        sentence=_sentence(spec, rank, len(layers), spoken),
+        rank=rank,
+        place=f"place {place} of the pipeline, replica {replica}, tensor rank {tensor}",
+        heads=[_head(layout, p) for p in range(min(layout.pp, DRAWN_PLACES))],
+        rows=_mesh(layout, rank, spoken),
+        drawn=_drawn(layout),
+        layers=_layers(layers),
+        said=_said(spoken),
+        world=layout.world,
+    )
+
+
+def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[Talk]) -> str:
+    layout = Layout.of(spec)
+    mine = by_stage(spec)[layout.coords(rank).place].params // BYTES_PER_ELEMENT[spec.train.precision]
+    whole = parameter_count(spec.model)
+    text = f"Rank {rank} holds {layers} of {len(spec.model.units())} layers and {percent_text(mine / whole)} of "
+    text += f"{count_text(whole)} parameters"
+    total = sum(talk.bytes for talk in spoken)
+    if not total:
+        return f"{text}; it talks to nobody."
+    most = max(spoken, key=lambda talk: talk.bytes)
+    return f"{text}; of {bytes_text(total)} a step, most is {most.what}."
+
+
+def _head(layout: Layout, place: int) -> str:
+    stages = layout.stages_of(place)
+    return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+
+
+def _mesh(layout: Layout, chosen: int, spoken: list[Talk]) -> list[list[list[Cell]]]:
+    roles = {rank: talk.kind for talk in reversed(spoken) for rank in talk.ranks} | {chosen: "chosen"}
+
+    def cell(place: int, replica: int, tensor: int) -> Cell:
+        rank = layout.rank(place, replica, tensor)
+        role = roles.get(rank, "")
+        what = {"": "", "chosen": ", chosen"}.get(role, f", {GROUPS.get(role, '')}")
+        return Cell(rank, role, f"Rank {rank}: {_head(layout, place)}, replica {replica}, tensor {tensor}{what}")
+
+    return [
+        [[cell(p, r, t) for t in range(min(layout.tp, DRAWN_TENSOR))] for p in range(min(layout.pp, DRAWN_PLACES))]
+        for r in range(min(layout.dp, DRAWN_REPLICAS))
+    ]
+
+
+def _drawn(layout: Layout) -> str:
+    n = min(layout.tp, DRAWN_TENSOR) * min(layout.pp, DRAWN_PLACES) * min(layout.dp, DRAWN_REPLICAS)
+    return "" if n == layout.world else f"{n} of {layout.world:,} ranks drawn".replace(",", "\u202f")
+
+
+def _layers(layers: list[Held]) -> list[Layers]:
+    """Equal layers of a stage once, in the order of their first."""
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for layer in layers:
+        key = (layer.stage, layer.unit.rsplit(".", 1)[-1] if layer.matrices else layer.unit, layer.matrices)
+        alike.setdefault(key, []).append(layer.unit)
+    longest = max((max(matrix.shape) for layer in layers for matrix in layer.matrices), default=1)
+    return [
+        Layers(stage, _names(names), [_box(matrix, longest) for matrix in matrices])
+        for (stage, _, matrices), names in alike.items()
+    ]
+
+
+def _names(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})"
+
+
+def _box(matrix: Matrix, longest: int) -> Box:
+    """Sides grow with the root of their length, so that a vector beside a large matrix can still be seen."""
+    sides = [max(5.0, _SIDE * math.sqrt(n / longest)) for n in matrix.shape]
+    height, width = sides if len(sides) == 2 else (5.0, sides[0])
+    x, y, held_width, held_height = 0.0, 0.0, width, height
+    if matrix.dim == 0 and len(matrix.shape) == 2:
+        held_height = height / matrix.parts
+        y = held_height * matrix.part
+    elif matrix.dim is not None:
+        held_width = width / matrix.parts
+        x = held_width * matrix.part
+    return Box(matrix.name, _shape(matrix), width, height, x, y, held_width, held_height)
+
+
+def _shape(matrix: Matrix) -> str:
+    whole = " × ".join(map(str, matrix.shape))
+    if matrix.dim is None:
+        return whole
+    size = matrix.shape[matrix.dim] // matrix.parts
+    first = size * matrix.part
+    what = "rows" if matrix.dim == 0 else "columns"
+    return f"{whole}: {what} {first}–{first + size - 1}"
+
+
+def _said(spoken: list[Talk]) -> list[Said]:
+    most = max((talk.bytes for talk in spoken), default=1)
+    return [
+        Said(
+            GROUPS[talk.kind],
+            _ranks(talk.ranks),
+            talk.what,
+            talk.calls,
+            bytes_text(talk.bytes),
+            round(100 * talk.bytes / most, 1),
+        )
+        for talk in spoken
+    ]
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    if len(ranks) > 6:
+        return f"{ranks[0]}, {ranks[1]} … {ranks[-1]} ({len(ranks)})"
+    return ", ".join(map(str, ranks))

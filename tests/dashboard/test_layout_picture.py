@@ -1,0 +1,79 @@
+"""The mesh of ranks, what a rank holds and what it says: as values, on a run's page and in the form."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from hypothesis import given
+
+from dashboard.runs.layout_picture import picture
+from parallel_core.layout import Layout
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+from tests.parallel_core.strategies import run_specs
+
+
+def spec(**parallel: Any) -> RunSpec:
+    return RunSpec.model_validate({"parallel": parallel})
+
+
+def test_every_rank_stands_once_and_the_chosen_one_has_its_groups() -> None:
+    run = spec(dp=2, tp=2, pp=2, micro_batches=4)
+    drawn = picture(run, 3)
+    cells = {one.rank: one.role for row in drawn.rows for cell in row for one in cell}
+    assert sorted(cells) == list(range(8))
+    assert {rank: role for rank, role in cells.items() if role} == {3: "chosen", 2: "tensor", 1: "data", 7: "next"}
+    assert drawn.sentence.startswith("Rank 3 holds 5 of 10 layers")
+
+
+def test_a_matrix_shows_the_part_that_is_held() -> None:
+    boxes = {box.name: box for layers in picture(spec(tp=2), 1).layers for box in layers.boxes}
+    column, row, whole = boxes["qkv.weight"], boxes["proj.weight"], boxes["norm.weight"]
+    assert column.text == "384 × 128: rows 192–383"
+    assert (column.y, column.held_height) == (column.height / 2, column.height / 2)
+    assert row.text == "128 × 128: columns 64–127"
+    assert (row.x, row.held_width) == (row.width / 2, row.width / 2)
+    assert (whole.text, whole.held_width) == ("128", whole.width)
+
+
+def test_of_very_many_ranks_some_are_drawn_and_it_says_so() -> None:
+    many = RunSpec.model_validate({"parallel": {"dp": 64, "tp": 4}, "train": {"global_batch": 64}})
+    drawn = picture(many, 0)
+    assert drawn.drawn == "32 of 256 ranks drawn"
+    assert sum(len(cell) for row in drawn.rows for cell in row) == 32
+    assert next(row.ranks for row in drawn.said if row.group == "replicas") == "0, 4 … 252 (64)"
+
+
+@given(run_specs())
+def test_parts_lie_within_their_matrix(run: RunSpec) -> None:
+    for layers in picture(run, Layout.of(run).world - 1).layers:
+        for box in layers.boxes:
+            assert 0 < box.held_width <= box.width - box.x + 1e-9
+            assert 0 < box.held_height <= box.height - box.y + 1e-9
+
+
+def test_a_single_device_talks_to_nobody() -> None:
+    alone = picture(spec(), 9)
+    assert (alone.rank, alone.said) == (0, [])
+    assert alone.sentence.endswith("it talks to nobody.")
+
+
+@pytest.mark.usefixtures("redis_url")
+def test_on_the_page_a_rank_is_chosen_by_its_address(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    run = factory.finished(alice, {"pp": 2, "schedule": "gpipe", "micro_batches": 4})
+    page = client.get(reverse("runs:page", args=[run.pk]) + "?tab=layout&rank=1").content.decode()
+    assert "What rank 1 holds" in page
+    assert re.search(r'rank=1#details" data-role="chosen"', page)
+    assert "receives activations of stage 1&#x27;s input" in page
+
+
+@pytest.mark.usefixtures("redis_url")
+def test_the_form_draws_the_mesh(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    assert 'class="mesh"' in client.get(reverse("runs:new") + "?preset=dp2").content.decode()
+    assert 'class="mesh"' not in client.get(reverse("runs:new") + "?preset=tiny").content.decode()
