@@ -6,7 +6,7 @@ the first. This is read from the schedule once; nothing is sent to acknowledge a
 
 from __future__ import annotations
 
-from parallel_core.schedule.ir import RECVS, SENDS, Kind, Op, Schedule
+from parallel_core.schedule.ir import RECVS, SENDS, Kind, Op, Schedule, other_end
 
 Key = tuple[Kind, int, int]
 """Kind, stage and micro-batch of a SEND or RECV."""
@@ -14,18 +14,6 @@ Key = tuple[Kind, int, int]
 
 def key(op: Op) -> Key:
     return op.kind, op.stage, op.micro_batch
-
-
-def other_end(op: Op) -> Key:
-    """The RECV of a SEND, the SEND of a RECV."""
-    step = 1 if op.kind in (Kind.SEND_ACT, Kind.RECV_GRAD) else -1
-    kind = {
-        Kind.SEND_ACT: Kind.RECV_ACT,
-        Kind.RECV_ACT: Kind.SEND_ACT,
-        Kind.SEND_GRAD: Kind.RECV_GRAD,
-        Kind.RECV_GRAD: Kind.SEND_GRAD,
-    }[op.kind]
-    return kind, op.stage + step, op.micro_batch
 
 
 def receipts(schedule: Schedule, here: int) -> dict[Key, list[Key]]:

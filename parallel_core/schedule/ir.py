@@ -93,6 +93,18 @@ class Op:
         return f"{self.stage}{self.kind.name}{tail}"
 
 
+def other_end(op: Op) -> tuple[Kind, int, int]:
+    """Kind, stage and micro-batch of the RECV of a SEND, of the SEND of a RECV."""
+    step = 1 if op.kind in (Kind.SEND_ACT, Kind.RECV_GRAD) else -1
+    kind = {
+        Kind.SEND_ACT: Kind.RECV_ACT,
+        Kind.RECV_ACT: Kind.SEND_ACT,
+        Kind.SEND_GRAD: Kind.RECV_GRAD,
+        Kind.RECV_GRAD: Kind.SEND_GRAD,
+    }[op.kind]
+    return kind, op.stage + step, op.micro_batch
+
+
 Program = tuple[Op, ...]
 
 

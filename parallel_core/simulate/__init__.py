@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule.ir import COLLECTIVES, COMPUTE, P2P, SENDS, Kind, Op, Program, Schedule
 from parallel_core.schedule.passes.communicate import communicate
-from parallel_core.simulate.costs import Costs
+from parallel_core.simulate.costs import Costs, Prices
 
-__all__ = ["Costs", "simulate"]
+__all__ = ["Costs", "Prices", "simulate"]
 
 Spans = NDArray[np.void]
 """Rows of records.SPAN, in program order; times from 0, the start of the step."""
@@ -26,11 +26,12 @@ _COMPUTE, _SEND, _RECV, _REDUCE, _STEP = range(5)
 _NORM = "norm"
 
 
-def simulate(schedule: Schedule, costs: Costs) -> dict[int, Spans]:
+def simulate(schedule: Schedule, costs: Prices) -> dict[int, Spans]:
     """Spans of each pipeline rank for one step; a compute-only schedule is given its SENDs and RECVs first.
 
-    A RECV lasts from when the rank comes to it until the tensor is there, a SEND no time at all. ALLREDUCE ends on all
-    replicas of a stage together. Raises ValueError where the programs wait for each other in a circle.
+    A RECV lasts from when the rank comes to it until the tensor is there. ALLREDUCE and the like begin in earnest when
+    the last replica of the stage has come. What ranks themselves spend in either is the cost table's to say. Raises
+    ValueError where the programs wait for each other in a circle.
     """
     if not any(op.kind in P2P for program in schedule.programs for op in program):
         schedule = communicate(schedule)
@@ -42,12 +43,12 @@ def simulate(schedule: Schedule, costs: Costs) -> dict[int, Spans]:
 class _Walk:
     """The state of all ranks: their clocks, where they stand, what is on its way to them."""
 
-    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+    def __init__(self, schedule: Schedule, costs: Prices) -> None:
         self._schedule, self._costs = schedule, costs
         ranks = schedule.pipeline_ranks
         self._starts: list[list[int]] = [[] for _ in range(ranks)]
         self._ends: list[list[int]] = [[] for _ in range(ranks)]
-        self._clock = [0] * ranks
+        self._clock = [costs.begin(rank) for rank in range(ranks)]
         self._waiting: dict[object, list[int]] = defaultdict(list)
         self._arrived: dict[object, int] = {}
         self._came: dict[object, dict[int, int]] = defaultdict(dict)
@@ -93,16 +94,18 @@ class _Walk:
             return clock + self._costs.of(op)
         if role == _SEND:
             forward = op.kind is Kind.SEND_ACT
-            self._bring((forward, op.stage + (1 if forward else -1), op.micro_batch), clock + self._costs.message)
-            return clock
-        if role == _RECV:
-            return self._await((op.kind is Kind.RECV_ACT, op.stage, op.micro_batch), rank, clock)
-        if role == _REDUCE:
-            return self._meet((op.kind, op.stage), self._schedule.placement[op.stage], rank, clock, self._costs.of(op))
-        if not self._costs.norm:
+            to = op.stage + (1 if forward else -1)
+            self._bring((forward, to, op.micro_batch), clock + self._costs.latency(op))
             return clock + self._costs.of(op)
-        met = self._meet(_NORM, range(self._schedule.pipeline_ranks), rank, clock, 0)
-        return None if met is None else max(clock, met) + self._costs.of(op)
+        if role == _RECV:
+            ready = self._await((op.kind is Kind.RECV_ACT, op.stage, op.micro_batch), rank, clock)
+        elif role == _REDUCE:
+            ready = self._meet((op.kind, op.stage), self._schedule.placement[op.stage], rank, clock)
+        elif self._costs.norm:
+            ready = self._meet(_NORM, range(self._schedule.pipeline_ranks), rank, clock)
+        else:
+            ready = clock
+        return None if ready is None else ready + self._costs.of(op)
 
     def _bring(self, what: object, at: int) -> None:
         """Something comes to be at time `at`: whoever waits for it goes on."""
@@ -116,12 +119,12 @@ class _Walk:
             return None
         return max(clock, at)
 
-    def _meet(self, what: object, group: Sequence[int], rank: int, clock: int, cost: int) -> int | None:
-        """When the meeting of all ranks of `group` ends."""
+    def _meet(self, what: object, group: Sequence[int], rank: int, clock: int) -> int | None:
+        """When the last rank of `group` has come."""
         came = self._came[what]
         came.setdefault(rank, clock)
         if what not in self._arrived and len(came) == len(group):
-            self._bring(what, max(came.values()) + cost)
+            self._bring(what, max(came.values()))
         return self._await(what, rank, clock)
 
 

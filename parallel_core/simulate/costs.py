@@ -5,8 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Protocol
 
 from parallel_core.schedule.ir import Kind, Op
+
+
+class Prices(Protocol):
+    """What `simulate` asks of a cost table."""
+
+    @property
+    def norm(self) -> bool:
+        """All ranks wait for each other in front of the optimizer, as they do for a global gradient norm."""
+
+    @property
+    def message_bytes(self) -> int:
+        """Of every message."""
+
+    def of(self, op: Op) -> int:
+        """Nanoseconds that `op` keeps its rank busy, once nothing is waited for any more."""
+
+    def latency(self, op: Op) -> int:
+        """Nanoseconds from the begin of the SEND `op` until its tensor is at the other end."""
+
+    def begin(self, pipeline_rank: int) -> int:
+        """When the rank comes to its first operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +37,9 @@ class Costs:
 
     * BW defaults to B + W, and PAIR to its forward and backward one after the other.
 
-    `message` is the time from a SEND to the arrival of its tensor of `message_bytes`, equal on every link; ranks do not
-    wait in SEND, and messages do not slow each other. `norm` adds the barrier of a global gradient norm in front of the
-    optimizer: no rank steps before all ranks have come to it.
+    `message` is the time from a SEND to the arrival of its tensor of `message_bytes`, equal on every link; messages do
+    not slow each other. `norm` adds the barrier of a global gradient norm in front of the optimizer: no rank steps
+    before all ranks have come to it.
     """
 
     compute: Mapping[tuple[int, Kind], int] = field(default_factory=lambda: MappingProxyType({}))
@@ -31,8 +53,13 @@ class Costs:
         each = {Kind.F: f, Kind.B: b, Kind.W: w}
         return cls({(s, kind): ns for s in range(stages) for kind, ns in each.items()}, message, norm=norm)
 
+    def latency(self, op: Op) -> int:
+        return self.message
+
+    def begin(self, pipeline_rank: int) -> int:
+        return 0
+
     def of(self, op: Op) -> int:
-        """Nanoseconds that `op` keeps its rank busy."""
         given = self.compute.get((op.stage, op.kind))
         if given is not None:
             return given

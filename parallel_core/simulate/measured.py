@@ -1,0 +1,189 @@
+"""A measured step as a cost table: what every operation cost, so that it can be simulated again, changed.
+
+An operation costs the time from when nothing was waited for any more until the next operation of its rank began, so
+that the host's time between two is in it. Of that, `moved` is what communication took (messages, collectives inside and
+behind it), `again` recomputation, `work` the rest. Simulating the same schedule at these costs gives the measured step.
+Of a tensor-parallel group, which walks one program together, it is the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.analysis import waits
+from parallel_core.layout import Layout
+from parallel_core.schedule.ir import COMPUTE, P2P, RECVS, REPLICA_COLLECTIVES, Kind, Op, Schedule, other_end
+
+Key = tuple[Kind, int, int, int]
+"""Kind, stage, micro-batch, replica."""
+
+
+class Cost(NamedTuple):
+    """Nanoseconds."""
+
+    work: float = 0
+    moved: float = 0
+    again: float = 0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Costs of one step. `latency` by SEND; `begins` by pipeline rank; `typical` = the median latency of a message."""
+
+    ops: Mapping[Key, Cost]
+    latency: Mapping[Key, float]
+    begins: Sequence[float]
+    step: int
+    """From the first instant of the step to its last."""
+    norm: bool
+    """All ranks wait for each other before the optimizer."""
+
+    @property
+    def typical(self) -> float:
+        return float(np.median(list(self.latency.values()))) if self.latency else 0.0
+
+    def median(self, kind: Kind, stage: int | None = None) -> Cost | None:
+        """Of all operations of this kind (on `stage`), component by component; None without any."""
+        found = self._of(kind, stage)
+        return Cost(*np.median(found, axis=0).tolist()) if found else None
+
+    def mean(self, kind: Kind) -> Cost | None:
+        """The same as a mean."""
+        found = self._of(kind, None)
+        return Cost(*np.mean(found, axis=0).tolist()) if found else None
+
+    def _of(self, kind: Kind, stage: int | None) -> list[Cost]:
+        return [cost for (k, s, _, _), cost in self.ops.items() if k is kind and stage in (None, s)]
+
+
+def key(op: Op) -> Key:
+    return op.kind, op.stage, op.micro_batch, op.replica
+
+
+def measure(schedule: Schedule, spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Measured:
+    """Costs of the step that `spans` (by global rank) is. `schedule` is the lowered one that its ranks walked.
+
+    Raises ValueError where a rank or an operation is missing among the spans: a step that was not kept whole cannot be
+    replayed.
+    """
+    rows = waits.ordered(spans)
+    if set(rows) != set(range(layout.world)) or not all(map(len, rows.values())):
+        raise ValueError("the spans of this step are not whole: a rank is missing.")
+    zero = min(int(own["start"].min()) for own in rows.values())
+    end = max(int(own["end"].max()) for own in rows.values())
+    reader = _Reader(rows, layout, zero)
+    every = [reader.read(rank, schedule) for rank in sorted(rows)]
+    parts: dict[int, list[_Part]] = {}
+    for rank, part in enumerate(every):
+        parts.setdefault(layout.pipeline_rank(rank), []).append(part)
+    ops: dict[Key, Cost] = {}
+    latency: dict[Key, float] = {}
+    for own in parts.values():
+        ops |= {k: Cost(*np.mean([part.ops[k] for part in own], axis=0).tolist()) for k in own[0].ops}
+        latency |= {k: float(np.mean([part.latency[k] for part in own])) for k in own[0].latency}
+    begins = [float(np.mean([part.begin for part in parts[q]])) for q in range(schedule.pipeline_ranks)]
+    return Measured(ops, latency, begins, end - zero, layout.world > 1)
+
+
+class _Part(NamedTuple):
+    """Of one global rank."""
+
+    ops: dict[Key, Cost]
+    latency: dict[Key, float]
+    begin: int
+
+
+class _Reader:
+    """The spans of a step, joined; reads one rank at a time."""
+
+    def __init__(self, rows: dict[int, NDArray[np.void]], layout: Layout, zero: int) -> None:
+        self._rows, self._layout, self._zero = rows, layout, zero
+        self._arrivals, self._sends = waits.arrivals(rows, layout), waits.sends(rows, layout)
+        self._usual = self._usual_latency()
+
+    def _usual_latency(self) -> float:
+        """Median time from a SEND to the end of the RECV that already waited for it."""
+        found = [np.empty(0)]
+        for rank, own in self._rows.items():
+            receives, sent = waits.of_kinds(own, *RECVS), waits.received(rank, own, self._layout, self._sends)
+            waited = (sent.at >= receives["start"]) & (sent.ranks >= 0)
+            found.append(receives["end"][waited] - sent.at[waited])
+        joined = np.concatenate(found)
+        return max(float(np.median(joined)), 0.0) if joined.size else 0.0
+
+    def read(self, rank: int, schedule: Schedule) -> _Part:
+        own, q = self._rows[rank], self._layout.pipeline_rank(rank)
+        ops = {(op.kind, op.stage, op.micro_batch): op for op in schedule.programs[q]}
+        names = list(zip(own["kind"].tolist(), own["stage"].tolist(), own["micro_batch"].tolist(), strict=True))
+        chosen = np.array([i for i, name in enumerate(names) if name in ops], np.int64)
+        if len(chosen) != len(ops):
+            raise ValueError(f"the spans of this step are not whole: rank {rank} kept {len(chosen)} of {len(ops)}.")
+        ready, latency = self._ready(rank, own)
+        follows = np.append(own["start"][chosen[1:]], own["end"].max())
+        norm = own[own["kind"] == Kind.NORM]
+        if len(norm) and (rank, Kind.NORM) in self._arrivals:
+            self._cut_at_norm(own, chosen, ready, follows, norm, int(self._arrivals[rank, Kind.NORM].at[0]))
+        moved, again = self._inside(own, Kind.TP_COLLECTIVE), self._inside(own, Kind.R)
+        costs, found = {}, {}
+        for place, i in enumerate(chosen.tolist()):
+            op, took = ops[names[i]], max(0, int(follows[place] - ready[i]))
+            costs[key(op)] = _split(op.kind, took, moved.get(i, 0), again.get(i, 0))
+            if op.kind in RECVS:
+                found[(*other_end(op), op.replica)] = latency[i]
+        return _Part(costs, found, int(own["start"][chosen[0]]) - self._zero)
+
+    def _cut_at_norm(
+        self,
+        own: NDArray[np.void],
+        chosen: NDArray[np.int64],
+        ready: NDArray[np.int64],
+        follows: NDArray[np.int64],
+        norm: NDArray[np.void],
+        last: int,
+    ) -> None:
+        """All ranks meet before the first OPT_STEP: what stands before the NORM belongs to the operation before it."""
+        steps = np.flatnonzero(own["kind"][chosen] == Kind.OPT_STEP)
+        if not len(steps):
+            return
+        first, final = steps[0], steps[-1]
+        if first:
+            follows[first - 1] = norm["start"][0]
+        ready[chosen[first:final]] = follows[first:final]
+        ready[chosen[final]] = min(max(last, int(norm["start"][0])), int(follows[final]))
+
+    def _ready(self, rank: int, own: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """For each row: when nothing was waited for any more; for each RECV: the latency of its message."""
+        ready, latency = own["start"].copy(), np.zeros(len(own))
+        for kind in REPLICA_COLLECTIVES:
+            if (rank, kind) in self._arrivals:
+                here = own["kind"] == kind
+                ready[here] = np.clip(self._arrivals[rank, kind].at, own["start"][here], own["end"][here])
+        here = np.isin(own["kind"], [int(kind) for kind in RECVS])
+        sent = waits.received(rank, own, self._layout, self._sends).at
+        latency[here] = np.clip(own["end"][here] - sent, 0, self._usual)
+        ready[here] = np.maximum(own["start"][here], (sent + latency[here]).astype(np.int64))
+        return ready, latency
+
+    def _inside(self, own: NDArray[np.void], kind: Kind) -> dict[int, int]:
+        """Nanoseconds of child spans by the row of the compute span that holds them."""
+        holders = np.flatnonzero(np.isin(own["kind"], [int(k) for k in COMPUTE - {Kind.R}]))
+        children = own[own["kind"] == kind]
+        out: dict[int, int] = {}
+        if len(holders) and len(children):
+            at = holders[np.maximum(np.searchsorted(own["start"][holders], children["start"], side="right") - 1, 0)]
+            for i, took in zip(at.tolist(), (children["end"] - children["start"]).tolist(), strict=True):
+                out[i] = out.get(i, 0) + took
+        return out
+
+
+def _split(kind: Kind, took: int, moved: int, again: int) -> Cost:
+    if kind in P2P or kind in REPLICA_COLLECTIVES:
+        return Cost(moved=took)
+    moved = min(moved, took)
+    again = min(again, took - moved)
+    return Cost(took - moved - again, moved, again)

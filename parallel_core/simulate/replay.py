@@ -1,0 +1,206 @@
+"""What if: a measured step simulated again with something changed.
+
+Two kinds of change. Those that leave every operation where it is (links, device, recomputation) change each measured
+cost, so that even the jitter of the step stays. Those that make another program (schedule, micro-batches, chunks) or
+other stages (balanced) take the median of each stage's operations instead; costs are spread over a model's layers by
+their FLOPs, and over micro-batches by their size. What the same medians give for the unchanged program is the yardstick
+then: the prediction is the measured step times the ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.layout import Layout
+from parallel_core.plan.partition import flop_weights
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op
+from parallel_core.simulate import simulate
+from parallel_core.simulate.measured import Cost, Measured, key
+from parallel_core.spec import DRAWN, RunSpec
+
+FREE = math.inf
+"""Links so many times as fast: communication takes no time."""
+INPUT_SHARE = 0.5
+"""Of a backward that was measured whole, the part that is the gradient of the input: both gradients of a matrix
+product take as many FLOPs (Qi et al. 2023, section 2)."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What would be different; the defaults leave everything as it was measured."""
+
+    links: float = 1.0
+    """So many times as fast; FREE: no communication at all."""
+    device: float = 1.0
+    """So many times as fast."""
+    no_recompute: bool = False
+    balanced: bool = False
+    """Every stage gets the mean of all stages."""
+    schedule: str = ""
+    micro_batches: int = 0
+    """A replica; 0 = as measured."""
+
+    @property
+    def makes_a_program(self) -> bool:
+        return self.balanced or bool(self.schedule) or bool(self.micro_batches)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """`spans` by pipeline rank, ns from the start of the step; `step` = the prediction in ns."""
+
+    spec: RunSpec
+    spans: Mapping[int, NDArray[np.void]]
+    step: float
+
+
+def changed(spec: RunSpec, change: Change) -> RunSpec:
+    """The spec with the schedule and micro-batches of `change`. Raises pydantic's ValidationError where they do not go
+    together; its schedule need not be one that can run."""
+    split: dict[str, Any] = spec.parallel.model_dump()
+    if change.schedule and change.schedule != spec.parallel.schedule:
+        split |= {"schedule": change.schedule, "chunks": None, "cuts": None, "program": None}
+    if change.micro_batches:
+        split["micro_batches"] = change.micro_batches
+    return RunSpec.model_validate(spec.model_dump() | {"parallel": split}, context={DRAWN: True})
+
+
+def replay(spec: RunSpec, measured: Measured, change: Change) -> Replay:
+    """The step of `spec` that `measured` holds, with `change`. Raises as `changed` does."""
+    if not change.makes_a_program:
+        spans = simulate(build(spec), _Same(measured, change))
+        return Replay(spec, spans, _length(spans))
+    after = changed(spec, change)
+    spans = simulate(build(after), _Typical(spec, after, measured, change))
+    now = simulate(build(spec), _Typical(spec, spec, measured, Change()))
+    return Replay(after, spans, measured.step * _length(spans) / _length(now))
+
+
+def ideal_limit(spec: RunSpec) -> int:
+    """Most that any number of devices could gain over one, communication free: a micro-batch, the sample at least, is
+    the smallest piece of work, and with more stages a pipeline's step tends to one micro-batch's time.
+
+    GPipe and 1F1B with p stages take (m + p - 1) / p times a micro-batch (Huang et al. 2019), which for p towards
+    infinity is one; so m micro-batches are at most m times as fast.
+    """
+    return spec.parallel.dp * spec.parallel.micro_batches
+
+
+def _length(spans: Mapping[int, NDArray[np.void]]) -> int:
+    return max(int(rows["end"].max()) for rows in spans.values())
+
+
+def _taken(cost: Cost, change: Change) -> int:
+    again = 0.0 if change.no_recompute else cost.again
+    return round((cost.work + again) / change.device + cost.moved / change.links)
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Every operation at its own measured cost."""
+
+    measured: Measured
+    change: Change
+    message_bytes: int = 0
+
+    @property
+    def norm(self) -> bool:
+        return self.measured.norm
+
+    def of(self, op: Op) -> int:
+        return _taken(self.measured.ops[key(op)], self.change)
+
+    def latency(self, op: Op) -> int:
+        return round(self.measured.latency.get(key(op), 0.0) / self.change.links)
+
+    def begin(self, pipeline_rank: int) -> int:
+        return round(self.measured.begins[pipeline_rank])
+
+
+class _Typical:
+    """Every operation at the median cost of its kind and stage, for the program and the stages of `after`."""
+
+    message_bytes = 0
+
+    def __init__(self, before: RunSpec, after: RunSpec, measured: Measured, change: Change) -> None:
+        self.norm, self._change = measured.norm, change
+        self._begin = round(float(np.median(measured.begins)))
+        self._latency = round(measured.typical / change.links)
+        chunks = before.parallel.chunks_per_rank / after.parallel.chunks_per_rank
+        self._any = {kind: _scaled(cost, chunks) for kind in _WHOLE if (cost := measured.mean(kind))}
+        self._any |= {kind: cost for kind in P2P if (cost := measured.median(kind))}
+        share = before.parallel.micro_batches / after.parallel.micro_batches
+        self._stages = {
+            (kind, stage): _scaled(cost, share)
+            for kind, costs in _by_kind(measured, before, after, change.balanced).items()
+            for stage, cost in enumerate(costs)
+        }
+
+    def of(self, op: Op) -> int:
+        if op.kind is Kind.PAIR:
+            return sum(self.of(part) for part in op.parts())
+        return _taken(self._stages.get((op.kind, op.stage)) or self._any.get(op.kind, Cost()), self._change)
+
+    def latency(self, op: Op) -> int:
+        return self._latency
+
+    def begin(self, pipeline_rank: int) -> int:
+        return self._begin
+
+
+_WHOLE = (*REPLICA_COLLECTIVES, Kind.OPT_STEP)
+"""Operations of the whole step: what a rank's stages cost together does not depend on how many they are."""
+
+
+def _scaled(cost: Cost, factor: float) -> Cost:
+    return Cost(*(part * factor for part in cost))
+
+
+def _added(costs: Iterable[Cost]) -> Cost:
+    return Cost(*(sum(parts) for parts in zip(Cost(), *costs, strict=True)))
+
+
+def _by_kind(measured: Measured, before: RunSpec, after: RunSpec, balanced: bool) -> dict[Kind, list[Cost]]:
+    """F, B, W and BW of every stage of `after`."""
+    old, new = Layout.of(before).stage_units, Layout.of(after).stage_units
+    found = {}
+    for kind, costs in _of_stages(measured, len(old)).items():
+        again = _moved(costs, old, new, flop_weights(before.model))
+        found[kind] = [_scaled(_added(again), 1 / len(new))] * len(new) if balanced else again
+    return found
+
+
+def _of_stages(measured: Measured, stages: int) -> dict[Kind, list[Cost]]:
+    """Median F, B, W and BW of every measured stage; what was measured as one is split, and the other way round."""
+    found: dict[Kind, list[Cost]] = {kind: [] for kind in (Kind.F, Kind.B, Kind.W, Kind.BW)}
+    for stage in range(stages):
+        own = {kind: measured.median(kind, stage) or Cost() for kind in found}
+        if any(own[Kind.B]):
+            own[Kind.BW] = _added((own[Kind.B], own[Kind.W]))
+        else:
+            own[Kind.B] = _scaled(own[Kind.BW], INPUT_SHARE)
+            own[Kind.W] = _scaled(own[Kind.BW], 1 - INPUT_SHARE)
+        for kind, cost in own.items():
+            found[kind].append(cost)
+    return found
+
+
+def _moved(
+    costs: Sequence[Cost], old: Sequence[Sequence[int]], new: Sequence[Sequence[int]], weights: Sequence[int]
+) -> list[Cost]:
+    """Costs of the stages `new` (units of each), where those of the stages `old` are `costs`."""
+    if old == new:
+        return list(costs)
+    each: dict[int, Cost] = {}
+    for cost, units in zip(costs, old, strict=True):
+        total = sum(weights[unit] for unit in units)
+        for unit in units:
+            each[unit] = _scaled(cost, weights[unit] / total if total else 1 / len(units))
+    return [_added(each[unit] for unit in units) for units in new]
