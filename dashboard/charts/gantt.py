@@ -17,6 +17,7 @@ from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import Figure, var
 from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.waits import origin
 from parallel_core.schedule.ir import COMPUTE, P2P, Kind
 
 Spans = Mapping[int, NDArray[np.void]]
@@ -73,7 +74,7 @@ def figure(spans_by_rank: Spans, label: str = "", *, max_bars: int = MAX_BARS) -
 def figure_of(runs: Sequence[tuple[str, Spans]], *, max_bars: int = MAX_BARS, words: Words = MEASURED) -> Figure:
     """Several runs, each aligned at the start of its step (the earliest instant of any of its ranks)."""
     places, ticks, height = _rows(runs, words.row)
-    bars = [_bars(spans, places[i], origin) for i, (_, spans) in enumerate(runs) for origin in [_origin(spans)]]
+    bars = [_bars(spans, places[i], zero) for i, (_, spans) in enumerate(runs) for zero in [origin(spans)]]
     table = np.concatenate(bars) if bars else np.empty(0, BAR)
     kept = _longest(table, max_bars)
     span_ms = float(table["end"].max()) if len(table) else 1.0
@@ -139,16 +140,12 @@ def _rows(runs: Sequence[tuple[str, Spans]], row: str) -> tuple[list[dict[int, f
     return places, ticks, max(at - GAP, 1)
 
 
-def _origin(spans: Spans) -> int:
-    return min((int(rows["start"].min()) for rows in spans.values() if len(rows)), default=0)
-
-
-def _bars(spans: Spans, place: Mapping[int, float], origin: int) -> NDArray[np.void]:
+def _bars(spans: Spans, place: Mapping[int, float], zero: int) -> NDArray[np.void]:
     parts = [np.empty(0, BAR)]
     for rank, rows in spans.items():
         out = np.zeros(len(rows), BAR)
         out["kind"], out["micro_batch"], out["rank"] = rows["kind"], rows["micro_batch"], rank
-        out["start"], out["end"] = (rows["start"] - origin) / 1e6, (rows["end"] - origin) / 1e6
+        out["start"], out["end"] = (rows["start"] - zero) / 1e6, (rows["end"] - zero) / 1e6
         out["y"], out["idle"] = place[rank], rows["kind"] == Kind.STEP
         parts.append(out)
     return np.concatenate(parts)

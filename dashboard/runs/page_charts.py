@@ -177,19 +177,3 @@ def memory_rows(run: Run, limit: int | None) -> list[dict[str, Any]]:
         }
         for rank, record in sorted(records.items())
     ]
-
-
-def breakdown_rows(run: Run, step: int | None) -> list[dict[str, Any]]:
-    """A row a rank: ms of each component of one traced step; [] where it does not make sense yet."""
-    try:
-        parts = selectors.breakdown(run, step)
-    except (ValueError, KeyError, IndexError):
-        return []
-    return [
-        {
-            "rank": rank,
-            "total": ns_text(found.total),
-            "parts": [ns_text(ns) if ns else "0" for ns in found.as_dict().values()],
-        }
-        for rank, found in sorted(parts.items())
-    ]

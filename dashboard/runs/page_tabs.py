@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from dashboard.runs import layout_picture, page_charts, selectors
+from dashboard.runs import layout_picture, page_accounts, page_charts, page_timeline, page_whatif, selectors
 from dashboard.runs.models import Run, State
 from dashboard.runs.page_tiles import memory_limit
-from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
-from parallel_core.analysis.sentences import COMPONENT_NAMES
 from parallel_core.faults import spelt
 from parallel_core.spec import RunSpec, TraceSpec
 
 TABS = {
     "timeline": "Timeline",
+    "accounts": "Accounts",
+    "whatif": "What if",
     "memory": "Memory",
     "metrics": "Metrics",
     "ranks": "Ranks",
@@ -29,11 +30,15 @@ TABS = {
 LOG_TAIL = 64 * 1024
 
 
-def tab_context(tab: str, run: Run, rank: int, step: int | None) -> dict[str, Any]:
-    """What the template of `tab` needs; `rank` matters to logs and layout, `step` to the timeline."""
+def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template of `tab` needs; `rank` matters to logs and layout, `step` to what one traced step shows, `given`
+    (the address) to what has questions of its own."""
     if tab == "timeline":
-        names = [COMPONENT_NAMES[name] for name in COMPONENTS]
-        return {"components": names, "breakdown": page_charts.breakdown_rows(run, step)}
+        return page_timeline.context(run, step)
+    if tab == "accounts":
+        return page_accounts.context(run, step)
+    if tab == "whatif":
+        return page_whatif.context(run, step, given)
     if tab == "memory":
         limit = memory_limit(run, selectors.attempt_of(run))
         return {"memory": page_charts.memory_rows(run, limit), "limit": bytes_text(limit) if limit else ""}

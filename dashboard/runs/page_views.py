@@ -93,7 +93,7 @@ def _first_screen(run: Run, step: int | None) -> dict[str, Any]:
 def _tab(request: HttpRequest, run: Run, step: int | None) -> dict[str, Any]:
     asked = request.GET.get("tab", "")
     tab = asked if asked in TABS else next(iter(TABS))
-    return {"tabs": TABS, "tab": tab, **tab_context(tab, run, rank=_number(request, "rank") or 0, step=step)}
+    return {"tabs": TABS, "tab": tab, **tab_context(tab, run, _number(request, "rank") or 0, step, request.GET)}
 
 
 def _gantt(request: HttpRequest, run: Run) -> dict[str, Any]:

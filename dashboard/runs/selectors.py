@@ -33,6 +33,7 @@ __all__ = [
     "list_runs",
     "log",
     "memory",
+    "newest_traced_step",
     "ranks",
     "series",
     "span_counts",
@@ -164,14 +165,17 @@ def typical_step(run: Run) -> int | None:
 
 def spans(run: Run, step: int | None = None) -> dict[int, np.ndarray]:
     """rank -> SPAN rows of one traced step (None = the newest one that is complete); {} where there is none."""
-    attempt = _newest_traced(run)
-    if attempt is None:
-        return {}
-    step = _step_to_show(attempt, run.devices) if step is None else step
+    step = newest_traced_step(run) if step is None else step
     if step is None:
         return {}
-    chunks = SpanChunk.objects.filter(attempt=attempt, step=step).order_by("rank")
+    chunks = SpanChunk.objects.filter(attempt=_newest_traced(run), step=step).order_by("rank")
     return {chunk.rank: np.frombuffer(bytes(chunk.data), SPAN) for chunk in chunks}
+
+
+def newest_traced_step(run: Run) -> int | None:
+    """The step that `spans` takes where none is asked for."""
+    attempt = _newest_traced(run)
+    return None if attempt is None else _step_to_show(attempt, run.devices)
 
 
 def span_counts(run: Run, step: int) -> tuple[int, int]:

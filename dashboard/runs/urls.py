@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.runs import list_views, page_views, views
+from dashboard.runs import list_views, page_views, trace_views, views
 
 app_name = "runs"
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -15,6 +15,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("<int:pk>/", page_views.page, name="page"),
     path("<int:pk>/part/<slug:name>", page_views.fragment, name="fragment"),
     path("<int:pk>/data/<slug:name>.json", page_views.data, name="data"),
+    path("<int:pk>/trace/<int:step>/<slug:form>", trace_views.trace, name="trace"),
     path("<int:pk>/clone", views.clone, name="clone"),
     path("<int:pk>/resume", views.resume, name="resume"),
     path("<int:pk>/cancel", views.cancel, name="cancel"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.waits import origin
 from parallel_core.layout import Layout
 
 LATE = np.dtype(
@@ -35,7 +36,7 @@ def lateness(
     `planned` is by pipeline rank (as `simulate` gives it), `measured` by global rank. The key is kind, stage and
     micro-batch: within a pipeline rank it is unique.
     """
-    zero = [_origin(planned), _origin(measured)]
+    zero = [origin(planned), origin(measured)]
     parts = [np.empty(0, LATE)]
     for rank, rows in sorted(measured.items()):
         plan = planned.get(layout.pipeline_rank(rank))
@@ -66,10 +67,6 @@ def _of_rank(rank: int, plan: NDArray[np.void], rows: NDArray[np.void], zero: li
 def late(table: NDArray[np.void]) -> NDArray[np.int64]:
     """Nanoseconds by which each operation ended after its planned end (below 0: before)."""
     return table["end"] - table["planned_end"]
-
-
-def _origin(spans: Mapping[int, NDArray[np.void]]) -> int:
-    return min((int(rows["start"].min()) for rows in spans.values() if len(rows)), default=0)
 
 
 def _key(rows: NDArray[np.void]) -> NDArray[np.int64]:

@@ -36,6 +36,11 @@ def ordered(spans: Rows) -> dict[int, NDArray[np.void]]:
     return {rank: table[np.argsort(table["start"], kind="stable")] for rank, table in spans.items()}
 
 
+def origin(spans: Rows) -> int:
+    """The first instant of the step, on the span clock; 0 without any span."""
+    return min((int(rows["start"].min()) for rows in spans.values() if len(rows)), default=0)
+
+
 def of_kinds(rows: NDArray[np.void], *kinds: Kind) -> NDArray[np.void]:
     return rows[np.isin(rows["kind"], [int(kind) for kind in kinds])]
 

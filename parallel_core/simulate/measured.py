@@ -87,7 +87,8 @@ def measure(schedule: Schedule, spans: Mapping[int, NDArray[np.void]], layout: L
         ops |= {k: Cost(*np.mean([part.ops[k] for part in own], axis=0).tolist()) for k in own[0].ops}
         latency |= {k: float(np.mean([part.latency[k] for part in own])) for k in own[0].latency}
     begins = [float(np.mean([part.begin for part in parts[q]])) for q in range(schedule.pipeline_ranks)]
-    return Measured(ops, latency, begins, end - zero, layout.world > 1)
+    norm = layout.world > 1 and any((own["kind"] == Kind.NORM).any() for own in rows.values())
+    return Measured(ops, latency, begins, end - zero, norm)
 
 
 class _Part(NamedTuple):
@@ -124,8 +125,10 @@ class _Reader:
         if len(chosen) != len(ops):
             raise ValueError(f"the spans of this step are not whole: rank {rank} kept {len(chosen)} of {len(ops)}.")
         ready, latency = self._ready(rank, own)
-        follows = np.append(own["start"][chosen[1:]], own["end"].max())
         norm = own[own["kind"] == Kind.NORM]
+        # Behind the norm nothing is waited for, so the rest of the step is the last operation's.
+        last_end = own["end"].max() if len(norm) else own["end"][chosen[-1]]
+        follows = np.append(own["start"][chosen[1:]], last_end)
         if len(norm) and (rank, Kind.NORM) in self._arrivals:
             self._cut_at_norm(own, chosen, ready, follows, norm, int(self._arrivals[rank, Kind.NORM].at[0]))
         moved, again = self._inside(own, Kind.TP_COLLECTIVE), self._inside(own, Kind.R)

@@ -77,10 +77,18 @@ def replay(spec: RunSpec, measured: Measured, change: Change) -> Replay:
     if not change.makes_a_program:
         spans = simulate(build(spec), _Same(measured, change))
         return Replay(spec, spans, _length(spans))
-    after = changed(spec, change)
+    after, scale = changed(spec, change), measured.step / _length(plan(spec, measured))
     spans = simulate(build(after), _Typical(spec, after, measured, change))
-    now = simulate(build(spec), _Typical(spec, spec, measured, Change()))
-    return Replay(after, spans, measured.step * _length(spans) / _length(now))
+    for rows in spans.values():
+        for side in ("start", "end"):
+            rows[side] = (rows[side] * scale).round()
+    return Replay(after, spans, float(_length(spans)))
+
+
+def plan(spec: RunSpec, measured: Measured) -> dict[int, NDArray[np.void]]:
+    """The step as it would have been with every operation at the median cost of its kind and stage: spans by pipeline
+    rank. What a measured operation is later than here, it is by chance or by somebody else's doing."""
+    return simulate(build(spec), _Typical(spec, spec, measured, Change()))
 
 
 def ideal_limit(spec: RunSpec) -> int:

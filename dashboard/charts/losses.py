@@ -1,0 +1,71 @@
+"""From n times one device down to the measured speedup, one loss a step of the stair."""
+
+from __future__ import annotations
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart
+from dashboard.charts.theme import var
+from parallel_core.analysis.losses import NAMES, Losses
+from parallel_core.analysis.quantities import ns_text, ratio_text
+
+WORDS = {
+    "imbalance": "imbalance",
+    "bubble": "bubble",
+    "communication": "communication not hidden",
+    "recompute": "recomputation",
+    "smaller_kernels": "smaller kernels",
+    "other": "optimizer, data, host",
+}
+
+
+def chart(found: Losses, source: str) -> Chart:
+    """`found` in ns of device time; drawn as parts of n."""
+    steps = [(WORDS[name], -found.in_speedup(name)) for name in NAMES]
+    words = [f"{found.devices} devices", *(word for word, _ in steps), "measured"]
+    trace = {
+        "type": "waterfall",
+        "orientation": "h",
+        "y": list(range(len(words))),
+        "x": [found.devices, *(change for _, change in steps), found.speedup],
+        "measure": ["absolute", *["relative"] * len(steps), "total"],
+        "text": [
+            ratio_text(found.devices),
+            *(f"{change:+.2f}" if abs(change) >= 0.005 else "0" for _, change in steps),
+            ratio_text(found.speedup),
+        ],
+        "textposition": "outside",
+        "textfont": {"color": var("ink")},
+        "connector": {"line": {"color": var("line-strong"), "width": 1}},
+        "increasing": {"marker": {"color": var("accent")}},
+        "decreasing": {"marker": {"color": var("bad")}},
+        "totals": {"marker": {"color": var("bar")}},
+        "customdata": words,
+        "hovertemplate": "%{customdata}: %{text}<extra></extra>",
+        "cliponaxis": False,
+    }
+    layout = theme.layout(
+        330,
+        xaxis=theme.axis("times as fast as one device", range=[0, found.devices * 1.15]),
+        yaxis=theme.rows_axis(words),
+        waterfallgap=0.3,
+    )
+    rows = [[WORDS[name], f"{found.in_speedup(name):+.3f}", _ns(getattr(found, name))] for name in NAMES]
+    rows.append(["measured", f"{found.speedup:.3f}", ns_text(found.total)])
+    subtitle = "What keeps the speedup below the number of devices, in multiples of one device; the parts add up"
+    figure = {"data": [trace], "layout": layout}
+    return Chart("losses", title(found), subtitle, source, figure, ("loss", "of n", "device time"), rows)
+
+
+def title(found: Losses) -> str:
+    worst = max(NAMES, key=lambda name: getattr(found, name))
+    lost = found.in_speedup(worst)
+    if lost < 0.005:
+        return f"{ratio_text(found.speedup)} of one device on {found.devices}: nothing is lost."
+    return (
+        f"{ratio_text(found.speedup)} of one device on {found.devices}: "
+        f"most of the rest, {lost:.2f}, goes to {WORDS[worst]}."
+    )
+
+
+def _ns(ns: int) -> str:
+    return f"{'-' if ns < 0 else ''}{ns_text(abs(ns))}" if ns else "0"

@@ -1,0 +1,79 @@
+"""A traced step with its plan over it: measured solid, planned in outline, the critical path as one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dashboard.charts import gantt
+from dashboard.charts.chart import Chart
+from dashboard.charts.gantt import FULL, Spans
+from dashboard.charts.theme import var
+from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.waits import origin
+from parallel_core.schedule.ir import COMPUTE, Kind
+
+MAX_OUTLINES = 1_000
+PLANNED_HEIGHT = 0.88
+COLUMNS = ("rank", "operations", "on the critical path, ms", "latest, ms")
+
+
+def chart(spans: Spans, joined: NDArray[np.void], path: NDArray[np.void], title: str, source: str) -> Chart:
+    """`joined` = LATE rows, `path` = LINK rows of the same step."""
+    figure = gantt.figure(spans)
+    rows = {rank: float(i) for i, rank in enumerate(sorted(spans))}
+    work = joined[np.isin(joined["kind"], [int(kind) for kind in COMPUTE - {Kind.R}])]
+    figure["data"] += [_outlines(work[:MAX_OUTLINES], rows), _line(path, rows, origin(spans))]
+    if len(work):
+        reach = max(figure["layout"]["xaxis"]["range"][1], float(work["planned_end"].max()) / 1e6 * 1.005)
+        figure["layout"]["xaxis"]["range"] = [0, reach]
+    meta = figure["layout"]["meta"]
+    counted = f"{meta['shown']} of {meta['total']} spans, {min(len(work), MAX_OUTLINES)} of {len(work)} planned"
+    subtitle = (
+        "ms from the start of the step; filled measured, outlined planned at each stage's median costs; "
+        "the line is the critical path"
+    )
+    return Chart("overlay", title, subtitle, f"{source}; {counted}", figure, COLUMNS, _table(spans, joined, path))
+
+
+def _outlines(work: NDArray[np.void], rows: dict[int, float]) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "planned",
+        "base": (work["planned_start"] / 1e6).round(4).tolist(),
+        "x": ((work["planned_end"] - work["planned_start"]) / 1e6).round(4).tolist(),
+        "y": [rows[rank] for rank in work["rank"].tolist()],
+        "width": [PLANNED_HEIGHT] * len(work),
+        "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 1, "color": var("ink-2")}},
+        "hoverinfo": "skip",
+    }
+
+
+def _line(path: NDArray[np.void], rows: dict[int, float], zero: int) -> dict[str, Any]:
+    """Along the upper edge of the bars, and straight down or up where the path changes ranks."""
+    x, y = [], []
+    for link in path:
+        x += [(int(link["start"]) - zero) / 1e6, (int(link["end"]) - zero) / 1e6]
+        y += [rows[int(link["rank"])] - FULL / 2] * 2
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "critical path",
+        "x": np.round(x, 4).tolist(),
+        "y": y,
+        "line": {"color": var("line-tp"), "width": 3},
+        "hoverinfo": "skip",
+    }
+
+
+def _table(spans: Spans, joined: NDArray[np.void], path: NDArray[np.void]) -> list[list[str]]:
+    out = []
+    for rank in sorted(spans):
+        own, links = joined[joined["rank"] == rank], path[path["rank"] == rank]
+        latest = int((own["end"] - own["planned_end"]).max()) / 1e6 if len(own) else 0.0
+        on_path = int((links["end"] - links["start"]).sum()) / 1e6
+        out.append([str(rank), str(len(own)), significant(on_path), significant(latest)])
+    return out

@@ -1,0 +1,103 @@
+"""The Accounts tab: where each rank's step went, to the nanosecond; what the speedup lost; the critical path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dashboard.charts import losses as losses_chart
+from dashboard.charts.chart import Chart
+from dashboard.charts.gantt import WORDS
+from dashboard.runs import traces
+from dashboard.runs.models import Run
+from dashboard.runs.traces import Trace
+from parallel_core.analysis.breakdown import COMPONENTS, Account
+from parallel_core.analysis.critical import critical_path
+from parallel_core.analysis.losses import losses
+from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.sentences import COMPONENT_NAMES
+from parallel_core.schedule.ir import Kind
+
+SHORT = COMPONENT_NAMES | {"exposed_p2p": "messages not hidden"}
+BESIDE = {"warmup": "bubble: warm-up", "steady": "bubble: steady", "drain": "bubble: drain", "overlapped": "hidden"}
+"""Fields of Account beside the sum, and the heads of their columns."""
+
+
+def context(run: Run, step: int | None) -> dict[str, Any]:
+    """Empty where no traced step has arrived."""
+    trace = traces.trace(run, step)
+    if trace is None:
+        return {"accounts": []}
+    return {
+        "accounts": [_row(rank, account) for rank, account in sorted(trace.accounts.items())],
+        "account_columns": [SHORT[name] for name in COMPONENTS],
+        "beside_columns": list(BESIDE.values()),
+        "account_step": trace.step,
+        "path": path_rows(trace),
+        "path_sentence": path_sentence(trace),
+        "losses": _losses(trace),
+        "no_losses": _why_no_losses(trace),
+        "partial": "" if trace.whole else f"{trace.kept} of {trace.total} spans were kept: sums cover those alone.",
+    }
+
+
+def _row(rank: int, account: Account) -> dict[str, Any]:
+    parts = account.parts
+    return {
+        "rank": rank,
+        "total": ns_text(parts.total),
+        "parts": [_ns(ns) for ns in parts.as_dict().values()],
+        "beside": [_ns(getattr(account, name)) for name in BESIDE],
+    }
+
+
+def _ns(ns: int) -> str:
+    return ns_text(ns) if ns else "0"
+
+
+def path_sentence(trace: Trace) -> str:
+    """How the critical path runs."""
+    path = critical_path(trace.spans, trace.layout)
+    if not len(path):
+        return ""
+    total = int((path["end"] - path["start"]).sum())
+    turns = int((path["rank"][1:] != path["rank"][:-1]).sum())
+    rank, share = max(
+        (
+            (int(r), int((path["end"] - path["start"])[path["rank"] == r].sum()) / total)
+            for r in np.unique(path["rank"])
+        ),
+        key=lambda pair: pair[1],
+    )
+    changes = f"changes ranks {turns} time{'' if turns == 1 else 's'}"
+    return f"{percent_text(share)} of the critical path is on rank {rank}; it {changes} in {len(path)} operations."
+
+
+def path_rows(trace: Trace) -> list[tuple[str, str, str]]:
+    """(what, time, share) by kind, the longest first."""
+    path = critical_path(trace.spans, trace.layout)
+    total = int((path["end"] - path["start"]).sum())
+    found = [
+        (int((path["end"] - path["start"])[path["kind"] == kind].sum()), Kind(int(kind)))
+        for kind in np.unique(path["kind"])
+    ]
+    return [(WORDS.get(kind, kind.name), ns_text(ns), percent_text(ns / total)) for ns, kind in sorted(found)[::-1]]
+
+
+def _losses(trace: Trace) -> Chart | None:
+    base = traces.baseline(trace.run)
+    if base is None or trace.layout.world == 1:
+        return None
+    other, single = base
+    found = losses(single, [account.parts for account in trace.accounts.values()])
+    source = f"measured, step {trace.step} against the traced step of {other.label or other.name}"
+    return losses_chart.chart(found, source)
+
+
+def _why_no_losses(trace: Trace) -> str:
+    if trace.layout.world == 1:
+        return "One device has nothing to lose to splitting."
+    return (
+        "To see what the speedup lost, this run needs a run on one device in its study, with the same model and batch."
+    )

@@ -1,0 +1,82 @@
+"""The Timeline tab: planned over measured, the critical path lit, and the operations that made the step late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dashboard.charts import overlay
+from dashboard.charts.chart import Chart
+from dashboard.charts.gantt import WORDS
+from dashboard.runs import traces
+from dashboard.runs.models import Run
+from dashboard.runs.traces import Trace
+from parallel_core.analysis.critical import critical_path
+from parallel_core.analysis.lateness import late, lateness
+from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.schedule.ir import COMPUTE, Kind
+from parallel_core.simulate.replay import plan
+
+SHOWN = 10
+"""Rows of the list of late operations."""
+
+
+def context(run: Run, step: int | None) -> dict[str, Any]:
+    """Empty where no traced step has arrived."""
+    trace = traces.trace(run, step)
+    if trace is None:
+        return {"trace": None}
+    found: dict[str, Any] = {"trace": trace, "kept": trace.kept, "total": trace.total}
+    try:
+        planned = plan(trace.spec, trace.measured)
+    except ValueError as error:
+        return found | {"why_not": str(error)}
+    joined = lateness(planned, trace.spans, trace.layout)
+    return found | {"overlay": _chart(trace, joined), "late": late_rows(joined), "late_total": len(joined)}
+
+
+def _chart(trace: Trace, joined: np.ndarray) -> Chart:
+    path = critical_path(trace.spans, trace.layout)
+    return overlay.chart(trace.spans, joined, path, _title(trace, joined), f"measured, step {trace.step}")
+
+
+def _title(trace: Trace, joined: np.ndarray) -> str:
+    behind = late(joined)
+    worst = int(behind.argmax())
+    lateness_ns, length = int(behind[worst]), trace.length
+    if lateness_ns < 0.02 * length:
+        return f"Every operation ends within {percent_text(0.02)} of the step of its plan."
+    row = joined[worst]
+    which = _operation(row)
+    return f"{ns_text(lateness_ns)} is the most that an operation is late: {which} on rank {row['rank']}."
+
+
+def late_rows(joined: np.ndarray) -> list[dict[str, Any]]:
+    """The operations that took longest beyond their plan, the worst first."""
+    own = (joined["end"] - joined["start"]) - (joined["planned_end"] - joined["planned_start"])
+    working = np.isin(joined["kind"], [int(kind) for kind in COMPUTE])
+    order = np.argsort(np.where(working, -own, np.iinfo(np.int64).max), kind="stable")[:SHOWN]
+    return [
+        {
+            "rank": int(row["rank"]),
+            "operation": _operation(row),
+            "planned": ns_text(int(row["planned_end"])),
+            "measured": ns_text(int(row["end"])),
+            "late": _signed(int(row["end"] - row["planned_end"])),
+            "own": _signed(int(own[i])),
+        }
+        for i in order.tolist()
+        if own[i] > 0 and working[i]
+        for row in [joined[i]]
+    ]
+
+
+def _operation(row: np.void) -> str:
+    which = f" {row['micro_batch']}" if row["micro_batch"] >= 0 else ""
+    kind = Kind(int(row["kind"]))
+    return f"{WORDS.get(kind, kind.name)}{which} of stage {row['stage']}"
+
+
+def _signed(ns: int) -> str:
+    return f"{'−' if ns < 0 else '+'}{ns_text(abs(ns))}" if ns else "0"

@@ -1,0 +1,204 @@
+"""The What if tab: the traced step simulated again with something changed, and what each change alone would give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+from django import forms
+from pydantic import ValidationError
+
+from dashboard.charts import gantt
+from dashboard.charts.chart import Chart
+from dashboard.runs import traces
+from dashboard.runs.choice_labels import CHOICE_LABELS
+from dashboard.runs.models import Run
+from dashboard.runs.traces import Trace
+from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text, significant
+from parallel_core.observe.records import LANES, SPAN
+from parallel_core.schedule import names
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate.replay import FREE, Change, Replay, ideal_limit, replay
+from parallel_core.spec import field_errors
+
+LINKS = (("", "as measured"), ("2", "2 times as fast"), ("4", "4 times"), ("10", "10 times"), ("free", "free"))
+TRIED = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
+"""Schedules that the list of single changes tries."""
+LEAST_GAIN = 0.005
+"""Share of the step below which a change is said to change nothing."""
+
+
+class WhatIfForm(forms.Form):
+    """The change, as the address holds it."""
+
+    links = forms.ChoiceField(label="Links", choices=LINKS, required=False)
+    device = forms.FloatField(label="Device, times as fast", min_value=0.1, max_value=100, required=False)
+    schedule = forms.ChoiceField(label="Schedule", required=False)
+    micro_batches = forms.IntegerField(label="Micro-batches", min_value=1, max_value=4096, required=False)
+    balanced = forms.BooleanField(label="Balanced stages", required=False)
+    no_recompute = forms.BooleanField(label="No recomputation", required=False)
+
+    def __init__(self, trace: Trace, given: Mapping[str, Any]) -> None:
+        super().__init__(given, auto_id="w-%s", use_required_attribute=False)
+        split = trace.spec.parallel
+        self.fields["schedule"].choices = [("", "as measured"), *((n, CHOICE_LABELS[n]) for n in names())]  # type: ignore[attr-defined]
+        self.fields["device"].widget.attrs |= {"step": "any", "placeholder": "1"}
+        self.fields["micro_batches"].widget.attrs["placeholder"] = str(split.micro_batches)
+        if split.pp == 1:
+            for name in ("schedule", "balanced", "micro_batches"):
+                del self.fields[name]
+        if split.recompute == "none":
+            del self.fields["no_recompute"]
+        if split.world == 1:
+            del self.fields["links"]
+        for name, field in self.fields.items():
+            field.widget.attrs["aria-describedby"] = f"error-{name}"
+
+    def change(self) -> Change:
+        asked = self.cleaned_data
+        links = asked.get("links") or "1"
+        return Change(
+            links=FREE if links == "free" else float(links),
+            device=asked.get("device") or 1.0,
+            no_recompute=bool(asked.get("no_recompute")),
+            balanced=bool(asked.get("balanced")),
+            schedule=asked.get("schedule") or "",
+            micro_batches=asked.get("micro_batches") or 0,
+        )
+
+
+def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template needs; without a whole traced step the reason alone."""
+    trace = traces.trace(run, step)
+    if trace is None:
+        return {"why_not": "No traced step has arrived yet."}
+    try:
+        measured = trace.measured
+    except ValueError as error:
+        return {"why_not": f"{str(error)[:1].upper()}{str(error)[1:]} Replaying needs all of it."}
+    form = WhatIfForm(trace, given)
+    made = _replayed(trace, form)
+    again = replay(trace.spec, measured, Change())
+    return {
+        "form": form,
+        "made": made is not None,
+        "sentence": _sentence(trace, form.change(), made) if made else "",
+        "limit": _limit(trace),
+        "chart": _chart(trace, made) if made else None,
+        "ideas": ideas(trace),
+        "check": f"Replayed unchanged: {ns_text(again.step)}, measured {ns_text(measured.step)} "
+        f"({percent_text(abs(again.step / measured.step - 1))} off).",
+        "whatif_step": trace.step,
+    }
+
+
+def _replayed(trace: Trace, form: WhatIfForm) -> Replay | None:
+    """None, with the errors in the form, where the change makes no valid run."""
+    if not form.is_valid():
+        return None
+    try:
+        return replay(trace.spec, trace.measured, form.change())
+    except ValidationError as error:
+        for name, message in field_errors(error).items():
+            field = name.removeprefix("parallel.")
+            form.add_error(field if field in form.fields else "schedule", message)
+        return None
+
+
+def ideas(trace: Trace) -> list[dict[str, Any]]:
+    """Single changes, the most helpful first: its words, its address, the step it predicts, and the gain."""
+    found = []
+    for words, asked, change in _candidates(trace):
+        try:
+            made = replay(trace.spec, trace.measured, change)
+        except ValidationError:
+            continue  # it does not go together with this run
+        gain = trace.measured.step / made.step
+        found.append((gain, words, asked, made))
+    return [
+        {
+            "words": words,
+            "address": urlencode({"tab": "whatif", "step": trace.step, **asked}),
+            "step": ns_text(made.step),
+            "gain": "no change" if abs(gain - 1) < LEAST_GAIN else ratio_text(gain),
+        }
+        for gain, words, asked, made in sorted(found, key=lambda item: -item[0])
+    ]
+
+
+def _candidates(trace: Trace) -> list[tuple[str, dict[str, Any], Change]]:
+    split = trace.spec.parallel
+    out: list[tuple[str, dict[str, Any], Change]] = []
+    if split.world > 1:
+        out.append(("Free communication", {"links": "free"}, Change(links=FREE)))
+        out.append(("Links 4 times as fast", {"links": 4}, Change(links=4)))
+    out.append(("A device twice as fast", {"device": 2}, Change(device=2)))
+    if split.recompute != "none":
+        out.append(("No recomputation", {"no_recompute": "on"}, Change(no_recompute=True)))
+    if split.pp > 1:
+        out.append(("Balanced stages", {"balanced": "on"}, Change(balanced=True)))
+        for m in (split.micro_batches * 2, split.micro_batches * 4):
+            out.append((f"{m} micro-batches", {"micro_batches": m}, Change(micro_batches=m)))
+        for name in TRIED:
+            if name != split.schedule:
+                out.append((f"Schedule {CHOICE_LABELS[name]}", {"schedule": name}, Change(schedule=name)))
+    return out
+
+
+def _sentence(trace: Trace, change: Change, made: Replay) -> str:
+    said = _words(trace, change)
+    if not said:
+        return f"{ns_text(made.step)} is the step as it was measured. Change something, or take a line of the table."
+    gain = trace.measured.step / made.step
+    if abs(gain - 1) < LEAST_GAIN:
+        return f"{ns_text(made.step)} a step, as measured: {', '.join(said)} would change nothing."
+    word = "faster" if gain > 1 else "slower"
+    times = ratio_text(gain if gain > 1 else 1 / gain)
+    return f"{ns_text(made.step)} instead of {ns_text(trace.measured.step)}, {times} {word}: {', '.join(said)}."
+
+
+def _words(trace: Trace, change: Change) -> list[str]:
+    plain = Change()
+    parts = [
+        (change.links != 1, "free communication" if change.links == FREE else f"links {change.links:g} times as fast"),
+        (change.device != 1, f"a device {significant(change.device)} times as fast"),
+        (change.no_recompute, "no recomputation"),
+        (change.balanced, "balanced stages"),
+        (bool(change.schedule), f"schedule {CHOICE_LABELS.get(change.schedule, change.schedule)}"),
+        (bool(change.micro_batches), f"{change.micro_batches} micro-batches"),
+    ]
+    return [] if change == plain else [words for here, words in parts if here]
+
+
+def _limit(trace: Trace) -> str:
+    """The ideal speedup with free communication over one device, and what no number of devices could pass."""
+    if trace.spec.parallel.world == 1:
+        return ""
+    most = ideal_limit(trace.spec)
+    bound = f"with {most} micro-batches no number of devices could pass {most}x." if trace.spec.parallel.pp > 1 else ""
+    base = traces.baseline(trace.run)
+    if base is None:
+        return f"{bound[:1].upper()}{bound[1:]}"
+    free = replay(trace.spec, trace.measured, Change(links=FREE)).step
+    ideal = f"{ratio_text(base[1].total / free)} of one device is the ideal speedup with free communication"
+    return f"{ideal}; {bound}" if bound else f"{ideal}."
+
+
+def _chart(trace: Trace, made: Replay) -> Chart:
+    predicted = {trace.layout.peer(q, 0): _with_step(rows) for q, rows in made.spans.items()}
+    mine = {rank: rows for rank, rows in trace.spans.items() if rank in predicted}
+    runs = [("measured", mine), ("predicted", predicted)]
+    title = f"{ns_text(trace.measured.step)} measured, {ns_text(made.step)} predicted"
+    chart = gantt.chart(runs, title, f"step {trace.step}, measured and replayed", key="whatif")
+    return replace(chart, subtitle=f"{chart.subtitle}; one row a pipeline rank")
+
+
+def _with_step(rows: np.ndarray) -> np.ndarray:
+    """Behind a STEP row, so that its idle time is drawn."""
+    step = np.zeros(1, SPAN)
+    step["kind"], step["lane"], step["micro_batch"] = Kind.STEP, LANES.index("host"), -1
+    step["end"] = rows["end"].max()
+    return np.concatenate([step, rows])

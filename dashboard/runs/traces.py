@@ -1,0 +1,94 @@
+"""One traced step of a run, with what is known of it: what the tabs on time, causes and changes read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dashboard.runs import selectors
+from dashboard.runs.models import Run
+from parallel_core.analysis.breakdown import Account, Breakdown, accounts
+from parallel_core.layout import Layout
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import Schedule
+from parallel_core.simulate.measured import Measured, measure
+from parallel_core.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Trace:
+    """`spans` by global rank; `total` = how many were recorded, at least as many as were kept."""
+
+    run: Run
+    step: int
+    spans: Mapping[int, np.ndarray]
+    total: int
+
+    @cached_property
+    def spec(self) -> RunSpec:
+        return RunSpec.model_validate(self.run.spec)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.of(self.spec)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The lowered one that its ranks walked."""
+        return build(self.spec)
+
+    @cached_property
+    def accounts(self) -> dict[int, Account]:
+        return accounts(self.spans, self.layout)
+
+    @cached_property
+    def measured(self) -> Measured:
+        """Raises ValueError where the step was not kept whole."""
+        return measure(self.schedule, self.spans, self.layout)
+
+    @property
+    def kept(self) -> int:
+        return sum(map(len, self.spans.values()))
+
+    @property
+    def whole(self) -> bool:
+        """Every span of every rank is here."""
+        return len(self.spans) == self.layout.world and self.kept == self.total
+
+    @property
+    def length(self) -> int:
+        """Nanoseconds from the first instant of the step to its last."""
+        own = [rows for rows in self.spans.values() if len(rows)]
+        return max(int(rows["end"].max()) for rows in own) - min(int(rows["start"].min()) for rows in own)
+
+
+def trace(run: Run, step: int | None) -> Trace | None:
+    """Of `step`, or of the newest step that every rank has delivered; None where there is none."""
+    shown = selectors.newest_traced_step(run) if step is None else step
+    spans = {} if shown is None else selectors.spans(run, shown)
+    if shown is None or not any(map(len, spans.values())):
+        return None
+    return Trace(run, shown, spans, selectors.span_counts(run, shown)[1])
+
+
+def typical(run: Run) -> Trace | None:
+    """Of the step that stands for the run, else of the newest."""
+    return trace(run, selectors.typical_step(run))
+
+
+def baseline(run: Run) -> tuple[Run, Breakdown] | None:
+    """The one-device run of the same study with the same work, and where its step went; None without any."""
+    study = run.study
+    if study is None:
+        return None
+    mine = RunSpec.model_validate(run.spec)
+    for other in study.runs.filter(devices=1).exclude(pk=run.pk).order_by("position"):
+        spec, parts = RunSpec.model_validate(other.spec), (other.summary or {}).get("breakdown")
+        same = spec.model == mine.model and spec.train.global_batch == mine.train.global_batch
+        plain = spec.parallel.micro_batches == 1 and spec.parallel.recompute == "none"
+        if parts and same and plain and spec.train.precision == mine.train.precision:
+            return other, Breakdown(**parts)
+    return None

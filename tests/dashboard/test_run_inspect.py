@@ -1,0 +1,140 @@
+"""The tabs that say why a step took its time: accounts, plan over measured, what if, and the step as a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.runs import page_whatif, traces
+from dashboard.runs.models import Run, SpanChunk
+from dashboard.runs.traces import Trace
+from tests.dashboard import factory
+
+PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
+
+
+@pytest.fixture(autouse=True)
+def broker(redis_url: str) -> None:
+    """Announcements have somewhere to go."""
+
+
+def tab(client: Client, run: Run, query: str) -> str:
+    answer = client.get(f"/runs/{run.pk}/?{query}")
+    assert answer.status_code == 200
+    return re.sub(r"\s+", " ", answer.content.decode())
+
+
+def traced(run: Run) -> Trace:
+    found = traces.trace(run, None)
+    assert found is not None
+    return found
+
+
+def test_accounts_add_up_and_name_what_the_speedup_lost(client: Client, alice: Any) -> None:
+    study = factory.study(alice, splits=({}, PIPELINE, {"dp": 2}), recompute=False)
+    run = study.runs.get(position=1)
+    client.force_login(alice)
+    said = tab(client, run, "tab=accounts")
+    assert "Where the step went, rank by rank" in said
+    assert "goes to bubble." in said
+    assert "% of the critical path is on rank" in said
+    for account in traced(run).accounts.values():
+        assert account.warmup + account.steady + account.drain == account.parts.bubble
+    assert "One device has nothing to lose" in tab(client, study.runs.get(position=0), "tab=accounts")
+
+
+def test_without_a_one_device_run_it_says_what_is_missing(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    client.force_login(alice)
+    assert "this run needs a run on one device in its study" in tab(client, run, "tab=accounts")
+
+
+def test_the_timeline_has_the_plan_and_the_critical_path(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    client.force_login(alice)
+    said = tab(client, run, "tab=timeline")
+    assert "Planned over measured, and the critical path" in said
+    spans = traced(run)
+    assert f"{spans.kept} of {spans.total} spans of step 10" in said
+
+
+def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    client.force_login(alice)
+    said = tab(client, run, "tab=whatif")
+    assert "is the step as it was measured" in said
+    assert "(0 % off)" in said
+    assert "with 4 micro-batches no number of devices could pass 4x" in said.lower()
+    faster = tab(client, run, "tab=whatif&device=2&links=free")
+    assert "faster: free communication, a device 2 times as fast." in faster
+    schedule = tab(client, run, "tab=whatif&schedule=zb-h1")
+    assert "schedule ZB-H1" in schedule
+    assert "faster" in schedule
+
+
+def test_ideas_are_sorted_and_lead_to_themselves(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, {**PIPELINE, "recompute": "full"})
+    found = page_whatif.ideas(traced(run))
+    assert found[0]["words"] == "A device twice as fast"
+    assert any(idea["words"] == "No recomputation" and idea["gain"] > "1.1" for idea in found)
+    client.force_login(alice)
+    for idea in found:
+        assert "or take a line of the table" not in tab(client, run, idea["address"])
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("micro_batches=5", "do not divide"),
+        ("schedule=dualpipe-v&micro_batches=1", "at least 4 micro-batches"),
+        ("device=0", "greater than or equal to 0.1"),
+        ("links=<b>", "is not one of the available choices"),
+    ],
+)
+def test_a_change_that_cannot_be_says_why(client: Client, alice: Any, query: str, words: str) -> None:
+    run = factory.finished(alice, PIPELINE)
+    client.force_login(alice)
+    said = tab(client, run, f"tab=whatif&{query}")
+    assert words in said
+    assert "<b>" not in said
+
+
+def test_what_is_not_there_is_said(client: Client, alice: Any) -> None:
+    run = factory.queued(alice, PIPELINE)
+    client.force_login(alice)
+    assert "No traced step has arrived yet." in tab(client, run, "tab=whatif")
+    assert "No traced step yet" in tab(client, run, "tab=accounts")
+    assert "No traced step yet" in tab(client, run, "tab=timeline")
+
+
+def test_a_step_that_was_cut_is_not_replayed(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    chunk = SpanChunk.objects.filter(attempt__run=run, rank=1).get()
+    size = len(bytes(chunk.data)) // chunk.count
+    chunk.data, chunk.count = bytes(chunk.data)[: 5 * size], 5
+    chunk.save()
+    client.force_login(alice)
+    assert "not whole: rank 1 kept" in tab(client, run, "tab=whatif")
+    assert "not whole" in tab(client, run, "tab=timeline").lower()
+    assert f"{traced(run).kept} of {traced(run).total} spans were kept" in tab(client, run, "tab=accounts")
+
+
+def test_the_step_as_files(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE, name="=HYPERLINK(1)")
+    client.force_login(alice)
+    chrome = client.get(f"/runs/{run.pk}/trace/10/chrome")
+    events = json.loads(b"".join(chrome.streaming_content))["traceEvents"]  # type: ignore[attr-defined]
+    assert {event["pid"] for event in events} == {0, 1}
+    assert chrome.headers["Content-Disposition"] == f'attachment; filename="run-{run.pk}-step-10.trace.json"'
+    text = b"".join(client.get(f"/runs/{run.pk}/trace/10/csv").streaming_content).decode()  # type: ignore[attr-defined]
+    rows = list(csv.reader(io.StringIO(text)))
+    assert len(rows) == 1 + traced(run).kept
+    assert not any(cell[:1] in "=+@" for row in rows for cell in row)
+    assert client.get(f"/runs/{run.pk}/trace/11/csv").status_code == 404
+    assert client.get(f"/runs/{run.pk}/trace/10/exe").status_code == 404

@@ -1,0 +1,196 @@
+"""Replaying a step: the same when nothing is changed, what the papers say when something is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from parallel_core.analysis.export import COLUMNS, chrome_trace, table
+from parallel_core.layout import Layout
+from parallel_core.local import LocalYard
+from parallel_core.observe.records import SPAN
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate import Costs, simulate
+from parallel_core.simulate.measured import Measured, measure
+from parallel_core.simulate.replay import FREE, Change, ideal_limit, plan, replay
+from parallel_core.spec import RunSpec
+
+MODEL = {"layers": 8, "hidden": 32, "heads": 4, "seq": 32, "vocab": 64}
+
+
+def spec(**split: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {"model": MODEL, "parallel": split, "train": {"global_batch": 48}}, context={"drawn": True}
+    )
+
+
+def step(made: RunSpec, costs: Costs, zero: int = 0) -> dict[int, np.ndarray]:
+    """A step as ranks would have recorded it: by global rank, each with its STEP row."""
+    layout = Layout.of(made)
+    spans = simulate(build(made), costs)
+    end = max(int(rows["end"].max()) for rows in spans.values())
+    out = {}
+    for rank in range(layout.world):
+        rows = spans[layout.pipeline_rank(rank)]
+        whole = np.zeros(1, SPAN)
+        whole["kind"], whole["micro_batch"], whole["end"] = Kind.STEP, -1, end
+        out[rank] = np.concatenate([whole, rows])
+        for side in ("start", "end"):
+            out[rank][side] += zero
+    return out
+
+
+def measured(made: RunSpec, costs: Costs, zero: int = 0) -> Measured:
+    return measure(build(made), step(made, costs, zero), Layout.of(made))
+
+
+@given(
+    st.sampled_from(["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.lists(st.integers(1, 50), min_size=6, max_size=6),
+    st.integers(0, 30),
+    st.integers(0, 10**12),
+)
+def test_unchanged_it_is_the_measured_step(
+    name: str, pp: int, dp: int, own: list[int], message: int, zero: int
+) -> None:
+    made = spec(pp=pp, dp=dp, schedule=name, micro_batches=6)
+    kinds = (Kind.F, Kind.B, Kind.W, Kind.ALLREDUCE, Kind.OPT_STEP)
+    compute = {(s, kind): own[(s + i) % 6] for s in range(made.parallel.stages) for i, kind in enumerate(kinds)}
+    found = measured(made, Costs(compute, message=message, norm=True), zero)
+    assert replay(made, found, Change()).step == found.step
+    assert abs(replay(made, found, Change(links=1, schedule=name)).step / found.step - 1) < 0.03
+
+
+def test_free_links_take_the_messages_out() -> None:
+    made = spec(pp=4, micro_batches=8)
+    found = measured(made, Costs.uniform(4, 10, 10, 10, message=7))
+    free = simulate(build(made), Costs.uniform(4, 10, 10, 10))
+    assert replay(made, found, Change(links=FREE)).step == max(int(rows["end"].max()) for rows in free.values())
+    assert found.step > replay(made, found, Change(links=7)).step > replay(made, found, Change(links=FREE)).step
+
+
+def test_another_schedule_and_more_micro_batches() -> None:
+    made = spec(pp=4, schedule="gpipe", micro_batches=4)
+    found = measured(made, Costs.uniform(4, 1200, 1200, 1200))
+    zero_bubble = replay(made, found, Change(schedule="zb-h1")).step
+    assert zero_bubble == pytest.approx((4 * 3 + 3) * 1200)
+    twelve = replay(made, found, Change(micro_batches=12)).step
+    assert twelve == pytest.approx((12 + 3) * 3 * 400)
+    assert replay(made, found, Change(schedule="1f1b")).step == found.step
+
+
+def test_a_schedule_of_more_stages_spreads_the_costs_over_the_layers() -> None:
+    made = spec(pp=2, micro_batches=4)
+    found = measured(made, Costs.uniform(2, 1000, 1000, 1000))
+    again = replay(made, found, Change(schedule="interleaved"))
+    assert again.spec.parallel.stages == 4
+    busy = {rank: int((rows["end"] - rows["start"]).sum()) for rank, rows in again.spans.items()}
+    work = sum(
+        int((rows["end"] - rows["start"])[np.isin(rows["kind"], (int(Kind.F), int(Kind.BW)))].sum())
+        for rows in again.spans.values()
+    )
+    assert work == pytest.approx(2 * 4 * 3000, rel=1e-3)
+    assert len(busy) == 2
+
+
+def test_balanced_stages_and_a_faster_device() -> None:
+    made = spec(pp=2, micro_batches=4)
+    slow_first = Costs({(0, Kind.F): 20, (0, Kind.BW): 40, (1, Kind.F): 10, (1, Kind.BW): 20})
+    found = measured(made, slow_first)
+    assert replay(made, found, Change(balanced=True)).step == pytest.approx((4 + 1) * 45)
+    assert replay(made, found, Change(device=2)).step == found.step / 2
+
+
+def test_recomputation_is_taken_out() -> None:
+    made = spec(recompute="full")
+    rows = np.zeros(4, SPAN)
+    rows["kind"] = [Kind.STEP, Kind.F, Kind.BW, Kind.R]
+    rows["start"], rows["end"] = [0, 0, 30, 30], [100, 30, 100, 50]
+    rows["micro_batch"][0] = -1
+    step_ = np.concatenate([rows, np.zeros(1, SPAN)])
+    step_[-1]["kind"], step_[-1]["micro_batch"], step_[-1]["start"], step_[-1]["end"] = Kind.OPT_STEP, -1, 100, 110
+    step_[0]["end"] = 110
+    found = measure(build(made), {0: step_}, Layout.of(made))
+    assert replay(made, found, Change(no_recompute=True)).step == 90
+
+
+def test_a_step_that_was_not_kept_whole_is_refused() -> None:
+    made = spec(pp=2, micro_batches=2)
+    spans = step(made, Costs.uniform(2, 1, 1, 1))
+    with pytest.raises(ValueError, match="rank 1 kept"):
+        measure(build(made), {0: spans[0], 1: spans[1][:4]}, Layout.of(made))
+    with pytest.raises(ValueError, match="a rank is missing"):
+        measure(build(made), {0: spans[0]}, Layout.of(made))
+
+
+def test_a_change_that_makes_no_run_says_why() -> None:
+    made = spec(pp=2, micro_batches=4)
+    found = measured(made, Costs.uniform(2, 1, 1, 1))
+    with pytest.raises(ValidationError, match="do not divide"):
+        replay(made, found, Change(micro_batches=5))
+    assert ideal_limit(made) == 4
+
+
+def test_the_plan_has_no_jitter() -> None:
+    made = spec(pp=2, micro_batches=4)
+    spans = step(made, Costs.uniform(2, 10, 10, 10))
+    late = np.flatnonzero(spans[1]["kind"] == Kind.F)[-1]
+    moved = spans[1]["start"] > spans[1]["start"][late]
+    spans[1]["end"][late] += 9
+    for side in ("start", "end"):
+        spans[1][side][moved] += 9
+    spans[1]["end"][0] += 9
+    planned = plan(made, measure(build(made), spans, Layout.of(made)))
+    durations = (planned[1]["end"] - planned[1]["start"])[planned[1]["kind"] == Kind.F]
+    assert durations.tolist() == [10, 10, 10, 10]
+
+
+def test_exports() -> None:
+    made = spec(pp=2, micro_batches=2)
+    spans, layout = step(made, Costs.uniform(2, 1000, 1000, 1000, message=500), 10**9), Layout.of(made)
+    document = json.loads("".join(chrome_trace(spans, layout)))
+    complete = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    assert len(complete) == sum(map(len, spans.values()))
+    assert min(event["ts"] for event in complete) == 0
+    starts = {event["id"]: event["pid"] for event in document["traceEvents"] if event["ph"] == "s"}
+    ends = {event["id"]: event["pid"] for event in document["traceEvents"] if event["ph"] == "f"}
+    assert len(starts) == len(ends) == 4
+    assert all(starts[message] != ends[message] for message in starts)
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in table(spans, layout)]
+    assert len(rows) == len(complete)
+    first = next(row for row in rows if row["kind"] == "RECV_ACT")
+    assert first["waited_ns"] == 1000  # until the send began; then it is on its way for 500
+    assert first["end_ns"] - first["start_ns"] == 1500
+
+
+@pytest.mark.parametrize(
+    "split",
+    [{"pp": 2, "micro_batches": 4}, {"dp": 2}, {"tp": 2}, {"pp": 2, "schedule": "zb-h1", "micro_batches": 4}],
+    ids=["pp", "dp", "tp", "zb"],
+)
+def test_a_real_step_is_replayed_within_3_percent(split: dict[str, Any], tmp_path: Path, yard: LocalYard) -> None:
+    made = RunSpec.model_validate(
+        {"model": MODEL, "parallel": split, "train": {"global_batch": 8, "steps": 8}, "trace": {"trace_every": 5}}
+    )
+    outcome = yard.run(made, tmp_path)
+    assert outcome.ok, outcome.failure()
+    spans = outcome.traced()
+    found = measure(build(made), spans, Layout.of(made))
+    assert abs(replay(made, found, Change()).step / found.step - 1) < 0.03
+    assert replay(made, found, Change(links=FREE)).step <= found.step
+
+
+@pytest.fixture(scope="module")
+def yard() -> Any:
+    with LocalYard() as made:
+        yield made
