@@ -31,8 +31,8 @@ LOG_TAIL = 64 * 1024
 
 
 def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template of `tab` needs; `rank` matters to logs and layout, `step` to what one traced step shows, `given`
-    (the address) to what has questions of its own."""
+    """What the template of `tab` needs; `rank` matters to logs and layout, `step` to what shows one traced step,
+    `given` (the address) to what has questions of its own."""
     if tab == "timeline":
         return page_timeline.context(run, step)
     if tab == "accounts":
