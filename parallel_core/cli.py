@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parallel_core import cli_plan
+from parallel_core import cli_models, cli_plan
 from parallel_core.analysis.meters import Work, step_shares
 from parallel_core.analysis.quantities import flops_text, percent_text
-from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.cli_models import Wrong, checkpoint_of
 from parallel_core.faults import parse, sentences
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard, Outcome, points
@@ -34,13 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; no process is left", file=sys.stderr)
         return 130
-    except _Wrong as error:
+    except Wrong as error:
         print(error, file=sys.stderr)
         return 2
-
-
-class _Wrong(Exception):
-    """What the person gave cannot be used; the text says why."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--index", type=int, default=0, help="which device")
     calibrate.set_defaults(run=_calibrate)
     cli_plan.add(commands)
+    cli_models.add(commands)
     bench = commands.add_parser("bench", help="this engine against PyTorch's own, and its own costs")
     bench.add_argument("names", nargs="*", metavar="name", help="which benchmarks (default: all; 'list' names them)")
     bench.add_argument("--rounds", type=int, default=5, help="turns each contestant gets")
@@ -77,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 def read_spec(path: Path, drawn: bool = False, inject: Sequence[str] = ()) -> RunSpec:
     """The RunSpec in a JSON file, with faults as the command line spells them beside its own.
 
-    `drawn`: its schedule need not run. Raises _Wrong with one line a wrong field.
+    `drawn`: its schedule need not run. Raises Wrong with one line a wrong field.
     """
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text()
@@ -87,9 +84,9 @@ def read_spec(path: Path, drawn: bool = False, inject: Sequence[str] = ()) -> Ru
         return RunSpec.model_validate(given, context={DRAWN: drawn})
     except ValidationError as error:
         lines = [f"{path} cannot be trained:", *(f"  {name}: {why}" for name, why in field_errors(error).items())]
-        raise _Wrong("\n".join(lines)) from error
+        raise Wrong("\n".join(lines)) from error
     except (OSError, ValueError) as error:
-        raise _Wrong(f"{path} is no spec: {error}") from error
+        raise Wrong(f"{path} is no spec: {error}") from error
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -98,9 +95,9 @@ def _train(options: argparse.Namespace) -> int:
         print(f"broken on purpose. {sentence}")
     folder = options.out or Path(time.strftime("run-%Y%m%d-%H%M%S"))
     if next(folder.glob("events-*.bin"), None) is not None:
-        raise _Wrong(f"{folder} holds the records of a run already; give another --out")
+        raise Wrong(f"{folder} holds the records of a run already; give another --out")
     if options.devices is not None and len(options.devices) != spec.parallel.world:
-        raise _Wrong(f"--devices names {len(options.devices)} devices, the run has {spec.parallel.world} ranks")
+        raise Wrong(f"--devices names {len(options.devices)} devices, the run has {spec.parallel.world} ranks")
     resume = _checkpoint(options.resume, spec) if options.resume else None
     show = partial(_show, outline_of(spec.model).target)
     with LocalYard() as yard:
@@ -111,12 +108,11 @@ def _train(options: argparse.Namespace) -> int:
 
 def _checkpoint(path: Path, spec: RunSpec) -> Path:
     """The checkpoint that `path` means, if a run of `spec` can go on from it."""
+    found, manifest = checkpoint_of(path)
     try:
-        found = folders.resolve(path)
-        manifest = manifests.read(found)
         manifests.require_match(manifest, spec)
     except manifests.CheckpointError as error:
-        raise _Wrong(f"{path} cannot be resumed: {error}") from error
+        raise Wrong(f"{path} cannot be resumed: {error}") from error
     print(f"goes on from {found}: {manifest.step} steps done")
     return found
 

@@ -36,6 +36,8 @@ class ModelSpec(BaseModel):
     seq: Annotated[int, Field(ge=1, le=limits.MAX_SEQ)] = 128
     vocab: Annotated[int, Field(ge=2, le=limits.MAX_VOCAB)] = 256
     positions: Positions = "learned"
+    rope_base: Annotated[float, Field(ge=1, le=1e9)] = 10_000.0
+    """RoPE turns pair i of a head's d dimensions by rope_base^(-2i/d) a position."""
     activation: Activation = "gelu"
     norm: Norm = "layernorm"
     attention: Attention = "fused"

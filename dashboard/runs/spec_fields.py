@@ -48,6 +48,7 @@ GROUPS = (
             Entry("model.kv_heads", "Key and value heads", "divides the heads; empty: as many"),
             Entry("model.ffn", "MLP width", "empty: 4 × hidden, 8/3 × for SwiGLU"),
             Entry("model.positions", "Positions"),
+            Entry("model.rope_base", "RoPE base"),
             Entry("model.activation", "Activation"),
             Entry("model.norm", "Normalisation"),
             Entry("model.attention", "Attention"),

@@ -77,6 +77,11 @@ class Manifest:
     def bytes(self) -> int:
         return sum(self.files.values())
 
+    @property
+    def weights_only(self) -> bool:
+        """Values and nothing else, such as imported ones: the optimizer begins afresh, in any precision."""
+        return not any(name.startswith("mean/") for name in self.tensors)
+
     def text(self) -> str:
         """As JSON, with the sha256 of the rest at its end."""
         body = {"format": FORMAT, **asdict(self)}
@@ -130,6 +135,8 @@ def mismatches(saved: Mapping[str, Any], spec: RunSpec, step: int) -> dict[str, 
 def require_match(manifest: Manifest, spec: RunSpec) -> None:
     """Raises CheckpointError, with messages by field, where a run of `spec` cannot go on from this checkpoint."""
     wrong = mismatches(manifest.spec, spec, manifest.step)
+    if manifest.weights_only:
+        wrong.pop("train.precision", None)
     if wrong:
         raise CheckpointError(" ".join(wrong.values()), wrong)
 

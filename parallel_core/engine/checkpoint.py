@@ -181,6 +181,12 @@ def load(trainer: Trainer, path: Path) -> int:
     manifests.require_match(manifest, trainer.spec)
     state = State(trainer)
     shares = {**state.shares(trainer.buffers()), **state.statistics(trainer.chunks.buffers())}
+    if manifest.weights_only:
+        shares = {name: share for name, share in shares.items() if name.startswith(("value/", "main/"))}
+        for kind in ("value", "main"):  # master weights, too, are the values that were saved
+            of_kind = {name.replace(f"{kind}/", "value/", 1): s for name, s in shares.items() if name.startswith(kind)}
+            storage.load(of_kind, path, manifest)
+        return manifest.step
     storage.load(shares, path, manifest)
     trainer.load_scalars(manifest.scalars)
     return manifest.step

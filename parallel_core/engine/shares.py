@@ -7,7 +7,7 @@ what is written where and, under another layout, which part of which saved piece
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +53,25 @@ class Share:
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
         assert index.offset is not None
         return self.at(index.offset)
+
+
+class Made(Share):
+    """A whole tensor of number type `dtype` that `make` makes each time somebody asks for it."""
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, make: Callable[[], Tensor]) -> None:
+        super().__init__(shape, [])
+        self._dtype, self._make = dtype, make
+
+    def at(self, offsets: torch.Size) -> Tensor:
+        return self._make().to(self._dtype)
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size((0,) * len(self._shape)), self._shape)]
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+        (chunk,) = self.__create_chunk_list__()
+        data = TensorWriteData(chunk, TensorProperties(self._dtype), self._shape)
+        return [WriteItem(index=MetadataIndex(name, chunk.offsets), type=WriteItemType.SHARD, tensor_data=data)]
 
 
 def boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:

@@ -20,8 +20,6 @@ from torch.autograd.function import once_differentiable
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec
 
-ROPE_BASE = 10_000.0
-
 
 class Core(nn.Module):
     """Queries, keys and values (batch, seq, rows of `qkv`) -> their mix (batch, seq, heads x dim)."""
@@ -33,6 +31,7 @@ class Core(nn.Module):
         super().__init__()
         outline = GptOutline(model)
         self.head_dim, self.rope = outline.head_dim, model.positions == "rope"
+        self.rope_base = model.rope_base
         self.group = model.heads // outline.kv_heads
         self.plain = model.attention == "plain"
 
@@ -45,7 +44,7 @@ class Core(nn.Module):
         batch, seq, _ = qkv.shape
         q, k, v = self._heads(qkv)
         if self.rope:
-            turn = rotary(seq, self.head_dim, qkv.dtype, qkv.device)
+            turn = rotary(seq, self.head_dim, self.rope_base, qkv.dtype, qkv.device)
             q, k = rotate(q, *turn), rotate(k, *turn)
         if self.plain:
             mixed = self._plain(q, k, v)
@@ -100,9 +99,9 @@ def _future(seq: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def rotary(seq: int, dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary(seq: int, dim: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angles by which RoPE turns, (seq, dim / 2) each (Su et al. 2021, section 3.2)."""
-    speeds = ROPE_BASE ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    speeds = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.arange(seq, dtype=torch.float64)[:, None] * speeds
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 

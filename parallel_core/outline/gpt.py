@@ -42,7 +42,7 @@ class GptOutline(Outline):
 
     fields = (
         *("layers", "hidden", "heads", "kv_heads", "ffn", "seq", "vocab"),
-        *("positions", "activation", "norm", "bias", "attention", "tied", "dropout"),
+        *("positions", "rope_base", "activation", "norm", "bias", "attention", "tied", "dropout"),
     )
     target = "tokens"
     corpora = ("stdlib", "blob")
@@ -90,6 +90,11 @@ class GptOutline(Outline):
                 ("model.kv_heads", "model.heads"),
                 f"kv_heads={self.kv_heads} does not divide heads={model.heads}; "
                 f"try one of {few(divisors(model.heads), self.kv_heads)}.",
+            )
+        if model.positions != "rope" and model.rope_base != type(model).model_fields["rope_base"].default:
+            raise rule(
+                ("model.rope_base", "model.positions"),
+                f"positions={model.positions} has no rope_base; use positions=rope, or leave rope_base at 10000.",
             )
         if model.positions == "rope" and self.head_dim % 2:
             even = [d for d in divisors(model.hidden) if model.hidden // d % 2 == 0]

@@ -1,0 +1,140 @@
+"""The safetensors file format (huggingface.co/docs/safetensors, "Format"): named tensors as bare numbers, no code.
+
+    8 bytes   N, the length of the header, little-endian
+    N bytes   JSON: {name: {"dtype", "shape", "data_offsets": [begin, end]}}, and "__metadata__": {text: text}
+    the rest  the numbers; offsets count from here, and the tensors cover it without gap or overlap
+
+A file is read with suspicion and mapped into memory, so a tensor costs nothing until it is looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallel_core.checkpoint.manifest import CheckpointError
+
+ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+"""Bytes of an element by the format's name of its type."""
+MAX_HEADER = 100 * 2**20
+"""That of the reference implementation."""
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor: bytes [begin, end) behind the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafeTensors:
+    """The tensors of one file. Raises CheckpointError where it is cut short, damaged, or no such file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                self._data = (size and mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) or b""
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read ({error.strerror}).") from error
+        if size < 8:
+            raise self._wrong(f"it has {size} bytes, too few for a header")
+        (length,) = struct.unpack("<Q", self._data[:8])
+        if length > min(MAX_HEADER, size - 8):
+            raise self._wrong(f"its header claims {length} bytes of the file's {size}: cut short, or another format")
+        self._base = 8 + length
+        try:
+            raw = json.loads(bytes(self._data[8 : self._base]))
+            raw.pop("__metadata__", None)
+            self.entries = {str(name): _entry(entry) for name, entry in raw.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._wrong(f"its header is spoilt ({error})") from error
+        self._check(size - self._base)
+
+    def _check(self, size: int) -> None:
+        """Every byte belongs to one tensor of just that size."""
+        at = 0
+        for name, entry in sorted(self.entries.items(), key=lambda pair: (pair[1].begin, pair[1].end)):
+            if entry.begin != at or entry.end - entry.begin != math.prod(entry.shape) * ITEM[entry.dtype]:
+                raise self._wrong(f"{name} does not lie where its header says")
+            at = entry.end
+        if at != size:
+            raise self._wrong(f"it has {size} bytes of numbers instead of {at}: cut short, or damaged")
+
+    def data(self, name: str) -> np.ndarray:
+        """The bytes of a tensor (u1), mapped. Raises CheckpointError where there is none of that name."""
+        entry = self.entries.get(name)
+        if entry is None:
+            raise CheckpointError(f"{self.path} has no {name}.")
+        return np.frombuffer(self._data, np.uint8, entry.end - entry.begin, self._base + entry.begin)
+
+    def _wrong(self, why: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} is no whole safetensors file: {why}.")
+
+
+def _entry(raw: Mapping[str, Any]) -> Entry:
+    begin, end = (int(value) for value in raw["data_offsets"])
+    shape = tuple(int(size) for size in raw["shape"])
+    if raw["dtype"] not in ITEM:
+        raise ValueError(f"element type {raw['dtype']!r}")
+    if begin < 0 or end < begin or any(size < 0 for size in shape):
+        raise ValueError(f"offsets {begin} to {end}")
+    return Entry(raw["dtype"], shape, begin, end)
+
+
+def open_all(path: Path) -> dict[str, SafeTensors]:
+    """Tensor -> the file that holds it, of a file, or of a folder with one file or an index of several.
+
+    Raises CheckpointError.
+    """
+    if not path.is_dir():
+        return _named(SafeTensors(path))
+    if not (path / INDEX).exists():
+        return _named(SafeTensors(path / SINGLE))
+    try:
+        where = {str(name): str(file) for name, file in json.loads((path / INDEX).read_text())["weight_map"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path / INDEX} is no index of safetensors files ({error}).") from error
+    if strange := [name for name in where.values() if Path(name).name != name]:
+        raise CheckpointError(f"{path / INDEX} leads out of its folder: {strange[0]!r}.")
+    files = {name: SafeTensors(path / name) for name in sorted(set(where.values()))}
+    if missing := [name for name, file in where.items() if name not in files[file].entries]:
+        raise CheckpointError(f"{path / where[missing[0]]} has no {missing[0]}, which {INDEX} says it holds.")
+    return {name: files[file] for name, file in where.items()}
+
+
+def _named(file: SafeTensors) -> dict[str, SafeTensors]:
+    return dict.fromkeys(file.entries, file)
+
+
+def write(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data: Iterable[bytes | memoryview]) -> int:
+    """Writes (element type, shape) by name; `data` yields their numbers, in this order. Returns the file's bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (dtype, shape) in tensors.items():
+        end = at + math.prod(shape) * ITEM[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    aside = path.with_name(path.name + ".part")
+    with aside.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for part in data:
+            file.write(part)
+    aside.replace(path)
+    return path.stat().st_size

@@ -1,0 +1,210 @@
+"""Llama weights (Touvron et al. 2023) in and out: the safetensors layout of Hugging Face <-> this engine's parameters.
+
+Theirs keeps queries, keys and values apart, and gate and up; ours stores them group by group and pair by pair (see
+models.gpt). Both turn the pairs (i, i + dim / 2) of a head. Nothing is computed: importing what was exported gives the
+same bits. A tensor is mapped, rearranged and written before the next one is looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import safetensors
+from parallel_core.checkpoint.manifest import CheckpointError, Manifest, read
+from parallel_core.engine import storage
+from parallel_core.engine.shares import Box, Made, Share
+from parallel_core.models.registry import parameter_shapes
+from parallel_core.outline.gpt import GptOutline
+from parallel_core.spec import ModelSpec, RunSpec
+
+TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_NAMES = {dtype: name for name, dtype in TYPES.items()}
+CONFIG = "config.json"
+EPS = 1e-5
+"""Of RMSNorm, in this engine."""
+
+Get = Callable[[str], Tensor]
+"""A full tensor by name."""
+
+
+def model_of(config: Mapping[str, Any], seq: int) -> dict[str, Any]:
+    """Fields of ModelSpec from a config.json; sequences of `seq` tokens. Raises CheckpointError where it is no Llama
+    that this engine has."""
+    wanted: dict[str, tuple[Any, ...]] = {
+        "model_type": ("llama",),
+        "hidden_act": ("silu",),
+        "attention_bias": (False, None),
+        "mlp_bias": (False, None),
+        "rope_scaling": (None,),
+        "rms_norm_eps": (EPS,),
+    }
+    for key, able in wanted.items():
+        if config.get(key) not in able:
+            raise CheckpointError(f"{CONFIG} has {key}={config.get(key)!r}; this engine has {able[0]!r}.")
+    try:
+        model = {
+            "layers": config["num_hidden_layers"],
+            "hidden": config["hidden_size"],
+            "heads": config["num_attention_heads"],
+            "kv_heads": config.get("num_key_value_heads"),
+            "ffn": config["intermediate_size"],
+            "vocab": config["vocab_size"],
+            "tied": bool(config.get("tie_word_embeddings", False)),
+            "rope_base": float(config.get("rope_theta", 10_000.0)),
+        }
+    except KeyError as error:
+        raise CheckpointError(f"{CONFIG} lacks {error}.") from error
+    head = config.get("head_dim") or model["hidden"] // model["heads"]
+    if head * model["heads"] != model["hidden"]:
+        raise CheckpointError(f"{CONFIG} has head_dim={head}; this engine's is hidden_size / num_attention_heads.")
+    llama = {"positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
+    return {**model, **llama, "kind": "gpt", "seq": seq}
+
+
+def config_of(model: ModelSpec) -> dict[str, Any]:
+    """The config.json of a model. Raises CheckpointError where it is no Llama."""
+    llama = {"kind": "gpt", "positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
+    if wrong := [name for name, value in llama.items() if getattr(model, name) != value]:
+        name = wrong[0]
+        raise CheckpointError(
+            f"Only a Llama can be exported: the checkpoint has model.{name}={getattr(model, name)}, not {llama[name]}."
+        )
+    outline = GptOutline(model)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": model.hidden,
+        "intermediate_size": outline.ffn,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": outline.kv_heads,
+        "max_position_embeddings": model.seq,
+        "vocab_size": model.vocab,
+        "rms_norm_eps": EPS,
+        "rope_theta": model.rope_base,
+        "tie_word_embeddings": model.tied,
+    }
+
+
+def ours(model: ModelSpec, name: str, get: Get) -> Tensor:
+    """Our parameter `name` out of theirs."""
+    unit, layer, _ = name.rsplit(".", 2)
+    if unit == "embed":
+        return get("model.embed_tokens.weight")
+    if unit == "head":
+        return get("model.norm.weight" if layer == "norm" else "lm_head.weight")
+    their = f"model.layers.{unit.split('.')[1]}"
+    if layer == "qkv":
+        q, k, v = (get(f"{their}.self_attn.{part}_proj.weight") for part in "qkv")
+        kv = GptOutline(model).kv_heads
+        return torch.cat([part.view(kv, -1, model.hidden) for part in (q, k, v)], 1).flatten(0, 1)
+    if layer == "fc1":
+        return torch.stack([get(f"{their}.mlp.{part}_proj.weight") for part in ("gate", "up")], 1).flatten(0, 1)
+    return get(f"{their}.{_SAME[unit.rsplit('.', 1)[1], layer]}.weight")
+
+
+_SAME = {
+    ("attn", "norm"): "input_layernorm",
+    ("attn", "proj"): "self_attn.o_proj",
+    ("mlp", "norm"): "post_attention_layernorm",
+    ("mlp", "fc2"): "mlp.down_proj",
+}
+
+
+def theirs(model: ModelSpec, get: Get) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of theirs out of ours, in layer order."""
+    kv, dim = GptOutline(model).kv_heads, GptOutline(model).head_dim
+    yield "model.embed_tokens.weight", get("embed.token.weight")
+    for i in range(model.layers):
+        their, attn, mlp = f"model.layers.{i}", f"block.{i}.attn", f"block.{i}.mlp"
+        yield f"{their}.input_layernorm.weight", get(f"{attn}.norm.weight")
+        groups = get(f"{attn}.qkv.weight").view(kv, -1, model.hidden)
+        for part, rows in zip("qkv", groups.split([groups.shape[1] - 2 * dim, dim, dim], 1), strict=True):
+            yield f"{their}.self_attn.{part}_proj.weight", rows.flatten(0, 1)
+        yield f"{their}.self_attn.o_proj.weight", get(f"{attn}.proj.weight")
+        yield f"{their}.post_attention_layernorm.weight", get(f"{mlp}.norm.weight")
+        pairs = get(f"{mlp}.fc1.weight").view(-1, 2, model.hidden)
+        yield f"{their}.mlp.gate_proj.weight", pairs[:, 0]
+        yield f"{their}.mlp.up_proj.weight", pairs[:, 1]
+        yield f"{their}.mlp.down_proj.weight", get(f"{mlp}.fc2.weight")
+    yield "model.norm.weight", get("head.norm.weight")
+    if not model.tied:
+        yield "lm_head.weight", get("head.output.weight")
+
+
+def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
+    """Makes a checkpoint of step 0 in the folder `out` from a folder of Llama weights; any layout can go on from it.
+
+    Raises CheckpointError where the weights are damaged, lack a tensor, or are no Llama of this engine's.
+    """
+    try:
+        config = json.loads((path / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / CONFIG} cannot be read: {error}") from error
+    spec = RunSpec.model_validate({"model": model_of(config, seq)})
+    files = safetensors.open_all(path)
+
+    def get(name: str) -> Tensor:
+        if name not in files:
+            raise CheckpointError(f"{path} has no {name}.")
+        entry = files[name].entries[name]
+        if entry.dtype not in TYPES:
+            raise CheckpointError(f"{path} holds {name} as {entry.dtype}; weights are {', '.join(TYPES)}.")
+        data = torch.frombuffer(bytearray(files[name].data(name)), dtype=TYPES[entry.dtype])
+        return data.view(entry.shape)
+
+    dtype = get("model.norm.weight").dtype  # small, and of the type of them all
+    made: dict[str, Share] = {
+        f"value/{name}": Made(shape, dtype, partial(_of_shape, spec.model, name, shape, get))
+        for name, shape in parameter_shapes(spec.model).items()
+    }
+    where = folders.saving(out, 0, 0)
+    part = storage.write(made, where / "rank-0.bin")
+    manifest = folders.merge([part], step=0, run=0, attempt=0, spec=spec.model_dump(mode="json"), scalars={})
+    folders.publish(where, out, manifest, keep=1)
+    return spec, manifest
+
+
+def _of_shape(model: ModelSpec, name: str, shape: tuple[int, ...], get: Get) -> Tensor:
+    tensor = ours(model, name, get)
+    if tuple(tensor.shape) != shape:
+        raise CheckpointError(f"The weights for {name} have shape {tuple(tensor.shape)}; {CONFIG} says {shape}.")
+    return tensor
+
+
+def export_weights(path: Path, out: Path) -> int:
+    """Writes the values of the checkpoint `path` to the folder `out` as Llama weights; returns the file's bytes.
+
+    Raises CheckpointError where the checkpoint is damaged or holds no Llama.
+    """
+    manifest = read(path)
+    model = RunSpec.model_validate(manifest.spec).model
+    config = config_of(model)
+    out.mkdir(parents=True, exist_ok=True)
+
+    def get(name: str) -> Tensor:
+        stored = manifest.tensors[f"value/{name}"]
+        tensor = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
+        whole = Box((0,) * len(stored.shape), stored.shape)
+        storage.load({f"value/{name}": Share(stored.shape, [(whole, tensor.view(-1))])}, path, manifest)
+        return tensor
+
+    def shape(name: str) -> Tensor:
+        stored = manifest.tensors[f"value/{name}"]
+        return torch.empty(stored.shape, dtype=getattr(torch, stored.dtype), device="meta")
+
+    about = {name: (_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in theirs(model, shape)}
+    data = (tensor.contiguous().view(-1).view(torch.uint8).numpy().data for _, tensor in theirs(model, get))
+    size = safetensors.write(out / safetensors.SINGLE, about, data)
+    dtype = str(next(iter(manifest.tensors.values())).dtype)
+    (out / CONFIG).write_text(json.dumps({**config, "torch_dtype": dtype}, indent=2))
+    return size

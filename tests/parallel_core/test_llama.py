@@ -1,0 +1,227 @@
+"""Llama weights: the same function as theirs, the same bits out as in, and damaged files refused with their reason."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import safetensors
+from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.cli import main
+from parallel_core.engine import checkpoint
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.llama import CONFIG, export_weights, import_weights
+from parallel_core.engine.trainer import Trainer
+from parallel_core.spec import RunSpec
+from tests.parallel_core import ranks
+
+CONFIGURED: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "tie_word_embeddings": False,
+}
+SEQ = 16
+
+
+def tensors(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """Weights as Hugging Face names and shapes them."""
+    h, f, kv, vocab = 32, 48, 16, 64
+    shapes = {"model.embed_tokens.weight": (vocab, h), "model.norm.weight": (h,), "lm_head.weight": (vocab, h)}
+    for i in range(2):
+        at = f"model.layers.{i}"
+        shapes |= {f"{at}.input_layernorm.weight": (h,), f"{at}.post_attention_layernorm.weight": (h,)}
+        shapes |= {f"{at}.self_attn.q_proj.weight": (h, h), f"{at}.self_attn.o_proj.weight": (h, h)}
+        shapes |= {f"{at}.self_attn.{part}_proj.weight": (kv, h) for part in "kv"}
+        shapes |= {f"{at}.mlp.gate_proj.weight": (f, h), f"{at}.mlp.up_proj.weight": (f, h)}
+        shapes |= {f"{at}.mlp.down_proj.weight": (h, f)}
+    generator = torch.Generator().manual_seed(3)
+    return {name: (0.3 * torch.randn(shape, generator=generator)).to(dtype) for name, shape in shapes.items()}
+
+
+def put(folder: Path, weights: dict[str, Tensor], **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    names = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
+    about = {name: (names[t.dtype], tuple(t.shape)) for name, t in weights.items()}
+    safetensors.write(folder / "model.safetensors", about, (_bytes(t) for t in weights.values()))
+    (folder / CONFIG).write_text(json.dumps({**CONFIGURED, **config}))
+    return folder
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def their_loss(w: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> float:
+    """LlamaForCausalLM written down once more, from its paper and its configuration, with nothing of this engine."""
+    x, (batch, seq) = w["model.embed_tokens.weight"][tokens], tokens.shape
+    angle = torch.arange(seq).double()[:, None] * 500_000.0 ** (-torch.arange(0, 8, 2).double() / 8)
+    cos, sin = torch.cat([angle.cos()] * 2, -1), torch.cat([angle.sin()] * 2, -1)
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"]
+
+    def turn(x: Tensor) -> Tensor:
+        return x * cos + torch.cat([-x[..., 4:], x[..., :4]], -1) * sin
+
+    for i in range(2):
+        at = f"model.layers.{i}"
+        y = norm(x, f"{at}.input_layernorm")
+        q, k, v = (F.linear(y, w[f"{at}.self_attn.{p}_proj.weight"]).view(batch, seq, -1, 8).mT.mT for p in "qkv")
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        scores = turn(q) @ turn(k).mT / math.sqrt(8) + torch.full((seq, seq), -math.inf).triu(1)
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, seq, -1)
+        x = x + F.linear(mixed, w[f"{at}.self_attn.o_proj.weight"])
+        y = norm(x, f"{at}.post_attention_layernorm")
+        gate, up = (F.linear(y, w[f"{at}.mlp.{p}_proj.weight"]) for p in ("gate", "up"))
+        x = x + F.linear(F.silu(gate) * up, w[f"{at}.mlp.down_proj.weight"])
+    logits = F.linear(norm(x, "model.norm"), w["lm_head.weight"])
+    return float(F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+
+
+def first_loss(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, imported: Path) -> Any:
+    def use(trainer: Trainer) -> Any:
+        assert checkpoint.load(trainer, folders.path_of(imported, 0)) == 0
+        drawn = trainer._sampler.micro_batches(0, tuple(range(trainer.layout.micro_batches)))
+        return trainer.step(0).loss, drawn.inputs.reshape(-1, SEQ), drawn.targets.reshape(-1, SEQ)
+
+    return ranks.with_trainer(spec, rank, meeting, folder, use)
+
+
+@pytest.mark.parametrize("split", [{}, {"tp": 2}, {"pp": 2, "micro_batches": 2}, {"dp": 2, "zero": 1}], ids=str)
+def test_the_model_is_theirs_under_any_layout(split: dict[str, int], tmp_path: Path) -> None:
+    weights = tensors()
+    made, _ = import_weights(put(tmp_path / "theirs", weights), tmp_path / "ours", SEQ)
+    train = {"precision": "fp64", "global_batch": 4, "steps": 4}
+    spec = RunSpec.model_validate({**made.model_dump(), "parallel": split, "train": train})
+
+    def work(*given: Any) -> Any:
+        return first_loss(*given, imported=tmp_path / "ours")
+
+    loss, tokens, targets = ranks.run(spec, work, ranks.scratch())[0]
+    assert loss == pytest.approx(their_loss(weights, torch.tensor(tokens), torch.tensor(targets)), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tied", [False, True])
+def test_out_come_the_bits_that_went_in(dtype: torch.dtype, tied: bool, tmp_path: Path) -> None:
+    weights = tensors(dtype)
+    if tied:
+        del weights["lm_head.weight"]
+    import_weights(put(tmp_path / "in", weights, tie_word_embeddings=tied), tmp_path / "ours", SEQ)
+    export_weights(folders.path_of(tmp_path / "ours", 0), tmp_path / "out")
+    found = safetensors.open_all(tmp_path / "out")
+    assert {name: bytes(file.data(name)) for name, file in found.items()} == {n: _bytes(t) for n, t in weights.items()}
+    config = json.loads((tmp_path / "out" / CONFIG).read_text())
+    assert {key: config[key] for key in CONFIGURED} == {**CONFIGURED, "tie_word_embeddings": tied}
+
+
+def test_16_bit_weights_begin_an_fp32_run_and_fill_master_weights(tmp_path: Path) -> None:
+    weights = tensors(torch.bfloat16)
+    made, _ = import_weights(put(tmp_path / "in", weights), tmp_path / "ours", SEQ)
+    for precision in ("fp32", "bf16"):
+        spec = RunSpec.model_validate({**made.model_dump(), "train": {"precision": precision, "global_batch": 2}})
+
+        def use(trainer: Trainer) -> Any:
+            checkpoint.load(trainer, folders.path_of(tmp_path / "ours", 0))
+            main = trainer.optimizer.main
+            return trainer.flat.values.float(), trainer.flat.values.float() if main is None else main
+
+        def work(*given: Any) -> Any:
+            return ranks.with_trainer(*given, use)
+
+        values, main = ranks.run(spec, work, ranks.scratch())[0]
+        assert values.abs().sum() > 0
+        assert torch.equal(values, main)
+
+
+def test_several_files_are_one_model(tmp_path: Path) -> None:
+    folder, weights = put(tmp_path / "in", tensors()), tensors()
+    where = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(weights)}
+    for file in set(where.values()):
+        some = {name: weights[name] for name in weights if where[name] == file}
+        about = {name: ("F64", tuple(t.shape)) for name, t in some.items()}
+        safetensors.write(folder / file, about, map(_bytes, some.values()))
+    (folder / "model.safetensors").unlink()
+    (folder / safetensors.INDEX).write_text(json.dumps({"weight_map": where}))
+    assert set(safetensors.open_all(folder)) == set(weights)
+    (folder / safetensors.INDEX).write_text(json.dumps({"weight_map": {**where, "x": "../../etc/passwd"}}))
+    with pytest.raises(CheckpointError, match="leads out of its folder"):
+        safetensors.open_all(folder)
+
+
+def _header(data: bytes, change: Callable[[dict[str, Any]], Any]) -> bytes:
+    (length,) = struct.unpack("<Q", data[:8])
+    raw = json.loads(data[8 : 8 + length])
+    change(raw)
+    text = json.dumps(raw).encode()
+    return struct.pack("<Q", len(text)) + text + data[8 + length :]
+
+
+SPOILT: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda data: b"", "it has 0 bytes"),
+    "cut": (lambda data: data[:-8], "cut short"),
+    "longer": (lambda data: data + b"x", "cut short, or damaged"),
+    "header": (lambda data: struct.pack("<Q", 2**40) + data[8:], "its header claims"),
+    "no json": (lambda data: data[:8] + b"x" + data[9:], "its header is spoilt"),
+    "type": (lambda data: _header(data, lambda raw: raw["lm_head.weight"].update(dtype="F8")), "element type 'F8'"),
+    "shape": (
+        lambda data: _header(data, lambda raw: raw["lm_head.weight"].update(shape=[65, 32])),
+        "lm_head.weight does not lie where",
+    ),
+    "missing": (
+        lambda data: _header(data, lambda raw: raw.pop("lm_head.weight")),
+        "does not lie where its header says",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_spoilt_file_is_refused(name: str, tmp_path: Path) -> None:
+    spoil, told = SPOILT[name]
+    file = put(tmp_path, tensors()) / "model.safetensors"
+    file.write_bytes(spoil(file.read_bytes()))
+    with pytest.raises(CheckpointError, match=told):
+        import_weights(tmp_path, tmp_path / "ours", SEQ)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"model_type": "mistral"}, "model_type='mistral'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling="),
+        ({"rms_norm_eps": 1e-6}, "rms_norm_eps=1e-06"),
+        ({"head_dim": 16}, "head_dim=16"),
+        ({"vocab_size": 128}, r"have shape \(64, 32\); config.json says \(128, 32\)"),
+    ],
+)
+def test_another_model_is_refused(config: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=told):
+        import_weights(put(tmp_path, tensors(), **config), tmp_path / "ours", SEQ)
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = put(tmp_path / "theirs", tensors(torch.float32))
+    assert main(["import-llama", str(folder), "--out", str(tmp_path / "ours"), "--seq", "16"]) == 0
+    assert "--resume" in capsys.readouterr().out
+    assert main(["export-llama", str(tmp_path / "ours"), "--out", str(tmp_path / "out")]) == 0
+    assert main(["import-llama", str(tmp_path), "--out", str(tmp_path / "ours")]) == 2
+    assert "config.json cannot be read" in capsys.readouterr().err
