@@ -40,6 +40,7 @@ INSTALLED_APPS = [
     "dashboard.fleet",
     "dashboard.studies",
     "dashboard.runs",
+    "dashboard.plans",
     "dashboard.api",
     "dashboard.live",
     "dashboard.control",

@@ -9,6 +9,7 @@ urlpatterns = [
     path("live/", include("dashboard.live.urls")),
     path("api/", include("dashboard.api.urls")),
     path("runs/", include("dashboard.runs.urls")),
+    path("planner/", include("dashboard.plans.urls")),
     path("fleet/", include("dashboard.fleet.urls")),
     path("schedules/", include("dashboard.schedules.urls")),
     path("", include("dashboard.studies.urls")),

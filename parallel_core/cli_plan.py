@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
@@ -39,6 +39,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code: 0 something fits, 1 nothing does, 2 what was asked cannot be."""
+    from parallel_core.plan.cluster.exported import rows
     from parallel_core.plan.cluster.hardware import clusters
     from parallel_core.plan.cluster.job import Job
     from parallel_core.plan.cluster.model import presets
@@ -57,31 +58,21 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(f"{field}: {message}" for field, message in error.messages.items()), file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps(_rows(job, cluster, found, options.top), indent=1))
+        print(json.dumps(rows(job, cluster, found, options.top), indent=1))
     else:
         _print(job, cluster, found, options)
     return 0 if found.timed else 1
 
 
-def _rows(job: Job, cluster: Cluster, found: Found, top: int) -> list[dict[str, Any]]:
-    from parallel_core.plan.cluster.why import utilisation
-
-    rows = []
-    for i in found.leaders(top):
-        plan, seconds = found.plans.row(i), float(found.seconds[i])
-        more = {"step_s": seconds, "peak_bytes": int(found.peak[i]), "mfu": utilisation(job, cluster, plan, seconds)}
-        rows.append({**asdict(plan), "label": plan.label(), **more})
-    return rows
-
-
 def _print(job: Job, cluster: Cluster, found: Found, options: argparse.Namespace) -> None:
     from parallel_core.plan.cluster.advice import advise
+    from parallel_core.plan.cluster.exported import rows
     from parallel_core.plan.cluster.questions import QUESTIONS, ask
 
     print(f"{job.model.name} on {count_text(cluster.devices)} x {cluster.device.name}, batch {count_text(job.batch)}")
     if found.timed:
         print(advise(job, cluster, found.plans.row(found.best()[0])).sentence)
-    for row in _rows(job, cluster, found, options.top):
+    for row in rows(job, cluster, found, options.top):
         size, share = bytes_text(row["peak_bytes"]), percent_text(row["mfu"])
         print(f"{seconds_text(row['step_s']):>14}  {size:>8}  MFU {share:>5}  {row['label']}")
     for name in QUESTIONS if options.ask == "all" else [options.ask or "fits"]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from parallel_core.plan.cluster import accuracy, step
+from parallel_core.plan.cluster.drawn import drawn
 from parallel_core.plan.cluster.efficiency import fitted
 from parallel_core.plan.cluster.fit import FREE, fit
 from parallel_core.plan.cluster.hardware import clusters
@@ -71,9 +74,20 @@ def test_better_schedules_wait_less() -> None:
     assert found[2] == pytest.approx(found[1] / 4)
 
 
-def test_slower_links_and_devices_never_make_a_step_shorter() -> None:
-    from dataclasses import replace
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)]
+)
+def test_bubbles_in_closed_form_are_those_of_the_simulated_programs(schedule: str, chunks: int) -> None:
+    plan = Plan(tp=8, pp=8, dp=16, schedule=schedule, chunks=chunks)
+    drawn_step = drawn(GPT3, replace(SELENE, link=1e18, network=1e18), plan)
+    found = step.of(GPT3, replace(SELENE, link=1e18, network=1e18), Plans.of([plan]))
+    m = GPT3.batch / plan.dp
+    closed = found.bubble[0] / (found.compute[0] + found.tensor[0]) * m / drawn_step.micro_batches
+    # The last stage's output layer, which the closed form leaves out, moves the simulated idle time by some percent.
+    assert drawn_step.idle == pytest.approx(closed, abs=0.04)
 
+
+def test_slower_links_and_devices_never_make_a_step_shorter() -> None:
     plans = Plans.of([BASE, Plan(tp=8, dp=128, zero=3), Plan(tp=16, pp=4, dp=16)])
     base = step.of(GPT3, SELENE, plans).total
     device = SELENE.device

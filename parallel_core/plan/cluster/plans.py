@@ -85,6 +85,8 @@ class Plan:
         parts += [word for word, on in (("SP", self.sequence_parallel), ("offload", self.offload)) if on]
         if self.recompute != "none":
             parts.append(f"{self.recompute} recompute")
+        parts += [PRECISIONS[1]] * (self.precision == PRECISIONS[1])
+        parts += [f"{self.state} bytes"] * (self.state != 18)
         return ", ".join(parts)
 
 

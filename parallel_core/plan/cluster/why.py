@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
-from parallel_core.plan.cluster import memory, search, step
+from parallel_core.plan.cluster import memory, rules, step
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.memory import Memory
@@ -53,11 +53,12 @@ class Judged:
 def judge(job: Job, cluster: Cluster, plan: Plan, mend: bool = True) -> Judged:
     """Everything about one plan; `mend` looks for the cheapest change where it is refused."""
     one = Plans.of([plan])
-    codes, _, _, _ = search.evaluate(job, cluster, one)
-    reasons = Reason(int(codes[0]))
     found, timed = memory.of(job, one), step.of(job, cluster, one)
+    reasons = Reason(int(rules.structure(job, cluster, one)[0]))
+    if not reasons & (Reason.HEADS | Reason.LAYERS):
+        reasons |= Reason(int(rules.bytes_of(cluster, one, found)[0]))
     buildable = not reasons & ~(Reason.MEMORY | Reason.HOST)
-    left = memory.of(job, Plans.of([changed(plan, dp=int(_ENDLESS))])) if buildable else found
+    left = memory.of(job, Plans.of([changed(plan, dp=int(_ENDLESS))]))
     fix = cheapest(job, cluster, plan) if mend and reasons else None
     return Judged(
         plan,
@@ -76,10 +77,9 @@ def judge(job: Job, cluster: Cluster, plan: Plan, mend: bool = True) -> Judged:
 
 
 def _sentences(job: Job, cluster: Cluster, plan: Plan, reasons: Reason, found: Memory) -> list[str]:
-    """The words of a packed reason; bytes only where nothing more basic is wrong."""
-    out = [text for reason, text in _structure(job, cluster, plan).items() if reason & reasons]
-    if not out and reasons & Reason.MEMORY:
-        out.append(_too_large(job, cluster, plan, found))
+    """The words of the reasons: bytes first, for nothing else mends them."""
+    out = [_too_large(job, cluster, plan, found)] if reasons & Reason.MEMORY else []
+    out += [text for reason, text in _structure(job, cluster, plan).items() if reason & reasons]
     if reasons & Reason.HOST:
         beside = min(plan.devices, cluster.per_host)
         needs, has = bytes_text(float(found.host[0]) * beside), bytes_text(cluster.host_memory)

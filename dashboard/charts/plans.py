@@ -1,0 +1,180 @@
+"""Charts of predicted plans: time against memory, where a step goes, and memory at four instants. Outlines: nothing of
+it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart
+from dashboard.charts.theme import var
+from parallel_core.analysis.quantities import bytes_text, significant
+from parallel_core.analysis.sentences import CATEGORY_NAMES
+from parallel_core.plan.cluster.step import WORDS
+
+GIB = 1 << 30
+SOURCE = "predicted; constants fitted on four published A100 runs, none of them this one"
+_PHASES = {
+    "compute": "backward",
+    "recompute": "recompute",
+    "bubble": "idle",
+    "optimizer": "optimizer",
+    "offload": "optimizer",
+}
+_INSTANT_PARTS = ("params", "grads", "optimizer", "activations", "buffers")
+
+
+class Point(NamedTuple):
+    """A plan in the scatter: seconds a step, bytes of its fullest rank, whether it fits, whether none beats it."""
+
+    label: str
+    seconds: float
+    peak: float
+    fits: bool
+    best: bool
+    chosen: bool = False
+
+
+def scatter(points: Sequence[Point], limit: float, title: str, shown: str) -> Chart:
+    """`limit` = bytes a plan may fill; `shown` = how many of how many plans are drawn."""
+    groups = [
+        ("too large", [p for p in points if not p.fits]),
+        ("fits", [p for p in points if p.fits and not p.best]),
+        ("none is better in both", [p for p in points if p.best]),
+        ("chosen", [p for p in points if p.chosen]),
+    ]
+    data = [_dots(name, group) for name, group in groups if group]
+    front = sorted((p for p in points if p.best), key=lambda p: p.seconds)
+    data.insert(0, _line([p.seconds for p in front], [p.peak / GIB for p in front], "ink-2", "dot"))
+    widest = 1.06 * max((p.seconds for p in points), default=1)
+    data.append(_line([0, widest], [limit / GIB] * 2, "bad", "solid"))
+    layout = theme.layout(
+        420,
+        xaxis=theme.axis("seconds a step (left is faster)", range=[0, widest]),
+        yaxis=theme.axis("GiB on the fullest rank (down is less)", type="log"),
+        hovermode="closest",
+    )
+    subtitle = "Step time against memory of the fullest rank; dotted = none is better in both, red line = the device"
+    rows = [
+        [p.label, significant(p.seconds), bytes_text(p.peak), "yes" if p.fits else "no", "yes" if p.best else ""]
+        for p in points
+        if p.best or p.chosen
+    ]
+    columns = ("plan", "step, s", "memory", "fits", "none is better in both")
+    return Chart("plans", title, subtitle, f"{SOURCE}; {shown}", {"data": data, "layout": layout}, columns, rows)
+
+
+_MARKERS: dict[str, dict[str, Any]] = {
+    "too large": {"symbol": "x-thin", "size": 7, "line": {"width": 1.5, "color": var("bad")}},
+    "fits": {"symbol": "circle-open", "size": 7, "color": var("line-strong")},
+    "none is better in both": {"symbol": "circle", "size": 9, "color": var("accent")},
+    "chosen": {"symbol": "circle-open", "size": 18, "color": var("ink"), "line": {"width": 2.5, "color": var("ink")}},
+}
+
+
+def _dots(name: str, points: Sequence[Point]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [p.seconds for p in points],
+        "y": [p.peak / GIB for p in points],
+        "marker": _MARKERS[name],
+        "customdata": [theme.name(p.label) for p in points],
+        "hovertemplate": "%{customdata}<br>%{x:.3g} s, %{y:.3g} GiB<extra></extra>",
+    }
+
+
+def _line(x: Sequence[float], y: Sequence[float], colour: str, dash: str) -> dict[str, Any]:
+    line = {"color": var(colour), "width": 1.5, "dash": dash}
+    return {"type": "scatter", "mode": "lines", "x": list(x), "y": list(y), "line": line, "hoverinfo": "skip"}
+
+
+def step(parts: Mapping[str, float], title: str) -> Chart:
+    """`parts` = seconds by the names of `step.WORDS`; a waterfall from nothing to the whole step."""
+    named = [
+        (WORDS[key], 1e3 * seconds, _PHASES.get(key, "communication")) for key, seconds in parts.items() if seconds
+    ]
+    starts = [sum(ms for _, ms, _ in named[:i]) for i in range(len(named))]
+    whole = sum(ms for _, ms, _ in named)
+    words = [word for word, _, _ in named] + ["step"]
+    values = [ms for _, ms, _ in named] + [whole]
+    hatched = ["/" if phase == "idle" else "" for _, _, phase in named]
+    trace = {
+        "type": "bar",
+        "orientation": "h",
+        "y": list(range(len(words))),
+        "x": values,
+        "base": [*starts, 0],
+        "marker": {
+            "color": [*(theme.phase_fill(phase) for _, _, phase in named), "rgba(0,0,0,0)"],
+            "line": {"color": var("bar"), "width": 1.25},
+            "pattern": {**theme.hatch("", "phase-idle-line", 6), "shape": [*hatched, ""]},
+        },
+        "text": [f"{significant(ms)} ms" for ms in values],
+        "textposition": "outside",
+        "textfont": {"color": var("ink")},
+        "cliponaxis": False,
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+    layout = theme.layout(
+        72 + 34 * len(words),
+        xaxis=theme.axis("ms", range=[0, 1.25 * whole or 1]),
+        yaxis=theme.rows_axis(words),
+        bargap=0.3,
+    )
+    rows = [[word, significant(ms), f"{100 * ms / whole:.1f} %"] for word, ms in zip(words, values, strict=True)]
+    subtitle = "What one step is made of on the rank that ends last, ms"
+    return Chart(
+        "step", title, subtitle, SOURCE, {"data": [trace], "layout": layout}, ("part", "ms", "of the step"), rows
+    )
+
+
+def memory(rows: Sequence[tuple[str, Mapping[str, float]]], limit: float, title: str, key: str = "memory") -> Chart:
+    """`rows` = (label, bytes by category) from the top; `limit` = what a plan may fill."""
+    data: list[dict[str, Any]] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": CATEGORY_NAMES[part],
+            "y": list(range(len(rows))),
+            "x": [parts.get(part, 0) / GIB for _, parts in rows],
+            "marker": {"color": var(f"memory-{part}"), "line": {"width": 0.5, "color": var("surface")}},
+            "hovertemplate": f"{CATEGORY_NAMES[part]}: %{{x:.3g}} GiB<extra></extra>",
+        }
+        for part in _INSTANT_PARTS
+    ]
+    totals = [sum(parts.values()) for _, parts in rows]
+    data.append(_line([limit / GIB] * 2, [-0.6, len(rows) - 0.4], "bad", "solid"))
+    data.append(
+        {
+            "type": "scatter",
+            "mode": "text",
+            "x": [total / GIB for total in totals],
+            "y": list(range(len(rows))),
+            "text": [f" {bytes_text(total)}" for total in totals],
+            "textposition": "middle right",
+            "textfont": {"size": 12, "color": var("ink-2")},
+            "cliponaxis": False,
+            "hoverinfo": "skip",
+        }
+    )
+    layout = theme.layout(
+        88 + 44 * len(rows),
+        barmode="stack",
+        bargap=0.3,
+        xaxis=theme.axis("GiB", range=[0, 1.2 * max([*totals, limit]) / GIB]),
+        yaxis=theme.rows_axis([theme.name(label) for label, _ in rows]),
+    )
+    columns = (
+        "instant" if key == "memory" else "set-up",
+        *(CATEGORY_NAMES[part] for part in _INSTANT_PARTS),
+        "together",
+    )
+    table = [
+        [label, *(bytes_text(parts.get(part, 0)) for part in _INSTANT_PARTS), bytes_text(total)]
+        for (label, parts), total in zip(rows, totals, strict=True)
+    ]
+    subtitle = f"Memory of the fullest rank, GiB; red line = the {bytes_text(limit)} a plan may fill"
+    return Chart(key, title, subtitle, SOURCE, {"data": data, "layout": layout}, columns, table)

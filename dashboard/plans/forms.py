@@ -1,0 +1,156 @@
+"""What the planner's pages are asked: a model, a cluster and a batch. All of it stands in the address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+
+from dashboard.plans.setups import RATES, SIZES, Setup, cluster_of, model_of
+from parallel_core.plan.cluster.hardware import clusters
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.model import presets
+from parallel_core.plan.cluster.plans import PRECISIONS, STATES, Plan
+from parallel_core.plan.cluster.search import Space
+from parallel_core.plan.cluster.words import read
+
+PLAIN = ("1f1b", "interleaved")
+MOST_TOKENS = 1e6
+
+
+class SetupForm(forms.Form):
+    """Valid forms have `setup`."""
+
+    model = forms.ChoiceField(label="Model")
+    batch = forms.IntegerField(label="Batch", min_value=1, help_text="sequences a step, over all replicas")
+    cluster = forms.ChoiceField(label="Cluster")
+    devices = forms.IntegerField(label="Devices", min_value=1, required=False)
+
+    hidden = forms.IntegerField(label="Hidden size", required=False)
+    layers = forms.IntegerField(label="Layers", required=False)
+    heads = forms.IntegerField(label="Heads", required=False)
+    kv_heads = forms.IntegerField(label="Key and value heads", required=False)
+    ffn = forms.IntegerField(label="MLP width", required=False)
+    vocab = forms.IntegerField(label="Vocabulary", required=False)
+    seq = forms.IntegerField(label="Sequence length", required=False)
+
+    per_host = forms.IntegerField(label="Devices a host", required=False)
+    memory = forms.FloatField(label="Memory, GiB", required=False)
+    reserved = forms.FloatField(label="Of it kept free, GiB", required=False)
+    half = forms.FloatField(label="Peak in 16 bits, TFLOP/s", required=False)
+    bandwidth = forms.FloatField(label="Memory bandwidth, GB/s", required=False)
+    link = forms.FloatField(label="Link inside a host, GB/s", required=False)
+    network = forms.FloatField(label="Network a device, GB/s", required=False)
+
+    DEFAULTS: dict[str, Any] = {"model": "gpt-175b", "cluster": "selene", "batch": 1536}
+    setup: Setup
+
+    def __init__(self, given: dict[str, Any], prefix: str | None = None) -> None:
+        known = {self._name(prefix, name): value for name, value in self.DEFAULTS.items()}
+        asked = {name: value for name, value in given.items() if value != ""}
+        super().__init__({**known, **asked}, prefix=prefix, auto_id="f-%s", use_required_attribute=False)
+        self.fields["model"].choices = [(key, one.name) for key, one in presets().items()]  # type: ignore[attr-defined]
+        self.fields["cluster"].choices = [(key, one.name) for key, one in clusters().items()]  # type: ignore[attr-defined]
+        self._describe()
+
+    @staticmethod
+    def _name(prefix: str | None, name: str) -> str:
+        return f"{prefix}-{name}" if prefix else name
+
+    def _describe(self) -> None:
+        """Hints at fields, and the preset's values in the empty ones."""
+        base, machine = presets().get(str(self["model"].value())), clusters().get(str(self["cluster"].value()))
+        shown: dict[str, Any] = {name: getattr(base, name) for name in SIZES} if base else {}
+        if machine:
+            parts = {n: getattr(machine, n, getattr(machine.device, n, 0)) / unit for n, unit in RATES.items()}
+            shown |= {n: f"{value:g}" for n, value in parts.items()}
+            shown |= {"devices": machine.devices, "per_host": machine.per_host}
+        for name, field in self.fields.items():
+            attributes = field.widget.attrs
+            attributes["aria-describedby"] = f"error-{self.add_prefix(name)}"
+            if name in shown:
+                attributes["placeholder"] = shown[name]
+            if isinstance(field, forms.FloatField):
+                attributes["step"] = "any"
+
+    def clean(self) -> dict[str, Any]:
+        values = dict(super().clean() or {})
+        if self.errors:
+            return values
+        job, cluster = Job(model_of(values), values["batch"]), cluster_of(values)
+        for field, message in {**cluster.problems(), **job.problems()}.items():
+            self.add_error(field if field in self.fields else None, message)
+        self.setup = Setup(job, cluster)
+        return values
+
+    def group(self, *names: str) -> list[forms.BoundField]:
+        return [self[name] for name in names]
+
+    @property
+    def first(self) -> list[forms.BoundField]:
+        return self.group("model", "batch", "cluster", "devices")
+
+    @property
+    def own_model(self) -> list[forms.BoundField]:
+        return self.group(*SIZES)
+
+    @property
+    def own_cluster(self) -> list[forms.BoundField]:
+        return self.group("per_host", *RATES)
+
+    @property
+    def own(self) -> bool:
+        """Whether any value of a preset is replaced, or wrong."""
+        return any(field.errors or field.value() for field in [*self.own_model, *self.own_cluster])
+
+
+class PlannerForm(SetupForm):
+    """Valid forms also have `space` and `plan` (None = the best)."""
+
+    state = forms.TypedChoiceField(
+        label="Bytes a parameter",
+        coerce=int,
+        choices=[(key, f"{key} = {s.weights} + {s.gradients} + {s.optimizer}") for key, s in STATES.items()],
+        help_text="weights + gradients + optimizer",
+    )
+    precision = forms.ChoiceField(label="Precision", choices=[(word, word) for word in PRECISIONS])
+    schedules = forms.ChoiceField(
+        label="Schedules", choices=[("all", "all, zero bubble too"), ("plain", "1F1B and interleaved")]
+    )
+    offload = forms.ChoiceField(label="Optimizer offload", choices=[("no", "no"), ("yes", "may be used")])
+    tokens = forms.FloatField(label="Tokens wanted, billions", min_value=0, max_value=MOST_TOKENS)
+    price = forms.FloatField(label="Price of a device-hour", min_value=0, max_value=1e6)
+    plan = forms.CharField(label="Why not this one?", required=False, max_length=200)
+
+    DEFAULTS = {
+        **SetupForm.DEFAULTS,
+        "state": 18,
+        "precision": "16-bit",
+        "schedules": "all",
+        "offload": "no",
+        "tokens": 300,
+        "price": 2,
+    }
+    space: Space
+    chosen: Plan | None = None
+
+    def clean(self) -> dict[str, Any]:
+        values = super().clean()
+        if self.errors:
+            return values
+        self.space = Space(
+            schedules=Space().schedules if values["schedules"] == "all" else PLAIN,
+            precisions=(values["precision"],),
+            states=(values["state"],),
+            offload=(False, True) if values["offload"] == "yes" else (False,),
+        )
+        if values["plan"]:
+            try:
+                self.chosen = read(values["plan"], self.setup.cluster.devices)
+            except ValueError as error:
+                self.add_error("plan", str(error))
+        return values
+
+    @property
+    def more(self) -> list[forms.BoundField]:
+        return self.group("state", "precision", "schedules", "offload", "tokens", "price")

@@ -1,0 +1,87 @@
+"""Charts of the Planner page, with what they found as their titles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dashboard.charts import gantt
+from dashboard.charts import plans as charts
+from dashboard.charts.chart import Chart
+from dashboard.plans.planner_page import View
+from dashboard.plans.setups import Setup
+from parallel_core.analysis.quantities import count_text, percent_text, seconds_text
+from parallel_core.plan.cluster import memory, search, step
+from parallel_core.plan.cluster.drawn import drawn
+from parallel_core.plan.cluster.plans import Plan
+from parallel_core.plan.cluster.why import Judged
+
+DRAWN_FITTING, DRAWN_LARGE = 400, 150
+"""Plans drawn in the scatter besides the Pareto front: evenly over those that fit, and over those that do not."""
+
+
+def all_charts(made: View) -> dict[str, Chart]:
+    out = {"plans": _scatter(made)}
+    judged = made.judged
+    if judged and judged.seconds:
+        compute = judged.times["compute"] / judged.seconds
+        title = f"{percent_text(compute)} of the step is forward and backward: {seconds_text(judged.times['compute'])}."
+        out["step"] = charts.step(judged.times, title)
+    if judged:
+        state = "fits" if judged.fits or judged.peak <= judged.capacity else "does not fit"
+        title = f"{judged.room} at the peak: the plan {state}."
+        rows = [(instant, _at(judged, instant)) for instant in memory.INSTANTS]
+        out["memory"] = charts.memory(rows, judged.capacity, title)
+    return out
+
+
+def _at(judged: Judged, instant: str) -> dict[str, float]:
+    """Bytes by part at an instant: what is there then."""
+    parts: dict[str, float] = dict(judged.parts)
+    gone = {"built": ("grads", "activations", "buffers"), "end of forward": ("buffers",)}
+    gone["optimizer step"] = ("activations", "buffers")
+    return {part: 0.0 if part in gone.get(instant, ()) else size for part, size in parts.items()}
+
+
+def _scatter(made: View) -> Chart:
+    found, cluster = made.found, made.setup.cluster
+    front = search.pareto(found)
+    fitting = (
+        found.order[np.linspace(0, max(len(found.order) - 1, 0), DRAWN_FITTING).astype(int)] if found.timed else []
+    )
+    large = np.flatnonzero(~np.isnan(found.peak) & np.isnan(found.seconds))
+    large = large[np.linspace(0, len(large) - 1, DRAWN_LARGE).astype(int)] if len(large) else large
+    points = _points(made, front, np.unique(np.asarray(fitting, np.int64)), np.unique(large))
+    plans = count_text(found.timed + found.too_large)
+    title = f"{count_text(found.timed)} of {plans} plans fit; {len(front)} are beaten by none in both time and memory."
+    shown = f"{len(points)} of {plans} plans drawn"
+    return charts.scatter(points, cluster.capacity, title, shown)
+
+
+def _points(made: View, front: list[int], fitting: Any, large: Any) -> list[charts.Point]:
+    found, (job, cluster) = made.found, made.setup
+    best = set(front)
+    out = [
+        charts.Point(found.plans.row(i).label(), float(found.seconds[i]), float(found.peak[i]), True, i in best)
+        for i in sorted({*front, *fitting.tolist()})
+    ]
+    slowest = max((p.seconds for p in out), default=float("inf"))
+    times = step.of(job, cluster, found.plans.take(large)).total if len(large) else np.zeros(0)
+    for i, seconds in zip(large.tolist(), times.tolist(), strict=True):
+        if seconds <= slowest:
+            out.append(charts.Point(found.plans.row(i).label(), seconds, float(found.peak[i]), False, False))
+    judged = made.judged
+    if judged and judged.seconds:
+        fits = judged.peak <= judged.capacity
+        out.append(charts.Point(judged.plan.label(), judged.seconds, judged.peak, fits, False, True))
+    return out
+
+
+def timeline(setup: Setup, plan: Plan) -> Chart:
+    """The predicted step of one replica as a Gantt: the first ranks, and as many micro-batches as show the pattern."""
+    made = drawn(setup.job, setup.cluster, plan)
+    part = f"{made.micro_batches} of {made.of} micro-batches"
+    title = f"{percent_text(made.idle)} idle over busy on the worst stage with {part}."
+    source = f"simulated, {len(made.spans)} of {made.ranks} stages; collectives are inside the operations"
+    return gantt.chart([("", made.spans)], title, source)

@@ -1,0 +1,171 @@
+"""What the Planner page shows of a search: sentences, tiles, ranked plans, charts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+
+from dashboard.plans.forms import PlannerForm
+from dashboard.plans.setups import Setup, searched
+from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text, significant
+from parallel_core.plan.cluster import search
+from parallel_core.plan.cluster.advice import Advice, advise
+from parallel_core.plan.cluster.alone import pure
+from parallel_core.plan.cluster.search import Found
+from parallel_core.plan.cluster.why import Judged, judge, utilisation
+
+RANKED = 12
+DAY = 86_400
+
+
+@dataclass(frozen=True)
+class View:
+    """One planned page: the search, and the plan that is looked at (the best one, or the one in the address)."""
+
+    form: PlannerForm
+    setup: Setup
+    found: Found
+    judged: Judged | None
+    advice: Advice | None
+
+    @property
+    def best(self) -> int | None:
+        return self.found.best()[0] if self.found.timed else None
+
+
+def view(form: PlannerForm) -> View:
+    """Of a valid form. Searches, unless the same search was made a moment ago."""
+    job, cluster = form.setup
+    found = searched(job, cluster, form.space)
+    plan = form.chosen or (found.plans.row(found.best()[0]) if found.timed else None)
+    judged = judge(job, cluster, plan) if plan else None
+    advice = advise(job, cluster, judged.plan) if judged and judged.fits else None
+    return View(form, form.setup, found, judged, advice)
+
+
+def verdict(made: View) -> list[str]:
+    """The first sentences: what holds the plan back and what to try; or why nothing fits."""
+    judged = made.judged
+    if judged is None:
+        least = float(np.nanmin(made.found.peak)) if made.found.too_large else None
+        capacity = bytes_text(made.setup.cluster.capacity)
+        needs = f" The smallest plan needs {bytes_text(least)}." if least else ""
+        tried = count_text(len(made.found.plans))
+        return [f"0 of {tried} plans fit into {capacity} a device.{needs}", "Use more devices or allow offload."]
+    if made.advice:
+        return [made.advice.sentence]
+    fix = judged.fix
+    more = (
+        f"Cheapest change: {fix.text}; then {bytes_text(fix.peak)}, {seconds_text(fix.seconds)} a step." if fix else ""
+    )
+    return [f"This plan cannot run. {' '.join(judged.sentences)}", more]
+
+
+def tiles(made: View) -> list[tuple[str, str, str]]:
+    """(name, value, what it is made of) of the plan that is looked at."""
+    judged, (job, cluster) = made.judged, made.setup
+    if judged is None or judged.seconds is None:
+        return []
+    seconds, values = judged.seconds, made.form.cleaned_data
+    steps = values["tokens"] * 1e9 / job.tokens
+    days = steps * seconds / DAY
+    hours = days * 24 * judged.plan.devices
+    rate = job.tokens / seconds
+    share = utilisation(job, cluster, judged.plan, seconds)
+    return [
+        ("Step", seconds_text(seconds), f"{count_text(job.tokens)} tokens"),
+        ("Tokens a second", count_text(round(rate)), f"{count_text(round(rate / judged.plan.devices))} a device"),
+        ("Of the peak (MFU)", percent_text(share), f"{judged.plan.devices} devices in use"),
+        ("Memory", judged.room, f"fullest is the {'first' if judged.first_rank else 'last'} rank"),
+        ("Days", _few(days), f"for {_few(values['tokens'])} billion tokens"),
+        ("Price", _few(hours * values["price"]), f"{_few(hours)} device-hours at {_few(values['price'])}"),
+    ]
+
+
+def _few(value: float) -> str:
+    return count_text(round(value)) if value >= 1000 else significant(value)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A row of the ranked table; `address` shows the page with this plan."""
+
+    label: str
+    seconds: float
+    peak: float
+    share: float
+    slower: str
+    best: bool
+    chosen: bool
+    address: str
+
+
+def ranked(made: View) -> list[Ranked]:
+    """The fastest plan of each layout, fastest first."""
+    job, cluster = made.setup
+    front, out = set(search.pareto(made.found)), []
+    for i in made.found.leaders(RANKED):
+        plan, seconds = made.found.plans.row(i), float(made.found.seconds[i])
+        slower = seconds / float(made.found.seconds[made.found.best()[0]]) - 1
+        out.append(
+            Ranked(
+                plan.label(),
+                seconds,
+                float(made.found.peak[i]),
+                utilisation(job, cluster, plan, seconds),
+                f"+{percent_text(slower)}" if slower > 0.0005 else "",
+                i in front,
+                made.judged is not None and plan == made.judged.plan,
+                address(made.form, plan=plan.label()),
+            )
+        )
+    return out
+
+
+def address(form: PlannerForm, **changes: str) -> str:
+    """The page's own address with some parameters replaced; those at their default are left out."""
+    given = {name: form[name].value() for name in form.fields}
+    given |= changes
+    defaults = {name: str(value) for name, value in form.DEFAULTS.items()}
+    kept = {
+        name: value for name, value in given.items() if value not in (None, "") and str(value) != defaults.get(name)
+    }
+    return f"?{urlencode(kept)}"
+
+
+def alone(made: View) -> list[dict[str, Any]]:
+    """Pure strategies beside the best combination."""
+    job, cluster = made.setup
+    values = made.form.cleaned_data
+    best = made.best
+    together = float(made.found.seconds[best]) if best is not None else None
+    rows = [
+        {
+            "word": one.word,
+            "label": one.judged.plan.label(),
+            "room": one.judged.room,
+            "fits": one.judged.fits,
+            "seconds": one.judged.seconds if one.judged.fits else None,
+            "sentence": one.sentence,
+            "address": address(made.form, plan=one.judged.plan.label()),
+        }
+        for one in pure(job, cluster, together, values["state"], values["precision"])
+    ]
+    if best is not None:
+        plan = made.found.plans.row(best)
+        room = judge(job, cluster, plan, mend=False).room
+        rows.append(
+            {
+                "word": "Together",
+                "label": plan.label(),
+                "room": room,
+                "fits": True,
+                "seconds": together,
+                "sentence": "The best combination.",
+                "address": address(made.form, plan=plan.label()),
+            }
+        )
+    return rows

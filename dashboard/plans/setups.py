@@ -1,0 +1,53 @@
+"""A model and a cluster as forms give them: a preset, and the values that replace the preset's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from parallel_core.plan.cluster.hardware import GIB, Cluster, clusters
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.model import Transformer, presets
+from parallel_core.plan.cluster.search import Found, Space, search
+
+SIZES = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq")
+"""Fields of a model that a form may replace."""
+RATES = {"half": 1e12, "bandwidth": 1e9, "link": 1e9, "network": 1e9, "memory": GIB, "reserved": GIB}
+"""Fields of a cluster or its device that a form may replace -> what one of the form's units is."""
+ON_DEVICE = ("half", "bandwidth", "memory")
+
+
+class Setup(NamedTuple):
+    job: Job
+    cluster: Cluster
+
+
+def model_of(values: Mapping[str, Any]) -> Transformer:
+    """The preset `model` with own sizes. Where the width changes alone, what depends on it follows."""
+    base = presets()[values["model"]]
+    own = {name: values[name] for name in SIZES if values.get(name) is not None}
+    if not own:
+        return base
+    if "hidden" in own:
+        own.setdefault("ffn", 4 * own["hidden"] if not base.gated else base.ffn * own["hidden"] // base.hidden)
+    if "heads" in own and base.kv_heads == base.heads:
+        own.setdefault("kv_heads", own["heads"])
+    return replace(base, name="Own model", source="", **own)
+
+
+def cluster_of(values: Mapping[str, Any]) -> Cluster:
+    """The preset `cluster` with own numbers; fewer devices than a host has are one host."""
+    base = clusters()[values["cluster"]]
+    own = {name: values[name] * unit for name, unit in RATES.items() if values.get(name) is not None}
+    device = replace(base.device, **{name: own.pop(name) for name in ON_DEVICE if name in own})
+    count = values.get("devices") or base.devices
+    per_host = values.get("per_host") or (min(base.per_host, count) if count > 0 else base.per_host)
+    return replace(base, device=device, devices=count, per_host=per_host, **own)
+
+
+@lru_cache(maxsize=6)
+def searched(job: Job, cluster: Cluster, space: Space) -> Found:
+    """A search, kept: a page asks for its parts one by one."""
+    return search(job, cluster, space)

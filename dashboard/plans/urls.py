@@ -1,0 +1,14 @@
+"""Addresses of the planner's pages."""
+
+from django.urls import URLPattern, URLResolver, path
+
+from dashboard.plans import views
+
+app_name = "plans"
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("", views.planner, name="page"),
+    path("timeline.json", views.timeline, name="timeline"),
+    path("questions", views.questions, name="questions"),
+    path("plans.json", views.export, {"kind": "json"}, name="json"),
+    path("plans.csv", views.export, {"kind": "csv"}, name="csv"),
+]

@@ -1,0 +1,105 @@
+"""Pages of the planner. Nothing is stored: what a page shows follows from its address."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+from django.views.decorators.vary import vary_on_headers
+
+from dashboard.charts.theme import LEGEND
+from dashboard.plans import planner_charts, planner_page
+from dashboard.plans.forms import PlannerForm
+from dashboard.plans.setups import searched
+from dashboard.plans.tabs import TABS
+from parallel_core.plan.cluster import accuracy, arguments, exported
+from parallel_core.plan.cluster.drawn import MOST_ROWS
+from parallel_core.plan.cluster.questions import QUESTIONS, ask
+
+EXPORTED = 200
+"""Plans in the exports: the fastest of each layout first."""
+
+
+def framed(tab: str, **context: Any) -> dict[str, Any]:
+    """What every page of the planner has."""
+    return {"tabs": TABS, "tab": tab, **context}
+
+
+@require_safe
+@vary_on_headers("HX-Request")
+def planner(request: HttpRequest) -> HttpResponse:
+    """The best plans of a model on a cluster; `?plan=` looks at one of them, or at any other."""
+    form = PlannerForm(request.GET.dict())
+    context = framed("page", form=form, valid=form.is_valid())
+    if context["valid"]:
+        context |= _planned(form)
+    part = request.headers.get("HX-Request")
+    return render(request, "plans/planner_result.html" if part else "plans/planner.html", context)
+
+
+def _planned(form: PlannerForm) -> dict[str, Any]:
+    made = planner_page.view(form)
+    judged = made.judged
+    rows = [row for row in accuracy.step_times() if not row.fitted]
+    context: dict[str, Any] = {
+        "view": made,
+        "judged": judged,
+        "verdict": planner_page.verdict(made),
+        "tiles": planner_page.tiles(made),
+        "ranked": planner_page.ranked(made),
+        "charts": planner_charts.all_charts(made),
+        "alone": planner_page.alone(made),
+        "record": accuracy.summary(rows),
+        "query": planner_page.address(form),
+        "legend": LEGEND,
+    }
+    if judged and judged.seconds:
+        flags, missing = arguments.megatron(made.setup.job, judged.plan)
+        launcher = arguments.torchrun(made.setup.cluster, judged.plan)
+        context |= {"launcher": " ".join(launcher), "flags": flags, "missing": missing}
+        context["gantt_height"] = 56 * min(judged.plan.pp, MOST_ROWS) + 56
+    return context
+
+
+@require_safe
+def timeline(request: HttpRequest) -> JsonResponse:
+    """The predicted Gantt of the plan in the address, as a chart."""
+    form = PlannerForm(request.GET.dict())
+    judged = planner_page.view(form).judged if form.is_valid() else None
+    if judged is None or judged.seconds is None:
+        return JsonResponse({"detail": "There is no such plan to draw."}, status=404)
+    try:
+        return JsonResponse(planner_charts.timeline(form.setup, judged.plan).as_dict())
+    except ValueError as error:
+        return JsonResponse({"detail": str(error)}, status=422)
+
+
+@require_safe
+def questions(request: HttpRequest) -> HttpResponse:
+    """The questions with their answers: a part of the page that comes when it is looked at."""
+    form = PlannerForm(request.GET.dict())
+    if not form.is_valid():
+        return HttpResponse(status=422)
+    job, cluster = form.setup
+    found = searched(job, cluster, form.space)
+    answers = [ask(name, job, cluster, found) for name in QUESTIONS]
+    return render(request, "plans/parts/questions.html", {"answers": answers})
+
+
+@require_safe
+def export(request: HttpRequest, kind: str) -> HttpResponse:
+    """The plans of the page as JSON or CSV: the fastest of each layout."""
+    form = PlannerForm(request.GET.dict())
+    if not form.is_valid():
+        return JsonResponse({"detail": "These values cannot be planned.", "errors": form.errors}, status=422)
+    rows = exported.rows(*form.setup, searched(*form.setup, form.space), EXPORTED)
+    if kind == "json":
+        return JsonResponse({"predicted": True, "data": rows})
+    answer = HttpResponse(content_type="text/csv", headers={"Content-Disposition": 'attachment; filename="plans.csv"'})
+    writer = csv.DictWriter(answer, list(rows[0]) if rows else ["label"])
+    writer.writeheader()
+    writer.writerows(rows)
+    return answer

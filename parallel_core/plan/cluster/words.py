@@ -1,0 +1,80 @@
+"""A plan as a person types it: `TP 8 x PP 16 x DP 8, 1f1b, micro-batch 1, ZeRO-1, SP, selective recompute`.
+
+`read` takes what `Plan.label` writes, in any order and case, with `=` or nothing between a name and its number.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from parallel_core.plan.cluster.plans import RECOMPUTE, SCHEDULES, STATES, Plan
+
+MOST_CHARACTERS = 200
+MOST_WAYS = 100_000
+_NUMBERS = {"tp": "tp", "pp": "pp", "dp": "dp", "micro-batch": "micro_batch", "mb": "micro_batch", "chunks": "chunks"}
+_PATTERN = re.compile(
+    r"(?P<number>\b(?:tp|pp|dp|micro-batch|mb|chunks)\s*=?\s*\d+)"
+    r"|(?P<zero>\bzero\s*[-= ]?\s*[0-3])"
+    r"|(?P<schedule>\b(?:gpipe|1f1b|interleaved(?:\s+\d+)?|zb-h1|zb-h2|zb-v)\b)"
+    r"|(?P<recompute>\b(?:no|none|selective|full)\s+recomput(?:e|ation))"
+    r"|(?P<bytes>\b\d+\s+bytes)"
+    r"|(?P<flag>\b(?:sp|sequence parallel|offload|fp32|16-bit|one device)\b)"
+    r"|(?P<between>[\s,;x×+*]+)"
+)
+UNDERSTOOD = "TP, PP, DP, micro-batch, ZeRO-1, SP, offload, 1f1b, selective recompute"
+
+
+def read(text: str, devices: int) -> Plan:
+    """The plan of a text; DP left out takes what TP and PP leave of `devices`. Raises ValueError with the words that
+    are not understood, or a number that cannot be."""
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"At most {MOST_CHARACTERS} characters.")
+    fields: dict[str, Any] = {}
+    at, lower = 0, text.lower()
+    while at < len(lower):
+        match = _PATTERN.match(lower, at)
+        if match is None:
+            raise ValueError(f"“{text[at : at + 20]}” is not understood; say for example {UNDERSTOOD}.")
+        kind = match.lastgroup or ""
+        if kind != "between":
+            fields.update(_field(kind, match.group()))
+        at = match.end()
+    if "dp" not in fields:
+        fields["dp"] = max(1, devices // (fields.get("tp", 1) * fields.get("pp", 1)))
+    if fields.get("schedule") in ("interleaved", "zb-v"):
+        fields.setdefault("chunks", 2)
+    elif fields.get("chunks", 1) > 1:
+        fields["schedule"] = "interleaved"
+    return Plan(**fields)
+
+
+def _field(kind: str, word: str) -> dict[str, Any]:
+    if kind == "number":
+        name, value = re.fullmatch(r"([a-z-]+?)\s*=?\s*(\d+)", word).groups()  # type: ignore[union-attr]
+        if not 1 <= int(value) <= MOST_WAYS:
+            raise ValueError(f"{name.upper()} must be 1 to {MOST_WAYS}; got {value}.")
+        return {_NUMBERS[name]: int(value)}
+    if kind == "zero":
+        return {"zero": int(word[-1])}
+    if kind == "schedule":
+        name, _, chunks = word.partition(" ")
+        chosen = next(known for known in SCHEDULES if known == name)
+        return {"schedule": chosen, **({"chunks": max(1, min(64, int(chunks)))} if chunks.strip() else {})}
+    if kind == "recompute":
+        first = word.split()[0]
+        return {"recompute": first if first in RECOMPUTE else "none"}
+    if kind == "bytes":
+        state = int(word.split()[0])
+        if state not in STATES:
+            raise ValueError(f"Bytes a parameter are {', '.join(map(str, STATES))}; got {state}.")
+        return {"state": state}
+    return dict(_FLAGS.get(word, {}))
+
+
+_FLAGS: dict[str, dict[str, Any]] = {
+    "sp": {"sequence_parallel": True},
+    "sequence parallel": {"sequence_parallel": True},
+    "offload": {"offload": True},
+    "fp32": {"precision": "fp32"},
+}

@@ -1,0 +1,148 @@
+"""The Planner page: its sentences follow from the numbers, its state is its address, and bad values are told."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.plans.forms import PlannerForm
+from parallel_core.plan.cluster.hardware import GIB
+from parallel_core.plan.cluster.words import read
+
+PAGE = "/planner/"
+
+
+@pytest.fixture
+def reader(bob: Any) -> Client:
+    client = Client()
+    client.force_login(bob)
+    return client
+
+
+def test_the_page_is_for_people_who_signed_in() -> None:
+    assert Client().get(PAGE).status_code == 302
+
+
+def test_the_first_sentence_is_the_bottleneck_and_what_to_try(reader: Client) -> None:
+    page = reader.get(PAGE, {"model": "gpt-22b", "cluster": "a100-40", "devices": "64", "batch": "256"})
+    first = page.context["verdict"][0]
+    assert " ms (" in first
+    assert first.endswith(".")
+    assert page.context["judged"].fits
+    assert {"plans", "step", "memory"} == set(page.context["charts"])
+    assert sum(page.context["judged"].times.values()) == pytest.approx(page.context["judged"].seconds)
+
+
+def test_ranked_plans_lead_to_themselves(reader: Client) -> None:
+    rows = reader.get(PAGE).context["ranked"]
+    assert [row.seconds for row in rows] == sorted(row.seconds for row in rows)
+    page = reader.get(PAGE + rows[3].address)
+    assert page.context["judged"].plan.label() == rows[3].label
+    assert [row.chosen for row in page.context["ranked"]].index(True) == 3
+
+
+def test_a_plan_that_does_not_fit_is_explained_and_mended(reader: Client) -> None:
+    asked = {"model": "gpt-200b", "cluster": "a100-40", "batch": "1024", "plan": "TP 8 x PP 16 x DP 8, ZeRO-1"}
+    page = reader.get(PAGE, asked)
+    text = page.content.decode()
+    assert "This plan cannot run. 41 GiB on the first rank, of 38 GiB" in text
+    assert "Cheapest change: sequence parallel" in text
+    mended = reader.get(PAGE, {**asked, "plan": page.context["judged"].fix.plan.label()})
+    assert mended.context["judged"].fits
+
+
+def test_why_replicas_alone_never_hold_it(reader: Client) -> None:
+    page = reader.get(PAGE, {"model": "gpt-200b", "cluster": "a100-40", "batch": "1024"})
+    rows = {row["word"]: row for row in page.context["alone"]}
+    assert set(rows) == {"DP", "ZeRO", "TP", "PP", "Together"}
+    assert rows["DP"]["sentence"] == "Every rank holds the whole state, 3.2 TiB; no number of GPUs helps."
+    assert rows["ZeRO"]["fits"]
+    assert "the time of the best combination" in rows["ZeRO"]["sentence"]
+
+
+def test_nothing_fits_is_a_designed_state(reader: Client) -> None:
+    page = reader.get(PAGE, {"model": "gpt-1t", "cluster": "l4", "devices": "8", "batch": "8"})
+    assert page.status_code == 200
+    assert page.context["verdict"][0].startswith("0 of ")
+    assert "The smallest plan needs" in page.context["verdict"][0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "words"),
+    [
+        ({"network": "0"}, "network", "more than 0"),
+        ({"memory": "-4"}, "memory", "more than 0"),
+        ({"devices": "1000000"}, "devices", "1 to 100"),
+        ({"devices": "1001"}, "devices", "try 1000 or 1008"),
+        ({"heads": "7"}, "heads", "does not divide hidden=12288"),
+        ({"batch": "0"}, "batch", "greater than or equal to 1"),
+        ({"plan": "TP 8 and magic"}, "plan", "is not understood"),
+        ({"model": "gpt-9"}, "model", "Select a valid choice"),
+        ({"link": "nan"}, "link", "number"),
+    ],
+)
+def test_what_cannot_be_is_told_at_its_field(reader: Client, asked: dict[str, str], field: str, words: str) -> None:
+    page = reader.get(PAGE, asked)
+    assert page.status_code == 200
+    assert words in " ".join(page.context["form"].errors[field])
+    assert "These values cannot be planned" in page.content.decode()
+
+
+def test_own_values_replace_those_of_the_preset() -> None:
+    form = PlannerForm({"model": "gpt-22b", "hidden": "8192", "memory": "40", "devices": "4"})
+    assert form.is_valid(), form.errors
+    assert (form.setup.job.model.hidden, form.setup.job.model.ffn) == (8192, 4 * 8192)
+    assert form.setup.cluster.device.memory == 40 * GIB
+    assert form.setup.cluster.per_host == 4
+
+
+def test_days_and_price_follow_from_the_step(reader: Client) -> None:
+    page = reader.get(PAGE, {"tokens": "300", "price": "3"})
+    tiles = {name: value for name, value, _ in page.context["tiles"]}
+    seconds, job = page.context["judged"].seconds, page.context["view"].setup.job
+    days = 300e9 / job.tokens * seconds / 86400
+    assert float(tiles["Days"]) == pytest.approx(days, rel=0.01)
+    price = float(tiles["Price"].replace("\N{NO-BREAK SPACE}", ""))
+    assert price == pytest.approx(days * 24 * 1024 * 3, rel=0.01)
+
+
+def test_answers_and_timeline_come_on_their_own(reader: Client) -> None:
+    text = reader.get(PAGE + "questions").content.decode()
+    for question in ("What fits?", "Fewest GPUs?", "Free communication?", "Faster links?", "The next GPU?"):
+        assert question in text
+    chart = reader.get(PAGE + "timeline.json", {"plan": "TP 8 x PP 8 x DP 16, 1f1b"}).json()
+    assert "idle over busy" in chart["title"]
+    assert len(chart["figure"]["data"]) >= 3
+    assert reader.get(PAGE + "timeline.json", {"plan": "PP 96 x DP 8", "batch": "64"}).status_code in (404, 422)
+
+
+def test_exports_name_every_field_of_the_plans(reader: Client) -> None:
+    rows = reader.get(PAGE + "plans.json").json()["data"]
+    lines = list(csv.DictReader(io.StringIO(reader.get(PAGE + "plans.csv").content.decode())))
+    assert [line["label"] for line in lines] == [row["label"] for row in rows]
+    assert {"dp", "tp", "pp", "schedule", "step_s", "peak_bytes", "mfu"} <= set(rows[0])
+    for row in rows[:20]:
+        assert read(row["label"], 1024).tp == row["tp"]
+    assert reader.get(PAGE + "plans.json", {"network": "0"}).status_code == 422
+
+
+def test_arguments_carry_the_plan(reader: Client) -> None:
+    asked = {"plan": "TP 8 x PP 8 x DP 16, interleaved 3, ZeRO-1, SP, selective recompute", "batch": "1536"}
+    context = reader.get(PAGE, asked).context
+    assert context["launcher"].startswith("torchrun --nnodes=128 --nproc-per-node=8")
+    flags = context["flags"]
+    for flag in ("--tensor-model-parallel-size 8", "--num-layers-per-virtual-pipeline-stage 4", "--sequence-parallel"):
+        assert flag in flags
+    assert "--use-distributed-optimizer" in flags
+    assert "--recompute-activations" in flags
+
+
+def test_htmx_gets_the_result_alone(reader: Client) -> None:
+    text = reader.get(PAGE, headers={"HX-Request": "true"}).content.decode()
+    assert "<html" not in text
+    assert 'id="verdict"' in text
+    assert 'hx-swap-oob="true"' in text
