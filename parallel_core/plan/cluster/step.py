@@ -80,7 +80,7 @@ def of(job: Job, cluster: Cluster, plans: Plans, efficiency: Efficiency | None =
 
 def _bubble(plans: Plans, layers: Floats, layer: work.Seconds) -> Floats:
     """(p - 1) times what a rank waits for at either end: F + B + W, an interleaved one a v-th of it (Narayanan et al.
-    2021, 2.2.2), F + B - W for ZB-H1 and F + B - 2W for ZB-H2 (Qi et al. 2024, Table 2), B - W for ZB-V (as simulated)."""
+    2021, 2.2.2), F + B - W for ZB-H1, F + B - 2W for ZB-H2 (Qi et al. 2024, Table 2), B - W for ZB-V (as simulated)."""
     f = layers * (layer.forward + layer.collective_forward)
     b = layers * (layer.inputs + layer.recompute + layer.collective_backward + layer.collective_recompute)
     w = layers * layer.weights
