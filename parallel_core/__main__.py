@@ -1,4 +1,4 @@
-"""`python -m parallel_core train | schedule | calibrate | plan | bench`; see `cli`."""
+"""`python -m parallel_core train | schedule | calibrate | profile | predict | plan | bench`; see `cli`."""
 
 from __future__ import annotations
 

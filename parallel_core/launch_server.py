@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import traceback
 from typing import Any, NoReturn
 
@@ -251,3 +252,10 @@ def serve(parent: int, run_rank: RunRank | None = None) -> None:
     gc.collect()
     gc.freeze()  # what is imported stays shared between the ranks' pages
     server.loop()
+
+
+def main(run_rank: RunRank) -> None:
+    """The entry of a server whose ranks run something else than training: a benchmark, a profile."""
+    parent = int(sys.argv[sys.argv.index("--parent") + 1])
+    processes.die_with(parent)
+    serve(parent, run_rank)

@@ -39,7 +39,7 @@ IN_THE_YARD = {"./run", "./run password", "./run setup"}
 def test_no_command_is_left_out() -> None:
     left = set(commands()) - set(ENGINE) - set(CURL) - ELSEWHERE.keys() - IN_THE_YARD
     assert not left
-    assert len(ENGINE) == 5 and len(CURL) == 3
+    assert len(ENGINE) == 6 and len(CURL) == 3
 
 
 @pytest.mark.parametrize("command", ENGINE)
@@ -47,6 +47,8 @@ def test_engine_command(command: str, tmp_path: Path) -> None:
     words = re.sub(r"--out (\w+)", rf"--out {tmp_path}/\1", command.replace("python", sys.executable, 1)).split()
     if words[-1] == "bench":
         words += ["single", "--rounds", "1"]
+    if "profile" in words:
+        words += ["--quick", "--ranks", "2", "--seconds", "0.1"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip()

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
-from parallel_core import processes
 from parallel_core.bench.duel import be_rank
-from parallel_core.launch_server import serve
-
-
-def main() -> None:
-    parent = int(sys.argv[sys.argv.index("--parent") + 1])
-    processes.die_with(parent)
-    serve(parent, be_rank)
-
+from parallel_core.launch_server import main
 
 if __name__ == "__main__":
-    main()
+    main(be_rank)

@@ -27,7 +27,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, block_of, outline_of
 from parallel_core.outline.recompute import recomputed
-from parallel_core.plan.places import BUCKET_BYTES, TIED, alone_of, place, shards_of
+from parallel_core.plan.places import BUCKET_BYTES, TIED, Places, alone_of, place, shards_of
 from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.schedule import in_flight, plain
 from parallel_core.schedule.ir import AHEAD, Kind, Program
@@ -104,15 +104,15 @@ def _parameters(spec: RunSpec, stages: Sequence[Sequence[int]]) -> int:
     """Elements of a rank's flat buffer; a rank that holds embedding and head holds a tied matrix once."""
     costs, units = unit_costs(spec), [unit for stage in stages for unit in stage]
     if spec.parallel.zero:
-        return _bucketed(spec, costs, units)
+        return places_of(spec, costs, units).size
     total = sum(costs[unit].flat for unit in units)
     if spec.model.tied and {0, len(costs) - 1} <= set(units):
         total -= aligned(outline_of(spec.model).shared() // spec.parallel.tp)
     return total
 
 
-def _bucketed(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) -> int:
-    """The same where buckets are rounded up to equal parts; other names than that of a tied matrix do not matter."""
+def places_of(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) -> Places:
+    """Where the parameters of `units` lie in a rank's flat buffers; only the name of a tied matrix matters."""
     sizes: dict[str, int] = {}
     for unit in units:
         parameters, head = costs[unit].parameters, unit == len(costs) - 1
@@ -120,7 +120,7 @@ def _bucketed(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) ->
             tied = spec.model.tied and i == (len(parameters) - 1 if head else 0) and (head or unit == 0)
             sizes.setdefault(TIED if tied else f"{unit}.{i}", size)
     bucket = BUCKET_BYTES[spec.train.device] // MAIN_BYTES[spec.train.precision]
-    return place(sizes, bucket, shards_of(spec), alone_of(spec)).size
+    return place(sizes, bucket, shards_of(spec), alone_of(spec))
 
 
 def _at_peak(spec: RunSpec, stages: Mapping[int, Sequence[int]]) -> _Live:

@@ -22,7 +22,7 @@ __all__ = ["Costs", "Prices", "simulate"]
 Spans = NDArray[np.void]
 """Rows of records.SPAN, in program order; times from 0, the start of the step."""
 
-_COMPUTE, _SEND, _RECV, _REDUCE, _STEP = range(5)
+ROLES = _COMPUTE, _SEND, _RECV, _REDUCE, _STEP = range(5)
 _NORM = "norm"
 
 
@@ -56,13 +56,10 @@ class _Walk:
 
     def spans(self, rank: int) -> Spans:
         """The rows of `rank`; a wait for the norm is a NORM inside its OPT_STEP, as it is when measured."""
-        rows = _rows(self._schedule.programs[rank], self._starts[rank], self._ends[rank], self._costs.message_bytes)
+        rows = span_rows(self._schedule.programs[rank], self._starts[rank], self._ends[rank], self._costs.message_bytes)
         if not self._costs.norm or rank not in self._came[_NORM]:
             return rows
-        norm = np.zeros(1, SPAN)
-        norm["kind"], norm["lane"], norm["micro_batch"] = Kind.NORM, LANES.index("collective"), -1
-        norm["start"], norm["end"] = self._came[_NORM][rank], self._arrived[_NORM]
-        return np.concatenate([rows, norm])
+        return np.concatenate([rows, norm_row(self._came[_NORM][rank], self._arrived[_NORM])])
 
     def run(self) -> None:
         """Walks every program to its end."""
@@ -89,7 +86,7 @@ class _Walk:
 
     def _end(self, op: Op, rank: int, clock: int) -> int | None:
         """When `op` ends if `rank` comes to it at `clock`; None where that cannot be known yet."""
-        role = _ROLE[op.kind]
+        role = ROLE[op.kind]
         if role == _COMPUTE:
             return clock + self._costs.of(op)
         if role == _SEND:
@@ -142,11 +139,12 @@ def _lane(kind: Kind) -> int:
     return LANES.index("p2p" if kind in P2P else "collective" if kind in COLLECTIVES else "host")
 
 
-_ROLE = {kind: _role(kind) for kind in Kind}
+ROLE = {kind: _role(kind) for kind in Kind}
 _LANE = {kind: _lane(kind) for kind in Kind}
 
 
-def _rows(program: Program, starts: Sequence[int], ends: Sequence[int], message_bytes: int) -> Spans:
+def span_rows(program: Program, starts: Sequence[int], ends: Sequence[int], message_bytes: int) -> Spans:
+    """Rows of records.SPAN of a program whose operations begin and end at these ns."""
     rows = np.zeros(len(program), SPAN)
     rows["kind"] = [op.kind for op in program]
     rows["lane"] = [_LANE[op.kind] for op in program]
@@ -155,3 +153,11 @@ def _rows(program: Program, starts: Sequence[int], ends: Sequence[int], message_
     rows["start"], rows["end"] = starts, ends
     rows["bytes"] = [message_bytes if op.kind in P2P else 0 for op in program]
     return rows
+
+
+def norm_row(start: int, end: int) -> Spans:
+    """The wait for the gradient norm, which lies inside an OPT_STEP."""
+    norm = np.zeros(1, SPAN)
+    norm["kind"], norm["lane"], norm["micro_batch"] = Kind.NORM, LANES.index("collective"), -1
+    norm["start"], norm["end"] = start, end
+    return norm

@@ -1,0 +1,87 @@
+"""How true predictions are here: this host is profiled, then runs of every strategy are predicted and measured."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallel_core.analysis.quantities import percent_text, seconds_text
+from parallel_core.local import LocalYard
+from parallel_core.plan.strategy import label
+from parallel_core.profile.measure import devices_of, measure_for
+from parallel_core.profile.table import CostTable
+from parallel_core.simulate.predict import predict_step
+from parallel_core.spec import RunSpec
+
+SPLITS: tuple[dict[str, Any], ...] = (
+    {},
+    {"micro_batches": 4},
+    {"recompute": "full"},
+    {"dp": 2},
+    {"dp": 2, "zero": 1},
+    {"tp": 2},
+    {"tp": 2, "recompute": "full"},
+    {"pp": 2, "schedule": "gpipe", "micro_batches": 4},
+    {"pp": 2, "schedule": "1f1b", "micro_batches": 4},
+    {"pp": 2, "schedule": "1f1b", "micro_batches": 4, "recompute": "full"},
+    {"pp": 2, "schedule": "interleaved", "micro_batches": 4},
+    {"pp": 2, "schedule": "zb-v", "micro_batches": 4},
+    {"dp": 2, "tp": 2},
+    {"dp": 2, "pp": 2, "micro_batches": 4},
+    {"tp": 2, "pp": 2, "micro_batches": 4},
+    {"pp": 4, "schedule": "1f1b", "micro_batches": 8},
+)
+STEPS, WARMUP = 23, 3
+
+
+def spec_of(split: dict[str, Any]) -> RunSpec:
+    """The default GPT, batch 16."""
+    train = {"global_batch": 16, "steps": STEPS, "warmup_steps": WARMUP}
+    return RunSpec.model_validate({"parallel": split, "train": train, "trace": {"memory": False}})
+
+
+def run(rounds: int) -> dict[str, Any]:
+    """Results: rows (one a strategy), mean_error, bias, above (of all), others (share of the devices)."""
+    table = measure_for(spec_of({}), seconds=max(1.0, rounds / 2))
+    with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
+        rows = [_row(yard, table, split, Path(folder) / str(i), Path(folder)) for i, split in enumerate(SPLITS)]
+    errors = np.array([row["error"] for row in rows])
+    mean, bias, others = abs(errors).mean(), errors.mean(), np.mean([row["others"] for row in rows])
+    above = int((errors > 0).sum())
+    text = (
+        f"step times off by {mean * 100:.1f} % on average, bias {bias * 100:+.1f} %, "
+        f"{above} of {len(rows)} too slow; others used {percent_text(others)} of the devices"
+    )
+    lines = [
+        f"  {row['label']:<32} predicted {seconds_text(row['predicted'])}, measured {seconds_text(row['measured'])}, "
+        f"{row['error']:+.1%}"
+        for row in rows
+    ]
+    return {
+        "rows": rows,
+        "mean_error": float(mean),
+        "bias": float(bias),
+        "above": above,
+        "others": float(others),
+        "text": "\n".join([text, *lines]),
+    }
+
+
+def _row(yard: LocalYard, table: CostTable, split: dict[str, Any], folder: Path, corpora: Path) -> dict[str, Any]:
+    spec, own = spec_of(split), devices_of("cpu")
+    predicted = predict_step(spec, table).seconds
+    outcome = yard.run(spec, folder, devices=[rank % own for rank in range(spec.parallel.world)], corpora=corpora)
+    summary = outcome.last(0, "summary")
+    if not outcome.ok or summary is None:
+        raise RuntimeError(outcome.failure())
+    measured = float(summary["timed"]["median"])
+    return {
+        "label": label(spec),
+        "predicted": predicted,
+        "measured": measured,
+        "error": predicted / measured - 1,
+        "others": summary["cpu_others"] or 0.0,
+    }

@@ -1,0 +1,96 @@
+"""`python -m parallel_core profile` and `predict`: what layers and links cost, what a run will take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
+
+if TYPE_CHECKING:
+    from parallel_core.profile.table import CostTable, Layers, Link
+    from parallel_core.spec import RunSpec
+
+Commands = Any
+"""What argparse's add_subparsers returns; it has no public type."""
+
+
+def add(commands: Commands) -> None:
+    """Adds the commands to the engine's."""
+    profile = commands.add_parser("profile", help="time the layers of a spec's model, and this host's links")
+    profile.add_argument("spec", type=Path, help="a RunSpec as JSON: its model, batch, precision and device")
+    profile.add_argument("--out", type=Path, help="write the cost table to this file")
+    profile.add_argument("--ranks", type=int, help="ranks that links are timed between (default: 4, on a GPU host all)")
+    profile.add_argument("--seconds", type=float, default=2.0, help="spent on each condition of the layers, at least")
+    profile.add_argument("--quick", action="store_true", help="no tensor groups and no recomputation")
+    profile.set_defaults(run=_profile)
+    predict = commands.add_parser("predict", help="how long a step of a spec will take, by a cost table")
+    predict.add_argument("spec", type=Path)
+    predict.add_argument("--table", type=Path, required=True, help="what `profile --out` wrote")
+    predict.set_defaults(run=_predict)
+
+
+def _profile(options: argparse.Namespace) -> int:
+    from parallel_core.profile.measure import ProfileFailed, measure_for
+
+    spec = _spec(options.spec)
+    try:
+        table = measure_for(spec, ranks=options.ranks, seconds=options.seconds, quick=options.quick)
+    except ProfileFailed as error:
+        print(f"profiling failed: {error}", file=sys.stderr)
+        return 1
+    if options.out is not None:
+        options.out.write_text(json.dumps(table.dump()) + "\n")
+    print("\n".join(report(table)))
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from parallel_core.profile.table import CostTable, CostTableError
+    from parallel_core.simulate.predict import CannotPredict, predict_step
+
+    try:
+        found = predict_step(_spec(options.spec), CostTable.read(options.table))
+    except (CostTableError, CannotPredict) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"{seconds_text(found.seconds)} a step")
+    return 0
+
+
+def _spec(path: Path) -> RunSpec:
+    from parallel_core.cli import read_spec
+
+    return read_spec(path)
+
+
+def report(table: CostTable) -> list[str]:
+    """The table in lines: each layer at the largest batch, then each link."""
+    alone, *_ = (row for row in table.layers if row.samples == table.samples and row.busy == 1)
+    lines = [f"{table.device_name or table.device}, {table.software}, {table.samples} samples, {table.precision}"]
+    lines.append(
+        f"{'layer':<16}{'forward':>10}{'backward':>10}{'input':>10}{'weights':>10}{'saved':>12}{'boundary':>12}"
+    )
+    for i, size in enumerate(table.sizes):
+        times = "".join(f"{seconds_text(alone.seconds[part][i]):>10}" for part in alone.seconds)
+        lines.append(f"{size.unit:<16}{times}{bytes_text(size.saved):>12}{bytes_text(size.boundary):>12}")
+    if table.busy > 1:
+        lines.append(
+            f"{table.busy} busy devices: layers take {percent_text(_slower(table, alone))} longer than one alone"
+        )
+    return lines + [_link_line(link) for link in table.links]
+
+
+def _slower(table: CostTable, alone: Layers) -> float:
+    busy = next(row for row in table.of(alone.tp, alone.recompute, table.busy) if row.samples == alone.samples)
+    both = [sum(row.seconds["forward"]) + sum(row.seconds["backward"]) for row in (alone, busy)]
+    return both[1] / both[0] - 1
+
+
+def _link_line(link: Link) -> str:
+    alpha, beta = link.time.line
+    rate = f"{bytes_text(1 / beta)}/s" if beta else "-"
+    return f"{link.what:<15} of {link.ranks} ranks: {seconds_text(alpha)} + bytes / ({rate})"

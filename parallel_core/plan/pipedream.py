@@ -1,0 +1,225 @@
+"""PipeDream's partition of a model over a network of one level or several: stages, and replicas of each.
+
+Narayanan et al. 2019 (SOSP), section 3.1: the dynamic programme over the slowest stage,
+A^k(i, j, m) = min over s, m' of max(A^k(i, s, m - m'), 2 a_s / B, T^k(s + 1, j, m')). The released optimizer runs it
+over the states of a graph, and has another cost of a replicated stage. Both forms are here:
+
+* `paper`: T = max(compute, 2 (m - 1) P / B) / m: gradients travel while others compute;
+* `released`: T = (compute + 4 (m - 1) P / (B m)) / m, and messages of 2 a / (B m').
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.plan.layer_graph import GraphError, LayerGraph
+
+Form = Literal["paper", "released"]
+Floats = NDArray[np.float64]
+
+MAX_WORKERS = 4096
+MAX_WORK = 4e9
+"""Candidates looked at, about 15 s."""
+
+
+class Level(NamedTuple):
+    """`workers` (or groups of the level below) joined at `bandwidth` bytes/s; the innermost level comes first."""
+
+    workers: int
+    bandwidth: float
+
+
+class Stage(NamedTuple):
+    """Layers (indices into the graph) and how many workers hold a replica of them; `seconds` of all up to here."""
+
+    layers: tuple[int, ...]
+    replicas: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Partition:
+    """`seconds` a micro-batch of the slowest stage or message, in the steady state."""
+
+    seconds: float
+    stages: tuple[Stage, ...]
+
+    @property
+    def workers(self) -> int:
+        return sum(stage.replicas for stage in self.stages)
+
+    @property
+    def text(self) -> str:
+        """Replicas stage by stage: `15-1`."""
+        return "-".join(str(stage.replicas) for stage in self.stages)
+
+    @property
+    def noam(self) -> int:
+        """NOAM: micro-batches each input worker admits to keep the pipeline full, ceil(workers / input replicas)."""
+        return -(-self.workers // self.stages[0].replicas)
+
+
+def partition(
+    graph: LayerGraph, levels: Sequence[Level], form: Form = "released", memory: float | None = None
+) -> Partition:
+    """The fastest partition over all workers of the network. `memory` = bytes a worker has for weights and activations.
+
+    Raises GraphError where nothing fits, a value is not physical, or the graph is too large for an exact answer.
+    """
+    _check(levels)
+    solver = _Solver(graph, levels, form, memory)
+    return solver.solve()
+
+
+def _check(levels: Sequence[Level]) -> None:
+    if not levels:
+        raise GraphError("levels: the network needs one level at least.")
+    for i, level in enumerate(levels):
+        if level.workers < 1:
+            raise GraphError(f"levels.{i}.workers must be at least 1, got {level.workers}.")
+        if not (level.bandwidth > 0 and math.isfinite(level.bandwidth)):
+            raise GraphError(f"levels.{i}.bandwidth must be more than 0 bytes/s, got {level.bandwidth}.")
+    if (total := math.prod(level.workers for level in levels)) > MAX_WORKERS:
+        raise GraphError(f"levels: {total} workers; at most {MAX_WORKERS}.")
+
+
+class _Table(NamedTuple):
+    """Of one level: the least time of [first, last, workers - 1], and how: the state before the last stage (-1: one
+    stage), and the workers of the last stage."""
+
+    seconds: Floats
+    split: NDArray[np.int32]
+    last: NDArray[np.int32]
+
+
+class _Solver:
+    """State 0 is the empty set; stage (i, j) holds what state j has beyond state i."""
+
+    def __init__(self, graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None) -> None:
+        self._graph, self._levels, self._form, self._memory = graph, levels, form, memory
+        self._states = [0, *graph.states()]
+        self._leaving = np.array([graph.leaving(state) for state in self._states])
+        self._tables: list[_Table] = []
+        n, m = len(self._states), max(level.workers for level in levels)
+        firsts = n if len(levels) > 1 else 1
+        if firsts * n * n * m * m / 8 > MAX_WORK:
+            raise GraphError(f"{n} states and {m} workers a level are too many for an exact partition; merge layers.")
+
+    @cached_property
+    def _inside(self) -> NDArray[np.bool_]:
+        """[i, j]: state i lies inside state j."""
+        states = self._states
+        return np.array([[not a & ~b and a != b for b in states] for a in states])
+
+    def _between(self, values: Sequence[float]) -> Floats:
+        """[i, j]: the sum of `values` over the layers of stage (i, j)."""
+        sums = np.array([sum(v for n, v in enumerate(values) if state >> n & 1) for state in self._states])
+        return np.asarray(sums[None, :] - sums[:, None])
+
+    def solve(self) -> Partition:
+        layers = self._graph.layers
+        parameters = self._between([layer.parameters for layer in layers])
+        activations = self._between([layer.activation for layer in layers])
+        compute = np.where(self._inside, self._between([layer.compute for layer in layers]), np.inf)
+        within = 1
+        for i, level in enumerate(self._levels):
+            final = i == len(self._levels) - 1
+            table = self._level(level, compute, parameters, parameters + activations, within, final)
+            self._tables.append(table)
+            compute, within = table.seconds[:, :, -1], level.workers
+        best = float(compute[0, -1])
+        if not math.isfinite(best):
+            raise GraphError("memory: no partition fits; give workers more, or use more of them.")
+        last = len(self._levels) - 1
+        return Partition(best, tuple(self._stages(last, 0, len(self._states) - 1, self._levels[last].workers, 1)))
+
+    def _replicated(self, compute: Floats, parameters: Floats, level: Level, m: int) -> Floats:
+        """Seconds a micro-batch of a stage with m replicas, at any shape."""
+        if self._form == "paper":
+            return np.maximum(compute, 2 * (m - 1) * parameters / level.bandwidth) / m
+        return (compute + 4 * (m - 1) * parameters / (level.bandwidth * m)) / m
+
+    def _sent(self, size: Floats, level: Level, m: int) -> Floats:
+        """Seconds of a stage's input (or output) activations and their gradients."""
+        return 2 * size / (level.bandwidth * (m if self._form == "released" else 1))
+
+    def _level(
+        self, level: Level, compute: Floats, parameters: Floats, held: Floats, within: int, final: bool
+    ) -> _Table:
+        """The programme of one level; rows of other first states are needed by a level above alone."""
+        n, firsts = len(self._states), 1 if final else len(self._states)
+        seconds = np.full((firsts, n, level.workers), np.inf)
+        split = np.full(seconds.shape, -1, np.int32)
+        last = np.zeros(seconds.shape, np.int32)
+        stage = [self._stage(level, compute, parameters, held, m) for m in range(1, level.workers + 1)]
+        for m in range(1, level.workers + 1):
+            alone = self._single(level, compute[:firsts], parameters[:firsts], m, within)
+            seconds[:, :, m - 1] = np.where(self._room(held[:firsts], level.workers - m, m), alone, np.inf)
+            last[:, :, m - 1] = m
+        for m in range(2, level.workers + 1):
+            for own in range(1, m):
+                self._extend(seconds, split, last, stage[own - 1], m, own, self._room(held, level.workers - m, own))
+        return _Table(seconds, split, last)
+
+    def _stage(self, level: Level, compute: Floats, parameters: Floats, held: Floats, m: int) -> Floats:
+        """[k, j]: the last stage (k, j) on m workers, its messages in and out included."""
+        own = self._replicated(compute, parameters, level, m)
+        own = np.maximum(own, self._sent(self._leaving, level, m)[:, None])
+        out = self._sent(self._leaving, level, m)
+        out[-1] = 0.0
+        return np.maximum(own, out[None, :]) if self._form == "released" else own
+
+    def _single(self, level: Level, compute: Floats, parameters: Floats, m: int, within: int) -> Floats:
+        """All of (i, j) as one stage on m workers of this level; `within` share each one's part of the gradients."""
+        return self._replicated(compute, parameters / within, level, m)
+
+    def _room(self, held: Floats, behind: int, m: int) -> NDArray[np.bool_]:
+        """Whether a stage on m workers with `behind` workers behind it fits: a version a micro-batch in flight."""
+        if self._memory is None:
+            return np.ones(held.shape, bool)
+        return np.asarray(held * math.ceil((behind + m) / m) <= self._memory)
+
+    def _extend(
+        self,
+        seconds: Floats,
+        split: NDArray[np.int32],
+        last: NDArray[np.int32],
+        stage: Floats,
+        m: int,
+        own: int,
+        room: NDArray[np.bool_],
+    ) -> None:
+        """Lets the last of m workers' stages have `own` of them, where that is faster than what is known."""
+        ends = np.where(room & self._inside, stage, np.inf)
+        for first in range(len(seconds)):
+            before = seconds[first, :, m - own - 1]
+            known = np.flatnonzero(np.isfinite(before))
+            if not len(known):
+                continue
+            found = np.maximum(before[known, None], ends[known])
+            k = found.argmin(axis=0)
+            value = found[k, np.arange(found.shape[1])]
+            better = value < seconds[first, :, m - 1]
+            seconds[first, better, m - 1] = value[better]
+            split[first, better, m - 1] = known[k[better]]
+            last[first, better, m - 1] = own
+
+    def _stages(self, depth: int, first: int, end: int, workers: int, times: int) -> list[Stage]:
+        """The stages of [first, end] on `workers` of a level, each of whose groups stands for `times` replicas."""
+        table, at = self._tables[depth], (first if len(self._tables[depth].seconds) > 1 else 0, end, workers - 1)
+        split, own = int(table.split[at]), int(table.last[at])
+        start = first if split < 0 else split
+        found = [] if split < 0 else self._stages(depth, first, split, workers - own, times)
+        if depth == 0:
+            layers = self._states[end] & ~self._states[start]
+            held = tuple(n for n in range(len(self._graph.layers)) if layers >> n & 1)
+            return [*found, Stage(held, own * times, float(table.seconds[at]))]
+        below = self._levels[depth - 1].workers
+        return [*found, *self._stages(depth - 1, start, end, below, own * times)]

@@ -1,0 +1,126 @@
+"""Times what a step costs beside its layers: data, zeroing, gradient norm, optimizer, records, and each operation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from parallel_core.data.dataset import open_dataset
+from parallel_core.data.sampler import Sampler
+from parallel_core.engine.device import Device
+from parallel_core.engine.norm import StepTotals, Totals
+from parallel_core.engine.optimizer import FlatAdamW
+from parallel_core.engine.reporter import Reporter
+from parallel_core.layout import Layout
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.recorder import LANE_COMPUTE
+from parallel_core.profile.layers import LayerBench
+from parallel_core.profile.table import Curve, Fixed
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
+
+_COUNT = 200
+
+
+class _Nowhere:
+    """A sink that keeps nothing."""
+
+    def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
+        return
+
+
+class FixedBench:
+    """The ends of steps of ranks that hold half of the model and all of it; `once` behind each pass through its layers.
+
+    So they find the caches as a run does: full of the layers' tensors.
+    """
+
+    def __init__(self, spec: RunSpec, device: Device, page: Progress) -> None:
+        self._spec, self._device, self._page = spec, device, page
+        units = spec.model.units()
+        held = {len(part): part for part in (units[: max(1, len(units) // 2)], units)}
+        self._ends = [_End(spec, part, device) for part in held.values()]
+        dataset = open_dataset(spec, None)
+        self._samplers = {}
+        for samples in sorted({1, spec.train.global_batch}):
+            train = spec.train.model_copy(update={"global_batch": samples})
+            self._samplers[samples] = Sampler(spec.model_copy(update={"train": train}), dataset)
+        self._took: dict[int, dict[Fixed, dict[float, list[float]]]] = {}
+        self._turn = 0
+
+    def once(self, busy: int, keep: bool) -> None:
+        """Times everything once, while so many devices are busy."""
+        self._turn += 1
+        found = self._took.setdefault(busy, {})
+        for end in self._ends:
+            for name, act in end.acts.items():
+                self._time(found, name, float(end.elements), act, keep)
+        for samples, sampler in self._samplers.items():
+            self._time(found, "data", float(samples), partial(sampler.micro_batches, self._turn, (0,)), keep)
+
+    def curves(self, busy: int) -> dict[Fixed, Curve]:
+        """Medians: elements or, for `data`, samples on the x axis; 0 where it has none."""
+        out: dict[Fixed, Curve] = {}
+        for name, points in self._took[busy].items():
+            sizes = sorted(points)
+            out[name] = Curve(sizes=tuple(sizes), seconds=tuple(float(np.median(points[size])) for size in sizes))
+        out["report"] = Curve(sizes=(0.0,), seconds=(_report(self._spec, self._device),))
+        out["operation"] = Curve(sizes=(0.0,), seconds=(_operation(self._spec, self._device, self._page),))
+        return out
+
+    def _time(
+        self,
+        found: dict[Fixed, dict[float, list[float]]],
+        name: Fixed,
+        size: float,
+        act: Callable[[], object],
+        keep: bool,
+    ) -> None:
+        self._device.synchronise()
+        began = time.perf_counter()
+        act()
+        self._device.synchronise()
+        if keep:
+            found.setdefault(name, {}).setdefault(size, []).append(time.perf_counter() - began)
+
+
+class _End:
+    """Flat buffers of a rank that holds `units`, and what a step does to them; `scaled_optimizer` clips."""
+
+    def __init__(self, spec: RunSpec, units: Sequence[str], device: Device) -> None:
+        self._bench = LayerBench(spec, [units], device)
+        flat = self._bench.chunks.flat
+        optimizer, totals = FlatAdamW(flat, spec.train), StepTotals(spec, Layout.of(spec), flat, None, device)
+        self.elements = len(flat.grads)
+        self.acts: dict[Fixed, Callable[[], object]] = {
+            "norm": lambda: totals.gather(None),
+            "optimizer": optimizer.step,
+            "scaled_optimizer": lambda: optimizer.step(0.5),
+            "zero": flat.grads.zero_,
+        }
+
+
+def _report(spec: RunSpec, device: Device) -> float:
+    """Of telling about one step."""
+    reporter, totals = Reporter(spec, 0, _Nowhere(), device), Totals(1.0, 1.0)
+    reporter.step(0, totals, 1.0, last=False)
+    began = time.perf_counter()
+    for step in range(_COUNT):
+        reporter.step(step, totals, 1.0, last=False)
+    return (time.perf_counter() - began) / _COUNT
+
+
+def _operation(spec: RunSpec, device: Device, page: Progress) -> float:
+    """Of one operation of a program: where the rank is, and its span."""
+    bench = LayerBench(spec, [spec.model.units()[-1:]], device)
+    bench.recorder.begin_step(0)
+    device.synchronise()
+    began = time.perf_counter()
+    for _ in range(_COUNT):
+        page.at(0, "0F0")
+        bench.scope.span(Kind.F, LANE_COMPUTE, bench.scope.mark())
+    return (time.perf_counter() - began) / _COUNT

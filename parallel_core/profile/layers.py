@@ -1,0 +1,190 @@
+"""Times a model's layers in a rank, with the engine's own code: each layer is a stage, all stages on one device.
+
+So a layer finds the caches, the buffers and the allocator as it does in a run. The tensors of a group of t are cut as
+in a run, but their collectives are counted, not sent: their time is that of the links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel_core.data.dataset import open_dataset
+from parallel_core.data.sampler import Sampler
+from parallel_core.engine.chunks import Chunks
+from parallel_core.engine.device import Device
+from parallel_core.engine.precision import DTYPES
+from parallel_core.engine.stage import Batch
+from parallel_core.models.passing import Sample
+from parallel_core.observe.memory import MemoryMeter
+from parallel_core.observe.recorder import LANE_COMPUTE
+from parallel_core.observe.scope import Scope
+from parallel_core.profile.table import PARTS, LayerBytes, Layers, Part
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import ModelSpec, Precision, Recompute, RunSpec
+from parallel_core.tensor.group import TensorGroup
+
+_KIND: dict[Part, Kind] = {"forward": Kind.F, "backward": Kind.BW, "input": Kind.B, "weights": Kind.W}
+
+
+class _Sent:
+    """The work of a message that nobody sends."""
+
+    def wait(self) -> bool:
+        return True
+
+
+class CountingGroup(TensorGroup):
+    """The first of `size` tensor ranks, alone: collectives are noted down, and nothing is sent."""
+
+    def __init__(self, size: int, scope: Scope) -> None:
+        super().__init__(0, size, None, scope)
+        self.messages: list[int] = []
+
+    def _begin(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
+        self.messages.append(tensor.nbytes)
+        return _Sent()
+
+
+def spec_of(model: ModelSpec, precision: Precision, tp: int, recompute: Recompute, samples: int, kind: str) -> RunSpec:
+    """The run whose layers are timed: one micro-batch of so many samples."""
+    train = {"global_batch": samples, "precision": precision, "device": kind, "steps": 2, "warmup_steps": 1}
+    parallel = {"tp": tp, "recompute": recompute}
+    return RunSpec.model_validate({"model": model.model_dump(), "parallel": parallel, "train": train})
+
+
+class LayerBench:
+    """The layers of `model` as `stages` (lists of unit names), ready to be timed."""
+
+    def __init__(self, spec: RunSpec, stages: Sequence[Sequence[str]], device: Device) -> None:
+        self.device, self.recorder = device, device.recorder(0, 0)
+        self.scope = Scope(self.recorder)
+        self.group = CountingGroup(spec.parallel.tp, self.scope)
+        self.chunks = Chunks(spec, dict(enumerate(stages)), self.group, None, device, self.scope)
+        self.stages = list(self.chunks.stages.values())
+
+    def read(self, batch: Batch) -> None:
+        """The micro-batch (number 0) that the next passes are about."""
+        self.chunks.flat.grads.zero_()
+        self.chunks.begin_step(batch)
+
+    def run(self, split: bool) -> dict[Part, list[float]]:
+        """Seconds of each stage in one forward and backward pass; `split`: B and W apart, stage by stage."""
+        self.recorder.begin_step(0)
+        x: Tensor | None = None
+        for i, stage in enumerate(self.stages):
+            self._begin(i)
+            x = stage.forward(0, x)
+            self._end(Kind.F)
+        grad: Tensor | None = None
+        for i, stage in reversed(list(enumerate(self.stages))):
+            self._begin(i)
+            grad = stage.backward_input(0, grad) if split else stage.backward(0, grad)
+            self._end(Kind.B if split else Kind.BW)
+            if split:
+                self._begin(i)
+                stage.backward_weights(0)
+                self._end(Kind.W)
+        return self._seconds(self.recorder.end_step())
+
+    def messages(self) -> dict[Any, list[list[int]]]:
+        """Bytes of each tensor collective of each stage, in its forward and its backward."""
+        found: dict[Any, list[list[int]]] = {"forward": [], "backward": []}
+        x: Tensor | None = None
+        for stage in self.stages:
+            x = stage.forward(0, x)
+            found["forward"].append(self._noted())
+        grad: Tensor | None = None
+        for stage in reversed(self.stages):
+            grad = stage.backward(0, grad)
+            found["backward"].insert(0, self._noted())
+        return found
+
+    def saved(self) -> list[int]:
+        """Bytes that each stage's forward leaves alive, its output included."""
+        meter, live = MemoryMeter(), [0]
+        with meter.measure():
+            self.scope.meter = meter
+            x: Tensor | None = None
+            for stage in self.stages:
+                x = stage.forward(0, x)
+                live.append(meter.final["activations"])
+            self.scope.meter = None
+        self._back()
+        return [after - before for before, after in pairwise(live)]
+
+    def _back(self) -> None:
+        grad: Tensor | None = None
+        for stage in reversed(self.stages):
+            grad = stage.backward(0, grad)
+
+    def _noted(self) -> list[int]:
+        noted, self.group.messages = self.group.messages, []
+        return noted
+
+    def _begin(self, stage: int) -> None:
+        self.scope.stage = stage
+        self._start = self.scope.mark()
+
+    def _end(self, kind: Kind) -> None:
+        self.scope.span(kind, LANE_COMPUTE, self._start)
+
+    def _seconds(self, rows: np.ndarray) -> dict[Part, list[float]]:
+        found: dict[Part, list[float]] = {}
+        for part, kind in _KIND.items():
+            own = np.sort(rows[rows["kind"] == kind], order="stage")
+            if len(own):
+                found[part] = ((own["end"] - own["start"]) / 1e9).tolist()
+        return found
+
+
+def draw(spec: RunSpec, device: Device) -> Batch:
+    """The one micro-batch of a run's first step."""
+    drawn = Sampler(spec, open_dataset(spec, None)).micro_batches(0, (0,))
+    arrays = [torch.from_numpy(array[0]) for array in (drawn.inputs, drawn.targets)]
+    dtype = DTYPES[spec.train.precision]
+    moved = [t.to(device.torch, dtype if t.is_floating_point() else t.dtype) for t in arrays]
+    return Batch(0, {0: Sample(*moved)}, 1.0 / drawn.global_count)
+
+
+def row(
+    spec: RunSpec,
+    busy: int,
+    each: Mapping[Part, Sequence[Sequence[float]]],
+    whole: Mapping[Part, Sequence[Sequence[float]]],
+    messages: Any,
+) -> Layers:
+    """Medians and spreads over repeats."""
+    seconds, spread = {}, {}
+    for part in PARTS:
+        low, middle, high = np.percentile(np.array(each[part]), (10, 50, 90), axis=0)
+        seconds[part], spread[part] = tuple(middle.tolist()), tuple(((high - low) / 2).tolist())
+    return Layers(
+        tp=spec.parallel.tp,
+        recompute=spec.parallel.recompute,
+        samples=spec.train.global_batch,
+        busy=busy,
+        seconds=seconds,
+        spread=spread,
+        whole={part: float(np.median(np.array(whole[part])[:, 0])) for part in PARTS},
+        messages=messages,
+    )
+
+
+def layer_bytes(spec: RunSpec, bench: LayerBench, saved: Sequence[int]) -> list[LayerBytes]:
+    """Of each layer of `bench`, whose stages are the layers."""
+    from parallel_core.plan.units import boundary_elements
+
+    size = spec.element_bytes
+    leaving = [*boundary_elements(spec)[1:], 0]
+    parameters = [sum(p.nbytes for _, m, a in stage.places() for p in (getattr(m, a),)) for stage in bench.stages]
+    return [
+        LayerBytes(unit=unit, parameters=p, saved=max(0, kept), boundary=size * edge)
+        for unit, p, kept, edge in zip(spec.model.units(), parameters, saved, leaving, strict=True)
+    ]

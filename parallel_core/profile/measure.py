@@ -1,0 +1,157 @@
+"""Starts profiling ranks on this host and collects their CostTable."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallel_core.local import LocalYard
+from parallel_core.outline import outline_of
+from parallel_core.profile.order import Order
+from parallel_core.profile.table import CostTable, Layers
+from parallel_core.rules import divisors
+from parallel_core.spec import DeviceKind, ModelSpec, Precision, Recompute, RunSpec
+
+COMMAND = (sys.executable, "-m", "parallel_core.profile.server")
+
+
+class ProfileFailed(RuntimeError):
+    """A profiling rank did not end well; the message says how."""
+
+
+def samples_up_to(batch: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and `batch`: from these others are read off."""
+    return tuple(sorted({batch, *(2**k for k in range(16) if 2**k < batch)}))
+
+
+def tensor_widths(model: ModelSpec, most: int) -> tuple[int, ...]:
+    """Widths of tensor groups up to `most` that the model can be cut to: powers of two, 1 first."""
+    if outline_of(model).whole:
+        return (1,)
+    return tuple(t for t in divisors(model.heads) if t <= most and t & (t - 1) == 0)
+
+
+def devices_of(kind: DeviceKind) -> int:
+    """Devices of this host: cores that this process may use, or CUDA devices."""
+    if kind == "cpu":
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    import pynvml
+
+    pynvml.nvmlInit()
+    return int(pynvml.nvmlDeviceGetCount())
+
+
+def measure(
+    model: ModelSpec,
+    order: Order,
+    *,
+    ranks: int,
+    precision: Precision = "fp32",
+    device: DeviceKind = "cpu",
+    command: tuple[str, ...] = COMMAND,
+) -> CostTable:
+    """The table of `model` from `ranks` ranks on devices 0, 1, ... of this host. Raises ProfileFailed."""
+    spec = RunSpec.model_validate(
+        {
+            "model": model.model_dump(),
+            "parallel": {"dp": ranks},
+            "train": {"global_batch": ranks, "precision": precision, "device": device},
+        }
+    )
+    with tempfile.TemporaryDirectory(prefix="trainyard-profile-") as name:
+        folder = Path(name)
+        (folder / "order.json").write_text(json.dumps(asdict(order)))
+        with LocalYard(command) as yard:
+            outcome = yard.run(spec, folder, devices=[rank % order.devices for rank in range(ranks)])
+        if not outcome.ok:
+            raise ProfileFailed(outcome.failure())
+        found = [frame.header for frames in outcome.frames.values() for frame in frames if frame.kind == "profile"]
+    return _table(spec, order, found)
+
+
+def _table(spec: RunSpec, order: Order, found: list[dict[str, Any]]) -> CostTable:
+    about: dict[str, list[dict[str, Any]]] = {}
+    for header in found:
+        about.setdefault(header["about"], []).append(header)
+    first = about["device"][0]
+    return CostTable.model_validate(
+        {
+            "device": spec.train.device,
+            "device_name": first["name"],
+            "host": socket.gethostname(),
+            "software": f"torch {first['torch']}",
+            "model": spec.model.model_dump(),
+            "precision": spec.train.precision,
+            "devices": order.devices,
+            "recorded": time.time(),
+            "samples": order.samples[-1],
+            "sizes": about["bytes"][0]["rows"],
+            "layers": _mean_rows(Layers.model_validate(header["row"]) for header in about["layers"]),
+            "links": [header["row"] for header in about.get("link", ())],
+            "fixed": _fixed(about["fixed"]),
+        }
+    )
+
+
+def _mean_rows(rows: Iterable[Layers]) -> list[dict[str, Any]]:
+    """One row a condition: where several ranks measured it at once, their mean."""
+    same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        same.setdefault((*row.key, row.samples), []).append(row.model_dump())
+    return [
+        {**group[0], **{name: _mean([row[name] for row in group]) for name in ("seconds", "spread", "whole")}}
+        for group in same.values()
+    ]
+
+
+def _mean(values: list[dict[str, Any]]) -> dict[str, Any]:
+    return {part: np.mean([value[part] for value in values], axis=0).tolist() for part in values[0]}
+
+
+def _fixed(headers: list[dict[str, Any]]) -> dict[str, dict[int, Any]]:
+    """By name and number of busy devices; where several ranks measured at once, their mean."""
+    same: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for header in headers:
+        for name, curve in header["curves"].items():
+            same.setdefault((name, header["busy"]), []).append(curve)
+    out: dict[str, dict[int, Any]] = {}
+    for (name, busy), curves in same.items():
+        seconds = np.mean([curve["seconds"] for curve in curves], axis=0).tolist()
+        out.setdefault(name, {})[busy] = {"sizes": curves[0]["sizes"], "seconds": seconds}
+    return out
+
+
+def measure_for(
+    spec: RunSpec,
+    *,
+    ranks: int | None = None,
+    seconds: float = 2.0,
+    quick: bool = False,
+    command: tuple[str, ...] = COMMAND,
+) -> CostTable:
+    """The table that any split of `spec`'s model, batch, precision and device can be predicted from on this host.
+
+    `quick` leaves out tensor groups and recomputation. Raises ProfileFailed.
+    """
+    kind = spec.train.device
+    own = devices_of(kind)
+    world = ranks or (own if kind == "cuda" else 4)
+    hows: tuple[Recompute, ...] = ("none",) if quick else ("none", "full")
+    order = Order(
+        samples=samples_up_to(spec.train.global_batch),
+        tps=(1,) if quick else tensor_widths(spec.model, world),
+        recompute=hows,
+        devices=min(own, world),
+        seconds=seconds,
+    )
+    return measure(spec.model, order, ranks=world, precision=spec.train.precision, device=kind, command=command)

@@ -1,0 +1,24 @@
+"""What a profile is asked to measure. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from parallel_core.spec import Recompute
+
+
+@dataclass(frozen=True)
+class Order:
+    """`samples` (ascending) in a micro-batch, widths `tps` of the tensor group, with and without recomputation.
+
+    `devices` ranks have a device of their own; `seconds` are spent on each condition of the layers, at least;
+    `sizes` are the bytes of messages (None = 1 KiB to 16 MiB).
+    """
+
+    samples: Sequence[int] = (1, 2, 4, 8, 16)
+    tps: Sequence[int] = (1,)
+    recompute: Sequence[Recompute] = ("none",)
+    devices: int = 1
+    seconds: float = 3.0
+    sizes: Sequence[int] | None = None

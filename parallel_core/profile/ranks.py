@@ -1,0 +1,142 @@
+"""What a profiling rank does: ranks measure layers alone and all at once, then the links between them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from parallel_core.engine.device import Device, open_device
+from parallel_core.engine.distributed import Rendezvous, connect, disconnect
+from parallel_core.launch_rank import Seat
+from parallel_core.layout import Layout
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import FileSink
+from parallel_core.profile import links
+from parallel_core.profile.fixed import FixedBench
+from parallel_core.profile.layers import LayerBench, draw, layer_bytes, row, spec_of
+from parallel_core.profile.order import Order
+from parallel_core.profile.table import Layers
+from parallel_core.spec import RunSpec
+
+LEAST_REPEATS, MOST_REPEATS = 3, 25
+
+
+def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
+    """Measure as `order.json` in the folder says; the records of kind 'profile' hold what was found."""
+    order = Order(**json.loads((seat.folder / "order.json").read_text()))
+    device, world = open_device(seat.spec.train.device), seat.spec.parallel.world
+    store = seat.store
+    at = Rendezvous(store["host"], store["port"], world, seat.listen_fd is not None, seat.listen_fd)
+    connect(at, seat.rank, Layout.of(seat.spec), device.backend)
+    try:
+        _Rank(seat, sink, page, device, order).measure()
+    finally:
+        disconnect()
+
+
+class _Rank:
+    """One rank of `world`; those below `order.devices` have a device of their own and time layers."""
+
+    def __init__(self, seat: Seat, sink: FileSink, page: Progress, device: Device, order: Order) -> None:
+        self.rank, self.world, self.spec = seat.rank, seat.spec.parallel.world, seat.spec
+        self.sink, self.page, self.device, self.order = sink, page, device, order
+        self.levels = sorted({1, order.devices})
+
+    def measure(self) -> None:
+        self.sink.emit("profile", about="device", name=self.device.name, torch=torch.__version__)
+        for recompute in self.order.recompute:
+            for tp in self.order.tps:
+                self.page.at(0, f"layers tp={tp} recompute={recompute}")
+                rows = self._layers(tp, recompute, first=(tp, recompute) == (1, self.order.recompute[0]))
+                for found in rows:
+                    self.sink.emit("profile", about="layers", row=found.model_dump(mode="json"))
+        self.page.at(0, "links")
+        if self.world > 1:
+            for link in links.measure(self.rank, self.world, self.device, self.order.sizes or links.SIZES):
+                self.sink.emit("profile", about="link", row=link.model_dump(mode="json"))
+
+    def _layers(self, tp: int, recompute: Any, first: bool) -> list[Layers]:
+        """Rows of one condition, for every number of samples and of busy devices; with the first, all else too."""
+        specs = [self._spec(tp, recompute, samples) for samples in self.order.samples]
+        if self.rank >= self.order.devices:
+            self._turns([])
+            return []
+        units = self.spec.model.units()
+        bench = _Pair(specs, LayerBench(specs[-1], [[u] for u in units], self.device), self.device, units)
+        beside = FixedBench(specs[-1], self.device, self.page) if first else None
+        if first and self.rank == 0:
+            rows = layer_bytes(specs[-1], bench.each, bench.saved())
+            self.sink.emit("profile", about="bytes", rows=[r.model_dump() for r in rows])
+        self._turns([bench, beside] if beside else [bench])
+        for busy in self.levels:
+            if beside and self.rank < busy:
+                curves = {name: curve.model_dump() for name, curve in beside.curves(busy).items()}
+                self.sink.emit("profile", about="fixed", busy=busy, curves=curves)
+        return bench.rows(tp)
+
+    def _turns(self, benches: Sequence[_Pair | FixedBench]) -> None:
+        """Repeats until the time is up: alone and all at once in turns, so that whatever else goes on meets both."""
+        until = time.monotonic() + self.order.seconds
+        for turn in range(MOST_REPEATS):
+            for busy in self.levels:
+                self._together()
+                if self.rank < busy:
+                    for bench in benches:
+                        bench.once(busy, keep=turn > 0)
+            if turn >= LEAST_REPEATS and self._agree(time.monotonic() > until):
+                break
+        self._together()
+
+    def _spec(self, tp: int, recompute: Any, samples: int) -> RunSpec:
+        train = self.spec.train
+        return spec_of(self.spec.model, train.precision, tp, recompute, samples, train.device)
+
+    def _together(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def _agree(self, mine: bool) -> bool:
+        """Rank 0's word."""
+        if self.world == 1:
+            return mine
+        told = torch.tensor([float(mine)], device=self.device.torch)
+        dist.broadcast(told, 0)
+        return bool(told.item())
+
+
+class _Pair:
+    """The layers one by one and as a whole, and what repeats of them took."""
+
+    def __init__(self, specs: Sequence[RunSpec], each: LayerBench, device: Device, units: list[str]) -> None:
+        self.specs, self.each, self.whole = specs, each, LayerBench(specs[-1], [units], device)
+        self.batches = [draw(spec, device) for spec in specs]
+        self.took: dict[tuple[int, int], tuple[dict[Any, list[Any]], dict[Any, list[Any]]]] = {}
+
+    def once(self, busy: int, keep: bool) -> None:
+        """One pass of every kind for every number of samples."""
+        for i, batch in enumerate(self.batches):
+            kept = self.took.setdefault((i, busy), ({}, {}))
+            for bench, found in zip((self.each, self.whole), kept, strict=True):
+                bench.read(batch)
+                for split in (False, True):
+                    for part, seconds in bench.run(split).items():
+                        if keep:
+                            found.setdefault(part, []).append(seconds)
+
+    def saved(self) -> list[int]:
+        self.each.read(self.batches[-1])
+        return self.each.saved()
+
+    def rows(self, tp: int) -> list[Layers]:
+        found = []
+        for (i, busy), (each, whole) in self.took.items():
+            if not each:
+                continue
+            self.each.read(self.batches[i])
+            found.append(row(self.specs[i], busy, each, whole, self.each.messages() if tp > 1 else {}))
+        return found

@@ -1,0 +1,9 @@
+"""The fork server of a profile. What its ranks run is named here, in code: no order can ask for anything else."""
+
+from __future__ import annotations
+
+from parallel_core.launch_server import main
+from parallel_core.profile.ranks import be_rank
+
+if __name__ == "__main__":
+    main(be_rank)

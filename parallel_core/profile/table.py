@@ -1,0 +1,198 @@
+"""CostTable: measured seconds and bytes of a model's layers on a device, and of messages between devices of a host.
+
+Plain data, kept as JSON: measured once for a device, a software and a model, and read by `simulate.predict`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from parallel_core import limits
+from parallel_core.model_spec import ModelSpec
+from parallel_core.rules import field_errors, rule
+from parallel_core.spec import DeviceKind, Precision, Recompute
+
+Part = Literal["forward", "backward", "input", "weights"]
+PARTS: tuple[Part, ...] = ("forward", "backward", "input", "weights")
+"""What is timed of a layer: F, BW, and the B and W that BW can be split into."""
+What = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
+Fixed = Literal["data", "zero", "optimizer", "scaled_optimizer", "norm", "reduce", "report", "operation"]
+
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+Size = Annotated[float, Field(ge=0, le=1e15)]
+Count = Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)]
+
+
+class CostTableError(ValueError):
+    """A file is no cost table; the message names the field."""
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Curve(_Value):
+    """Seconds measured at rising `sizes` (bytes, elements or samples); a straight line between and beyond them."""
+
+    sizes: Annotated[tuple[Size, ...], Field(min_length=1, max_length=64)]
+    seconds: tuple[Seconds, ...]
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        if len(self.seconds) != len(self.sizes):
+            raise rule(("seconds",), f"{len(self.sizes)} sizes need as many seconds, got {len(self.seconds)}.")
+        if any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
+            raise rule(("sizes",), "sizes must rise.")
+        return self
+
+    def at(self, size: float) -> float:
+        """Seconds at `size`; beyond the last point along the last piece, never falling."""
+        sizes, seconds = self.sizes, self.seconds
+        if len(sizes) == 1 or size <= sizes[-1]:
+            return float(np.interp(size, sizes, seconds))
+        slope = max(0.0, seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+        return float(seconds[-1] + slope * (size - sizes[-1]))
+
+    @cached_property
+    def line(self) -> tuple[float, float]:
+        """(alpha, beta): the latency in seconds and the seconds a byte of the nearest line, by relative error."""
+        if len(self.sizes) == 1:
+            return self.seconds[0], 0.0
+        x, y = np.array(self.sizes), np.array(self.seconds)
+        weights = 1 / np.maximum(y, 1e-9)
+        rows = np.stack([weights, weights * x], 1)
+        (alpha, beta), *_ = np.linalg.lstsq(rows, weights * y, rcond=None)
+        return float(max(alpha, 0.0)), float(max(beta, 0.0))
+
+
+class Link(_Value):
+    """One kind of message among `ranks` ranks of the host. `work` = seconds of a sender's (or receiver's) own device
+    that a point-to-point message takes beside its way."""
+
+    what: What
+    ranks: Annotated[int, Field(ge=2, le=limits.MAX_DEGREE)]
+    time: Curve
+    spread: tuple[Seconds, ...] = ()
+    work: Curve | None = None
+
+
+class Layers(_Value):
+    """All layers of the model, one after the other, on one device under one condition.
+
+    `seconds[part]` and `spread[part]` (half the distance from the 10th to the 90th percentile) have one entry a layer;
+    `whole[part]` is the same without stopping between layers. `messages` are the bytes of each tensor collective of a
+    layer's forward and backward, which are not part of its seconds.
+    """
+
+    tp: Count = 1
+    recompute: Recompute = "none"
+    samples: Annotated[int, Field(ge=1, le=limits.MAX_GLOBAL_BATCH)]
+    busy: Count = 1
+    """Devices of the host that worked at the same time."""
+    seconds: dict[Part, tuple[Seconds, ...]]
+    spread: dict[Part, tuple[Seconds, ...]]
+    whole: dict[Part, Seconds]
+    messages: dict[Literal["forward", "backward"], tuple[tuple[Size, ...], ...]] = {}
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        return self.tp, self.recompute, self.busy
+
+    def stop(self, part: Part) -> float:
+        """Seconds that each stop between two layers adds; below 0 where noise is larger than that."""
+        own = self.seconds[part]
+        return (sum(own) - self.whole[part]) / (len(own) - 1) if len(own) > 1 else 0.0
+
+
+class LayerBytes(_Value):
+    """Bytes of one layer: its parameters, and for `samples` samples what its forward keeps and what it hands on."""
+
+    unit: Annotated[str, Field(max_length=100)]
+    parameters: Size
+    saved: Size
+    boundary: Size
+
+
+class CostTable(_Value):
+    """What one model costs on one kind of device of one host, under one version of the software."""
+
+    device: DeviceKind
+    device_name: Annotated[str, Field(max_length=200)] = ""
+    host: Annotated[str, Field(max_length=200)] = ""
+    software: Annotated[str, Field(max_length=100)]
+    model: ModelSpec
+    precision: Precision
+    devices: Count
+    """Devices of the host that the ranks were bound to; with more ranks than that, several share one."""
+    recorded: float = 0.0
+    """Unix seconds."""
+    samples: int
+    """To which `sizes` belong."""
+    sizes: tuple[LayerBytes, ...]
+    layers: Annotated[tuple[Layers, ...], Field(min_length=1, max_length=1000)]
+    links: Annotated[tuple[Link, ...], Field(max_length=1000)] = ()
+    fixed: dict[Fixed, dict[int, Curve]] = {}
+    """What a step costs beside its layers, by the number of busy devices."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        units = self.model.units()
+        if [row.unit for row in self.sizes] != units:
+            raise rule(("sizes",), f"sizes must list the model's {len(units)} layers in order.")
+        for i, row in enumerate(self.layers):
+            for part in PARTS:
+                if len(row.seconds.get(part, ())) != len(units) or part not in row.whole:
+                    raise rule((f"layers.{i}.seconds.{part}",), f"needs one entry for each of {len(units)} layers.")
+        return self
+
+    @classmethod
+    def read(cls, path: Path) -> CostTable:
+        """Raises CostTableError where the file is none."""
+        try:
+            return cls.parse(path.read_text())
+        except OSError as error:
+            raise CostTableError(f"{path} cannot be read: {error.strerror}") from error
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> CostTable:
+        """The table in this JSON; raises CostTableError with one line a wrong field."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            wrong = [f"  {name}: {why}" for name, why in list(field_errors(error).items())[:5]]
+            raise CostTableError("\n".join(["no cost table:", *wrong])) from error
+
+    def dump(self) -> dict[str, Any]:
+        """JSON-able."""
+        return self.model_dump(mode="json")
+
+    @property
+    def conditions(self) -> set[tuple[int, str]]:
+        """(tp, recompute) that layers were measured under."""
+        return {(row.tp, row.recompute) for row in self.layers}
+
+    @property
+    def busy(self) -> int:
+        """The most devices that worked at the same time."""
+        return max(row.busy for row in self.layers)
+
+    def of(self, tp: int, recompute: str, busy: int) -> list[Layers]:
+        """Rows of this condition by rising samples."""
+        return sorted((row for row in self.layers if row.key == (tp, recompute, busy)), key=lambda row: row.samples)
+
+    def link(self, what: What, ranks: int) -> Link | None:
+        """The measured link among the nearest number of ranks; None where that kind was never measured."""
+        able = [link for link in self.links if link.what == what]
+        return min(able, key=lambda link: (abs(link.ranks - ranks), link.ranks), default=None)
+
+    def beside(self, name: Fixed, size: float = 0.0, busy: int = 1) -> float:
+        """Seconds of a fixed cost at `size`, 0 where it was not measured."""
+        curves = self.fixed.get(name)
+        if not curves:
+            return 0.0
+        return curves[min(curves, key=lambda known: abs(known - busy))].at(size)

@@ -1,0 +1,273 @@
+"""RunSpec x CostTable -> what one step will take, and the spans that it will leave: said before the run.
+
+Every number comes from the table: layers under the run's tensor width and recomputation, on a busy host; messages by
+their size; zeroing, data, gradient norm and optimizer by theirs. Nothing is fitted to runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from parallel_core.layout import Layout
+from parallel_core.outline import UnitCost, aligned, block_of, outline_of
+from parallel_core.outline.recompute import recomputed
+from parallel_core.plan.peak import places_of
+from parallel_core.plan.places import Places, shards_of
+from parallel_core.plan.units import boundary_elements, unit_costs
+from parallel_core.profile.table import CostTable, Curve, Fixed, Layers, Part, What
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op, Schedule
+from parallel_core.simulate import Costs, Spans
+from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
+from parallel_core.spec import MAIN_BYTES, RunSpec
+
+_PART: dict[Kind, Part] = {Kind.F: "forward", Kind.BW: "backward", Kind.B: "input", Kind.W: "weights"}
+_MOST_SLOWDOWN = 8.0
+"""Of a layer by other busy devices; a larger ratio is noise of a layer that takes next to nothing."""
+_NORM_BYTES = 8
+"""Of one squared norm in the gather of the gradient norm."""
+
+
+class CannotPredict(ValueError):
+    """The table does not hold what the run needs; the message says what to profile."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One step: `seconds` from its begin to the next one's, and the spans of each pipeline rank (ns from 0)."""
+
+    seconds: float
+    spans: dict[int, Spans]
+
+
+def predict_step(spec: RunSpec, table: CostTable, devices: Sequence[int] | None = None) -> Prediction:
+    """`devices[rank]` is what each global rank is bound to (None: ranks go round the table's devices).
+
+    Raises CannotPredict.
+    """
+    made = _Maker(spec, table)
+    schedule = made.schedule()
+    bound = devices or [rank % table.devices for rank in range(spec.parallel.world)]
+    spans = simulate_shared(schedule, made.costs(schedule), made.sharing(bound))
+    last = max(int(rows["end"].max()) for rows in spans.values())
+    return Prediction(last / 1e9 + table.beside("report"), spans)
+
+
+def require(spec: RunSpec, table: CostTable) -> None:
+    """Raises CannotPredict where `table` is not of this run's model, precision, device or tensor width."""
+    same = {
+        "model": spec.model == table.model,
+        "train.precision": spec.train.precision == table.precision,
+        "train.device": spec.train.device == table.device,
+    }
+    for what, fits in same.items():
+        if not fits:
+            raise CannotPredict(f"the profile is of another {what}; profile this one.")
+    if spec.parallel.tp not in {tp for tp, _ in table.conditions}:
+        known = ", ".join(sorted({str(tp) for tp, _ in table.conditions}))
+        raise CannotPredict(f"the profile has tensor={known}, not {spec.parallel.tp}; profile that width too.")
+    if spec.parallel.recompute == "selective" and "selective" not in {how for _, how in table.conditions}:
+        raise CannotPredict("the profile has no recompute=selective; profile that too.")
+    if spec.parallel.sequence:
+        raise CannotPredict("sequence parallelism is not profiled yet; parallel.sequence=false is.")
+    if spec.parallel.world > 1 and not table.links:
+        raise CannotPredict("the profile has no links; profile with two ranks or more.")
+
+
+def _curve(rows: Sequence[Layers], seconds: Sequence[float]) -> Curve:
+    return Curve(sizes=tuple(float(row.samples) for row in rows), seconds=tuple(seconds))
+
+
+class _Maker:
+    """Costs of the operations of one run."""
+
+    def __init__(self, spec: RunSpec, table: CostTable) -> None:
+        require(spec, table)
+        self._spec, self._table, self._layout = spec, table, Layout.of(spec)
+        self._busy = min(spec.parallel.world, table.busy)
+
+    def schedule(self) -> Schedule:
+        """The run's programs, each behind its DATA and SETUP."""
+        made, programs = build(self._spec), []
+        for q, program in enumerate(made.programs):
+            first = self._layout.stages_of(q % self._layout.pp)[0]
+            replica = q // self._layout.pp
+            head = (Op(Kind.DATA, first, replica=replica), Op(Kind.SETUP, first, replica=replica))
+            programs.append((*head, *program))
+        return replace(made, programs=tuple(programs))
+
+    def sharing(self, devices: Sequence[int]) -> Sharing:
+        """`devices[rank]` of each global rank."""
+        slowdown = {}
+        for stage in range(self._layout.stages):
+            for kind in _PART:
+                alone, busy = self._stage(stage, kind, 1), self._stage(stage, kind, self._table.busy)
+                slowdown[stage, kind] = min(max(busy / alone, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN) if alone else 1.0
+        layout = self._layout
+        bound = tuple(tuple(devices[layout.peer(q, t)] for t in range(layout.tp)) for q in range(layout.dp * layout.pp))
+        return Sharing(bound, slowdown, self._table.busy)
+
+    def costs(self, schedule: Schedule) -> HostCosts:
+        """In ns, of every (stage, kind) of `schedule`."""
+        compute: dict[tuple[int, Kind], float] = {}
+        waits: dict[tuple[int, Kind], float] = {}
+        operation = self._table.beside("operation")
+        for stage in range(self._layout.stages):
+            for kind in _PART:
+                compute[stage, kind] = self._stage(stage, kind, 1) + operation
+                waits[stage, kind] = self._waited(stage, kind)
+        for program in schedule.programs[: self._layout.pp]:
+            self._beside(program, compute, waits)
+        messages = self._messages()
+        for (stage, kind), (_, size) in messages.items():
+            taken = stage + 1 if kind is Kind.SEND_ACT else stage - 1
+            work = self._send_work(size)
+            compute[stage, kind] = compute[taken, Kind(kind + 1)] = work
+        ns = {key: round(seconds * 1e9) for key, seconds in compute.items()}
+        held = {key: round(seconds * 1e9) for key, seconds in waits.items()}
+        return HostCosts(Costs(ns, norm=True), held, messages, round(self._norm() * 1e9))
+
+    # Layers
+
+    def _stage(self, stage: int, kind: Kind, busy: int) -> float:
+        """Seconds of work of one operation on a micro-batch, tensor collectives included where they are work."""
+        return sum(self._unit(unit, kind, busy).at(self._spec.micro_batch_size) for unit in self._units(stage))
+
+    def _waited(self, stage: int, kind: Kind) -> float:
+        """Seconds of tensor collectives among more ranks than devices: measured with the turns they take."""
+        rows = {unit: self._rows(unit, 1) for unit in self._units(stage)}
+        curves = (
+            _curve(found, [self._talk(row, unit, kind, waits=True) for row in found]) for unit, found in rows.items()
+        )
+        return sum(curve.at(self._spec.micro_batch_size) for curve in curves)
+
+    def _units(self, stage: int) -> tuple[int, ...]:
+        return self._layout.stage_units[stage]
+
+    def _unit(self, unit: int, kind: Kind, busy: int) -> Curve:
+        """Seconds of one layer by the samples of a micro-batch."""
+        rows = self._rows(unit, busy) or self._rows(unit, 1)
+        return _curve(rows, [self._of_row(row, unit, kind) + self._talk(row, unit, kind, waits=False) for row in rows])
+
+    def _how(self, unit: int) -> str:
+        """How the layer recomputes."""
+        split, units = self._spec.parallel, self._spec.model.units()
+        return split.recompute if block_of(units[unit]) in recomputed(split, units) else "none"
+
+    def _rows(self, unit: int, busy: int) -> list[Layers]:
+        tp, how = self._spec.parallel.tp, self._how(unit)
+        return self._table.of(tp, how, busy) or self._table.of(tp, "none" if how == "full" else how, busy)
+
+    def _of_row(self, row: Layers, unit: int, kind: Kind) -> float:
+        """The layer as fast as it is without a stop behind it."""
+        part = _PART[kind]
+        found = row.seconds[part][unit] * row.whole[part] / max(sum(row.seconds[part]), 1e-12)
+        if self._how(unit) == "full" and row.recompute == "none" and kind in (Kind.BW, Kind.B):
+            found += row.seconds["forward"][unit]
+        return found
+
+    def _talk(self, row: Layers, unit: int, kind: Kind, waits: bool) -> float:
+        """Seconds of the tensor collectives of one operation, if they are waits, or work, as asked."""
+        tp = self._spec.parallel.tp
+        link = self._table.link("all_reduce", tp) if tp > 1 else None
+        if link is None or kind is Kind.W or waits != (link.ranks > self._table.devices):
+            return 0.0
+        listed = row.messages.get("forward" if kind is Kind.F else "backward", ())
+        return sum(link.time.at(size) for size in (listed[unit] if listed else ()))
+
+    # Messages
+
+    def _messages(self) -> dict[tuple[int, Kind], tuple[int, int]]:
+        """(ns, bytes) of each SEND between stages on different ranks."""
+        out, spec, layout = {}, self._spec, self._layout
+        edges = boundary_elements(spec)
+        link = self._table.link("send", 2)
+        for stage in range(1, layout.stages):
+            if layout.place(stage) == layout.place(stage - 1) or link is None:
+                continue
+            size = edges[self._units(stage)[0]] * spec.element_bytes
+            found = (round(link.time.at(size) * 1e9), size)
+            out[stage - 1, Kind.SEND_ACT] = out[stage, Kind.SEND_GRAD] = found
+        return out
+
+    def _send_work(self, size: int) -> float:
+        link = self._table.link("send", 2)
+        return link.work.at(size) if link is not None and link.work is not None else 0.0
+
+    def _exchange(self, what: What, ranks: int, size: float) -> tuple[float, bool]:
+        """(seconds, whether ranks share devices in it) of a collective of `size` bytes in all."""
+        link = self._table.link(what, ranks)
+        return (link.time.at(size), link.ranks > self._table.devices) if link else (0.0, False)
+
+    # Beside the layers
+
+    @cached_property
+    def _costs(self) -> list[UnitCost]:
+        return unit_costs(self._spec)
+
+    def _places(self, place: int) -> Places:
+        units = [unit for stage in self._layout.stages_of(place) for unit in self._units(stage)]
+        return places_of(self._spec, self._costs, units)
+
+    def _beside(
+        self, program: Sequence[Op], compute: dict[tuple[int, Kind], float], waits: dict[tuple[int, Kind], float]
+    ) -> None:
+        """Data, zeroing, replicas' collectives and optimizer of one rank: once, whatever its number of stages."""
+        spec, table, place = self._spec, self._table, self._layout.place(program[0].stage)
+        flat = self._places(place)
+        samples = spec.train.global_batch // spec.parallel.dp if self._reads(place) else 0
+        for op in program:
+            key = (op.stage, op.kind)
+            if op.kind is Kind.DATA:
+                compute[key] = table.beside("data", samples, self._busy) if samples else 0.0
+            elif op.kind is Kind.SETUP:
+                compute[key] = table.beside("zero", flat.size, self._busy)
+            elif op.kind in REPLICA_COLLECTIVES:
+                first = next(other.stage for other in program if other.kind is op.kind)
+                seconds, waited = self._reduction(op.kind, flat) if op.stage == first else (0.0, False)
+                (waits if waited else compute)[key] = seconds
+            elif op.kind is Kind.OPT_STEP:
+                last = [other.stage for other in program if other.kind is op.kind][-1]
+                compute[key] = self._optimizer(place, flat) if op.stage == last else 0.0
+
+    def _reads(self, place: int) -> bool:
+        units = self._spec.model.units()
+        held = {units[unit] for stage in self._layout.stages_of(place) for unit in self._units(stage)}
+        return bool(outline_of(self._spec.model).readers() & held)
+
+    def _reduction(self, kind: Kind, flat: Places) -> tuple[float, bool]:
+        """(seconds, whether they are a wait) of all buckets of a rank, one after the other."""
+        spec = self._spec
+        size = spec.element_bytes if kind is Kind.GATHER else MAIN_BYTES[spec.train.precision]
+        names: dict[Kind, What] = {
+            Kind.ALLREDUCE: "all_reduce",
+            Kind.REDUCE_SCATTER: "reduce_scatter",
+            Kind.GATHER: "all_gather",
+        }
+        each = [
+            self._exchange(names[kind], spec.parallel.dp, size * (bucket.stop - bucket.start))
+            for bucket in flat.buckets
+        ]
+        return sum(seconds for seconds, _ in each), any(waited for _, waited in each)
+
+    def _optimizer(self, place: int, flat: Places) -> float:
+        spec, table = self._spec, self._table
+        owned = flat.size / shards_of(spec)
+        kind: Fixed = "optimizer" if spec.train.clip_norm is None else "scaled_optimizer"
+        seconds = table.beside("norm", owned, self._busy)
+        seconds += table.beside(kind, owned, self._busy)
+        ends = {self._layout.place(0), self._layout.place(self._layout.stages - 1)}
+        if spec.model.tied and len(ends) > 1 and place in ends:
+            shared = aligned(outline_of(spec.model).shared() // spec.parallel.tp) / shards_of(spec)
+            seconds += self._exchange("all_reduce", 2, shared * MAIN_BYTES[spec.train.precision])[0]
+        return seconds
+
+    def _norm(self) -> float:
+        """Seconds of the small gather that every rank waits in."""
+        world = self._spec.parallel.world
+        if world == 1:
+            return 0.0
+        numbers = max(len(cost.parameters) for cost in self._costs) * len(self._costs) // self._layout.pp + 2
+        return self._exchange("all_gather", world, _NORM_BYTES * numbers * world)[0]

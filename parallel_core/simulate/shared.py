@@ -1,0 +1,223 @@
+"""`simulate` for ranks that share a host: those on one device take turns, and busy devices slow each other down.
+
+Work is a fluid: an operation has so many nanoseconds of work, and flows at a rate that changes whenever some rank
+starts or stops working. Waiting (for a message, for other ranks) takes no device. O(operations x ranks).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from parallel_core.schedule.ir import Kind, Op, Schedule
+from parallel_core.simulate import ROLE, ROLES, Costs, Spans, norm_row, span_rows
+
+_COMPUTE, _SEND, _RECV, _REDUCE, _STEP = ROLES
+_NORM = (Kind.NORM, -1)
+_DONE_NS = 1e-3
+
+
+@dataclass(frozen=True)
+class HostCosts:
+    """`compute` as in Costs, in ns of work; `waits[stage, kind]` is time that passes behind it without work.
+
+    `messages[stage, kind]` of a SEND is (ns until its tensor is there, bytes). What `compute` says of a RECV counts
+    where the tensor came before the rank did, alone. All ranks meet for the gradient norm: `norm_ns` more.
+    """
+
+    compute: Costs
+    waits: Mapping[tuple[int, Kind], int] = field(default_factory=lambda: MappingProxyType({}))
+    messages: Mapping[tuple[int, Kind], tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))
+    norm_ns: int = 0
+
+    def bytes_of(self, op: Op) -> int:
+        """What a SEND or RECV moves."""
+        back = {Kind.RECV_ACT: (op.stage - 1, Kind.SEND_ACT), Kind.RECV_GRAD: (op.stage + 1, Kind.SEND_GRAD)}
+        return self.messages.get(back.get(op.kind, (op.stage, op.kind)), (0, 0))[1]
+
+    def latency(self, op: Op) -> int:
+        """Nanoseconds from the begin of a SEND until its tensor is at the other end."""
+        known = self.messages.get((op.stage, op.kind))
+        return known[0] if known else self.compute.latency(op)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """`devices[q]` are the devices that pipeline rank q's tensor ranks are bound to.
+
+    `slowdown[stage, kind]` is how many times longer an operation takes while `full` devices of the host are busy,
+    against one alone; in between it grows in proportion.
+    """
+
+    devices: tuple[tuple[int, ...], ...]
+    slowdown: Mapping[tuple[int, Kind], float]
+    full: int = 1
+
+    def stretch(self, op: Op, busy: int) -> float:
+        """How many times longer `op` takes while `busy` devices work."""
+        if self.full < 2:
+            return 1.0
+        most = self.slowdown.get((op.stage, op.kind), 1.0)
+        return 1.0 + (most - 1.0) * min(1.0, (busy - 1) / (self.full - 1))
+
+
+def simulate_shared(schedule: Schedule, costs: HostCosts, sharing: Sharing) -> dict[int, Spans]:
+    """As `simulate`, of a schedule that has its SENDs and RECVs. Raises ValueError where programs wait in a circle."""
+    walk = _Fluid(schedule, costs, sharing)
+    walk.run()
+    return {rank: walk.spans(rank) for rank in range(schedule.pipeline_ranks)}
+
+
+class _Fluid:
+    """All ranks: where they stand, and the work or the time that is left until they go on."""
+
+    def __init__(self, schedule: Schedule, costs: HostCosts, sharing: Sharing) -> None:
+        self._schedule, self._costs, self._sharing = schedule, costs, sharing
+        ranks = range(schedule.pipeline_ranks)
+        self._clock = 0.0
+        self._starts: list[list[float]] = [[] for _ in ranks]
+        self._ends: list[list[float]] = [[] for _ in ranks]
+        self._work: dict[int, float] = {}
+        self._until: dict[int, float] = {}
+        self._after: dict[int, float] = {}
+        self._arrived: dict[object, float] = {}
+        self._waiting: dict[object, list[int]] = defaultdict(list)
+        self._came: dict[object, dict[int, float]] = defaultdict(dict)
+        self._met: dict[tuple[object, int], tuple[float, float]] = {}
+        self._normed = 0.0
+
+    def spans(self, rank: int) -> Spans:
+        starts, ends = (np.rint(times).astype(int).tolist() for times in (self._starts[rank], self._ends[rank]))
+        program = self._schedule.programs[rank]
+        rows = span_rows(program, starts, ends, 0)
+        rows["bytes"] = [self._costs.bytes_of(op) for op in program]
+        came = self._came.get(_NORM, {})
+        if rank not in came:
+            return rows
+        return np.concatenate([rows, norm_row(round(came[rank]), round(self._normed))])
+
+    def run(self) -> None:
+        """Walks every program to its end."""
+        ready = list(range(self._schedule.pipeline_ranks))
+        while True:
+            for rank in ready:
+                self._begin(rank)
+            if not self._work and not self._until:
+                break
+            ready = self._flow()
+        programs = self._schedule.programs
+        stuck = [f"rank {q} in {p[len(self._ends[q])]}" for q, p in enumerate(programs) if len(self._ends[q]) < len(p)]
+        if stuck:
+            raise ValueError(f"the programs wait for each other in a circle: {', '.join(stuck[:4])}.")
+
+    def _flow(self) -> list[int]:
+        """Lets time pass until the next rank is through with what it does; returns those that are."""
+        rates = self._rates()
+        step = min(
+            min((left / rates[rank] for rank, left in self._work.items()), default=math.inf),
+            min((until - self._clock for until in self._until.values()), default=math.inf),
+        )
+        self._clock += max(step, 0.0)
+        for rank in self._work:
+            self._work[rank] -= step * rates[rank]
+        through = [rank for rank, left in self._work.items() if left <= _DONE_NS]
+        for rank in through:
+            del self._work[rank]
+        through += [rank for rank, until in self._until.items() if until <= self._clock + _DONE_NS]
+        for rank in through:
+            self._until.pop(rank, None)
+        return [rank for rank in through if not self._rest(rank)]
+
+    def _rest(self, rank: int) -> bool:
+        """Begins the part of an operation that takes time but no work, if it has one; else the operation is over."""
+        wait = self._after.pop(rank, 0.0)
+        if wait > 0:
+            self._until[rank] = self._clock + wait
+            return True
+        self._ends[rank].append(self._clock)
+        return False
+
+    def _rates(self) -> dict[int, float]:
+        """Nanoseconds of work a nanosecond, of each rank that works."""
+        at_work = Counter(device for rank in self._work for device in self._sharing.devices[rank])
+        return {
+            rank: 1.0
+            / max(at_work[device] for device in self._sharing.devices[rank])
+            / self._sharing.stretch(self._op(rank), len(at_work))
+            for rank in self._work
+        }
+
+    def _op(self, rank: int) -> Op:
+        return self._schedule.programs[rank][len(self._ends[rank])]
+
+    def _begin(self, rank: int) -> None:
+        """Begins operations of `rank` until one takes time."""
+        program = self._schedule.programs[rank]
+        while len(self._ends[rank]) < len(program):
+            op = self._op(rank)
+            self._starts[rank].append(self._clock)
+            if self._take_up(op, rank):
+                return
+            self._ends[rank].append(self._clock)
+
+    def _take_up(self, op: Op, rank: int) -> bool:
+        """Whether `op` keeps the rank for a while."""
+        role = ROLE[op.kind]
+        if role == _RECV:
+            return self._await((op.kind is Kind.RECV_ACT, op.stage, op.micro_batch), op, rank)
+        if role == _REDUCE:
+            return self._meet((op.kind, op.stage), self._schedule.placement[op.stage], rank, self._cost(op))
+        if role == _STEP and self._costs.compute.norm and rank not in self._came[_NORM]:
+            ranks = range(self._schedule.pipeline_ranks)
+            return self._meet(_NORM, ranks, rank, (self._costs.compute.of(op), self._costs.norm_ns))
+        if role == _SEND:
+            forward = op.kind is Kind.SEND_ACT
+            self._bring((forward, op.stage + (1 if forward else -1), op.micro_batch), self._costs.latency(op))
+        return self._work_on(rank, *self._cost(op))
+
+    def _cost(self, op: Op) -> tuple[float, float]:
+        """(work, time without work) in ns."""
+        return self._costs.compute.of(op), self._costs.waits.get((op.stage, op.kind), 0)
+
+    def _work_on(self, rank: int, work: float, wait: float = 0.0) -> bool:
+        if work > 0:
+            self._work[rank] = work
+            self._after[rank] = wait
+        elif wait > 0:
+            self._until[rank] = self._clock + wait
+        return work > 0 or wait > 0
+
+    def _await(self, what: object, op: Op, rank: int) -> bool:
+        at = self._arrived.get(what)
+        if at is None:
+            self._waiting[what].append(rank)
+            return True
+        if at > self._clock:
+            self._until[rank] = at
+            return True
+        return self._work_on(rank, *self._cost(op))
+
+    def _bring(self, what: object, after: float) -> None:
+        """A message is there `after` so many ns: whoever waits for it goes on then."""
+        at = self._arrived[what] = self._clock + after
+        for rank in self._waiting.pop(what, ()):
+            self._until[rank] = at
+
+    def _meet(self, what: tuple[Kind, int], group: Sequence[int], rank: int, cost: tuple[float, float]) -> bool:
+        """The last one to come lets all of the group work on it; each one's own work, if costs differ."""
+        came = self._came[what]
+        came[rank] = self._clock
+        self._met[what, rank] = cost
+        if len(came) < len(group):
+            return True
+        for member in group:
+            if not self._work_on(member, *self._met.pop((what, member))):
+                self._until[member] = self._clock
+        if what == _NORM:
+            self._normed = self._clock + self._costs.norm_ns
+        return True

@@ -1,0 +1,166 @@
+"""PipeDream's partition: the released objective values, an exhaustive search, and files that are no graph."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parallel_core.plan.layer_graph import GraphError, GraphLayer, LayerGraph, read_graph
+from parallel_core.plan.pipedream import Form, Level, partition
+
+PROFILES = Path(__file__).resolve().parents[3] / "shared" / "data" / "pipedream_profiles"
+GBS = 1e9
+
+
+def released(name: str) -> LayerGraph:
+    path = PROFILES / f"{name}.graph.txt"
+    if not path.exists():
+        pytest.skip(f"PipeDream's profiles are not kept in this project: no {path}")
+    return read_graph(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "levels", "seconds", "text"),
+    [
+        ("vgg16", [Level(4, GBS)], 0.20552, "3-1"),
+        ("vgg16", [Level(16, 0.4 * GBS)], 0.08078, "15-1"),
+        ("resnet50", [Level(8, GBS)], 0.09201, "5-3"),
+        ("resnet50", [Level(4, 12 * GBS), Level(4, 1.25 * GBS)], 0.04321, None),
+    ],
+)
+def test_objective_values_of_the_released_optimizer(
+    name: str, levels: list[Level], seconds: float, text: str | None
+) -> None:
+    found = partition(released(name), levels)
+    assert found.seconds == pytest.approx(seconds, abs=5e-6)
+    assert text is None or found.text == text
+    assert found.workers == math.prod(level.workers for level in levels)
+    assert found.noam == math.ceil(found.workers / found.stages[0].replicas)
+
+
+LAYERS = st.lists(st.builds(GraphLayer, st.just("x"), *(st.floats(0, 9) for _ in range(4))), min_size=1, max_size=4)
+
+
+def best_by_hand(layers: list[GraphLayer], workers: int, bandwidth: float, form: Form, memory: float | None) -> float:
+    """The same objective over every cut and every number of replicas."""
+    n, best = len(layers), math.inf
+    for stages in range(1, min(n, workers) + 1):
+        for cuts in combinations(range(1, n), stages - 1):
+            edges = (0, *cuts, n)
+            for replicas in product(range(1, workers + 1), repeat=stages):
+                if sum(replicas) == workers:
+                    best = min(best, time_of(layers, edges, replicas, bandwidth, form, memory))
+    return best
+
+
+def time_of(
+    layers: list[GraphLayer],
+    edges: tuple[int, ...],
+    replicas: tuple[int, ...],
+    bandwidth: float,
+    form: Form,
+    memory: float | None,
+) -> float:
+    worst = 0.0
+    for s, m in enumerate(replicas):
+        own = layers[edges[s] : edges[s + 1]]
+        compute, weights = sum(layer.compute for layer in own), sum(layer.parameters for layer in own)
+        versions = math.ceil(sum(replicas[s:]) / m)
+        if memory is not None and versions * (weights + sum(layer.activation for layer in own)) > memory:
+            return math.inf
+        if form == "paper":
+            worst = max(worst, max(compute, 2 * (m - 1) * weights / bandwidth) / m)
+        else:
+            worst = max(worst, (compute + 4 * (m - 1) * weights / (bandwidth * m)) / m)
+        if s:
+            share = m if form == "released" else 1
+            worst = max(worst, 2 * layers[edges[s] - 1].activation / (bandwidth * share))
+            before = replicas[s - 1]
+            if form == "released" and s > 1:
+                worst = max(worst, 2 * layers[edges[s] - 1].activation / (bandwidth * before))
+    return worst
+
+
+@given(LAYERS, st.integers(1, 4), st.sampled_from(["paper", "released"]), st.none() | st.floats(5, 60))
+@settings(max_examples=60, deadline=None)
+def test_no_other_partition_of_a_chain_is_faster(
+    layers: list[GraphLayer], workers: int, form: Form, memory: float | None
+) -> None:
+    expected = best_by_hand(layers, workers, 2.0, form, memory)
+    if math.isinf(expected):
+        with pytest.raises(GraphError, match="no partition fits"):
+            partition(LayerGraph.chain(layers), [Level(workers, 2.0)], form, memory)
+        return
+    found = partition(LayerGraph.chain(layers), [Level(workers, 2.0)], form, memory)
+    assert found.seconds == pytest.approx(expected)
+    assert [n for stage in found.stages for n in stage.layers] == list(range(len(layers)))
+    assert found.workers == workers
+
+
+def test_branches_are_cut_between_states() -> None:
+    """A diamond has six states, and the cut through both arms sends both outputs."""
+    layer = GraphLayer("x", 1.0, 1.0, 3.0, 0.0)
+    diamond = LayerGraph((layer,) * 4, ((0, 1), (0, 2), (1, 3), (2, 3)))
+    states = diamond.states()
+    assert states == [0b0001, 0b0011, 0b0101, 0b0111, 0b1111]
+    assert [diamond.leaving(state) for state in states] == [3, 6, 6, 6, 0]
+    assert partition(diamond, [Level(2, 1e9)], "paper").seconds == pytest.approx(4.0)
+
+
+LINE = "node{} -- x -- forward_compute_time=1, backward_compute_time=2, activation_size=3, parameter_size=4"
+
+
+def graph(count: int, *edges: str) -> str:
+    return "\n".join([*(LINE.format(i) for i in range(count)), *edges])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no layers"),
+        ("node1 -- x -- forward_compute_time=1", "line 1: backward_compute_time is missing"),
+        (LINE.format(1).replace("=3", "=-3"), "line 1: activation_size must be at least 0, got -3"),
+        (LINE.format(1).replace("=2", "=soon"), "line 1: backward_compute_time must be a number, got soon"),
+        (LINE.format(1).replace("=1", "=nan"), "line 1: forward_compute_time must be at least 0"),
+        (graph(1, "\tnode0 -- node7"), "line 2: there is no layer node7"),
+        (graph(2, "node0 -- node1", "node1 -- node0"), "line 3: the layers go round in a circle"),
+        ("hello", "line 1: neither a layer"),
+        (LINE.format(1) + "\n" + LINE.format(1), "line 2: node1 is there twice"),
+        (graph(100_000), "line 2001: more than 2000 layers"),
+    ],
+)
+def test_wrong_files_are_told_by_line_and_field(text: str, told: str) -> None:
+    with pytest.raises(GraphError, match=told):
+        read_graph(text)
+
+
+def test_what_is_no_layer_of_the_model_is_dropped() -> None:
+    lists = LINE.format(2).replace("activation_size=3", "activation_size=[3; 4.5]")
+    text = "\n".join([LINE.format(1).replace("-- x", "-- Input0"), lists, "node1 -- node2"])
+    (layer,) = read_graph(text).layers
+    assert (layer.forward, layer.backward, layer.activation, layer.parameters) == (1e-3, 2e-3, 7.5, 4.0)
+
+
+def test_a_graph_that_is_too_wide_is_refused_in_time() -> None:
+    layer = GraphLayer("x", 1, 1, 1, 1)
+    with pytest.raises(GraphError, match="too many parallel branches"):
+        LayerGraph((layer,) * 40, ()).states()
+
+
+@pytest.mark.parametrize(
+    ("levels", "told"),
+    [
+        ([], "one level"),
+        ([Level(0, 1.0)], "levels.0.workers"),
+        ([Level(2, 1.0), Level(2, 0.0)], "levels.1.bandwidth"),
+        ([Level(10**6, 1.0)], "at most 4096"),
+    ],
+)
+def test_networks_that_cannot_be(levels: list[Level], told: str) -> None:
+    with pytest.raises(GraphError, match=told):
+        partition(LayerGraph.chain([GraphLayer("x", 1, 1, 1, 1)]), levels)

@@ -1,0 +1,139 @@
+"""A step predicted from a cost table whose numbers are known: what it must come to, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from parallel_core.layout import Layout
+from parallel_core.observe.records import SPAN
+from parallel_core.plan.partition import flop_weights
+from parallel_core.profile.table import CostTable, CostTableError, Curve
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate import Costs, simulate
+from parallel_core.simulate.predict import CannotPredict, predict_step
+from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
+from parallel_core.spec import ModelSpec, RunSpec
+from tests.parallel_core.tables import ALPHA_S, BYTE_S, FLOP_S, table
+
+MODEL = ModelSpec(layers=4, hidden=32, seq=16, vocab=64)
+FORWARD = FLOP_S * sum(flop_weights(MODEL))
+"""Seconds of one sample."""
+
+
+def spec(**parallel: object) -> RunSpec:
+    return RunSpec.model_validate(
+        {"model": MODEL.model_dump(), "parallel": parallel, "train": {"global_batch": 16, "steps": 5}}
+    )
+
+
+def predicted(known: CostTable | None = None, **parallel: object) -> float:
+    return predict_step(spec(**parallel), known or table(MODEL)).seconds
+
+
+def test_one_device_takes_what_its_layers_take() -> None:
+    assert predicted() == pytest.approx(3 * 16 * FORWARD, rel=1e-6)
+    assert predicted(micro_batches=4) == pytest.approx(3 * 16 * FORWARD, rel=1e-6)
+
+
+def test_recomputation_is_another_forward_where_only_plain_layers_are_known() -> None:
+    blocks = sum(f for f, unit in zip(flop_weights(MODEL), MODEL.units(), strict=True) if unit.startswith("block."))
+    assert predicted(recompute="full") == pytest.approx(16 * (3 * FORWARD + FLOP_S * blocks), rel=1e-6)
+    known = table(MODEL, recompute=("none", "full"))
+    assert predicted(known, recompute="full") == pytest.approx(16 * (3 * FORWARD + FLOP_S * blocks), rel=1e-6)
+
+
+def test_replicas_share_the_batch_and_sum_their_gradients() -> None:
+    alone, both = predicted(), predicted(dp=2)
+    assert both > alone / 2 + ALPHA_S
+    bare = table(MODEL, links=[{"what": "all_reduce", "ranks": 2, "time": {"sizes": [0], "seconds": [0]}}])
+    assert predicted(bare, dp=2) == pytest.approx(alone / 2, rel=1e-6)
+
+
+def test_tensor_ranks_pay_for_every_collective() -> None:
+    layers = len(MODEL.units())
+    messages = 2 * layers * (ALPHA_S + 4 * 16 * BYTE_S)
+    beside = predicted(tp=2) - (3 * 16 * FORWARD / 2 + messages)
+    assert beside == pytest.approx(ALPHA_S, rel=0.1)  # the gather of the gradient norm
+
+
+def test_busy_devices_slow_each_other() -> None:
+    assert predicted(table(MODEL, slower=1.25)) == pytest.approx(predicted(), rel=1e-6)
+    quick, slow = (predicted(table(MODEL, slower=s, links=table(MODEL).links), dp=2) for s in (1.0, 1.25))
+    assert slow - quick == pytest.approx(0.25 * 3 * 8 * FORWARD, rel=1e-6)
+
+
+def test_ranks_on_one_device_take_turns() -> None:
+    made = spec(dp=2)
+    apart, together = (predict_step(made, table(MODEL), devices).seconds for devices in ([0, 1], [0, 0]))
+    assert together - apart >= 3 * 8 * FORWARD * 0.999
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-v", "zb-h1", "dualpipe-v", "looped-bfs", "naive"])
+def test_with_a_device_each_the_two_simulators_agree(name: str) -> None:
+    """Waiting, messages and order are the same; the fluid one only adds sharing."""
+    made = build(spec(pp=2, schedule=name, micro_batches=8))
+    costs = Costs.uniform(made.stages, 500, 700, 300, message=90)
+    alone = Sharing(tuple((q,) for q in range(made.pipeline_ranks)), {})
+    one, other = simulate(made, costs), simulate_shared(made, HostCosts(costs), alone)
+    for rank, rows in one.items():
+        assert rows.dtype == other[rank].dtype == SPAN
+        for field in ("kind", "stage", "micro_batch", "start", "end"):
+            assert np.array_equal(rows[field], other[rank][field]), (rank, field)
+
+
+def test_programs_in_a_circle_are_told() -> None:
+    made = build(spec(pp=2, micro_batches=2))
+    cut = type(made)(made.name, 2, 2, made.placement, (made.programs[0], ()))
+    with pytest.raises(ValueError, match="circle: rank 0 in 0RECV_GRAD0"):
+        simulate_shared(cut, HostCosts(Costs()), Sharing(((0,), (1,)), {}))
+
+
+def test_a_pipeline_has_the_spans_of_a_measured_step() -> None:
+    made = spec(pp=2, micro_batches=4)
+    found = predict_step(made, table(MODEL))
+    kinds = {Kind(kind) for kind in found.spans[0]["kind"]}
+    assert {Kind.DATA, Kind.SETUP, Kind.F, Kind.BW, Kind.SEND_ACT, Kind.RECV_GRAD, Kind.OPT_STEP, Kind.NORM} <= kinds
+    assert len(found.spans) == Layout.of(made).pp
+    assert found.seconds > 3 * 16 * FORWARD / 2
+
+
+def test_what_a_table_lacks_is_named() -> None:
+    with pytest.raises(CannotPredict, match="tensor=1, 2, not 4"):
+        predicted(tp=4)
+    with pytest.raises(CannotPredict, match="another model"):
+        predict_step(RunSpec(), table(MODEL))
+    with pytest.raises(CannotPredict, match="no links"):
+        predicted(table(MODEL, links=[]), dp=2)
+
+
+def test_curves_go_through_their_points_and_straight_on() -> None:
+    line = Curve(sizes=(10, 20, 40), seconds=(1.0, 2.0, 6.0))
+    assert [line.at(size) for size in (0, 10, 15, 30, 50)] == [1.0, 1.0, 1.5, 4.0, 8.0]
+    alpha, beta = Curve(sizes=(0, 1e3, 1e6), seconds=(1e-4, 1.01e-4, 1.1e-3)).line
+    assert (alpha, beta) == (pytest.approx(1e-4, rel=0.02), pytest.approx(1e-9, rel=0.02))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"precision": "fp3"}, "precision"),
+        ({"sizes": []}, "sizes: sizes must list the model's 10 layers"),
+        ({"links": [{"what": "send", "ranks": 2, "time": {"sizes": [1, 1], "seconds": [1, 1]}}]}, "sizes must rise"),
+        ({"links": [{"what": "send", "ranks": 2, "time": {"sizes": [1], "seconds": [-1]}}]}, "at least 0"),
+    ],
+)
+def test_a_wrong_table_is_told_by_field(change: dict[str, object], told: str) -> None:
+    import json
+
+    wrong = {**table(MODEL).dump(), **change}
+    with pytest.raises(CostTableError, match=told):
+        CostTable.parse(json.dumps(wrong))
+
+
+def test_a_table_survives_its_file() -> None:
+    import json
+
+    known = table(MODEL)
+    assert CostTable.parse(json.dumps(known.dump())) == known

@@ -1,0 +1,100 @@
+"""A real profile of a small model in real ranks: complete, plausible, and enough to predict every kind of run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parallel_core.cli import main
+from parallel_core.outline import outline_of
+from parallel_core.plan.units import boundary_elements
+from parallel_core.profile.measure import ProfileFailed, measure, samples_up_to, tensor_widths
+from parallel_core.profile.order import Order
+from parallel_core.profile.table import PARTS, CostTable
+from parallel_core.simulate.predict import predict_step
+from parallel_core.spec import ModelSpec, RunSpec
+
+MODEL = ModelSpec(layers=2, hidden=32, heads=2, seq=16)
+ORDER = Order(samples=(1, 4), tps=(1, 2), recompute=("none", "full"), devices=2, seconds=0.05, sizes=(1024, 65536))
+
+
+@pytest.fixture(scope="module")
+def profiled() -> CostTable:
+    return measure(MODEL, ORDER, ranks=2)
+
+
+def test_every_layer_under_every_condition(profiled: CostTable) -> None:
+    assert {(row.tp, row.recompute, row.samples, row.busy) for row in profiled.layers} == {
+        (tp, how, samples, busy) for tp in (1, 2) for how in ("none", "full") for samples in (1, 4) for busy in (1, 2)
+    }
+    for row in profiled.layers:
+        assert all(len(row.seconds[part]) == len(MODEL.units()) for part in PARTS)
+        assert all(seconds > 0 for seconds in row.seconds["forward"])
+        assert sum(row.seconds["backward"]) > 0 and all(row.whole[part] > 0 for part in PARTS)
+
+
+def test_bytes_are_those_of_the_model(profiled: CostTable) -> None:
+    spec = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 4}})
+    leaving = [*boundary_elements(spec)[1:], 0]
+    for size, cost, edge in zip(profiled.sizes, outline_of(MODEL).costs(spec), leaving, strict=True):
+        assert size.parameters == 4 * sum(cost.parameters)
+        assert size.boundary == 4 * edge
+        assert size.saved >= size.boundary
+
+
+def test_tensor_collectives_are_counted(profiled: CostTable) -> None:
+    (row,) = (row for row in profiled.layers if row.key == (2, "none", 1) and row.samples == 4)
+    block = 4 * 4 * MODEL.seq * MODEL.hidden
+    attention = MODEL.units().index("block.0.attn")
+    assert row.messages["forward"][attention] == (block,)
+    assert row.messages["backward"][attention] == (block,)
+    assert not next(row for row in profiled.layers if row.tp == 1).messages
+
+
+def test_links_of_both_ranks(profiled: CostTable) -> None:
+    assert {link.what for link in profiled.links} == {"all_reduce", "all_gather", "reduce_scatter", "send"}
+    for link in profiled.links:
+        assert link.ranks == 2 and link.time.sizes == (1024, 65536)
+        assert all(seconds > 0 for seconds in link.time.seconds)
+    send = profiled.link("send", 2)
+    assert send is not None and send.work is not None
+
+
+@pytest.mark.parametrize(
+    "split",
+    [{}, {"dp": 2, "zero": 1}, {"tp": 2, "recompute": "full"}, {"pp": 2, "schedule": "zb-v", "micro_batches": 4}],
+)
+def test_runs_can_be_predicted(profiled: CostTable, split: dict[str, object]) -> None:
+    spec = RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": split, "train": {"global_batch": 16}})
+    assert 0 < predict_step(spec, profiled).seconds < 60
+
+
+def test_models_without_tensor_groups() -> None:
+    model = ModelSpec(kind="vgg16", width=4)
+    assert tensor_widths(model, 4) == (1,)
+    found = measure(model, Order(samples=(2,), devices=1, seconds=0.05), ranks=1)
+    assert [row.unit for row in found.sizes] == model.units()
+    assert not found.links
+
+
+def test_samples_and_widths() -> None:
+    assert samples_up_to(12) == (1, 2, 4, 8, 12)
+    assert tensor_widths(ModelSpec(heads=4), 2) == (1, 2)
+
+
+def test_a_profile_that_fails_says_so() -> None:
+    with pytest.raises(ProfileFailed):
+        measure(MODEL, Order(samples=(1,), tps=(3,), devices=1, seconds=0.05), ranks=1)
+
+
+def test_command_line(profiled: CostTable, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, known = tmp_path / "spec.json", tmp_path / "table.json"
+    known.write_text(json.dumps(profiled.dump()))
+    spec.write_text(json.dumps({"model": MODEL.model_dump(), "train": {"global_batch": 4}}))
+    assert main(["predict", str(spec), "--table", str(known)]) == 0
+    assert "a step" in capsys.readouterr().out
+    spec.write_text(json.dumps({"train": {"global_batch": 4}}))
+    assert main(["predict", str(spec), "--table", str(known)]) == 2
+    assert "another model" in capsys.readouterr().err
