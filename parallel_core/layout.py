@@ -37,6 +37,8 @@ class Layout:
     stage_units: tuple[tuple[int, ...], ...]
     places: tuple[int, ...]
     """The place of every stage."""
+    flushes: bool = True
+    """Whether the pipeline runs empty in every step."""
 
     @classmethod
     def of(cls, spec: RunSpec) -> Layout:
@@ -45,7 +47,7 @@ class Layout:
         cuts = split.cuts if split.cuts is not None else min_max_cut(flop_weights(spec.model), split.stages)
         edges = (0, *cuts, units)
         stages = tuple(tuple(range(a, b)) for a, b in pairwise(edges))
-        return cls(split.dp, split.tp, split.pp, split.dp * split.micro_batches, stages, places(split))
+        return cls(split.dp, split.tp, split.pp, split.dp * split.micro_batches, stages, places(split), split.flushes)
 
     @property
     def world(self) -> int:

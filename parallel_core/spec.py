@@ -24,10 +24,12 @@ from parallel_core.rules import describe as describe
 from parallel_core.rules import divisors, few, rule
 from parallel_core.rules import field_errors as field_errors
 from parallel_core.schedule.custom import read
-from parallel_core.schedule.traits import TRAITS, ScheduleName
+from parallel_core.schedule.traits import TRAITS, ScheduleName, flushes
+from parallel_core.stream_rules import check_stream
 
 Precision = Literal["fp32", "fp64", "bf16", "fp16"]
 DeviceKind = Literal["cpu", "cuda"]
+Clip = Literal["global", "stage"]
 
 BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
 """Of a parameter or an activation."""
@@ -84,6 +86,11 @@ class ParallelSpec(_Spec):
         return self.chunks or TRAITS[self.schedule].chunks
 
     @property
+    def flushes(self) -> bool:
+        """Whether the pipeline runs empty in every step (see `schedule.traits.Sync`)."""
+        return flushes(self.schedule)
+
+    @property
     def stages(self) -> int:
         """Stages over all places of the pipeline."""
         return self.pp * self.chunks_per_rank
@@ -101,6 +108,8 @@ class TrainSpec(_Spec):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    clip: Clip = "global"
+    """Whose norm `clip_norm` bounds: that of all gradients, or of each pipeline place's own ones."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 7
     precision: Precision = "fp32"
     loss_scale: Annotated[float, Field(ge=1, le=2.0**32)] = 2.0**16
@@ -175,6 +184,7 @@ class RunSpec(_Spec):
         _check_batch(self)
         _check_sequence(self)
         _check_zero(self)
+        check_stream(self)
         _check_steps(self)
         check_faults(self)
         return self

@@ -62,10 +62,15 @@ class Chunks:
         """Global name -> state of the layers that is no parameter: running statistics."""
         return {name: buffer for stage in self.stages.values() for name, buffer in stage.buffers().items()}
 
-    def begin_step(self, batch: Batch) -> None:
-        """The micro-batches that the stages' next calls are about."""
+    def begin_step(self, batches: Sequence[Batch]) -> None:
+        """The micro-batches that the stages' next calls are about (`Stage.begin_step`)."""
         for stage in self.stages.values():
-            stage.begin_step(batch)
+            stage.begin_step(batches)
+
+    def renumber(self, by: int) -> None:
+        """The step is over: what is under way counts from the next one, `by` micro-batches later."""
+        for stage in self.stages.values():
+            stage.renumber(by)
 
     def arrivals(self) -> Counter[nn.Parameter]:
         """How many times the backward of one micro-batch, through all stages, adds to each parameter's gradient."""

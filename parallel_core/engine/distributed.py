@@ -72,7 +72,8 @@ def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tie
         world=dist.group.WORLD,
         tensor=_group([layout.rank(place, replica, t) for t in range(layout.tp)]),
         data=_group([layout.rank(place, r, tensor) for r in range(layout.dp)]),
-        links={kind: _group(pipeline, fresh=i > 0) for i, kind in enumerate(_links(layout))},
+        # Nothing but the messages of its kind: beside a pipeline that stays full the world is at work all the time.
+        links={kind: _group(pipeline, fresh=i > 0 or not layout.flushes) for i, kind in enumerate(_links(layout))},
         tied=_group([pipeline[p] for p in sorted(ends)] if tied and place in ends else []),
     )
 

@@ -1,17 +1,20 @@
-"""Walks one rank's program of a schedule value: one method for each kind of operation, no schedule by name."""
+"""Walks one rank's program of a schedule value: one method for each kind of operation, no schedule by name.
+
+`Executor` is for schedules that flush, `stream.StreamExecutor` for those that do not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.injected import Injected
-from parallel_core.engine.norm import StepTotals, Totals
+from parallel_core.engine.norm import StageNorm, StepTotals, Totals, clip_factor
 from parallel_core.engine.optimizer import FlatAdamW
-from parallel_core.engine.p2p import Links
+from parallel_core.engine.p2p import Links, Traffic
 from parallel_core.engine.precision import LossScale
 from parallel_core.engine.reduction import GradientReducer
 from parallel_core.engine.shared import SharedGradients
@@ -20,6 +23,7 @@ from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P
 from parallel_core.observe.scope import Scope
 from parallel_core.schedule.ir import COLLECTIVES, COMPUTE, P2P, Kind, Op
+from parallel_core.spec import TrainSpec
 
 
 class Parts(NamedTuple):
@@ -29,13 +33,14 @@ class Parts(NamedTuple):
     links: Links
     reducer: GradientReducer
     totals: StepTotals
+    stage_norm: StageNorm
     optimizer: FlatAdamW
     shared: SharedGradients
     loss_scale: LossScale
     faults: Injected
 
 
-class _Step(NamedTuple):
+class Prepared(NamedTuple):
     """An operation made ready: its text for a heartbeat, what runs it, and the lane of its span."""
 
     op: Op
@@ -44,19 +49,18 @@ class _Step(NamedTuple):
     lane: int
 
 
-class Executor:
-    """Runs `program` once a step. `clip` is the largest global gradient norm (None = as it comes)."""
+class Walker:
+    """Runs operations one after the other; what a step is, subclasses say."""
 
-    def __init__(
-        self, program: Sequence[Op], parts: Parts, scope: Scope, progress: Progress, clip: float | None
-    ) -> None:
-        self._parts, self._scope, self._progress, self._clip = parts, scope, progress, clip
+    def __init__(self, parts: Parts, scope: Scope, progress: Progress, train: TrainSpec) -> None:
+        self._parts, self._scope, self._progress, self._train = parts, scope, progress, train
         self._stages, self._flat = parts.chunks.stages, parts.chunks.flat
         self._arrived: dict[tuple[Kind, int, int], Tensor] = {}
         self._made: dict[tuple[Kind, int, int], Tensor] = {}
-        self._loss: Tensor | None = None
-        self._result = Totals(0.0, 0.0)
-        self._last = {op.kind: op for op in program}
+        self._losses: dict[int, Tensor] = {}
+        """Of each micro-batch whose loss is computed here."""
+        self._base = 0
+        """What versions of the program count from."""
         self._runs: dict[Kind, Callable[[Op], int]] = {
             Kind.F: self._forward,
             Kind.BW: self._backward,
@@ -74,28 +78,19 @@ class Executor:
         }
         for kind in (Kind.F, Kind.BW, Kind.B, Kind.W):  # a pair is made of these
             self._runs[kind] = parts.faults.around(self._runs[kind])
-        self._steps = [_Step(op, str(op), self._runs[op.kind], _lane(op.kind)) for op in program]
 
-    def run(self, batch: Batch) -> Totals:
-        """One training step on this rank's micro-batches; the totals are the same on every rank."""
-        self._loss = None
-        start = self._scope.mark()
-        self._flat.grads.zero_()
-        self._parts.chunks.begin_step(batch)
-        self._parts.reducer.begin_step()
-        self._parts.links.begin_step()
-        self._scope.micro_batch = -1
-        self._scope.span(Kind.SETUP, LANE_HOST, start)
-        for op, text, run, lane in self._steps:
-            self._progress.at(batch.step, text)
+    def _prepare(self, program: Sequence[Op]) -> list[Prepared]:
+        return [Prepared(op, str(op), self._runs[op.kind], _lane(op.kind)) for op in program]
+
+    def _walk(self, step: int, prepared: Sequence[Prepared]) -> None:
+        for op, text, run, lane in prepared:
+            self._progress.at(step, text)
             self._do(op, run, lane)
-        self._parts.links.end_step()
-        return self._result
 
     def _do(self, op: Op, run: Callable[[Op], int], lane: int) -> None:
         """Runs it at its place, and records its span."""
         scope = self._scope
-        scope.stage, scope.micro_batch = op.stage, op.micro_batch
+        scope.stage, scope.micro_batch, scope.version = op.stage, op.micro_batch, self._base + op.version
         start = scope.mark()
         moved = run(op)
         scope.stage, scope.micro_batch = op.stage, op.micro_batch
@@ -111,7 +106,7 @@ class Executor:
         stage, x = self._stages[op.stage], self._arrived.pop((Kind.RECV_ACT, op.stage, op.micro_batch), None)
         out = stage.forward(op.micro_batch, x)
         if stage.is_last:
-            self._loss = out.double() if self._loss is None else self._loss + out
+            self._losses[op.micro_batch] = out
         else:
             self._hand_on(op, op.stage + 1, Kind.SEND_ACT, Kind.RECV_ACT, out)
         return 0
@@ -152,6 +147,47 @@ class Executor:
         return self._parts.reducer.finish()
 
     def _gather(self, op: Op) -> int:
+        raise NotImplementedError
+
+    def _optimise(self, op: Op) -> int:
+        raise NotImplementedError
+
+
+class Executor(Walker):
+    """Runs `program` once a step, and flushes: the optimizer steps when all gradients of the step are there."""
+
+    def __init__(
+        self,
+        program: Sequence[Op],
+        traffic: Traffic,
+        parts: Parts,
+        scope: Scope,
+        progress: Progress,
+        train: TrainSpec,
+    ) -> None:
+        super().__init__(parts, scope, progress, train)
+        self._program, self._traffic = self._prepare(program), traffic
+        self._last = {op.kind: op for op in program}
+        self._step = -1
+        self._result = Totals(0.0, 0.0)
+
+    def run(self, batch: Batch) -> Totals:
+        """One training step on this rank's micro-batches; the totals are the same on every rank."""
+        self._step = batch.step
+        self._losses.clear()
+        start = self._scope.mark()
+        self._flat.grads.zero_()
+        self._parts.chunks.begin_step([batch])
+        self._parts.reducer.begin_step()
+        self._parts.links.begin_step(self._traffic)
+        self._parts.links.expect(self._traffic)
+        self._scope.micro_batch = -1
+        self._scope.span(Kind.SETUP, LANE_HOST, start)
+        self._walk(batch.step, self._program)
+        self._parts.links.end_step()
+        return self._result
+
+    def _gather(self, op: Op) -> int:
         """Parameters that other replicas have updated: of all stages with the last."""
         return self._parts.reducer.gather() if op is self._last[op.kind] else 0
 
@@ -164,14 +200,23 @@ class Executor:
             return 0
         parts, start = self._parts, self._scope.mark()
         parts.shared.sum()
-        totals, scale = parts.totals.gather(self._loss), parts.loss_scale.value
+        squares, scale = parts.totals.squares(), parts.loss_scale.value
+        totals = parts.totals.result(parts.totals.begin(self._step, total_loss(self._losses), squares))
+        bounded = totals.grad_norm if self._train.clip == "global" else parts.stage_norm.of(squares)
         self._scope.span(Kind.NORM, LANE_COLLECTIVE, start)
         norm, taken = totals.grad_norm / scale, parts.loss_scale.judge(totals.grad_norm)
-        self._result = Totals(totals.loss, norm, scale, parts.loss_scale.skipped, totals.stop)
+        self._result = totals._replace(grad_norm=norm, loss_scale=scale, skipped=parts.loss_scale.skipped)
         if taken:
-            clip = 1.0 if self._clip is None or not norm > self._clip else self._clip / (norm + 1e-6)
-            parts.optimizer.step(clip / scale)
+            parts.optimizer.step(clip_factor(bounded / scale, self._train.clip_norm) / scale)
         return 0
+
+
+def total_loss(losses: Mapping[int, Tensor]) -> Tensor | None:
+    """Their sum, added as they came; None where there is none."""
+    total = None
+    for loss in losses.values():
+        total = loss.double() if total is None else total + loss
+    return total
 
 
 def _lane(kind: Kind) -> int:

@@ -84,7 +84,7 @@ class Fingerprints:
             for name in self._names[place.place]
         ]
         values += [0] * (self._width - 2 - len(values))
-        return values + (list(trainer.sample_prints(step)) if self._reads[place.place] else [0, 0])
+        return values + (list(trainer.reader.prints(step)) if self._reads[place.place] else [0, 0])
 
     def _exchange(self, mine: list[int]) -> list[list[int]]:
         """Every rank's numbers, in rank order."""

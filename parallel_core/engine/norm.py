@@ -8,7 +8,7 @@ placement. A parameter that several tensor ranks hold whole, and a tied one on t
 from __future__ import annotations
 
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +34,17 @@ class Totals(NamedTuple):
     loss_scale: float = 1.0
     skipped: int = 0
     stop: bool = False
-    """Some rank was asked to stop: all do, behind this step."""
+    """Some rank was asked to stop: all do, behind this step (a pipeline that is full drains first)."""
+    step: int = -1
+
+
+class Gathering(NamedTuple):
+    """Totals of a step on their way."""
+
+    step: int
+    mine: torch.Tensor
+    table: torch.Tensor
+    work: Any
 
 
 class StepTotals:
@@ -66,27 +76,60 @@ class StepTotals:
         self._rows, self._columns = order[:, 0], order[:, 1]
         self._losses = [layout.rank(layout.place(layout.stages - 1), replica, 0) for replica in range(layout.dp)]
 
-    def gather(self, loss: torch.Tensor | None) -> Totals:
+    def gather(self, loss: torch.Tensor | None, step: int = -1) -> Totals:
         """`loss` is this rank's part (None on a rank that computes none)."""
+        return self.result(self.begin(step, loss, self.squares()))
+
+    def squares(self) -> torch.Tensor:
+        """Squared norm of every parameter's gradient, as this rank has it; in order of their names."""
         grads = self._flat.owned_grads()
-        norms = torch.stack(torch._foreach_norm([grads[name] for name in self._names]))
+        return torch.stack(torch._foreach_norm([grads[name] for name in self._names])).double().square()
+
+    def begin(self, step: int, loss: torch.Tensor | None, squares: torch.Tensor) -> Gathering:
+        """Sends this rank's part; nobody waits."""
         mine = torch.zeros(self._width, dtype=torch.float64, device=self._device.torch)
-        mine[: len(norms)] = norms.double().square()
+        mine[: len(squares)] = squares
         mine[-2] = self._stop.asked
         if loss is not None:
             mine[-1] = loss
-        table = self._exchange(mine)
+        if self._group is None:
+            return Gathering(step, mine, mine, None)
+        out = torch.empty(self._world * self._width, dtype=mine.dtype, device=mine.device)
+        work = dist.all_gather_single(out, mine, group=self._group, async_op=True)
+        return Gathering(step, mine, out, work)
+
+    def result(self, begun: Gathering) -> Totals:
+        """Waits for all ranks' parts."""
+        if begun.work is not None:
+            begun.work.wait()
+        table = begun.table.cpu().numpy().reshape(self._world, self._width)
         squares = table[self._rows, self._columns]
         loss_sum, stop = table[self._losses, -1].sum(), table[:, -2].any()
-        return Totals(float(loss_sum), float(np.sqrt(squares.sum())), stop=bool(stop))
+        return Totals(float(loss_sum), float(np.sqrt(squares.sum())), stop=bool(stop), step=begun.step)
 
-    def _exchange(self, mine: torch.Tensor) -> np.ndarray:
-        """Every rank's numbers, (world, width)."""
-        if self._group is None:
-            return mine.cpu().numpy()[None]
-        out = torch.empty(self._world * self._width, dtype=mine.dtype, device=mine.device)
-        dist.all_gather_single(out, mine, group=self._group)
-        return out.cpu().numpy().reshape(self._world, self._width)
+
+class StageNorm:
+    """The norm of the gradients of one place of the pipeline: of all its layers, over the tensor group.
+
+    What every tensor rank holds whole counts once. Replicas have the same sums, so the same norm.
+    """
+
+    def __init__(self, flat: FlatParameters, group: Group, tensor: int) -> None:
+        counted = [tensor == 0 or split_dim(name) is not None for name in sorted(slot.name for slot in flat)]
+        self._counted = torch.tensor(counted, dtype=torch.float64, device=flat.grads.device)
+        self._group = group
+
+    def of(self, squares: torch.Tensor) -> float:
+        """From `StepTotals.squares`; every rank of the tensor group calls it."""
+        total = (squares * self._counted).sum()
+        if self._group is not None:
+            dist.all_reduce(total, group=self._group)
+        return float(total.sqrt())
+
+
+def clip_factor(norm: float, limit: float | None) -> float:
+    """What gradients of this norm are multiplied by, so that it is at most `limit` (None = as it comes)."""
+    return 1.0 if limit is None or not norm > limit else limit / (norm + 1e-6)
 
 
 def held(model: ModelSpec, layout: Layout, place: int) -> list[str]:

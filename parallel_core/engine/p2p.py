@@ -19,11 +19,27 @@ from torch import Tensor
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import Group
 from parallel_core.engine.injected import SlowLink
-from parallel_core.engine.receipts import Key, key, receipts
-from parallel_core.schedule.ir import AHEAD, RECVS, Kind, Op, Schedule
+from parallel_core.engine.receipts import Key, key
+from parallel_core.schedule.ir import AHEAD, RECVS, Kind, Op
 
 Link = tuple[int, bool]
 """Peer (a pipeline rank), and whether activations (or gradients) travel: each is first in, first out."""
+
+
+class Traffic(NamedTuple):
+    """What (a part of) a rank's program has to do with its links."""
+
+    receives: dict[Link, list[Op]]
+    proves: dict[Key, list[Key]]
+    """See `receipts`."""
+
+    @classmethod
+    def of(cls, program: Sequence[Op], proves: dict[Key, list[Key]]) -> Traffic:
+        receives: dict[Link, list[Op]] = {}
+        for op in program:
+            if op.kind in RECVS:
+                receives.setdefault(_link(op), []).append(op)
+        return cls(receives, proves)
 
 
 class _Posted(NamedTuple):
@@ -40,7 +56,6 @@ class Links:
 
     def __init__(
         self,
-        schedule: Schedule,
         here: int,
         peers: Mapping[int, int],
         groups: Mapping[tuple[bool, bool], Group],
@@ -51,22 +66,22 @@ class Links:
     ) -> None:
         self._here, self._peers, self._groups, self._edges = here, peers, groups, edges
         self._dtype, self._device = dtype, device.torch
-        self._proves = receipts(schedule, here)
-        self._expected: dict[Link, list[Op]] = {}
-        for op in schedule.programs[here]:
-            if op.kind in RECVS:
-                self._expected.setdefault(_link(op), []).append(op)
+        self._proves: Mapping[Key, Sequence[Key]] = {}
         self._left: dict[Link, deque[Op]] = {}
         self._posted: dict[Link, deque[_Posted]] = {}
         self._sent: dict[Key, tuple[Any, Tensor]] = {}
         self._slow = {to: SlowLink(late) for to, rank in peers.items() if (late := delay(rank))}
 
-    def begin_step(self) -> None:
-        """Post the first receives of the step."""
-        self._left = {link: deque(ops) for link, ops in self._expected.items()}
-        self._posted = {link: deque() for link in self._expected}
-        for link in self._expected:
-            for _ in range(AHEAD):
+    def begin_step(self, traffic: Traffic) -> None:
+        """What the receives of this step prove."""
+        self._proves = traffic.proves
+
+    def expect(self, traffic: Traffic) -> None:
+        """These receives come behind all that are expected so far; posts the first ones."""
+        for link, ops in traffic.receives.items():
+            self._left.setdefault(link, deque()).extend(ops)
+            posted = self._posted.setdefault(link, deque())
+            for _ in range(AHEAD - len(posted)):
                 self._post(link)
 
     def receive(self, op: Op) -> Tensor:
@@ -91,6 +106,10 @@ class Links:
         """Wait until every send has arrived."""
         for sent in list(self._sent):
             self._release(sent)
+
+    def renumber(self, by: int) -> None:
+        """The step is over, and what was sent may be under way: ids count from the next one."""
+        self._sent = {(kind, stage, i - by): sent for (kind, stage, i), sent in self._sent.items()}
 
     def _release(self, sent: Key) -> None:
         work, _ = self._sent.pop(sent)

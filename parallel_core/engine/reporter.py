@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +19,7 @@ from parallel_core.engine.device import Device
 from parallel_core.engine.fingerprint import Print
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.norm import Totals
+from parallel_core.engine.stream import Staleness
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.memory import MemoryMeter
@@ -63,6 +65,7 @@ class Reporter:
     def __init__(self, spec: RunSpec, rank: int, sink: Sink, device: Device) -> None:
         self._spec, self._rank, self._sink, self._device = spec, rank, sink, device
         self._points: dict[str, list[tuple[int, float, float]]] = {}
+        self._stale: list[Staleness] = []
         self._flushed = self._logged = 0.0
         self._work = Work.of(spec)
         self._peak: Peak | None = None
@@ -96,30 +99,42 @@ class Reporter:
         log.info("peak %.4g GFLOP/s (%s)", own.flops_per_s / 1e9, own.source)
         self._peak = Peak(total, own.source)
 
-    def step(self, step: int, totals: Totals, took: float, last: bool) -> None:
-        """The points of one step; written when FLUSH_S have passed, with the first step and with the last."""
+    def step(self, step: int, known: Sequence[Totals], took: float, staleness: Staleness | None, last: bool) -> None:
+        """The points of one step, and of the `known` totals; written when FLUSH_S have passed, with the first step and
+        with the last."""
         now = time.time()
         values = {"rank_step_time": took}
+        if staleness is not None:
+            values["staleness"] = staleness.mean
+            self._stale.append(staleness)
         if self._rank == 0:
             values |= {
-                "loss": totals.loss,
-                "grad_norm": totals.grad_norm,
                 "step_time": took,
                 **self._work.speeds(took, self._peak.flops_per_s if self._peak else None),
             }
-            if self._spec.train.precision == "fp16":
-                values |= {"loss_scale": totals.loss_scale, "skipped_steps": float(totals.skipped)}
         due = last or now - self._flushed >= FLUSH_S
         if due:
             values["memory"] = float(self._device.memory_used())
-        for name, value in values.items():
-            self._points.setdefault(name, []).append((step, now, value))
+        self._add(step, now, values)
+        if self._rank == 0:
+            for totals in known:
+                self._add(totals.step, now, self._of_all_ranks(totals))
         if due:
             self.flush()
         if last or now - self._logged >= LOG_S:
-            loss = f", loss {totals.loss:.6g}" if self._rank == 0 else ""
-            log.info("step %d: %.4g ms%s", step, took * 1e3, loss)
+            losses = [f", loss {totals.loss:.6g}" for totals in known if self._rank == 0]
+            log.info("step %d: %.4g ms%s", step, took * 1e3, losses[-1] if losses else "")
             self._logged = now
+
+    def _of_all_ranks(self, totals: Totals) -> dict[str, float]:
+        values = {"loss": totals.loss, "grad_norm": totals.grad_norm}
+        if self._spec.train.precision == "fp16":
+            values |= {"loss_scale": totals.loss_scale, "skipped_steps": float(totals.skipped)}
+        return values
+
+    def _add(self, step: int, now: float, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._points.setdefault(name, []).append((step, now, value))
 
     def flush(self) -> None:
         """Write the points that wait, if any: also those of the steps before a fault."""
@@ -156,8 +171,8 @@ class Reporter:
         total = sum(int(np.prod(shape)) for shape in parameter_shapes(self._spec.model).values())
         timed = asdict(summarise(times.timed))
         peak = self._peak._asdict() if self._peak else None
-        steps, equal = self._spec.train.steps, self._equal()
-        self._sink.emit("summary", steps=steps, timed=timed, cpu_others=others, params_total=total, peak=peak, **equal)
+        steps, more = self._spec.train.steps, {**self._equal(), **self._staleness()}
+        self._sink.emit("summary", steps=steps, timed=timed, cpu_others=others, params_total=total, peak=peak, **more)
 
     def _equal(self) -> dict[str, Any]:
         """The summary's `fingerprint`, where there is one."""
@@ -167,6 +182,13 @@ class Reporter:
         numbers = {"parameters": hex64(found.parameters), "samples": hex64(found.samples)}
         seconds = float(np.median(self._checks))
         return {"fingerprint": {"step": found.step, "checks": len(self._checks), "seconds": seconds, **numbers}}
+
+    def _staleness(self) -> dict[str, Any]:
+        """The summary's `staleness`, mean and most over all steps, where anything can be stale."""
+        if not self._stale:
+            return {}
+        mean = sum(step.mean for step in self._stale) / len(self._stale)
+        return {"staleness": {"mean": mean, "max": max(step.most for step in self._stale)}}
 
 
 def hex64(number: int) -> str:

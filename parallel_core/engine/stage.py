@@ -94,7 +94,8 @@ class Stage:
         for unit in self._units:
             follow(unit, self._passing)
         self._kept: dict[int, list[_Kept]] = {}
-        self._batch = Batch(0, {}, 0.0)
+        self._batches: Sequence[Batch] = ()
+        self._per_step = spec.parallel.dp * spec.parallel.micro_batches
         self._put_off: dict[int, list[WeightGradient]] = {}
 
     def prepare(self, replicas: Group, device: Device) -> None:
@@ -121,9 +122,19 @@ class Stage:
         """How many times the backward of one micro-batch adds to each parameter's gradient."""
         return sum((segment.arrivals() for segment in self.segments), Counter())
 
-    def begin_step(self, batch: Batch) -> None:
-        """The micro-batches that the next calls are about."""
-        self._batch = batch
+    def begin_step(self, batches: Sequence[Batch]) -> None:
+        """The micro-batches that the next calls are about: those of the step and, where some go forward before their
+        own step, of steps to come, whose ids go on where the ones before end."""
+        self._batches = batches
+
+    def renumber(self, by: int) -> None:
+        """The step is over: ids of micro-batches that are still under way count from the next one."""
+        self._kept = {micro_batch - by: kept for micro_batch, kept in self._kept.items()}
+
+    def _drawn(self, micro_batch: int) -> tuple[Batch, int]:
+        """The batch that it is of, and its id there."""
+        ahead, own = divmod(micro_batch, self._per_step)
+        return self._batches[ahead], own
 
     def forward(self, micro_batch: int, x: Tensor | None) -> Tensor:
         """Activations in (None on the first stage: the samples); out, or on the last stage the micro-batch's loss.
@@ -131,7 +142,9 @@ class Stage:
         The loss is the sum over targets divided by the global count, so parts add up over micro-batches and replicas.
         """
         kept = self._kept[micro_batch] = []
-        x = self._batch.samples[micro_batch].inputs if x is None else x
+        if x is None:
+            batch, own = self._drawn(micro_batch)
+            x = batch.samples[own].inputs
         for segment in self.segments:
             start = x.detach().requires_grad_(bool(kept) or not self.is_first)
             with torch.set_grad_enabled(not segment.recompute), self._scope.keeping():
@@ -178,13 +191,14 @@ class Stage:
             return self._run(segment, x, micro_batch, again=True)
 
     def _run(self, segment: Segment, x: Tensor, micro_batch: int, again: bool = False) -> Tensor:
-        sample = self._batch.samples.get(micro_batch, NOTHING)
-        self._passing.at(self._batch.step, micro_batch * self._size, sample, again)
+        batch, own = self._drawn(micro_batch)
+        sample = batch.samples.get(own, NOTHING)
+        self._passing.at(batch.step, own * self._size, sample, again)
         for unit in segment.units[:-1]:
             x = unit(x)
         last = segment.units[-1]
         if self.is_last and segment is self.segments[-1]:
-            loss: Tensor = last(x, sample.targets) * self._batch.scale
+            loss: Tensor = last(x, sample.targets) * batch.scale
             return loss
         out: Tensor = last(x)
         return out

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.data.dataset import open_dataset
 from parallel_core.data.sampler import Sampler
@@ -18,33 +15,35 @@ from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.device import Device, be_deterministic, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
 from parallel_core.engine.executor import Executor, Parts
-from parallel_core.engine.fingerprint import Fingerprints, of_arrays
+from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.injected import Injected
 from parallel_core.engine.neighbours import Neighbours
-from parallel_core.engine.norm import StepTotals, Totals
+from parallel_core.engine.norm import StageNorm, StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW, Pieces
-from parallel_core.engine.p2p import Links
+from parallel_core.engine.p2p import Links, Traffic
+from parallel_core.engine.pace import Flushed, Pace, Streamed
 from parallel_core.engine.peak import device_peak
 from parallel_core.engine.precision import DTYPES
+from parallel_core.engine.reader import Reader
+from parallel_core.engine.receipts import receipts
 from parallel_core.engine.reduction import GradientReducer
 from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.shared import SharedGradients
-from parallel_core.engine.stage import Batch
 from parallel_core.engine.stop import Stopped, StopRequest
+from parallel_core.engine.stream import StreamExecutor
+from parallel_core.engine.versions import WeightVersions
 from parallel_core.faults import broken
 from parallel_core.layout import Layout
-from parallel_core.models.passing import Sample
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.recorder import LANE_HOST
 from parallel_core.observe.records import Sink
 from parallel_core.observe.scope import Scope
-from parallel_core.observe.when import first_timed, is_traced, metered_step
-from parallel_core.outline import outline_of
+from parallel_core.observe.when import first_timed, followed_steps, is_traced, metered_step
 from parallel_core.plan.units import boundary_shapes
 from parallel_core.schedule import build
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.stream import Windows
+from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 
@@ -74,32 +73,47 @@ class Trainer:
         self.loss_scale = self.chunks.loss_scale
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
         self.stop = StopRequest()
-        self._sampler = Sampler(spec, open_dataset(spec, corpus_cache))
         self._ids = self.layout.micro_batches_of(self.place.replica)
-        self._executor = self._make_executor(groups, progress)
+        sampler = Sampler(spec, open_dataset(spec, corpus_cache))
+        self.reader = Reader(spec, sampler, self._ids, self.units, device, self.scope, self.faults)
+        self._versions: WeightVersions | None = None
+        self._meter: MemoryMeter | None = None
+        self.pace = self._make_pace(groups, progress)
 
-    def _make_executor(self, groups: Groups, progress: Progress) -> Executor:
+    def _make_pace(self, groups: Groups, progress: Progress) -> Pace:
+        spec, here, parts = self.spec, self.layout.pipeline_rank(self.rank), self._parts(groups)
+        if spec.parallel.flushes:
+            schedule = build(spec)
+            program = schedule.programs[here]
+            traffic = Traffic.of(program, receipts(schedule, here))
+            return Flushed(Executor(program, traffic, parts, self.scope, progress, spec.train), self.reader.read)
+        windows = Windows(spec)
+        executor = StreamExecutor(windows, here, parts, self.scope, progress, spec.train)
+        self._versions = executor.versions
+        return Streamed(spec, executor, parts.totals, windows, self.reader.read)
+
+    def _parts(self, groups: Groups) -> Parts:
         spec, layout, flat = self.spec, self.layout, self.chunks.flat
         here = layout.pipeline_rank(self.rank)
-        schedule = build(spec)
         peers = {q: layout.peer(q, self.place.tensor) for q in layout.pipeline_ranks(self.place.replica) if q != here}
         shapes = boundary_shapes(spec)
         edges = [shapes[units[0]] for units in layout.stage_units]
         dtype = DTYPES[spec.train.precision]
-        arrivals = Counter({slot: n * len(self._ids) for slot, n in self.chunks.arrivals().items()})
+        together = len(self._ids) if TRAITS[spec.parallel.schedule].sync in ("flush", "2bw") else 1
+        arrivals = Counter({slot: n * together for slot, n in self.chunks.arrivals().items()})
         reducer = GradientReducer(flat, arrivals, groups.data, self.scope, self.faults.collective_delay("data"))
         self.chunks.weights.listener = reducer.arrived
-        parts = Parts(
+        return Parts(
             self.chunks,
-            Links(schedule, here, peers, groups.links, edges, dtype, self.device, self.faults.link_delay),
+            Links(here, peers, groups.links, edges, dtype, self.device, self.faults.link_delay),
             reducer,
             StepTotals(spec, layout, flat, groups.world, self.device, self.stop),
+            StageNorm(flat, groups.tensor, self.place.tensor),
             self.optimizer,
             SharedGradients(flat, groups, spec.parallel.sequence),
             self.loss_scale,
             self.faults,
         )
-        return Executor(schedule.programs[here], parts, self.scope, progress, spec.train.clip_norm)
 
     @property
     def flat(self) -> FlatParameters:
@@ -125,20 +139,24 @@ class Trainer:
         self.loss_scale.restore({name: saved[f"loss_scale.{name}"] for name in self.loss_scale.state()})
 
     def step(self, step: int) -> Totals:
-        """One step: read the batch, walk the program. Its spans are in `recorder` until the next one begins."""
+        """One step, and its totals; a pipeline that does not flush stays full, but waits for them."""
+        return [*self.advance(step), *self.pace.settle()][-1]
+
+    def advance(self, step: int) -> list[Totals]:
+        """One step: read the batch, walk the program; the totals that are known by then, maybe of earlier steps.
+
+        Its spans are in `recorder` until the next one begins.
+        """
         self.recorder.begin_step(step)
         self.optimizer.lr = self.faults.lr(self.spec.train.lr, step)
-        start = self.scope.mark()
-        batch = self._read(step)
-        self.scope.micro_batch = -1
-        self.scope.span(Kind.DATA, LANE_HOST, start)
-        return self._executor.run(batch)
+        return self.pace.advance(step)
 
-    def metered_step(self, step: int) -> tuple[Totals, MemoryMeter]:
-        """A step with live storages followed; slower, the same numbers."""
-        meter = MemoryMeter(self.spec.trace.memory_cap)
+    def metered_step(self, step: int) -> tuple[list[Totals], MemoryMeter]:
+        """A step with live storages followed; slower, the same numbers. What the one before left is still known."""
+        meter = self._meter = self._meter or MemoryMeter(self.spec.trace.memory_cap)
+        copies = self._versions.buffers() if self._versions else []
         for tensor, category in (
-            (self.chunks.flat.values, "params"),
+            *((tensor, "params") for tensor in (self.chunks.flat.values, *copies)),
             (self.chunks.flat.grads, "grads"),
             *((tensor, "optimizer") for tensor in self.optimizer.state()),
             *((tensor, "buffers") for tensor in (self.faults.held,) if tensor is not None),
@@ -147,28 +165,8 @@ class Trainer:
         with ExitStack() as stack:
             stack.callback(setattr, self.scope, "meter", None)
             self.scope.meter = stack.enter_context(meter.measure())
-            totals = self.step(step)
+            totals = self.advance(step)
         return totals, meter
-
-    def _read(self, step: int) -> Batch:
-        """A rank none of whose layers reads the samples draws none."""
-        if not outline_of(self.spec.model).readers() & set(self.chunks.names):
-            return Batch(step, {}, 0.0)
-        self.faults.read()
-        drawn = self._sampler.micro_batches(step, self._ids)
-        inputs, targets = (self._to_device(array).unbind(0) for array in (drawn.inputs, drawn.targets))
-        return Batch(step, dict(zip(self._ids, map(Sample, inputs, targets), strict=True)), 1.0 / drawn.global_count)
-
-    def sample_prints(self, step: int) -> tuple[int, int]:
-        """64 bits each of the samples drawn in `step` for all ranks, and of what this rank reads of them."""
-        drawn = self._sampler.micro_batches(step, self._ids)
-        return of_arrays([self._sampler.numbers(step)]), of_arrays([drawn.inputs, drawn.targets])
-
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        """Whole numbers as they are, real ones in the run's precision."""
-        tensor = torch.from_numpy(array)
-        dtype = DTYPES[self.spec.train.precision] if tensor.is_floating_point() else tensor.dtype
-        return tensor.to(self.device.torch, dtype)
 
 
 def run_rank(
@@ -230,7 +228,7 @@ def _train(
 ) -> None:
     spec, timed_from = trainer.spec, first_timed(trainer.spec, first)
     metered = metered_step(spec, first)
-    times, meter = StepTimes(timed_from - first), None
+    times, followed = StepTimes(timed_from - first), followed_steps(spec, first)
     report.phase("warmup" if timed_from > first else "timed", first)
     for step in range(first, spec.train.steps):
         if step == timed_from:
@@ -238,20 +236,18 @@ def _train(
             if step > first:
                 report.phase("timed", step)
             times.restart()
-        if step == metered:
-            totals, meter = trainer.metered_step(step)
-        else:
-            totals, meter = trainer.step(step), None
+        known, meter = trainer.metered_step(step) if step in followed else (trainer.advance(step), None)
         took = times.ended()
-        if meter is not None:
+        if meter is not None and step == metered:
             report.memory(step, meter)
         if is_traced(spec, step, first):  # first of all: the span of the step ends when it is asked for
             report.spans(step, trainer.recorder)
-        report.step(step, totals, took, last=totals.stop or step + 1 == spec.train.steps)
+        stop = trainer.pace.stopping
+        report.step(step, known, took, trainer.pace.staleness, last=stop or step + 1 == spec.train.steps)
         if prints.due(step):  # before the checkpoint: none is kept of replicas that differ
             report.fingerprint(prints.check(step))
         if saver is not None:
-            _save(saver, report, step + 1, totals.stop)
+            _save(saver, report, step + 1, stop)
     others = neighbours.share()
     if metered == spec.train.steps:
         report.memory(metered, trainer.metered_step(metered)[1])

@@ -20,6 +20,7 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their f
              device time of the timed steps that processes other than the ranks of this run used), params_total,
              fingerprint: {step, checks, seconds (median of a check), parameters, samples} (see engine.fingerprint; the
              last two are 16 hexadecimal digits; no such key where nothing was compared),
+             staleness: {mean, max} (updates by which this stage's gradients were late; no such key under flush),
              peak: {flops_per_s (all devices of the run together), source (of this rank's)}
 """
 
@@ -63,14 +64,15 @@ _HEAD = struct.Struct("<2sII")
 MAGIC = b"TY"
 
 # Names of the metric series. Rank 0 alone emits the run-level ones; every rank emits RANK_SERIES. Loss scale and
-# skipped steps (how many so far) exist in fp16 alone; mfu and hfu (see analysis.meters) from the first timed step on.
+# skipped steps (how many so far) exist in fp16 alone; mfu and hfu (see analysis.meters) from the first timed step on;
+# staleness (mean of the step, in updates) where the pipeline does not flush.
 RUN_SERIES = (
     *("loss", "grad_norm", "step_time", "tokens_per_s", "tflops", "mfu", "hfu"),
     *("loss_scale", "skipped_steps"),
 )
 TRACED_SERIES = ("bubble_share", "exposed_share", "recompute_share")
 """Emitted by no rank: whoever has the spans of all ranks makes one point of each traced step (analysis.meters)."""
-RANK_SERIES = ("rank_step_time", "memory")
+RANK_SERIES = ("rank_step_time", "memory", "staleness")
 
 
 @dataclass(frozen=True)

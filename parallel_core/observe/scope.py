@@ -26,13 +26,13 @@ class Scope:
         self.recorder, self.stage, self.replica = recorder, stage, replica
         self.mark = recorder.mark
         self.micro_batch = -1
+        self.version = 0
         self.meter: MemoryMeter | None = None
 
     def span(self, kind: int, lane: int, start: Any, bytes: int = 0) -> None:
         """A span of the current operation from `start` (a mark) until now."""
-        self.recorder.add(
-            kind, lane, self.stage, self.micro_batch, start, self.mark(), bytes=bytes, replica=self.replica
-        )
+        end = self.mark()
+        self.recorder.add(kind, lane, self.stage, self.micro_batch, start, end, bytes, self.replica, self.version)
 
     def keeping(self) -> AbstractContextManager[None]:
         """New tensors inside are activations."""
@@ -46,7 +46,7 @@ class Scope:
             yield
         self.span(Kind.R, LANE_COMPUTE, start)
 
-    def kept(self, tensor: torch.Tensor) -> None:
-        """The tensor, whatever it was made as, is kept for a backward: a received stage input, what W needs."""
+    def kept(self, tensor: torch.Tensor, category: str = "activations") -> None:
+        """The tensor, whatever it was made as, is kept for a backward: a stage's input, what W needs, weights."""
         if self.meter is not None:
-            self.meter.register(tensor, "activations")
+            self.meter.register(tensor, category)

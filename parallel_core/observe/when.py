@@ -20,9 +20,17 @@ def metered_step(spec: RunSpec, first: int = 0) -> int:
     return first + 1 if first_timed(spec, first) > first + 1 else spec.train.steps
 
 
+def followed_steps(spec: RunSpec, first: int = 0) -> frozenset[int]:
+    """Steps that run under the memory meter: the metered one and, where the pipeline is already full when it begins,
+    the one before, in which it filled."""
+    metered = metered_step(spec, first)
+    full = not spec.parallel.flushes and metered == first + 1
+    return frozenset({metered} | ({first} if full else set()))
+
+
 def is_traced(spec: RunSpec, step: int, first: int = 0) -> bool:
     """Whether the spans of `step` leave the rank: one in the middle of the timed steps, and every k-th if asked."""
-    if step == metered_step(spec, first):
+    if step in followed_steps(spec, first):
         return False
     every, timed_from = spec.trace.trace_every, first_timed(spec, first)
     middle = timed_from + (spec.train.steps - timed_from) // 2

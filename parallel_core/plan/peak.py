@@ -8,7 +8,8 @@ the moments and the master weights by the number of replicas (section 5.1).
 Activations peak in a backward: every micro-batch in flight (`schedule.in_flight`) keeps what autograd saved, and the
 layer whose backward runs needs gradients on top. Full recomputation keeps only the input of each block and rebuilds one
 block at a time; embedding and head are not recomputed. `activations` are what is kept for a backward; `buffers` are
-gradients of activations, messages and tokens.
+gradients of activations, messages and tokens. Without a flush, `params` are those of all weight versions that a stage
+keeps (Narayanan et al. 2019, section 3.3).
 
 All ranks of a stage need the same. Not counted: the framework itself, a CUDA context, workspace inside kernels, the
 allocator's rounding.
@@ -30,7 +31,9 @@ from parallel_core.outline.recompute import recomputed
 from parallel_core.plan.places import BUCKET_BYTES, TIED, Places, alone_of, place, shards_of
 from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.schedule import in_flight, plain
+from parallel_core.schedule.held import peak_copies
 from parallel_core.schedule.ir import AHEAD, Kind, Program
+from parallel_core.schedule.passes.versions import update
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, ParallelSpec, RunSpec
 
@@ -90,11 +93,11 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
             RankMemory(
                 rank=layout.rank(home),
                 stage=home,
-                params=size * held,
+                params=size * held * (1 + _copies(spec, home)),
                 grads=main * held,
                 optimizer=states * main * held // shards_of(spec),
                 activations=size * live.kept,
-                buffers=size * live.passing + _batch_bytes(spec),
+                buffers=size * live.passing + _batch_bytes(spec, home),
             )
         )
     return out
@@ -242,8 +245,25 @@ def _program(split: ParallelSpec, stage: int) -> Program:
 
 
 def _in_flight(spec: RunSpec, stage: int) -> int:
-    split = spec.parallel
-    return in_flight(split.schedule, stage, split.pp, split.micro_batches)
+    return in_flight(spec.parallel.schedule, stage, spec.parallel.pp, _micro_batches(spec))
+
+
+def _micro_batches(spec: RunSpec) -> int:
+    """Micro-batches of a replica between an empty pipeline and an empty one."""
+    return spec.parallel.micro_batches * (1 if spec.parallel.flushes else spec.train.steps)
+
+
+def _copies(spec: RunSpec, place: int) -> int:
+    """Most older weight versions that a rank of `place` keeps; 0 where the pipeline flushes."""
+    if spec.parallel.flushes:
+        return 0
+    few = -(-2 * spec.parallel.pp // spec.parallel.micro_batches) + 2  # steps after which it is full, and all is kept
+    return _stream_copies(spec.parallel.model_copy(update={"dp": 1}), min(spec.train.steps, few))[place]
+
+
+@lru_cache(maxsize=64)
+def _stream_copies(split: ParallelSpec, steps: int) -> tuple[int, ...]:
+    return tuple(map(peak_copies, update(plain(split, steps), split.micro_batches).programs))
 
 
 def _unproven(spec: RunSpec, stage: int) -> int:
@@ -260,16 +280,20 @@ def _messages(spec: RunSpec, stage: int, entering: int, leaving: int) -> int:
     message has as many elements as what is `entering` or `leaving` the stage.
     """
     split = spec.parallel
-    to_come, window = split.micro_batches - _in_flight(spec, stage), 2
+    in_all, window = _micro_batches(spec), 2 if spec.parallel.flushes else 1  # no drain, in which none are proven
+    to_come = in_all - _in_flight(spec, stage)
 
     def held(k: int) -> int:
         from_before = min(AHEAD, to_come - k) + min(k, window) if stage > 0 else 0
-        from_behind = min(AHEAD, split.micro_batches - 1 - k) if stage < split.pp - 1 else 0
+        from_behind = min(AHEAD, in_all - 1 - k) if stage < split.pp - 1 else 0
         return from_before * entering + from_behind * leaving
 
     return max(held(min(k, to_come)) for k in (0, window, max(to_come - AHEAD, 0), to_come))
 
 
-def _batch_bytes(spec: RunSpec) -> int:
-    """Bytes of a replica's batch."""
-    return outline_of(spec.model).sample_bytes * (spec.train.global_batch // spec.parallel.dp)
+def _batch_bytes(spec: RunSpec, place: int) -> int:
+    """Bytes of a replica's batch; of those of steps to come, too, where the stage already works on them."""
+    split = spec.parallel
+    ahead = 0 if split.flushes else -(-(split.pp - 1 - place) // split.micro_batches)
+    batches = 1 + min(spec.train.steps - 1, ahead)
+    return batches * outline_of(spec.model).sample_bytes * (spec.train.global_batch // split.dp)

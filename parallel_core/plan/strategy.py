@@ -83,9 +83,10 @@ def idle_share(split: ParallelSpec) -> float:
     """Idle over busy time of a step where all stages are equal and T_B = T_W = T_F: what the flush costs.
 
     (p - 1) / (v m) for GPipe, 1F1B, and v chunks a rank where m is a multiple of p (Narayanan et al. 2021b, section
-    2.2); else simulated. All ranks wait for the last one before the optimizer, as they do for the gradient norm.
+    2.2); 0 without a flush; else simulated. All ranks wait for the last one before the optimizer, as they do for the
+    gradient norm.
     """
-    if split.pp == 1:
+    if split.pp == 1 or not split.flushes:
         return 0.0
     if split.schedule == "naive":
         return split.pp - 1.0

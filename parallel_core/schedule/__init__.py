@@ -29,6 +29,7 @@ from parallel_core.schedule.ir import Op, Schedule
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step
 from parallel_core.schedule.passes.replicate import replicate
+from parallel_core.schedule.passes.versions import stamp, update
 from parallel_core.schedule.traits import TRAITS, place
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ _MAKERS = {
     "v-half": _Maker(v_blocks.v_half),
     "v-min": _Maker(v_blocks.v_min),
     "dualpipe-v": _Maker(dualpipe_v.programs),
+    **{
+        name: _Maker(one_f_one_b.programs, one_f_one_b.in_flight)  # the same order, but that it never ends
+        for name in ("1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw")
+    },
 }
 
 
@@ -60,10 +65,17 @@ def names() -> tuple[str, ...]:
     return tuple(_MAKERS)
 
 
-def build(spec: RunSpec) -> Schedule:
-    """The fully lowered schedule of a run: compute, SEND/RECV, the sums over replicas (dp > 1) and OPT_STEP."""
+def build(spec: RunSpec, steps: int = 1) -> Schedule:
+    """The fully lowered schedule of a run: compute, SEND/RECV, the sums over replicas (dp > 1) and OPT_STEP.
+
+    One that does not flush is made for a stream of `steps` steps, from an empty pipeline to an empty one (`stream`).
+    """
     split = spec.parallel
-    return reduce_and_step(communicate(replicate(plain(split), split.dp)), sharded=split.zero > 0)
+    made = replicate(plain(split, steps), split.dp)
+    if made.sync == "flush":
+        return reduce_and_step(communicate(made), sharded=split.zero > 0)
+    per_step = split.dp * split.micro_batches
+    return communicate(update(stamp(made, per_step), per_step))
 
 
 def places(split: ParallelSpec) -> tuple[int, ...]:
@@ -73,23 +85,30 @@ def places(split: ParallelSpec) -> tuple[int, ...]:
     return tuple(place(TRAITS[split.schedule].shape, stage, split.pp) for stage in range(split.stages))
 
 
-def compute_only(name: str, pp: int, micro_batches: int, replicas: int = 1, chunks: int | None = None) -> Schedule:
-    """Compute operations alone, for `micro_batches` per replica on `pp` places of `chunks` stages each (None = the
-    schedule's default). Raises KeyError for an unknown name.
+def compute_only(
+    name: str, pp: int, micro_batches: int, replicas: int = 1, chunks: int | None = None, steps: int = 1
+) -> Schedule:
+    """Compute operations alone, for `micro_batches` per replica and step on `pp` places of `chunks` stages each (None =
+    the schedule's default). Raises KeyError for an unknown name.
 
     Without a pipeline there is nothing to schedule: whatever the name, micro-batches are accumulated one by one.
+    `steps` count where the pipeline does not flush: then they are one stream.
     """
-    chunks = (chunks or TRAITS[name].chunks) if pp > 1 else 1
-    made = _maker(name, pp).programs(pp, chunks, micro_batches)
-    placement = tuple((place(TRAITS[name].shape, stage, pp),) for stage in range(pp * chunks))
-    return replicate(Schedule(name, pp * chunks, micro_batches, placement, tuple(map(tuple, made))), replicas)
+    traits = TRAITS[name]
+    chunks = (chunks or traits.chunks) if pp > 1 else 1
+    sync, vertical = (traits.sync, traits.vertical) if pp > 1 else ("flush", False)
+    total = micro_batches * (1 if sync == "flush" else steps)
+    made = _maker(name, pp).programs(pp, chunks, total)
+    placement = tuple((place(traits.shape, stage, pp),) for stage in range(pp * chunks))
+    one = Schedule(name, pp * chunks, total, placement, tuple(map(tuple, made)), sync, vertical)
+    return stamp(replicate(one, replicas), replicas * micro_batches)
 
 
-def plain(split: ParallelSpec) -> Schedule:
+def plain(split: ParallelSpec, steps: int = 1) -> Schedule:
     """The compute-only schedule of one replica."""
     if split.program is not None:
         return read(split.program)
-    return compute_only(split.schedule, split.pp, split.micro_batches, chunks=split.chunks_per_rank)
+    return compute_only(split.schedule, split.pp, split.micro_batches, chunks=split.chunks_per_rank, steps=steps)
 
 
 def in_flight(name: str, stage: int, pp: int, micro_batches: int, chunks: int | None = None) -> int:

@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from parallel_core.schedule.check_versions import check_versions
+from parallel_core.schedule.error import ScheduleError as ScheduleError
 from parallel_core.schedule.ir import COMPUTE, P2P, REPLICA_COLLECTIVES, SENDS, Kind, Op, Program, Schedule
-from parallel_core.schedule.text import grid
 
 _AT_THE_END = REPLICA_COLLECTIVES | {Kind.OPT_STEP}
 Link = tuple[int, int, bool]
 """Sending and receiving pipeline rank, and whether activations (or gradients) travel."""
-
-
-class ScheduleError(ValueError):
-    """What is wrong with a schedule, then its grid with cell (`rank`, `index`) marked."""
-
-    def __init__(self, message: str, schedule: Schedule, rank: int, index: int) -> None:
-        super().__init__(f"{message}\n{grid(schedule, (rank, index))}")
-        self.message, self.rank, self.index = message, rank, index
 
 
 def check(schedule: Schedule, ahead: int | None = None) -> None:
@@ -28,8 +21,8 @@ def check(schedule: Schedule, ahead: int | None = None) -> None:
     2. every (stage, micro-batch) is forward once and backward once, forward first; B comes before W;
     3. a compute operation has its input received (or made on the same rank) before it, its output sent behind it;
     4. sends and receives are one to one and in the same order on both ends of every link;
-    5. under flush all weight versions are 0, otherwise forward and backward of a micro-batch agree; the gradients are
-       summed and the optimizer steps once, at the end;
+    5. under flush all weight versions are 0, the gradients are summed and the optimizer steps once, at the end;
+       otherwise as `check_versions` says;
     6. it ends: no rank waits for good.
 
     What the engine has to do for 4 and 6 to hold: activations and gradients from one rank to another are two links,
@@ -41,7 +34,7 @@ def check(schedule: Schedule, ahead: int | None = None) -> None:
     `ahead` proves more: it ends even if SEND blocked until its receive is posted, and each rank had posted that many
     receives beyond those it has waited for, on every link (`receives_ahead` finds the least that will do).
     """
-    for prove in (_placed, _once, _fed, _paired, _versions, _ends):
+    for prove in (_placed, _once, _fed, _paired, _ends, check_versions):
         prove(schedule)
     _terminates(schedule, ahead)
 
@@ -182,17 +175,6 @@ def _traffic(schedule: Schedule, sends: bool) -> dict[Link, list[tuple[int, tupl
     return out
 
 
-def _versions(schedule: Schedule) -> None:
-    for rank, program in enumerate(schedule.programs):
-        forward: dict[tuple[int, int], int] = {}
-        for i, op in _parts(program):
-            if schedule.sync == "flush" and op.version:
-                raise ScheduleError(f"{op} uses weight version {op.version} under flush.", schedule, rank, i)
-            if op.kind in COMPUTE and forward.setdefault((op.stage, op.micro_batch), op.version) != op.version:
-                text = f"{op} uses weight version {op.version}, its forward {forward[op.stage, op.micro_batch]}."
-                raise ScheduleError(text, schedule, rank, i)
-
-
 def _ends(schedule: Schedule) -> None:
     """Under flush: ALLREDUCE where there are replicas, then OPT_STEP, once a stage, behind all its compute.
 
@@ -201,6 +183,7 @@ def _ends(schedule: Schedule) -> None:
     if schedule.sync != "flush":
         return
     for rank, program in enumerate(schedule.programs):
+        _unversioned(schedule, rank)
         last = {op.stage: i for i, op in _parts(program) if op.kind in COMPUTE}
         count = Counter((op.kind, op.stage) for op in program)
         for stage, after in last.items():
@@ -211,6 +194,12 @@ def _ends(schedule: Schedule) -> None:
             if found != wanted or any(count[kind, stage] != 1 for kind in wanted):
                 names = " then ".join(kind.name for kind in wanted)
                 raise ScheduleError(f"stage {stage} must end with {names}, once.", schedule, rank, after)
+
+
+def _unversioned(schedule: Schedule, rank: int) -> None:
+    for i, op in _parts(schedule.programs[rank]):
+        if op.version:
+            raise ScheduleError(f"{op} uses weight version {op.version} under flush.", schedule, rank, i)
 
 
 def _terminates(schedule: Schedule, ahead: int | None) -> None:
@@ -228,7 +217,7 @@ class _Walk:
         self.at = [0] * schedule.pipeline_ranks
         self.sent: Counter[Link] = Counter()
         self.received: Counter[Link] = Counter()
-        self.reached: dict[tuple[Kind, int], set[int]] = defaultdict(set)
+        self.reached: dict[tuple[Kind, int, int], set[int]] = defaultdict(set)
 
     def stuck(self) -> list[int]:
         """Walks until no rank can go on; the ranks that are not at their end."""
@@ -261,7 +250,7 @@ class _Walk:
                 return False
             self.received[link] += 1
         elif op.kind in REPLICA_COLLECTIVES:
-            here = self.reached[op.kind, op.stage]
+            here = self.reached[op.kind, op.stage, op.version]
             here.add(rank)
             return len(here) == len(self.schedule.placement[op.stage])
         return True

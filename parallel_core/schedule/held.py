@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 from parallel_core.schedule.ir import Kind, Program, Schedule
@@ -37,3 +38,8 @@ def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
 def peak_kept(schedule: Schedule) -> tuple[int, ...]:
     """For each pipeline rank, the most that were forward but did not have all their gradients, over all its stages."""
     return tuple(max((sum(held) for held in states(program)), default=0) for program in schedule.programs)
+
+
+def peak_copies(program: Program) -> int:
+    """The most older weight versions that are stashed at one time."""
+    return max(accumulate((op.kind is Kind.STASH) - (op.kind is Kind.DROP) for op in program), default=0)

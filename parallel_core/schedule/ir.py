@@ -64,7 +64,8 @@ class Op:
     """One operation of one pipeline rank. `micro_batch` = -1 for operations of the whole step.
 
     `stage` is the stage the operation belongs to; `peer` is the pipeline rank at the other end of a SEND/RECV.
-    `version` names a weight version by the number of micro-batches whose gradients it holds (0 under flush).
+    `version` names a weight version by the number of micro-batches whose gradients it holds (0 under flush): the one
+    that compute uses, that ALLREDUCE and OPT_STEP make, that STASH keeps or DROP lets go.
     A PAIR is a forward, which `stage` and `micro_batch` name, and the BW that `partner` = (stage, micro-batch) names:
     of two different micro-batches, so that neither needs the other.
     """

@@ -19,9 +19,16 @@ ScheduleName = Literal[
     "v-half",
     "v-min",
     "dualpipe-v",
+    "1f1b-naive",
+    "1f1b-stash",
+    "1f1b-vertical",
+    "1f1b-2bw",
     "custom",
 ]
-Sync = Literal["flush", "stash", "2bw"]
+Sync = Literal["flush", "none", "stash", "2bw"]
+"""How weights and micro-batches keep together. `flush`: the pipeline runs empty before an update. Else it never does:
+`none`: backward uses whatever the weights are by then; `stash`: those that its forward used; `2bw`: one update a step,
+from gradients that are one update old."""
 Shape = Literal["line", "loop", "v"]
 """How stages lie on the places of a pipeline. `line`: one each; `loop`: round and round; `v`: there and back."""
 
@@ -40,6 +47,8 @@ class Traits(NamedTuple):
     pairs: bool = False
     """Has PAIR operations, and needs at least as many micro-batches as there are stages."""
     sync: Sync = "flush"
+    vertical: bool = False
+    """A micro-batch uses the same weight version on all stages."""
     refused: str = ""
     """Why a run cannot use it; '' where it can."""
 
@@ -59,6 +68,10 @@ TRAITS: dict[str, Traits] = {
     "v-half": Traits("PP-V-Half", "v", 2, 2, 2, split=True),
     "v-min": Traits("PP-V-Min", "v", 2, 2, 2, split=True),
     "dualpipe-v": Traits("PP-DualPipe-V", "v", 2, 2, 2, split=True, pairs=True),
+    "1f1b-naive": Traits("PP-1F1B async, no stash", sync="none"),
+    "1f1b-stash": Traits("PP-1F1B async, stashed", sync="stash"),
+    "1f1b-vertical": Traits("PP-1F1B async, vertical sync", sync="stash", vertical=True),
+    "1f1b-2bw": Traits("PP-2BW", sync="2bw"),
     CUSTOM: Traits("PP-Custom", most=None),
 }
 """Traits of every schedule by name, simplest first."""
@@ -67,6 +80,11 @@ TRAITS: dict[str, Traits] = {
 def runnable() -> list[str]:
     """Schedules that a run may use, simplest first."""
     return [name for name, traits in TRAITS.items() if not traits.refused]
+
+
+def flushes(name: str) -> bool:
+    """Whether the pipeline runs empty in every step; else it stays full from step to step (asynchronous)."""
+    return TRAITS[name].sync == "flush"
 
 
 def place(shape: Shape, stage: int, pp: int) -> int:

@@ -45,6 +45,7 @@ class _Walk:
 
     def __init__(self, schedule: Schedule, costs: Prices) -> None:
         self._schedule, self._costs = schedule, costs
+        self._barrier = costs.norm and schedule.sync == "flush"
         ranks = schedule.pipeline_ranks
         self._starts: list[list[int]] = [[] for _ in range(ranks)]
         self._ends: list[list[int]] = [[] for _ in range(ranks)]
@@ -97,8 +98,9 @@ class _Walk:
         if role == _RECV:
             ready = self._await((op.kind is Kind.RECV_ACT, op.stage, op.micro_batch), rank, clock)
         elif role == _REDUCE:
-            ready = self._meet((op.kind, op.stage), self._schedule.placement[op.stage], rank, clock)
-        elif self._costs.norm:
+            what = (op.kind, op.stage, op.version)
+            ready = self._meet(what, self._schedule.placement[op.stage], rank, clock)
+        elif self._barrier:
             ready = self._meet(_NORM, range(self._schedule.pipeline_ranks), rank, clock)
         else:
             ready = clock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from parallel_core.schedule.traits import CUSTOM, TRAITS
+from parallel_core.schedule.traits import CUSTOM, TRAITS, flushes
 from parallel_core.spec import DRAWN, RunSpec
 
 
@@ -15,13 +15,17 @@ def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, 
     layers, tp = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 4]))
     pp, schedule, chunks = draw(_pipelines(min(max_degree, 2 * layers + 2), 2 * layers + 2, drawn))
     least = 2 * pp if TRAITS[schedule].pairs and pp > 1 else 1
+    asynchronous = not flushes(schedule)
+    if TRAITS[schedule].sync == "2bw":
+        least = pp - 1
     dp, m = draw(st.integers(1, max_degree)), draw(st.integers(least, max(least, max_micro_batches)))
+    tied = not asynchronous and draw(st.booleans())
     stages = pp * (chunks or 1)
     cut_sets = st.sets(st.integers(1, 2 * layers + 1), min_size=stages - 1, max_size=stages - 1)
     cuts = draw(st.none() | cut_sets.map(lambda found: tuple(sorted(found))))
     return RunSpec.model_validate(
         {
-            "model": {"layers": layers, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64, "tied": draw(st.booleans())},
+            "model": {"layers": layers, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64, "tied": tied},
             "parallel": {
                 "dp": dp,
                 "tp": tp,
@@ -30,13 +34,14 @@ def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, 
                 "cuts": cuts,
                 "schedule": schedule,
                 "chunks": chunks,
-                "zero": draw(st.integers(0, 1)) if dp > 1 else 0,
+                "zero": draw(st.integers(0, 1)) if dp > 1 and not asynchronous else 0,
                 "recompute": draw(st.sampled_from(["none", "selective", "full"])),
                 "sequence": draw(st.booleans()) if tp > 1 else False,
             },
             "train": {
                 "global_batch": dp * m * draw(st.integers(1, 3)),
-                "precision": draw(st.sampled_from(["fp32", "fp64", "bf16", "fp16"])),
+                "precision": draw(st.sampled_from(["fp32", "fp64", "bf16", *([] if asynchronous else ["fp16"])])),
+                "clip": "stage" if asynchronous else "global",
             },
         },
         context={DRAWN: drawn},
@@ -49,6 +54,6 @@ def _pipelines(draw: st.DrawFn, most_places: int, units: int, drawn: bool) -> tu
     pp = draw(st.integers(1, most_places))
     known = {name: traits for name, traits in TRAITS.items() if name != CUSTOM and (drawn or not traits.refused)}
     if pp == 1:
-        return pp, draw(st.sampled_from(list(known))), None
+        return pp, draw(st.sampled_from([name for name in known if flushes(name)])), None
     name = draw(st.sampled_from([name for name, traits in known.items() if pp * traits.least <= units]))
     return pp, name, draw(st.integers(TRAITS[name].least, min(TRAITS[name].most or 4, units // pp)))

@@ -83,7 +83,7 @@ def test_tied_stages_are_compared_too() -> None:
 
 def _other_samples(trainer: Trainer, step: int) -> None:
     if trainer.rank == 1:
-        trainer._sampler.seed += 1
+        trainer.reader.sampler.seed += 1
 
 
 def test_other_samples_on_a_replica_are_found() -> None:

@@ -45,7 +45,7 @@ def make(recompute: str, tied: bool = False) -> Made:
 
 def forward(made: Made) -> None:
     samples = {i: Sample(tokens[:, :-1], tokens[:, 1:].contiguous()) for i, tokens in enumerate(made.batch)}
-    made.chunks.begin_step(Batch(0, samples, 1 / (MICRO_BATCHES * 2 * 16)))
+    made.chunks.begin_step([Batch(0, samples, 1 / (MICRO_BATCHES * 2 * 16))])
     for i in samples:
         made.chunks.stages[0].forward(i, None)
 

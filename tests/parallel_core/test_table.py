@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,10 +29,11 @@ def test_csv_goes_through_pytorchs_own_parser_and_back(made: Schedule) -> None:
     kinds = {str(action.computation_type.value) for row in theirs for action in row}
     assert kinds <= {"F", "I", "B", "W", "OVERLAP_F_B"}
     back = from_csv(text, made.name)
-    assert (back.programs, back.placement, back.micro_batches) == (made.programs, made.placement, made.micro_batches)
+    flat = tuple(tuple(replace(op, version=0) for op in program) for program in made.programs)  # it has no versions
+    assert (back.programs, back.placement, back.micro_batches) == (flat, made.placement, made.micro_batches)
 
 
-@given(run_specs(drawn=True))
+@given(run_specs(drawn=True).filter(lambda spec: spec.parallel.flushes))
 def test_csv_of_a_run_is_the_compute_of_one_replica(spec: RunSpec) -> None:
     split = spec.parallel
     plain = schedule.compute_only(split.schedule, split.pp, split.micro_batches, chunks=split.chunks_per_rank)

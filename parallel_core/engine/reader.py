@@ -1,0 +1,63 @@
+"""A rank's part of each step's global batch, on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from parallel_core.data.sampler import Sampler
+from parallel_core.engine.device import Device
+from parallel_core.engine.fingerprint import of_arrays
+from parallel_core.engine.injected import Injected
+from parallel_core.engine.precision import DTYPES
+from parallel_core.engine.stage import Batch
+from parallel_core.models.passing import Sample
+from parallel_core.observe.recorder import LANE_HOST
+from parallel_core.observe.scope import Scope
+from parallel_core.outline import outline_of
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
+
+
+class Reader:
+    """Reads the micro-batches `ids` of every step; `units` are the layers of this rank."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        sampler: Sampler,
+        ids: tuple[int, ...],
+        units: Sequence[str],
+        device: Device,
+        scope: Scope,
+        faults: Injected,
+    ) -> None:
+        self.sampler, self._ids, self._device, self._scope, self._faults = sampler, ids, device, scope, faults
+        self._reads = bool(outline_of(spec.model).readers() & set(units))
+        self._dtype = DTYPES[spec.train.precision]
+
+    def read(self, step: int) -> Batch:
+        """A rank none of whose layers reads the samples draws none."""
+        start = self._scope.mark()
+        batch = self._drawn(step) if self._reads else Batch(step, {}, 0.0)
+        self._scope.micro_batch = -1
+        self._scope.span(Kind.DATA, LANE_HOST, start)
+        return batch
+
+    def prints(self, step: int) -> tuple[int, int]:
+        """64 bits each of the samples drawn in `step` for all ranks, and of what this rank reads of them."""
+        drawn = self.sampler.micro_batches(step, self._ids)
+        return of_arrays([self.sampler.numbers(step)]), of_arrays([drawn.inputs, drawn.targets])
+
+    def _drawn(self, step: int) -> Batch:
+        self._faults.read()
+        drawn = self.sampler.micro_batches(step, self._ids)
+        inputs, targets = (self._to_device(array).unbind(0) for array in (drawn.inputs, drawn.targets))
+        return Batch(step, dict(zip(self._ids, map(Sample, inputs, targets), strict=True)), 1.0 / drawn.global_count)
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        """Whole numbers as they are, real ones in the run's precision."""
+        tensor = torch.from_numpy(array)
+        return tensor.to(self._device.torch, self._dtype if tensor.is_floating_point() else tensor.dtype)

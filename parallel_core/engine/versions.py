@@ -1,0 +1,90 @@
+"""Older weight versions of a rank, and which one its layers see.
+
+The parameters are views of the flat buffer, which always holds the newest version. A stashed version is a copy of that
+buffer; to use it the parameters are pointed at the copy, and nothing is moved. Autograd saves parameters as objects, so
+a backward sees what they point at when it runs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from parallel_core.engine.flat import FlatParameters
+from parallel_core.observe.scope import Scope
+
+
+class _Copy(NamedTuple):
+    """A buffer like the flat one, its views parameter by parameter, and how many updates it has seen."""
+
+    values: Tensor
+    views: list[Tensor]
+    updates: int
+
+
+class WeightVersions:
+    """`newest` and all stashed versions have the numbers of `schedule.ir.Op.version`, counted from the current step."""
+
+    def __init__(self, flat: FlatParameters, scope: Scope) -> None:
+        self._flat, self._scope = flat, scope
+        self._parameters = [slot.parameter for slot in flat]
+        self._live = _views(flat, flat.values)
+        self._seen = self._live
+        self._kept: dict[int, _Copy] = {}
+        self._spare: list[_Copy] = []
+        self.newest = 0
+        self.updates = 0
+        """Updates so far: the age of a version is the difference to what it has seen."""
+
+    def buffers(self) -> list[Tensor]:
+        """Memory of all copies, in use or to be used again."""
+        return [copy.values for copy in (*self._kept.values(), *self._spare)]
+
+    def use(self, version: int) -> int:
+        """Layers see `version` from now on; the number of updates that it has seen. Raises KeyError if it is gone."""
+        if version == self.newest:
+            self._show(self._live)
+            return self.updates
+        kept = self._kept[version]
+        self._show(kept.views)
+        return kept.updates
+
+    def use_newest(self) -> None:
+        self.use(self.newest)
+
+    @torch.no_grad()
+    def stash(self, version: int) -> None:
+        """Keeps the newest version, which `version` is, beyond the next update."""
+        spare = self._spare.pop() if self._spare else self._new()
+        spare.values.copy_(self._flat.values)
+        self._kept[version] = spare._replace(updates=self.updates)
+
+    def drop(self, version: int) -> None:
+        """Nobody needs it any more. Raises KeyError if it is not kept."""
+        self._spare.append(self._kept.pop(version))
+
+    def updated(self, version: int) -> None:
+        """The flat buffer holds `version` now."""
+        self.newest, self.updates = version, self.updates + 1
+
+    def renumber(self, by: int) -> None:
+        """The step is over: numbers count from the next one, `by` micro-batches later."""
+        self.newest -= by
+        self._kept = {version - by: copy for version, copy in self._kept.items()}
+
+    def _new(self) -> _Copy:
+        values = torch.empty_like(self._flat.values)
+        self._scope.kept(values, "params")
+        return _Copy(values, _views(self._flat, values), 0)
+
+    def _show(self, views: list[Tensor]) -> None:
+        if views is not self._seen:
+            for parameter, view in zip(self._parameters, views, strict=True):
+                parameter.data = view
+            self._seen = views
+
+
+def _views(flat: FlatParameters, values: Tensor) -> list[Tensor]:
+    return [values[slot.start : slot.stop].view(slot.parameter.shape) for slot in flat]

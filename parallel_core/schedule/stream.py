@@ -1,0 +1,92 @@
+"""A pipeline that stays full from step to step: each step's part of its stream.
+
+A *stream* begins and ends with an empty pipeline and may be thousands of steps long. Step t of it is, on every rank,
+what comes up to its last backward of that step: its backwards, and the forwards that run ahead of them, some of them of
+steps to come. Once the pipeline is full, and until it drains, every step's part is the same but for the numbers: long
+streams are read off short ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import lcm
+from typing import TYPE_CHECKING
+
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import COMPUTE, RECVS, Kind, Op, Program, Schedule
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Step `step` of `stream`. There is one object for all steps that look the same (`Windows`)."""
+
+    stream: Schedule
+    step: int
+    per_step: int
+
+    @property
+    def first(self) -> int:
+        """Its first micro-batch."""
+        return self.step * self.per_step
+
+    @cached_property
+    def programs(self) -> tuple[Program, ...]:
+        """Each rank's part. Micro-batches and versions count from the first micro-batch of the step: those of steps to
+        come are `per_step` and more, versions from before it are below 0."""
+        parts = (
+            program[_end(program, self.first) : _end(program, self.first + self.per_step)]
+            for program in self.stream.programs
+        )
+        return tuple(tuple(_shifted(op, -self.first) for op in part) for part in parts)
+
+
+class Windows:
+    """The steps of the streams of a spec, `per_step` micro-batches (over all replicas) each."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        one = build(spec)
+        self.per_step = one.micro_batches
+        every = lcm(*map(len, one.placement))  # micro-batches after which rounds of all stages begin together
+        self.edge = 2 + -(-(2 * one.pipeline_ranks + every) // self.per_step)
+        """Steps within which the pipeline is full, and within which it drains."""
+        self._spec, self._period = spec, lcm(self.per_step, every) // self.per_step
+        self._made: dict[tuple[int, int], Window] = {}
+        self._streams: dict[int, Schedule] = {}
+
+    def window(self, step: int, steps: int) -> Window:
+        """Step `step` of a stream of `steps` steps. It does not depend on `steps` until `edge` are left."""
+        key = self._stand_in(step, steps)
+        if key not in self._made:
+            self._made[key] = Window(self._stream(key[0]), key[1], self.per_step)
+        return self._made[key]
+
+    def _stand_in(self, step: int, steps: int) -> tuple[int, int]:
+        """A short stream, and the step in it that looks like step `step` of `steps`."""
+        shortest = 2 * self.edge + self._period
+        made = steps if steps < shortest + self._period else shortest + (steps - shortest) % self._period
+        if step < self.edge:
+            return made, step
+        if steps - step <= self.edge or made == steps:
+            return made, made - (steps - step)
+        return made, self.edge + (step - self.edge) % self._period
+
+    def _stream(self, steps: int) -> Schedule:
+        if steps not in self._streams:
+            self._streams[steps] = build(self._spec, steps)
+        return self._streams[steps]
+
+
+def _end(program: Program, before: int) -> int:
+    """Where the backwards of all micro-batches under `before`, and what belongs to them, are done."""
+    at = 1 + max((i for i, op in enumerate(program) if op.kind is Kind.BW and op.micro_batch < before), default=-1)
+    while 0 < at < len(program) and program[at].kind not in COMPUTE | RECVS:
+        at += 1
+    return at
+
+
+def _shifted(op: Op, by: int) -> Op:
+    return replace(op, micro_batch=op.micro_batch + by, version=op.version + by)

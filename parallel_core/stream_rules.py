@@ -1,0 +1,83 @@
+"""What may stand beside a schedule that never flushes, and how gradients may be clipped. Errors name what would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallel_core.rules import rule
+from parallel_core.schedule.traits import TRAITS, flushes
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+
+def check_stream(spec: RunSpec) -> None:
+    """Raises the error of the first rule that is broken."""
+    if flushes(spec.parallel.schedule):
+        _check_stage_clip(spec)
+        return
+    for check in (_check_pipeline, _check_clip, _check_shared, _check_precision, _check_two_versions):
+        check(spec)
+
+
+def _check_stage_clip(spec: RunSpec) -> None:
+    if spec.train.clip == "stage" and spec.train.clip_norm is not None and spec.parallel.zero:
+        raise rule(
+            ("train.clip", "parallel.zero"),
+            f"clip=stage needs a stage's whole gradients on each replica, and zero={spec.parallel.zero} shards them; "
+            "use clip=global or zero=0.",
+        )
+
+
+def _check_pipeline(spec: RunSpec) -> None:
+    split = spec.parallel
+    if split.pp == 1:
+        raise rule(
+            ("parallel.schedule", "parallel.pp"),
+            f"schedule={split.schedule} keeps a pipeline full, and pipeline=1 is none; use pipeline=2 or more, or "
+            "schedule=1f1b.",
+        )
+
+
+def _check_clip(spec: RunSpec) -> None:
+    if spec.train.clip_norm is not None and spec.train.clip == "global":
+        raise rule(
+            ("train.clip", "train.clip_norm", "parallel.schedule"),
+            f"schedule={spec.parallel.schedule} updates each stage on its own, so there is no moment at which a global "
+            "gradient norm exists; use clip=stage, or leave clip_norm empty.",
+        )
+
+
+def _check_shared(spec: RunSpec) -> None:
+    name = spec.parallel.schedule
+    if spec.model.tied:
+        raise rule(
+            ("model.tied", "parallel.schedule"),
+            f"tied=true shares one matrix between the first and the last stage, which schedule={name} updates at "
+            "different times; use tied=false, or schedule=1f1b.",
+        )
+    if spec.parallel.zero:
+        raise rule(
+            ("parallel.zero", "parallel.schedule"),
+            f"zero={spec.parallel.zero} gathers parameters after each update while schedule={name} still uses older "
+            "versions; use zero=0, or schedule=1f1b.",
+        )
+
+
+def _check_precision(spec: RunSpec) -> None:
+    if spec.train.precision == "fp16":
+        raise rule(
+            ("train.precision", "parallel.schedule"),
+            f"precision=fp16 skips a step on all stages at once when one overflows, and schedule="
+            f"{spec.parallel.schedule} has no step of all stages; use bf16 or fp32.",
+        )
+
+
+def _check_two_versions(spec: RunSpec) -> None:
+    split = spec.parallel
+    if TRAITS[split.schedule].sync == "2bw" and split.micro_batches < split.pp - 1:
+        raise rule(
+            ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
+            f"schedule={split.schedule} with pipeline={split.pp} needs at least {split.pp - 1} micro-batches, or two "
+            f"versions do not last; got {split.micro_batches}.",
+        )

@@ -1,0 +1,163 @@
+"""Runs that never flush, from start to end: what they report, save, resume, and how they stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.stop import Stopped
+from parallel_core.engine.trainer import Trainer, run_rank
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import POINT, SPAN, FileSink, Frame, events_path, read_file
+from parallel_core.plan.memory import predict
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
+from tests.parallel_core import parity, ranks
+
+MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+M = 4
+
+
+def spec_of(schedule: str, train: dict[str, Any] | None = None, **parallel: Any) -> RunSpec:
+    split = {"schedule": schedule, "pp": 2, "micro_batches": M} | parallel
+    fixed = {"steps": 9, "warmup_steps": 2, "global_batch": 8, "lr": 1e-2, "clip": "stage", "clip_norm": 0.5}
+    return RunSpec.model_validate({"model": MODEL, "train": fixed | (train or {}), "parallel": split})
+
+
+def _whole(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, resume: Path | None = None) -> list[Frame]:
+    order = SaveOrder(folder / "run", resume)
+    run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), saves=order)
+    return read_file(events_path(folder, rank))
+
+
+def series(frames: list[Frame]) -> dict[str, list[tuple[int, float]]]:
+    out: dict[str, list[tuple[int, float]]] = {}
+    for frame in (frame for frame in frames if frame.kind == "points"):
+        rows, at = np.frombuffer(frame.blob, POINT), 0
+        for name, count in frame.header["series"]:
+            out.setdefault(name, []).extend(rows[at : at + count][["step", "value"]].tolist())
+            at += count
+    return out
+
+
+@pytest.mark.parametrize(("name", "late"), [("1f1b-stash", [1, 0]), ("1f1b-vertical", [1, 1]), ("1f1b-2bw", [1, 1])])
+def test_every_step_reports_its_loss_and_how_stale_it_was(name: str, late: list[int], tmp_path: Path) -> None:
+    seen = ranks.run(spec_of(name), _whole, tmp_path)
+    points = series(seen[0])
+    assert [step for step, _ in points["loss"]] == list(range(9))
+    assert points["loss"][-1][1] < points["loss"][0][1]
+    for frames, most in zip(seen, late, strict=True):
+        (summary,) = (frame.header for frame in frames if frame.kind == "summary")
+        assert summary["staleness"]["max"] == most
+        assert summary["staleness"]["mean"] == pytest.approx(most, abs=0.15)  # the first ones had nothing to wait for
+        assert series(frames)["staleness"][-1] == (8, most)
+
+
+@pytest.mark.parametrize("name", ["1f1b-stash", "1f1b-2bw"])
+def test_spans_say_which_version_was_used(name: str, tmp_path: Path) -> None:
+    seen = ranks.run(spec_of(name), _whole, tmp_path)
+    frame = next(frame for frame in seen[0] if frame.kind == "spans")
+    rows, first = np.frombuffer(frame.blob, SPAN), frame.header["step"] * M
+    used = {int(row["micro_batch"]): int(row["version"]) for row in rows if row["kind"] == Kind.BW}
+    late = {i: first + i - 1 for i in range(M)} if name == "1f1b-stash" else dict.fromkeys(range(M), first - M)
+    assert used == late
+
+
+def test_a_checkpoint_drains_and_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
+    spec = spec_of("1f1b-stash", {"checkpoint_every": 4, "keep": 9})
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    ranks.run(spec, _whole, first)
+    assert folders.steps(first / "run") == [4, 8, 9]
+    ranks.run(spec, partial(_whole, resume=folders.path_of(first / "run", 4)), second)
+    want, got = (manifests.read(folders.path_of(folder / "run", 9)) for folder in (first, second))
+    assert want.scalars["steps"] == got.scalars["steps"] == 9 * M
+    assert [p.sha256 for t in want.tensors.values() for p in t.pieces] == [
+        p.sha256 for t in got.tensors.values() for p in t.pieces
+    ]
+
+
+class _TermAt(FileSink):
+    """Sends its own process SIGTERM once the points of some step are written."""
+
+    def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
+        super().emit(kind, blob, **header)
+        if kind == "points" and self.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _until_stopped(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> int:
+    try:
+        run_rank(spec, rank, _TermAt(folder, rank), meeting, Progress(folder, rank), saves=SaveOrder(folder / "run"))
+    except Stopped as stopped:
+        return stopped.step
+    return -1
+
+
+def test_sigterm_drains_and_saves_behind_the_same_step(tmp_path: Path) -> None:
+    spec = spec_of("1f1b-vertical", {"steps": 100_000})
+    steps = ranks.run(spec, _until_stopped, tmp_path)
+    assert steps[0] == steps[1] > 0
+    assert folders.steps(tmp_path / "run") == [steps[0]]
+    assert manifests.read(folders.path_of(tmp_path / "run", steps[0])).scalars["steps"] == steps[0] * M
+    points = series(read_file(events_path(tmp_path, 0)))
+    assert [step for step, _ in points["loss"]] == list(range(steps[0])), "no step's loss is lost"
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel", "precision"),
+    [
+        ("1f1b-naive", {}, "fp32"),
+        ("1f1b-stash", {}, "bf16"),
+        ("1f1b-vertical", {"recompute": "full"}, "fp32"),
+        ("1f1b-2bw", {}, "fp32"),
+    ],
+)
+def test_memory_is_as_predicted(name: str, parallel: dict[str, Any], precision: str, tmp_path: Path) -> None:
+    """Within 3 %, and parameters with all their versions, gradients and moments to the byte."""
+    spec = spec_of(name, {"steps": 4, "precision": precision, "global_batch": 16}, **parallel)
+    big = spec.model_copy(
+        update={"model": spec.model.model_copy(update={"hidden": 64, "seq": 64, "layers": 3, "vocab": 256})}
+    )
+    seen = ranks.run(big, _whole, tmp_path)
+    for predicted, frames in zip(predict(big), seen, strict=True):
+        (measured,) = (frame.header for frame in frames if frame.kind == "memory")
+        for category in ("params", "grads", "optimizer"):
+            assert measured["peak"][category] == predicted.as_dict()[category]
+        assert measured["peak_total"] == pytest.approx(predicted.total, rel=0.03)
+
+
+def _trained(trainer: Trainer) -> tuple[list[Any], dict[str, np.ndarray]]:
+    totals = [trainer.step(step) for step in range(3)]
+    return totals, {name: value.numpy().copy() for name, value in trainer.flat.named().items()}
+
+
+def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    return ranks.with_trainer(spec, rank, meeting, folder, _trained)
+
+
+def test_clipping_by_stage_under_flush(tmp_path: Path) -> None:
+    """One stage is as good as all: where there is one, both kinds of clipping are the same bits; with two they are not
+    the same numbers, and the norm that is reported is the global one."""
+    train = {"precision": "fp64", "steps": 4}
+    alone = [spec_of("1f1b", train | {"clip": clip}, pp=1) for clip in ("stage", "global")]
+    (stage, _), (whole, _) = (of_ranks[0] for of_ranks in ranks.run_many(alone, _work, tmp_path))
+    assert stage == whole
+    two = [spec_of("1f1b", train | {"clip": clip}) for clip in ("stage", "global")]
+    by_stage, by_all = (of_ranks[0][0] for of_ranks in ranks.run_many(two, _work, tmp_path))
+    assert by_stage[0].grad_norm == pytest.approx(by_all[0].grad_norm, rel=1e-12)
+    assert by_stage[1].loss != pytest.approx(by_all[1].loss, rel=1e-9)
+    assert torch.tensor([total.loss for total in by_stage]).isfinite().all()
+    assert len(by_stage) == parity.STEPS
