@@ -21,7 +21,7 @@ def check_pipeline(split: ParallelSpec, units: int, drawn: bool) -> None:
     """
     if not drawn:
         _check_runs(split)
-    for check in (_check_program, _check_micro_batches, _check_chunks):
+    for check in (_check_program, _check_micro_batches, _check_stream, _check_chunks):
         check(split)
     _check_stages(split, units)
 
@@ -58,6 +58,24 @@ def _check_micro_batches(split: ParallelSpec) -> None:
             ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
             f"schedule={split.schedule} with pipeline={split.pp} needs at least {2 * split.pp} micro-batches, "
             f"got {split.micro_batches}.",
+        )
+
+
+def _check_stream(split: ParallelSpec) -> None:
+    """A schedule that never flushes, and the versions that it keeps."""
+    if split.flushes:
+        return
+    if split.pp == 1:
+        raise rule(
+            ("parallel.schedule", "parallel.pp"),
+            f"schedule={split.schedule} keeps a pipeline full, and pipeline=1 is none; use pipeline=2 or more, or "
+            "schedule=1f1b.",
+        )
+    if TRAITS[split.schedule].sync == "2bw" and split.micro_batches < split.pp - 1:
+        raise rule(
+            ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
+            f"schedule={split.schedule} with pipeline={split.pp} needs at least {split.pp - 1} micro-batches, or two "
+            f"versions do not last; got {split.micro_batches}.",
         )
 
 

@@ -1,11 +1,14 @@
-"""What may stand beside a schedule that never flushes, and how gradients may be clipped. Errors name what would do."""
+"""What may stand beside a schedule that never flushes, and how gradients may be clipped. Errors name what would do.
+
+What such a pipeline itself must be is in `pipeline_rules`.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from parallel_core.rules import rule
-from parallel_core.schedule.traits import TRAITS, flushes
+from parallel_core.schedule.traits import flushes
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -16,7 +19,7 @@ def check_stream(spec: RunSpec) -> None:
     if flushes(spec.parallel.schedule):
         _check_stage_clip(spec)
         return
-    for check in (_check_pipeline, _check_clip, _check_shared, _check_precision, _check_two_versions):
+    for check in (_check_clip, _check_shared, _check_precision):
         check(spec)
 
 
@@ -26,16 +29,6 @@ def _check_stage_clip(spec: RunSpec) -> None:
             ("train.clip", "parallel.zero"),
             f"clip=stage needs a stage's whole gradients on each replica, and zero={spec.parallel.zero} shards them; "
             "use clip=global or zero=0.",
-        )
-
-
-def _check_pipeline(spec: RunSpec) -> None:
-    split = spec.parallel
-    if split.pp == 1:
-        raise rule(
-            ("parallel.schedule", "parallel.pp"),
-            f"schedule={split.schedule} keeps a pipeline full, and pipeline=1 is none; use pipeline=2 or more, or "
-            "schedule=1f1b.",
         )
 
 
@@ -70,14 +63,4 @@ def _check_precision(spec: RunSpec) -> None:
             ("train.precision", "parallel.schedule"),
             f"precision=fp16 skips a step on all stages at once when one overflows, and schedule="
             f"{spec.parallel.schedule} has no step of all stages; use bf16 or fp32.",
-        )
-
-
-def _check_two_versions(spec: RunSpec) -> None:
-    split = spec.parallel
-    if TRAITS[split.schedule].sync == "2bw" and split.micro_batches < split.pp - 1:
-        raise rule(
-            ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
-            f"schedule={split.schedule} with pipeline={split.pp} needs at least {split.pp - 1} micro-batches, or two "
-            f"versions do not last; got {split.micro_batches}.",
         )

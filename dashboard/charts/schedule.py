@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dashboard.charts import gantt, theme
 from dashboard.charts.chart import Chart
 from parallel_core.analysis.quantities import significant
 from parallel_core.schedule.ir import Kind
-from parallel_core.simulate.lesson import UNIT, Lesson, held
+from parallel_core.simulate.lesson import UNIT, Lesson
 
 HELD_PX = 104
 WORDS = gantt.Words(unit="units", axis="units of cost from the start of the step", row="device")
@@ -37,7 +36,7 @@ def _chart(key: str, made: Lesson, title: str) -> Chart:
     figure = gantt.figure_of([("", made.spans)], max_bars=MAX_BARS, words=WORDS)
     gantt.below(figure, HELD_PX)
     worst = int(np.argmax(made.kept))
-    figure["data"] += _curves(made.spans[worst], made.chunks, made.length)
+    figure["data"] += _curves(made, worst)
     meta = figure["layout"]["meta"]
     meta["marks"] = _marks(made)
     part = f"; the {meta['shown']} longest of {meta['total']} operations drawn" if meta["shown"] < meta["total"] else ""
@@ -54,9 +53,9 @@ def _marks(made: Lesson) -> list[float]:
     return [*(begins / UNIT).round(4).tolist(), round(made.length / UNIT, 4)]
 
 
-def _curves(rows: NDArray[np.void], chunks: int, length: int) -> list[dict[str, Any]]:
-    times, forward, weights = held(rows)
-    x = [0.0, *(times / UNIT).round(4).tolist(), length / UNIT]
+def _curves(made: Lesson, rank: int) -> list[dict[str, Any]]:
+    times, forward, weights = made.held(rank)
+    x = [0.0, *(times / UNIT).round(4).tolist(), made.length / UNIT]
     parts = (("activations", forward, "memory-activations"), ("for weight gradients", weights, "memory-buffers"))
     return [
         {
@@ -66,7 +65,7 @@ def _curves(rows: NDArray[np.void], chunks: int, length: int) -> list[dict[str, 
             "stackgroup": "held",
             "yaxis": "y2",
             "x": x,
-            "y": [0.0, *(counts / chunks).round(3).tolist(), 0.0],
+            "y": (counts[[-1, *range(len(counts)), -1]] / made.chunks).round(3).tolist(),  # as it ends so it began
             "line": {"width": 0, "shape": "hv"},
             "fillcolor": theme.var(colour),
             "hovertemplate": f"{name}: %{{y}} micro-batches<extra></extra>",

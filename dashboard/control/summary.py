@@ -39,8 +39,8 @@ def summarise(run: Run) -> dict[str, Any]:
     """timed: Stats of the timed steps, seconds, or None; cpu_others: worst rank's share of its device that others
     used in the timed steps; memory: the worst rank's peak, bytes; breakdown: mean over the ranks of the traced step
     nearest the median, ns, and breakdown_step, which that is; meters: tokens_per_s, tflops (a device), mfu and hfu at
-    the median step, peak_flops_per_s of all devices and peak_source; fingerprint (see observe.records); final_loss.
-    What was not measured is None.
+    the median step, peak_flops_per_s of all devices and peak_source; fingerprint (see observe.records); staleness:
+    {stage: {mean, max}} in updates, {} under flush; final_loss. What was not measured is None.
     """
     timed = selectors.timed(run)
     summaries = [info.summary for info in selectors.ranks(run).values()]
@@ -56,9 +56,20 @@ def summarise(run: Run) -> dict[str, Any]:
         "meters": _meters(run, summaries, timed),
         "breakdown_step": typical,
         "fingerprint": next((s["fingerprint"] for s in summaries if s.get("fingerprint")), None),
+        "staleness": _staleness(run),
         "final_loss": float(loss.value[-1]) if finite else None,
         "params_total": next((s["params_total"] for s in summaries if s.get("params_total")), None),
     }
+
+
+def _staleness(run: Run) -> dict[str, dict[str, float]]:
+    """Of the first rank of each stage: its replicas and tensor ranks are as late."""
+    found: dict[str, dict[str, float]] = {}
+    for info in selectors.ranks(run).values():
+        late, stage = info.summary.get("staleness"), info.hello.get("stage")
+        if late is not None and stage is not None:
+            found.setdefault(str(stage), late)
+    return found
 
 
 def _meters(run: Run, summaries: list[dict[str, Any]], timed: Stats | None) -> dict[str, Any] | None:

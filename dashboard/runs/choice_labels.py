@@ -15,6 +15,8 @@ CHOICE_LABELS = {
     "plain": "Plain: keeps the s × s matrix",
     "data": "Data-parallel replicas",
     "tensor": "Tensor-parallel ranks",
+    "global": "Of all gradients",
+    "stage": "Of each stage on its own",
     "cpu": "CPU",
     "cuda": "CUDA GPU",
     "fp32": "fp32",

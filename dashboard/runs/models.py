@@ -67,7 +67,7 @@ class Run(models.Model):
     tokens_per_s = models.FloatField(null=True, blank=True)
     memory_peak = models.BigIntegerField(null=True, blank=True)  # worst rank, bytes
     summary = models.JSONField(default=dict, blank=True)
-    """At the end: {"timed": {...}, "cpu_others": x, "memory": {...}, "breakdown": {...}, "final_loss": x}."""
+    """At the end: {"timed": {...}, "cpu_others": x, "memory": {...}, "breakdown": {...}, "final_loss": x, ...}."""
 
     class Meta:
         ordering = ("-id",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,7 +130,18 @@ def _succeeded(run: Run) -> Verdict:
     busy = f"Other processes used {percent_text(others)} of its devices: read the timing with care."
     loss = run.summary.get("final_loss")
     ending = f" Final loss {significant(loss, 4)}." if loss is not None else ""
-    return Verdict(f"{first}.{second}{ending}", more=" ".join([numerics(run), busy if others > 0.1 else ""]).strip())
+    more = [numerics(run), busy if others > 0.1 else "", lateness(run.summary.get("staleness") or {})]
+    return Verdict(f"{first}.{second}{ending}", more=" ".join(part for part in more if part))
+
+
+def lateness(stages: Mapping[str, Mapping[str, float]]) -> str:
+    """How many updates late gradients were, stage by stage; '' where the pipeline flushes."""
+    if not stages:
+        return ""
+    parts = [
+        f"{significant(late['mean'])} on stage {stage} (at most {late['max']:.0f})" for stage, late in stages.items()
+    ]
+    return f"Updates that the weights had moved on before a gradient came: {', '.join(parts)}."
 
 
 def numerics(run: Run) -> str:

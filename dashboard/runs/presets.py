@@ -24,6 +24,12 @@ def _tiny(**parallel: Any) -> dict[str, Any]:
     return {"model": TINY, "parallel": parallel, "train": {"global_batch": 16}}
 
 
+def _streamed(schedule: str) -> dict[str, Any]:
+    """Stages update on their own, so each clips its own gradients."""
+    tiny = _tiny(pp=2, schedule=schedule, micro_batches=8)
+    return tiny | {"train": tiny["train"] | {"clip": "stage"}}
+
+
 def _llama(**parallel: Any) -> dict[str, Any]:
     llama = {"positions": "rope", "norm": "rmsnorm", "activation": "swiglu", "kv_heads": 2, "bias": False}
     return {"model": {**TINY, **llama}, "parallel": parallel, "train": {"global_batch": 16}}
@@ -84,6 +90,18 @@ PRESETS = (
         "Tiny GPT, selective AR",
         "plain attention; its s × s matrices made again",
         _tiny(recompute="selective") | {"model": {**TINY, "attention": "plain"}},
+    ),
+    Preset(
+        "pp2-stash",
+        "Tiny GPT, PipeDream (1F1B, stashed)",
+        "no flush; older weights kept for what is under way",
+        _streamed("1f1b-stash"),
+    ),
+    Preset(
+        "pp2-2bw",
+        "Tiny GPT, PipeDream-2BW",
+        "no flush, two weight versions, one update a step",
+        _streamed("1f1b-2bw"),
     ),
     Preset("naive2", "Tiny GPT, naive layer-wise", "two stages, one busy at a time", _tiny(pp=2, schedule="naive")),
     Preset("dp2tp2", "Tiny GPT, DP 2 × TP 2", "four devices", _tiny(dp=2, tp=2)),

@@ -98,6 +98,7 @@ GROUPS = (
             Entry("train.beta2", "AdamW β₂"),
             Entry("train.eps", "AdamW ε"),
             Entry("train.clip_norm", "Clip gradient norm", "empty: no clipping"),
+            Entry("train.clip", "Norm that is clipped"),
             Entry("train.loss_scale", "First loss scale"),
             Entry("train.loss_scale_window", "Loss scale grows after", "good steps in a row"),
             Entry("train.loss_scale_growth", "Loss scale growth"),

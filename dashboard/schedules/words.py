@@ -15,6 +15,7 @@ LESSONS: tuple[tuple[str, str, str, dict[str, float]], ...] = (
     ("Smaller chunks, smaller bubble", "1f1b", "interleaved", {}),
     ("Weight gradients fill the drain", "1f1b", "zb-h1", {}),
     ("No bubble at the same memory", "zb-h1", "zb-v", {}),
+    ("No flush, older weights", "1f1b", "1f1b-stash", {}),
     ("What slow messages cost", "1f1b", "interleaved", {"message": 1}),
 )
 """(what it teaches, the schedule to begin with, the one that is better or worse at it, more of the address)."""
@@ -78,7 +79,7 @@ def _batches(count: float) -> str:
 
 def versions(made: Lesson) -> int:
     """Weight versions that the worst device holds at once."""
-    held = {"flush": 1, "2bw": 2}.get(made.schedule.sync)
+    held = {"flush": 1, "none": 1, "2bw": 2}.get(made.schedule.sync)
     return held or max(1, round(max(made.in_flight)))
 
 

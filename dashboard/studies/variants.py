@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from parallel_core.outline.recompute import RECOMPUTE_LABELS
 from parallel_core.plan import strategy as naming
-from parallel_core.schedule.traits import TRAITS, runnable
+from parallel_core.schedule.traits import TRAITS, flushes, runnable
 from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec, TraceSpec, TrainSpec, field_errors
 
 MAX_RUNS = 200
@@ -90,7 +90,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     *(
         Strategy(name, TRAITS[name].label, _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True, name)
         for name in runnable()
-        if TRAITS[name].chunks > 1 or TRAITS[name].split
+        if TRAITS[name].chunks > 1 or TRAITS[name].split or not flushes(name)
     ),
     Strategy("dp-tp", "DP x TP", _from(4, 2, lambda n: {"dp": n // 2, "tp": 2}), "an even number from 4 devices"),
     Strategy(
@@ -210,6 +210,8 @@ def _cell(
     spec = with_steps(base, timed_steps)
     spec["parallel"] = {**degrees, "schedule": strategy.schedule, "micro_batches": m, "recompute": ar}
     spec["train"]["precision"] = precision
+    if not flushes(strategy.schedule):
+        spec["train"]["clip"] = "stage"  # the only clipping that there is
     return _valid(spec, title)
 
 

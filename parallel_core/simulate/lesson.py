@@ -17,6 +17,7 @@ from parallel_core import schedule
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule.held import peak_in_flight, peak_kept
 from parallel_core.schedule.ir import COMPUTE, Kind, Schedule
+from parallel_core.schedule.traits import flushes
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.idle import bubble
 
@@ -26,7 +27,8 @@ UNIT = 1_000_000
 
 @dataclass(frozen=True)
 class Lesson:
-    """A simulated step. `spans` by pipeline rank: a STEP row from the first instant to the last, then compute."""
+    """A simulated step; one when it is full, of a pipeline that never flushes. `spans` by pipeline rank: a STEP row
+    from the first instant to the last, then compute."""
 
     schedule: Schedule
     spans: Mapping[int, NDArray[np.void]]
@@ -68,6 +70,15 @@ class Lesson:
         """The same with those whose weight gradients are still to come."""
         return tuple(most / self.chunks for most in peak_kept(self.schedule))
 
+    def held(self, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """(times, forward, weights): what the rank keeps from each instant on (`schedule.held.Held`).
+
+        A pipeline that never flushes begins and ends with what is under way.
+        """
+        times, forward, weights = held(self.spans[rank])
+        under_way = 0 if self.schedule.sync == "flush" else peak_in_flight(self.schedule)[rank] - forward.max()
+        return times, forward + under_way, weights
+
 
 def lesson(
     name: str,
@@ -81,15 +92,44 @@ def lesson(
 
     Raises KeyError for an unknown name; whether the numbers go together is `check_pipeline`'s to say.
     """
-    made = schedule.compute_only(name, pp, micro_batches, chunks=chunks)
+    steps = 1 if flushes(name) or pp == 1 else 2 * -(-pp // micro_batches) + 3
+    made = schedule.compute_only(name, pp, micro_batches, chunks=chunks, steps=steps)
     per_rank = made.stages // pp
     f, b, w = (round(cost * UNIT / per_rank) for cost in costs)
     table = Costs.uniform(made.stages, f, b, w, message=round(message * UNIT))
     spans = simulate(made, table)
+    if steps > 1:
+        return _steady(made, {rank: _shown(made, rank, rows, table, 0) for rank, rows in spans.items()}, steps)
     length = max(int(rows["end"].max()) for rows in spans.values())
     shown = {rank: _shown(made, rank, rows, table, length) for rank, rows in spans.items()}
     busy = sum(int((rows["end"] - rows["start"])[1:].sum()) for rows in shown.values())
     return Lesson(made, shown, per_rank, length, busy, bubble(spans))
+
+
+def _steady(made: Schedule, shown: Mapping[int, NDArray[np.void]], steps: int) -> Lesson:
+    """A step in the middle of a stream, when the pipeline is full: from the last stage's first forward of it to that of
+    the next. Micro-batches count from the first that is seen."""
+    first = made.micro_batches // steps * (steps // 2)
+    last = shown[made.pipeline_ranks - 1]
+    forward = last["kind"] == Kind.F
+    begin, end = (
+        int(last[forward & (last["micro_batch"] == i)]["start"][0])
+        for i in (first, first + made.micro_batches // steps)
+    )
+    cut = {rank: _cut(rows, begin, end) for rank, rows in shown.items()}
+    seen = min(int(rows["micro_batch"][1:].min()) for rows in cut.values())
+    for rows in cut.values():
+        rows["micro_batch"][1:] -= seen
+    busy = sum(int((rows["end"] - rows["start"])[1:].sum()) for rows in cut.values())
+    return Lesson(made, cut, 1, end - begin, busy, bubble(cut))
+
+
+def _cut(rows: NDArray[np.void], begin: int, end: int) -> NDArray[np.void]:
+    """What lies between two instants, with the instants counted from the first one."""
+    inside = rows[(rows["end"] > begin) & (rows["start"] < end) | (rows["micro_batch"] < 0)].copy()
+    inside["start"], inside["end"] = (np.clip(inside[side], begin, end) - begin for side in ("start", "end"))
+    inside["end"][0] = end - begin
+    return inside
 
 
 def held(rows: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

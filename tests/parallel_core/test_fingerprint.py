@@ -33,20 +33,20 @@ def spec_of(every: int = 3, steps: int = 8, model: dict[str, Any] | None = None,
 
 def outcome(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, spoil: Callable[..., None]) -> str:
     """How `run_rank` ends on a rank on which `spoil(trainer, step)` is called behind each step."""
-    stepped = Trainer.step
+    stepped = Trainer.advance
 
-    def step(self: Trainer, step: int) -> Any:
+    def advance(self: Trainer, step: int) -> Any:
         totals = stepped(self, step)
         spoil(self, step)
         return totals
 
-    Trainer.step = step  # type: ignore[method-assign]  # in this forked process alone
+    Trainer.advance = advance  # type: ignore[method-assign]  # in this forked process alone
     try:
         run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank))
     except ReplicasDiffer as error:
         return str(error)
     finally:
-        Trainer.step = stepped  # type: ignore[method-assign]
+        Trainer.advance = stepped  # type: ignore[method-assign]
     return "done"
 
 
