@@ -21,6 +21,7 @@ from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text,
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule import names
 from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.traits import flushes
 from parallel_core.simulate.replay import FREE, Change, Replay, ideal_limit, replay
 from parallel_core.spec import field_errors
 
@@ -44,7 +45,7 @@ class WhatIfForm(forms.Form):
     def __init__(self, trace: Trace, given: Mapping[str, Any]) -> None:
         super().__init__(given, auto_id="w-%s", use_required_attribute=False)
         split = trace.spec.parallel
-        self.fields["schedule"].choices = [("", "as measured"), *((n, CHOICE_LABELS[n]) for n in names())]  # type: ignore[attr-defined]
+        self.fields["schedule"].choices = [("", "as measured"), *((n, CHOICE_LABELS[n]) for n in names() if flushes(n))]  # type: ignore[attr-defined]
         self.fields["device"].widget.attrs |= {"step": "any", "placeholder": "1"}
         self.fields["micro_batches"].widget.attrs["placeholder"] = str(split.micro_batches)
         if split.pp == 1:

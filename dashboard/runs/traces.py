@@ -46,7 +46,9 @@ class Trace:
 
     @cached_property
     def measured(self) -> Measured:
-        """Raises ValueError where the step was not kept whole."""
+        """Raises ValueError where the step was not kept whole, or is a part of a stream and not a whole of its own."""
+        if not self.spec.parallel.flushes:
+            raise ValueError("some of this step's work was done in the step before: its pipeline never flushes.")
         return measure(self.schedule, self.spans, self.layout)
 
     @property
