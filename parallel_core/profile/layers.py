@@ -72,7 +72,7 @@ class LayerBench:
     def read(self, batch: Batch) -> None:
         """The micro-batch (number 0) that the next passes are about."""
         self.chunks.flat.grads.zero_()
-        self.chunks.begin_step(batch)
+        self.chunks.begin_step([batch])
 
     def run(self, split: bool) -> dict[Part, list[float]]:
         """Seconds of each stage in one forward and backward pass; `split`: B and W apart, stage by stage."""
