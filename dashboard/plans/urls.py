@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.plans import views
+from dashboard.plans import accuracy_views, views
 
 app_name = "plans"
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -10,5 +10,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("timeline.json", views.timeline, name="timeline"),
     path("questions", views.questions, name="questions"),
     path("plans.json", views.export, {"kind": "json"}, name="json"),
+    path("accuracy/", accuracy_views.page, name="accuracy"),
+    path("accuracy/bubbles/<str:model>", accuracy_views.bubbles, name="bubbles"),
     path("plans.csv", views.export, {"kind": "csv"}, name="csv"),
 ]

@@ -19,6 +19,8 @@ from parallel_core.schedule.ir import Schedule
 PREDICTED = ("ZB-H2", "1F1B-I", "ZB-1p", "ZB-2p")
 _UNIT = 100_000_000
 """Nanoseconds of F + B + W: long enough that whole ones lose nothing."""
+_CLOSE = 2e-5
+"""Rates are published with four digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,12 @@ def _row(row: dict[str, Any]) -> BubbleRow:
 def derive(pp: int, micro_batches: int, one_f_one_b: float, zb_h1: float) -> tuple[float, float]:
     """(T_W, T_comm) at which 1F1B and ZB-H1 have these bubble rates, in turns: a message lengthens both, only ZB-H1
     knows how long W is."""
-    weights, message = 1 / 3, 0.0
     lowest, highest = handmade("1f1b", pp, micro_batches), handmade("zb-h1", pp, micro_batches)
-    for _ in range(3):
-        before = (weights, message)
-        message = _solve(partial(_rate, lowest, before[0]), one_f_one_b, 0.0, 0.02)
-        weights = _solve(partial(_rate_of_weights, highest, message), zb_h1, 0.2, 0.3)
-        if abs(weights - before[0]) + abs(message - before[1]) < 1e-5:
+    weights, message = 0.25, 0.01
+    for _ in range(4):
+        message = _solve(partial(_rate, lowest, weights), one_f_one_b, message)
+        weights = _solve(partial(_rate_of_weights, highest, message), zb_h1, weights)
+        if abs(_rate(lowest, weights, message) - one_f_one_b) < _CLOSE:
             break
     return weights, message
 
@@ -93,14 +94,17 @@ def _rate_of_weights(schedule: Schedule, message: float, weights: float) -> floa
     return _rate(schedule, weights, message)
 
 
-def _solve(rate: Callable[[float], float], wanted: float, a: float, b: float) -> float:
-    """Where `rate` takes the value `wanted`, by secants; rates are nearly linear in a time."""
-    low, high = rate(a) - wanted, rate(b) - wanted
-    for _ in range(4):
-        if abs(high) < 1e-6 or high == low:
+def _solve(rate: Callable[[float], float], wanted: float, guess: float) -> float:
+    """Where `rate` takes the value `wanted`, by secants from a guess; rates are nearly linear in a time."""
+    a, low = guess, rate(guess) - wanted
+    if abs(low) < _CLOSE:
+        return a
+    b = a * 1.1
+    for _ in range(5):
+        high = rate(b) - wanted
+        if abs(high) < _CLOSE or high == low:
             break
         a, b, low = b, b - high * (b - a) / (high - low), high
-        high = rate(b) - wanted
     return b
 
 

@@ -1,0 +1,78 @@
+"""Errors of predictions, a row each: bars from zero, solid where no constant was fitted on the row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart
+from dashboard.charts.theme import var
+from parallel_core.analysis.quantities import significant
+from parallel_core.plan.cluster.accuracy import Row
+
+SLOW = "predicted too slow"
+COLUMNS = ("row", "measured", "predicted", "error", "fitted on", "source")
+
+
+def chart(key: str, title: str, found: Sequence[Row], goal: float | None = None, right: str = SLOW) -> Chart:
+    """`goal` = the largest error aimed at, drawn as two lines; `right` = what a positive error means."""
+    errors = [100 * row.error for row in found]
+    widest = 1.35 * max([abs(error) for error in errors] + [100 * (goal or 0), 0.01])
+    trace = {
+        "type": "bar",
+        "orientation": "h",
+        "y": list(range(len(found))),
+        "x": errors,
+        "marker": {
+            "color": ["rgba(0,0,0,0)" if row.fitted else var("bar") for row in found],
+            "line": {"color": var("bar"), "width": 1.25},
+        },
+        "text": [signed(row.error) for row in found],
+        "textposition": "outside",
+        "textfont": {"color": var("ink"), "size": 12},
+        "customdata": [f"{significant(row.predicted)} against {significant(row.measured)} {row.unit}" for row in found],
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "cliponaxis": False,
+    }
+    line = {
+        "type": "scatter",
+        "mode": "lines",
+        "hoverinfo": "skip",
+        "line": {"color": var("line-strong"), "dash": "dot"},
+    }
+    ends = [-0.6, len(found) - 0.4]
+    goals = [{**line, "x": [side * 100 * goal] * 2, "y": ends} for side in (-1, 1)] if goal else []
+    layout = theme.layout(
+        72 + 24 * len(found),
+        xaxis=theme.axis(f"error, % (right: {right})", range=[-widest, widest], zeroline=True),
+        yaxis=theme.rows_axis([theme.name(row.key) for row in found]),
+        bargap=0.35,
+    )
+    subtitle = "(predicted - measured) / measured, %; outlined bars are the rows that constants were fitted on"
+    subtitle += f", dotted = the {100 * goal:.0f} % aimed at" if goal else ""
+    return Chart(
+        key, title, subtitle, _sources(found), {"data": [trace, *goals], "layout": layout}, COLUMNS, table(found)
+    )
+
+
+def signed(error: float) -> str:
+    """A relative error as percent with its sign: `+1.9 %`; `0.0 %` where it rounds to nothing."""
+    return "0.0 %" if abs(error) < 0.0005 else f"{100 * error:+.1f} %"
+
+
+def table(found: Sequence[Row]) -> list[list[str]]:
+    return [
+        [
+            row.key,
+            f"{significant(row.measured, 4)} {row.unit}",
+            f"{significant(row.predicted, 4)} {row.unit}",
+            f"{100 * row.error:+.2f} %",
+            "yes" if row.fitted else "",
+            row.source,
+        ]
+        for row in found
+    ]
+
+
+def _sources(found: Sequence[Row]) -> str:
+    return f"measured: {'; '.join(dict.fromkeys(row.source for row in found))}; predicted by this planner"

@@ -1,0 +1,136 @@
+"""What the Accuracy page shows, section by section; a new section is a function here and a line in SECTIONS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dashboard.charts import errors
+from dashboard.charts.chart import Chart
+from parallel_core.analysis.quantities import significant
+from parallel_core.plan.cluster import accuracy
+from parallel_core.plan.cluster.fit import FREE
+from parallel_core.plan.cluster.store import table
+from parallel_core.plan.cluster.zero_bubble import PREDICTED, BubbleRow, bubble_rows, models
+
+QUICK = ("1.5B", "6.2B")
+"""Models of the zero-bubble tables that are simulated without being asked: the others take some seconds."""
+GOAL_WORST = 0.08
+
+
+@dataclass(frozen=True)
+class Section:
+    """`sentences`: the first is the finding. `template` draws what a chart cannot; it sees the section."""
+
+    key: str
+    title: str
+    sentences: list[str]
+    charts: list[Chart] = field(default_factory=list)
+    template: str = ""
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def step_times() -> Section:
+    """The 18 step times, in and out of the fit apart."""
+    found = accuracy.step_times()
+    out, inside = (accuracy.summary([r for r in found if r.fitted is used]) for used in (False, True))
+    text = f"Out of the fit: {_errors(out)}. In the fit: {_errors(inside)}."
+    names = ", ".join(FREE)
+    how = (
+        f"{len(FREE)} constants ({names}) were fitted on {inside.count} of {len(found)} rows, one set for all of them. "
+    )
+    how += "The formulas were written by people who knew every row; only the fitted numbers were kept blind."
+    return Section("times", "Step times", [text, how], [errors.chart("times", text, found, GOAL_WORST)])
+
+
+def other_times() -> Section:
+    """Times that no constant was fitted on: a layer by itself, and a run with replicas."""
+    layers, replicas = accuracy.layer_times(), accuracy.with_replicas()
+    found = accuracy.summary(layers)
+    text = f"One layer of the 22 B model: {_errors(found)}. With 8 replicas: {errors.signed(replicas[0].error)}."
+    return Section("layers", "One layer, and replicas", [text], [errors.chart("layers", text, [*layers, *replicas])])
+
+
+def memory() -> Section:
+    """Korthikanti's figures of memory."""
+    first, seventh = accuracy.figure_1(), accuracy.figure_7()
+    points = max(abs(row.predicted - row.measured) for row in seventh)
+    exact = max(abs(row.error) for row in first)
+    text = f"{len(first)} values of Figure 1 are met exactly (largest difference {100 * exact:.1g} %)."
+    other = (
+        f"{len(seventh)} bars of Figure 7 are met within {significant(points, 2)} points, as far as they can be read."
+    )
+    title = f"{text} {other}"
+    return Section(
+        "memory",
+        "Memory",
+        [text, other],
+        [errors.chart("figures", title, [*first, *seventh], right="predicted too much")],
+    )
+
+
+def bubbles() -> Section:
+    """The zero-bubble tables, a part a model that is simulated when it is asked for."""
+    text = "T_W and T_comm come from two published rates of a row; its other four rates are then predicted."
+    return Section("bubbles", "Bubble rates", [text], template="plans/accuracy/bubbles.html", more={"models": _parts()})
+
+
+def constants() -> Section:
+    """The constants, where each is from, and what nobody has checked."""
+    data = table("efficiency")
+    rows = [
+        (name, significant(value), "fitted" if name in data["fitted"] else data["sources"].get(name, ""))
+        for name, value in data["constants"].items()
+    ]
+    text = f"{len(rows)} constants, {len(data['fitted'])} of them fitted, all on A100s: other devices are extrapolated."
+    return Section("constants", "Constants", [text], template="plans/accuracy/constants.html", more={"rows": rows})
+
+
+SECTIONS: tuple[Callable[[], Section], ...] = (step_times, other_times, memory, bubbles, constants)
+"""In the order of the page."""
+
+
+def _errors(found: accuracy.Summary) -> str:
+    each = f"mean error {100 * found.mean:.1f} %, worst {100 * found.worst:.1f} %"
+    return f"{found.count} rows, {each}, bias {errors.signed(found.bias)}"
+
+
+def _parts() -> list[dict[str, Any]]:
+    return [{"model": model, "quick": model in QUICK} for model in models()]
+
+
+@dataclass(frozen=True)
+class Bubbles:
+    """A model's table: `worst` in percentage points over the rates that were predicted."""
+
+    model: str
+    worst: float
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def bubbles_of(model: str) -> Bubbles:
+    """Simulates the rows of one model. Raises KeyError for one that is not in the tables."""
+    if model not in models():
+        raise KeyError(model)
+    found = bubble_rows(model)
+    worst = max(abs(row.points(name)) for row in found for name in PREDICTED)
+    columns = ["micro-batches", "T_W derived (profiled)", "T_comm derived (profiled)", *PREDICTED]
+    return Bubbles(model, worst, columns, [_cells(row) for row in found])
+
+
+def _cells(row: BubbleRow) -> list[str]:
+    derived = [
+        f"{_percent(row.weights)} ({_percent(row.profiled_weights)})",
+        f"{_percent(row.message)} ({_percent(row.profiled_message)})",
+    ]
+    return [f"{row.stages} stages, {row.micro_batches}", *derived, *(_rate(row, name) for name in PREDICTED)]
+
+
+def _rate(row: BubbleRow, name: str) -> str:
+    return f"{_percent(row.predicted[name])} against {_percent(row.measured[name])} ({row.points(name):+.2f})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"

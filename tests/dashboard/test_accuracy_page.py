@@ -1,0 +1,62 @@
+"""The Accuracy page: every published row with its error, and sentences that follow from the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.charts import errors
+from dashboard.plans import accuracy_page
+from parallel_core.plan.cluster import accuracy
+
+PAGE = "/planner/accuracy/"
+
+
+@pytest.fixture
+def reader(bob: Any) -> Client:
+    client = Client()
+    client.force_login(bob)
+    return client
+
+
+def test_every_row_stands_with_its_measurement_and_error(reader: Client) -> None:
+    page = reader.get(PAGE)
+    text = page.content.decode()
+    for row in [*accuracy.step_times(), *accuracy.layer_times(), *accuracy.figure_1(), *accuracy.figure_7()]:
+        assert row.key in text
+    times = next(s for s in page.context["sections"] if s.key == "times").charts[0]
+    assert len(times.rows) == 18
+    assert sum(row[4] == "yes" for row in times.rows) == 4
+
+
+def test_errors_in_and_out_of_the_fit_stand_apart(reader: Client) -> None:
+    first = reader.get(PAGE).context["sections"][0].sentences[0]
+    found = accuracy.summary([row for row in accuracy.step_times() if not row.fitted])
+    assert first.startswith(
+        f"Out of the fit: 14 rows, mean error {100 * found.mean:.1f} %, worst {100 * found.worst:.1f} %"
+    )
+    assert "In the fit: 4 rows" in first
+
+
+def test_bars_end_at_the_errors_and_fitted_rows_are_outlined() -> None:
+    rows = accuracy.step_times()
+    bars = errors.chart("times", "", rows, 0.08).figure["data"][0]
+    assert bars["x"] == pytest.approx([100 * (row.predicted - row.measured) / row.measured for row in rows])
+    hollow = [colour == "rgba(0,0,0,0)" for colour in bars["marker"]["color"]]
+    assert hollow == [row.fitted for row in rows]
+
+
+def test_bubble_rates_are_simulated_for_a_model_of_the_tables(reader: Client) -> None:
+    text = reader.get(f"{PAGE}bubbles/1.5B").content.decode()
+    assert "1.5B: 3 rows, worst 0.3" in text
+    assert "against 4.33" in text
+    assert reader.get(f"{PAGE}bubbles/7B").status_code == 404
+
+
+def test_constants_name_their_sources() -> None:
+    rows = accuracy_page.constants().more["rows"]
+    assert len(rows) >= 9
+    assert sum(source == "fitted" for _, _, source in rows) == 3
+    assert all(source for _, _, source in rows)
