@@ -1,15 +1,24 @@
-"""Commands about weights: Llama's in and out."""
+"""Commands about weights: Llama's in and out, and text generated from a checkpoint."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from parallel_core.analysis.quantities import bytes_text
+from pydantic import ValidationError
+
+from parallel_core.analysis.quantities import bytes_text, seconds_text, significant
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.launch import Wish
+from parallel_core.local import LocalYard
+from parallel_core.spec import RunSpec, field_errors
 
 
 class Wrong(Exception):
@@ -23,10 +32,26 @@ def add(commands: Any) -> None:
     take.add_argument("--out", type=Path, required=True, help="folder for spec.json and the checkpoint")
     take.add_argument("--seq", type=int, default=1024, help="sequence length of the model (default: 1024)")
     take.set_defaults(run=_import)
+    _add_generate(commands)
     give = commands.add_parser("export-llama", help="write a checkpoint of a Llama as safetensors and config.json")
     give.add_argument("checkpoint", type=Path, help="a checkpoint, or a run's folder: its newest one")
     give.add_argument("--out", type=Path, required=True, help="folder to write to")
     give.set_defaults(run=_export)
+
+
+def _add_generate(commands: Any) -> None:
+    made = commands.add_parser("generate", help="generate text from a checkpoint of a GPT")
+    made.add_argument("checkpoint", type=Path, help="a checkpoint, or a run's folder: its newest one")
+    text = made.add_mutually_exclusive_group(required=True)
+    text.add_argument("--prompt", help="text to go on from, read as bytes")
+    text.add_argument("--ids", help="numbers of tokens to go on from, e.g. 1,15043")
+    made.add_argument("--new", type=int, default=64, help="tokens to generate (default: 64)")
+    made.add_argument("--samples", type=int, default=1, help="how many texts (default: 1)")
+    made.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default)")
+    made.add_argument("--seed", type=int, default=7, help="of what a temperature above 0 draws")
+    made.add_argument("--tp", type=int, default=1, help="devices that share the model (default: 1)")
+    made.add_argument("--no-cache", action="store_true", help="make every token from the whole text again")
+    made.set_defaults(run=_generate)
 
 
 def checkpoint_of(path: Path) -> tuple[Path, manifests.Manifest]:
@@ -61,3 +86,78 @@ def _export(options: argparse.Namespace) -> int:
         raise Wrong(f"{found} cannot be exported: {error}") from error
     print(f"{bytes_text(size)} in {options.out}")
     return 0
+
+
+def _generate(options: argparse.Namespace) -> int:
+    found, manifest = checkpoint_of(options.checkpoint)
+    spec, wish = _inference(manifest, options.tp), _wish(options)
+    _check_wish(wish, spec)
+    with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-generate-") as folder:
+        outcome = yard.run(spec, Path(folder), resume=found, wish=wish)
+    if not outcome.ok:
+        print(outcome.failure(), file=sys.stderr)
+        return 1
+    said = [outcome.last(rank, "generated") or {} for rank in range(options.tp)]
+    for tokens in said[0]["tokens"]:
+        print(_text([*wish["prompt"], *tokens], spec.model.vocab))
+    print(timing(said, wish), file=sys.stderr)
+    return 0
+
+
+def _inference(manifest: manifests.Manifest, tp: int) -> RunSpec:
+    """The spec of the checkpoint's model on `tp` devices, without dropout."""
+    model, train = dict(manifest.spec["model"]), manifest.spec["train"]
+    if model.get("kind", "gpt") != "gpt":
+        raise Wrong(f"only a GPT generates text; this checkpoint is a {model['kind']} model")
+    kept = {"precision": train["precision"], "device": train["device"]}
+    try:
+        return RunSpec.model_validate({"model": {**model, "dropout": 0.0}, "parallel": {"tp": tp}, "train": kept})
+    except ValidationError as error:
+        raise Wrong(" ".join(field_errors(error).values())) from error
+
+
+def _wish(options: argparse.Namespace) -> Wish:
+    try:
+        prompt = [int(part) for part in options.ids.split(",")] if options.ids else list(options.prompt.encode())
+    except ValueError as error:
+        raise Wrong(f"--ids are numbers with commas between; got {options.ids!r}") from error
+    return {
+        "prompt": prompt,
+        "new": options.new,
+        "samples": options.samples,
+        "temperature": options.temperature,
+        "seed": options.seed,
+        "cached": not options.no_cache,
+    }
+
+
+def _check_wish(wish: Wish, spec: RunSpec) -> None:
+    prompt, model = wish["prompt"], spec.model
+    if not prompt:
+        raise Wrong("the prompt is empty; give at least one token to go on from")
+    if min(prompt) < 0 or max(prompt) >= model.vocab:
+        raise Wrong(f"the model knows tokens 0 to {model.vocab - 1}; the prompt has {max(prompt, key=abs)}")
+    if min(wish["new"], wish["samples"]) < 1 or not 0 <= wish["temperature"] < math.inf or wish["seed"] < 0:
+        raise Wrong("--new and --samples are at least 1, --temperature and --seed at least 0")
+    if len(prompt) + wish["new"] > model.seq:
+        room = model.seq - len(prompt)
+        raise Wrong(
+            f"the model's sequence is {model.seq} tokens and the prompt has {len(prompt)}; "
+            + (f"--new can be at most {room}" if room > 0 else "give a shorter one")
+        )
+
+
+def _text(tokens: list[int], vocab: int) -> str:
+    """Bytes as text; of a larger vocabulary, whose words nobody knows here, the numbers."""
+    return bytes(tokens).decode(errors="replace") if vocab <= 256 else ",".join(map(str, tokens))
+
+
+def timing(said: list[dict[str, Any]], wish: Wish) -> str:
+    """Prefill, time a token, and bytes of keys and values, in one line."""
+    first, several = said[0], len(wish["prompt"]) * wish["samples"]
+    text = f"prefill of {several} tokens {seconds_text(first['prefill'])}"
+    if first["seconds"]:
+        token = statistics.median(first["seconds"])
+        text += f"; then {seconds_text(token)} a token (median of {len(first['seconds'])}), "
+        text += f"{significant(wish['samples'] / token)} tokens/s"
+    return f"{text}; keys and values {bytes_text(max(rank['kv_bytes'] for rank in said))} a rank"

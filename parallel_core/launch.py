@@ -58,6 +58,17 @@ class Saves(TypedDict):
     attempt: int
 
 
+class Wish(TypedDict):
+    """What is to be generated: `new` tokens behind `prompt`, `samples` times. `temperature` 0 takes the likeliest."""
+
+    prompt: list[int]
+    new: int
+    samples: int
+    temperature: float
+    seed: int
+    cached: bool
+
+
 class StartOrder(TypedDict):
     """One host's ranks of an attempt: rank `first_rank + i` gets `devices[i]`.
 
@@ -75,6 +86,8 @@ class StartOrder(TypedDict):
     store: NotRequired[Store | None]
     address: NotRequired[str]
     saves: NotRequired[Saves | None]
+    wish: NotRequired[Wish | None]
+    """Text to generate from the checkpoint that `saves` resumes from, instead of training."""
 
 
 class Event(TypedDict):

@@ -54,6 +54,7 @@ RunRank = Callable[[Seat, FileSink, progress.Progress], None]
 
 def engine() -> RunRank:
     """The engine as a RunRank; its imports happen here, in the fork server, so that no rank pays for them."""
+    from parallel_core.engine import generate
     from parallel_core.engine.distributed import Rendezvous
     from parallel_core.engine.trainer import run_rank
 
@@ -65,6 +66,10 @@ def engine() -> RunRank:
             is_host=seat.listen_fd is not None,
             listen_fd=seat.listen_fd,
         )
+        wish, saves = seat.order.get("wish"), seat.saves
+        if wish is not None and saves is not None and saves.resume is not None:
+            generate.run_rank(seat.spec, seat.rank, sink, connect, page, saves.resume, wish)
+            return
         cache = Path(seat.order["corpus_cache"])
         run_rank(seat.spec, seat.rank, sink, connect, page, corpus_cache=cache, saves=seat.saves)
 

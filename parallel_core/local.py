@@ -21,7 +21,7 @@ import numpy as np
 
 from parallel_core import launch
 from parallel_core.checkpoint.folder import CHECKPOINTS
-from parallel_core.launch import Event, ForkServer, Saves, StartOrder
+from parallel_core.launch import Event, ForkServer, Saves, StartOrder, Wish
 from parallel_core.observe.records import POINT, SPAN, Frame, decode, events_path, read_file
 from parallel_core.spec import RunSpec
 
@@ -97,8 +97,10 @@ class LocalYard:
         corpora: Path | None = None,
         resume: Path | None = None,
         on_frame: Callable[[Frame], None] | None = None,
+        wish: Wish | None = None,
     ) -> Outcome:
-        """Train to the end in `folder`; `on_frame` sees the records of rank 0 as they come.
+        """Train to the end in `folder`, or with a `wish` generate text from `resume`; `on_frame` sees the records of
+        rank 0 as they come.
 
         `corpora` holds uploaded texts by their sha256; `resume` is a checkpoint to begin from; new ones go to
         `folder`/checkpoints. Ctrl-C (KeyboardInterrupt) stops the ranks, which save first, then goes on up.
@@ -106,7 +108,7 @@ class LocalYard:
         self._attempt += 1
         folder.mkdir(parents=True, exist_ok=True)
         outcome, tail = Outcome(folder, time.monotonic()), Tail(events_path(folder, 0))
-        self.server.start(self._order(spec, folder, devices, corpora, resume))
+        self.server.start({**self._order(spec, folder, devices, corpora, resume), "wish": wish})
         try:
             while not self._step(outcome):
                 tail.read(on_frame)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -23,11 +23,14 @@ from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import storage
+from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.optimizer import Pieces
 from parallel_core.engine.shares import Box, Share, split
+from parallel_core.layout import Coords
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.records import Sink
 from parallel_core.outline.splits import split_dim
+from parallel_core.spec import RunSpec
 
 if TYPE_CHECKING:
     from parallel_core.engine.trainer import Trainer
@@ -39,10 +42,23 @@ PARTS_S = 600.0
 """How long rank 0 waits for the other ranks' parts before it gives a save up."""
 
 
+class Holds(Protocol):
+    """What holds parameters: a trainer, or what generates text."""
+
+    @property
+    def spec(self) -> RunSpec: ...
+    @property
+    def flat(self) -> FlatParameters: ...
+    @property
+    def place(self) -> Coords: ...
+    @property
+    def units(self) -> tuple[str, ...]: ...
+
+
 class State:
     """The state of a trainer as named shares of full tensors."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Holds) -> None:
         self._slots, self._size = trainer.flat.slots, len(trainer.flat.values)
         self._place, self._units = trainer.place, trainer.units
         self._shapes = parameter_shapes(trainer.spec.model, list(trainer.units))

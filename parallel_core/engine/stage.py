@@ -98,6 +98,11 @@ class Stage:
         self._per_step = spec.parallel.dp * spec.parallel.micro_batches
         self._put_off: dict[int, list[WeightGradient]] = {}
 
+    @property
+    def layers(self) -> list[nn.Module]:
+        """One for each of `names`."""
+        return self._units
+
     def prepare(self, replicas: Group, device: Device) -> None:
         """Everything of the layers that is no parameter: their buffers, and whom their statistics are shared with."""
         for unit in self._units:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from parallel_core.models.cache import KvCache
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec
 
@@ -26,6 +27,9 @@ class Core(nn.Module):
 
     recomputing: Callable[[], AbstractContextManager[None]] | None = None
     """Set where the core is recomputed: what it is made again in (gradients on, time and memory followed)."""
+
+    cache: KvCache | None = None
+    """Set where text is generated: what came before, which the new places attend to as well."""
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
@@ -44,13 +48,22 @@ class Core(nn.Module):
         batch, seq, _ = qkv.shape
         q, k, v = self._heads(qkv)
         if self.rope:
-            turn = rotary(seq, self.head_dim, self.rope_base, qkv.dtype, qkv.device)
-            q, k = rotate(q, *turn), rotate(k, *turn)
+            cos, sin = self._turns(seq, qkv)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if self.cache is not None:
+            k, v = self.cache.extend(k, v)
         if self.plain:
             mixed = self._plain(q, k, v)
         else:
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.group > 1)
+            first = k.shape[2] == seq  # else one place that may look at all
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=first, enable_gqa=self.group > 1)
         return mixed.transpose(1, 2).reshape(batch, seq, -1)
+
+    def _turns(self, seq: int, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the next `seq` places."""
+        first, places = (0, seq) if self.cache is None else (self.cache.length, self.cache.capacity)
+        cos, sin = rotary(places, self.head_dim, self.rope_base, qkv.dtype, qkv.device)
+        return cos[first : first + seq], sin[first : first + seq]
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (batch, heads, seq, dim), keys and values (batch, kv heads, seq, dim)."""
@@ -68,7 +81,7 @@ class Core(nn.Module):
         if self.group > 1:
             k, v = k.repeat_interleave(self.group, 1), v.repeat_interleave(self.group, 1)
         scores = (q @ k.transpose(-2, -1)).mul_(self.head_dim**-0.5)
-        scores = scores.masked_fill_(_future(q.shape[2], q.device), -torch.inf)
+        scores = scores.masked_fill_(_future(k.shape[2], q.device)[-q.shape[2] :], -torch.inf)
         return torch.softmax(scores, -1) @ v
 
 

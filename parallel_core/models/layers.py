@@ -30,8 +30,11 @@ class Embedding(nn.Embedding):
 class Positions(Embedding):
     """Adds a learned vector for each place: (batch, seq, hidden) in and out."""
 
+    first = 0
+    """The place of what comes first: not 0 where text is generated a token at a time."""
+
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.weight[: x.shape[1]]
+        return x + self.weight[self.first : self.first + x.shape[1]]
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -1,0 +1,172 @@
+"""Text generation from a checkpoint: one prefill of the prompt, then a token at a time from cached keys and values.
+
+The ranks of a tensor-parallel group each hold the cache of their own heads, gather the logits (one vector a sample),
+and draw the same token from the same numbers, so no token is ever sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from parallel_core.checkpoint import manifest as manifests
+from parallel_core.engine import checkpoint, storage
+from parallel_core.engine.device import Device, open_device
+from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
+from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.precision import DTYPES, LossScale
+from parallel_core.engine.stage import Stage
+from parallel_core.launch import Wish
+from parallel_core.layout import Coords, Layout
+from parallel_core.models.attention import Core
+from parallel_core.models.cache import KvCache
+from parallel_core.models.layers import Positions
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import Sink
+from parallel_core.observe.scope import Scope
+from parallel_core.outline.gpt import GptOutline
+from parallel_core.spec import RunSpec
+from parallel_core.tensor.group import TensorGroup
+from parallel_core.tensor.weights import WeightGradients
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Generated:
+    """`tokens` of each sample, without the prompt; seconds of the prefill and of each token behind the first."""
+
+    tokens: list[list[int]]
+    prefill: float
+    seconds: list[float] = field(default_factory=list)
+    kv_bytes: int = 0
+    """Of this rank's caches."""
+
+
+class _Holds(NamedTuple):
+    """What `checkpoint.State` asks of a trainer."""
+
+    spec: RunSpec
+    flat: FlatParameters
+    place: Coords
+    units: tuple[str, ...]
+
+
+class Generator:
+    """A GPT on one rank of a tensor group, with the values of the checkpoint `path`. `spec` has dp = pp = 1.
+
+    Raises CheckpointError where the checkpoint is damaged.
+    """
+
+    def __init__(self, spec: RunSpec, rank: int, groups: Groups, device: Device, path: Path) -> None:
+        self.spec, self._rank, self._device = spec, rank, device
+        scope = Scope(device.recorder(0, 0))
+        self._group = TensorGroup(rank, spec.parallel.tp, groups.tensor, scope)
+        names = spec.model.units()
+        stage = Stage(spec, names, self._group, WeightGradients(scope), LossScale(spec.train), scope)
+        self._flat = FlatParameters(stage.places(), DTYPES[spec.train.precision], device)
+        self._layers, self._head = stage.layers[:-1], stage.layers[-1]
+        modules = [module for layer in self._layers for module in layer.modules()]
+        self._cores = [module for module in modules if isinstance(module, Core)]
+        self._positions = [module for module in modules if isinstance(module, Positions)]
+        holds = _Holds(spec, self._flat, Layout.of(spec).coords(rank), tuple(names))
+        shares = checkpoint.State(holds).shares({"value": ((0, self._flat.values),)})
+        storage.load(shares, path, manifests.read(path))
+
+    @torch.no_grad()
+    def generate(self, wish: Wish) -> Generated:
+        """The tokens, and what they cost. Prompt and new tokens together are at most the model's sequence."""
+        prompt = torch.tensor([wish["prompt"]] * wish["samples"], device=self._device.torch)
+        self._begin(wish, prompt.shape[1] + wish["new"])
+        turns = self._turns(prompt, wish)
+        drawn, prefill = next(turns)
+        out = Generated([[token] for token in drawn], prefill)
+        for drawn, seconds in turns:
+            for tokens, token in zip(out.tokens, drawn, strict=True):
+                tokens.append(token)
+            out.seconds.append(seconds)
+        out.kv_bytes = sum(core.cache.nbytes for core in self._cores if core.cache is not None)
+        return out
+
+    def _begin(self, wish: Wish, capacity: int) -> None:
+        """Empty caches; none where the wish wants every token made from the whole text again."""
+        outline = GptOutline(self.spec.model)
+        heads = outline.kv_heads // self.spec.parallel.tp
+        like = {"dtype": self._flat.values.dtype, "device": self._device.torch}
+        for core in self._cores:
+            core.cache = None
+            if wish["cached"]:
+                core.cache = KvCache(wish["samples"], heads, capacity, outline.head_dim, **like)
+
+    def _turns(self, text: Tensor, wish: Wish) -> Iterator[tuple[list[int], float]]:
+        """(a token for each sample, seconds that it took), one after the other."""
+        fresh = text
+        for number in range(wish["new"]):
+            began = time.perf_counter()
+            drawn = self._draw(self.logits(fresh, text.shape[1] - fresh.shape[1]), number, wish)
+            token = torch.tensor(drawn, device=text.device)[:, None]
+            text = torch.cat([text, token], 1)
+            fresh = token if wish["cached"] else text
+            yield drawn, time.perf_counter() - began
+
+    @torch.no_grad()
+    def logits(self, tokens: Tensor, first: int = 0) -> Tensor:
+        """Of what follows `tokens` (samples, n), which stand at places `first` ..: (samples, vocabulary), whole."""
+        for positions in self._positions:
+            positions.first = first
+        x = tokens
+        for layer in self._layers:
+            x = layer(x)
+        mine: Tensor = self._output(self._head, x[:, -1])
+        if self._group.size == 1:
+            return mine
+        rows = self._group.end(self._group.begin_gather(mine.t().contiguous()[None]))
+        return rows[0].t()
+
+    @staticmethod
+    def _output(head: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = head.get_submodule("output")(head.get_submodule("norm")(x))
+        return out
+
+    def _draw(self, logits: Tensor, number: int, wish: Wish) -> list[int]:
+        """One token a sample: a function of (seed, number of the token, sample) and the logits."""
+        if wish["temperature"] == 0:
+            likeliest: list[int] = logits.argmax(-1).tolist()
+            return likeliest
+        key = np.array([wish["seed"], number], np.uint64)
+        at = torch.from_numpy(np.random.Generator(np.random.Philox(key=key)).random(len(logits)))[:, None]
+        sums = torch.softmax(logits.double().cpu() / wish["temperature"], -1).cumsum(-1)
+        found: list[int] = torch.searchsorted(sums, at * sums[:, -1:], right=True).squeeze(1).tolist()
+        return [min(token, logits.shape[1] - 1) for token in found]
+
+
+def run_rank(
+    spec: RunSpec, rank: int, sink: Sink, rendezvous: Rendezvous, progress: Progress, path: Path, wish: Wish
+) -> None:
+    """Generates on one rank and emits what came out; whoever started the rank reports what goes wrong."""
+    device = open_device(spec.train.device)
+    progress.at(-1, "connecting")
+    groups = connect(rendezvous, rank, Layout.of(spec), device.backend)
+    try:
+        progress.at(-1, "loading")
+        generator = Generator(spec, rank, groups, device, path)
+        progress.at(0, "generating")
+        found = generator.generate(wish)
+        log.info("rank %d: %d tokens, %d bytes of keys and values", rank, len(found.tokens[0]), found.kv_bytes)
+        sink.emit(
+            "generated",
+            tokens=found.tokens,
+            prefill=found.prefill,
+            seconds=found.seconds,
+            kv_bytes=found.kv_bytes,
+        )
+    finally:
+        disconnect()

@@ -1,0 +1,146 @@
+"""Text from the cache is the text that the whole sequence would give, alone and under tensor parallelism."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.cli import main
+from parallel_core.engine import checkpoint
+from parallel_core.engine.device import open_device
+from parallel_core.engine.distributed import Rendezvous, connect, disconnect
+from parallel_core.engine.generate import Generated, Generator
+from parallel_core.engine.trainer import Trainer
+from parallel_core.launch import Wish
+from parallel_core.layout import Layout
+from parallel_core.observe.records import FileSink
+from parallel_core.spec import RunSpec
+from tests.parallel_core import ranks
+
+SIZE = {"layers": 2, "hidden": 32, "heads": 4, "seq": 48, "vocab": 256}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": SIZE,
+    "llama": SIZE | {"positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False, "kv_heads": 2},
+    "plain": SIZE | {"attention": "plain", "positions": "rope", "tied": True},
+}
+PROMPT, NEW = list(b"def sum("), 24
+WISH: Wish = {"prompt": PROMPT, "new": NEW, "samples": 1, "temperature": 0.0, "seed": 7, "cached": True}
+
+
+def spec_of(model: str, precision: str = "fp64", **parallel: Any) -> RunSpec:
+    train = {"precision": precision, "global_batch": 4, "steps": 30, "warmup_steps": 1, "lr": 1e-2}
+    return RunSpec.model_validate({"model": MODELS[model], "parallel": parallel, "train": train})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint of each model, after some steps: the likeliest token is no tie."""
+    return {name: _train(spec_of(name), tmp_path_factory.mktemp(name)) for name in MODELS}
+
+
+def _train(spec: RunSpec, folder: Path) -> Path:
+    def use(trainer: Trainer) -> None:
+        for step in range(20):
+            trainer.step(step)
+        saver = checkpoint.Saver(trainer, SaveOrder(folder), FileSink(folder, 0))
+        saver.save(20)
+        saver.wait()
+
+    def work(*given: Any) -> None:
+        ranks.with_trainer(*given, use)
+
+    ranks.run(spec, work, ranks.scratch())
+    return folders.path_of(folder, 20)
+
+
+def generated(spec: RunSpec, path: Path, *wishes: Wish) -> list[list[Generated]]:
+    """By rank, what each wish gave."""
+
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[Generated]:
+        device = open_device("cpu")
+        groups = connect(meeting, rank, Layout.of(spec), device.backend)
+        try:
+            made = Generator(spec, rank, groups, device, path)
+            return [made.generate(wish) for wish in wishes]
+        finally:
+            disconnect()
+
+    return ranks.run(spec, work, ranks.scratch())
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("tp", [1, 2])
+def test_cached_text_is_that_of_the_whole_sequence(model: str, tp: int, trained: dict[str, Path]) -> None:
+    drawn: Wish = {**WISH, "temperature": 1.0}
+    wishes = [WISH, {**WISH, "cached": False}, drawn, {**drawn, "cached": False}]
+    every = generated(spec_of(model, tp=tp), trained[model], *wishes)
+    for rank in every:
+        assert [found.tokens for found in rank] == [found.tokens for found in every[0]]
+    likeliest, whole, mixed, whole_mixed = every[0]
+    assert (likeliest.tokens, mixed.tokens) == (whole.tokens, whole_mixed.tokens)
+    assert len(likeliest.tokens[0]) == NEW
+    assert len(set(mixed.tokens[0])) > NEW // 3
+    assert whole.kv_bytes == 0
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_bytes_of_keys_and_values(tp: int, trained: dict[str, Path]) -> None:
+    """2 x layers x samples x key heads x tokens x dim x bytes, over the ranks (Pope et al. 2022, section 2.1)."""
+    for rank in generated(spec_of("llama", tp=tp), trained["llama"], {**WISH, "samples": 3}):
+        assert rank[0].kv_bytes == 2 * 2 * 3 * 2 * (len(PROMPT) + NEW) * 8 * 8 // tp
+        assert len(rank[0].seconds) == NEW - 1
+        assert rank[0].prefill > 0
+
+
+def test_a_temperature_draws_the_same_under_any_layout(trained: dict[str, Path]) -> None:
+    wish: Wish = {**WISH, "samples": 4, "temperature": 1.5}
+    (alone,) = generated(spec_of("llama"), trained["llama"], wish)[0]
+    (shared,) = generated(spec_of("llama", tp=2), trained["llama"], wish)[0]
+    assert alone.tokens == shared.tokens
+    assert len({tuple(tokens) for tokens in alone.tokens}) == 4
+    (other,) = generated(spec_of("llama"), trained["llama"], {**wish, "seed": 8})[0]
+    assert other.tokens != alone.tokens
+
+
+def test_logits_are_those_of_training(trained: dict[str, Path]) -> None:
+    """Loss of a text by the generator's logits, place by place, and by the trainer's own forward."""
+    spec = spec_of("llama")
+
+    def losses(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> tuple[float, float]:
+        made = Generator(spec, 0, connect(meeting, 0, Layout.of(spec), "gloo"), open_device("cpu"), trained["llama"])
+
+        def use(trainer: Trainer) -> tuple[float, torch.Tensor, torch.Tensor]:
+            checkpoint.load(trainer, trained["llama"])
+            drawn = trainer._sampler.micro_batches(20, (0,))
+            return trainer.step(20).loss, torch.tensor(drawn.inputs[0]), torch.tensor(drawn.targets[0])
+
+        loss, inputs, targets = ranks.with_trainer(spec, rank, meeting, folder, use)
+        places = [made.logits(inputs[:, : n + 1]).log_softmax(-1) for n in range(inputs.shape[1])]
+        picked = torch.stack(places, 1).gather(2, targets[..., None])
+        return loss, float(-picked.mean())
+
+    trained_loss, found = ranks.run(spec, losses, ranks.scratch())[0]
+    assert found == pytest.approx(trained_loss, rel=1e-12)
+
+
+def test_command_line(trained: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(trained["llama"])
+    assert main(["generate", path, "--prompt", "def ", "--new", "8", "--tp", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("def ")
+    assert "prefill of 4 tokens" in err
+    assert "(median of 7)" in err
+    assert "keys and values 3 KiB a rank" in err
+    for wrong, told in (
+        (["--prompt", ""], "the prompt is empty"),
+        (["--ids", "300"], "tokens 0 to 255"),
+        (["--prompt", "a", "--new", "99"], "--new can be at most 47"),
+        (["--prompt", "a", "--tp", "3"], "tensor=3 does not divide"),
+    ):
+        assert main(["generate", path, *wrong]) == 2
+        assert told in capsys.readouterr().err
