@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from dashboard.errors import envelope
-from parallel_core.limits import MAX_CORPUS_BYTES
+from parallel_core.limits import MAX_CORPUS_BYTES, MAX_TRACE_BYTES
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[..., Awaitable[None]]
 
-UPLOADS = re.compile(r"/runs/new/|/studies/\d+/add/|/api/v1/corpora")
-"""Addresses that take a file."""
+UPLOADS = (
+    (re.compile(r"/runs/new/|/studies/\d+/add/|/api/v1/corpora"), MAX_CORPUS_BYTES),
+    (re.compile(r"/traces/new/"), MAX_TRACE_BYTES),
+)
+"""Addresses that take files, and the bytes these may have."""
 MIB = 1024 * 1024
 FORM_SLACK = MIB
 """What the other fields of an upload's form may add."""
@@ -44,13 +47,18 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        limit = MAX_CORPUS_BYTES + FORM_SLACK if UPLOADS.fullmatch(scope["path"]) else MAX_BODY
+        limit = limit_of(scope["path"])
         if declared(scope) > limit:
             return await refuse(scope, receive, send)
         try:
             await self.app(scope, counted(receive, limit), send)
         except TooLarge:
             await refuse(scope, receive, send)
+
+
+def limit_of(path: str) -> int:
+    """Bytes that a request to this address may have."""
+    return next((size + FORM_SLACK for address, size in UPLOADS if address.fullmatch(path)), MAX_BODY)
 
 
 def declared(scope: Scope) -> int:

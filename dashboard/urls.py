@@ -11,6 +11,7 @@ urlpatterns = [
     path("runs/", include("dashboard.runs.urls")),
     path("planner/", include("dashboard.plans.urls")),
     path("fleet/", include("dashboard.fleet.urls")),
+    path("traces/", include("dashboard.traces.urls")),
     path("schedules/", include("dashboard.schedules.urls")),
     path("", include("dashboard.studies.urls")),
 ]

@@ -16,6 +16,8 @@ MAX_DEGREE = 16_384
 MAX_KEPT = 1_000
 MAX_CORPUS_BYTES = 200 * 1024 * 1024
 """Largest corpus that may be uploaded, in bytes."""
+MAX_TRACE_BYTES = 1024 * 1024 * 1024
+"""Most bytes of the files of one uploaded trace."""
 MAX_FAULTS = 16
 """Most faults that a run is broken with."""
 MAX_PROGRAM = 512 * 1024

@@ -44,6 +44,7 @@ TORCH_FREE = (
     "parallel_core.analysis.meters",
     "parallel_core.analysis.stats",
     "parallel_core.observe.records",
+    "parallel_core.traces.__main__",
     "workers.contract",
     "workers.supervisor",
     "workers.relay",

@@ -13,7 +13,7 @@ from typing import Protocol
 from django.conf import settings
 from django.db import connection
 
-ADVISORY_KEY = 0x54524E59  # "TRNY"
+ADVISORY_KEYS = {"controller": 0x54524E59, "analyst": 0x54524E5A}  # "TRNY" and the next
 
 
 class Lock(Protocol):
@@ -24,13 +24,13 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
 
-def lock_of_database() -> Lock:
-    """The lock that goes with the configured database."""
+def lock_of_database(role: str = "controller") -> Lock:
+    """The lock of a role of ADVISORY_KEYS that goes with the configured database."""
     if connection.vendor == "postgresql":
-        return AdvisoryLock()
+        return AdvisoryLock(ADVISORY_KEYS[role])
     name = str(connection.settings_dict["NAME"])
     in_memory = "memory" in name
-    return FileLock(settings.HOME / "controller.lock" if in_memory else Path(f"{name}.controller.lock"))
+    return FileLock(settings.HOME / f"{role}.lock" if in_memory else Path(f"{name}.{role}.lock"))
 
 
 class FileLock:
@@ -62,14 +62,15 @@ class FileLock:
 class AdvisoryLock:
     """Held by the database session: lost, and noticed as lost, when the connection breaks."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: int = ADVISORY_KEYS["controller"]) -> None:
+        self._key = key
         self._session: object | None = None
 
     def hold(self) -> bool:
         if self._session is not None and self._session is connection.connection:
             return True
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", [ADVISORY_KEY])
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [self._key])
             row = cursor.fetchone()
         self._session = connection.connection if row and row[0] else None
         return self._session is not None
@@ -77,5 +78,5 @@ class AdvisoryLock:
     def release(self) -> None:
         if self._session is not None and self._session is connection.connection:
             with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_unlock(%s)", [ADVISORY_KEY])
+                cursor.execute("SELECT pg_advisory_unlock(%s)", [self._key])
         self._session = None

@@ -45,7 +45,7 @@ def free_port() -> int:
 
 
 class Yard:
-    """The processes of one data folder: broker, web, controller, worker."""
+    """The processes of one data folder: broker, web, controller, analyst, worker."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
@@ -61,7 +61,8 @@ class Yard:
         self.web = self._part("web", web, 1.0)
         self.controller = self._part("controller", [python, "manage.py", "controller"], 1.0)
         self.worker = self._part("worker", [python, "-m", "workers"], 3.5)
-        self.parts = [self.broker, self.web, self.controller, self.worker]
+        self.analyst = self._part("analyst", [python, "manage.py", "analyst"], 1.0)
+        self.parts = [self.broker, self.web, self.controller, self.analyst, self.worker]
 
     @property
     def url(self) -> str:
@@ -145,6 +146,6 @@ class Yard:
         """Stops the worker first: it reports its runs as interrupted, and the controller queues them again."""
         self.stopping = True
         running = any(part.process is not None for part in self.parts)
-        stop_in_order([[self.worker], [self.web, self.controller], [self.broker]])
+        stop_in_order([[self.worker], [self.web, self.controller, self.analyst], [self.broker]])
         if running:
             say("Stopped.")

@@ -1,0 +1,73 @@
+"""Traces of jobs that were not launched here. The analyst reads the files; what it found stays, the files go."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+
+
+class TraceState(models.TextChoices):
+    QUEUED = "queued", "queued"
+    READING = "running", "reading"
+    READY = "succeeded", "ready"
+    FAILED = "failed", "failed"
+
+
+class Trace(models.Model):
+    """One job, a file a rank. `read` of `size` bytes are through while it is being read."""
+
+    name = models.CharField(max_length=120)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="traces")
+    created_at = models.DateTimeField(auto_now_add=True)
+    state = models.CharField(max_length=12, choices=TraceState.choices, default=TraceState.QUEUED, db_index=True)
+    detail = models.TextField(blank=True)
+    """Why it failed."""
+    tries = models.IntegerField(default=0)
+    size = models.BigIntegerField(default=0)
+    read = models.BigIntegerField(default=0)
+    notes = models.JSONField(default=list, blank=True)
+    """Sentences on what is missing in it and what was done about it."""
+    ranks = models.JSONField(default=dict, blank=True)
+    """rank -> {file, device, raw, top, steps} (parallel_core.traces report)."""
+
+    class Meta:
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps that any rank has, ascending."""
+        return sorted({int(step) for rank in self.ranks.values() for step in rank["steps"]})
+
+    @property
+    def part_read(self) -> int:
+        """Per cent of the bytes."""
+        return min(100, 100 * self.read // self.size) if self.size else 0
+
+
+class TraceFile(models.Model):
+    """An uploaded file until it is read; `stored` is its name in the default storage."""
+
+    trace = models.ForeignKey(Trace, on_delete=models.CASCADE, related_name="files")
+    name = models.CharField(max_length=200)
+    size = models.BigIntegerField()
+    stored = models.CharField(max_length=200)
+
+    class Meta:
+        ordering = ("id",)
+
+
+class TraceSpans(models.Model):
+    """The spans of one rank in one step (dtype records.SPAN)."""
+
+    trace = models.ForeignKey(Trace, on_delete=models.CASCADE, related_name="spans")
+    rank = models.IntegerField()
+    step = models.IntegerField()
+    count = models.IntegerField()
+    data = models.BinaryField()
+
+    class Meta:
+        ordering = ("step", "rank")
+        constraints = [models.UniqueConstraint(fields=("trace", "step", "rank"), name="one_table_a_step_of_a_rank")]

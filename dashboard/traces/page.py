@@ -1,0 +1,90 @@
+"""What the page of a trace shows: its sentence, the Gantt of a step, where the step went, the largest operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dashboard.charts import breakdown as chart_of_breakdown
+from dashboard.charts import gantt
+from dashboard.charts.chart import Chart, Entry
+from dashboard.traces.models import Trace
+from parallel_core.analysis.breakdown import Breakdown, breakdown, mean
+from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.sentences import COMPONENT_NAMES, Result
+from parallel_core.analysis.stats import Stats
+from parallel_core.layout import Layout
+from parallel_core.observe.records import SPAN
+
+Spans = Mapping[int, NDArray[np.void]]
+DRAWN_RANKS = 32
+
+
+def spans(trace: Trace, step: int) -> dict[int, NDArray[np.void]]:
+    """rank -> SPAN rows of a step."""
+    rows = trace.spans.filter(step=step).order_by("rank")
+    return {row.rank: np.frombuffer(bytes(row.data), SPAN) for row in rows}
+
+
+def accounts(found: Spans) -> dict[int, Breakdown]:
+    """Where the step of each rank went. Every rank stands for itself: nothing tells who shares a tensor."""
+    world = max(found, default=0) + 1
+    return breakdown(found, Layout(world, 1, 1, world, ((0,),), (0,)))
+
+
+def sentence(found: Spans) -> str:
+    """The finding of a step, number first."""
+    parts = mean(accounts(found).values())
+    named = {name: ns for name, ns in parts.as_dict().items() if name != "compute"}
+    second = max(named, key=lambda name: named[name])
+    word = "idle or not traced" if second == "other" else COMPONENT_NAMES[second]
+    return (
+        f"{ns_text(parts.total)} a step: {percent_text(parts.share('compute'))} compute, "
+        f"{percent_text(parts.share(second))} {word}."
+    )
+
+
+def _least(found: Spans) -> str:
+    """Which rank is idle most."""
+    idle = {rank: parts.share("other") + parts.share("bubble") for rank, parts in accounts(found).items()}
+    rank = max(idle, key=lambda rank: idle[rank])
+    if len(idle) == 1:
+        return f"{percent_text(idle[rank])} of the step is idle or not traced"
+    return f"Rank {rank} is idle or not traced most: {percent_text(idle[rank])} of its step"
+
+
+def timeline(trace: Trace, found: Spans, step: int) -> Chart:
+    """The Gantt of a step: at most DRAWN_RANKS ranks of it."""
+    drawn = dict(sorted(found.items())[:DRAWN_RANKS])
+    part = f", {len(drawn)} of {len(found)} ranks" if len(drawn) < len(found) else ""
+    return gantt.chart([("", drawn)], _least(found), f"imported from {len(trace.ranks)} files, step {step}{part}")
+
+
+def where(found: Spans) -> Chart:
+    """The parts of each rank's step."""
+    entries = [
+        Entry(f"rank {rank}", result=Result(f"rank {rank}", Stats(s, s, s, s, 1), breakdown=parts))
+        for rank, parts in list(accounts(found).items())[:DRAWN_RANKS]
+        for s in [parts.total / 1e9]
+    ]
+    longest = max(entries, key=lambda entry: entry.result.step.median if entry.result else 0)
+    made = chart_of_breakdown.chart(entries, f"The longest step is that of {longest.label}", "imported")
+    made.figure["layout"]["xaxis"]["title"]["text"] = "ms"
+    return replace(made, subtitle="Where the step of each rank goes, in ms: parts add up to it")
+
+
+def largest(trace: Trace) -> list[dict[str, Any]]:
+    """Operations by their time over all ranks: name, family, count, ms, and their share of all that is listed."""
+    total: dict[str, dict[str, Any]] = {}
+    for rank in trace.ranks.values():
+        for row in rank["top"]:
+            kept = total.setdefault(row["name"], {"name": row["name"], "family": row["family"], "count": 0, "ns": 0})
+            kept["count"] += row["count"]
+            kept["ns"] += row["ns"]
+    most = sum(row["ns"] for row in total.values()) or 1
+    rows = sorted(total.values(), key=lambda row: -row["ns"])[:20]
+    return [row | {"time": ns_text(row["ns"]), "share": percent_text(row["ns"] / most)} for row in rows]

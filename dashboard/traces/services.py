@@ -1,0 +1,74 @@
+"""What people do with traces: upload and delete. Each checks the right and owns its transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.core.files.storage import default_storage
+from django.core.files.uploadedfile import UploadedFile
+from django.db import transaction
+
+from dashboard.accounts.roles import may_change, may_submit
+from dashboard.runs.services import Invalid
+from dashboard.traces.models import Trace, TraceFile
+from parallel_core import limits
+
+MAX_FILES = 64
+MAX_TRACES = 500
+MAX_MIB = limits.MAX_TRACE_BYTES >> 20
+
+
+def upload(*, owner: Any, name: str, files: Sequence[UploadedFile]) -> Trace:
+    """Keeps the files and queues them for the analyst.
+
+    Raises PermissionDenied for viewers, Invalid({"files" or "name": why}).
+    """
+    if not may_submit(owner):
+        raise PermissionDenied("Your account may look at traces but not upload them.")
+    errors = _errors(name.strip(), files)
+    if errors:
+        raise Invalid(errors)
+    with transaction.atomic():
+        title = name.strip() or _plain(files[0].name)[: limits.MAX_NAME]
+        trace = Trace.objects.create(name=title, owner=owner, size=sum(file.size or 0 for file in files))
+        for number, file in enumerate(files):
+            stored = default_storage.save(f"traces/{trace.pk}/{number}", file)
+            TraceFile.objects.create(trace=trace, name=_plain(file.name), size=file.size or 0, stored=stored)
+    return trace
+
+
+def _errors(name: str, files: Sequence[UploadedFile]) -> dict[str, str]:
+    if len(name) > limits.MAX_NAME or "\x00" in name:
+        return {"name": f"A name has at most {limits.MAX_NAME} plain characters."}
+    if not files:
+        return {"files": "Choose at least one file."}
+    if len(files) > MAX_FILES:
+        return {"files": f"At most {MAX_FILES} files, one a rank; these are {len(files)}."}
+    size = sum(file.size or 0 for file in files)
+    if size > limits.MAX_TRACE_BYTES:
+        return {"files": f"At most {MAX_MIB} MiB in all; these files have {size >> 20} MiB. gzip makes them small."}
+    if Trace.objects.count() >= MAX_TRACES:
+        return {"files": f"This yard keeps {MAX_TRACES} traces; delete one that nobody needs."}
+    return {}
+
+
+def delete(*, trace: Trace, user: Any) -> None:
+    """Removes a trace with all that belongs to it. Raises PermissionDenied."""
+    if not may_change(user, trace):
+        raise PermissionDenied("Only the trace's owner and admins may delete it.")
+    drop_files(trace)
+    trace.delete()
+
+
+def drop_files(trace: Trace) -> None:
+    """Deletes the uploaded files, not what was read from them."""
+    for file in trace.files.all():
+        default_storage.delete(file.stored)
+        file.delete()
+
+
+def _plain(name: str | None) -> str:
+    return "".join(c for c in PurePath(name or "").name if c.isprintable())[:200] or "trace"

@@ -1,0 +1,11 @@
+from django.urls import path
+
+from dashboard.traces import views
+
+app_name = "traces"
+urlpatterns = [
+    path("", views.traces, name="list"),
+    path("new/", views.new, name="new"),
+    path("<int:pk>/", views.one, name="page"),
+    path("<int:pk>/delete/", views.delete, name="delete"),
+]

@@ -1,0 +1,92 @@
+"""Traces: the list with its upload, the page of one, and its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods, require_safe
+
+from dashboard.accounts.guards import member_required
+from dashboard.accounts.roles import may_change, may_submit
+from dashboard.charts.theme import LEGEND
+from dashboard.runs.services import Invalid
+from dashboard.traces import page, services
+from dashboard.traces.models import Trace, TraceState
+from parallel_core import limits
+
+PER_PAGE = 50
+OPEN = (TraceState.QUEUED, TraceState.READING)
+
+
+@require_safe
+def traces(request: HttpRequest) -> HttpResponse:
+    """All traces, newest first."""
+    rows = Trace.objects.select_related("owner")
+    shown = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
+    return render(request, "traces/list.html", {"page": shown, "may_submit": may_submit(request.user)})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@member_required
+def new(request: HttpRequest) -> HttpResponse:
+    """GET: the form. POST: keep the files and queue them, or say what is wrong (422)."""
+    values, errors = {"name": request.POST.get("name", "")}, dict[str, str]()
+    if request.method == "POST":
+        try:
+            trace = services.upload(owner=request.user, name=values["name"], files=request.FILES.getlist("files"))
+        except Invalid as error:
+            errors = error.field_errors
+        else:
+            return redirect("traces:page", trace.pk)
+    context = {"values": values, "errors": errors, "max_bytes": limits.MAX_TRACE_BYTES, "max_mib": services.MAX_MIB}
+    context |= {"max_name": limits.MAX_NAME, "max_files": services.MAX_FILES}
+    return render(request, "traces/new.html", context, status=422 if errors else 200)
+
+
+@require_safe
+def one(request: HttpRequest, pk: int) -> HttpResponse:
+    """The page of a trace. `?step=` names the step; with HX-Request only the part that waits for the analyst."""
+    trace = get_object_or_404(Trace.objects.select_related("owner"), pk=pk)
+    context: dict[str, Any] = {"trace": trace, "open": trace.state in OPEN}
+    if request.headers.get("HX-Request") and trace.state in OPEN:
+        return render(request, "traces/waiting.html", context)
+    context["may_change"] = may_change(request.user, trace)
+    if trace.state == TraceState.READY:
+        context |= _found(request, trace)
+    response = render(request, "traces/page.html", context)
+    if request.headers.get("HX-Request"):
+        response.headers["HX-Refresh"] = "true"
+    return response
+
+
+def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
+    steps, asked = trace.steps, request.GET.get("step", "")
+    step = int(asked) if asked.isdecimal() and int(asked) in steps else steps[len(steps) // 2]
+    found = page.spans(trace, step)
+    return {
+        "steps": steps,
+        "step": step,
+        "verdict": page.sentence(found),
+        "gantt": page.timeline(trace, found, step),
+        "where": page.where(found),
+        "largest": page.largest(trace),
+        "legend": LEGEND,
+        "kernels": sum(rank["raw"] for rank in trace.ranks.values()),
+        "device": "GPU kernels" if any(rank["device"] == "cuda" for rank in trace.ranks.values()) else "CPU operations",
+    }
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def delete(request: HttpRequest, pk: int) -> HttpResponse:
+    """GET asks once (for browsers without JavaScript), POST deletes."""
+    trace = get_object_or_404(Trace, pk=pk)
+    if not may_change(request.user, trace):
+        raise PermissionDenied("Only the trace's owner and admins may delete it.")
+    if request.method == "POST":
+        services.delete(trace=trace, user=request.user)
+        return redirect("traces:list")
+    return render(request, "traces/delete.html", {"trace": trace})

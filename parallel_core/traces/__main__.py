@@ -1,0 +1,100 @@
+"""`python -m parallel_core.traces OUT FILE...`: reads traces in a process of its own, within a limit of memory.
+
+Prints a line of JSON now and then, {"read": bytes, "of": bytes}. Leaves in OUT `report.json` and, for each rank and
+step, `<rank>-<step>.npy` with its SPAN rows. Exit code 3: memory ran out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallel_core.traces import EXIT_MEMORY, kineto
+from parallel_core.traces.collect import Collected
+from parallel_core.traces.stream import EventStream, Limits
+from parallel_core.traces.together import Together, join, rank_of
+
+EVERY_S = 0.5
+USUAL = Limits()
+
+
+class Progress:
+    """Bytes read of all files, told on stdout."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._before, self._told = total, 0, 0.0
+
+    def at(self, read: int) -> None:
+        if time.monotonic() - self._told > EVERY_S:
+            self._told = time.monotonic()
+            sys.stdout.write(json.dumps({"read": self._before + read, "of": self._total}) + "\n")
+            sys.stdout.flush()
+
+    def past(self, size: int) -> None:
+        self._before += size
+
+
+def read_all(files: list[tuple[str, Path]], limits: Limits = USUAL) -> Together:
+    """The traces in `files` ((name for a person, path) each) as one job."""
+    progress = Progress(sum(path.stat().st_size for _, path in files))
+    parts = []
+    for name, path in files:
+        with path.open("rb") as file:
+            stream = EventStream(file, limits, progress.at)
+            collected = Collected(stream)
+        progress.past(path.stat().st_size)
+        trace = kineto.read(collected)
+        if collected.odd:
+            stream.notes.append(f"{collected.odd} events without a sensible time were left out.")
+        missing = bool(stream.notes) and not trace.steps
+        trace.notes = stream.notes if missing else stream.notes + trace.notes
+        trace.host = str(stream.header.get("host_name", ""))
+        trace.move(_base(stream.header))
+        parts.append((name, rank_of(stream.header, name), trace))
+    return join(parts)
+
+
+def _base(header: dict[str, Any]) -> int:
+    """Nanoseconds that the times of a trace count from; 0 where it does not say or they would not fit."""
+    base = header.get("baseTimeNanoseconds", 0)
+    return base if isinstance(base, int) and abs(base) < 1 << 61 else 0
+
+
+def write(found: Together, folder: Path) -> None:
+    """What `read_all` found, into a folder."""
+    report = {
+        "notes": found.notes,
+        "ranks": {
+            rank: {
+                "file": found.files[rank],
+                "device": trace.device,
+                "raw": trace.raw,
+                "top": trace.top,
+                "steps": {step: len(rows) for step, rows in trace.steps.items()},
+            }
+            for rank, trace in sorted(found.ranks.items())
+        },
+    }
+    for rank, trace in found.ranks.items():
+        for step, rows in trace.steps.items():
+            np.save(folder / f"{rank}-{step}.npy", rows)
+    (folder / "report.json").write_text(json.dumps(report))
+
+
+def main(arguments: list[str]) -> int:
+    """`OUT NAME=PATH ...`; the exit code."""
+    folder, named = Path(arguments[0]), [text.rpartition("=")[::2] for text in arguments[1:]]
+    try:
+        write(read_all([(name or Path(path).name, Path(path)) for name, path in named]), folder)
+    except MemoryError:
+        return EXIT_MEMORY
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

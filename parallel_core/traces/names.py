@@ -1,0 +1,94 @@
+"""What the names of a torch.profiler trace stand for: one table, first match first.
+
+Sources: PyTorch's own annotations (`ProfilerStep#`, `Optimizer.step#`, `enumerate(DataLoader)`,
+`autograd::engine::evaluate_function: `), NCCL's and Gloo's operation names, torch.distributed.pipelining's
+`PP:<stage><F|B|W><micro-batch>` and `Forward <i>`, and this engine's own operations as text (`1F3`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P
+from parallel_core.schedule.ir import Kind
+
+STEP = re.compile(r"ProfilerStep#(\d+)")
+_OWN = re.compile(r"(?:PP:)?(\d+)(F|BW|B|I|W)(\d+)")
+_PASS = re.compile(r"(Forward|Backward)(?:_| )(\d+)")
+
+
+class Meaning(NamedTuple):
+    """What an event is. `stage` and `micro_batch` are -1 where the name does not tell."""
+
+    kind: Kind
+    lane: int
+    stage: int = -1
+    micro_batch: int = -1
+
+
+_COMMUNICATION = (
+    (re.compile(r"\b(i?send)\b|nccl:send|gloo:send|Send(?!Recv)", re.I), Meaning(Kind.SEND_ACT, LANE_P2P)),
+    (re.compile(r"\b(i?recv(AnySource)?)\b|nccl:recv|gloo:recv|SendRecv", re.I), Meaning(Kind.RECV_ACT, LANE_P2P)),
+    (
+        re.compile(r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast|reduce|gather|barrier", re.I),
+        Meaning(Kind.BUCKET, LANE_COLLECTIVE),
+    ),
+)
+_LIBRARY = re.compile(r"^(nccl|gloo|c10d|mpi|ucc)|^void nccl|record_param_comms", re.I)
+_OPTIMIZER_KERNEL = re.compile(r"multi_tensor_apply|fused_?(adam|sgd)|lamb", re.I)
+GEMM = re.compile(
+    r"gemm|cutlass|cublas|xmma|nvjet|wgmma|::(mm|bmm|addmm|baddbmm|matmul|linear)$|^(mm|addmm|bmm|baddbmm|linear)backward|convolution|cudnn",
+    re.I,
+)
+ATTENTION = re.compile(r"flash|fmha|scaled_dot_product|attention", re.I)
+
+
+def communication(name: str) -> Meaning | None:
+    """Of an operation or kernel of a communication library; None for any other."""
+    if not _LIBRARY.search(name):
+        return None
+    return next((meaning for words, meaning in _COMMUNICATION if words.search(name)), None)
+
+
+def marker(name: str) -> Meaning | None:
+    """What everything inside this event belongs to; None where the name says nothing."""
+    if name.startswith(("Optimizer.step", "Optimizer.zero_grad")):
+        return Meaning(Kind.OPT_STEP if "step" in name else Kind.SETUP, LANE_HOST)
+    if name.startswith("enumerate(DataLoader)"):
+        return Meaning(Kind.DATA, LANE_HOST)
+    if name.startswith("CheckpointFunctionBackward"):
+        return Meaning(Kind.R, LANE_COMPUTE)
+    if name.startswith("autograd::engine::evaluate_function"):
+        return Meaning(Kind.BW, LANE_COMPUTE)
+    return _annotation(name)
+
+
+def _annotation(name: str) -> Meaning | None:
+    if own := _OWN.fullmatch(name):
+        kinds = {"F": Kind.F, "BW": Kind.BW, "B": Kind.BW, "I": Kind.B, "W": Kind.W}
+        return Meaning(kinds[own[2]], LANE_COMPUTE, int(own[1]), int(own[3]))
+    if half := _PASS.fullmatch(name):
+        return Meaning(Kind.F if half[1] == "Forward" else Kind.BW, LANE_COMPUTE, -1, int(half[2]))
+    if name.lower() in _PLAIN:
+        return Meaning(_PLAIN[name.lower()], LANE_COMPUTE if name.lower() != "optimizer" else LANE_HOST)
+    return None
+
+
+_PLAIN = {"forward": Kind.F, "backward": Kind.BW, "optimizer": Kind.OPT_STEP}
+
+
+def of_kernel(name: str) -> Meaning | None:
+    """What a device kernel is by its own name alone."""
+    if _OPTIMIZER_KERNEL.search(name):
+        return Meaning(Kind.OPT_STEP, LANE_HOST)
+    return communication(name)
+
+
+def family(name: str) -> str:
+    """In which of few groups an operation is counted: communication, matrix products, attention, other."""
+    if communication(name):
+        return "communication"
+    if GEMM.search(name):
+        return "matrix products"
+    return "attention" if ATTENTION.search(name) else "other"

@@ -1,0 +1,199 @@
+"""Events of a Chrome trace, one after the other, from a file that is never held in memory.
+
+The file is JSON as torch.profiler writes it (an object whose `traceEvents` is the list, or the bare list), plain or
+gzipped. What is wrong with it does not end the reading where anything is left to read: it is said in `notes`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+PIECE = 1 << 20
+LONGEST = 8 * PIECE
+"""Characters that one value of the file may have."""
+_SPACE = re.compile(r"[\s,]*")
+_NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
+_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one file may cost."""
+
+    unpacked: int = 4 << 30
+    """Bytes after unpacking."""
+    ratio: int = 250
+    """Unpacked over packed bytes, beyond the first 64 MiB: JSON of a profiler packs to a tenth or a twentieth."""
+    events: int = 5_000_000
+
+
+@dataclass
+class EventStream:
+    """`for event in EventStream(file)`; afterwards `header` has the other values of the object, `notes` what is amiss.
+
+    `told` is called with the number of bytes read of the file, now and then.
+    """
+
+    file: IO[bytes]
+    limits: Limits = Limits()
+    told: Callable[[int], None] = lambda read: None
+    header: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    count: int = 0
+    damaged: int = 0
+
+    def __post_init__(self) -> None:
+        self._text, self._at, self._done = "", 0, False
+        self._pieces = self._unpacked()
+        self._decoder = json.JSONDecoder(strict=False)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        start = self._peek()
+        if start == "[":
+            self._at += 1
+            yield from self._events()
+        elif start == "{":
+            self._at += 1
+            yield from self._object()
+        elif start:
+            self.notes.append("This is no Chrome trace: JSON begins with { or [.")
+        elif not self.notes:
+            self.notes.append("The file is empty.")
+        if self.damaged:
+            self.notes.append(f"{self.damaged} events could not be read and were left out.")
+
+    def _object(self) -> Iterator[dict[str, Any]]:
+        found = False
+        while self._peek() not in ("}", ""):
+            key = self._value()
+            if not isinstance(key, str) or self._peek() != ":":
+                self.notes.append(f"The file stops making sense after {self.count} events.")
+                break
+            self._at += 1
+            if key == "traceEvents" and self._peek() == "[":
+                self._at, found = self._at + 1, True
+                yield from self._events()
+            else:
+                self.header[key] = self._value()
+        if not found and not self.notes:
+            self.notes.append("The file has no traceEvents: it is no Chrome trace.")
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        while (start := self._peek()) != "]":
+            if not start:
+                self.notes.append(f"The file is cut off behind event {self.count}; what came before is shown.")
+                return
+            event = self._value()
+            if isinstance(event, dict):
+                self.count += 1
+                yield event
+            elif not self._skip():
+                return
+            if self.count >= self.limits.events:
+                self.notes.append(f"Only the first {self.count} events were read.")
+                self._stop()
+                return
+        self._at += 1
+
+    def _value(self) -> Any:
+        """The JSON value here; None where there is none that can be read (the place then stays)."""
+        self._peek()
+        while True:
+            if len(self._text) - self._at < PIECE and not self._done:
+                self._more()
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except ValueError:
+                if self._done or len(self._text) - self._at > LONGEST:
+                    return None
+                self._more()
+            else:
+                self._at = end
+                return value
+
+    def _skip(self) -> bool:
+        """Goes to where the next event may begin; False where there is none."""
+        found = _NEXT_EVENT.search(self._text, self._at)
+        if found is None:
+            if self.count or not self._done:
+                self.notes.append(f"The file is cut off behind event {self.count}; what came before is shown.")
+            self._stop()
+            return False
+        self.damaged, self._at = self.damaged + 1, found.end()
+        return True
+
+    def _peek(self) -> str:
+        """The next character that is neither space nor comma; '' at the end."""
+        while True:
+            matched = _SPACE.match(self._text, self._at)
+            self._at = matched.end() if matched else self._at
+            if self._at < len(self._text) or self._done:
+                return self._text[self._at : self._at + 1]
+            self._more()
+
+    def _more(self) -> None:
+        piece = next(self._pieces, None)
+        if piece is None:
+            self._done = True
+        else:
+            self._text, self._at = self._text[self._at :] + piece, 0
+
+    def _stop(self) -> None:
+        self._text, self._at, self._done = "", 0, True
+
+    def _unpacked(self) -> Iterator[str]:
+        """The text of the file, piece by piece."""
+        decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        for data in self._data():
+            yield decode(data)
+        yield decode(b"", True)
+
+    def _data(self) -> Iterator[bytes]:
+        packed = unpacked = 0
+        zipped: Any = None
+        while piece := self.file.read(PIECE):
+            if not packed and piece.startswith(_ZIP):
+                self.notes.append("This is a zip archive; unpack it and upload the traces in it.")
+                return
+            if not packed and piece.startswith(_GZIP):
+                zipped = zlib.decompressobj(wbits=31)
+            packed += len(piece)
+            self.told(packed)
+            for data in self._inflate(zipped, piece) if zipped else (piece,):
+                unpacked += len(data)
+                if self._too_much(packed, unpacked):
+                    return
+                yield data
+            if zipped and zipped.eof:
+                return
+        if zipped and not zipped.eof:
+            self.notes.append("The gzip file is cut off; what could be unpacked is shown.")
+
+    def _inflate(self, zipped: Any, piece: bytes) -> Iterator[bytes]:
+        """At most PIECE bytes at a time, however much is packed into a few."""
+        try:
+            while piece and not zipped.eof:
+                if data := zipped.decompress(piece, PIECE):
+                    yield data
+                elif not zipped.unconsumed_tail:
+                    return
+                piece = zipped.unconsumed_tail or b""
+        except zlib.error as error:
+            self.notes.append(f"The gzip file is damaged ({error}); what could be unpacked before that is shown.")
+
+    def _too_much(self, packed: int, unpacked: int) -> bool:
+        if unpacked > self.limits.unpacked:
+            self.notes.append(f"It unpacks to more than {self.limits.unpacked >> 20} MiB; only these were read.")
+        elif unpacked > 64 * PIECE and unpacked > self.limits.ratio * packed:
+            self.notes.append(
+                f"It unpacks to more than {self.limits.ratio} times its size: no trace does. It was not read on."
+            )
+        else:
+            return False
+        return True

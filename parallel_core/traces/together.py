@@ -1,0 +1,119 @@
+"""Several ranks' traces as one: who is which rank, one clock, and what can be said about stages and micro-batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from parallel_core.schedule.ir import P2P, Kind
+from parallel_core.traces.kineto import RankTrace
+
+SKEW_NS = 500_000
+"""Clocks that differ by less are left as they are."""
+_IN_NAME = re.compile(r"rank[-_]?(\d+)|worker(\d+)|[-_](\d+)(?=\.)", re.I)
+
+
+@dataclass
+class Together:
+    """`ranks[r]` are the traces by rank; `notes` what was found out or is missing, for a person."""
+
+    ranks: dict[int, RankTrace] = field(default_factory=dict)
+    files: dict[int, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def rank_of(header: Mapping[str, Any], name: str) -> int | None:
+    """The rank that the profiler wrote into the file, else the one its name tells; None where neither does."""
+    info = header.get("distributedInfo")
+    told = info.get("rank") if isinstance(info, dict) else None
+    if isinstance(told, int) and 0 <= told < 1 << 20:
+        return told
+    found = _IN_NAME.search(name)
+    number = next((int(part) for part in found.groups() if part), None) if found else None
+    return number if number is not None and number < 1 << 20 else None
+
+
+def join(parts: Sequence[tuple[str, int | None, RankTrace]]) -> Together:
+    """(file name, rank or None, trace) of every file, as one job."""
+    out = Together()
+    free = iter(range(len(parts) + len(out.ranks) + 1))
+    taken = {rank for _, rank, _ in parts if rank is not None}
+    for name, told, trace in parts:
+        rank = told
+        if rank is None or rank in out.ranks:
+            rank = next(i for i in free if i not in taken)
+            taken.add(rank)
+            why = "does not say its rank" if told is None else f"says it is rank {told}, as another does"
+            if len(parts) > 1:
+                out.notes.append(f"{name} {why}: it is shown as rank {rank}.")
+        out.ranks[rank], out.files[rank] = trace, name
+        out.notes += [f"{name}: {note}" for note in trace.notes]
+    _missing(out)
+    _one_clock(out)
+    _pipeline(out)
+    return out
+
+
+def _missing(out: Together) -> None:
+    absent = sorted(set(range(max(out.ranks, default=-1) + 1)) - set(out.ranks))
+    if absent:
+        out.notes.append(f"There is no trace of {'rank' if len(absent) == 1 else 'ranks'} {_few(absent)}.")
+    steps = {rank: set(trace.steps) for rank, trace in out.ranks.items()}
+    every = set.union(*steps.values()) if steps else set()
+    short = [rank for rank, own in steps.items() if own != every]
+    if short and every:
+        out.notes.append(f"Not every step is in the traces of {_few(short)}.")
+
+
+def _one_clock(out: Together) -> None:
+    """Moves a rank's spans so that its collectives end when those of the first rank do: all end together."""
+    ends = {rank: _collective_ends(trace) for rank, trace in out.ranks.items()}
+    first = min((rank for rank, own in ends.items() if len(own)), default=None)
+    for rank, own in ends.items():
+        if first is None or rank == first or (out.ranks[rank].host and out.ranks[rank].host == out.ranks[first].host):
+            continue  # one host, one clock
+        if not len(own) or len(own) != len(ends[first]):
+            if len(out.ranks) > 1 and len(own):
+                out.notes.append(
+                    f"Rank {rank} has other collectives than rank {first}: their clocks were not compared."
+                )
+            continue
+        skew = int(np.median(own - ends[first]))
+        if abs(skew) > SKEW_NS:
+            out.ranks[rank].move(-skew)
+            way = "ahead" if skew > 0 else "behind"
+            text = f"The clock of rank {rank} is {abs(skew) / 1e6:.3g} ms {way} of that of rank {first}"
+            out.notes.append(f"{text}; it was moved by the ends of {len(own)} collectives.")
+
+
+def _collective_ends(trace: RankTrace) -> np.ndarray:
+    rows = [rows["end"][rows["kind"] == Kind.BUCKET] for _, rows in sorted(trace.steps.items())]
+    return np.sort(np.concatenate(rows)) if rows else np.empty(0, np.int64)
+
+
+def _pipeline(out: Together) -> None:
+    """What is known of stages and micro-batches, and how surely."""
+    if any(trace.micro_batches for trace in out.ranks.values()):
+        most = max(trace.micro_batches for trace in out.ranks.values())
+        stages = "stages and " if any(trace.stages for trace in out.ranks.values()) else ""
+        out.notes.append(f"Certain: {stages}up to {most} micro-batches a rank are named by annotations in the traces.")
+        return
+    messages = [
+        rank
+        for rank, trace in out.ranks.items()
+        if any(np.isin(rows["kind"], [*P2P]).any() for rows in trace.steps.values())
+    ]
+    if messages:
+        out.notes.append(
+            "Not recovered: ranks send to each other, as a pipeline does, but nothing names stages or micro-batches; "
+            "torch.distributed.pipelining and this engine annotate them."
+        )
+
+
+def _few(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"

@@ -1,0 +1,197 @@
+"""Traces in the browser: uploaded, read by the analyst, shown, deleted; what is wrong with them is said."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from django.core.files.storage import default_storage
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+from django.urls import reverse
+
+from dashboard.body_limit import MAX_BODY, limit_of
+from dashboard.traces import reading, services
+from dashboard.traces.models import Trace, TraceSpans, TraceState
+from dashboard.traces.reading import Analyst, read_next
+from parallel_core import limits
+from parallel_core.observe.records import SPAN
+from tests.parallel_core import profiled
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    return [path.read_bytes() for path in profiled.record(tmp_path_factory.mktemp("profiled"))]
+
+
+@pytest.fixture(autouse=True)
+def _files(settings: Any, tmp_path: Path) -> None:
+    settings.MEDIA_ROOT = tmp_path
+
+
+@pytest.fixture
+def member(client: Client, alice: Any) -> Client:
+    client.force_login(alice)
+    return client
+
+
+def send(client: Client, *files: tuple[str, bytes], name: str = "") -> Any:
+    uploads = [SimpleUploadedFile(file, data) for file, data in files]
+    return client.post(reverse("traces:new"), {"name": name, "files": uploads})
+
+
+def shown(client: Client, *files: tuple[str, bytes], name: str = "") -> tuple[Trace, Any]:
+    """The trace after the analyst, and its page."""
+    assert send(client, *files, name=name).status_code == 302
+    assert read_next()
+    trace = Trace.objects.latest("pk")
+    return trace, client.get(reverse("traces:page", args=(trace.pk,)))
+
+
+def test_a_job_of_two_ranks_is_uploaded_read_and_shown(member: Client, real: list[bytes]) -> None:
+    trace, page = shown(member, ("rank0.json", real[0]), ("rank1.json.gz", gzip.compress(real[1])), name="Two ranks")
+    assert trace.state == TraceState.READY
+    assert trace.steps == [1, 2, 3]
+    text = page.content.decode()
+    assert "Two ranks" in text and "2 ranks, 3 steps" in text
+    assert page.context["step"] == 2
+    assert page.context["verdict"] in text and " a step: " in page.context["verdict"]
+    assert len(page.context["where"].rows) == 2
+    assert page.context["gantt"].figure["layout"]["meta"]["total"] == sum(
+        len(np.frombuffer(row.data, SPAN)) for row in TraceSpans.objects.filter(step=2)
+    )
+    assert "Certain: " in text
+    assert member.get(f"/traces/{trace.pk}/?step=3").context["step"] == 3
+    assert "Two ranks" in member.get("/traces/").content.decode()
+
+
+def test_files_go_once_they_are_read(member: Client, real: list[bytes]) -> None:
+    send(member, ("rank0.json", real[0]))
+    stored = Trace.objects.get().files.get().stored
+    assert default_storage.exists(stored)
+    read_next()
+    assert not default_storage.exists(stored)
+    assert not Trace.objects.get().files.exists()
+
+
+def test_while_it_waits_the_page_says_so_and_asks_again(member: Client, real: list[bytes]) -> None:
+    send(member, ("rank0.json", real[0]))
+    address = reverse("traces:page", args=(Trace.objects.get().pk,))
+    assert "Waits to be read" in member.get(address).content.decode()
+    part = member.get(address, HTTP_HX_REQUEST="true")
+    assert part.content.decode().lstrip().startswith('<div id="waiting"')
+    Trace.objects.update(state=TraceState.READING, read=1, size=2)
+    assert "Being read: 50 %" in member.get(address, HTTP_HX_REQUEST="true").content.decode()
+    Trace.objects.update(state=TraceState.QUEUED)
+    read_next()
+    assert member.get(address, HTTP_HX_REQUEST="true").headers["HX-Refresh"] == "true"
+
+
+@pytest.mark.parametrize("data", [b"", b"not json", b"PK\x03\x04", b'{"traceEvents": []}'])
+def test_what_is_no_trace_is_told_so(member: Client, data: bytes) -> None:
+    trace, page = shown(member, ("a.json", data))
+    assert trace.state == TraceState.FAILED
+    assert page.status_code == 200
+    assert "Nothing could be read" in page.content.decode()
+    assert trace.detail.startswith("a.json: ")
+
+
+def test_of_a_damaged_one_the_rest_is_shown(member: Client, real: list[bytes]) -> None:
+    trace, page = shown(member, ("rank0.json", real[0][: len(real[0]) * 3 // 4]), ("rank1.json", real[1]))
+    assert trace.state == TraceState.READY
+    assert "cut off" in page.content.decode()
+
+
+def test_uploads_are_bounded(member: Client, real: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert limit_of("/traces/new/") > limits.MAX_TRACE_BYTES > MAX_BODY == limit_of("/traces/")
+    cases: list[tuple[list[tuple[str, bytes]], str, str, int]] = [
+        ([], "MAX_FILES", "at least one file", 64),
+        ([("a", b"1"), ("b", b"2")], "MAX_FILES", "At most 1 files", 1),
+        ([("a", b"1")], "MAX_TRACES", "delete one", 0),
+    ]
+    for files, name, words, value in cases:
+        monkeypatch.setattr(services, name, value)
+        page = send(member, *files)
+        assert page.status_code == 422
+        assert words in page.content.decode()
+    monkeypatch.setattr(limits, "MAX_TRACE_BYTES", 0)
+    assert "MiB in all" in send(member, ("a", b"1")).content.decode()
+    assert not Trace.objects.exists()
+
+
+def test_owner_and_admin_delete_others_may_not(member: Client, bob: Any, admin: Any, real: list[bytes]) -> None:
+    for who, allowed in ((bob, False), (admin, True)):
+        trace, _ = shown(member, ("rank0.json", real[0]))
+        other = Client()
+        other.force_login(who)
+        page = other.get(f"/traces/{trace.pk}/")
+        assert ("Delete" in page.content.decode()) == allowed
+        assert other.post(f"/traces/{trace.pk}/delete/").status_code == (302 if allowed else 403)
+        assert Trace.objects.filter(pk=trace.pk).exists() != allowed
+    trace = Trace.objects.get()
+    assert "Delete “rank0.json”?" in member.get(f"/traces/{trace.pk}/delete/").content.decode()
+    assert member.post(f"/traces/{trace.pk}/delete/").status_code == 302
+    assert not TraceSpans.objects.exists()
+
+
+def test_viewers_look_and_strangers_sign_in(bob: Any, alice: Any, client: Client, real: list[bytes]) -> None:
+    assert client.get("/traces/").status_code == 302
+    client.force_login(bob)
+    assert client.get("/traces/").status_code == 200
+    assert client.get("/traces/new/").status_code == 403
+    assert send(client, ("a", b"1")).status_code == 403
+
+
+def test_names_are_text(member: Client, real: list[bytes]) -> None:
+    _, page = shown(member, ("<b>x.json", real[0]), name="<script>alert(1)</script>")
+    assert "<script>alert" not in page.content.decode()
+    assert "<b>x.json" not in page.content.decode()
+
+
+def test_a_trace_that_ends_its_reader_is_given_up(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(member, ("rank0.json", b"{}"))
+    Trace.objects.update(tries=reading.MAX_TRIES)
+    assert read_next()
+    assert Trace.objects.get().detail == f"Reading it ended the analyst {reading.MAX_TRIES} times."
+    assert not read_next()
+
+
+def test_a_reader_without_memory_says_so(member: Client, real: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MEMORY_BYTES", 1 << 20)
+    trace, _ = shown(member, ("rank0.json", real[0]))
+    assert trace.state == TraceState.FAILED
+    assert trace.detail
+
+
+def test_one_that_was_deleted_while_it_was_read_leaves_nothing(
+    member: Client, real: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(member, ("rank0.json", real[0]))
+
+    def follow(trace: Trace, *args: Any) -> bool:
+        trace.delete()
+        return False
+
+    monkeypatch.setattr(reading, "_follow", follow)
+    assert read_next()
+    assert not TraceSpans.objects.exists()
+
+
+def test_an_analyst_takes_up_what_another_left(member: Client, real: list[bytes]) -> None:
+    send(member, ("rank0.json", real[0]))
+    Trace.objects.update(state=TraceState.READING, tries=1)
+    analyst = Analyst()
+    seen: list[str] = []
+
+    def stopping() -> bool:
+        seen.append(Trace.objects.get().state)
+        return seen[-1] == TraceState.READY or len(seen) > 60
+
+    analyst._stopping.is_set = stopping  # type: ignore[method-assign]
+    analyst.run()
+    assert Trace.objects.get().state == TraceState.READY

@@ -1,0 +1,324 @@
+"""Traces from elsewhere: real ones of torch.profiler, the same damaged, and GPU events written by hand."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallel_core.schedule.ir import Kind
+from parallel_core.traces import kineto, names
+from parallel_core.traces.__main__ import main, read_all
+from parallel_core.traces.collect import Collected
+from parallel_core.traces.nesting import NONE, innermost, outermost, parents
+from parallel_core.traces.stream import EventStream, Limits
+from parallel_core.traces.together import Together, join, rank_of
+from tests.parallel_core import profiled
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return profiled.record(tmp_path_factory.mktemp("profiled"))
+
+
+def read(*paths: Path, limits: Limits = Limits()) -> Together:  # noqa: B008
+    return read_all([(path.name, path) for path in paths], limits)
+
+
+def events(data: bytes, limits: Limits = Limits()) -> tuple[list[Any], EventStream]:  # noqa: B008
+    stream = EventStream(io.BytesIO(data), limits)
+    return list(stream), stream
+
+
+def changed(path: Path, to: Path, data: bytes) -> Path:
+    made = to / path.name
+    made.write_bytes(data)
+    return made
+
+
+# Real ones
+
+
+def test_a_real_trace_becomes_steps_of_phases(real: list[Path]) -> None:
+    found = read(*real)
+    assert sorted(found.ranks) == [0, 1]
+    for trace in found.ranks.values():
+        assert sorted(trace.steps) == [1, 2, 3]
+        for rows in trace.steps.values():
+            kinds = Counter(Kind(kind) for kind in rows["kind"])
+            assert kinds[Kind.STEP] == 1
+            assert kinds[Kind.BUCKET] >= 1
+            assert kinds[Kind.OPT_STEP] == 1
+            assert kinds[Kind.F] and kinds[Kind.BW]
+            (step,) = rows[rows["kind"] == Kind.STEP]
+            assert (rows["end"] >= rows["start"]).all()
+            assert (rows["start"] >= step["start"]).all() and (rows["end"] <= step["end"]).all()
+
+
+def test_annotations_name_stage_and_micro_batch_and_that_is_said(real: list[Path]) -> None:
+    found = read(*real)
+    rows = found.ranks[0].steps[2]
+    for kind in (Kind.F, Kind.BW):
+        named = rows[(rows["kind"] == kind) & (rows["micro_batch"] >= 0)]
+        assert set(named["micro_batch"].tolist()) == {0, 1}
+        assert set(named["stage"].tolist()) == {0}
+    forward, backward = (rows[(rows["kind"] == kind) & (rows["micro_batch"] == 0)] for kind in (Kind.F, Kind.BW))
+    assert forward["end"].max() <= backward["start"].min()
+    assert any(note.startswith("Certain:") for note in found.notes)
+
+
+def test_no_operation_is_lost_but_for_those_outside_of_steps(real: list[Path]) -> None:
+    with real[0].open("rb") as file:
+        trace = Collected(EventStream(file))
+    found = kineto.read(trace)
+    assert found.raw >= sum(len(rows) - 1 for rows in found.steps.values()) > 0
+    assert found.top == sorted(found.top, key=lambda row: -row["ns"])
+
+
+def test_gzip_and_the_bare_list_are_the_same(real: list[Path], tmp_path: Path) -> None:
+    whole = json.loads(real[0].read_text())["traceEvents"]
+    for name, data in (("a.json.gz", gzip.compress(real[0].read_bytes())), ("b.json", json.dumps(whole).encode())):
+        path = tmp_path / name
+        path.write_bytes(data)
+        with path.open("rb") as file:
+            assert list(EventStream(file)) == whole
+
+
+def test_the_process_that_reads_leaves_a_report_and_tables(
+    real: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path), *(f"{path.name}={path}" for path in real)]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["ranks"]["1"]["file"] == "rank1.json"
+    assert len(np.load(tmp_path / "0-2.npy")) == report["ranks"]["0"]["steps"]["2"]
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["of"] == sum(path.stat().st_size for path in real)
+
+
+# Damaged ones
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_of_a_file_that_is_cut_off_the_rest_is_shown(real: list[Path], tmp_path: Path, packed: bool) -> None:
+    data = real[0].read_bytes()
+    data = gzip.compress(data)[: len(gzip.compress(data)) * 2 // 3] if packed else data[: len(data) * 2 // 3]
+    found = read(changed(real[0], tmp_path, data))
+    assert any("cut off" in note for note in found.notes)
+    assert found.ranks[0].raw > 0
+
+
+def test_an_event_that_makes_no_sense_is_left_out(real: list[Path]) -> None:
+    text = real[0].read_text()
+    whole, _ = events(text.encode())
+    middle = text.index('"ph": "X"', len(text) // 2)
+    some, stream = events((text[:middle] + "@@" + text[middle:]).encode())
+    assert len(whole) - 4 <= len(some) < len(whole)
+    assert stream.damaged >= 1
+    assert any("could not be read" in note for note in stream.notes)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "empty"),
+        (b"   \n", "empty"),
+        (b"hello", "no Chrome trace"),
+        (b'{"a": 1}', "no traceEvents"),
+        (b'{"a" 1}', "stops making sense"),
+        (b"PK\x03\x04rest", "zip archive"),
+        (b"\x1f\x8b\x08\x00damaged by hand", "gzip file is"),
+        (b"\x00\xff\xfe", "no Chrome trace"),
+    ],
+)
+def test_what_is_no_trace_is_told_so(data: bytes, words: str) -> None:
+    found, stream = events(data)
+    assert not found
+    assert words in " ".join(stream.notes)
+
+
+def test_a_bomb_is_not_unpacked() -> None:
+    packer = zlib.compressobj(9, wbits=31)
+    bomb = b"".join([packer.compress(b" " * (1 << 20)) for _ in range(200)] + [packer.flush()])
+    found, stream = events(bomb)
+    assert not found
+    assert "times its size" in stream.notes[0]
+
+
+def test_limits_stop_the_reading_and_say_so() -> None:
+    many = json.dumps([{"ph": "X"}] * 50).encode()
+    found, stream = events(many, Limits(events=10))
+    assert len(found) == 10
+    assert stream.notes == ["Only the first 10 events were read."]
+    found, stream = events(many, Limits(unpacked=100))
+    assert not found or len(found) < 50
+    assert any("MiB" in note for note in stream.notes)
+
+
+def test_events_are_found_wherever_a_piece_of_the_file_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallel_core.traces.stream.PIECE", 7)
+    wanted = [{"ph": "X", "name": f"é{i}", "args": {"x": [i]}} for i in range(40)]
+    found, stream = events(json.dumps({"a": {"b": [1]}, "traceEvents": wanted, "z": "é"}, ensure_ascii=False).encode())
+    assert found == wanted
+    assert stream.header == {"a": {"b": [1]}, "z": "é"}
+
+
+def test_times_that_make_no_sense_are_counted() -> None:
+    bad = ({"ts": "x"}, {"ts": 1, "dur": -5}, {"ts": 1e300}, {"ts": float("nan")}, {"ts": 1, "dur": 2})
+    trace = Collected({"ph": "X", "cat": "cpu_op", "name": "aten::mm", **times} for times in bad)
+    assert (trace.odd, len(trace.host)) == (4, 1)
+
+
+def test_overlapping_operations_are_counted_once() -> None:
+    ops = [(0, 100), (10, 20), (50, 150), (150, 160)]
+    trace = Collected(
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": a, "dur": b - a} for a, b in ops
+    )
+    rows = kineto.read(trace).steps[0]
+    forward = rows[rows["kind"] == Kind.F]
+    assert (forward["end"] - forward["start"]).sum() == 110_000
+
+
+# Ranks and clocks
+
+
+def test_a_missing_rank_and_doubles_are_said(real: list[Path]) -> None:
+    traces = [read(path).ranks[rank] for rank, path in enumerate(real)]
+    assert any("no trace of rank 0" in note for note in join([("b", 1, traces[1])]).notes)
+    found = join([("a", 0, traces[0]), ("b", 0, traces[1])])
+    assert sorted(found.ranks) == [0, 1]
+    assert any("as another does" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("header", "name", "rank"),
+    [
+        ({"distributedInfo": {"rank": 3}}, "rank7.json", 3),
+        ({}, "trace_rank7.json.gz", 7),
+        ({}, "worker12.pt.trace.json", 12),
+        ({}, "vm_30130.1790857.pt.trace.json", 30130),
+        ({"distributedInfo": 5}, "trace.json", None),
+    ],
+)
+def test_the_rank_is_read_off_the_file_or_its_name(header: dict[str, Any], name: str, rank: int | None) -> None:
+    assert rank_of(header, name) == rank
+
+
+@pytest.mark.parametrize(("host", "moved"), [("elsewhere", True), ("", True), (None, False)])
+def test_clocks_of_two_hosts_are_made_one(real: list[Path], tmp_path: Path, host: str | None, moved: bool) -> None:
+    """An hour of skew goes where the ends of collectives tell it; ranks of one host have one clock."""
+    whole = json.loads(real[1].read_text())
+    for event in whole["traceEvents"]:
+        if "ts" in event:
+            event["ts"] += 3.6e9
+    if host is not None:
+        whole["host_name"] = host
+    found = read(real[0], changed(real[1], tmp_path, json.dumps(whole).encode()))
+    away = found.ranks[1].steps[2]["start"].min() - found.ranks[0].steps[2]["start"].min()
+    assert (abs(away) < 60e9) == moved
+    assert any("clock of rank 1" in note and "ahead" in note for note in found.notes) == moved
+
+
+# GPU events, written by hand in Kineto's form
+
+
+def gpu(name: str, start: float, length: float, link: int = 0) -> dict[str, Any]:
+    return {
+        "ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": start, "dur": length,
+        "args": {"correlation": link},
+    }  # fmt: skip
+
+
+def cpu(cat: str, name: str, start: float, length: float, thread: int = 1, link: int = 0) -> dict[str, Any]:
+    return {
+        "ph": "X", "cat": cat, "name": name, "pid": 9, "tid": thread, "ts": start, "dur": length,
+        "args": {"correlation": link},
+    }  # fmt: skip
+
+
+def test_a_kernel_is_what_the_code_around_its_launch_was_doing() -> None:
+    made = [
+        cpu("user_annotation", "ProfilerStep#4", 0, 1000),
+        cpu("user_annotation", "Forward 1", 10, 80),
+        cpu("cuda_runtime", "cudaLaunchKernel", 20, 5, link=1),
+        gpu("sm90_xmma_gemm_f32", 500, 100, 1),
+        cpu("user_annotation", "Backward 1", 100, 200),
+        cpu("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 110, 50, thread=2),
+        cpu("cuda_runtime", "cudaLaunchKernel", 120, 5, thread=2, link=2),
+        gpu("sm90_xmma_gemm_f32", 610, 100, 2),
+        cpu("cpu_op", "autograd::engine::evaluate_function: CheckpointFunctionBackward", 170, 90, thread=2),
+        cpu("cpu_op", "CheckpointFunctionBackward", 175, 80, thread=2),
+        cpu("cuda_runtime", "cudaLaunchKernel", 180, 5, thread=2, link=3),
+        gpu("fmha_cutlassF", 720, 50, 3),
+        gpu("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 650, 300, 4),
+        cpu("user_annotation", "Optimizer.step#AdamW.step", 400, 100),
+        cpu("cuda_runtime", "cudaLaunchKernel", 410, 5, link=5),
+        gpu("void at::native::multi_tensor_apply_kernel", 1100, 60, 5),
+        cpu("cpu_op", "nccl:send 0->1", 510, 20),
+        cpu("cuda_runtime", "cudaLaunchKernelExC", 515, 5, link=6),
+        gpu("ncclDevKernel_SendRecv(ncclDevKernelArgs)", 1200, 30, 6),
+    ]
+    found = kineto.read(Collected(made))
+    assert found.device == "cuda"
+    rows = found.steps[4]
+    seen = {Kind(row["kind"]): (int(row["micro_batch"]), int(row["end"] - row["start"])) for row in rows}
+    assert seen[Kind.F] == (1, 100_000)
+    assert seen[Kind.BW] == (1, 100_000)
+    assert seen[Kind.R] == (1, 50_000)
+    assert seen[Kind.BUCKET][1] == 300_000
+    assert seen[Kind.OPT_STEP][1] == 60_000
+    assert seen[Kind.SEND_ACT][1] == 30_000
+    assert seen[Kind.STEP][1] == 1_230_000, "kernels launched in a step belong to it, though they end behind it"
+
+
+def test_a_pipeline_without_annotations_is_not_guessed() -> None:
+    trace = kineto.read(Collected([gpu("ncclDevKernel_SendRecv", 0, 10), gpu("gemm", 20, 5)]))
+    assert any(note.startswith("Not recovered") for note in join([("a", 0, trace)]).notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("ampere_sgemm_128x64_tn", "matrix products"),
+        ("aten::addmm", "matrix products"),
+        ("AddmmBackward0", "matrix products"),
+        ("void cudnn::winograd", "matrix products"),
+        ("flash_fwd_kernel", "attention"),
+        ("ncclDevKernel_AllGather_RING_LL", "communication"),
+        ("vectorized_elementwise_kernel", "other"),
+    ],
+)
+def test_operations_fall_into_few_families(name: str, family: str) -> None:
+    assert names.family(name) == family
+
+
+# Nesting
+
+
+def test_nesting_against_the_plain_definition() -> None:
+    rng = np.random.default_rng(7)
+    pieces: list[tuple[int, int]] = []
+
+    def split(start: int, end: int, depth: int) -> None:
+        pieces.append((start, end))
+        cuts = np.sort(rng.integers(start + 1, end, 4)) if end - start > 10 and depth < 4 else []
+        for a, b in zip(cuts[::2], cuts[1::2], strict=True):
+            if b - a > 2:
+                split(int(a), int(b), depth + 1)
+
+    for i in range(20):
+        split(i * 1000, i * 1000 + 900, 0)
+    table = np.array(sorted(pieces, key=lambda p: (p[0], -p[1])), np.int64)
+    starts, ends = table.T
+    moments = rng.integers(0, 20_000, 500)
+    found = innermost(starts, ends, parents(starts, ends), moments)
+    for moment, at in zip(moments, found, strict=True):
+        around = [i for i in range(len(starts)) if starts[i] <= moment < ends[i]]
+        want = min(around, key=lambda i: ends[i] - starts[i], default=NONE)
+        assert at == want or (at != NONE and tuple(table[at]) == tuple(table[want]))
+    assert [tuple(row) for row in table[outermost(starts, ends)]] == [(i * 1000, i * 1000 + 900) for i in range(20)]
