@@ -60,6 +60,7 @@ class Said:
     what: str
     calls: int
     size: str
+    wire: str
     share: float
     """Of the largest, in per cent: the length of its bar."""
 
@@ -104,11 +105,11 @@ def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[Talk]) -> str:
     whole = parameter_count(spec.model)
     text = f"Rank {rank} holds {layers} of {len(spec.model.units())} layers and {percent_text(mine / whole)} of "
     text += f"{count_text(whole)} parameters"
-    total = sum(talk.bytes for talk in spoken)
+    total = sum(talk.wire for talk in spoken)
     if not total:
         return f"{text}; it talks to nobody."
-    most = max(spoken, key=lambda talk: talk.bytes)
-    return f"{text}; of {bytes_text(total)} a step, most is {most.what}."
+    most = max(spoken, key=lambda talk: talk.wire)
+    return f"{text}; of {bytes_text(total)} a step on the wire, most is {most.what}."
 
 
 def _head(layout: Layout, place: int) -> str:
@@ -178,7 +179,7 @@ def _shape(matrix: Matrix) -> str:
 
 
 def _said(spoken: list[Talk]) -> list[Said]:
-    most = max((talk.bytes for talk in spoken), default=1)
+    most = max((talk.wire for talk in spoken), default=1)
     return [
         Said(
             GROUPS[talk.kind],
@@ -186,7 +187,8 @@ def _said(spoken: list[Talk]) -> list[Said]:
             talk.what,
             talk.calls,
             bytes_text(talk.bytes),
-            round(100 * talk.bytes / most, 1),
+            bytes_text(talk.wire),
+            round(100 * talk.wire / most, 1),
         )
         for talk in spoken
     ]

@@ -2,7 +2,10 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.schedules import views
+from dashboard.schedules import strategies, views
 
 app_name = "schedules"
-urlpatterns: list[URLPattern | URLResolver] = [path("", views.schedules, name="page")]
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("", views.schedules, name="page"),
+    path("strategies/", strategies.strategies, name="strategies"),
+]

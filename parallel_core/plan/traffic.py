@@ -31,6 +31,14 @@ class Talk:
     what: str
     calls: int
     bytes: int
+    passes: int = 1
+    """Times that it goes round a ring: an all-reduce is a scatter and a gather."""
+
+    @property
+    def wire(self) -> int:
+        """Bytes that the rank itself sends, or receives: of a collective on a ring (n - 1)/n of the tensor a pass."""
+        others = len(self.ranks) - 1 if self.kind in ("tensor", "data") else 1
+        return self.passes * self.bytes * others // max(len(self.ranks), 1)
 
 
 def talks(spec: RunSpec, rank: int) -> list[Talk]:
@@ -61,7 +69,8 @@ def _tensor(spec: RunSpec, layout: Layout, place: int, ranks: tuple[int, ...]) -
         calls += forward * (2 if block_of(unit) in again else 1) + backward
     whole = spec.micro_batch_size * spec.model.seq * spec.model.hidden * spec.element_bytes
     what = "gathers and scatters of activations by rows" if split.sequence else "all-reduces of activations"
-    return Talk("tensor", ranks, what, calls * split.micro_batches, calls * split.micro_batches * whole)
+    calls *= split.micro_batches
+    return Talk("tensor", ranks, what, calls, calls * whole, 1 if split.sequence else 2)
 
 
 def _calls(unit: str, units: Sequence[str], sequence: bool) -> tuple[int, int]:
@@ -76,7 +85,7 @@ def _calls(unit: str, units: Sequence[str], sequence: bool) -> tuple[int, int]:
 def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[Talk]:
     held = by_stage(spec)[place]
     if not spec.parallel.zero:
-        return [Talk("data", replicas, "all-reduce of gradients", 1, held.grads)]
+        return [Talk("data", replicas, "all-reduce of gradients", 1, held.grads, 2)]
     return [
         Talk("data", replicas, "reduce-scatter of gradients", 1, held.grads),
         Talk("data", replicas, "gather of the parameters that others updated", 1, held.params),

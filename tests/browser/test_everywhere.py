@@ -23,7 +23,7 @@ def addresses(stocked: dict[str, Any]) -> list[str]:
     pages += ["/compare/", f"/compare/?runs={stocked['single']},{stocked['dp']}"]
     pages += ["/planner/", "/planner/?network=0&heads=7", "/planner/?cluster=a100-40&plan=DP+1024"]
     pages += ["/planner/accuracy/"]
-    pages += ["/schedules/", "/schedules/?a=zb-h1&b=&t=9", "/schedules/?p=999"]
+    pages += ["/schedules/", "/schedules/strategies/", "/schedules/?a=zb-h1&b=&t=9", "/schedules/?p=999"]
     return [*pages, "/fleet/", "/accounts/tokens/", "/accounts/password/", "/no/such/page"]
 
 

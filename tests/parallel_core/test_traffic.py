@@ -113,6 +113,15 @@ def test_matrices_are_those_that_are_built(model: ModelSpec) -> None:
     assert named == parameter_shapes(model)
 
 
+def test_on_a_ring_an_all_reduce_goes_round_twice() -> None:
+    (plain,) = talks(RunSpec.model_validate({"parallel": {"tp": 4}}), 0)
+    assert plain.wire == 2 * plain.bytes * 3 // 4
+    (rows,) = talks(RunSpec.model_validate({"parallel": {"tp": 4, "sequence": True}}), 0)
+    assert plain.wire < rows.wire < 1.5 * plain.wire, "one gather more in each backward"
+    sent, _ = talks(RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 4}}), 0)
+    assert sent.wire == sent.bytes
+
+
 def test_a_rank_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"rank 2 is outside 0 \.\. 1"):
         talks(RunSpec.model_validate({"parallel": {"dp": 2}}), 2)

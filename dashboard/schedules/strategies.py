@@ -1,0 +1,138 @@
+"""The Strategies page: a card for each way to split a model. Its bars and pictures are computed, not drawn by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from dashboard.charts.theme import LEGEND, phase_of
+from dashboard.runs.models import Run, State
+from dashboard.schedules.cards import CARDS, Card
+from parallel_core.analysis.quantities import bytes_text, percent_text
+from parallel_core.analysis.sentences import CATEGORY_NAMES
+from parallel_core.observe.records import CATEGORIES
+from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.traffic import talks
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import COMPUTE, Kind
+from parallel_core.simulate import Costs, simulate
+from parallel_core.spec import RunSpec
+
+MODEL = {"layers": 24, "hidden": 1024, "heads": 16, "seq": 1024, "vocab": 32768}
+TRAIN = {"global_batch": 32, "precision": "bf16"}
+RUNS_SHOWN = 3
+_WIDE, _ROW = 320, 14
+_DRAWN = COMPUTE | {Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.OPT_STEP}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One category of the worst device's memory. `width` in per cent of the whole of a single device."""
+
+    category: str
+    label: str
+    text: str
+    width: float
+
+
+@dataclass(frozen=True)
+class Rect:
+    """A piece of the picture of one step, in pixels."""
+
+    phase: str
+    x: float
+    y: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the planner says of a strategy for the model of this page on four devices."""
+
+    sentence: str
+    bars: list[Bar]
+    rects: list[Rect]
+    height: int
+
+
+@require_safe
+def strategies(request: HttpRequest) -> HttpResponse:
+    cards = [{"card": card, "predicted": predicted(card), "runs": _runs(card)} for card in CARDS]
+    context = {"cards": cards, "model": spec_of(CARDS[0]).model, "wide": _WIDE, "legend": LEGEND}
+    return render(request, "schedules/strategies.html", context)
+
+
+def spec_of(card: Card) -> RunSpec:
+    """Its run on four devices (one, where it splits nothing)."""
+    return RunSpec.model_validate({"model": {**MODEL, **card.model}, "parallel": card.split or {}, "train": TRAIN})
+
+
+@lru_cache(maxsize=64)
+def _single(attention: str) -> int:
+    return worst_stage(RunSpec.model_validate({"model": {**MODEL, "attention": attention}, "train": TRAIN})).total
+
+
+def predicted(card: Card) -> Predicted | None:
+    return _predicted(card.key) if card.split is not None else None
+
+
+@lru_cache(maxsize=64)
+def _predicted(key: str) -> Predicted:
+    card = next(card for card in CARDS if card.key == key)
+    spec = spec_of(card)
+    memory, whole = worst_stage(spec), _single(spec.model.attention)
+    bars = [
+        Bar(name, CATEGORY_NAMES[name], bytes_text(size), round(100 * size / whole, 2))
+        for name in CATEGORIES
+        if (size := memory.as_dict()[name])
+    ]
+    rects = _picture(spec)
+    rows = max((rect.y for rect in rects), default=0)
+    return Predicted(_sentence(spec, memory.total, whole), bars, rects, int(rows) + _ROW)
+
+
+def _sentence(spec: RunSpec, size: int, whole: int) -> str:
+    said = max(sum(talk.wire for talk in talks(spec, rank)) for rank in range(spec.parallel.world))
+    traffic = f"a device has {bytes_text(said)} a step on the wire" if said else "nothing is sent"
+    return f"{bytes_text(size)} on the worst device, {percent_text(size / whole)} of a single one's; {traffic}."
+
+
+def _picture(spec: RunSpec) -> list[Rect]:
+    """One step, a row a device, where forward takes 1, backward 2, an optimizer and a reduction 1 each; [] where the
+    schedule does not show what is special (cuts inside of layers)."""
+    if spec.parallel.world == 1 or (spec.parallel.pp == 1 and spec.parallel.tp > 1):
+        return []
+    ns, tp = 1000, spec.parallel.tp
+    chunks, made = spec.parallel.chunks_per_rank, build(spec)
+    each = {Kind.F: ns, Kind.B: ns, Kind.W: ns, Kind.BW: 2 * ns}
+    whole = dict.fromkeys((Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.OPT_STEP), ns * chunks)
+    costs = Costs({(stage, kind): cost for stage in range(made.stages) for kind, cost in (each | whole).items()})
+    spans = simulate(made, costs)
+    end = max(int(rows["end"].max()) for rows in spans.values())
+    return [
+        Rect(
+            phase_of(int(row["kind"])),
+            round(_WIDE * int(row["start"]) / end, 2),
+            (rank * tp + tensor) * _ROW,
+            round(_WIDE * int(row["end"] - row["start"]) / end, 2),
+        )
+        for rank, rows in spans.items()
+        for tensor in range(tp)
+        for row in rows
+        if int(row["kind"]) in _DRAWN and row["end"] > row["start"]
+    ]
+
+
+def _runs(card: Card) -> list[Run]:
+    """The newest runs of the yard that used it."""
+    if not card.seen:
+        return []
+    wanted = Q()
+    for start in card.seen:
+        wanted |= Q(label__startswith=start)
+    return list(Run.objects.filter(wanted, state=State.SUCCEEDED).only("pk", "name")[:RUNS_SHOWN])

@@ -1,0 +1,60 @@
+"""The Strategies page: every card's numbers are the planner's, its links work, its runs are the yard's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from dashboard.runs.presets import BY_KEY
+from dashboard.schedules.cards import CARDS
+from dashboard.schedules.strategies import predicted, spec_of
+from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.strategy import label
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+
+SPLIT = [card for card in CARDS if card.split is not None]
+
+
+@pytest.mark.parametrize("card", SPLIT, ids=lambda card: card.key)
+def test_a_card_shows_what_the_planner_says(card: Any) -> None:
+    shown = predicted(card)
+    assert shown is not None
+    assert {bar.category for bar in shown.bars} == {
+        k for k, size in worst_stage(spec_of(card)).as_dict().items() if size
+    }
+    assert all(0 < bar.width <= 100 for bar in shown.bars)
+    assert all(rect.x + rect.width <= 320.02 for rect in shown.rects)
+    rows = {rect.y for rect in shown.rects}
+    assert len(rows) in (0, 4), "a row a device, or no picture"
+
+
+@pytest.mark.parametrize("card", [card for card in CARDS if card.preset], ids=lambda card: card.key)
+def test_run_it_is_a_preset_that_would_be_seen_here(card: Any) -> None:
+
+    named = label(RunSpec.model_validate(BY_KEY[card.preset].spec))
+    assert named.startswith(card.seen), named
+
+
+def test_what_splits_saves_memory_and_what_waits_does_not_save_time() -> None:
+    totals = {card.key: worst_stage(spec_of(card)).total for card in SPLIT}
+    assert totals["zero"] < totals["dp"]
+    assert totals["sp"] < totals["tp"]
+    assert totals["1f1b"] < totals["gpipe"]
+    bars = {bar.category: bar.width for bar in predicted(next(c for c in CARDS if c.key == "ar")).bars}
+    assert sum(bars.values()) < 50, "recomputation alone halves the memory of a single device"
+
+
+def test_the_page_links_to_runs_that_used_it(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    empty = client.get(reverse("schedules:strategies")).content.decode()
+    assert empty.count("Not run in this yard yet.") == sum(bool(card.seen) for card in CARDS)
+    run = factory.finished(alice, {"pp": 2, "schedule": "gpipe", "micro_batches": 4})
+    page = client.get(reverse("schedules:strategies")).content.decode()
+    assert f'href="{reverse("runs:page", args=[run.pk])}"' in page
+    assert page.count("Seen in this yard") == 1
+    for card in CARDS:
+        assert f'id="{card.key}"' in page
