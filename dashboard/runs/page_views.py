@@ -14,6 +14,7 @@ from django.views.decorators.http import require_safe
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.runs import page_charts, resuming, selectors
+from dashboard.runs.findings import findings
 from dashboard.runs.models import ENDED, Run, SeriesChunk, State
 from dashboard.runs.page_tabs import TABS, tab_context
 from dashboard.runs.page_tiles import tiles
@@ -33,12 +34,14 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_safe
 def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
-    """`head`, `tiles` or `tab` again, for live pages; `series-csv` for people. 404 for any other name."""
+    """`head`, `tiles`, `findings` or `tab` again, for live pages; `series-csv` for people. 404 for any other name."""
     run = _run(pk)
     if name == "head":
         return render(request, "runs/page_head.html", _head(request, run))
     if name == "tiles":
         return render(request, "runs/page_tiles.html", {"run": run, "tiles": tiles(run)})
+    if name == "findings":
+        return render(request, "runs/page_findings.html", {"run": run, "findings": findings(run)})
     if name == "tab":
         return render(request, "runs/page_tab.html", {"run": run, **_tab(request, run, _number(request, "step"))})
     if name == "series-csv":
@@ -85,6 +88,7 @@ def _first_screen(run: Run, step: int | None) -> dict[str, Any]:
         "gantt": page_charts.timeline(run, step if step in steps else None) or page_charts.no_timeline(run),
         "steps": steps,
         "step": step if step in steps else None,
+        "findings": findings(run),
         "legend": LEGEND,
         "metric_names": [*RUN_SERIES, *TRACED_SERIES, *RANK_SERIES],
     }

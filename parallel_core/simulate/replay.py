@@ -38,6 +38,8 @@ class Change:
 
     links: float = 1.0
     """So many times as fast; FREE: no communication at all."""
+    messages: float = 1.0
+    """The same of messages between stages alone."""
     device: float = 1.0
     """So many times as fast."""
     no_recompute: bool = False
@@ -105,9 +107,10 @@ def _length(spans: Mapping[int, NDArray[np.void]]) -> int:
     return max(int(rows["end"].max()) for rows in spans.values())
 
 
-def _taken(cost: Cost, change: Change) -> int:
+def _taken(kind: Kind, cost: Cost, change: Change) -> int:
     again = 0.0 if change.no_recompute else cost.again
-    return round((cost.work + again) / change.device + cost.moved / change.links)
+    faster = change.links * (change.messages if kind in P2P else 1.0)
+    return round((cost.work + again) / change.device + cost.moved / faster)
 
 
 @dataclass(frozen=True)
@@ -123,10 +126,10 @@ class _Same:
         return self.measured.norm
 
     def of(self, op: Op) -> int:
-        return _taken(self.measured.ops[key(op)], self.change)
+        return _taken(op.kind, self.measured.ops[key(op)], self.change)
 
     def latency(self, op: Op) -> int:
-        return round(self.measured.latency.get(key(op), 0.0) / self.change.links)
+        return round(self.measured.latency.get(key(op), 0.0) / self.change.links / self.change.messages)
 
     def begin(self, pipeline_rank: int) -> int:
         return round(self.measured.begins[pipeline_rank])
@@ -140,7 +143,7 @@ class _Typical:
     def __init__(self, before: RunSpec, after: RunSpec, measured: Measured, change: Change) -> None:
         self.norm, self._change = measured.norm, change
         self._begin = round(float(np.median(measured.begins)))
-        self._latency = round(measured.typical / change.links)
+        self._latency = round(measured.typical / change.links / change.messages)
         chunks = before.parallel.chunks_per_rank / after.parallel.chunks_per_rank
         self._any = {kind: _scaled(cost, chunks) for kind in _WHOLE if (cost := measured.mean(kind))}
         self._any |= {kind: cost for kind in P2P if (cost := measured.median(kind))}
@@ -154,7 +157,8 @@ class _Typical:
     def of(self, op: Op) -> int:
         if op.kind is Kind.PAIR:
             return sum(self.of(part) for part in op.parts())
-        return _taken(self._stages.get((op.kind, op.stage)) or self._any.get(op.kind, Cost()), self._change)
+        cost = self._stages.get((op.kind, op.stage)) or self._any.get(op.kind, Cost())
+        return _taken(op.kind, cost, self._change)
 
     def latency(self, op: Op) -> int:
         return self._latency

@@ -12,8 +12,9 @@ import pytest
 from django.test import Client
 
 from dashboard.runs import page_whatif, traces
-from dashboard.runs.models import Run, SpanChunk
+from dashboard.runs.models import MemoryRecord, Run, SpanChunk
 from dashboard.runs.traces import Trace
+from parallel_core.analysis.diagnosis import RULES
 from tests.dashboard import factory
 
 PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
@@ -138,3 +139,30 @@ def test_the_step_as_files(client: Client, alice: Any) -> None:
     assert not any(cell[:1] in "=+@" for row in rows for cell in row)
     assert client.get(f"/runs/{run.pk}/trace/11/csv").status_code == 404
     assert client.get(f"/runs/{run.pk}/trace/10/exe").status_code == 404
+
+
+def test_a_run_with_nothing_wrong_says_so(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, {"dp": 2})
+    MemoryRecord.objects.update(peak_total=8 << 20)  # what this model needs; the factory's is a larger one's
+    client.force_login(alice)
+    assert f"Nothing wrong found; checked {len(RULES)} rules." in tab(client, run, "")
+    waiting = factory.queued(alice, {"dp": 2})
+    assert "Nothing wrong found" not in tab(client, waiting, "")
+
+
+def test_findings_lead_to_their_place(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, {"pp": 2, "schedule": "naive", "micro_batches": 4, "recompute": "full"})
+    client.force_login(alice)
+    said = tab(client, run, "")
+    assert 'data-rule="few_micro_batches"' in said
+    assert "Schedule 1F1B would save" in said
+    address = re.search(r'data-rule="few_micro_batches".*?href="\?([^"#]+)#details"', said)
+    assert address is not None
+    assert "One change at a time" in tab(client, run, address[1].replace("&amp;", "&"))
+    assert 'data-rule="few_micro_batches"' in client.get(f"/runs/{run.pk}/part/findings").content.decode()
+
+
+def test_a_disturbed_run_is_said_to_be(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, {"dp": 2}, cpu_others=0.7)
+    client.force_login(alice)
+    assert "70 % of the devices&#x27; time went to other processes." in tab(client, run, "")

@@ -2,7 +2,7 @@
  * under the reader, and the focus stays where it was.
  *
  *   state, summary   the head: badge, verdict, actions        points    the tiles, and new points of the metrics
- *   spans, memory    the timeline                             log       the bytes behind the last one shown
+ *   spans, memory    the timeline, the findings              log       the bytes behind the last one shown
  *   "*"              after a lost connection: all of these, each from where it is
  */
 
@@ -214,6 +214,7 @@ function news(what) {
   if (any("state", "summary")) soon("head", head);
   if (any("points", "series", "progress")) soon("head", head, SLOWEST_MS);
   if (any("points", "series", "memory", "summary")) soon("tiles", () => swap("tiles", "part/tiles"), 250);
+  if (any("spans", "memory", "summary", "state")) soon("findings", () => swap("findings", "part/findings"), SLOWEST_MS);
   const drawn = document.querySelector("[data-chart='gantt'] .chart-box .empty") === null;
   if ((any("spans", "memory") || (!drawn && any("state", "points"))) && step === undefined) soon("gantt", () => reloadGantt(), drawn ? 250 : SLOWEST_MS);
   if (tab === "metrics" && any("points", "series")) soon("points", fetchPoints);

@@ -1,0 +1,107 @@
+"""What the rules of `parallel_core.analysis.diagnosis` find in a run, kept until more of the run has arrived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+import numpy as np
+from django.core.cache import cache
+
+from dashboard.runs import selectors
+from dashboard.runs.models import Run
+from dashboard.runs.page_tiles import memory_limit
+from parallel_core.analysis.diagnosis import RULES, Case, Finding, diagnose
+from parallel_core.analysis.quantities import bytes_text, ns_text
+from parallel_core.faults import broken
+from parallel_core.observe.when import first_timed
+from parallel_core.spec import RunSpec
+
+STEPS = 5
+"""Traced steps that are judged, the newest."""
+MANY_SPANS = 200_000
+"""From so many spans in a step on, one step is judged."""
+SHOWN = 3
+KEPT_S = 3600
+
+
+@dataclass(frozen=True)
+class Card:
+    """A finding as a page shows it; `address` is the part of the run's page behind it."""
+
+    finding: Finding
+    effect: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    cards: list[Card]
+    more: int
+    """Findings beyond those shown."""
+    checked: int
+    """Rules; 0 where there is nothing to judge yet."""
+
+
+def findings(run: Run) -> Findings:
+    """Of what has arrived so far."""
+    newest = selectors.newest_traced_step(run)
+    if newest is None and run.loss is None:
+        return Findings([], 0, 0)
+    key = f"findings:{run.pk}:{run.queued_at.timestamp()}:{run.state}:{newest}:{run.step}:{bool(run.summary)}"
+    found: list[Finding] | None = cache.get(key)
+    if found is None:
+        found = diagnose(case_of(run))
+        cache.set(key, found, KEPT_S)
+    return Findings([_card(run, one) for one in found[:SHOWN]], max(0, len(found) - SHOWN), len(RULES))
+
+
+def _card(run: Run, finding: Finding) -> Card:
+    effect = ""
+    if finding.effect_ns:
+        effect = f"up to {ns_text(finding.effect_ns)} a step"
+    elif finding.effect_bytes:
+        effect = bytes_text(finding.effect_bytes)
+    step = {"step": selectors.newest_traced_step(run)} if finding.tab in STEPPED else {}
+    return Card(finding, effect, f"?{urlencode({'tab': finding.tab, **step})}#details")
+
+
+STEPPED = ("timeline", "accounts", "whatif")
+"""Tabs that show one traced step."""
+
+
+def case_of(run: Run, earlier: Run | None = None) -> Case:
+    """The run as rules see it: as it was really trained, its newest whole traced steps, its curves and peaks."""
+    spec = broken(RunSpec.model_validate(run.spec)).model_copy(update={"inject": ()})
+    loss = selectors.series(run, "loss")
+    records = selectors.memory(run)
+    timed = selectors.timed(run)
+    return Case(
+        spec,
+        _steps(run, spec),
+        loss.step,
+        loss.value,
+        selectors.series(run, "grad_norm").value,
+        selectors.series(run, "loss_scale").value,
+        selectors.series(run, "skipped_steps").value,
+        {rank: record.peak_total for rank, record in records.items()},
+        memory_limit(run, selectors.attempt_of(run)),
+        (run.summary or {}).get("cpu_others"),
+        timed.median if timed else None,
+        case_of(earlier) if earlier else None,
+    )
+
+
+def _steps(run: Run, spec: RunSpec) -> list[dict[int, np.ndarray]]:
+    """Whole ones, of the timed part where there are any: the first steps warm up."""
+    steps = selectors.traced_steps(run)
+    late = [step for step in steps if step >= first_timed(spec)] or steps
+    out = []
+    for step in reversed(late):
+        spans = selectors.spans(run, step)
+        kept, total = selectors.span_counts(run, step)
+        if len(spans) == spec.parallel.world and kept == total and all(map(len, spans.values())):
+            out.append(spans)
+        if len(out) == (1 if kept > MANY_SPANS else STEPS):
+            break
+    return out[::-1]

@@ -1,0 +1,68 @@
+"""Why a run is slow, too large, or learns nothing: rules that look at what was measured, each in a file of its own.
+
+    diagnose(case)        # the findings, most urgent first; [] where nothing is wrong
+    RULES                 # what was looked at
+
+A rule's docstring names its threshold and why it is what it is. A rule that says nothing either found nothing wrong or
+was not given what it judges by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from parallel_core.analysis.diagnosis import (
+    data_stall,
+    disturbed,
+    divergence,
+    exposed_reduction,
+    few_micro_batches,
+    memory_headroom,
+    memory_surplus,
+    needless_recompute,
+    scaling,
+    slow_link,
+    straggler,
+    tensor_too_fine,
+    tiny_kernels,
+    unbalanced_stages,
+)
+from parallel_core.analysis.diagnosis.case import Case, Finding
+
+__all__ = ["RULES", "Case", "Finding", "diagnose"]
+
+
+class _Rule(NamedTuple):
+    check: Callable[[Case], Finding | None]
+    timing: bool = True
+    """Judges by times, which say little while other processes use the devices."""
+
+
+RULES: dict[str, _Rule] = {
+    "divergence": _Rule(divergence.check, timing=False),
+    "disturbed": _Rule(disturbed.check, timing=False),
+    "straggler": _Rule(straggler.check),
+    "slow_link": _Rule(slow_link.check),
+    "unbalanced_stages": _Rule(unbalanced_stages.check),
+    "few_micro_batches": _Rule(few_micro_batches.check),
+    "exposed_reduction": _Rule(exposed_reduction.check),
+    "tensor_too_fine": _Rule(tensor_too_fine.check),
+    "needless_recompute": _Rule(needless_recompute.check, timing=False),
+    "memory_headroom": _Rule(memory_headroom.check, timing=False),
+    "memory_surplus": _Rule(memory_surplus.check, timing=False),
+    "tiny_kernels": _Rule(tiny_kernels.check),
+    "data_stall": _Rule(data_stall.check),
+    "scaling": _Rule(scaling.check),
+}
+
+
+def diagnose(case: Case) -> list[Finding]:
+    """All findings: urgent ones first, then by the time they cost, then by memory.
+
+    While other processes use the devices, rules that judge by times are not asked.
+    """
+    disturbed_now = disturbed.check(case) is not None
+    found = [rule.check(case) for rule in RULES.values() if not (rule.timing and disturbed_now)]
+    made = [finding for finding in found if finding is not None]
+    return sorted(made, key=lambda finding: (not finding.urgent, -finding.effect_ns, -finding.effect_bytes))

@@ -1,0 +1,121 @@
+"""What rules judge, and what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.analysis import waits
+from parallel_core.analysis.breakdown import Account, accounts
+from parallel_core.layout import Layout
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate.measured import Measured, measure
+from parallel_core.simulate.replay import Change, replay
+from parallel_core.spec import RunSpec
+
+Floats = NDArray[np.float64]
+Step = Mapping[int, NDArray[np.void]]
+"""SPAN rows of every global rank in one step."""
+NO_POINTS: Floats = np.empty(0)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: three sentences, and how much it costs (one of the effects, or neither)."""
+
+    rule: str
+    title: str
+    """What is wrong, number first."""
+    evidence: str
+    change: str
+    """What to do about it."""
+    effect_ns: int = 0
+    """Of a step, at most: what the change would save."""
+    effect_bytes: int = 0
+    tab: str = "timeline"
+    """Where a run's page shows it."""
+    rank: int | None = None
+    urgent: bool = False
+    """Comes before all effects in time: the run does not do what it was meant to."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run as rules see it. `traced` = whole traced steps; curves are values by step, in order; sizes in bytes.
+
+    `earlier` is the run to compare with, where there is one. Whatever is not known is empty or None: rules then say
+    nothing.
+    """
+
+    spec: RunSpec
+    traced: Sequence[Step] = ()
+    loss_steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    loss: Floats = field(default_factory=lambda: NO_POINTS)
+    grad_norm: Floats = field(default_factory=lambda: NO_POINTS)
+    loss_scale: Floats = field(default_factory=lambda: NO_POINTS)
+    skipped: Floats = field(default_factory=lambda: NO_POINTS)
+    peaks: Mapping[int, int] = field(default_factory=dict)
+    limit: int | None = None
+    others: float | None = None
+    median_s: float | None = None
+    earlier: Case | None = None
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.of(self.spec)
+
+    @cached_property
+    def accounts(self) -> list[dict[int, Account]]:
+        return [accounts(step, self.layout) for step in self.traced]
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Nanoseconds of each traced step."""
+        return [max(int(rows["end"].max()) for rows in step.values()) - waits.origin(step) for step in self.traced]
+
+    @property
+    def step_ns(self) -> int:
+        """The median one; 0 without any."""
+        return int(np.median(self.lengths)) if self.traced else 0
+
+    def share(self, *components: str) -> float:
+        """Median over the traced steps of what `components` of the breakdown take, mean over the ranks, 0 .. 1."""
+        if not self.traced:
+            return 0.0
+        return float(np.median([np.mean([_share(a, components) for a in step.values()]) for step in self.accounts]))
+
+    def of_rank(self, value: Callable[[int, Account], float]) -> dict[int, float]:
+        """For each rank the median over the traced steps of `value`."""
+        ranks = range(self.layout.world) if self.traced else ()
+        return {rank: float(np.median([value(rank, step[rank]) for step in self.accounts])) for rank in ranks}
+
+    @cached_property
+    def typical(self) -> Measured | None:
+        """Costs of the traced step whose length is nearest the median; None where none was kept whole."""
+        if not self.traced:
+            return None
+        nearest = int(np.abs(np.array(self.lengths) - self.step_ns).argmin())
+        try:
+            return measure(build(self.spec), self.traced[nearest], self.layout)
+        except ValueError:
+            return None
+
+    def saved(self, change: Change) -> int:
+        """Nanoseconds that `change` would take off the typical step; raises as `replay` does."""
+        if self.typical is None:
+            return 0
+        return max(0, round(self.typical.step - replay(self.spec, self.typical, change).step))
+
+    def spent(self, rank: int, kind: Kind) -> int:
+        """Median over the steps of the nanoseconds in spans of `kind`."""
+        sums = [int((own["end"] - own["start"]).sum()) for s in self.traced for own in [waits.of_kinds(s[rank], kind)]]
+        return int(np.median(sums)) if sums else 0
+
+
+def _share(account: Account, components: Sequence[str]) -> float:
+    return sum(account.parts.share(name) for name in components)

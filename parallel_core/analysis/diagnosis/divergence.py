@@ -1,0 +1,86 @@
+"""The loss is no number, or has sprung up: with the likeliest cause.
+
+Thresholds: a loss that is not finite; or one that stands at least 1.5 times above the lowest mean of 5 steps before it
+for the last 3 points and above where it began, after at least 10 points. A falling loss of small batches swings by some
+ten per cent. In fp16, more than 3 skipped steps that are more than a fifth of all: a loss scale starts high and is
+halved a few times, then a step in thousands overflows (Micikevicius et al. 2018, section 3.2).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from parallel_core.analysis.diagnosis.case import Case, Finding
+from parallel_core.analysis.quantities import significant
+from parallel_core.schedule.traits import TRAITS
+
+SPRING, POINTS, LAST, MEAN = 1.5, 10, 3, 5
+SKIPPED, SKIPPED_SHARE = 3, 0.2
+GRADIENTS_GREW = 10.0
+
+
+def check(case: Case) -> Finding | None:
+    """The first of: not finite, sprung up, overflowing in fp16."""
+    bad = np.flatnonzero(~np.isfinite(case.loss))
+    if len(bad):
+        at = int(case.loss_steps[bad[0]])
+        return _finding(case, f"The loss is not a number from step {at} on.", int(bad[0]))
+    if (risen := _sprung(case)) is not None:
+        low, at = risen
+        title = f"{significant(float(case.loss[-1]) / low)} times its lowest: the loss has sprung up."
+        return _finding(case, title, at)
+    return _overflowing(case)
+
+
+def _sprung(case: Case) -> tuple[float, int] | None:
+    """(the lowest mean, where the loss left it) where it ended far above."""
+    if len(case.loss) < POINTS:
+        return None
+    means = np.convolve(case.loss, np.ones(MEAN) / MEAN, "valid")
+    low = float(means.min())
+    last = case.loss[-LAST:]
+    if low <= 0 or last.min() < SPRING * low or last.min() < float(case.loss[0]):
+        return None
+    return low, int(means.argmin()) + MEAN - 1
+
+
+def _overflowing(case: Case) -> Finding | None:
+    skipped, steps = float(case.skipped[-1]) if len(case.skipped) else 0.0, len(case.skipped)
+    if skipped <= SKIPPED or skipped < SKIPPED_SHARE * steps:
+        return None
+    scale = significant(float(case.loss_scale[-1])) if len(case.loss_scale) else "unknown"
+    return Finding(
+        "divergence",
+        f"{skipped:.0f} of {steps} steps were skipped: fp16 overflows.",
+        f"The loss scale began at {significant(case.spec.train.loss_scale)} and is {scale} now.",
+        "Begin with a lower train.loss_scale, or train in bf16, whose range is that of fp32.",
+        tab="metrics",
+        urgent=True,
+    )
+
+
+def _finding(case: Case, title: str, at: int) -> Finding:
+    evidence, change = _cause(case, at)
+    return Finding("divergence", title, evidence, change, tab="metrics", urgent=True)
+
+
+def _cause(case: Case, at: int) -> tuple[str, str]:
+    """(evidence, change) of the likeliest cause."""
+    skipped = float(case.skipped[min(at, len(case.skipped) - 1)]) if len(case.skipped) else 0.0
+    if case.spec.train.precision == "fp16" and skipped > SKIPPED:
+        return (
+            f"{skipped:.0f} steps had overflowed in fp16 before it.",
+            "Begin with a lower train.loss_scale, or train in bf16.",
+        )
+    if TRAITS[case.spec.parallel.schedule].sync != "flush":
+        return (
+            "Its schedule applies gradients of older weights.",
+            "Lower train.lr, or use a schedule that flushes, such as 1f1b.",
+        )
+    batch = f"train.lr is {case.spec.train.lr:g} at a batch of {case.spec.train.global_batch}"
+    before = case.grad_norm[: at + 1][np.isfinite(case.grad_norm[: at + 1])]
+    grew = float(before.max() / np.median(before)) if len(before) and np.median(before) > 0 else 1.0
+    more = f"; the gradient norm grew to {significant(grew)} times its median" if grew >= GRADIENTS_GREW else ""
+    lower = f"Lower train.lr, to {case.spec.train.lr / 10:g} say, or warm it up"
+    clip = "" if case.spec.train.clip_norm else "; clip the gradient norm"
+    return f"{batch}{more}.", f"{lower}{clip}."

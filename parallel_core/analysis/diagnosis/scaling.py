@@ -1,0 +1,42 @@
+"""Against an earlier run of the same model, more devices gained less than they should have.
+
+Threshold: less than 70 % of the earlier run's samples a second and device, on more devices. Weak scaling of a healthy
+run keeps 80 to 95 % of it (Narayanan et al. 2021, table 1); what the loss went to is the account that grew most.
+"""
+
+from __future__ import annotations
+
+from parallel_core.analysis.breakdown import COMPONENTS
+from parallel_core.analysis.diagnosis.case import Case, Finding
+from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.sentences import COMPONENT_NAMES
+
+LEAST = 0.70
+
+
+def check(case: Case) -> Finding | None:
+    before = case.earlier
+    if before is None or not case.step_ns or not before.step_ns or case.spec.model != before.spec.model:
+        return None
+    if case.layout.world <= before.layout.world:
+        return None
+    kept = _rate(case) / _rate(before)
+    if kept >= LEAST:
+        return None
+    grown = {name: case.share(name) * case.step_ns - before.share(name) * before.step_ns for name in COMPONENTS}
+    worst = max(grown, key=grown.__getitem__)
+    lost = round((1 - kept) * case.step_ns)
+    return Finding(
+        "scaling",
+        f"{percent_text(kept)} of the earlier speed a device is left on {case.layout.world} devices.",
+        f"{before.layout.world} devices took {ns_text(before.step_ns)} a step, {case.layout.world} take "
+        f"{ns_text(case.step_ns)}; {COMPONENT_NAMES[worst]} grew most, by {ns_text(max(grown[worst], 0))}.",
+        "Give each device more work (a larger batch), or split along the axis whose account did not grow.",
+        effect_ns=lost,
+        tab="accounts",
+    )
+
+
+def _rate(case: Case) -> float:
+    """Samples a nanosecond and device."""
+    return case.spec.train.global_batch / case.step_ns / case.layout.world

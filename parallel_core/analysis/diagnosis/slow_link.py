@@ -1,0 +1,54 @@
+"""Messages between pipeline stages take so long that ranks wait for them.
+
+Threshold: free messages would save 8 % of the step. A pipeline with links that keep up hides all but the messages of
+warm-up and drain (2 to 3 % of a step in healthy runs here).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from parallel_core.analysis import waits
+from parallel_core.analysis.diagnosis.case import Case, Finding
+from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
+from parallel_core.schedule.ir import RECVS
+from parallel_core.simulate.replay import FREE, Change
+
+MATTERS = 0.08
+
+
+def check(case: Case) -> Finding | None:
+    if case.spec.parallel.pp == 1 or case.typical is None or case.share("exposed_p2p") < MATTERS / 2:
+        return None
+    saved = case.saved(Change(messages=FREE))
+    if saved < MATTERS * case.typical.step:
+        return None
+    sender, receiver, took, size = _slowest(case)
+    speed = f", {bytes_text(size / took * 1e9)}/s" if took else ""
+    return Finding(
+        "slow_link",
+        f"{ns_text(saved)} of a step, {percent_text(saved / case.typical.step)}, is waiting for messages.",
+        f"The link from rank {sender} to rank {receiver} is slowest: {ns_text(took)} for {bytes_text(size)}{speed}.",
+        "Place these two ranks on one host or a faster link, or cut the model where less crosses over.",
+        effect_ns=saved,
+        tab="whatif",
+        rank=receiver,
+    )
+
+
+def _slowest(case: Case) -> tuple[int, int, int, int]:
+    """(sender, receiver, median ns of a message from its send to its arrival, its bytes) of the slowest link."""
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for step in case.traced:
+        rows = waits.ordered(step)
+        sends = waits.sends(rows, case.layout)
+        for rank, own in rows.items():
+            causes, receives = waits.received(rank, own, case.layout, sends), waits.of_kinds(own, *RECVS)
+            took = (receives["end"] - causes.at).tolist()
+            for sender, ns, size in zip(causes.ranks.tolist(), took, receives["bytes"].tolist(), strict=True):
+                if sender >= 0:
+                    found.setdefault((sender, rank), []).append((ns, size))
+    # A receiver that comes late makes a message look slow: the quickest quarter was waited for.
+    usual = {link: np.quantile(np.array(times), 0.25, axis=0).tolist() for link, times in found.items()}
+    (sender, receiver), (took, size) = max(usual.items(), key=lambda item: item[1][0])
+    return sender, receiver, int(took), int(size)

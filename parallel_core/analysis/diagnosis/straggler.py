@@ -1,0 +1,65 @@
+"""One rank computes slower than the others for the same FLOPs.
+
+Threshold: 1.3 times the median of the other ranks that do the same work (replicas of a stage, its tensor group), 1.6
+times where only other stages can be held against it, because layers of different kinds reach different FLOP rates
+(1.2 to 1.4 times apart between blocks and the output layer here); and 5 % of the step. The slow rank must be the
+slowest in three of four traced steps: what comes and goes is noise. Stages of uneven work are not held against each
+other: that is `unbalanced_stages`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from parallel_core.analysis.breakdown import Account
+from parallel_core.analysis.diagnosis.case import Case, Finding
+from parallel_core.analysis.diagnosis.unbalanced_stages import HEAVIER
+from parallel_core.analysis.quantities import ns_text, ratio_text
+from parallel_core.plan.partition import flop_weights
+
+SAME_WORK, OTHER_WORK, MATTERS, OFTEN = 1.3, 1.6, 0.05, 0.75
+
+
+def check(case: Case) -> Finding | None:
+    world = case.layout.world
+    if world == 1 or not case.traced:
+        return None
+    flops = _flops(case)
+    pace = np.array([[_busy(step[rank]) / flops[rank] for rank in range(world)] for step in case.accounts])
+    slow = int(np.median(pace, axis=0).argmax())
+    peers = _peers(case, slow)
+    if not peers and max(flops) * world > HEAVIER * sum(flops):
+        return None
+    others = peers or [rank for rank in range(world) if rank != slow]
+    factor = float(np.median(pace[:, slow] / np.median(pace[:, others], axis=1)))
+    often = float(np.mean(pace.argmax(axis=1) == slow))
+    lost = round(float(np.median([_busy(step[slow]) for step in case.accounts])) * (1 - 1 / factor)) if factor else 0
+    if factor < (SAME_WORK if peers else OTHER_WORK) or often < OFTEN or lost < MATTERS * case.step_ns:
+        return None
+    compared = "the ranks that do the same work" if peers else "the other stages, for the FLOPs of each"
+    return Finding(
+        "straggler",
+        f"{ratio_text(factor)} as long as the others: rank {slow} is a straggler.",
+        f"Its compute takes {ns_text(lost)} of a step more than on {compared}, in {len(case.traced)} traced steps.",
+        f"Look at the device of rank {slow}: its clock, its heat, what else runs there; or place the run elsewhere.",
+        effect_ns=lost,
+        tab="accounts",
+        rank=slow,
+    )
+
+
+def _busy(account: Account) -> int:
+    return account.parts.compute + account.parts.recompute
+
+
+def _flops(case: Case) -> list[int]:
+    """Forward FLOPs of the layers on each rank."""
+    weights, layout = flop_weights(case.spec.model), case.layout
+    by_stage = [sum(weights[unit] for unit in units) for units in layout.stage_units]
+    return [max(1, sum(by_stage[s] for s in layout.stages_of(layout.coords(r).place))) for r in range(layout.world)]
+
+
+def _peers(case: Case, rank: int) -> list[int]:
+    """Ranks of the same place."""
+    place = case.layout.coords(rank).place
+    return [r for r in range(case.layout.world) if r != rank and case.layout.coords(r).place == place]

@@ -1,0 +1,30 @@
+"""Tensor parallelism splits so finely, or over so slow a link, that its collectives take the gain.
+
+Threshold: 35 % of the step inside tensor-parallel collectives, waits for a slower rank left out. With tp = 2 the
+other half of the layers' compute is all that can be gained, so that from about a third on one rank alone is as fast.
+"""
+
+from __future__ import annotations
+
+from parallel_core.analysis.diagnosis.case import Case, Finding
+from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.schedule.ir import Kind
+
+MOST = 0.35
+
+
+def check(case: Case) -> Finding | None:
+    tp = case.spec.parallel.tp
+    if tp == 1 or not case.traced:
+        return None
+    took = max(min(case.spent(rank, Kind.TP_COLLECTIVE) for rank in group) for group in case.layout.tensor_groups())
+    if took < MOST * case.step_ns:
+        return None
+    return Finding(
+        "tensor_too_fine",
+        f"{percent_text(took / case.step_ns)} of the step is tensor-parallel communication.",
+        f"{ns_text(took)} of {ns_text(case.step_ns)} on {tp} ranks with hidden size {case.spec.model.hidden}.",
+        "Keep tensor groups on the fastest link, lower parallel.tp, or split by data or layers instead.",
+        effect_ns=took,
+        tab="whatif",
+    )

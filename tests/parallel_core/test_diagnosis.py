@@ -1,0 +1,223 @@
+"""Every rule finds its fault, says it in short sentences, and none says anything about a healthy run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallel_core.analysis.diagnosis import RULES, Case, Finding, diagnose
+from parallel_core.layout import Layout
+from parallel_core.observe.records import SPAN
+from parallel_core.plan.memory import by_stage
+from parallel_core.plan.partition import flop_weights
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate import Costs
+from parallel_core.spec import RunSpec
+from tests.parallel_core.test_replay import step
+
+US = 1_000
+MODEL = {"layers": 8, "hidden": 64, "heads": 4, "seq": 64, "vocab": 64}
+
+
+def spec(precision: str = "fp32", **split: Any) -> RunSpec:
+    train = {"global_batch": 64, "steps": 40, "precision": precision}
+    return RunSpec.model_validate({"model": MODEL, "parallel": split, "train": train})
+
+
+def costs(made: RunSpec, message: int = 20, reduction: int = 400, factor: dict[int, float] | None = None) -> Costs:
+    """Every stage at a pace of its FLOPs, microseconds; `factor` by stage."""
+    weights, units = flop_weights(made.model), Layout.of(made).stage_units
+    m = made.parallel.micro_batches * made.parallel.dp
+    table = {}
+    for stage, own in enumerate(units):
+        f = sum(weights[unit] for unit in own) / sum(weights) * 8_000 * 8 / m * (factor or {}).get(stage, 1.0)
+        again = 1 if made.parallel.recompute != "none" else 0
+        ns = {Kind.F: f, Kind.B: f, Kind.W: f, Kind.BW: (2 + again) * f, Kind.ALLREDUCE: reduction, Kind.OPT_STEP: 300}
+        table |= {(stage, kind): round(value * US) for kind, value in ns.items()}
+    return Costs(table, message=message * US, norm=True)
+
+
+def healthy(made: RunSpec, **more: Any) -> Case:
+    falling = 5 * np.exp(-np.arange(40) / 50) + 0.05 * np.sin(np.arange(40))
+    peaks = {rank: round(1.05 * own) for rank, own in _predicted(made).items()}
+    base = Case(
+        made,
+        [step(made, costs(made)) for _ in range(3)],
+        loss_steps=np.arange(40),
+        loss=falling,
+        grad_norm=falling / 3,
+        peaks=peaks,
+        limit=8 * max(peaks.values()),
+        others=0.02,
+    )
+    return replace(base, **more)
+
+
+def _predicted(made: RunSpec) -> dict[int, int]:
+    layout = Layout.of(made)
+    places = {layout.coords(memory.rank).place: memory.total for memory in by_stage(made)}
+    return {rank: places[layout.coords(rank).place] for rank in range(layout.world)}
+
+
+def found(case: Case) -> list[str]:
+    return [finding.rule for finding in diagnose(case)]
+
+
+def slowed(made: RunSpec, rank: int, factor: float) -> list[dict[int, np.ndarray]]:
+    """Steps in which one rank computes `factor` times as long; the others then wait for it in the norm."""
+    fast, slow = step(made, costs(made)), step(made, costs(made, factor=dict.fromkeys(range(8), factor)))
+    out = fast | {rank: slow[rank]}
+    end = max(int(rows["end"].max()) for rows in out.values())
+    for rows in out.values():
+        rows["end"][rows["kind"] == Kind.STEP] = end
+        rows["end"][rows["kind"] == Kind.NORM] = end
+    return [out] * 4
+
+
+HEALTHY: list[dict[str, Any]] = [
+    {},
+    {"dp": 2},
+    {"pp": 2, "micro_batches": 8},
+    {"pp": 4, "micro_batches": 16, "schedule": "gpipe"},
+    {"pp": 2, "micro_batches": 16, "schedule": "interleaved"},
+    {"pp": 4, "micro_batches": 16, "schedule": "zb-h1"},
+    {"pp": 2, "dp": 2, "micro_batches": 8},
+]
+
+
+@pytest.mark.parametrize("split", HEALTHY, ids=str)
+def test_nothing_is_found_in_a_healthy_run(split: dict[str, Any]) -> None:
+    assert diagnose(healthy(spec(**split))) == []
+
+
+def test_nothing_known_is_nothing_found() -> None:
+    for split in HEALTHY:
+        assert diagnose(Case(spec(**split))) == []
+
+
+def with_children(made: RunSpec, kind: Kind, share: float) -> list[dict[int, np.ndarray]]:
+    """Steps whose compute spans hold spans of `kind` for that share of them."""
+    out = {}
+    for rank, rows in step(made, costs(made)).items():
+        holders = rows[np.isin(rows["kind"], (int(Kind.F), int(Kind.BW)))] if kind is not Kind.R else None
+        holders = rows[rows["kind"] == Kind.BW] if holders is None else holders
+        inner = holders.copy()
+        inner["kind"] = kind
+        inner["end"] = inner["start"] + ((inner["end"] - inner["start"]) * share).astype(np.int64)
+        out[rank] = np.concatenate([rows, inner])
+    return [out] * 3
+
+
+def with_data(made: RunSpec, ns: int) -> list[dict[int, np.ndarray]]:
+    out = {}
+    for rank, rows in step(made, costs(made)).items():
+        rows = rows.copy()
+        later = rows["kind"] != Kind.STEP
+        rows["start"][later] += ns
+        rows["end"] += ns
+        data = np.zeros(1, SPAN)
+        data["kind"], data["end"], data["micro_batch"] = Kind.DATA, ns, -1
+        out[rank] = np.concatenate([rows, data])
+    return [out] * 3
+
+
+def broken_cases() -> list[tuple[str, Case]]:
+    """(the rule that has to come first, the case)."""
+    pipeline, replicas, tensor = spec(pp=2, micro_batches=8), spec(dp=2), spec(tp=2)
+    again, cut = spec(recompute="full"), spec(pp=2, micro_batches=8, cuts=(2,))
+    rising = np.concatenate([np.linspace(5, 2, 30), np.linspace(3, 9, 10)])
+    nan = np.where(np.arange(40) < 25, 3.0, np.nan)
+    ended = replace(healthy(spec()), traced=[step(spec(), costs(spec())) for _ in range(2)])
+    doubled = [{rank: _stretched(rows, 1.9) for rank, rows in step(replicas, costs(replicas)).items()}]
+    skipped = np.minimum(np.arange(40.0), 20)
+    return [
+        ("disturbed", healthy(pipeline, others=0.6)),
+        ("straggler", healthy(replicas, traced=slowed(replicas, 1, 2.0))),
+        ("straggler", healthy(pipeline, traced=[step(pipeline, costs(pipeline, factor={1: 2.5}))] * 4)),
+        ("slow_link", healthy(pipeline, traced=[step(pipeline, costs(pipeline, message=4_000))] * 3)),
+        ("unbalanced_stages", healthy(cut, traced=[step(cut, costs(cut))] * 3)),
+        ("few_micro_batches", _few("1f1b")),
+        ("few_micro_batches", _few("naive")),
+        ("exposed_reduction", healthy(replicas, traced=[step(replicas, costs(replicas, reduction=30_000))] * 3)),
+        ("tensor_too_fine", healthy(tensor, traced=with_children(tensor, Kind.TP_COLLECTIVE, 0.6))),
+        ("needless_recompute", healthy(again, traced=with_children(again, Kind.R, 0.4))),
+        ("memory_headroom", healthy(spec(), limit=round(1.06 * _predicted(spec())[0]))),
+        ("memory_surplus", healthy(replicas, peaks={0: _predicted(replicas)[0], 1: 200 << 20}, limit=8 << 30)),
+        ("tiny_kernels", healthy(replicas, traced=[_scattered(replicas)] * 3)),
+        ("data_stall", healthy(replicas, traced=with_data(replicas, 30_000 * US))),
+        ("divergence", healthy(spec(), loss=rising)),
+        ("divergence", healthy(spec(), loss=nan)),
+        ("divergence", healthy(spec("fp16"), skipped=skipped, loss_scale=np.full(40, 2.0))),
+        ("scaling", healthy(replicas, traced=doubled * 3, earlier=ended)),
+    ]
+
+
+def _few(name: str) -> Case:
+    made = spec(pp=4, micro_batches=4, schedule=name)
+    return healthy(made)
+
+
+def _stretched(rows: np.ndarray, factor: float) -> np.ndarray:
+    rows = rows.copy()
+    for side in ("start", "end"):
+        rows[side] = (rows[side] * factor).astype(np.int64)
+    return rows
+
+
+def _scattered(made: RunSpec) -> dict[int, np.ndarray]:
+    """Operations of 100 us each with as much between them."""
+    out = {}
+    for rank, rows in step(made, costs(made)).items():
+        rows = rows.copy()
+        rows["start"] = np.arange(len(rows)) * 200_000
+        rows["end"] = rows["start"] + 100_000
+        rows["start"][0], rows["end"][0] = 0, len(rows) * 200_000
+        out[rank] = rows
+    return out
+
+
+BROKEN = broken_cases()
+
+
+@pytest.mark.parametrize(("rule", "case"), BROKEN, ids=[f"{i}-{rule}" for i, (rule, _) in enumerate(BROKEN)])
+def test_the_right_rule_comes_first(rule: str, case: Case) -> None:
+    assert found(case)[:1] == [rule]
+
+
+def test_every_rule_has_a_case_that_it_finds() -> None:
+    assert {rule for rule, _ in BROKEN} == set(RULES)
+
+
+@pytest.mark.parametrize("case", [case for _, case in BROKEN], ids=[rule for rule, _ in BROKEN])
+def test_findings_are_short_sentences(case: Case) -> None:
+    for finding in diagnose(case):
+        assert finding.rule in RULES
+        for text in (finding.title, finding.evidence, finding.change):
+            assert text.endswith(".")
+            assert max(len(sentence.split()) for sentence in text.split("; ")) <= 25, text
+        assert finding.effect_ns >= 0 <= finding.effect_bytes
+
+
+def test_causes_of_a_divergence() -> None:
+    nan = np.where(np.arange(40) < 25, 3.0, np.nan)
+    (overflow,) = diagnose(healthy(spec("fp16"), loss=nan, skipped=np.arange(40.0), loss_scale=np.full(40, 1.0)))
+    assert "overflowed in fp16" in overflow.evidence
+    (rate,) = diagnose(healthy(spec(), loss=nan, grad_norm=np.where(np.arange(40) < 25, 1.0, 50.0)))
+    assert "train.lr is 0.0003" in rate.evidence
+    assert "step 25" in rate.title
+
+
+def test_a_disturbed_run_is_not_judged_by_its_times() -> None:
+    made = spec(dp=2)
+    assert found(healthy(made, traced=slowed(made, 1, 2.0), others=0.5)) == ["disturbed"]
+
+
+def test_the_straggler_is_named() -> None:
+    made = spec(dp=2)
+    first: Finding = diagnose(healthy(made, traced=slowed(made, 1, 2.0)))[0]
+    assert first.rank == 1
+    assert first.title.startswith("2.00x as long as the others")
+    assert first.effect_ns == pytest.approx(96_000 * US, rel=0.05)
