@@ -8,7 +8,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dashboard.runs import layout_picture, page_accounts, page_charts, page_timeline, page_whatif, selectors
+from dashboard.runs import (
+    layout_picture,
+    page_accounts,
+    page_charts,
+    page_operators,
+    page_timeline,
+    page_whatif,
+    selectors,
+)
 from dashboard.runs.models import Run, State
 from dashboard.runs.page_tiles import memory_limit
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
@@ -19,6 +27,7 @@ TABS = {
     "timeline": "Timeline",
     "accounts": "Accounts",
     "whatif": "What if",
+    "operators": "Operators",
     "memory": "Memory",
     "metrics": "Metrics",
     "ranks": "Ranks",
@@ -39,6 +48,8 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
         return page_accounts.context(run, step)
     if tab == "whatif":
         return page_whatif.context(run, step, given)
+    if tab == "operators":
+        return page_operators.context(run, step, given)
     if tab == "memory":
         limit = memory_limit(run, selectors.attempt_of(run))
         return {"memory": page_charts.memory_rows(run, limit), "limit": bytes_text(limit) if limit else ""}

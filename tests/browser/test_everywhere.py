@@ -11,7 +11,7 @@ from playwright.sync_api import Page
 from tests.browser.watched import HOSTILE, PHONE, WIDE, Troubles, overflow, violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
-TABS = ("timeline", "accounts", "whatif", "memory", "metrics", "ranks", "logs", "spec", "events")
+TABS = ("timeline", "accounts", "whatif", "operators", "memory", "metrics", "ranks", "logs", "spec", "events")
 
 
 def addresses(stocked: dict[str, Any]) -> list[str]:

@@ -166,3 +166,17 @@ def test_a_disturbed_run_is_said_to_be(client: Client, alice: Any) -> None:
     run = factory.finished(alice, {"dp": 2}, cpu_others=0.7)
     client.force_login(alice)
     assert "70 % of the devices&#x27; time went to other processes." in tab(client, run, "")
+
+
+def test_two_ranks_operation_by_operation(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    client.force_login(alice)
+    said = tab(client, run, "tab=operators&a=0&b=1")
+    assert "are only on rank 1" in said
+    assert 'data-status="only_b"' in said
+    replicas = factory.finished(alice, {"dp": 2})
+    assert "the same parameters, different samples" in tab(client, replicas, "tab=operators")
+    assert "rank 0 of run" in tab(client, run, f"tab=operators&other={replicas.pk}").lower()
+    assert "against rank" in tab(client, run, "tab=operators&a=77&b=<b>&other=999999")
+    waiting = factory.queued(alice, {"dp": 2})
+    assert "Nothing to compare yet" in tab(client, waiting, "tab=operators")

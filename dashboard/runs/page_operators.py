@@ -1,0 +1,75 @@
+"""The Operators tab: two ranks of a run, or a rank in two runs, operation by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dashboard.charts.gantt import WORDS
+from dashboard.runs import traces
+from dashboard.runs.models import Run
+from dashboard.runs.traces import Trace
+from parallel_core.analysis.align import Alignment, Name, Side, align, sentence
+from parallel_core.schedule.ir import Kind
+
+SHOWN = 300
+"""Rows of the table."""
+STATUS = {"same": "same", "only_a": "only left", "only_b": "only right", "moved_a": "moved", "moved_b": "moved"}
+
+
+def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """`?a=` and `?b=` are ranks, `?other=` another run that `b` is a rank of."""
+    mine = traces.trace(run, step)
+    other_run = _other(given.get("other"))
+    other = mine if other_run is None else traces.typical(other_run) or traces.trace(other_run, None)
+    if mine is None or other is None:
+        return {"operators": None}
+    a, b = _rank(given.get("a"), mine, 0), _rank(given.get("b"), other, 0 if other_run else min(1, max(other.spans)))
+    left, right = _side(mine, a), _side(other, b)
+    found = align(left.operations(), right.operations())
+    names = (f"rank {a}", f"rank {b}" if other_run is None else f"rank {b} of run {other_run.pk}")
+    return {
+        "operators": found,
+        "operators_sentence": sentence(left, right, found, names),
+        "operator_rows": _rows(found),
+        "operator_names": names,
+        "operator_ranks": [sorted(mine.spans), sorted(other.spans)],
+        "rank_a": a,
+        "rank_b": b,
+        "other_run": other_run,
+        "shown": min(SHOWN, len(found.rows)),
+        "operators_step": mine.step,
+    }
+
+
+def _other(text: Any) -> Run | None:
+    """The run that the address names; None where it names none that exists."""
+    return Run.objects.filter(pk=int(text)).first() if str(text or "").isdigit() and len(str(text)) < 10 else None
+
+
+def _rank(text: Any, trace: Trace, usual: int) -> int:
+    asked = int(text) if str(text or "").isdigit() and len(str(text)) < 10 else usual
+    return asked if asked in trace.spans else usual if usual in trace.spans else min(trace.spans)
+
+
+def _side(trace: Trace, rank: int) -> Side:
+    return Side(trace.spec, rank, trace.spans[rank])
+
+
+def _rows(found: Alignment) -> list[tuple[str, str, str, str]]:
+    """(status, its word, left, right): the rows around differences first, where not all are shown."""
+    rows = list(found.rows)
+    if len(rows) > SHOWN:
+        first = next((i for i, row in enumerate(rows) if row.status != "same"), 0)
+        begin = max(0, min(first - 5, len(rows) - SHOWN))
+        rows = rows[begin : begin + SHOWN]
+    return [(row.status, STATUS[row.status], _words(row.a), _words(row.b)) for row in rows]
+
+
+def _words(name: Name | None) -> str:
+    if name is None:
+        return ""
+    kind, chunk, micro_batch = name
+    which = f" {micro_batch}" if micro_batch >= 0 else ""
+    where = f", chunk {chunk}" if chunk else ""
+    return f"{WORDS.get(Kind(kind), Kind(kind).name)}{which}{where}"
