@@ -14,6 +14,8 @@ from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.plan.cluster.step import WORDS
 
 GIB = 1 << 30
+FAR, CUT = 6.0, 3.0
+"""Bars that reach beyond FAR times the limit are cut at CUT times: else what fits could not be seen beside them."""
 SOURCE = "predicted; constants fitted on four published A100 runs, none of them this one"
 _PHASES = {
     "compute": "backward",
@@ -131,8 +133,10 @@ def step(parts: Mapping[str, float], title: str) -> Chart:
     )
 
 
-def memory(rows: Sequence[tuple[str, Mapping[str, float]]], limit: float, title: str, key: str = "memory") -> Chart:
-    """`rows` = (label, bytes by category) from the top; `limit` = what a plan may fill."""
+def memory(
+    rows: Sequence[tuple[str, Mapping[str, float]]], limits: Sequence[float], title: str, key: str = "memory"
+) -> Chart:
+    """`rows` = (label, bytes by category) from the top; `limits` = what a plan may fill, a number a row."""
     data: list[dict[str, Any]] = [
         {
             "type": "bar",
@@ -146,25 +150,16 @@ def memory(rows: Sequence[tuple[str, Mapping[str, float]]], limit: float, title:
         for part in _INSTANT_PARTS
     ]
     totals = [sum(parts.values()) for _, parts in rows]
-    data.append(_line([limit / GIB] * 2, [-0.6, len(rows) - 0.4], "bad", "solid"))
-    data.append(
-        {
-            "type": "scatter",
-            "mode": "text",
-            "x": [total / GIB for total in totals],
-            "y": list(range(len(rows))),
-            "text": [f" {bytes_text(total)}" for total in totals],
-            "textposition": "middle right",
-            "textfont": {"size": 12, "color": var("ink-2")},
-            "cliponaxis": False,
-            "hoverinfo": "skip",
-        }
-    )
+    data += [_line([limit / GIB] * 2, [y - 0.5, y + 0.5], "bad", "solid") for y, limit in enumerate(limits)]
+    widest = max([*totals, *limits])
+    cut = widest > FAR * max(limits)
+    reach = CUT * max(limits) if cut else 1.2 * widest
+    data.append(_totals(totals, reach))
     layout = theme.layout(
         88 + 44 * len(rows),
         barmode="stack",
         bargap=0.3,
-        xaxis=theme.axis("GiB", range=[0, 1.2 * max([*totals, limit]) / GIB]),
+        xaxis=theme.axis("GiB", range=[0, reach / GIB]),
         yaxis=theme.rows_axis([theme.name(label) for label, _ in rows]),
     )
     columns = (
@@ -176,5 +171,25 @@ def memory(rows: Sequence[tuple[str, Mapping[str, float]]], limit: float, title:
         [label, *(bytes_text(parts.get(part, 0)) for part in _INSTANT_PARTS), bytes_text(total)]
         for (label, parts), total in zip(rows, totals, strict=True)
     ]
-    subtitle = f"Memory of the fullest rank, GiB; red line = the {bytes_text(limit)} a plan may fill"
+    room = " or ".join(dict.fromkeys(map(bytes_text, limits)))
+    subtitle = f"Memory of the fullest rank, GiB; red line = the {room} a plan may fill"
+    subtitle += "; longer bars are cut" if cut else ""
     return Chart(key, title, subtitle, SOURCE, {"data": data, "layout": layout}, columns, table)
+
+
+def _totals(totals: Sequence[float], reach: float) -> dict[str, Any]:
+    """The totals in words: behind their bar, or at the end of one that is cut."""
+    beyond = [total > reach for total in totals]
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": [min(total, reach) / GIB for total in totals],
+        "y": list(range(len(totals))),
+        "text": [
+            f"<b>{bytes_text(t)} →</b> " if far else f" {bytes_text(t)}" for t, far in zip(totals, beyond, strict=True)
+        ],
+        "textposition": ["middle left" if far else "middle right" for far in beyond],
+        "textfont": {"size": 12, "color": [var("on-bar") if far else var("ink-2") for far in beyond]},
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+    }

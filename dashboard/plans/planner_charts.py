@@ -32,7 +32,7 @@ def all_charts(made: View) -> dict[str, Chart]:
         state = "fits" if judged.fits or judged.peak <= judged.capacity else "does not fit"
         title = f"{judged.room} at the peak: the plan {state}."
         rows = [(instant, _at(judged, instant)) for instant in memory.INSTANTS]
-        out["memory"] = charts.memory(rows, judged.capacity, title)
+        out["memory"] = charts.memory(rows, [judged.capacity] * len(rows), title)
     return out
 
 

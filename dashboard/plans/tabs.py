@@ -16,4 +16,4 @@ class Tab(NamedTuple):
         return reverse(f"plans:{self.name}")
 
 
-TABS = (Tab("page", "Planner"), Tab("accuracy", "Accuracy"))
+TABS = (Tab("page", "Planner"), Tab("judge", "Judge"), Tab("scenarios", "Scenarios"), Tab("accuracy", "Accuracy"))

@@ -114,9 +114,10 @@ def _too_large(job: Job, cluster: Cluster, plan: Plan, found: Memory) -> str:
     left = memory.of(job, Plans.of([changed(plan, dp=int(_ENDLESS))]))
     state = float(left.built[0])
     if state > cluster.capacity:
-        share = "the whole state" if plan.tp * plan.pp == 1 and not plan.zero else "its state"
+        if plan.tp * plan.pp == 1 and not plan.zero:
+            return f"Every rank holds the whole state, {bytes_text(state)}; no number of GPUs helps."
         keep = "holds" if plan.pp == 1 else "alone keeps"
-        return f"{where[0].upper()}{where[1:]} {keep} {share}, {bytes_text(state)}; no number of GPUs helps."
+        return f"{where[0].upper()}{where[1:]} {keep} its state, {bytes_text(state)}; more replicas do not help."
     parts = found.parts(0)
     largest = max(parts, key=lambda part: parts[part])
     share = percent_text(parts[largest] / float(found.peak[0]))

@@ -1,0 +1,70 @@
+"""The set-ups that Judge holds against each other: each a model, a cluster and a plan, in the address by its letter."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django import forms
+
+from dashboard.plans.forms import SetupForm
+from parallel_core.plan.cluster.plans import Plan
+from parallel_core.plan.cluster.words import read
+
+LETTERS = "abcd"
+FIRST: dict[str, dict[str, Any]] = {
+    "a": {"model": "gpt-200b", "cluster": "a100-40", "batch": 1024, "plan": "DP 1024"},
+    "b": {"model": "gpt-200b", "cluster": "a100-40", "batch": 1024, "plan": "TP 8 x PP 16 x DP 8, ZeRO-1, SP"},
+}
+"""What the page shows when nothing was asked."""
+
+
+class JudgeForm(SetupForm):
+    """One set-up; valid forms have `asked`."""
+
+    plan = forms.CharField(label="Plan", max_length=200)
+
+    DEFAULTS = {**SetupForm.DEFAULTS, "batch": 1024, "plan": "TP 8 x PP 8, SP"}
+    asked: Plan
+
+    def clean(self) -> dict[str, Any]:
+        values = super().clean()
+        if not self.errors:
+            try:
+                self.asked = read(values["plan"], self.setup.cluster.devices)
+            except ValueError as error:
+                self.add_error("plan", str(error))
+        return values
+
+    @property
+    def letter(self) -> str:
+        return str(self.prefix).upper()
+
+    @property
+    def first(self) -> list[forms.BoundField]:
+        return self.group("model", "batch", "cluster", "devices")
+
+
+def read_forms(given: dict[str, Any]) -> list[JudgeForm]:
+    """`?n=3&a-model=…`: two to four set-ups. A later one begins as a copy of the one before it."""
+    asked = str(given.get("n", "2"))
+    count = min(max(int(asked) if asked.isdigit() and len(asked) < 3 else 2, 2), len(LETTERS))
+    out: list[JudgeForm] = []
+    values: dict[str, Any] = {}
+    fresh = not any(name[:2] in ("a-", "b-") for name in given)
+    for letter in LETTERS[:count]:
+        mine = {name: value for name, value in given.items() if name.startswith(f"{letter}-")}
+        if fresh and letter in FIRST:
+            values = FIRST[letter]
+        before = {f"{letter}-{name}": value for name, value in values.items()} if not mine else {}
+        form = JudgeForm({**before, **mine}, prefix=letter)
+        values = {name: form[name].value() for name in form.fields}
+        out.append(form)
+    return out
+
+
+def query(forms_: list[JudgeForm], **changes: str) -> str:
+    """The parameters of the set-ups; `changes` replace some, by their full names."""
+    given = {f"{form.prefix}-{name}": form[name].value() for form in forms_ for name in form.fields}
+    kept = {name: value for name, value in {**given, **changes}.items() if value not in (None, "")}
+    return urlencode({"n": len(forms_), **kept})

@@ -1,0 +1,51 @@
+"""Judge: two or more set-ups, the verdict first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+from django.views.decorators.vary import vary_on_headers
+
+from dashboard.plans import judge_page, scenarios
+from dashboard.plans.judge_forms import LETTERS, query, read_forms
+from dashboard.plans.views import framed
+
+
+@require_safe
+@vary_on_headers("HX-Request")
+def judge(request: HttpRequest) -> HttpResponse:
+    """The set-ups of the address."""
+    forms = read_forms(request.GET.dict())
+    valid = all(form.is_valid() for form in forms)
+    context: dict[str, Any] = framed("judge", forms=forms, valid=valid, count=len(forms))
+    context["more"] = f"?{query(forms, n=str(len(forms) + 1))}" if len(forms) < len(LETTERS) else ""
+    context["fewer"] = f"?{query(forms[:-1])}" if len(forms) > 2 else ""
+    if valid:
+        found = judge_page.cases(forms)
+        context |= {
+            "cases": [(case, judge_page.facts(case)) for case in found],
+            "verdict": judge_page.verdict(found),
+            "chart": judge_page.bars(found),
+            "several": len(judge_page.several_clusters(found)),
+            "query": query(forms),
+        }
+    part = request.headers.get("HX-Request")
+    return render(request, "plans/judge_result.html" if part else "plans/judge.html", context)
+
+
+@require_safe
+def common(request: HttpRequest) -> HttpResponse:
+    """One plan for the clusters of the set-ups: a part that comes when it is looked at."""
+    forms = read_forms(request.GET.dict())
+    if not all(form.is_valid() for form in forms):
+        return HttpResponse(status=422)
+    return render(request, "plans/parts/common.html", {"common": judge_page.common(judge_page.cases(forms))})
+
+
+@require_safe
+def gallery(request: HttpRequest) -> HttpResponse:
+    """Ready cases, each with its verdict."""
+    return render(request, "plans/scenarios.html", framed("scenarios", cards=scenarios.cards()))

@@ -1,0 +1,117 @@
+"""Judge and Scenarios: the verdict first, reasons that name bytes, and cases that open filled in."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from django.test import Client
+
+from dashboard.plans.judge_forms import query, read_forms
+from dashboard.plans.scenarios import SCENARIOS, cards
+
+PAGE = "/planner/judge/"
+
+
+@pytest.fixture
+def reader(bob: Any) -> Client:
+    client = Client()
+    client.force_login(bob)
+    return client
+
+
+def setups(**given: str) -> dict[str, str]:
+    return {name.replace("_", "-", 1): value for name, value in given.items()}
+
+
+def test_which_plan_trains_200_billion_on_40_gib_and_why_the_other_cannot(reader: Client) -> None:
+    page = reader.get(PAGE)
+    assert page.context["verdict"] == [
+        "B works: 21 of 38 GiB.",
+        "A cannot: every rank holds the whole state, 3.2 TiB; no number of GPUs helps.",
+    ]
+    text = page.content.decode()
+    assert text.index("B works") < text.index('id="judge-form"')
+    bars = page.context["chart"].figure["data"]
+    assert {"parameters", "gradients", "optimizer state", "activations"} <= {trace.get("name") for trace in bars}
+
+
+def test_of_two_that_work_the_faster_is_named(reader: Client) -> None:
+    asked = setups(a_plan="TP 8 x PP 8 x DP 16, SP, ZeRO-1", b_plan="TP 8 x PP 8 x DP 16, SP, ZeRO-1, full recompute")
+    asked |= setups(a_model="gpt-175b", b_model="gpt-175b")
+    verdict = reader.get(PAGE, asked).context["verdict"]
+    assert [sentence[:7] for sentence in verdict[:2]] == ["A works", "B works"]
+    assert verdict[2].startswith("A trains 1.")
+
+
+def test_the_cheapest_change_opens_judge_with_it(reader: Client) -> None:
+    case, _ = reader.get(PAGE).context["cases"][0]
+    assert not case.judged.fits
+    mended = reader.get(PAGE + case.fixed)
+    assert mended.context["cases"][0][0].judged.fits
+    assert mended.context["cases"][1][0].judged.plan == reader.get(PAGE).context["cases"][1][0].judged.plan
+
+
+def test_a_set_up_opens_in_the_planner(reader: Client) -> None:
+    case, _ = reader.get(PAGE).context["cases"][1]
+    page = reader.get(f"/planner/?{case.planned}")
+    assert page.context["judged"].plan == case.judged.plan
+    assert page.context["judged"].seconds == pytest.approx(case.judged.seconds)
+
+
+def test_a_third_set_up_begins_as_the_second(reader: Client) -> None:
+    more = reader.get(PAGE).context["more"]
+    page = reader.get(PAGE + more)
+    forms = page.context["forms"]
+    assert len(forms) == 3
+    assert forms[2]["plan"].value() == forms[1]["plan"].value()
+    assert reader.get(PAGE + page.context["fewer"]).context["count"] == 2
+
+
+def test_the_address_holds_every_set_up() -> None:
+    asked = setups(a_plan="PP 8", b_plan="TP 4", b_memory="24", n="2")
+    forms = read_forms(asked)
+    again = read_forms(dict(parse_qsl(query(forms))))
+    assert [form["plan"].value() for form in again] == ["PP 8", "TP 4"]
+    assert again[1]["memory"].value() == "24"
+
+
+@pytest.mark.parametrize("n", ["0", "99", "x", "-3", "10000000000"])
+def test_the_number_of_set_ups_is_bounded(n: str) -> None:
+    assert 2 <= len(read_forms({"n": n})) <= 4
+
+
+def test_wrong_values_are_told_at_their_field(reader: Client) -> None:
+    page = reader.get(PAGE, setups(a_plan="TP eight", b_network="0"))
+    a, b = page.context["forms"]
+    assert "is not understood" in a.errors["plan"][0]
+    assert "more than 0" in b.errors["network"][0]
+    assert "cannot be judged" in page.content.decode()
+
+
+def test_one_plan_for_two_clusters_has_its_price(reader: Client) -> None:
+    case = next(scenario for scenario in SCENARIOS if scenario.key == "two")
+    common = reader.get(f"{PAGE}common?{case.query()}").context["common"]
+    assert common.sentence.startswith("One split serves A and B: TP")
+    widths = {(row.plan.tp, row.plan.pp, row.plan.micro_batch) for _, row in common.rows}
+    assert len(widths) == 1
+    for _, row in common.rows:
+        assert row.plan.devices == row.cluster.devices
+        assert row.price >= -1e-9
+    alone = reader.get(f"{PAGE}common").content.decode()
+    assert "the same cluster" in alone
+
+
+def test_every_scenario_has_a_verdict_and_opens_both_pages(reader: Client) -> None:
+    found = cards()
+    assert len(found) == 6
+    for card in found:
+        assert "works" in card.verdict
+        judge = reader.get(card.judge)
+        assert judge.context["valid"], card.scenario.key
+        assert " ".join(judge.context["verdict"]) == card.verdict
+    planned = reader.get(found[0].planner)
+    assert planned.context["valid"]
+    assert urlsplit(found[0].planner).path == "/planner/"
+    assert all(card.scenario.title in reader.get("/planner/scenarios/").content.decode() for card in found[:2])
