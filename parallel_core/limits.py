@@ -18,6 +18,10 @@ MAX_CORPUS_BYTES = 200 * 1024 * 1024
 """Largest corpus that may be uploaded, in bytes."""
 MAX_TRACE_BYTES = 1024 * 1024 * 1024
 """Most bytes of the files of one uploaded trace."""
+MAX_PROFILED = 16
+"""Most steps, and most named ranks, of a run that torch.profiler looks at."""
+MAX_PROFILE_BYTES = 32 * 1024 * 1024
+"""Largest trace of a step of a rank that is kept, packed."""
 MAX_FAULTS = 16
 """Most faults that a run is broken with."""
 MAX_PROGRAM = 512 * 1024

@@ -26,6 +26,7 @@ from parallel_core.rules import field_errors as field_errors
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.traits import TRAITS, ScheduleName, flushes
 from parallel_core.stream_rules import check_stream
+from parallel_core.trace_rules import check_profile
 
 Precision = Literal["fp32", "fp64", "bf16", "fp16"]
 DeviceKind = Literal["cpu", "cuda"]
@@ -38,6 +39,7 @@ MAIN_BYTES: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 4, "fp16": 4}
 CORPUS_PATTERN = re.compile(r"^(stdlib|digits|django|blob:[0-9a-f]{64})$")
 
 Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
 DRAWN = "drawn"
 """Context key of `RunSpec.model_validate`: the spec is only simulated and drawn, so its schedule need not run."""
 
@@ -150,6 +152,10 @@ class TraceSpec(_Spec):
     memory: bool = True
     memory_cap: Annotated[int, Field(ge=1)] | None = None
     """Bytes a rank may hold live; beyond it the rank ends with out-of-memory. None = the device's own limit."""
+    profile_steps: Annotated[tuple[NotNegative, ...], Field(max_length=limits.MAX_PROFILED)] = ()
+    """Steps that torch.profiler looks at; they take longer than others."""
+    profile_ranks: Annotated[tuple[NotNegative, ...], Field(max_length=limits.MAX_PROFILED)] | None = None
+    """On which ranks; None = on all."""
 
 
 class RunSpec(_Spec):
@@ -187,6 +193,7 @@ class RunSpec(_Spec):
         check_stream(self)
         _check_steps(self)
         check_faults(self)
+        check_profile(self)
         return self
 
     @property

@@ -25,6 +25,7 @@ class Decoded:
     """hello, summary, phase: the newest of each."""
     fault: dict[str, Any] | None = None
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    profiles: list[tuple[dict[str, int], bytes]] = field(default_factory=list)
 
 
 def decode_batch(data: bytes, start: int) -> Decoded:
@@ -60,6 +61,8 @@ def _add(out: Decoded, frame: Frame) -> None:
     elif frame.kind == "checkpoint":
         sizes = {"step": int(header["step"]), "bytes": int(header["bytes"]), "seconds": float(header["seconds"])}
         out.checkpoints.append({**sizes, "kept": [int(step) for step in header["kept"]]})
+    elif frame.kind == "profile":
+        out.profiles.append(({key: int(header[key]) for key in ("step", "part", "of", "size")}, frame.blob))
     elif frame.kind == "fault":
         out.fault = header
 

@@ -19,6 +19,7 @@ from dashboard.runs.models import (
     Cursor,
     LogChunk,
     MemoryRecord,
+    ProfilePart,
     RankInfo,
     Run,
     SeriesChunk,
@@ -42,7 +43,7 @@ class Store:
         self._moved: set[FileKey] = set()
         self._points: dict[int, dict[tuple[int, str], list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
         self._logs: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
-        self._rows: list[SpanChunk | MemoryRecord] = []
+        self._rows: list[SpanChunk | MemoryRecord | ProfilePart] = []
         self._traced: dict[int, dict[int, float]] = defaultdict(dict)
         """Attempt -> traced step -> when it was reported, unix seconds."""
 
@@ -74,6 +75,9 @@ class Store:
         for header, blob in records.memory:
             self._rows.append(_memory_row(attempt, rank, header, blob))
             topics.add("memory")
+        for header, blob in records.profiles:
+            self._rows.append(ProfilePart(attempt=attempt, rank=rank, data=blob, **header))
+            topics.add("info")
         for header in records.checkpoints:
             _keep_checkpoint(attempt, rank, header)
             topics.add("state")
@@ -102,6 +106,8 @@ class Store:
             if attempt is not None:
                 _append_points(pk, share_points(attempt, steps))
         MemoryRecord.objects.bulk_create(metered, ignore_conflicts=True)
+        profiles = [row for row in self._rows if isinstance(row, ProfilePart)]
+        ProfilePart.objects.bulk_create(profiles, ignore_conflicts=True)
         Cursor.objects.bulk_update([self._cursors[key] for key in self._moved], ("offset",))
         for pk in {*self._points, *(row.attempt_id for row in metered)}:
             attempt = attempts[pk]

@@ -199,6 +199,22 @@ class MemoryRecord(models.Model):
         constraints = [models.UniqueConstraint(fields=("attempt", "step", "rank"), name="one_memory_a_step")]
 
 
+class ProfilePart(models.Model):
+    """Piece `part` of `of` of the gzipped torch.profiler trace of a rank's step (`size` bytes); `of` = 0: too large."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="profiles")
+    rank = models.IntegerField()
+    step = models.IntegerField()
+    part = models.IntegerField()
+    of = models.IntegerField()
+    size = models.BigIntegerField()
+    data = models.BinaryField()
+
+    class Meta:
+        ordering = ("attempt", "step", "rank", "part")
+        constraints = [models.UniqueConstraint(fields=("attempt", "step", "rank", "part"), name="one_piece_a_profile")]
+
+
 class RankInfo(models.Model):
     """The `hello` and `summary` frames of a rank."""
 

@@ -15,6 +15,7 @@ from dashboard.runs import (
     page_operators,
     page_timeline,
     page_whatif,
+    profiles,
     selectors,
 )
 from dashboard.runs.models import Run, State
@@ -56,7 +57,7 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
     if tab == "metrics":
         return {"charts": page_charts.metrics(run)}
     if tab == "ranks":
-        return {"ranks": rank_rows(run), "equal": equal_sentence(run)}
+        return {"profiles": profiles.listed(run), "ranks": rank_rows(run), "equal": equal_sentence(run)}
     if tab == "layout":
         return {"layout": _layout(run, rank), "layout_groups": layout_picture.GROUPS}
     if tab == "logs":

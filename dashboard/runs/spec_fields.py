@@ -110,6 +110,8 @@ GROUPS = (
             Entry("trace.fingerprint_every", "Compare replicas every", "steps, bit by bit; 0 never does"),
             Entry("trace.memory_cap", "Memory cap, MiB a rank", "empty: the device's own limit"),
             Entry("trace.memory", "Measure memory"),
+            Entry("trace.profile_steps", "Steps for torch.profiler", "e.g. 12, 20; they take longer; empty: none"),
+            Entry("trace.profile_ranks", "Ranks for torch.profiler", "e.g. 0, 1; empty: all"),
         ),
         folded=True,
     ),
@@ -214,11 +216,15 @@ def _digits(value: float) -> str:
 _IN: dict[str, Callable[[str], Any]] = {
     "parallel.cuts": _numbers_in,
     "parallel.recompute_layers": _numbers_in,
+    "trace.profile_steps": lambda text: _numbers_in(text) or [],
+    "trace.profile_ranks": _numbers_in,
     "trace.memory_cap": _mib_in,
 }
 _OUT: dict[str, Callable[[Any], str]] = {
     "parallel.cuts": _numbers_out,
     "parallel.recompute_layers": _numbers_out,
+    "trace.profile_steps": _numbers_out,
+    "trace.profile_ranks": _numbers_out,
     "trace.memory_cap": _mib_out,
 }
 

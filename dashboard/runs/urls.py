@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.runs import list_views, page_views, trace_views, views
+from dashboard.runs import list_views, page_views, profile_views, trace_views, views
 
 app_name = "runs"
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -16,6 +16,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("<int:pk>/part/<slug:name>", page_views.fragment, name="fragment"),
     path("<int:pk>/data/<slug:name>.json", page_views.data, name="data"),
     path("<int:pk>/trace/<int:step>/<slug:form>", trace_views.trace, name="trace"),
+    path("<int:pk>/profile/<int:step>", profile_views.open_in_traces, name="open-profile"),
+    path("<int:pk>/profile/<int:step>/<int:rank>.json.gz", profile_views.download, name="profile"),
     path("<int:pk>/clone", views.clone, name="clone"),
     path("<int:pk>/resume", views.resume, name="resume"),
     path("<int:pk>/cancel", views.cancel, name="cancel"),

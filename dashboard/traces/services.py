@@ -7,8 +7,8 @@ from pathlib import PurePath
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
+from django.core.files.base import File
 from django.core.files.storage import default_storage
-from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
 
 from dashboard.accounts.roles import may_change, may_submit
@@ -21,7 +21,7 @@ MAX_TRACES = 500
 MAX_MIB = limits.MAX_TRACE_BYTES >> 20
 
 
-def upload(*, owner: Any, name: str, files: Sequence[UploadedFile]) -> Trace:
+def upload(*, owner: Any, name: str, files: Sequence[File[bytes]]) -> Trace:
     """Keeps the files and queues them for the analyst.
 
     Raises PermissionDenied for viewers, Invalid({"files" or "name": why}).
@@ -40,7 +40,7 @@ def upload(*, owner: Any, name: str, files: Sequence[UploadedFile]) -> Trace:
     return trace
 
 
-def _errors(name: str, files: Sequence[UploadedFile]) -> dict[str, str]:
+def _errors(name: str, files: Sequence[File[bytes]]) -> dict[str, str]:
     if len(name) > limits.MAX_NAME or "\x00" in name:
         return {"name": f"A name has at most {limits.MAX_NAME} plain characters."}
     if not files:

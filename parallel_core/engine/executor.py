@@ -85,7 +85,8 @@ class Walker:
     def _walk(self, step: int, prepared: Sequence[Prepared]) -> None:
         for op, text, run, lane in prepared:
             self._progress.at(step, text)
-            self._do(op, run, lane)
+            with self._scope.named(text):
+                self._do(op, run, lane)
 
     def _do(self, op: Op, run: Callable[[Op], int], lane: int) -> None:
         """Runs it at its place, and records its span."""

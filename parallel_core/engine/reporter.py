@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -19,12 +20,14 @@ from parallel_core.engine.device import Device
 from parallel_core.engine.fingerprint import Print
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.norm import Totals
+from parallel_core.engine.profiled import is_profiled, profiled
 from parallel_core.engine.stream import Staleness
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import POINT, Sink
+from parallel_core.observe.scope import Scope
 from parallel_core.plan.chips import Peak
 from parallel_core.processes import start_ticks
 from parallel_core.spec import RunSpec
@@ -89,6 +92,13 @@ class Reporter:
             params=params,
             units=list(units),
         )
+
+    def profiled(self, step: int, scope: Scope) -> AbstractContextManager[None]:
+        """Around a step: torch.profiler looks at it where the spec says so."""
+        if not is_profiled(self._spec, step, self._rank):
+            return nullcontext()
+        log.info("step %d is profiled", step)
+        return profiled(step, scope, self._device, self._sink)
 
     def phase(self, phase: str, step: int) -> None:
         log.info("%s at step %d", phase, step)

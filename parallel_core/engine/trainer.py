@@ -236,7 +236,8 @@ def _train(
             if step > first:
                 report.phase("timed", step)
             times.restart()
-        known, meter = trainer.metered_step(step) if step in followed else (trainer.advance(step), None)
+        with report.profiled(step, trainer.scope):
+            known, meter = trainer.metered_step(step) if step in followed else (trainer.advance(step), None)
         took = times.ended()
         if meter is not None and step == metered:
             report.memory(step, meter)

@@ -18,6 +18,8 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their f
              still), kept: [steps of all checkpoints of the run that are still there]; from rank 0
     generated  tokens (of each sample, without the prompt), prefill (seconds until the first), seconds (of each other),
              kv_bytes (of this rank): what a rank that generates text emits, and nothing else
+    profile  step, part, of, size; blob = piece `part` of `of` of the rank's gzipped Chrome trace of that step (`size`
+             bytes in all); of = 0: it was too large to keep
     summary  steps, timed: {median, p10, p90, mean, n} (seconds a step, this rank), cpu_others (share 0..1 of the
              device time of the timed steps that processes other than the ranks of this run used), params_total,
              fingerprint: {step, checks, seconds (median of a check), parameters, samples} (see engine.fingerprint; the

@@ -6,7 +6,7 @@ which new tensors are activations, without knowing the schedule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -19,6 +19,11 @@ from parallel_core.schedule.ir import Kind
 _NOTHING = nullcontext()
 
 
+def unnamed(text: str) -> AbstractContextManager[Any]:
+    """No annotation."""
+    return _NOTHING
+
+
 class Scope:
     """Recorder, meter (None outside metered steps) and place of one rank."""
 
@@ -28,6 +33,8 @@ class Scope:
         self.micro_batch = -1
         self.version = 0
         self.meter: MemoryMeter | None = None
+        self.named: Callable[[str], AbstractContextManager[Any]] = unnamed
+        """Around each operation, with its text: in a profiled step the profiler's annotation."""
 
     def span(self, kind: int, lane: int, start: Any, bytes: int = 0) -> None:
         """A span of the current operation from `start` (a mark) until now."""

@@ -15,6 +15,7 @@ from parallel_core.schedule.ir import Kind
 
 STEP = re.compile(r"ProfilerStep#(\d+)")
 _OWN = re.compile(r"(?:PP:)?(\d+)(F|BW|B|I|W)(\d+)")
+_UPDATE = re.compile(r"\d+OPT_STEP")
 _PASS = re.compile(r"(Forward|Backward)(?:_| )(\d+)")
 
 
@@ -55,6 +56,8 @@ def marker(name: str) -> Meaning | None:
     """What everything inside this event belongs to; None where the name says nothing."""
     if name.startswith(("Optimizer.step", "Optimizer.zero_grad")):
         return Meaning(Kind.OPT_STEP if "step" in name else Kind.SETUP, LANE_HOST)
+    if _UPDATE.fullmatch(name):
+        return Meaning(Kind.OPT_STEP, LANE_HOST)
     if name.startswith("enumerate(DataLoader)"):
         return Meaning(Kind.DATA, LANE_HOST)
     if name.startswith("CheckpointFunctionBackward"):

@@ -1,0 +1,43 @@
+"""Traces of torch.profiler of a run's own steps: to keep, and to open under Traces."""
+
+from __future__ import annotations
+
+from django.core.files.base import ContentFile
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.views.decorators.http import require_POST, require_safe
+
+from dashboard.accounts.guards import member_required
+from dashboard.runs import profiles
+from dashboard.runs.models import Run
+from dashboard.traces import services
+from parallel_core import limits
+
+
+@require_safe
+def download(request: HttpRequest, pk: int, step: int, rank: int) -> HttpResponse:
+    """The gzipped Chrome trace of a rank's step; Perfetto opens it as it is."""
+    found = profiles.data(get_object_or_404(Run, pk=pk), step, rank)
+    if found is None:
+        raise Http404(f"run {pk} has no trace of step {step} of rank {rank}")
+    headers = {"Content-Disposition": f'attachment; filename="run-{pk}-step-{step}-rank{rank}.json.gz"'}
+    return HttpResponse(found, content_type="application/gzip", headers=headers)
+
+
+@require_POST
+@member_required
+def open_in_traces(request: HttpRequest, pk: int, step: int) -> HttpResponse:
+    """Queues the traces of all ranks of a step as one trace, and goes there."""
+    run = get_object_or_404(Run, pk=pk)
+    found = {
+        profile.rank: data
+        for row in profiles.listed(run)
+        if row.number == step
+        for profile in row.ranks
+        if profile.whole and (data := profiles.data(run, step, profile.rank)) is not None
+    }
+    if not found:
+        raise Http404(f"run {pk} has no trace of step {step}")
+    files = [ContentFile(data, name=f"rank{rank}.json.gz") for rank, data in list(found.items())[: services.MAX_FILES]]
+    name = f"{run.name}, step {step}"[: limits.MAX_NAME]
+    return redirect("traces:page", services.upload(owner=request.user, name=name, files=files).pk)

@@ -1,0 +1,24 @@
+"""Rules about what is observed: which steps and ranks torch.profiler may look at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallel_core.rules import few, rule
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+
+def check_profile(spec: RunSpec) -> None:
+    """Raises where a step or rank that is to be profiled does not exist."""
+    steps, world = spec.train.steps, spec.parallel.world
+    late = next((step for step in spec.trace.profile_steps if step >= steps), None)
+    if late is not None:
+        message = f"there is no step {late}: the last is {steps - 1}."
+        raise rule(("trace.profile_steps", "train.steps"), message)
+    beyond = next((rank for rank in spec.trace.profile_ranks or () if rank >= world), None)
+    if beyond is not None:
+        raise rule(
+            ("trace.profile_ranks",), f"there is no rank {beyond} among {world}; try {few(range(world), beyond)}."
+        )

@@ -1,0 +1,97 @@
+"""torch.profiler on chosen steps of our own run: the traces come as records, and are read back with certainty."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from parallel_core.engine import profiled
+from parallel_core.observe.records import Frame
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec, field_errors
+from parallel_core.traces.__main__ import read_all
+from parallel_core.traces.stream import EventStream
+from tests.parallel_core.test_trainer import frames, series, spec_of
+
+PROFILED = {"profile_steps": [4, 5], "profile_ranks": [1]}
+
+
+def traces(seen: list[Frame]) -> dict[int, bytes]:
+    """Step -> gzipped Chrome trace."""
+    out: dict[int, bytes] = {}
+    for frame in seen:
+        if frame.kind == "profile":
+            out[frame.header["step"]] = out.get(frame.header["step"], b"") + frame.blob
+    return out
+
+
+def test_no_step_is_profiled_by_default() -> None:
+    assert not any(profiled.is_profiled(RunSpec(), step, 0) for step in range(43))
+
+
+def test_chosen_steps_of_chosen_ranks_are_profiled_and_nothing_else_changes(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    spec = spec_of(trace=PROFILED, train={"steps": 6}, pp=2, micro_batches=2)
+    first, second = frames(spec, tmp_path)
+    plain, _ = frames(spec_of(train={"steps": 6}, pp=2, micro_batches=2), tmp_path / "plain")
+    assert series(first, "loss")["value"].tolist() == series(plain, "loss")["value"].tolist()
+    assert not traces(first)
+    found = traces(second)
+    assert sorted(found) == [4, 5]
+    for step, data in found.items():
+        events = json.loads(gzip.decompress(data))["traceEvents"]
+        names = {event.get("name") for event in events}
+        assert {f"ProfilerStep#{step}", "1F0", "1BW1"} <= names
+    (tmp_path / "rank1.json.gz").write_bytes(found[4])
+    job = read_all([("rank1.json.gz", tmp_path / "rank1.json.gz")])
+    rows = job.ranks[1].steps[4]
+    assert set(rows["micro_batch"][rows["kind"] == Kind.F].tolist()) >= {0, 1}
+    assert set(rows["stage"][rows["micro_batch"] >= 0].tolist()) == {1}
+    assert (rows["kind"] == Kind.OPT_STEP).any()
+    assert any(note.startswith("Certain: stages") for note in job.notes)
+
+
+class Heard:
+    """A sink that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[dict[str, Any], bytes]] = []
+
+    def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
+        self.told.append((header, blob))
+
+
+def test_a_trace_goes_in_pieces_and_one_that_is_too_large_as_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard()
+    data = bytes(range(256)) * 2000
+    profiled.emit(7, data, heard)
+    assert [header["part"] for header, _ in heard.told] == list(range(heard.told[0][0]["of"]))
+    assert b"".join(blob for _, blob in heard.told) == data
+    monkeypatch.setattr(profiled, "MAX_PROFILE_BYTES", 10)
+    heard = Heard()
+    profiled.emit(7, data, heard)
+    assert heard.told == [({"step": 7, "part": 0, "of": 0, "size": len(data)}, b"")]
+
+
+@pytest.mark.parametrize(
+    ("trace", "field", "words"),
+    [
+        ({"profile_steps": [99]}, "trace.profile_steps", "the last is 11"),
+        ({"profile_steps": [1], "profile_ranks": [3]}, "trace.profile_ranks", "try 0"),
+        ({"profile_steps": [-1]}, "trace.profile_steps.0", "at least 0"),
+    ],
+)
+def test_steps_and_ranks_that_are_not_there_are_named(trace: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        spec_of(trace=trace)
+    assert words in field_errors(caught.value)[field]
+
+
+def test_a_stream_is_read_from_anything_that_reads() -> None:
+    assert list(EventStream(io.BytesIO(b'[{"ph": "X"}]'))) == [{"ph": "X"}]
