@@ -30,6 +30,7 @@ class Card:
     bad: str
     split: dict[str, Any] | None = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
     seen: tuple[str, ...] = ()
     preset: str = ""
 
@@ -146,6 +147,23 @@ CARDS: tuple[Card, ...] = (
         {"pp": 4, "micro_batches": 8},
         seen=("PP-1F1B",),
         preset="pp2",
+    ),
+    Card(
+        "pipedream",
+        "PipeDream",
+        "1F1B without a flush: each stage updates after every backward, and keeps the weights that a forward has seen.",
+        "Its stage, and a version of its weights for each micro-batch under way.",
+        "As 1F1B.",
+        "Nobody, once the pipeline is full.",
+        "Ψ b / p + (p − i − 1) more copies of the weights of stage i",
+        "2 m B s h a boundary",
+        "Narayanan et al. 2019, sections 3.1 to 3.3; two versions at most: Narayanan et al. 2021a (PipeDream-2BW)",
+        "Few micro-batches, where a flush would cost most.",
+        "Gradients are of older weights: p − i − 1 updates old on stage i; the loss may need more samples.",
+        {"pp": 4, "schedule": "1f1b-stash", "micro_batches": 8},
+        train={"clip": "stage"},
+        seen=("PP-1F1B async", "PP-2BW"),
+        preset="pp2-stash",
     ),
     Card(
         "interleaved",

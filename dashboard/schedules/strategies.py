@@ -26,6 +26,8 @@ from parallel_core.spec import RunSpec
 MODEL = {"layers": 24, "hidden": 1024, "heads": 16, "seq": 1024, "vocab": 32768}
 TRAIN = {"global_batch": 32, "precision": "bf16"}
 RUNS_SHOWN = 3
+STREAMED = 2
+"""Steps that are drawn of a schedule that does not flush, so that what others lose between steps is seen."""
 _WIDE, _ROW = 320, 14
 _DRAWN = COMPUTE | {Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.OPT_STEP}
 
@@ -69,7 +71,9 @@ def strategies(request: HttpRequest) -> HttpResponse:
 
 def spec_of(card: Card) -> RunSpec:
     """Its run on four devices (one, where it splits nothing)."""
-    return RunSpec.model_validate({"model": {**MODEL, **card.model}, "parallel": card.split or {}, "train": TRAIN})
+    return RunSpec.model_validate(
+        {"model": {**MODEL, **card.model}, "parallel": card.split or {}, "train": {**TRAIN, **card.train}}
+    )
 
 
 @lru_cache(maxsize=64)
@@ -103,14 +107,15 @@ def _sentence(spec: RunSpec, size: int, whole: int) -> str:
 
 
 def _picture(spec: RunSpec) -> list[Rect]:
-    """One step, a row a device, where forward takes 1, backward 2, an optimizer and a reduction 1 each; [] where the
+    """One step, a row a device, where forward takes 1, backward 2, a reduction 1 and the optimizer 1/4; [] where the
     schedule does not show what is special (cuts inside of layers)."""
     if spec.parallel.world == 1 or (spec.parallel.pp == 1 and spec.parallel.tp > 1):
         return []
     ns, tp = 1000, spec.parallel.tp
-    chunks, made = spec.parallel.chunks_per_rank, build(spec)
+    chunks, made = spec.parallel.chunks_per_rank, build(spec, STREAMED)
     each = {Kind.F: ns, Kind.B: ns, Kind.W: ns, Kind.BW: 2 * ns}
-    whole = dict.fromkeys((Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.OPT_STEP), ns * chunks)
+    whole = dict.fromkeys((Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER), ns * chunks)
+    whole[Kind.OPT_STEP] = ns * chunks // 4
     costs = Costs({(stage, kind): cost for stage in range(made.stages) for kind, cost in (each | whole).items()})
     spans = simulate(made, costs)
     end = max(int(rows["end"].max()) for rows in spans.values())
@@ -132,7 +137,9 @@ def _runs(card: Card) -> list[Run]:
     """The newest runs of the yard that used it."""
     if not card.seen:
         return []
-    wanted = Q()
+    wanted, others = Q(), Q(pk__in=())
     for start in card.seen:
         wanted |= Q(label__startswith=start)
-    return list(Run.objects.filter(wanted, state=State.SUCCEEDED).only("pk", "name")[:RUNS_SHOWN])
+        for longer in (name for other in CARDS if other is not card for name in other.seen if name.startswith(start)):
+            others |= Q(label__startswith=longer)
+    return list(Run.objects.filter(wanted & ~others, state=State.SUCCEEDED).only("pk", "name")[:RUNS_SHOWN])
