@@ -71,13 +71,23 @@ def figure(spans_by_rank: Spans, label: str = "", *, max_bars: int = MAX_BARS) -
     return figure_of([(label, spans_by_rank)], max_bars=max_bars)
 
 
-def figure_of(runs: Sequence[tuple[str, Spans]], *, max_bars: int = MAX_BARS, words: Words = MEASURED) -> Figure:
-    """Several runs, each aligned at the start of its step (the earliest instant of any of its ranks)."""
+def figure_of(
+    runs: Sequence[tuple[str, Spans]],
+    *,
+    max_bars: int = MAX_BARS,
+    words: Words = MEASURED,
+    window: tuple[float, float] | None = None,
+) -> Figure:
+    """Several runs, each aligned at the start of its step (the earliest instant of any of its ranks).
+
+    `window` = ms from and to: bars that lie outside are left out; the axis is the whole step's all the same.
+    """
     places, ticks, height = _rows(runs, words.row)
     bars = [_bars(spans, places[i], zero) for i, (_, spans) in enumerate(runs) for zero in [origin(spans)]]
     table = np.concatenate(bars) if bars else np.empty(0, BAR)
-    kept = _longest(table, max_bars)
     span_ms = float(table["end"].max()) if len(table) else 1.0
+    inside = table if window is None else table[(table["end"] >= window[0]) & (table["start"] <= window[1])]
+    kept = _longest(inside, max_bars)
     data = [trace for phase in (*_STEP, *_PHASES) if (trace := _trace(phase, kept, words))]
     layout = theme.layout(
         int(ROW_PX * height) + 56,
@@ -90,19 +100,32 @@ def figure_of(runs: Sequence[tuple[str, Spans]], *, max_bars: int = MAX_BARS, wo
             "tickvals": [y for y, _ in ticks],
             "range": [height - 0.45, -0.55],
         },
-        meta={"shown": len(kept), "total": len(table)},
+        meta={"shown": len(kept), "inside": len(inside), "total": len(table)},
     )
     return {"data": data, "layout": layout}
 
 
-def chart(runs: Sequence[tuple[str, Spans]], title: str, source: str, key: str = "gantt") -> Chart:
-    """The figure with its words and its numbers (busy ms by phase and rank)."""
-    made = figure_of(runs)
-    shown, total = made["layout"]["meta"]["shown"], made["layout"]["meta"]["total"]
-    part = f"; the {shown} longest of {total} spans drawn" if shown < total else f"; {shown} of {total} spans"
+def chart(
+    runs: Sequence[tuple[str, Spans]],
+    title: str,
+    source: str,
+    key: str = "gantt",
+    window: tuple[float, float] | None = None,
+) -> Chart:
+    """The figure with its words and its numbers (busy ms by phase and rank); of `window` (ms) alone where given."""
+    made = figure_of(runs, window=window)
+    part = f"; {_counted(made['layout']['meta'])}"
     subtitle = "One traced step, ms from its start; a row a rank, numbers are micro-batches, hatched is idle"
     columns = ("run", "rank", *(f"{phase}, ms" for phase in _PHASES))
     return Chart(key, title, subtitle, source + part, made, columns, _table(runs))
+
+
+def _counted(meta: Mapping[str, int]) -> str:
+    """How many spans are drawn, of how many."""
+    shown, inside, total = meta["shown"], meta["inside"], meta["total"]
+    if shown < inside:
+        return f"the {shown} longest of {inside} spans drawn"
+    return f"{shown} of {total} spans" if inside == total else f"all {inside} spans in view, of {total}"
 
 
 BAR = np.dtype(

@@ -11,7 +11,7 @@ from django.core.cache import cache
 from dashboard.runs import selectors
 from dashboard.runs.models import Run
 from dashboard.runs.page_tiles import memory_limit
-from parallel_core.analysis.diagnosis import RULES, Case, Finding, diagnose
+from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose
 from parallel_core.analysis.quantities import bytes_text, ns_text
 from parallel_core.faults import broken
 from parallel_core.observe.when import first_timed
@@ -41,6 +41,7 @@ class Findings:
     """Findings beyond those shown."""
     checked: int
     """Rules; 0 where there is nothing to judge yet."""
+    rules: int = len(RULES)
 
 
 def findings(run: Run) -> Findings:
@@ -49,11 +50,13 @@ def findings(run: Run) -> Findings:
     if newest is None and run.loss is None:
         return Findings([], 0, 0)
     key = f"findings:{run.pk}:{run.queued_at.timestamp()}:{run.state}:{newest}:{run.step}:{bool(run.summary)}"
-    found: list[Finding] | None = cache.get(key)
-    if found is None:
-        found = diagnose(case_of(run))
-        cache.set(key, found, KEPT_S)
-    return Findings([_card(run, one) for one in found[:SHOWN]], max(0, len(found) - SHOWN), len(RULES))
+    kept: tuple[list[Finding], int] | None = cache.get(key)
+    if kept is None:
+        case = case_of(run)
+        kept = diagnose(case), checked(case)
+        cache.set(key, kept, KEPT_S)
+    found, count = kept
+    return Findings([_card(run, one) for one in found[:SHOWN]], max(0, len(found) - SHOWN), count)
 
 
 def _card(run: Run, finding: Finding) -> Card:

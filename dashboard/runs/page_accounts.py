@@ -29,13 +29,14 @@ def context(run: Run, step: int | None) -> dict[str, Any]:
     trace = traces.trace(run, step)
     if trace is None:
         return {"accounts": []}
+    path = critical_path(trace.spans, trace.layout)
     return {
         "accounts": [_row(rank, account) for rank, account in sorted(trace.accounts.items())],
         "account_columns": [SHORT[name] for name in COMPONENTS],
         "beside_columns": list(BESIDE.values()),
         "account_step": trace.step,
-        "path": path_rows(trace),
-        "path_sentence": path_sentence(trace),
+        "path": path_rows(path),
+        "path_sentence": path_sentence(path),
         "losses": _losses(trace),
         "no_losses": _why_no_losses(trace),
         "partial": "" if trace.whole else f"{trace.kept} of {trace.total} spans were kept: sums cover those alone.",
@@ -56,9 +57,8 @@ def _ns(ns: int) -> str:
     return ns_text(ns) if ns else "0"
 
 
-def path_sentence(trace: Trace) -> str:
-    """How the critical path runs."""
-    path = critical_path(trace.spans, trace.layout)
+def path_sentence(path: np.ndarray) -> str:
+    """How the critical path (LINK rows) runs."""
     if not len(path):
         return ""
     total = int((path["end"] - path["start"]).sum())
@@ -74,9 +74,8 @@ def path_sentence(trace: Trace) -> str:
     return f"{percent_text(share)} of the critical path is on rank {rank}; it {changes} in {len(path)} operations."
 
 
-def path_rows(trace: Trace) -> list[tuple[str, str, str]]:
+def path_rows(path: np.ndarray) -> list[tuple[str, str, str]]:
     """(what, time, share) by kind, the longest first."""
-    path = critical_path(trace.spans, trace.layout)
     total = int((path["end"] - path["start"]).sum())
     found = [
         (int((path["end"] - path["start"])[path["kind"] == kind].sum()), Kind(int(kind)))

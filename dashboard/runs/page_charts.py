@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from django.urls import reverse
 
-from dashboard.charts import gantt, loss, theme
+from dashboard.charts import gantt, heatmap, loss, theme
 from dashboard.charts.chart import Chart
 from dashboard.runs import selectors
 from dashboard.runs.metric_rows import Metric, metrics_of
@@ -14,6 +16,7 @@ from dashboard.runs.models import ENDED, MemoryRecord, Run, State
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES, COMPONENT_NAMES
+from parallel_core.analysis.waits import origin
 from parallel_core.observe.records import CATEGORIES, MEMORY
 from parallel_core.observe.when import first_traced
 from parallel_core.plan.strategy import family
@@ -24,12 +27,38 @@ MEMORY_PX = 96
 BUCKETS = 600
 
 
-def timeline(run: Run, step: int | None = None) -> Chart | None:
-    """Gantt of one traced step (None = the newest complete one), with the worst rank's memory on the same axis."""
+Window = tuple[float, float]
+"""Ms from the start of the step, from and to."""
+
+
+def timeline(run: Run, step: int | None = None, window: Window | None = None) -> Chart | None:
+    """Gantt of one traced step (None = the newest complete one), with the worst rank's memory on the same axis.
+
+    More than MAX_BARS spans in view are a heatmap; its zoom asks for the `window` again.
+    """
     spans = selectors.spans(run, step)
     if not spans or not any(len(rows) for rows in spans.values()):
         return None
-    made = gantt.chart([("", spans)], _finding(run, step), f"measured{_which(step)}")
+    title, source = _finding(run, step), f"measured{_which(step)}"
+    if sum(map(len, spans.values())) <= gantt.MAX_BARS:
+        return _with_memory(run, gantt.chart([("", spans)], title, source))
+    if _in_view(spans, window) > gantt.MAX_BARS:
+        made = heatmap.chart(spans, title, source, window)
+    else:
+        made = gantt.chart([("", spans)], title, source, window=window)
+    query = f"?step={step}" if step is not None else "?"
+    made.figure["layout"]["meta"]["window"] = reverse("runs:data", args=(run.pk, "gantt")) + query
+    return made
+
+
+def _in_view(spans: gantt.Spans, window: Window | None) -> int:
+    zero = origin(spans)
+    low, high = (-np.inf, np.inf) if window is None else (zero + window[0] * 1e6, zero + window[1] * 1e6)
+    return sum(int(((rows["end"] >= low) & (rows["start"] <= high)).sum()) for rows in spans.values())
+
+
+def _with_memory(run: Run, made: Chart) -> Chart:
+    """The curve of the worst rank under it, where one was metered."""
     worst = max(selectors.memory(run).values(), key=lambda record: record.peak_total, default=None)
     if worst is None or not len(worst.curve):
         return made
@@ -37,7 +66,7 @@ def timeline(run: Run, step: int | None = None) -> Chart | None:
     said = (
         f"; below: memory of rank {worst.rank} in metered step {worst.step}, MiB, stretched to the length of this step"
     )
-    return Chart(made.key, made.title, made.subtitle + said, made.source, made.figure, made.columns, made.rows)
+    return replace(made, subtitle=made.subtitle + said)
 
 
 def _which(step: int | None) -> str:

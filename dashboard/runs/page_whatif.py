@@ -79,7 +79,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
     try:
         measured = trace.measured
     except ValueError as error:
-        return {"why_not": f"{str(error)[:1].upper()}{str(error)[1:]} Replaying needs all of it."}
+        return {"why_not": f"{str(error)[:1].upper()}{str(error)[1:]}"}
     form = WhatIfForm(trace, given)
     made = _replayed(trace, form)
     again = replay(trace.spec, measured, Change())

@@ -11,6 +11,8 @@ import numpy as np
 from dashboard.runs import selectors
 from dashboard.runs.models import Run
 from parallel_core.analysis.breakdown import Account, Breakdown, accounts
+from parallel_core.analysis.diagnosis.case import REPLAYED
+from parallel_core.analysis.quantities import count_text
 from parallel_core.layout import Layout
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Schedule
@@ -46,9 +48,12 @@ class Trace:
 
     @cached_property
     def measured(self) -> Measured:
-        """Raises ValueError where the step was not kept whole, or is a part of a stream and not a whole of its own."""
+        """Raises ValueError where the step was not kept whole, is a part of a stream and not a whole of its own, or is
+        too long to be replayed."""
         if not self.spec.parallel.flushes:
             raise ValueError("some of this step's work was done in the step before: its pipeline never flushes.")
+        if self.kept > REPLAYED:
+            raise ValueError(f"this step has {count_text(self.kept)} spans; up to {count_text(REPLAYED)} are replayed.")
         return measure(self.schedule, self.spans, self.layout)
 
     @property

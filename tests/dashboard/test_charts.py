@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.charts import breakdown, gantt, loss, memory, speedup, tradeoff, waterfall
+from dashboard.charts import breakdown, gantt, heatmap, loss, memory, speedup, tradeoff, waterfall
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.loss import Curve
 from parallel_core.analysis.breakdown import COMPONENTS, Breakdown
@@ -131,7 +131,7 @@ def test_gantt_keeps_the_longest_and_says_how_many() -> None:
     rows = np.zeros(50, SPAN)
     rows["kind"], rows["end"] = Kind.F, np.arange(50) * 1_000_000
     chart = gantt.figure({0: rows}, max_bars=10)
-    assert chart["layout"]["meta"] == {"shown": 10, "total": 50}
+    assert chart["layout"]["meta"] == {"shown": 10, "inside": 50, "total": 50}
     assert min(chart["data"][0]["x"]) == 40
     assert "no span" not in gantt.chart([], "t", "s").source
 
@@ -168,3 +168,42 @@ def test_nothing_measured_draws_nothing_and_keeps_the_size() -> None:
     assert breakdown.chart(waiting, "t", "s").empty
     assert breakdown.chart(waiting, "t", "s").height == speedup.chart(waiting, "t", "s").height
     assert speedup.chart(waiting, "t", "s").rows == [["DP", "queued", "", "", "", ""]]
+
+
+def many(n: int) -> dict[int, np.ndarray]:
+    """Two ranks of n operations of 2 us with 1 us between them, from a late start on."""
+    out = {}
+    for rank in (0, 1):
+        rows = np.zeros(n, SPAN)
+        rows["kind"] = np.resize([Kind.F, Kind.BW], n)
+        rows["start"] = 10**12 + 3_000 * np.arange(n)
+        rows["end"] = rows["start"] + 2_000
+        out[rank] = rows
+    return out
+
+
+def test_the_bins_of_a_heatmap_add_up() -> None:
+    rows = many(5_000)[0]
+    edges = np.linspace(int(rows["start"][0]), int(rows["end"][-1]), 101)
+    filled = heatmap.fill(rows, edges)
+    assert np.allclose(filled.sum(axis=0), 1)
+    assert filled[heatmap.PHASES.index("idle")].mean() == pytest.approx(1 / 3, abs=0.01)
+    assert filled[heatmap.PHASES.index("forward")].mean() == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_a_heatmap_shows_the_window_that_is_asked_for() -> None:
+    made = heatmap.chart(many(5_000), "title", "measured", (3.0, 6.0))
+    x = made.figure["data"][0]["x"]
+    assert (x[0], x[-1]) == (pytest.approx(3.0, abs=0.01), pytest.approx(6.0, abs=0.01))
+    assert made.figure["layout"]["xaxis"]["range"] == [0, pytest.approx(15.0, abs=0.1)]
+    assert "10\N{NO-BREAK SPACE}000 spans" in made.source
+    outside = heatmap.chart(many(100), "title", "measured", (10**6, 2 * 10**6))
+    assert len(outside.figure["data"][0]["x"]) == 1
+
+
+def test_a_window_of_bars_says_how_many_are_in_view() -> None:
+    made = gantt.chart([("", many(5_000))], "title", "measured", window=(3.0, 3.3))
+    assert "spans in view, of 10000" in made.source
+    bars = [x for trace in made.figure["data"] for x in trace["base"]]
+    assert min(bars) >= 2.9
+    assert max(bars) <= 3.3

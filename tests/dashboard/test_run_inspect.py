@@ -8,6 +8,7 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from django.test import Client
 
@@ -15,6 +16,8 @@ from dashboard.runs import page_whatif, traces
 from dashboard.runs.models import MemoryRecord, Run, SpanChunk
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.diagnosis import RULES
+from parallel_core.observe.records import SPAN
+from parallel_core.schedule.ir import Kind
 from tests.dashboard import factory
 
 PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
@@ -180,3 +183,27 @@ def test_two_ranks_operation_by_operation(client: Client, alice: Any) -> None:
     assert "against rank" in tab(client, run, "tab=operators&a=77&b=<b>&other=999999")
     waiting = factory.queued(alice, {"dp": 2})
     assert "Nothing to compare yet" in tab(client, waiting, "tab=operators")
+
+
+def test_a_step_of_many_spans_is_a_heatmap_until_it_is_zoomed(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    for chunk in SpanChunk.objects.filter(attempt__run=run):
+        rows = np.frombuffer(bytes(chunk.data), SPAN)
+        own = rows[rows["kind"] != Kind.STEP]
+        length, copies = int(rows["end"].max()), 1500 // len(own) + 1
+        table = np.tile(own, copies)
+        shift = np.repeat(np.arange(copies), len(own)) * length
+        table["start"] += shift
+        table["end"] += shift
+        chunk.data, chunk.count, chunk.total = table.tobytes(), len(table), len(table)
+        chunk.save()
+    client.force_login(alice)
+    src = f"/runs/{run.pk}/data/gantt.json?step=10"
+    whole = client.get(src).json()
+    assert [trace["type"] for trace in whole["figure"]["data"]] == ["heatmap"]
+    assert whole["figure"]["layout"]["meta"]["window"] == src
+    near = client.get(f"{src}&from=1&to=200").json()
+    assert {trace["type"] for trace in near["figure"]["data"]} == {"bar"}
+    assert near["figure"]["layout"]["xaxis"]["range"] == whole["figure"]["layout"]["xaxis"]["range"]
+    for query in ("from=nan&to=5", "from=5&to=1", "from=x&to=inf"):
+        assert client.get(f"{src}&{query}").json()["figure"]["data"][0]["type"] == "heatmap"

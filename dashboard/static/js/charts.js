@@ -101,7 +101,31 @@ async function draw(entry) {
   }
   entry.box.querySelector(".skeleton, .empty")?.remove();
   await library.react(entry.box, data, layout, CONFIG);
+  followZoom(entry);
   entry.element.dispatchEvent(new CustomEvent("chartdrawn", { bubbles: true }));
+}
+
+/* A figure with meta.window shows a part of many: what is zoomed to is asked for again, the newest question wins. */
+function followZoom(entry) {
+  if (!entry.figure.layout.meta?.window || entry.follows) return;
+  entry.follows = true;
+  let asked = 0;
+  entry.box.on("plotly_relayout", async (change) => {
+    const src = entry.figure.layout.meta?.window;
+    if (!src || !Object.keys(change).some((name) => name.startsWith("xaxis."))) return;
+    const [low, high] = entry.box.layout.xaxis.range.map(Number);
+    const [first, last] = entry.figure.layout.xaxis.range;
+    const whole = low <= first && high >= last;
+    const mine = ++asked;
+    try {
+      const answer = await fetch(whole ? src : `${src}&from=${low}&to=${high}`, { headers: { Accept: "application/json" } });
+      if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
+      const chart = await answer.json();
+      if (mine === asked) await update({ [entry.element.dataset.chart]: chart });
+    } catch (error) {
+      console.warn("zoom", error); // what is drawn stays; the next zoom asks again
+    }
+  });
 }
 
 function emptyNote(text) {

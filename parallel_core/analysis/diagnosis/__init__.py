@@ -30,31 +30,38 @@ from parallel_core.analysis.diagnosis import (
 )
 from parallel_core.analysis.diagnosis.case import Case, Finding
 
-__all__ = ["RULES", "Case", "Finding", "diagnose"]
+__all__ = ["RULES", "Case", "Finding", "checked", "diagnose"]
 
 
 class _Rule(NamedTuple):
     check: Callable[[Case], Finding | None]
     timing: bool = True
     """Judges by times, which say little while other processes use the devices."""
+    replays: bool = False
+    """Says nothing about steps that are too long to be replayed."""
 
 
 RULES: dict[str, _Rule] = {
     "divergence": _Rule(divergence.check, timing=False),
     "disturbed": _Rule(disturbed.check, timing=False),
     "straggler": _Rule(straggler.check),
-    "slow_link": _Rule(slow_link.check),
-    "unbalanced_stages": _Rule(unbalanced_stages.check),
-    "few_micro_batches": _Rule(few_micro_batches.check),
+    "slow_link": _Rule(slow_link.check, replays=True),
+    "unbalanced_stages": _Rule(unbalanced_stages.check, replays=True),
+    "few_micro_batches": _Rule(few_micro_batches.check, replays=True),
     "exposed_reduction": _Rule(exposed_reduction.check),
     "tensor_too_fine": _Rule(tensor_too_fine.check),
-    "needless_recompute": _Rule(needless_recompute.check, timing=False),
+    "needless_recompute": _Rule(needless_recompute.check, timing=False, replays=True),
     "memory_headroom": _Rule(memory_headroom.check, timing=False),
     "memory_surplus": _Rule(memory_surplus.check, timing=False),
     "tiny_kernels": _Rule(tiny_kernels.check),
     "data_stall": _Rule(data_stall.check),
     "scaling": _Rule(scaling.check),
 }
+
+
+def checked(case: Case) -> int:
+    """How many rules could judge the case by what it holds."""
+    return sum(not (rule.replays and case.too_long) for rule in RULES.values())
 
 
 def diagnose(case: Case) -> list[Finding]:

@@ -21,6 +21,8 @@ from parallel_core.spec import RunSpec
 Floats = NDArray[np.float64]
 Step = Mapping[int, NDArray[np.void]]
 """SPAN rows of every global rank in one step."""
+REPLAYED = 40_000
+"""Spans of a step up to which it is replayed: beyond, replaying takes seconds."""
 NO_POINTS: Floats = np.empty(0)
 
 
@@ -94,10 +96,16 @@ class Case:
         ranks = range(self.layout.world) if self.traced else ()
         return {rank: float(np.median([value(rank, step[rank]) for step in self.accounts])) for rank in ranks}
 
+    @property
+    def too_long(self) -> bool:
+        """Its steps have too many spans to be replayed, so that rules which replay say nothing."""
+        return bool(self.traced) and max(sum(map(len, step.values())) for step in self.traced) > REPLAYED
+
     @cached_property
     def typical(self) -> Measured | None:
-        """Costs of the traced step whose length is nearest the median; None where none was kept whole."""
-        if not self.traced:
+        """Costs of the traced step whose length is nearest the median; None where there is none that can be replayed:
+        not kept whole, too long, or of a pipeline that never flushes, whose steps are parts of a stream."""
+        if not self.traced or self.too_long or not self.spec.parallel.flushes:
             return None
         nearest = int(np.abs(np.array(self.lengths) - self.step_ns).argmin())
         try:
