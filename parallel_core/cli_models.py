@@ -16,9 +16,11 @@ from parallel_core.analysis.quantities import bytes_text, seconds_text, signific
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.data import token_file
+from parallel_core.data.corpus import CorpusError
 from parallel_core.launch import Wish
 from parallel_core.local import LocalYard
-from parallel_core.spec import RunSpec, field_errors
+from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
 
 
 class Wrong(Exception):
@@ -33,6 +35,13 @@ def add(commands: Any) -> None:
     take.add_argument("--seq", type=int, default=1024, help="sequence length of the model (default: 1024)")
     take.set_defaults(run=_import)
     _add_generate(commands)
+    pack = commands.add_parser("pack-tokens", help="make a token file of raw tokens, to train on as tokens:NAME")
+    pack.add_argument("source", type=Path, help="little-endian numbers, one behind the other")
+    pack.add_argument("--bytes", type=int, choices=(2, 4), default=2, help="of a token (default: 2)")
+    pack.add_argument("--vocab", type=int, required=True, help="every token is below it")
+    pack.add_argument("--name", required=True, help="what a spec calls it, behind 'tokens:'")
+    pack.add_argument("--out", type=Path, required=True, help="data folder: --corpora of train, or a worker's corpora")
+    pack.set_defaults(run=_pack)
     give = commands.add_parser("export-llama", help="write a checkpoint of a Llama as safetensors and config.json")
     give.add_argument("checkpoint", type=Path, help="a checkpoint, or a run's folder: its newest one")
     give.add_argument("--out", type=Path, required=True, help="folder to write to")
@@ -85,6 +94,17 @@ def _export(options: argparse.Namespace) -> int:
     except CheckpointError as error:
         raise Wrong(f"{found} cannot be exported: {error}") from error
     print(f"{bytes_text(size)} in {options.out}")
+    return 0
+
+
+def _pack(options: argparse.Namespace) -> int:
+    if not CORPUS_PATTERN.fullmatch(f"tokens:{options.name}"):
+        raise Wrong(f"--name is of letters, digits, '.', '_' and '-', at most 64; got {options.name!r}")
+    try:
+        count = token_file.pack(options.source, options.bytes, options.vocab, options.name, options.out)
+    except (CorpusError, OSError) as error:
+        raise Wrong(str(error)) from error
+    print(f"{count} tokens; train on them with corpus tokens:{options.name}")
     return 0
 
 

@@ -36,7 +36,7 @@ BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
 """Of a parameter or an activation."""
 MAIN_BYTES: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 4, "fp16": 4}
 """Of a gradient, a moment of the optimizer, and a master weight (kept apart from the parameter in 16 bits only)."""
-CORPUS_PATTERN = re.compile(r"^(stdlib|digits|django|blob:[0-9a-f]{64})$")
+CORPUS_PATTERN = re.compile(r"(stdlib|digits|django|blob:[0-9a-f]{64}|tokens:[A-Za-z0-9][A-Za-z0-9._-]{0,63})")
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -131,10 +131,11 @@ class TrainSpec(_Spec):
 
     @model_validator(mode="after")
     def _corpus_is_named_by_content(self) -> Self:
-        if not CORPUS_PATTERN.match(self.corpus):
+        if not CORPUS_PATTERN.fullmatch(self.corpus):
             raise rule(
                 ("train.corpus",),
-                "corpus must be 'stdlib', 'digits', 'django' or 'blob:' and the sha256 of an uploaded text.",
+                "corpus must be 'stdlib', 'digits', 'django', 'blob:' and the sha256 of an uploaded text, or 'tokens:' "
+                "and the name of a token file on the worker (letters, digits, '.', '_', '-').",
             )
         return self
 
@@ -224,7 +225,8 @@ class RunSpec(_Spec):
 def _check_corpus(spec: RunSpec) -> None:
     able, kind = outline_of(spec.model).corpora, spec.train.corpus.partition(":")[0]
     if kind not in able:
-        words = " or ".join("an uploaded text" if word == "blob" else f"'{word}'" for word in able)
+        named = {"blob": "an uploaded text", "tokens": "a token file (tokens:name)"}
+        words = " or ".join(named.get(word, f"'{word}'") for word in able)
         raise rule(
             ("train.corpus", "model.kind"), f"a {spec.model.kind} model trains on {words}; got '{spec.train.corpus}'."
         )

@@ -10,6 +10,7 @@ import numpy as np
 from parallel_core.data import corpus
 from parallel_core.data.images import Images
 from parallel_core.data.pairs import Pairs
+from parallel_core.data.token_file import FileTokens
 from parallel_core.data.tokens import Tokens
 from parallel_core.outline import outline_of
 from parallel_core.outline.gnmt import GnmtOutline
@@ -37,4 +38,6 @@ def open_dataset(spec: RunSpec, cache: Path | None = None) -> Dataset:
         return Images(outline.side)
     if isinstance(outline, GnmtOutline):
         return Pairs(spec.model.seq, spec.model.vocab)
+    if spec.train.corpus.startswith("tokens:"):
+        return FileTokens(spec.model.seq, spec.model.vocab, spec.train.corpus, cache)
     return Tokens(spec.model.seq, spec.model.vocab, corpus.open(spec.train.corpus, cache))

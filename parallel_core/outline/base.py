@@ -66,7 +66,7 @@ class Outline(ABC):
     target: ClassVar[Target]
     """What the loss is summed over, and what the speed of a run counts."""
     corpora: ClassVar[tuple[str, ...]]
-    """Corpora it can be trained on, the usual one first; 'blob' stands for uploaded text."""
+    """Corpora it can be trained on, the usual one first; 'blob' stands for uploaded text, 'tokens' for token files."""
     whole: ClassVar[str] = ""
     """Why its tensors cannot be split; '' where they can."""
 

@@ -45,7 +45,7 @@ class GptOutline(Outline):
         *("positions", "rope_base", "activation", "norm", "bias", "attention", "tied", "dropout"),
     )
     target = "tokens"
-    corpora = ("stdlib", "blob")
+    corpora = ("stdlib", "blob", "tokens")
 
     @property
     def title(self) -> str:

@@ -129,7 +129,8 @@ def test_units_of_a_model() -> None:
         (
             {"train": {"corpus": "/etc/passwd"}},
             "train.corpus",
-            "corpus must be 'stdlib', 'digits', 'django' or 'blob:' and the sha256 of an uploaded text.",
+            "corpus must be 'stdlib', 'digits', 'django', 'blob:' and the sha256 of an uploaded text, or 'tokens:' "
+            "and the name of a token file on the worker (letters, digits, '.', '_', '-').",
         ),
     ],
 )

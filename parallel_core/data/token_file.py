@@ -1,0 +1,108 @@
+"""Token files: numbers that a tokenizer has made of a text, mapped into memory from a worker's data folder.
+
+    8 bytes   "TYTOKENS"
+    u4        version, 1
+    u4        bytes of a token: 2 or 4
+    u8        vocabulary: every token is below it
+    u8        tokens in the file
+    the rest  the tokens, little-endian
+
+A spec names one as `tokens:<name>`, which is `<name>.tokens` in the folder of the worker's corpora: never a path.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallel_core.data.corpus import CorpusError
+
+_HEAD = struct.Struct("<8sIIQQ")
+MAGIC, VERSION, SUFFIX = b"TYTOKENS", 1, ".tokens"
+TYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_CHUNK = 1 << 22
+"""Tokens packed at once."""
+
+
+def path_of(name: str, folder: Path | None) -> Path | None:
+    """Where `tokens:<name>` lies in the data folder (None without one)."""
+    return folder / f"{name.removeprefix('tokens:')}{SUFFIX}" if folder is not None else None
+
+
+def open(name: str, folder: Path | None) -> tuple[np.ndarray, int]:
+    """(tokens, mapped; vocabulary) of corpus `tokens:<name>`. Raises CorpusError where it is not there or not whole."""
+    path = path_of(name, folder)
+    if path is None or not path.is_file():
+        where = f"{path.name} is not in this worker's data folder" if path else "this run has no data folder"
+        raise CorpusError(f"corpus {name} cannot be read: {where}; put it there with `pack-tokens`.")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size or not head.startswith(MAGIC):
+        raise CorpusError(f"{path.name} is no token file: it does not begin with {MAGIC.decode()}.")
+    _, version, item, vocab, count = _HEAD.unpack(head)
+    if version != VERSION or item not in TYPES or vocab < 1:
+        raise CorpusError(f"{path.name} is no token file of this version: version {version}, {item} bytes a token.")
+    if size != _HEAD.size + count * item:
+        raise CorpusError(
+            f"{path.name} is cut short or damaged: {size} bytes instead of {_HEAD.size + count * item} "
+            f"for its {count} tokens."
+        )
+    if not count:
+        raise CorpusError(f"{path.name} is empty; a corpus needs at least one sequence of tokens.")
+    return np.memmap(path, TYPES[item], "r", _HEAD.size), vocab
+
+
+def pack(source: Path, item: int, vocab: int, name: str, folder: Path) -> int:
+    """Makes `tokens:<name>` of raw little-endian tokens of `item` bytes; returns how many.
+
+    Raises CorpusError where the source is no whole number of tokens, or has one outside of the vocabulary.
+    """
+    size = source.stat().st_size
+    if size % item or not size:
+        raise CorpusError(f"{source} has {size} bytes, which is no whole number of tokens of {item} bytes.")
+    tokens = np.memmap(source, TYPES[item], "r")
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{name}{SUFFIX}"
+    aside = target.with_name(target.name + ".part")
+    with aside.open("wb") as out:
+        out.write(_HEAD.pack(MAGIC, VERSION, item, vocab, len(tokens)))
+        for first in range(0, len(tokens), _CHUNK):
+            part = np.asarray(tokens[first : first + _CHUNK])
+            if part.max() >= vocab:
+                at = first + int(part.argmax())
+                aside.unlink()
+                raise CorpusError(f"{source} has token {part.max()} at place {at}; the vocabulary is {vocab}.")
+            out.write(part.tobytes())
+    aside.replace(target)
+    return len(tokens)
+
+
+class FileTokens:
+    """Sequences of `seq` tokens of corpus `tokens:<name>`, each token with the next one as its target.
+
+    Raises CorpusError where the file is not whole, too short, or of a larger vocabulary than the model's.
+    """
+
+    def __init__(self, seq: int, vocab: int, name: str, folder: Path | None) -> None:
+        self._tokens, self._vocab = open(name, folder)
+        self._name, self._window = name, np.arange(seq + 1)
+        self.length = len(self._tokens) - seq
+        if self._vocab > vocab:
+            raise CorpusError(f"{name} has tokens up to {self._vocab - 1}; use model.vocab={self._vocab} or more.")
+        if self.length < 1:
+            raise CorpusError(f"{name} has {len(self._tokens)} tokens; one sequence needs {seq + 1}.")
+
+    def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens (n, seq) int64 and, as targets, the same shifted by one. Raises CorpusError on a damaged token."""
+        ids = self._tokens[numbers[:, None] + self._window].astype(np.int64)
+        if ids.size and ids.max() >= self._vocab:
+            raise CorpusError(f"{self._name} is damaged: it has token {ids.max()}, its vocabulary is {self._vocab}.")
+        return ids[:, :-1], ids[:, 1:]
+
+    def count(self, numbers: np.ndarray) -> int:
+        """Every token is a target."""
+        return len(numbers) * (len(self._window) - 1)
