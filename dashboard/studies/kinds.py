@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dashboard.studies.forms import MatrixForm, StudyForm, SweepForm
+from dashboard.studies.forms import MatrixForm, StashingForm, StudyForm, SweepForm
 
 
 @dataclass(frozen=True)
@@ -32,3 +32,11 @@ MATRIX = register(
     StudyKind("matrix", "Matrix", "Strategies x recomputation x precision x micro-batches, all else equal.", MatrixForm)
 )
 SWEEP = register(StudyKind("sweep", "Sweep", "One field of the run over several values, all else equal.", SweepForm))
+STASHING = register(
+    StudyKind(
+        "stashing",
+        "What stashing buys",
+        "1F1B with its flush against pipelines that stay full on older weights, and DP: time to a loss, and memory.",
+        StashingForm,
+    )
+)

@@ -111,6 +111,10 @@ class Overview:
     def parity_sentence(self) -> str:
         if self.baseline is None:
             return ""
+        if not self.parities and len(self.losses) > 1:
+            return (
+                f"No other run is meant to compute what {self.baseline.entry.label} does: they update by other rules."
+            )
         tolerance = TOLERANCES[self.baseline.spec.train.precision]
         return sentences.parity_sentence(self.parities, self.baseline.entry.label, tolerance)
 
@@ -132,7 +136,7 @@ def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool 
     rows = []
     for run in every:
         entry = entry_of(run, specs[run.pk], labels[run.pk], setting)
-        equal = _parity(held, base, run)
+        equal = _parity(held, base, run) if _same_updates(specs[base.pk], specs[run.pk]) else None
         rows.append(Row(run, specs[run.pk], entry, equal, setting.waits.get(run.pk) or run.detail))
     rows.sort(key=_order)
     return Overview(rows, next(row for row in rows if row.run.pk == base.pk), setting.limit, held, replaced)
@@ -172,6 +176,17 @@ def _parity(losses: Mapping[int, Points], base: Run, run: Run) -> Parity | None:
         return None
     a, b = losses[base.pk], losses[run.pk]
     return parity(a["step"], a["value"], b["step"], b["value"])
+
+
+def _same_updates(a: RunSpec, b: RunSpec) -> bool:
+    """Whether both are to compute the same: one without a flush updates by other rules than any other schedule, and
+    stages that clip their own gradients take other steps than those that clip all."""
+    if a.parallel.flushes != b.parallel.flushes:
+        return False
+    if not a.parallel.flushes:
+        return a.parallel.schedule == b.parallel.schedule
+    pipelines = max(a.parallel.pp, b.parallel.pp) > 1
+    return not pipelines or a.train.clip_norm is None or a.train.clip == b.train.clip == "global"
 
 
 def held_equal(specs: Sequence[RunSpec], devices: int) -> str:

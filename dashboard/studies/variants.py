@@ -134,6 +134,25 @@ def matrix(
     return Plan(tuple(variants), tuple(skipped))
 
 
+STREAMED = ("1f1b", *(name for name in runnable() if not flushes(name)))
+
+
+def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_steps: int = 100) -> Plan:
+    """What keeping the pipeline full costs and buys: 1F1B with its flush, every schedule without one, and DP.
+
+    All clip by stage, the only clipping that schedules without a flush have. The first run is the one with a flush.
+    """
+    variants: list[Variant] = []
+    skipped: list[Skipped] = []
+    splits: list[Spec] = [{"pp": devices, "schedule": name, "micro_batches": micro_batches} for name in STREAMED]
+    for split in (*splits, {"dp": devices}):
+        spec = with_steps(base, timed_steps)
+        spec["parallel"] = split
+        spec["train"]["clip"] = "stage"
+        _keep(_valid(spec, TRAITS[split["schedule"]].label if "schedule" in split else "DP"), variants, skipped, "")
+    return Plan(tuple(variants), tuple(skipped))
+
+
 def sweep(base: Spec, *, field: str, values: Iterable[str], timed_steps: int = 40) -> Plan:
     """One run a value of `field` (dotted, see `sweepable`); a value that the rules refuse is skipped with the rule."""
     section, leaf = field.split(".", 1)

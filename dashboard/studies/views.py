@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,7 +19,7 @@ from django.views.decorators.http import require_GET, require_POST
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.runs.models import ENDED, Run, State
-from dashboard.studies import answers, figures, table
+from dashboard.studies import answers, figures, streams, table
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, held_equal, overview
 
@@ -71,6 +72,15 @@ def view_of(request: HttpRequest, study: Study) -> Overview:
     return overview(runs, chosen or study.baseline)
 
 
+def target(request: HttpRequest) -> float | None:
+    """?target=: the loss that counts as reached; None where none that is a number is asked for."""
+    try:
+        asked = float(request.GET.get("target", ""))
+    except ValueError:
+        return None
+    return asked if isfinite(asked) else None
+
+
 def number(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() and len(text) < 19 else None
 
@@ -85,13 +95,14 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
     view = view_of(request, study)
     specs = [row.spec for row in view.rows]
+    stream_charts, stream_answers = streams.of_overview(view, target(request))
     gantt_rows = figures.default_gantts(view, numbers(request.GET.get("show", "")))
     context = {
         "study": study,
         "view": view,
         "equal": held_equal(specs, max((row.run.devices for row in view.rows), default=0)),
-        "answers": answers.of_overview(view),
-        "charts": {**figures.of_overview(view), "loss": figures.losses(view)},
+        "answers": [*answers.of_overview(view), *stream_answers],
+        "charts": {**figures.of_overview(view), "loss": figures.losses(view), **stream_charts},
         "gantt_src": gantt_src("studies:gantt", [row.run.pk for row in gantt_rows], pk=pk),
         "gantt_shown": [row.run.pk for row in gantt_rows],
         "gantt_height": 56 * sum(row.run.devices for row in gantt_rows) + 80,
@@ -112,6 +123,7 @@ def charts(request: HttpRequest, pk: int) -> JsonResponse:
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
     view = view_of(request, study)
     made = {**figures.of_overview(view), "loss": figures.losses(view)}
+    made |= streams.of_overview(view, target(request))[0]
     return JsonResponse({key: chart.as_dict() for key, chart in made.items()})
 
 

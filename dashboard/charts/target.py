@@ -1,0 +1,81 @@
+"""Seconds to a loss: a bar a run, and how many times as fast as the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart, row_height
+from dashboard.charts.theme import line_of, var
+from parallel_core.analysis.quantities import ratio_text, seconds_text, significant
+
+COLUMNS = ("run", "least loss", "steps to it", "seconds to it", "speedup")
+
+
+class Reach(NamedTuple):
+    """`step` and `seconds` at which a run's smoothed loss reached the target; None where it never did."""
+
+    label: str
+    family: str
+    least: float
+    step: int | None
+    seconds: float | None
+    baseline: bool = False
+
+
+def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int) -> Chart:
+    base = next((run.seconds for run in runs if run.baseline), None)
+    there = [run for run in runs if run.seconds is not None]
+    longest = max((run.seconds or 0.0 for run in there), default=0.0)
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": [y for y, run in enumerate(runs) if run.seconds is not None],
+        "x": [run.seconds for run in there],
+        "text": [_said(run, base) for run in there],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "textfont": {"color": var("ink"), "size": 12},
+        "marker": {"color": [line_of(run.family) for run in there]},
+        "customdata": [run.step for run in there],
+        "hovertemplate": "%{x:.2f} s, step %{customdata}<extra></extra>",
+    }
+    figure = {
+        "data": [bars] if there else [],
+        "layout": theme.layout(
+            row_height(len(runs)),
+            bargap=0.35,
+            xaxis=theme.axis("seconds", range=[0, 1.35 * longest or 1]),
+            yaxis=theme.rows_axis([theme.name(run.label) for run in runs]),
+        ),
+    }
+    goal = "a loss" if target is None else f"loss {significant(target, 4)}"
+    subtitle = f"Seconds from the end of the first step to {goal}, losses averaged over {smoothed_over} steps"
+    source = f"measured, {len(there)} of {len(runs)} runs reach it"
+    return Chart("target", _title(runs, target), subtitle, source, figure, COLUMNS, [_row(run, base) for run in runs])
+
+
+def _said(run: Reach, base: float | None) -> str:
+    seconds = run.seconds or 0.0
+    ratio = f", {ratio_text(base / seconds)}" if base and seconds and not run.baseline else ""
+    return f"{seconds_text(seconds)}{ratio}"
+
+
+def _title(runs: Sequence[Reach], target: float | None) -> str:
+    there = [run for run in runs if run.seconds is not None]
+    if target is None or not there:
+        return "0 runs have reached the loss so far."
+    best = min(there, key=lambda run: run.seconds or 0.0)
+    base = next((run for run in there if run.baseline), None)
+    first = f"{best.label} reaches loss {significant(target, 4)} in {seconds_text(best.seconds or 0.0)}"
+    if base is None or base is best or not best.seconds:
+        return f"{first}, before {len(there) - 1} others."
+    return f"{first}, {ratio_text((base.seconds or 0.0) / best.seconds)} the speed of {base.label}."
+
+
+def _row(run: Reach, base: float | None) -> list[str]:
+    if run.seconds is None:
+        return [run.label, significant(run.least, 4), "never", "never", ""]
+    ratio = ratio_text(base / run.seconds) if base and run.seconds else ""
+    return [run.label, significant(run.least, 4), str(run.step), seconds_text(run.seconds), ratio]

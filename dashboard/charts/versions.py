@@ -1,0 +1,100 @@
+"""Weight versions by micro-batch and stage of schedules that never flush: a row a stage, a cell a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart
+from dashboard.charts.theme import var
+from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.versions import Use
+
+ROW_PX = 30
+COLUMNS = ("run", "stage", "versions forward", "versions backward", "updates late, mean", "at most")
+
+
+class Grid(NamedTuple):
+    """`uses` of the first micro-batches; `label` of the run."""
+
+    label: str
+    uses: Sequence[Use]
+
+    @property
+    def stages(self) -> list[int]:
+        return sorted({use.stage for use in self.uses})
+
+    def of(self, stage: int) -> list[Use]:
+        return [use for use in self.uses if use.stage == stage]
+
+
+def chart(grids: Sequence[Grid], source: str) -> Chart:
+    """Cells say the version, `forward → backward` where they differ; the darker, the later the gradient came."""
+    rows = [(grid, stage) for grid in grids for stage in grid.stages]
+    columns = sorted({use.micro_batch for grid in grids for use in grid.uses})
+    cells = [{use.micro_batch: use for use in grid.of(stage)} for grid, stage in rows]
+    most = max((use.late for grid in grids for use in grid.uses), default=0)
+    figure = {
+        "data": [
+            {
+                "type": "heatmap",
+                "x": columns,
+                "y": list(range(len(rows))),
+                "z": [[row[i].late if i in row else None for i in columns] for row in cells],
+                "text": [[_text(row.get(i)) for i in columns] for row in cells],
+                "texttemplate": "%{text}",
+                "textfont": {"size": 12, "color": var("ink")},
+                "customdata": [[_said(row.get(i)) for i in columns] for row in cells],
+                "hovertemplate": "%{customdata}<extra></extra>",
+                "colorscale": [[0, var("sunken")], [1, var("accent-soft")]],
+                "zmin": 0,
+                "zmax": max(most, 1),
+                "showscale": False,
+                "xgap": 2,
+                "ygap": 2,
+            }
+        ]
+        if rows
+        else [],
+        "layout": theme.layout(
+            ROW_PX * max(len(rows), 1) + 70,
+            xaxis=theme.axis("micro-batch, from the run's first", dtick=max(1, len(columns) // 16), zeroline=False),
+            yaxis=theme.rows_axis([theme.name(f"{grid.label}, stage {stage}") for grid, stage in rows]),
+        ),
+    }
+    subtitle = (
+        "Weight version on each stage, in micro-batches whose gradients it holds; a → b: forward, backward; darker is "
+        f"later, at most {most} update{'' if most == 1 else 's'}"
+    )
+    return Chart("versions", _title(grids), subtitle, source, figure, COLUMNS, [_row(*row) for row in rows])
+
+
+def _text(use: Use | None) -> str:
+    if use is None:
+        return ""
+    return str(use.forward) if use.forward == use.backward else f"{use.forward} → {use.backward}"
+
+
+def _said(use: Use | None) -> str:
+    if use is None:
+        return ""
+    return f"micro-batch {use.micro_batch}: forward at {use.forward}, backward at {use.backward}, {use.late} late"
+
+
+def _title(grids: Sequence[Grid]) -> str:
+    """Which mixes versions, and which is the latest."""
+    if not grids:
+        return "0 runs of this study keep their pipeline full."
+    mixed = [grid.label for grid in grids if any(use.forward != use.backward for use in grid.uses)]
+    if mixed:
+        worst = max(abs(use.backward - use.forward) for grid in grids for use in grid.uses)
+        return f"{' and '.join(mixed)} goes backward through weights up to {worst} micro-batches newer than forward."
+    return f"{len(grids)} of {len(grids)} runs go backward through the weights of their forward."
+
+
+def _row(grid: Grid, stage: int) -> list[str]:
+    own = grid.of(stage)
+    late = [use.late for use in own]
+    versions = (" ".join(str(use.forward) for use in own), " ".join(str(use.backward) for use in own))
+    return [grid.label, str(stage), *versions, significant(sum(late) / len(late)), str(max(late))]

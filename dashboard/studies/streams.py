@@ -1,0 +1,83 @@
+"""What a study says of pipelines that never flush: which weights they used, and how long to a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dashboard.charts import target as target_chart
+from dashboard.charts import versions
+from dashboard.charts.chart import Chart
+from dashboard.charts.target import Reach
+from dashboard.charts.versions import Grid
+from dashboard.studies.answers import Answer
+from dashboard.studies.selectors import Overview, Row
+from parallel_core.analysis.quantities import bytes_text, percent_text
+from parallel_core.analysis.target import least, reached, window
+from parallel_core.analysis.versions import uses
+from parallel_core.schedule import build
+
+MOST_COLUMNS = 16
+"""Micro-batches in the grid of versions: more cannot be read."""
+
+
+def of_overview(view: Overview, target: float | None) -> tuple[dict[str, Chart], list[Answer]]:
+    """Charts `versions` and `target`, and what the memory is against data parallelism; nothing where every run of the
+    study flushes. `target` None: the lowest loss that every run reaches."""
+    streams = [row for row in view.rows if not row.spec.parallel.flushes]
+    if not streams:
+        return {}, []
+    made = (_versions(streams), _target(view, target))
+    return {chart.key: chart for chart in made}, _against_dp(view, streams)
+
+
+def _versions(rows: Sequence[Row]) -> Chart:
+    """One grid for each schedule: runs that differ elsewhere use the same versions."""
+    grids = {row.spec.parallel.schedule: _grid(row) for row in reversed(rows)}
+    labels = {schedule: grids[schedule] for schedule in sorted(grids)}
+    return versions.chart(
+        list(labels.values()), f"the schedules that the ranks walk, first {MOST_COLUMNS} micro-batches at most"
+    )
+
+
+def _grid(row: Row) -> Grid:
+    split = row.spec.parallel
+    per_step = split.dp * split.micro_batches
+    made = build(row.spec, min(row.spec.train.steps, -(-2 * MOST_COLUMNS // per_step)))
+    return Grid(row.entry.label, [use for use in uses(made) if use.micro_batch < MOST_COLUMNS])
+
+
+def _target(view: Overview, target: float | None) -> Chart:
+    points = {row.run.pk: view.losses[row.run.pk] for row in view.rows if len(view.losses.get(row.run.pk, ()))}
+    over = window(len(own) for own in points.values())
+    lows = {pk: least(own["value"], over) for pk, own in points.items()}
+    finite = [low for low in lows.values() if np.isfinite(low)]
+    goal = target if target is not None else max(finite, default=None)
+    runs = []
+    for row in (row for row in view.rows if row.run.pk in points):
+        own = points[row.run.pk]
+        at = None if goal is None else reached(own["value"], goal, over)
+        step, seconds = (None, None) if at is None else (int(own["step"][at]), float(own["time"][at] - own["time"][0]))
+        entry = row.entry
+        runs.append(Reach(entry.label, entry.family, lows[row.run.pk], step, seconds, entry.baseline))
+    return target_chart.chart(runs, goal, over)
+
+
+def _against_dp(view: Overview, streams: Sequence[Row]) -> list[Answer]:
+    """The worst rank of the pipeline that keeps most versions, against that of data parallelism."""
+    dp = next((row for row in view.rows if row.entry.family == "dp" and _memory(row)), None)
+    known = [row for row in streams if _memory(row)]
+    if dp is None or not known:
+        return []
+    most = max(known, key=_memory)
+    share, devices = _memory(most) / _memory(dp), most.run.devices
+    detail = (
+        f"{most.entry.label} with {bytes_text(_memory(most))} on its worst rank, {dp.entry.label} with "
+        f"{bytes_text(_memory(dp))}; {devices} devices."
+    )
+    return [Answer("Memory against DP", percent_text(share), detail, "memory")]
+
+
+def _memory(row: Row) -> int:
+    return (row.entry.result.memory_total if row.entry.result else None) or 0

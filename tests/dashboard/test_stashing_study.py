@@ -1,0 +1,160 @@
+"""The study "what stashing buys": what it runs; what its page says of versions, of a loss reached, and of memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from django.test import Client
+
+from dashboard.charts import target, versions
+from dashboard.charts.target import Reach
+from dashboard.runs.models import Run
+from dashboard.studies import streams, variants
+from dashboard.studies.models import Study
+from dashboard.studies.selectors import overview
+from parallel_core.analysis.target import least, reached, smoothed, window
+from parallel_core.analysis.versions import Use, uses
+from parallel_core.schedule import build
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+from tests.dashboard.test_study_form import MATRIX, NEW
+
+NAMES = ["1f1b", "1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw"]
+ASKED = {**MATRIX, "kind": "stashing", "name": "Stashing", "devices": "2", "micro_batches": "4", "timed_steps": "20"}
+
+
+@pytest.fixture
+def study(alice: Any) -> Study:
+    """Every variant of the plan, finished."""
+    made = Study.objects.create(name="Stashing", owner=alice, kind="stashing", base=factory.BASE)
+    plan = variants.stashing(factory.BASE, devices=2, micro_batches=4, timed_steps=40)
+    for i, variant in enumerate(plan.variants):
+        factory.finished(
+            alice,
+            variant.spec.parallel.model_dump(mode="json"),
+            train={"clip": "stage"},
+            study=made,
+            position=i,
+            name=variant.name,
+            loss_shift=0.01 * i,
+        )
+    made.baseline = made.runs.order_by("position").first()
+    made.save()
+    return made
+
+
+def test_plan_is_1f1b_in_all_its_kinds_and_dp() -> None:
+    plan = variants.stashing(factory.BASE, devices=2, micro_batches=4, timed_steps=40)
+    assert [variant.spec.parallel.schedule for variant in plan.variants[:-1]] == NAMES
+    assert plan.variants[-1].spec.parallel.dp == 2
+    assert {variant.spec.train.clip for variant in plan.variants} == {"stage"}
+    assert {variant.spec.train.steps for variant in plan.variants} == {43}
+    assert not plan.skipped
+
+
+def test_what_cannot_run_is_left_out_with_its_reason() -> None:
+    plan = variants.stashing(factory.BASE, devices=4, micro_batches=2)
+    assert [(skipped.name, skipped.reason.split(";")[0]) for skipped in plan.skipped] == [
+        ("PP-2BW", "schedule=1f1b-2bw with pipeline=4 needs at least 3 micro-batches, or two versions do not last")
+    ]
+
+
+def test_it_is_asked_for_in_the_form(alice: Any) -> None:
+    factory.worker()
+    client = Client()
+    client.force_login(alice)
+    assert "What stashing buys" in client.get(f"{NEW}?kind=stashing").content.decode()
+    answer = client.post(NEW, ASKED)
+    assert answer.status_code == 302, answer.content.decode()
+    assert [run.name for run in Run.objects.order_by("position")] == [
+        "PP-1F1B",
+        "PP-1F1B async, no stash",
+        "PP-1F1B async, stashed",
+        "PP-1F1B async, vertical sync",
+        "PP-2BW",
+        "DP",
+    ]
+
+
+def page(client: Client, address: str) -> str:
+    return re.sub(r"\s+", " ", client.get(address).content.decode())
+
+
+def test_page_has_versions_target_and_memory(study: Study, alice: Any) -> None:
+    client = Client()
+    client.force_login(alice)
+    text = page(client, f"/studies/{study.pk}/")
+    assert "Weight versions" in text and "Time to a loss" in text
+    assert "Memory against DP" in text
+    assert "PP-1F1B async, no stash goes backward through weights up to 1 micro-batches newer than forward." in text
+    assert "No other run is meant to compute what PP-1F1B does" in text  # not even DP, which clips all gradients
+    charts = client.get(f"/studies/{study.pk}/charts.json").json()
+    assert {"versions", "target"} <= charts.keys()
+    rows = charts["target"]["rows"]
+    assert len(rows) == 6
+    assert all(row[2] != "never" for row in rows), "the usual target is one that every run reaches"
+
+
+def test_the_loss_to_reach_stands_in_the_address(study: Study, alice: Any) -> None:
+    client = Client()
+    client.force_login(alice)
+    far = client.get(f"/studies/{study.pk}/charts.json?target=0.001").json()["target"]
+    assert far["title"] == "0 runs have reached the loss so far."
+    assert {row[2] for row in far["rows"]} == {"never"}
+    assert client.get(f"/studies/{study.pk}/?target=nan").status_code == 200
+    assert client.get(f"/studies/{study.pk}/?target=a%3Cb").status_code == 200
+
+
+def test_studies_that_flush_have_neither(alice: Any) -> None:
+    study = factory.study(alice, "Plain", factory.SPLITS[:2], recompute=False)
+    assert streams.of_overview(overview(study.runs.all(), study.baseline), None) == ({}, [])
+
+
+def test_losses_of_other_rules_are_not_held_against_each_other(study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    assert view.baseline is not None and view.baseline.spec.parallel.schedule == "1f1b"
+    assert all(row.parity is None for row in view.rows if not row.spec.parallel.flushes)
+
+
+def test_versions_are_those_of_the_schedule() -> None:
+    spec = RunSpec.model_validate(
+        {
+            "parallel": {"pp": 2, "micro_batches": 3, "schedule": "1f1b-naive"},
+            "train": {"global_batch": 3, "clip": "stage"},
+        }
+    )
+    made = uses(build(spec))
+    assert made == [
+        *(Use(0, i, forward, i, late) for i, (forward, late) in enumerate([(0, 0), (0, 1), (1, 1)])),
+        *(Use(1, i, i, i, 0) for i in range(3)),
+    ]
+    chart = versions.chart([versions.Grid("Naive", made)], "the schedule")
+    assert chart.figure["data"][0]["text"][0] == ["0", "0 → 1", "1 → 2"]
+    assert chart.rows == [
+        ["Naive", "0", "0 0 1", "0 1 2", "0.667", "1"],
+        ["Naive", "1", "0 1 2", "0 1 2", "0", "0"],
+    ]
+
+
+def test_a_loss_counts_as_reached_when_its_mean_does() -> None:
+    loss = np.array([9.0, 8, 1, 8, 8, 2, 2, 2, 2, 2])
+    assert window([10, 300]) == 5
+    assert smoothed(loss, 3)[0] == 6
+    assert reached(loss, 2.0, 3) == 7
+    assert least(loss, 3) == 2
+    assert reached(loss, 1.5, 3) is None
+    assert least([np.nan] * 4, 3) == np.inf
+
+
+def test_title_and_speedup_are_those_of_the_numbers() -> None:
+    runs = [
+        Reach("A", "pp", 1.0, 10, 4.0, baseline=True),
+        Reach("B", "pp", 0.9, 12, 2.0),
+        Reach("C", "dp", 3, None, None),
+    ]
+    chart = target.chart(runs, 1.25, 5)
+    assert chart.title == "B reaches loss 1.25 in 2 s, 2.00x the speed of A."
+    assert [row[-1] for row in chart.rows] == ["1.00x", "2.00x", ""]
