@@ -33,6 +33,8 @@ class Curve:
     samples_per_step: int = 1
     family: str = "single"
     dashed: bool = False
+    dash: str = ""
+    """Plotly's name of a pattern, where lines of one hue must be told apart; else solid, or dashed."""
 
 
 def chart(
@@ -69,6 +71,7 @@ def chart(
     if older:
         source += f"; faint: {sum(c.total for c in older)} points of earlier attempts, trained again"
     subtitle = f"{unit.capitalize()} of each run; dashed = with recomputation"
+    subtitle += "; dots and long dashes = without a flush" if any(curve.dash for curve in drawn) else ""
     return Chart(key, title, subtitle, source, figure, columns, [_row(curve) for curve in curves])
 
 
@@ -106,7 +109,11 @@ def _trace(curve: Curve) -> dict[str, Any]:
         "name": theme.name(curve.label),
         "x": _x(curve, "step"),
         "y": [float(v) if np.isfinite(v) else None for v in curve.value],
-        "line": {"color": line_of(curve.family), "width": 1.75, "dash": "dash" if curve.dashed else "solid"},
+        "line": {
+            "color": line_of(curve.family),
+            "width": 1.75,
+            "dash": curve.dash or ("dash" if curve.dashed else "solid"),
+        },
         "hovertemplate": f"{theme.name(curve.label)}: %{{y:.6g}}<extra></extra>",
     }
 

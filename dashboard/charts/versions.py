@@ -30,7 +30,7 @@ class Grid(NamedTuple):
 
 
 def chart(grids: Sequence[Grid], source: str) -> Chart:
-    """Cells say the version, `forward → backward` where they differ; the darker, the later the gradient came."""
+    """Cells say the version, `forward → backward` where they differ; the stronger, the later the gradient came."""
     rows = [(grid, stage) for grid in grids for stage in grid.stages]
     columns = sorted({use.micro_batch for grid in grids for use in grid.uses})
     cells = [{use.micro_batch: use for use in grid.of(stage)} for grid, stage in rows]
@@ -64,10 +64,15 @@ def chart(grids: Sequence[Grid], source: str) -> Chart:
         ),
     }
     subtitle = (
-        "Weight version on each stage, in micro-batches whose gradients it holds; a → b: forward, backward; darker is "
-        f"later, at most {most} update{'' if most == 1 else 's'}"
+        "Weight version on each stage, in micro-batches whose gradients it holds; a → b: forward, backward; tinted: its "
+        f"gradient is late, at most {_counted(most, 'update')}"
     )
     return Chart("versions", _title(grids), subtitle, source, figure, COLUMNS, [_row(*row) for row in rows])
+
+
+def _counted(count: int, what: str) -> str:
+    plural = what + ("es" if what.endswith("h") else "s")
+    return f"{count} {what if count == 1 else plural}"
 
 
 def _text(use: Use | None) -> str:
@@ -89,7 +94,9 @@ def _title(grids: Sequence[Grid]) -> str:
     mixed = [grid.label for grid in grids if any(use.forward != use.backward for use in grid.uses)]
     if mixed:
         worst = max(abs(use.backward - use.forward) for grid in grids for use in grid.uses)
-        return f"{' and '.join(mixed)} goes backward through weights up to {worst} micro-batches newer than forward."
+        return (
+            f"{' and '.join(mixed)} goes backward through weights {_counted(worst, 'micro-batch')} newer than forward."
+        )
     return f"{len(grids)} of {len(grids)} runs go backward through the weights of their forward."
 
 

@@ -20,6 +20,8 @@ from parallel_core.observe.records import POINT
 
 LOSS_BUCKETS = 200
 OPEN_GANTTS = 4
+DASHES = {"1f1b-naive": "dot", "1f1b-stash": "dashdot", "1f1b-vertical": "longdash", "1f1b-2bw": "longdashdot"}
+"""Of pipelines without a flush: their losses differ, and all pipelines have one hue."""
 
 
 def of_overview(view: Overview) -> dict[str, Chart]:
@@ -98,6 +100,7 @@ def _curve(row: Row, points: NDArray[np.void], origin: float | None = None) -> C
         samples_per_step=row.spec.train.global_batch,
         family=row.entry.family,
         dashed=row.entry.recompute,
+        dash=DASHES.get(row.spec.parallel.schedule, ""),
     )
 
 

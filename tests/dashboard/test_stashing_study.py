@@ -89,7 +89,7 @@ def test_page_has_versions_target_and_memory(study: Study, alice: Any) -> None:
     text = page(client, f"/studies/{study.pk}/")
     assert "Weight versions" in text and "Time to a loss" in text
     assert "Memory against DP" in text
-    assert "PP-1F1B async, no stash goes backward through weights up to 1 micro-batches newer than forward." in text
+    assert "PP-1F1B async, no stash goes backward through weights 1 micro-batch newer than forward." in text
     assert "No other run is meant to compute what PP-1F1B does" in text  # not even DP, which clips all gradients
     charts = client.get(f"/studies/{study.pk}/charts.json").json()
     assert {"versions", "target"} <= charts.keys()
