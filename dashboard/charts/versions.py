@@ -64,8 +64,8 @@ def chart(grids: Sequence[Grid], source: str) -> Chart:
         ),
     }
     subtitle = (
-        "Weight version on each stage, in micro-batches whose gradients it holds; a → b: forward, backward; tinted: its "
-        f"gradient is late, at most {_counted(most, 'update')}"
+        "Weight version on each stage, in micro-batches whose gradients it holds; a → b: forward, backward; tinted: "
+        f"its gradient is late, at most {_counted(most, 'update')}"
     )
     return Chart("versions", _title(grids), subtitle, source, figure, COLUMNS, [_row(*row) for row in rows])
 

@@ -74,7 +74,7 @@ def require(spec: RunSpec, table: CostTable) -> None:
         raise CannotPredict("sequence parallelism is not profiled yet; parallel.sequence=false is.")
     if not spec.parallel.flushes:
         raise CannotPredict(
-            f"a step of schedule={spec.parallel.schedule} begins in the one before; parallel.schedule=1f1b stands alone."
+            f"a step of schedule={spec.parallel.schedule} begins in the one before; one of schedule=1f1b is whole."
         )
     if spec.parallel.world > 1 and not table.links:
         raise CannotPredict("the profile has no links; profile with two ranks or more.")
