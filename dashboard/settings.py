@@ -41,6 +41,7 @@ INSTALLED_APPS = [
     "dashboard.traces",
     "dashboard.studies",
     "dashboard.runs",
+    "dashboard.ledger",
     "dashboard.plans",
     "dashboard.api",
     "dashboard.live",

@@ -10,6 +10,7 @@ urlpatterns = [
     path("api/", include("dashboard.api.urls")),
     path("runs/", include("dashboard.runs.urls")),
     path("planner/", include("dashboard.plans.urls")),
+    path("partition/", include("dashboard.ledger.urls")),
     path("fleet/", include("dashboard.fleet.urls")),
     path("traces/", include("dashboard.traces.urls")),
     path("schedules/", include("dashboard.schedules.urls")),

@@ -25,6 +25,7 @@ def add(commands: Commands) -> None:
     profile.add_argument("--out", type=Path, help="write the cost table to this file")
     profile.add_argument("--ranks", type=int, help="ranks that links are timed between (default: 4, on a GPU host all)")
     profile.add_argument("--seconds", type=float, default=2.0, help="spent on each condition of the layers, at least")
+    profile.add_argument("--json", action="store_true", help="print the table as JSON")
     profile.add_argument("--quick", action="store_true", help="no tensor groups and no recomputation")
     profile.set_defaults(run=_profile)
     predict = commands.add_parser("predict", help="how long a step of a spec will take, by a cost table")
@@ -44,7 +45,7 @@ def _profile(options: argparse.Namespace) -> int:
         return 1
     if options.out is not None:
         options.out.write_text(json.dumps(table.dump()) + "\n")
-    print("\n".join(report(table)))
+    print(json.dumps(table.dump()) if options.json else "\n".join(report(table)))
     return 0
 
 

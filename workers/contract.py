@@ -15,6 +15,7 @@ batch       body = BatchBody; data = bytes [start, end) of one file of the attem
             boundaries. (attempt, rank, channel, end) is the cursor: a batch at or below it is skipped; one that starts
             above it is a gap and is answered by a `rewind` control entry.
 store       body = {attempt, host, port}: where the first node's rendezvous store listens.
+profile     body = ProfileBody: the cost table of a model that was asked for, or why there is none.
 
 Nothing here imports Django, Celery or Redis: both sides read this file.
 """
@@ -145,6 +146,14 @@ class AttemptBody(TypedDict):
     sizes: NotRequired[dict[str, int]]  # "<channel>:<rank>" -> final bytes of that file: what the cursor must reach
 
 
+class ProfileBody(TypedDict):
+    """`profile` is the number of the request; one of `table` (profile.table.CostTable as JSON) and `error` is there."""
+
+    profile: int
+    table: NotRequired[dict[str, Any]]
+    error: NotRequired[str]
+
+
 Channel = Literal["events", "log"]
 
 
@@ -158,10 +167,12 @@ class BatchBody(TypedDict):
 
 class ControlEntry(TypedDict):
     """cancel: stop it, report cancelled. fence: stop it, report nothing. rewind: publish `channel`:`rank` again from
-    `offset`. settled: everything arrived, the folder may go. store: where the first node's store listens."""
+    `offset`. settled: everything arrived, the folder may go. store: where the first node's store listens.
+    profile: measure the model of `spec` when nothing else runs; `attempt` is the number of the request."""
 
-    kind: Literal["cancel", "fence", "rewind", "settled", "store"]
+    kind: Literal["cancel", "fence", "rewind", "settled", "store", "profile"]
     attempt: int
+    spec: NotRequired[dict[str, Any]]
     rank: NotRequired[int]
     channel: NotRequired[Channel]
     offset: NotRequired[int]

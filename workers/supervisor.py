@@ -30,6 +30,7 @@ from workers.ending import Ending
 from workers.folder import Folder, Meta, Stop, unsettled
 from workers.intake import take
 from workers.orders import Order
+from workers.profiling import Profiling
 from workers.recovery import publish_end, recover
 from workers.relay import Relay
 from workers.roll import Roll
@@ -55,7 +56,7 @@ class Supervisor(threading.Thread):
     ) -> None:
         super().__init__(name="supervisor", daemon=True)
         self._settings, self._relay, self._devices = settings, relay, devices
-        self.calibration = calibration
+        self.calibration, self.profiling = calibration, Profiling()
         self._server: ForkServer | None = None
         self._server_ready = False
         self._spawn_at = 0.0
@@ -118,6 +119,7 @@ class Supervisor(threading.Thread):
         if self._server is None and not self._leaving and time.monotonic() >= self._spawn_at:
             self._start_server()
         self._calibrate()
+        self._profile()
         for attempt in list(self._live.values()):
             if attempt.launched is None:
                 self._launch_if_ready(attempt)
@@ -128,6 +130,7 @@ class Supervisor(threading.Thread):
                 self._conclude(attempt)
         if self._leaving and not self._live:
             self.calibration.stop()
+            self.profiling.stop()
             self.idle.set()
 
     # Accepting
@@ -159,7 +162,7 @@ class Supervisor(threading.Thread):
             if not attempt.order.opens_store and time.monotonic() - attempt.accepted > START_LIMIT_S:
                 self._stop(attempt, "timed_out", ending.STORE_LATE)
             return
-        if self._server is None or self.calibration.running:
+        if self._server is None or self.calibration.running or self.profiling.running:
             return
         self._relay.follow(attempt.folder, attempt.order.ranks)
         attempt.launched = time.monotonic()
@@ -221,10 +224,24 @@ class Supervisor(threading.Thread):
         elif not (self.calibration.tried or self._live or self._leaving) and self._server_ready:
             self.calibration.begin()
 
+    def _profile(self) -> None:
+        """What was asked for, once nothing else uses the devices."""
+        if (answer := self.profiling.poll()) is not None:
+            self._relay.tell("profile", answer)
+            for attempt in list(self._live.values()):
+                self._launch_if_ready(attempt)
+        busy = self._live or self._leaving or self.calibration.running or self.profiling.running
+        if self.profiling.waiting and self._server_ready and not busy:
+            self.profiling.begin()
+
     # Stopping
 
     def _control(self, entry: ControlEntry) -> None:
         number, kind = int(entry["attempt"]), entry["kind"]
+        if kind == "profile":
+            if answer := self.profiling.ask(number, entry["spec"]):
+                self._relay.tell("profile", answer)
+            return
         attempt = self._live.get(number)
         if kind in ("cancel", "fence"):
             self._stop_or_forestall(number, "cancelled" if kind == "cancel" else "fenced", ending.CANCELLED)

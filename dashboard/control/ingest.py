@@ -19,6 +19,8 @@ from dashboard.control.orders import Order
 from dashboard.control.store import FileKey, Store
 from dashboard.control.wire import Entry
 from dashboard.fleet.models import Worker
+from dashboard.ledger import selectors as ledger_selectors
+from dashboard.ledger import services as ledger
 from dashboard.runs import states
 from dashboard.runs.models import Attempt, Cursor, State
 from workers.contract import LEASE_S, Channel, ControlEntry
@@ -56,6 +58,7 @@ class Ingest:
             "attempt": self._attempt,
             "batch": self._batch,
             "store": self._store_address,
+            "profile": self._profile,
         }.get(entry.kind)
         if handler is None:
             raise ValueError(f"unknown kind {entry.kind!r}")
@@ -114,6 +117,10 @@ class Ingest:
             fields["calibration"] = body["calibration"]
         Worker.objects.update_or_create(name=entry.worker, defaults=fields)
         self.topics[None, None].add("fleet")
+        self.orders += [
+            (entry.worker, {"kind": "profile", "attempt": asked.pk, "spec": asked.spec})
+            for asked in ledger_selectors.asked(entry.worker)
+        ]
         live = {int(pk): progress for pk, progress in body["attempts"].items()}
         for pk, progress in live.items():
             self._progress(entry.worker, pk, progress)
@@ -131,6 +138,9 @@ class Ingest:
         self._announce(attempt, "progress")
         if attempt.run.cancel_requested_at:
             self.orders.append((worker, {"kind": "cancel", "attempt": pk}))
+
+    def _profile(self, entry: Entry) -> None:
+        ledger.answer_profile(entry.worker, clean(entry.body))
 
     # what became of an attempt
 

@@ -6,6 +6,7 @@ import logging
 from dataclasses import asdict
 from typing import Any
 
+from dashboard.ledger import services as ledger
 from dashboard.live.announce import announce
 from dashboard.runs import selectors
 from dashboard.runs.models import ENDED, Run
@@ -32,6 +33,7 @@ def store_summary(pk: int) -> None:
     if summary["timed"]:
         changes["step_time"] = summary["timed"]["median"]
     Run.objects.filter(pk=pk).update(**changes)
+    ledger.settle(run, summary)
     announce(pk, run.study_id, "summary")
 
 

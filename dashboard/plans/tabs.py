@@ -10,10 +10,18 @@ from django.urls import reverse
 class Tab(NamedTuple):
     name: str
     title: str
+    app: str = "plans"
 
     @property
     def address(self) -> str:
-        return reverse(f"plans:{self.name}")
+        return reverse(f"{self.app}:{self.name}")
 
 
-TABS = (Tab("page", "Planner"), Tab("judge", "Judge"), Tab("scenarios", "Scenarios"), Tab("accuracy", "Accuracy"))
+TABS = (
+    Tab("page", "Planner"),
+    Tab("judge", "Judge"),
+    Tab("scenarios", "Scenarios"),
+    Tab("partition", "Partition", "ledger"),
+    Tab("accuracy", "Accuracy"),
+    Tab("record", "Record", "ledger"),
+)

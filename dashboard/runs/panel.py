@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dashboard.runs.layout_picture import Picture, picture
 from dashboard.runs.submission import WORDS, Assessment
-from parallel_core.analysis.quantities import bytes_text, percent_text
+from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import outline_of
@@ -49,6 +49,8 @@ class Panel:
     rows: list[Row] = field(default_factory=list)
     hidden: int = 0
     batch: str = ""
+    step: str = ""
+    record: str = ""
     limit: str = ""
     layout: Picture | None = None
 
@@ -67,6 +69,8 @@ class Panel:
             rows=[_row(found.spec, stage, full, found.limit) for stage in found.stages[:SHOWN_STAGES]],
             hidden=max(0, len(found.stages) - SHOWN_STAGES),
             batch=_batch(found.spec),
+            step=_step(found),
+            record=found.record if found.predicted.seconds else "",
             limit=bytes_text(found.limit) if found.limit else "",
             layout=picture(found.spec, 0) if found.spec.parallel.world > 1 else None,
         )
@@ -88,6 +92,13 @@ def _batch(spec: RunSpec) -> str:
         f"{split.micro_batches} micro-batch{'es' if split.micro_batches > 1 else ''} × {size}; "
         f"{spec.tokens_per_step:,} {outline_of(spec.model).target}.".replace(",", "\u202f")
     )
+
+
+def _step(found: Assessment) -> str:
+    said = found.predicted
+    if said.seconds is None or said.profile is None:
+        return f"not predicted: {said.why_not}" if said.why_not else ""
+    return f"{seconds_text(said.seconds)} predicted, simulated from the profile of {said.profile.worker.name}"
 
 
 def _row(spec: RunSpec, stage: RankMemory, full: int, limit: int) -> Row:

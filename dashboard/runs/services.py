@@ -11,6 +11,7 @@ from django.utils import timezone
 from pydantic import ValidationError
 
 from dashboard.accounts.roles import may_change, may_submit
+from dashboard.ledger import services as ledger
 from dashboard.live.announce import announce
 from dashboard.runs import resuming, states
 from dashboard.runs.models import ACTIVE, Corpus, Run, State
@@ -79,6 +80,7 @@ def submit(
             queued_at=timezone.now(),
         )
         origin = f", to go on from step {resume_from['step']} of run {resume_from['run']}" if resume_from else ""
+        ledger.predict(run)
         states.record(run, "queued", f"Submitted by {owner.get_username()}{origin}.", actor=owner)
     return run
 

@@ -12,6 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from dashboard.fleet.selectors import reporting
+from dashboard.ledger import selectors as ledger
+from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
 from dashboard.runs.models import Corpus, Run
 from parallel_core.outline import outline_of
@@ -50,6 +52,9 @@ class Assessment:
     limit: int = 0
     """Bytes a rank may use; 0 = unknown."""
     memory_error: str = ""
+    predicted: Predicted = field(default_factory=Predicted)
+    record: str = ""
+    """How true the yard's predictions of step times were so far."""
 
     @property
     def label(self) -> str:
@@ -82,7 +87,8 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None) -> Asses
     found = verdict(parsed, offered.memory or None, offered.largest or None)
     limit = min((b for b in (offered.memory, parsed.trace.memory_cap) if b), default=0)
     wrong = found.sentence if found.fits is False else ""
-    return Assessment(parsed, errors, offered, by_stage(parsed), found, limit, wrong)
+    said, record = ledger.predicted(parsed), ledger.time_record().sentence()
+    return Assessment(parsed, errors, offered, by_stage(parsed), found, limit, wrong, said, record)
 
 
 def submit(

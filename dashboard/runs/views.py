@@ -19,6 +19,7 @@ from dashboard.runs.models import ENDED, Run
 from dashboard.runs.panel import Panel
 from dashboard.runs.presets import BY_KEY, PRESETS
 from parallel_core import limits
+from parallel_core.spec import RunSpec
 from workers.contract import ResumeFrom
 
 
@@ -37,11 +38,22 @@ def _initial(spec: dict[str, Any], resume_from: ResumeFrom | None = None, **word
 @require_http_methods(["GET", "HEAD", "POST"])
 @member_required
 def new(request: HttpRequest) -> HttpResponse:
-    """GET: the form, from `?preset=`. POST: queue the run, or show what is wrong (422) with everything kept."""
+    """GET: the form, from `?preset=`, or `?spec=` (JSON).
+
+    POST: queue the run, or show what is wrong (422) with everything kept."""
     if request.method == "POST":
         return _create(request)
     preset = BY_KEY.get(request.GET.get("preset", ""), PRESETS[0])
-    return _form_page(request, _initial(preset.spec), preset=preset)
+    asked = _asked(request.GET.get("spec", ""))
+    return _form_page(request, _initial(preset.spec if asked is None else asked), preset=preset)
+
+
+def _asked(text: str) -> dict[str, Any] | None:
+    """The spec in an address; None where there is none that could be a run."""
+    try:
+        return RunSpec.model_validate_json(text).model_dump(mode="json") if text else None
+    except ValueError:
+        return None
 
 
 def _create(request: HttpRequest) -> HttpResponse:

@@ -19,6 +19,7 @@ from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.profile.table import CostTable, Curve, Fixed, Layers, Part, What
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op, Schedule
+from parallel_core.schedule.traits import flushes
 from parallel_core.simulate import Costs, Spans
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
 from parallel_core.spec import MAIN_BYTES, RunSpec
@@ -70,6 +71,10 @@ def require(spec: RunSpec, table: CostTable) -> None:
         raise CannotPredict(f"the profile has tensor={known}, not {spec.parallel.tp}; profile that width too.")
     if spec.parallel.recompute == "selective" and "selective" not in {how for _, how in table.conditions}:
         raise CannotPredict("the profile has no recompute=selective; profile that too.")
+    if not flushes(spec.parallel.schedule):
+        raise CannotPredict(
+            f"schedule={spec.parallel.schedule} stays full from step to step; steps of that are not predicted."
+        )
     if spec.parallel.sequence:
         raise CannotPredict("sequence parallelism is not profiled yet; parallel.sequence=false is.")
     if not spec.parallel.flushes:

@@ -1,0 +1,80 @@
+"""What the Partition page is asked. All of it but a request for a profile stands in the address."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django import forms
+
+from dashboard.fleet.selectors import reporting
+from dashboard.ledger.models import Profile, ProfileState
+from dashboard.runs.models import Run
+from dashboard.runs.presets import PRESETS
+from parallel_core.outline import outline_of
+from parallel_core.spec import RunSpec
+
+MOST_STAGES, MOST_REPLICAS = 64, 64
+RECENT = 20
+
+
+def models() -> dict[str, RunSpec]:
+    """Title -> a spec with that model: those of the presets, then of the newest runs; each model once."""
+    specs = [RunSpec.model_validate(preset.spec) for preset in PRESETS]
+    for spec in Run.objects.order_by("-id").values_list("spec", flat=True)[:RECENT]:
+        try:
+            specs.append(RunSpec.model_validate(spec))
+        except ValueError:  # of an older version
+            continue
+    found: dict[str, RunSpec] = {}
+    known: set[str] = set()
+    for spec in specs:
+        key = json.dumps([spec.model.model_dump(mode="json"), spec.train.precision, spec.train.device])
+        if key not in known:
+            known.add(key)
+            title = outline_of(spec.model).title
+            more = f"{spec.train.global_batch} samples, {spec.train.precision}, {spec.train.device}"
+            found.setdefault(f"{title}: {more}", spec)
+    return found
+
+
+class ProfileForm(forms.Form):
+    """A model and the worker that is to profile it."""
+
+    worker = forms.ChoiceField(label="Worker")
+    model = forms.ChoiceField(label="Model")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.specs = models()
+        self.workers = {str(worker.pk): worker for worker in reporting()}
+        self.fields["worker"].choices = [(pk, worker.name) for pk, worker in self.workers.items()]  # type: ignore[attr-defined]
+        self.fields["model"].choices = [(title, title) for title in self.specs]  # type: ignore[attr-defined]
+
+
+class CutForm(forms.Form):
+    """`?profile=` and how its layers are cut. Numbers are separated by commas or dashes."""
+
+    profile = forms.ModelChoiceField(
+        Profile.objects.filter(state=ProfileState.DONE).select_related("worker"), label="Profile"
+    )
+    samples = forms.IntegerField(label="Micro-batch, samples", min_value=1, max_value=4096, required=False)
+    workers = forms.IntegerField(label="Devices", min_value=1, max_value=MOST_REPLICAS, required=False)
+    cuts = forms.CharField(label="Cuts", required=False, help_text="layers at which stages 1, 2, … begin")
+    replicas = forms.CharField(label="Replicas", required=False, help_text="of each stage, e.g. 2-1")
+    form = forms.ChoiceField(
+        label="Cost form", required=False, choices=[("paper", "the paper's maximum"), ("released", "the tool's sum")]
+    )
+
+    def _numbers(self, name: str) -> list[int]:
+        text = str(self.cleaned_data[name]).replace("-", ",").replace(" ", "")
+        try:
+            return [int(part) for part in text.split(",") if part]
+        except ValueError as error:
+            raise forms.ValidationError("Whole numbers are needed, separated by commas.") from error
+
+    def clean_cuts(self) -> list[int]:
+        return self._numbers("cuts")
+
+    def clean_replicas(self) -> list[int]:
+        return self._numbers("replicas")

@@ -1,0 +1,82 @@
+"""Profiles that people asked workers for, and the predictions made before runs."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+
+from parallel_core.outline import outline_of
+from parallel_core.spec import RunSpec
+
+
+class ProfileState(models.TextChoices):
+    ASKED = "asked"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Profile(models.Model):
+    """The cost table of one model on one worker; the newest one counts. Only the controller writes the answer."""
+
+    worker = models.ForeignKey("fleet.Worker", on_delete=models.CASCADE, related_name="profiles")
+    asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL)
+    spec = models.JSONField()
+    """A RunSpec: its model, batch, precision and device are what is profiled."""
+    key = models.CharField(max_length=64, db_index=True)
+    """sha256 of model, precision and device (selectors.profile_key)."""
+    state = models.CharField(max_length=8, choices=ProfileState.choices, default=ProfileState.ASKED, db_index=True)
+    software = models.CharField(max_length=100, blank=True)
+    table = models.JSONField(default=dict, blank=True)
+    """parallel_core.profile.table.CostTable."""
+    error = models.TextField(blank=True)
+    asked_at = models.DateTimeField(auto_now_add=True)
+    done_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return f"{self.title} on {self.worker}"
+
+    @property
+    def title(self) -> str:
+        """Model and precision, in few words."""
+        spec = RunSpec.model_validate(self.spec)
+        return f"{outline_of(spec.model).title}, {spec.train.precision}"
+
+
+class Prediction(models.Model):
+    """What was said of a run before it was queued, and what came of it. `seconds` a step, bytes of the worst rank."""
+
+    run = models.OneToOneField("runs.Run", on_delete=models.CASCADE, related_name="prediction")
+    profile = models.ForeignKey(Profile, null=True, on_delete=models.SET_NULL)
+    """The profile that the step was simulated from; None: from the worker's calibration, or not at all."""
+    seconds = models.FloatField(null=True)
+    memory = models.BigIntegerField(null=True)
+    measured_seconds = models.FloatField(null=True)
+    measured_memory = models.BigIntegerField(null=True)
+    disturbed = models.BooleanField(default=False)
+    """Others used more than a tenth of a device: its time counts for nothing."""
+    made_at = models.DateTimeField(auto_now_add=True)
+    settled_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ("-id",)
+
+    @property
+    def time_error(self) -> str:
+        """`+3.1 %`: predicted over measured, less 1; '' where either is missing."""
+        return signed_error(self.seconds, self.measured_seconds)
+
+    @property
+    def memory_error(self) -> str:
+        return signed_error(self.memory, self.measured_memory)
+
+
+def signed(share: float) -> str:
+    """`+3.1 %`, with a real minus sign."""
+    return f"{share * 100:+.1f} %".replace("-", "−")
+
+
+def signed_error(said: float | None, measured: float | None) -> str:
+    return signed(said / measured - 1) if said and measured else ""

@@ -1,0 +1,213 @@
+"""The Partition page's numbers and sentences: your cuts beside PipeDream's optimum, Megatron's and the exact split."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlencode
+
+from django.urls import reverse
+
+from dashboard.ledger.models import Profile
+from parallel_core.analysis.quantities import bytes_text, seconds_text
+from parallel_core.plan.layer_graph import GraphError, LayerGraph
+from parallel_core.plan.pipedream import Form, Level, partition
+from parallel_core.plan.stages import CutChain, balanced_cut, cut_chain, even_cut, layers_of
+from parallel_core.profile.table import CostTable
+from parallel_core.spec import RunSpec
+
+FALLBACK_BANDWIDTH = 1e9
+"""Bytes/s where no link was timed."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to cut: what it is called, its chain (None: why it cannot be), and the address that takes it over."""
+
+    name: str
+    chain: CutChain | None
+    why_not: str = ""
+    address: str = ""
+
+    @property
+    def cuts(self) -> str:
+        return ", ".join(map(str, self.chain.cuts)) if self.chain else ""
+
+    @property
+    def replicas(self) -> str:
+        return "-".join(map(str, self.chain.replicas)) if self.chain else ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The checked values of the address."""
+
+    profile: Profile
+    samples: int
+    workers: int
+    cuts: tuple[int, ...]
+    replicas: tuple[int, ...]
+    form: Form
+
+    def address(self, **changes: Any) -> str:
+        """The page with some of it changed."""
+        values = {
+            "profile": self.profile.pk,
+            "samples": self.samples,
+            "workers": self.workers,
+            "cuts": ",".join(map(str, changes.pop("cuts", self.cuts))),
+            "replicas": "-".join(map(str, changes.pop("replicas", self.replicas))),
+            "form": self.form,
+            **changes,
+        }
+        return f"{reverse('ledger:partition')}?{urlencode(values)}"
+
+
+class Page:
+    """Everything the page shows. Raises ValueError where the cuts cannot be."""
+
+    def __init__(self, profile: Profile, values: dict[str, Any]) -> None:
+        self.table = CostTable.model_validate(profile.table)
+        spec = RunSpec.model_validate(profile.spec)
+        samples = values["samples"] or max(1, spec.train.global_batch // 4)
+        self.layers = layers_of(self.table, samples)
+        self.units = [layer.name for layer in self.layers]
+        replicas = tuple(values["replicas"])
+        workers = values["workers"] or sum(replicas) or max(2, min(len(self.layers), len(profile.worker.devices)))
+        stages = len(replicas) or (len(values["cuts"]) + 1 if values["cuts"] else min(workers, len(self.layers)))
+        cuts = tuple(values["cuts"]) or balanced_cut(self.layers, stages)
+        self.asked = Asked(
+            profile, samples, workers, cuts, replicas or (1,) * (len(cuts) + 1), values["form"] or "paper"
+        )
+        self.yours = cut_chain(self.layers, cuts, self.asked.replicas, self.bandwidth, self.asked.form)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s from stage to stage, as timed on the worker."""
+        link = self.table.link("send", 2)
+        beta = link.time.line[1] if link else 0.0
+        return 1 / beta if beta else FALLBACK_BANDWIDTH
+
+    @cached_property
+    def ways(self) -> list[Way]:
+        """Yours first, then the others over the same number of devices or stages."""
+        asked, stages = self.asked, len(self.yours.stages)
+        return [
+            Way("Yours", self.yours, address=asked.address()),
+            self._optimum(),
+            self._split("Exact min-max split", lambda: balanced_cut(self.layers, stages)),
+            self._split("Megatron's even split", lambda: even_cut(self.units, stages)),
+        ]
+
+    def _optimum(self) -> Way:
+        name, asked = "PipeDream's optimum", self.asked
+        try:
+            found = partition(LayerGraph.chain(self.layers), [Level(asked.workers, self.bandwidth)], asked.form)
+        except GraphError as error:
+            return Way(name, None, str(error))
+        cuts = tuple(stage.layers[0] for stage in found.stages[1:])
+        return self._way(name, cuts, tuple(stage.replicas for stage in found.stages))
+
+    def _split(self, name: str, cut: Any) -> Way:
+        try:
+            return self._way(name, cut(), (1,) * len(self.yours.stages))
+        except ValueError as error:
+            return Way(name, None, str(error))
+
+    def _way(self, name: str, cuts: Sequence[int], replicas: Sequence[int]) -> Way:
+        chain = cut_chain(self.layers, cuts, replicas, self.bandwidth, self.asked.form)
+        return Way(name, chain, address=self.asked.address(cuts=cuts, replicas=replicas))
+
+    def sentences(self) -> list[str]:
+        """Who sets the pace, what balance would bring, and how the optimum compares."""
+        chain = self.yours
+        busy = sum(stage.compute for stage in chain.stages) / sum(chain.replicas)
+        slow = chain.slowest
+        worst = max(range(len(chain.stages)), key=lambda i: chain.stages[i].message)
+        if chain.stages[worst].message > chain.stages[slow].seconds:
+            first = f"The message behind stage {worst} sets the pace: {seconds_text(chain.seconds)} a micro-batch."
+        else:
+            own = seconds_text(chain.stages[slow].seconds)
+            first = f"Stage {slow} sets the pace: {own} a micro-batch; balanced would be {seconds_text(busy)}."
+        optimum = self.ways[1].chain
+        if optimum is None:
+            return [first]
+        gain = chain.seconds / optimum.seconds
+        if gain < 1.005:
+            return [first, "No other partition over as many devices is faster."]
+        count = len(optimum.stages)
+        how = f"{count} stage{'s' if count > 1 else ''}, replicas {self.ways[1].replicas}"
+        return [first, f"PipeDream's optimum over {self.asked.workers} devices is {gain:.2f} times as fast: {how}."]
+
+    def stages(self) -> list[dict[str, Any]]:
+        """A row a stage, with addresses that move its begin and change its replicas."""
+        return [self._stage(i) for i in range(len(self.yours.stages))]
+
+    def _stage(self, i: int) -> dict[str, Any]:
+        stage, asked = self.yours.stages[i], self.asked
+        return {
+            "number": i,
+            "layers": f"{self.units[stage.first]} to {self.units[stage.stop - 1]}",
+            "count": stage.stop - stage.first,
+            "replicas": stage.replicas,
+            "seconds": seconds_text(stage.seconds),
+            "compute": seconds_text(stage.compute),
+            "width": round(100 * stage.seconds / self.yours.seconds, 2),
+            "slowest": i == self.yours.slowest,
+            "sent": bytes_text(2 * stage.sent) if stage.sent else "",
+            "message": seconds_text(stage.message) if stage.sent else "",
+            "parameters": bytes_text(stage.parameters),
+            "earlier": self._moved(i, -1),
+            "later": self._moved(i, 1),
+            "more": self._replicated(i, 1) if stage.replicas < 64 else "",
+            "fewer": self._replicated(i, -1) if stage.replicas > 1 else "",
+            "join": asked.address(cuts=_without(asked.cuts, i - 1), replicas=_without(asked.replicas, i)) if i else "",
+            "halve": self._halved(i),
+        }
+
+    def _moved(self, i: int, by: int) -> str:
+        """The page with the begin of stage i moved by one layer; '' where a stage would be empty."""
+        if not i:
+            return ""
+        edges = [0, *self.asked.cuts, len(self.layers)]
+        edges[i] += by
+        fits = edges[i - 1] < edges[i] < edges[i + 1]
+        return self.asked.address(cuts=edges[1:-1]) if fits else ""
+
+    def _replicated(self, i: int, by: int) -> str:
+        changed = [m + by * (n == i) for n, m in enumerate(self.asked.replicas)]
+        return self.asked.address(replicas=changed, workers=sum(changed))
+
+    def _halved(self, i: int) -> str:
+        stage = self.yours.stages[i]
+        if stage.stop - stage.first < 2:
+            return ""
+        own = self.layers[stage.first : stage.stop]
+        cuts = sorted([*self.asked.cuts, stage.first + balanced_cut(own, 2)[0]])
+        replicas = [*self.asked.replicas[: i + 1], 1, *self.asked.replicas[i + 1 :]]
+        return self.asked.address(cuts=cuts, replicas=replicas, workers=sum(replicas))
+
+    def run(self) -> tuple[str, str]:
+        """(address of New run with these cuts, '') or ('', why they cannot be run)."""
+        chain, spec = self.yours, dict(self.asked.profile.spec)
+        dp = chain.replicas[0]
+        if any(m != dp for m in chain.replicas):
+            return "", "A run has as many replicas of every stage; make them equal to run this."
+        batch = spec["train"]["global_batch"]
+        micro = max(1, batch // (dp * self.asked.samples))
+        parallel = {"dp": dp, "pp": len(chain.stages), "micro_batches": micro}
+        if len(chain.stages) > 1:
+            parallel["cuts"] = list(chain.cuts)
+        asked = {"model": spec["model"], "parallel": parallel, "train": spec["train"]}
+        try:
+            RunSpec.model_validate(asked)
+        except ValueError:
+            return "", f"{batch} samples do not divide into {dp} replicas of micro-batches of {self.asked.samples}."
+        return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked)})}", ""
+
+
+def _without(values: Sequence[int], index: int) -> list[int]:
+    return [value for i, value in enumerate(values) if i != index]

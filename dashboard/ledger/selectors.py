@@ -1,0 +1,128 @@
+"""Reads: what can be said of a run before it starts, and how true the yard's predictions were so far."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.db.models import F, QuerySet
+
+from dashboard.ledger.models import Prediction, Profile, ProfileState, signed
+from parallel_core.profile.table import CostTable
+from parallel_core.simulate.predict import CannotPredict, predict_step
+from parallel_core.spec import RunSpec
+
+MOST_RANKS = 64
+"""More than this no prediction is simulated while somebody waits."""
+NEWEST = 500
+"""Settled predictions that the record looks back on."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """`seconds` a step by `profile`; `why_not` says what is missing where there is none."""
+
+    seconds: float | None = None
+    profile: Profile | None = None
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """Relative errors of settled predictions (predicted over measured, less 1), newest first."""
+
+    errors: tuple[float, ...] = ()
+    disturbed: int = 0
+    """Settled too, but left out: others used the devices."""
+
+    @property
+    def mean(self) -> float:
+        return sum(map(abs, self.errors)) / len(self.errors)
+
+    @property
+    def bias(self) -> float:
+        return sum(self.errors) / len(self.errors)
+
+    @property
+    def worst(self) -> float:
+        return max(self.errors, key=abs)
+
+    @property
+    def above(self) -> int:
+        return sum(error > 0 for error in self.errors)
+
+    def sentence(self, what: str = "predictions") -> str:
+        """`212 predictions, mean error 3.1 %, bias −0.4 %, worst −9.0 %`."""
+        left = f" ({self.disturbed} disturbed left out)" if self.disturbed else ""
+        if not self.errors:
+            return f"No {what} settled yet{left}."
+        one = what.removesuffix("s") if len(self.errors) == 1 else what
+        return (
+            f"{len(self.errors)} {one}, mean error {self.mean * 100:.1f} %, "
+            f"bias {signed(self.bias)}, worst {signed(self.worst)}{left}."
+        )
+
+
+def profile_key(spec: RunSpec) -> str:
+    """Equal for runs that one profile serves: the same model, precision and kind of device."""
+    what = [spec.model.model_dump(mode="json"), spec.train.precision, spec.train.device]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def latest_profile(spec: RunSpec) -> Profile | None:
+    """The newest finished profile of the model, precision and kind of device of `spec`."""
+    return Profile.objects.filter(key=profile_key(spec), state=ProfileState.DONE).order_by("-done_at").first()
+
+
+def asked(worker: str) -> QuerySet[Profile]:
+    """What this worker has still to profile, oldest first."""
+    return Profile.objects.filter(worker__name=worker, state=ProfileState.ASKED).order_by("id")
+
+
+def waiting() -> list[Profile]:
+    """What no worker has answered yet, oldest first."""
+    return list(Profile.objects.filter(state=ProfileState.ASKED).select_related("worker").order_by("id"))
+
+
+def predicted(spec: RunSpec) -> Predicted:
+    """Simulated from the newest profile of this model."""
+    if spec.inject:
+        return Predicted(why_not="what is broken on purpose is not predicted")
+    if spec.parallel.world > MOST_RANKS:
+        return Predicted(why_not=f"runs of more than {MOST_RANKS} ranks are not simulated here")
+    profile = latest_profile(spec)
+    if profile is None:
+        return Predicted(why_not="no worker has profiled this model")
+    try:
+        found = predict_step(spec, CostTable.model_validate(profile.table))
+    except ValueError as error:  # CannotPredict, or programs that the simulator does not know
+        return Predicted(why_not=str(error) if isinstance(error, CannotPredict) else "it cannot be simulated")
+    return Predicted(found.seconds, profile)
+
+
+def settled() -> QuerySet[Prediction]:
+    """Settled predictions with their runs, newest first."""
+    return Prediction.objects.filter(settled_at__isnull=False).select_related("run", "profile__worker").order_by("-id")
+
+
+def time_record(rows: Sequence[Prediction] | None = None) -> Record:
+    """Of step times that were simulated from a profile."""
+    known = settled().filter(seconds__isnull=False, measured_seconds__gt=0)
+    listed = list(known[:NEWEST]) if rows is None else rows
+    good = [row for row in listed if not row.disturbed]
+    errors = (row.seconds / row.measured_seconds - 1 for row in good if row.seconds and row.measured_seconds)
+    return Record(tuple(errors), len(listed) - len(good))
+
+
+def memory_record() -> Record:
+    """Of the worst rank's peak: counted, so nobody disturbs it."""
+    known = settled().filter(memory__isnull=False, measured_memory__gt=0)
+    return Record(
+        tuple(
+            known.annotate(error=F("memory") * 1.0 / F("measured_memory") - 1.0).values_list("error", flat=True)[
+                :NEWEST
+            ]
+        )
+    )

@@ -1,0 +1,13 @@
+"""Addresses of profiles, the Partition page and the record of predictions."""
+
+from django.urls import URLPattern, URLResolver, path
+
+from dashboard.ledger import views
+
+app_name = "ledger"
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("", views.partition, name="partition"),
+    path("profile", views.profile, name="profile"),
+    path("waiting", views.waiting, name="waiting"),
+    path("record/", views.record, name="record"),
+]

@@ -1,0 +1,114 @@
+"""The Partition page, requests for profiles, and the record of predictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.vary import vary_on_headers
+
+from dashboard.accounts.guards import member_required
+from dashboard.accounts.roles import may_submit
+from dashboard.charts import layers
+from dashboard.ledger import selectors, services
+from dashboard.ledger.forms import CutForm, ProfileForm
+from dashboard.ledger.models import Profile, ProfileState
+from dashboard.ledger.partition_page import Page
+from dashboard.plans.tabs import TABS
+
+SHOWN = 200
+"""Predictions in the record's table, newest first."""
+
+
+@require_safe
+@vary_on_headers("HX-Request")
+def partition(request: HttpRequest) -> HttpResponse:
+    """`?profile=` with its cuts; without one the newest profile."""
+    newest = Profile.objects.filter(state=ProfileState.DONE).first()
+    given = request.GET.dict()
+    form = CutForm({"profile": newest.pk if newest else "", **given})
+    context: dict[str, Any] = {
+        "tabs": TABS,
+        "tab": "partition",
+        "form": form,
+        "profile_form": ProfileForm(),
+        "may_ask": may_submit(request.user),
+        "waiting": selectors.waiting(),
+        "failed": Profile.objects.filter(state=ProfileState.FAILED).select_related("worker").first(),
+        "any": newest is not None,
+    }
+    if newest is not None and form.is_valid():
+        context |= _page(form)
+    part = request.headers.get("HX-Request") and not request.headers.get("HX-Boosted")
+    return render(request, "ledger/partition_result.html" if part else "ledger/partition.html", context)
+
+
+def _page(form: CutForm) -> dict[str, Any]:
+    values = form.cleaned_data
+    profile: Profile = values["profile"]
+    try:
+        page = Page(profile, values)
+    except ValueError as error:
+        form.add_error("cuts", str(error))
+        return {}
+    source = f"measured on {profile.worker.name}, {profile.software}, all devices busy"
+    samples = page.asked.samples
+    address, why_not = page.run()
+    return {
+        "page": page,
+        "profile": profile,
+        "sentences": page.sentences(),
+        "stages": page.stages(),
+        "charts": [
+            layers.times(page.layers, samples, source),
+            layers.sizes(page.table.sizes, page.table.samples, source),
+        ],
+        "run_address": address,
+        "why_not": why_not,
+        "record": selectors.time_record().sentence(),
+        "legend": [(phase, phase) for phase in ("forward", "backward")],
+    }
+
+
+@require_safe
+def waiting(request: HttpRequest) -> HttpResponse:
+    """What is still waited for; when one fewer is than `?known=` says, the page is to be loaded anew."""
+    left = selectors.waiting()
+    known = request.GET.get("known", "")
+    answer = render(request, "ledger/waiting.html", {"waiting": left})
+    if known != str(len(left)):
+        answer["HX-Refresh"] = "true"
+    return answer
+
+
+@require_POST
+@member_required
+def profile(request: HttpRequest) -> HttpResponse:
+    """Asks a worker for the profile of a model."""
+    form = ProfileForm(request.POST)
+    if not form.is_valid():
+        messages.error(request, "Choose a worker that reports and a model.")
+        return redirect("ledger:partition")
+    worker = form.workers[form.cleaned_data["worker"]]
+    asked = services.ask_profile(worker=worker, spec=form.specs[form.cleaned_data["model"]], user=request.user)
+    messages.success(request, f"{worker.name} profiles it as soon as nothing runs there.")
+    return redirect(f"{reverse('ledger:partition')}#profile-{asked.pk}")
+
+
+@require_safe
+def record(request: HttpRequest) -> HttpResponse:
+    """Every settled prediction beside what was measured."""
+    rows = list(selectors.settled()[:SHOWN])
+    context = {
+        "tabs": TABS,
+        "tab": "record",
+        "rows": rows,
+        "total": selectors.settled().count(),
+        "times": selectors.time_record(),
+        "memory": selectors.memory_record(),
+    }
+    return render(request, "ledger/record.html", context)

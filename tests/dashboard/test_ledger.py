@@ -1,0 +1,158 @@
+"""Profiles are asked for and answered, runs are predicted and settled, and the Partition page follows its address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.control.controller import Controller
+from dashboard.fleet.models import Worker
+from dashboard.ledger import selectors
+from dashboard.ledger.models import Prediction, Profile, ProfileState
+from dashboard.ledger.services import answer_profile, ask_profile, settle
+from dashboard.runs import services
+from dashboard.runs.models import Run, State
+from parallel_core.spec import ModelSpec, RunSpec
+from tests.dashboard.peer import Peer
+from tests.parallel_core.tables import table
+
+pytestmark = pytest.mark.django_db
+MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
+SPEC = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 16}})
+
+
+@pytest.fixture
+def worker(db: None) -> Worker:
+    devices = [
+        {"index": i, "kind": "cpu", "name": "core", "memory_total": 2**30, "memory_used": 0, "load": 0.0}
+        for i in range(2)
+    ]
+    return Worker.objects.create(name="yard-a", devices=devices, heartbeat_at=timezone.now())
+
+
+@pytest.fixture
+def profile(worker: Worker, alice: Any) -> Profile:
+    """Finished."""
+    asked = ask_profile(worker=worker, spec=SPEC, user=alice)
+    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL).dump()})
+    return Profile.objects.get(pk=asked.pk)
+
+
+@pytest.fixture
+def member(alice: Any) -> Client:
+    client = Client()
+    client.force_login(alice)
+    return client
+
+
+def test_a_request_goes_out_with_each_heartbeat_until_it_is_answered(
+    redis_url: str, worker: Worker, alice: Any
+) -> None:
+    peer, controller = Peer(redis_url), Controller()
+    asked = ask_profile(worker=worker, spec=SPEC, user=alice)
+    assert ask_profile(worker=worker, spec=SPEC, user=alice) == asked
+    for _ in range(2):
+        peer.beat()
+        controller.turn()
+        (order,) = peer.orders()
+        assert (order["kind"], order["attempt"], order["spec"]) == ("profile", asked.pk, SPEC.model_dump(mode="json"))
+    peer.say("profile", {"profile": asked.pk, "table": table(MODEL).dump()})
+    peer.beat()
+    controller.turn()
+    asked.refresh_from_db()
+    assert asked.state == ProfileState.DONE and asked.software == "made up"
+    assert not peer.orders()
+
+
+def test_only_the_worker_that_was_asked_can_answer(worker: Worker, alice: Any) -> None:
+    asked = ask_profile(worker=worker, spec=SPEC, user=alice)
+    answer_profile("yard-b", {"profile": asked.pk, "table": table(MODEL).dump()})
+    asked.refresh_from_db()
+    assert asked.state == ProfileState.ASKED
+    answer_profile("yard-a", {"profile": asked.pk, "table": {"device": "toaster"}})
+    asked.refresh_from_db()
+    assert asked.state == ProfileState.FAILED and "device" in asked.error
+
+
+def test_a_run_is_predicted_when_queued_and_settled_when_done(profile: Profile, alice: Any) -> None:
+    run = services.submit(owner=alice, spec=SPEC.model_dump(mode="json"))
+    said = Prediction.objects.get(run=run)
+    assert said.profile == profile and said.seconds and said.memory
+    assert selectors.time_record().sentence() == "No predictions settled yet."
+    Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
+    run.refresh_from_db()
+    measured = {"timed": {"median": said.seconds / 1.25}, "memory": {"peak_total": 2 * said.memory}, "cpu_others": 0.0}
+    settle(run, measured)
+    assert selectors.time_record().sentence() == "1 prediction, mean error 25.0 %, bias +25.0 %, worst +25.0 %."
+    assert selectors.memory_record().sentence() == "1 prediction, mean error 50.0 %, bias −50.0 %, worst −50.0 %."
+    settle(run, {**measured, "cpu_others": 0.5})
+    assert selectors.time_record().sentence() == "No predictions settled yet (1 disturbed left out)."
+
+
+def test_without_a_profile_memory_alone_is_predicted(alice: Any) -> None:
+    said = Prediction.objects.get(run=services.submit(owner=alice, spec=SPEC.model_dump(mode="json")))
+    assert said.seconds is None and said.memory
+    assert "no worker has profiled" in selectors.predicted(SPEC).why_not
+
+
+def test_new_run_says_what_a_step_will_take(profile: Profile, member: Client) -> None:
+    page = member.get("/runs/new/", {"spec": SPEC.model_dump_json()}).content.decode()
+    assert "simulated from the profile of yard-a" in page and 'value="32"' in page
+
+
+def test_the_page_follows_its_address(profile: Profile, member: Client) -> None:
+    page = member.get("/partition/", {"profile": profile.pk, "cuts": "2", "replicas": "1-1", "samples": 4})
+    text = page.content.decode()
+    assert page.status_code == 200
+    assert "Stage 1 sets the pace" in text and "Exact min-max split" in text and "NOAM" in text
+    made = page.context["page"]
+    assert made.yours.cuts == (2,)
+    optimum, exact, even = made.ways[1:]
+    assert optimum.chain.seconds <= exact.chain.seconds <= made.yours.seconds
+    assert even.chain.cuts == (MODEL.units().index("block.2.attn"),)
+    moved = member.get(page.context["stages"][1]["later"])
+    assert moved.context["page"].yours.cuts == (3,)
+    form = member.get(page.context["run_address"])
+    assert form.context["form"].assessment.spec.parallel.cuts == (2,)
+    assert form.context["form"].assessment.spec.micro_batch_size == 4
+
+
+def test_unequal_replicas_are_not_offered_to_run(profile: Profile, member: Client) -> None:
+    page = member.get("/partition/", {"profile": profile.pk, "cuts": "5", "replicas": "2-1"})
+    assert not page.context["run_address"] and "make them equal" in page.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [({"cuts": "9,2"}, "cuts must rise"), ({"cuts": "x"}, "Whole numbers"), ({"profile": "77"}, "valid choice")],
+)
+def test_what_cannot_be_is_said(profile: Profile, member: Client, asked: dict[str, str], told: str) -> None:
+    page = member.get("/partition/", {"profile": profile.pk, **asked})
+    assert page.status_code == 200 and told in page.content.decode()
+
+
+def test_a_profile_is_asked_for_from_the_page(worker: Worker, member: Client, bob: Any) -> None:
+    page = member.get("/partition/")
+    assert "No profile yet" in page.content.decode()
+    title = page.context["profile_form"].fields["model"].choices[0][0]
+    answer = member.post("/partition/profile", {"worker": worker.pk, "model": title})
+    assert answer.status_code == 302 and Profile.objects.get().worker == worker
+    assert "waits for yard-a" in member.get("/partition/").content.decode()
+    assert "HX-Refresh" not in member.get("/partition/waiting?known=1").headers
+    assert "HX-Refresh" in member.get("/partition/waiting?known=2").headers
+    viewer = Client()
+    viewer.force_login(bob)
+    assert viewer.post("/partition/profile", {"worker": worker.pk, "model": title}).status_code == 403
+
+
+def test_the_record_lists_what_was_said_and_what_came(profile: Profile, alice: Any, member: Client) -> None:
+    assert "Nothing settled yet" in member.get("/partition/record/").content.decode()
+    run = services.submit(owner=alice, spec=SPEC.model_dump(mode="json"), name="<b>one</b>")
+    Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
+    run.refresh_from_db()
+    settle(run, {"timed": {"median": 1.0}, "memory": None, "cpu_others": None})
+    text = member.get("/partition/record/").content.decode()
+    assert "&lt;b&gt;one&lt;/b&gt;" in text and "1 of 1 shown" in text

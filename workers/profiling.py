@@ -1,0 +1,71 @@
+"""Profiles of models that people ask for, one at a time, while no attempt runs: what their layers cost on this host."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from parallel_core.spec import RunSpec
+from workers.contract import ProfileBody
+from workers.measurement import Measurement
+
+log = logging.getLogger(__name__)
+
+LIMIT_S = 600.0
+_SAID = 400
+"""Characters of a failure's last line."""
+
+
+class Profiling:
+    """Requests by number; one that is waiting, under way or answered is not taken again. Used by one thread."""
+
+    def __init__(self, more: Sequence[str] = ()) -> None:
+        """`more` arguments of the command."""
+        self._command = ["profile", "-", "--json", *more]
+        self._measurement = Measurement(LIMIT_S)
+        self._asked: deque[tuple[int, str]] = deque()
+        self._known: set[int] = set()
+        self._number = 0
+
+    @property
+    def running(self) -> bool:
+        return self._measurement.running
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._asked)
+
+    def ask(self, number: int, spec: dict[str, Any]) -> ProfileBody | None:
+        """Takes the request; the answer at once where the spec is none."""
+        if number in self._known:
+            return None
+        self._known.add(number)
+        try:
+            checked = RunSpec.model_validate(spec)
+        except ValueError as error:
+            return ProfileBody(profile=number, error=f"The spec breaks a rule: {str(error)[:_SAID]}")
+        self._asked.append((number, checked.model_dump_json()))
+        return None
+
+    def begin(self) -> None:
+        """Starts the oldest request."""
+        self._number, spec = self._asked.popleft()
+        self._measurement.begin(self._command, spec)
+
+    def poll(self) -> ProfileBody | None:
+        """The answer, once, when a profile has ended, well or not."""
+        ended = self._measurement.poll()
+        if ended is None:
+            return None
+        code, last = ended
+        if code == 0:
+            return ProfileBody(profile=self._number, table=json.loads(last))
+        why = last[:_SAID] if code is not None else f"it took more than {LIMIT_S:.0f} s"
+        log.warning("profile %d failed: %s", self._number, why)
+        return ProfileBody(profile=self._number, error=why or f"it ended with code {code}")
+
+    def stop(self) -> None:
+        self._measurement.stop()
