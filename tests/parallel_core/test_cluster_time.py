@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,13 @@ def test_published_step_times_in_the_fit() -> None:
     rows = [row for row in accuracy.step_times() if row.fitted]
     assert len(rows) == 4
     assert accuracy.summary(rows).worst <= 0.03
+
+
+def test_the_readme_says_what_comes_out() -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    for fitted_on, count in ((False, 14), (True, 4)):
+        found = accuracy.summary([row for row in accuracy.step_times() if row.fitted is fitted_on])
+        assert f"| {count} | {100 * found.mean:.1f} % | {100 * found.worst:.1f} % |" in readme
 
 
 def test_the_constants_are_what_the_fit_finds() -> None:

@@ -40,3 +40,11 @@ new MutationObserver(() => {
 
 mark();
 document.body.addEventListener("htmx:afterSettle", mark);
+
+/* An address holds what was asked: fields left empty stay out of it. */
+document.body.addEventListener("htmx:configRequest", ({ detail }) => {
+  if (!detail.elt.closest("#planner-form, #judge-form")) return;
+  for (const name of Object.keys(detail.parameters)) {
+    if (detail.parameters[name] === "") delete detail.parameters[name];
+  }
+});
