@@ -133,7 +133,8 @@ def _local(schedule: Schedule, op: Op, step: int) -> bool:
     stage = op.stage + step
     if not 0 <= stage < schedule.stages:
         return False
-    return schedule.placement[stage][op.replica] == schedule.placement[op.stage][op.replica]
+    there = schedule.placement[stage]
+    return there[op.micro_batch % len(there)] == schedule.placement[op.stage][op.replica]
 
 
 def _made_at(at: dict[tuple[Kind, int, int], int], op: Op, step: int) -> int:

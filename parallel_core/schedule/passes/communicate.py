@@ -48,9 +48,11 @@ def _targets(schedule: Schedule, op: Op) -> list[tuple[Kind, int]]:
 
 
 def _neighbour(schedule: Schedule, op: Op, step: int) -> int:
-    """Pipeline rank of the stage `step` behind `op.stage` in the same replica; -1 past either end or on this rank."""
+    """Pipeline rank of the stage `step` behind `op.stage` that works on the micro-batch (of r replicas, replica number
+    modulo r); -1 past either end or on this rank."""
     stage = op.stage + step
     if not 0 <= stage < schedule.stages:
         return -1
-    rank = schedule.placement[stage][op.replica]
+    there = schedule.placement[stage]
+    rank = there[op.micro_batch % len(there)]
     return -1 if rank == schedule.placement[op.stage][op.replica] else rank
