@@ -12,7 +12,7 @@ from parallel_core.plan.holdings import Held, Matrix, held
 from parallel_core.plan.peak import by_stage
 from parallel_core.plan.traffic import Talk, talks
 from parallel_core.plan.units import parameter_count
-from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec
+from parallel_core.spec import MAIN_BYTES, RunSpec
 
 DRAWN_PLACES, DRAWN_REPLICAS, DRAWN_TENSOR = 16, 8, 8
 _SIDE = 64.0
@@ -101,7 +101,9 @@ def picture(spec: RunSpec, rank: int) -> Picture:
 
 def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[Talk]) -> str:
     layout = Layout.of(spec)
-    mine = by_stage(spec)[layout.coords(rank).place].params // BYTES_PER_ELEMENT[spec.train.precision]
+    mine = (
+        by_stage(spec)[layout.coords(rank).place].grads // MAIN_BYTES[spec.train.precision]
+    )  # weights may have copies
     whole = parameter_count(spec.model)
     text = f"Rank {rank} holds {layers} of {len(spec.model.units())} layers and {percent_text(mine / whole)} of "
     text += f"{count_text(whole)} parameters"

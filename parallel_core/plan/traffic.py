@@ -17,6 +17,7 @@ from parallel_core.outline import block_of
 from parallel_core.outline.recompute import recomputed
 from parallel_core.plan.peak import by_stage
 from parallel_core.plan.units import boundary_elements
+from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 
 GroupKind = Literal["tensor", "data", "next", "before"]
@@ -85,7 +86,9 @@ def _calls(unit: str, units: Sequence[str], sequence: bool) -> tuple[int, int]:
 def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[Talk]:
     held = by_stage(spec)[place]
     if not spec.parallel.zero:
-        return [Talk("data", replicas, "all-reduce of gradients", 1, held.grads, 2)]
+        by_micro_batch = TRAITS[spec.parallel.schedule].sync in ("none", "stash")
+        updates = spec.parallel.micro_batches if by_micro_batch else 1
+        return [Talk("data", replicas, "all-reduce of gradients", updates, updates * held.grads, 2)]
     return [
         Talk("data", replicas, "reduce-scatter of gradients", 1, held.grads),
         Talk("data", replicas, "gather of the parameters that others updated", 1, held.params),

@@ -77,3 +77,15 @@ def test_the_form_draws_the_mesh(client: Client, alice: Any) -> None:
     client.force_login(alice)
     assert 'class="mesh"' in client.get(reverse("runs:new") + "?preset=dp2").content.decode()
     assert 'class="mesh"' not in client.get(reverse("runs:new") + "?preset=tiny").content.decode()
+
+
+def test_older_weights_are_no_further_parameters() -> None:
+    """A stage that stashes versions holds no larger part of the model."""
+    split = {"pp": 2, "micro_batches": 2}
+    said = [
+        picture(
+            RunSpec.model_validate({"parallel": split | {"schedule": name}, "train": {"clip": "stage"}}), 0
+        ).sentence
+        for name in ("1f1b", "1f1b-stash")
+    ]
+    assert said[0] == said[1]

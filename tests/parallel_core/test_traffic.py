@@ -32,6 +32,7 @@ SPLITS: list[dict[str, Any]] = [
     {"dp": 2, "tp": 2},
     {"pp": 2, "micro_batches": 4, "schedule": "interleaved"},
     {"pp": 2, "micro_batches": 4, "schedule": "zb-v"},
+    {"dp": 2, "pp": 2, "micro_batches": 2, "schedule": "1f1b-stash"},
 ]
 LEFT_OUT = {Kind.NORM, Kind.BUCKET}
 SAID = {
@@ -49,7 +50,7 @@ SAID = {
 def test_the_bytes_of_every_group_are_those_of_the_spans(tmp_path: Path) -> None:
     with LocalYard() as yard:
         for i, split in enumerate(SPLITS):
-            train = {"steps": 4, "warmup_steps": 2, "global_batch": 8}
+            train = {"steps": 6, "warmup_steps": 2, "global_batch": 8, "clip_norm": None}
             spec = RunSpec.model_validate({"model": MODEL, "parallel": split, "train": train})
             outcome = yard.run(spec, tmp_path / str(i))
             assert outcome.ok, outcome.failure()
