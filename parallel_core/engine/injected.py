@@ -71,6 +71,12 @@ class Injected:
             lr *= fault.lr_factor(step)
         return lr
 
+    @torch.no_grad()
+    def flip(self, parameter: torch.Tensor, step: int) -> None:
+        """Called behind each step: the lowest bit of one element, where a fault says so."""
+        if any(fault.flips(self._rank, step) for fault in self._faults):
+            parameter.detach().view(-1)[:1].view(torch.uint8)[:1].bitwise_xor_(1)
+
     def _busy(self) -> int:
         """ns that the device has computed for this rank: on a CPU of the thread, so that waiting is not slowed down."""
         if self._device.kind == "cpu":

@@ -149,7 +149,9 @@ class Trainer:
         """
         self.recorder.begin_step(step)
         self.optimizer.lr = self.faults.lr(self.spec.train.lr, step)
-        return self.pace.advance(step)
+        known = self.pace.advance(step)
+        self.faults.flip(self.flat.slots[len(self.flat.slots) // 2].parameter, step)
+        return known
 
     def metered_step(self, step: int) -> tuple[list[Totals], MemoryMeter]:
         """A step with live storages followed; slower, the same numbers. What the one before left is still known."""

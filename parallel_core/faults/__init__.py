@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from parallel_core.faults.base import Fault
+from parallel_core.faults.flipped_bit import FlippedBit
 from parallel_core.faults.high_lr import HighLr
 from parallel_core.faults.high_scale import HighScale
 from parallel_core.faults.memory_hog import MemoryHog
@@ -29,7 +30,18 @@ from parallel_core.rules import rule
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
 
-_Any = Straggler | SlowLink | SlowGroup | UnbalancedCut | SlowData | TinyKernels | MemoryHog | HighLr | HighScale
+_Any = (
+    Straggler
+    | SlowLink
+    | SlowGroup
+    | UnbalancedCut
+    | SlowData
+    | TinyKernels
+    | MemoryHog
+    | HighLr
+    | HighScale
+    | FlippedBit
+)
 AnyFault = Annotated[_Any, Field(discriminator="kind")]
 KINDS: dict[str, type[Fault]] = {made.model_fields["kind"].default: made for made in typing.get_args(_Any)}
 """Kind -> its class, in the order forms show them."""

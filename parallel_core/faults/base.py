@@ -84,6 +84,10 @@ class Fault(BaseModel):
         """By how much the learning rate of `step` is multiplied."""
         return 1.0
 
+    def flips(self, rank: int, step: int) -> bool:
+        """Whether a bit of a parameter on `rank` flips behind `step`."""
+        return False
+
     def need_rank(self, spec: RunSpec, rank: int, name: str = "rank") -> None:
         """Raises where the run has no such rank."""
         world = spec.parallel.world

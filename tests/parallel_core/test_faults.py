@@ -13,11 +13,16 @@ from pydantic import ValidationError
 
 from parallel_core import faults
 from parallel_core.engine.device import CpuDevice
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.fingerprint import ReplicasDiffer
 from parallel_core.engine.injected import Injected, SlowLink, late
+from parallel_core.engine.trainer import run_rank
 from parallel_core.layout import Layout
-from parallel_core.observe.records import SPAN, Frame
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import SPAN, FileSink, Frame
 from parallel_core.schedule.ir import Kind, Op
 from parallel_core.spec import RunSpec, field_errors
+from tests.parallel_core import ranks
 from tests.parallel_core.test_trainer import MODEL, frames, one, series
 
 MIB = 1 << 20
@@ -208,3 +213,24 @@ def test_a_high_scale_skips_steps_until_it_has_fallen(tmp_path: Path) -> None:
     seen = frames(spec_of("high_scale:scale=1e12", train={"precision": "fp16"}, tp=2), tmp_path)
     assert series(seen[0], "skipped_steps")["value"][0] == 1
     assert series(seen[0], "loss_scale")["value"][0] == 1e12
+
+
+def _end(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> str:
+    try:
+        run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank))
+    except ReplicasDiffer as error:
+        return str(error)
+    return "done"
+
+
+def test_a_flipped_bit_is_found_by_every_rank(tmp_path: Path) -> None:
+    spec = spec_of("flipped_bit:rank=1,step=3", dp=2)
+    first, second = ranks.run(spec, _end, tmp_path)
+    assert first == second
+    assert first.startswith("Replicas differ behind step 5: ")
+    assert ".weight of rank 1 is not that of rank 0" in first or ".bias of rank 1 is not that of rank 0" in first
+
+
+def test_a_flipped_bit_needs_a_replica_and_a_step() -> None:
+    assert "use data=2" in errors("flipped_bit:rank=1,step=3", pp=2)["inject.flipped_bit"]
+    assert "last step is 5" in errors("flipped_bit:rank=1,step=6", dp=2)["inject.flipped_bit.step"]

@@ -1,0 +1,38 @@
+"""One bit of one parameter on one rank flips, as faulty memory or a lost message would have it: replicas differ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from parallel_core import limits
+from parallel_core.faults.base import Fault, Rank
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+
+class FlippedBit(Fault):
+    kind: Literal["flipped_bit"] = "flipped_bit"
+    rank: Rank = 1
+    step: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 5
+    title: ClassVar[str] = "Flipped bit"
+    blurb: ClassVar[str] = "one bit of a parameter changes; the comparison of replicas finds it"
+    hints: ClassVar[dict[str, str]] = {"rank": "whose parameter", "step": "behind this one"}
+
+    @property
+    def sentence(self) -> str:
+        return f"one bit of a parameter on rank {self.rank} flips behind step {self.step}"
+
+    def check(self, spec: RunSpec) -> None:
+        self.need_rank(spec, self.rank)
+        if spec.parallel.dp == 1:
+            raise self.wrong(
+                "", "data=1 has no replica that a flipped bit would differ from; use data=2.", "parallel.dp"
+            )
+        if self.step >= spec.train.steps:
+            raise self.wrong("step", f"the run's last step is {spec.train.steps - 1}; got {self.step}.", "train.steps")
+
+    def flips(self, rank: int, step: int) -> bool:
+        return rank == self.rank and step == self.step
