@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import Figure, var
-from parallel_core.analysis.quantities import significant
-from parallel_core.analysis.waits import origin
+from parallel_core.analysis.quantities import bytes_text, significant
+from parallel_core.analysis.waits import Waited, origin
 from parallel_core.schedule.ir import COMPUTE, P2P, Kind
 
 Spans = Mapping[int, NDArray[np.void]]
@@ -77,13 +77,17 @@ def figure_of(
     max_bars: int = MAX_BARS,
     words: Words = MEASURED,
     window: tuple[float, float] | None = None,
+    waited: Mapping[int, Waited] | None = None,
 ) -> Figure:
     """Several runs, each aligned at the start of its step (the earliest instant of any of its ranks).
 
     `window` = ms from and to: bars that lie outside are left out; the axis is the whole step's all the same.
+    `waited` = who waited for whom in the rows of the only run.
     """
     places, ticks, height = _rows(runs, words.row)
-    bars = [_bars(spans, places[i], zero) for i, (_, spans) in enumerate(runs) for zero in [origin(spans)]]
+    bars = [
+        _bars(spans, places[i], zero, waited or {}) for i, (_, spans) in enumerate(runs) for zero in [origin(spans)]
+    ]
     table = np.concatenate(bars) if bars else np.empty(0, BAR)
     span_ms = float(table["end"].max()) if len(table) else 1.0
     inside = table if window is None else table[(table["end"] >= window[0]) & (table["start"] <= window[1])]
@@ -111,9 +115,10 @@ def chart(
     source: str,
     key: str = "gantt",
     window: tuple[float, float] | None = None,
+    waited: Mapping[int, Waited] | None = None,
 ) -> Chart:
     """The figure with its words and its numbers (busy ms by phase and rank); of `window` (ms) alone where given."""
-    made = figure_of(runs, window=window)
+    made = figure_of(runs, window=window, waited=waited)
     part = f"; {_counted(made['layout']['meta'])}"
     subtitle = "One traced step, ms from its start; a row a rank, numbers are micro-batches, hatched is idle"
     columns = ("run", "rank", *(f"{phase}, ms" for phase in _PHASES))
@@ -129,7 +134,20 @@ def _counted(meta: Mapping[str, int]) -> str:
 
 
 BAR = np.dtype(
-    [("kind", "u1"), ("y", "f8"), ("rank", "i4"), ("micro_batch", "i4"), ("start", "f8"), ("end", "f8"), ("idle", "?")]
+    [
+        ("kind", "u1"),
+        ("y", "f8"),
+        ("rank", "i4"),
+        ("stage", "i2"),
+        ("micro_batch", "i4"),
+        ("version", "i4"),
+        ("start", "f8"),
+        ("end", "f8"),
+        ("bytes", "i8"),
+        ("waited", "f8"),  # ms
+        ("for", "i4"),  # the rank it waited for
+        ("idle", "?"),
+    ]
 )
 _PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimizer", "other")
 _STEP = ("idle",)
@@ -163,13 +181,16 @@ def _rows(runs: Sequence[tuple[str, Spans]], row: str) -> tuple[list[dict[int, f
     return places, ticks, max(at - GAP, 1)
 
 
-def _bars(spans: Spans, place: Mapping[int, float], zero: int) -> NDArray[np.void]:
+def _bars(spans: Spans, place: Mapping[int, float], zero: int, waited: Mapping[int, Waited]) -> NDArray[np.void]:
     parts = [np.empty(0, BAR)]
     for rank, rows in spans.items():
         out = np.zeros(len(rows), BAR)
         out["kind"], out["micro_batch"], out["rank"] = rows["kind"], rows["micro_batch"], rank
         out["start"], out["end"] = (rows["start"] - zero) / 1e6, (rows["end"] - zero) / 1e6
         out["y"], out["idle"] = place[rank], rows["kind"] == Kind.STEP
+        out["stage"], out["bytes"], out["version"] = rows["stage"], rows["bytes"], rows["version"]
+        if rank in waited:
+            out["waited"], out["for"] = waited[rank].ns / 1e6, waited[rank].ranks
         parts.append(out)
     return np.concatenate(parts)
 
@@ -220,8 +241,16 @@ def _hover(kind: Kind, row: Any, words: Words) -> str:
     if kind in HIDDEN:
         return f"{words.row} {row['rank']}: step of {took}"
     which = f" {row['micro_batch']}" if row["micro_batch"] >= 0 else ""
-    word = WORDS.get(kind, kind.name)
-    return f"{words.row} {row['rank']}: {word}{which}, {took} at {row['start']:.2f}"
+    said = [f"{words.row} {row['rank']}, stage {row['stage']}: {WORDS.get(kind, kind.name)}{which}"]
+    said.append(f"{took} at {row['start']:.2f}")
+    if row["version"]:
+        said.append(f"weights of {row['version']} micro-batches")
+    if row["bytes"]:
+        said.append(bytes_text(int(row["bytes"])))
+    if row["waited"] > 0:
+        whom = f" for rank {row['for']}" if row["for"] >= 0 else ""
+        said.append(f"waited {significant(row['waited'])} {words.unit}{whom}")
+    return "<br>".join(said)
 
 
 def _table(runs: Sequence[tuple[str, Spans]]) -> list[list[str]]:

@@ -17,20 +17,20 @@ from dashboard.charts.theme import Figure
 from parallel_core.analysis import waits
 from parallel_core.analysis.quantities import count_text, percent_text
 from parallel_core.analysis.sweep import NOBODY, Pieces, sweep
-from parallel_core.schedule.ir import COLLECTIVES, P2P, Kind
+from parallel_core.schedule.ir import SENDS, Kind
 
 BINS = 800
 LAYERS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
-    ("communication", (Kind.TP_COLLECTIVE, Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.NORM)),
+    ("communication", (Kind.TP_COLLECTIVE, Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER)),
     ("recompute", (Kind.R,)),
     ("weight", (Kind.W,)),
     ("backward", (Kind.B, Kind.BW)),
     ("forward", (Kind.F,)),
     ("optimizer", (Kind.OPT_STEP,)),
-    ("communication", tuple(sorted((P2P | COLLECTIVES) - {Kind.TP_COLLECTIVE, Kind.NORM}))),
+    ("communication", tuple(sorted(SENDS))),
     ("other", (Kind.DATA, Kind.SETUP)),
 )
-"""First claim first."""
+"""First claim first. What only waits (a receive, the norm) is idle, as it is among bars."""
 PHASES = ("idle", "forward", "backward", "weight", "recompute", "communication", "optimizer", "other")
 COLUMNS = ("rank", *(f"{phase}, % of the window" for phase in PHASES))
 LEAST_ROW_PX = 12

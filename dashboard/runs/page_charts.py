@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from django.core.cache import cache
 from django.urls import reverse
 
 from dashboard.charts import gantt, heatmap, loss, theme
@@ -16,13 +17,15 @@ from dashboard.runs.models import ENDED, MemoryRecord, Run, State
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES, COMPONENT_NAMES
-from parallel_core.analysis.waits import origin
+from parallel_core.analysis.waits import Waited, origin, waited
+from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES, MEMORY
 from parallel_core.observe.when import first_traced
 from parallel_core.plan.strategy import family
 from parallel_core.spec import RunSpec
 
 MIB = 1 << 20
+KEPT_S = 3600
 MEMORY_PX = 96
 BUCKETS = 600
 
@@ -41,14 +44,20 @@ def timeline(run: Run, step: int | None = None, window: Window | None = None) ->
         return None
     title, source = _finding(run, step), f"measured{_which(step)}"
     if sum(map(len, spans.values())) <= gantt.MAX_BARS:
-        return _with_memory(run, gantt.chart([("", spans)], title, source))
+        return _with_memory(run, gantt.chart([("", spans)], title, source, waited=_waited(run, spans)))
     if _in_view(spans, window) > gantt.MAX_BARS:
         made = heatmap.chart(spans, title, source, window)
     else:
-        made = gantt.chart([("", spans)], title, source, window=window)
+        made = gantt.chart([("", spans)], title, source, window=window, waited=_waited(run, spans))
     query = f"?step={step}" if step is not None else "?"
     made.figure["layout"]["meta"]["window"] = reverse("runs:data", args=(run.pk, "gantt")) + query
     return made
+
+
+def _waited(run: Run, spans: gantt.Spans) -> dict[int, Waited]:
+    """{} where not every rank has delivered the step."""
+    layout = Layout.of(RunSpec.model_validate(run.spec))
+    return waited(spans, layout) if len(spans) == layout.world else {}
 
 
 def _in_view(spans: gantt.Spans, window: Window | None) -> int:
@@ -74,7 +83,14 @@ def _which(step: int | None) -> str:
 
 
 def _finding(run: Run, step: int | None) -> str:
-    """Where the step went, largest part first."""
+    """Where the step went, largest part first; kept, because every zoom of a long step asks for it."""
+    shown = selectors.newest_traced_step(run) if step is None else step
+    counts = selectors.span_counts(run, shown) if shown is not None else (0, 0)
+    key = f"finding:{run.pk}:{run.queued_at.timestamp()}:{shown}:{counts}".replace(" ", "")
+    return str(cache.get_or_set(key, lambda: _found(run, step), KEPT_S))
+
+
+def _found(run: Run, step: int | None) -> str:
     try:
         found = mean(selectors.breakdown(run, step).values())
     except (ValueError, KeyError, IndexError):

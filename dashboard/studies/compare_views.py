@@ -10,10 +10,12 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from dashboard.charts.theme import LEGEND
+from dashboard.runs.findings import case_of
 from dashboard.runs.models import Run
 from dashboard.studies import compare, figures
 from dashboard.studies.selectors import Overview, Row, overview
 from dashboard.studies.views import gantt_src, number, numbers
+from parallel_core.analysis.diagnosis import scaling
 
 MAX_COMPARED = 40
 MAX_DRAWN = 12
@@ -46,6 +48,7 @@ def compare_page(request: HttpRequest) -> HttpResponse:
         "reached": reached,
         "legend": LEGEND,
         "swap": _swapped(runs),
+        "scaling": scaling.check(case_of(runs[1], earlier=runs[0])) if len(runs) == 2 else None,
     }
     return render(request, "studies/compare.html", context)
 

@@ -28,12 +28,13 @@ FIELDS = ("stage", "micro_batch", "replica", "version", "bytes")
 def table(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Iterator[tuple[Any, ...]]:
     """A row a span in COLUMNS, rank after rank; times from the start of the step."""
     zero = waits.origin(spans)
-    for rank, rows, waited in _waited(spans, layout):
+    waited = waits.waited(spans, layout)
+    for rank, rows in sorted(spans.items()):
         columns = [rows[name].tolist() for name in ("kind", "lane", "stage", "micro_batch", "replica", "version")]
         times = [
             (rows["start"] - zero).tolist(),
             (rows["end"] - zero).tolist(),
-            waited.tolist(),
+            waited[rank].ns.tolist(),
             rows["bytes"].tolist(),
         ]
         for kind, lane, *rest in zip(*columns, *times, strict=True):
@@ -52,14 +53,15 @@ def chrome_trace(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Itera
 
 
 def _events(spans: Mapping[int, NDArray[np.void]], layout: Layout, zero: int) -> Iterator[dict[str, Any]]:
-    sends = waits.sends(waits.ordered(spans), layout)
-    for rank, rows, waited in _waited(spans, layout):
+    rows_in_order = waits.ordered(spans)
+    sends, waited = waits.sends(rows_in_order, layout), waits.waited(rows_in_order, layout)
+    for rank, rows in sorted(rows_in_order.items()):
         place = layout.coords(rank)
         name = f"rank {rank}: place {place.place}, replica {place.replica}, tensor {place.tensor}"
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}}
         for lane, word in enumerate(LANES):
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": word}}
-        for row, wait in zip(rows, waited.tolist(), strict=True):
+        for row, wait in zip(rows, waited[rank].ns.tolist(), strict=True):
             yield _complete(rank, row, wait, zero)
         yield from _flows(rank, rows, waits.received(rank, rows, layout, sends), zero)
 
@@ -88,24 +90,3 @@ def _flows(rank: int, rows: NDArray[np.void], causes: waits.Causes, zero: int) -
             shared = {"name": "message", "cat": "message", "id": f"{rank}-{i}", "tid": lane}
             yield {**shared, "ph": "s", "pid": sender, "ts": (at - zero) / 1000}
             yield {**shared, "ph": "f", "bp": "e", "pid": rank, "ts": int(row["end"] - zero) / 1000}
-
-
-def waited_ns(
-    rank: int, rows: NDArray[np.void], arrivals: Mapping[tuple[int, Kind], waits.Causes], received: waits.Causes
-) -> NDArray[np.int64]:
-    """For each row (in order of its start) how long the rank stood in it for another rank's sake."""
-    out = np.zeros(len(rows), np.int64)
-    found = [((kind,), causes.at) for (other, kind), causes in arrivals.items() if other == rank]
-    for kinds, at in [*found, (tuple(RECVS), received.at)]:
-        here = np.isin(rows["kind"], [int(kind) for kind in kinds])
-        out[here] = np.clip(at, rows["start"][here], rows["end"][here]) - rows["start"][here]
-    return out
-
-
-def _waited(
-    spans: Mapping[int, NDArray[np.void]], layout: Layout
-) -> Iterator[tuple[int, NDArray[np.void], NDArray[np.int64]]]:
-    rows = waits.ordered(spans)
-    arrivals, sends = waits.arrivals(rows, layout), waits.sends(rows, layout)
-    for rank, own in sorted(rows.items()):
-        yield rank, own, waited_ns(rank, own, arrivals, waits.received(rank, own, layout, sends))

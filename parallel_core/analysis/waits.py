@@ -118,3 +118,30 @@ def _message(rows: NDArray[np.void], sending: bool) -> Times:
     forward = (kind == Kind.SEND_ACT) | (kind == Kind.RECV_ACT)
     target = stage + np.where(forward, 1, -1) * sending
     return (forward.astype(np.int64) << 60) + ((target + 1) << 32) + rows["micro_batch"]
+
+
+class Waited(NamedTuple):
+    """For each row as it was given: nanoseconds stood in it for another rank's sake, and that rank (-1: none known)."""
+
+    ns: Times
+    ranks: Ranks
+
+
+def waited(spans: Rows, layout: Layout) -> dict[int, Waited]:
+    """Of every rank, its rows in any order."""
+    order = {rank: np.argsort(table["start"], kind="stable") for rank, table in spans.items()}
+    rows = {rank: table[order[rank]] for rank, table in spans.items()}
+    came, sent = arrivals(rows, layout), sends(rows, layout)
+    out = {}
+    for rank, own in rows.items():
+        ns, who = np.zeros(len(own), np.int64), np.full(len(own), -1, np.int64)
+        found = [((kind,), causes) for (other, kind), causes in came.items() if other == rank]
+        for kinds, causes in [*found, (tuple(RECVS), received(rank, own, layout, sent))]:
+            here = np.isin(own["kind"], [int(kind) for kind in kinds])
+            start, end = own["start"][here], own["end"][here]
+            ns[here] = np.clip(causes.at, start, np.maximum(start, end)) - start
+            who[here] = np.where(ns[here] > 0, causes.ranks, -1)
+        back = np.empty(len(own), np.int64)
+        back[order[rank]] = np.arange(len(own))
+        out[rank] = Waited(ns[back], who[back])
+    return out

@@ -207,3 +207,20 @@ def test_a_step_of_many_spans_is_a_heatmap_until_it_is_zoomed(client: Client, al
     assert near["figure"]["layout"]["xaxis"]["range"] == whole["figure"]["layout"]["xaxis"]["range"]
     for query in ("from=nan&to=5", "from=5&to=1", "from=x&to=inf"):
         assert client.get(f"{src}&{query}").json()["figure"]["data"][0]["type"] == "heatmap"
+
+
+def test_compare_says_where_scaling_went(client: Client, alice: Any) -> None:
+    one, four = factory.finished(alice), factory.finished(alice, {"pp": 4, "schedule": "naive", "micro_batches": 4})
+    client.force_login(alice)
+    said = client.get(f"/compare/?runs={one.pk},{four.pk}").content.decode()
+    assert 'data-rule="scaling"' in said
+    assert "bubble grew most" in said
+    assert 'data-rule="scaling"' not in client.get(f"/compare/?runs={four.pk},{one.pk}").content.decode()
+
+
+def test_the_hover_says_who_was_waited_for(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    client.force_login(alice)
+    figure = client.get(f"/runs/{run.pk}/data/gantt.json").json()["figure"]
+    hovers = [text for trace in figure["data"] for text in trace.get("customdata", ())]
+    assert any("receive activation 0" in text and "waited" in text and "for rank 0" in text for text in hovers)
