@@ -25,6 +25,9 @@ from parallel_core.observe.records import Frame
 from parallel_core.outline import outline_of
 from parallel_core.spec import DRAWN, RunSpec, field_errors
 
+STREAMED = 3
+"""Steps shown of a pipeline that never flushes: one to fill it, one that is full, one to drain it."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 the run failed, 2 the command or the spec is wrong, 130 interrupted."""
@@ -162,7 +165,8 @@ def _schedule(options: argparse.Namespace) -> int:
     from parallel_core.schedule.check import check
     from parallel_core.simulate.picture import caption, picture
 
-    made = schedule.build(read_spec(options.spec, drawn=True))
+    spec = read_spec(options.spec, drawn=True)
+    made = schedule.build(spec, 1 if spec.parallel.flushes else STREAMED)
     check(made)
     if options.csv or options.json:
         print((table.to_csv if options.csv else table.to_json)(made).rstrip())

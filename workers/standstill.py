@@ -28,7 +28,8 @@ def _marked(folder: Path, ranks: Sequence[int], spec: RunSpec) -> str:
 
     A tensor-parallel group walks one program: its ranks may stand in several cells of one line.
     """
-    schedule, layout = build(spec), Layout.of(spec)
+    steps = 1 if spec.parallel.flushes else 2  # of a full pipeline: a step has forwards of the next one
+    schedule, layout = build(spec, steps), Layout.of(spec)
     marks = set()
     for rank in ranks:
         where, line = progress.read(folder, rank), layout.pipeline_rank(rank)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import var
-from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.quantities import plural_text, significant
 from parallel_core.analysis.versions import Use
 
 ROW_PX = 30
@@ -65,14 +65,9 @@ def chart(grids: Sequence[Grid], source: str) -> Chart:
     }
     subtitle = (
         "Weight version on each stage, in micro-batches whose gradients it holds; a → b: forward, backward; tinted: "
-        f"its gradient is late, at most {_counted(most, 'update')}"
+        f"its gradient is late, at most {plural_text(most, 'update')}"
     )
     return Chart("versions", _title(grids), subtitle, source, figure, COLUMNS, [_row(*row) for row in rows])
-
-
-def _counted(count: int, what: str) -> str:
-    plural = what + ("es" if what.endswith("h") else "s")
-    return f"{count} {what if count == 1 else plural}"
 
 
 def _text(use: Use | None) -> str:
@@ -93,10 +88,8 @@ def _title(grids: Sequence[Grid]) -> str:
         return "0 runs of this study keep their pipeline full."
     mixed = [grid.label for grid in grids if any(use.forward != use.backward for use in grid.uses)]
     if mixed:
-        worst = max(abs(use.backward - use.forward) for grid in grids for use in grid.uses)
-        return (
-            f"{' and '.join(mixed)} goes backward through weights {_counted(worst, 'micro-batch')} newer than forward."
-        )
+        worst = plural_text(max(use.backward - use.forward for grid in grids for use in grid.uses), "micro-batch")
+        return f"{' and '.join(mixed)} goes backward through weights {worst} newer than forward."
     return f"{len(grids)} of {len(grids)} runs go backward through the weights of their forward."
 
 

@@ -67,3 +67,8 @@ def difference_text(difference: float) -> str:
     if difference == 0:
         return "0"
     return "infinity" if math.isinf(difference) else f"{difference:.1e}".replace(".0e", "e")
+
+
+def plural_text(count: int, what: str) -> str:
+    """`1 update`, `2 updates`, `3 micro-batches`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}{'es' if what.endswith('h') else 's'}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from parallel_core.analysis.quantities import percent_text
-from parallel_core.schedule.held import peak_kept
+from parallel_core.analysis.quantities import percent_text, plural_text
+from parallel_core.schedule.held import peak_copies, peak_kept
 from parallel_core.schedule.ir import COMPUTE, Kind, Op, Schedule
 from parallel_core.schedule.text import align
 from parallel_core.simulate import Costs, simulate
@@ -34,9 +34,15 @@ def caption(schedule: Schedule) -> str:
     """How long ranks are idle and how much they keep, in a sentence that says what it assumes."""
     share = bubble(simulate(schedule, Costs.uniform(schedule.stages, 1, 1, 1)))
     kept = max(peak_kept(schedule))
+    if schedule.sync != "flush":
+        versions = plural_text(1 + max(map(peak_copies, schedule.programs)), "version")
+        return (
+            "A stream without a flush: idle while it fills and drains alone (F = B = W, messages free); at most "
+            f"{plural_text(kept, 'micro-batch')} and {versions} of the weights kept on a rank."
+        )
     return (
         f"{percent_text(share)} idle over busy on the worst rank (F = B = W, messages free); "
-        f"at most {kept} micro-batch{'' if kept == 1 else 'es'} a stage kept on a rank."
+        f"at most {plural_text(kept, 'micro-batch')} a stage kept on a rank."
     )
 
 

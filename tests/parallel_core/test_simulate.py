@@ -194,3 +194,11 @@ def test_caption() -> None:
         "25 % idle over busy on the worst rank (F = B = W, messages free); "
         "at most 2 micro-batches a stage kept on a rank."
     )
+
+
+def test_caption_of_a_stream() -> None:
+    spec = {"parallel": {"pp": 3, "micro_batches": 4, "schedule": "1f1b-stash"}, "train": {"clip": "stage"}}
+    assert caption(schedule.build(RunSpec.model_validate(spec), 3)) == (
+        "A stream without a flush: idle while it fills and drains alone (F = B = W, messages free); at most "
+        "3 micro-batches and 3 versions of the weights kept on a rank."
+    )
