@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
@@ -16,13 +17,28 @@ COLUMNS = ("row", "measured", "predicted", "error", "fitted on", "source")
 
 def chart(key: str, title: str, found: Sequence[Row], goal: float | None = None, right: str = SLOW) -> Chart:
     """`goal` = the largest error aimed at, drawn as two lines; `right` = what a positive error means."""
-    errors = [100 * row.error for row in found]
-    widest = 1.35 * max([abs(error) for error in errors] + [100 * (goal or 0), 0.01])
-    trace = {
+    widest = 135 * max([abs(row.error) for row in found] + [goal or 0, 1e-4])
+    stroke = {"color": var("line-strong"), "dash": "dot"}
+    line = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "line": stroke, "y": [-0.6, len(found) - 0.4]}
+    goals = [{**line, "x": [side * 100 * goal] * 2} for side in (-1, 1)] if goal else []
+    layout = theme.layout(
+        72 + 24 * len(found),
+        xaxis=theme.axis(f"error, % (right: {right})", range=[-widest, widest], zeroline=True),
+        yaxis=theme.rows_axis([theme.name(row.key) for row in found]),
+        bargap=0.35,
+    )
+    subtitle = "(predicted - measured) / measured, %; outlined bars are the rows that constants were fitted on"
+    subtitle += f", dotted = the {100 * goal:.0f} % aimed at" if goal else ""
+    figure = {"data": [_bars(found), *goals], "layout": layout}
+    return Chart(key, title, subtitle, _sources(found), figure, COLUMNS, table(found))
+
+
+def _bars(found: Sequence[Row]) -> dict[str, Any]:
+    return {
         "type": "bar",
         "orientation": "h",
         "y": list(range(len(found))),
-        "x": errors,
+        "x": [100 * row.error for row in found],
         "marker": {
             "color": ["rgba(0,0,0,0)" if row.fitted else var("bar") for row in found],
             "line": {"color": var("bar"), "width": 1.25},
@@ -34,25 +50,6 @@ def chart(key: str, title: str, found: Sequence[Row], goal: float | None = None,
         "hovertemplate": "%{customdata}<extra></extra>",
         "cliponaxis": False,
     }
-    line = {
-        "type": "scatter",
-        "mode": "lines",
-        "hoverinfo": "skip",
-        "line": {"color": var("line-strong"), "dash": "dot"},
-    }
-    ends = [-0.6, len(found) - 0.4]
-    goals = [{**line, "x": [side * 100 * goal] * 2, "y": ends} for side in (-1, 1)] if goal else []
-    layout = theme.layout(
-        72 + 24 * len(found),
-        xaxis=theme.axis(f"error, % (right: {right})", range=[-widest, widest], zeroline=True),
-        yaxis=theme.rows_axis([theme.name(row.key) for row in found]),
-        bargap=0.35,
-    )
-    subtitle = "(predicted - measured) / measured, %; outlined bars are the rows that constants were fitted on"
-    subtitle += f", dotted = the {100 * goal:.0f} % aimed at" if goal else ""
-    return Chart(
-        key, title, subtitle, _sources(found), {"data": [trace, *goals], "layout": layout}, COLUMNS, table(found)
-    )
 
 
 def signed(error: float) -> str:

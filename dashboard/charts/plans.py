@@ -98,19 +98,33 @@ def step(parts: Mapping[str, float], title: str) -> Chart:
     named = [
         (WORDS[key], 1e3 * seconds, _PHASES.get(key, "communication")) for key, seconds in parts.items() if seconds
     ]
-    starts = [sum(ms for _, ms, _ in named[:i]) for i in range(len(named))]
-    whole = sum(ms for _, ms, _ in named)
     words = [word for word, _, _ in named] + ["step"]
+    whole = sum(ms for _, ms, _ in named)
     values = [ms for _, ms, _ in named] + [whole]
-    hatched = ["/" if phase == "idle" else "" for _, _, phase in named]
-    trace = {
+    layout = theme.layout(
+        72 + 34 * len(words),
+        xaxis=theme.axis("ms", range=[0, 1.25 * whole or 1]),
+        yaxis=theme.rows_axis(words),
+        bargap=0.3,
+    )
+    rows = [[word, significant(ms), f"{100 * ms / whole:.1f} %"] for word, ms in zip(words, values, strict=True)]
+    subtitle = "What one step is made of on the rank that ends last, ms"
+    figure = {"data": [_falls(values, [phase for _, _, phase in named])], "layout": layout}
+    return Chart("step", title, subtitle, SOURCE, figure, ("part", "ms", "of the step"), rows)
+
+
+def _falls(values: Sequence[float], phases: Sequence[str]) -> dict[str, Any]:
+    """Each bar begins where the one above it ends; the last one, the whole, at zero."""
+    starts = [sum(values[:i]) for i in range(len(phases))]
+    hatched = ["/" if phase == "idle" else "" for phase in phases]
+    return {
         "type": "bar",
         "orientation": "h",
-        "y": list(range(len(words))),
-        "x": values,
+        "y": list(range(len(values))),
+        "x": list(values),
         "base": [*starts, 0],
         "marker": {
-            "color": [*(theme.phase_fill(phase) for _, _, phase in named), "rgba(0,0,0,0)"],
+            "color": [*map(theme.phase_fill, phases), "rgba(0,0,0,0)"],
             "line": {"color": var("bar"), "width": 1.25},
             "pattern": {**theme.hatch("", "phase-idle-line", 6), "shape": [*hatched, ""]},
         },
@@ -120,40 +134,18 @@ def step(parts: Mapping[str, float], title: str) -> Chart:
         "cliponaxis": False,
         "hovertemplate": "%{text}<extra></extra>",
     }
-    layout = theme.layout(
-        72 + 34 * len(words),
-        xaxis=theme.axis("ms", range=[0, 1.25 * whole or 1]),
-        yaxis=theme.rows_axis(words),
-        bargap=0.3,
-    )
-    rows = [[word, significant(ms), f"{100 * ms / whole:.1f} %"] for word, ms in zip(words, values, strict=True)]
-    subtitle = "What one step is made of on the rank that ends last, ms"
-    return Chart(
-        "step", title, subtitle, SOURCE, {"data": [trace], "layout": layout}, ("part", "ms", "of the step"), rows
-    )
 
 
 def memory(
     rows: Sequence[tuple[str, Mapping[str, float]]], limits: Sequence[float], title: str, key: str = "memory"
 ) -> Chart:
     """`rows` = (label, bytes by category) from the top; `limits` = what a plan may fill, a number a row."""
-    data: list[dict[str, Any]] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": CATEGORY_NAMES[part],
-            "y": list(range(len(rows))),
-            "x": [parts.get(part, 0) / GIB for _, parts in rows],
-            "marker": {"color": var(f"memory-{part}"), "line": {"width": 0.5, "color": var("surface")}},
-            "hovertemplate": f"{CATEGORY_NAMES[part]}: %{{x:.3g}} GiB<extra></extra>",
-        }
-        for part in _INSTANT_PARTS
-    ]
     totals = [sum(parts.values()) for _, parts in rows]
-    data += [_line([limit / GIB] * 2, [y - 0.5, y + 0.5], "bad", "solid") for y, limit in enumerate(limits)]
     widest = max([*totals, *limits])
     cut = widest > FAR * max(limits)
     reach = CUT * max(limits) if cut else 1.2 * widest
+    data = [_category(part, rows) for part in _INSTANT_PARTS]
+    data += [_line([limit / GIB] * 2, [y - 0.5, y + 0.5], "bad", "solid") for y, limit in enumerate(limits)]
     data.append(_totals(totals, reach))
     layout = theme.layout(
         88 + 44 * len(rows),
@@ -162,19 +154,26 @@ def memory(
         xaxis=theme.axis("GiB", range=[0, reach / GIB]),
         yaxis=theme.rows_axis([theme.name(label) for label, _ in rows]),
     )
-    columns = (
-        "instant" if key == "memory" else "set-up",
-        *(CATEGORY_NAMES[part] for part in _INSTANT_PARTS),
-        "together",
-    )
-    table = [
-        [label, *(bytes_text(parts.get(part, 0)) for part in _INSTANT_PARTS), bytes_text(total)]
-        for (label, parts), total in zip(rows, totals, strict=True)
-    ]
+    first = "instant" if key == "memory" else "set-up"
+    columns = (first, *(CATEGORY_NAMES[part] for part in _INSTANT_PARTS), "together")
+    table = [[label, *(bytes_text(parts.get(part, 0)) for part in _INSTANT_PARTS)] for label, parts in rows]
+    table = [[*cells, bytes_text(total)] for cells, total in zip(table, totals, strict=True)]
     room = " or ".join(dict.fromkeys(map(bytes_text, limits)))
     subtitle = f"Memory of the fullest rank, GiB; red line = the {room} a plan may fill"
     subtitle += "; longer bars are cut" if cut else ""
     return Chart(key, title, subtitle, SOURCE, {"data": data, "layout": layout}, columns, table)
+
+
+def _category(part: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": CATEGORY_NAMES[part],
+        "y": list(range(len(rows))),
+        "x": [parts.get(part, 0) / GIB for _, parts in rows],
+        "marker": {"color": var(f"memory-{part}"), "line": {"width": 0.5, "color": var("surface")}},
+        "hovertemplate": f"{CATEGORY_NAMES[part]}: %{{x:.3g}} GiB<extra></extra>",
+    }
 
 
 def _totals(totals: Sequence[float], reach: float) -> dict[str, Any]:

@@ -14,7 +14,11 @@ from parallel_core.plan.cluster.plans import PRECISIONS, STATES, Plan
 from parallel_core.plan.cluster.search import Space
 from parallel_core.plan.cluster.words import read
 
-PLAIN = ("1f1b", "interleaved")
+SCHEDULES_OF = {
+    "all": Space().schedules,
+    "plain": ("1f1b", "interleaved"),
+    "async": (*Space().schedules, "1f1b-stash", "1f1b-2bw"),
+}
 MOST_TOKENS = 1e6
 
 
@@ -115,7 +119,12 @@ class PlannerForm(SetupForm):
     )
     precision = forms.ChoiceField(label="Precision", choices=[(word, word) for word in PRECISIONS])
     schedules = forms.ChoiceField(
-        label="Schedules", choices=[("all", "all, zero bubble too"), ("plain", "1F1B and interleaved")]
+        label="Schedules",
+        choices=[
+            ("all", "all, zero bubble too"),
+            ("plain", "1F1B and interleaved"),
+            ("async", "all, stale weights too"),
+        ],
     )
     offload = forms.ChoiceField(label="Optimizer offload", choices=[("no", "no"), ("yes", "may be used")])
     tokens = forms.FloatField(label="Tokens wanted, billions", min_value=0, max_value=MOST_TOKENS)
@@ -139,14 +148,14 @@ class PlannerForm(SetupForm):
         if self.errors:
             return values
         self.space = Space(
-            schedules=Space().schedules if values["schedules"] == "all" else PLAIN,
+            schedules=SCHEDULES_OF[values["schedules"]],
             precisions=(values["precision"],),
             states=(values["state"],),
             offload=(False, True) if values["offload"] == "yes" else (False,),
         )
         if values["plan"]:
             try:
-                self.chosen = read(values["plan"], self.setup.cluster.devices)
+                self.chosen = read(values["plan"])
             except ValueError as error:
                 self.add_error("plan", str(error))
         return values

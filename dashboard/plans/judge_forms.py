@@ -24,14 +24,14 @@ class JudgeForm(SetupForm):
 
     plan = forms.CharField(label="Plan", max_length=200)
 
-    DEFAULTS = {**SetupForm.DEFAULTS, "batch": 1024, "plan": "TP 8 x PP 8, SP"}
+    DEFAULTS = {**SetupForm.DEFAULTS, "batch": 1024, "plan": "TP 8 x PP 8 x DP 16, SP"}
     asked: Plan
 
     def clean(self) -> dict[str, Any]:
         values = super().clean()
         if not self.errors:
             try:
-                self.asked = read(values["plan"], self.setup.cluster.devices)
+                self.asked = read(values["plan"])
             except ValueError as error:
                 self.add_error("plan", str(error))
         return values

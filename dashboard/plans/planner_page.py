@@ -138,34 +138,24 @@ def address(form: PlannerForm, **changes: str) -> str:
 
 def alone(made: View) -> list[dict[str, Any]]:
     """Pure strategies beside the best combination."""
-    job, cluster = made.setup
-    values = made.form.cleaned_data
-    best = made.best
+    values, best = made.form.cleaned_data, made.best
     together = float(made.found.seconds[best]) if best is not None else None
-    rows = [
-        {
-            "word": one.word,
-            "label": one.judged.plan.label(),
-            "room": one.judged.room,
-            "fits": one.judged.fits,
-            "seconds": one.judged.seconds if one.judged.fits else None,
-            "sentence": one.sentence,
-            "address": address(made.form, plan=one.judged.plan.label()),
-        }
-        for one in pure(job, cluster, together, values["state"], values["precision"])
-    ]
+    found = pure(*made.setup, together, values["state"], values["precision"])
+    rows = [_strategy(made, one.word, one.judged, one.sentence) for one in found]
     if best is not None:
-        plan = made.found.plans.row(best)
-        room = judge(job, cluster, plan, mend=False).room
-        rows.append(
-            {
-                "word": "Together",
-                "label": plan.label(),
-                "room": room,
-                "fits": True,
-                "seconds": together,
-                "sentence": "The best combination.",
-                "address": address(made.form, plan=plan.label()),
-            }
-        )
+        judged = judge(*made.setup, made.found.plans.row(best), mend=False)
+        rows.append(_strategy(made, "Together", judged, "The best combination."))
     return rows
+
+
+def _strategy(made: View, word: str, judged: Judged, sentence: str) -> dict[str, Any]:
+    label = judged.plan.label()
+    return {
+        "word": word,
+        "label": label,
+        "room": judged.room,
+        "fits": judged.fits,
+        "seconds": judged.seconds if judged.fits else None,
+        "sentence": sentence,
+        "address": address(made.form, plan=label),
+    }

@@ -100,6 +100,14 @@ def test_micro_batches_in_flight_by_schedule(schedule: str, chunks: int, flight:
     assert memory.of(GPT3, Plans.of([plan])).activations[0] >= flight * layers
 
 
+def test_stashed_weight_versions_are_kept_beside_the_newest() -> None:
+    plans = [changed(ALONE, schedule=name) for name in ("1f1b", "1f1b-stash", "1f1b-2bw")]
+    flush, stash, double = memory.of(GPT3, Plans.of(plans)).params.tolist()
+    assert stash == pytest.approx(8 * flush)
+    assert double == pytest.approx(2 * flush)
+    assert memory.of(GPT3, Plans.of([Plan(schedule="1f1b-stash")])).params[0] == 2 * GPT3.model.parameters
+
+
 def test_flight_agrees_with_the_engines_own_schedules() -> None:
     """The closed forms against the programs that ranks really walk."""
     from parallel_core.schedule import compute_only

@@ -18,6 +18,7 @@ from parallel_core.plan.cluster.plans import Plan, Plans, changed
 from parallel_core.plan.cluster.problems import Unphysical
 from parallel_core.plan.cluster.questions import QUESTIONS, ask
 from parallel_core.plan.cluster.rules import Reason
+from parallel_core.plan.cluster.words import read
 
 SELENE = clusters()["selene"]
 GPT3 = Job(presets()["gpt-175b"], 1536)
@@ -77,9 +78,14 @@ def test_fewer_devices_join_the_search_where_the_space_says_so() -> None:
 
 
 def test_plans_survive_the_way_into_columns_and_back() -> None:
-    plans = [Plan(), Plan(4, 8, 2, 2, 4, "zb-v", "selective", 1, True, "fp32", 16, True)]
+    plans = [
+        Plan(),
+        Plan(4, 8, 2, 2, 4, "zb-v", "selective", 1, True, "fp32", 16, True),
+        Plan(pp=4, schedule="1f1b-2bw"),
+    ]
     columns = Plans.of(plans)
-    assert [columns.row(i) for i in range(2)] == plans
+    assert [columns.row(i) for i in range(3)] == plans
+    assert [read(plan.label()) for plan in plans[1:]] == plans[1:]
     assert columns.take(np.array([1])).row(0) == plans[1]
 
 

@@ -108,6 +108,13 @@ def test_slower_links_and_devices_never_make_a_step_shorter() -> None:
         assert (step.of(GPT3, worse, plans).total >= base).all()
 
 
+def test_without_a_flush_there_is_no_bubble_but_a_step_for_every_micro_batch() -> None:
+    flush, stash, double = (changed(BASE, schedule=name) for name in ("1f1b", "1f1b-stash", "1f1b-2bw"))
+    found = step.of(GPT3, SELENE, Plans.of([flush, stash, double]))
+    assert found.bubble[0] > found.bubble[1] == found.bubble[2] == 0
+    assert found.optimizer[1] == pytest.approx(GPT3.batch / BASE.dp * found.optimizer[2])
+
+
 def test_tensor_groups_across_hosts_pay_for_it() -> None:
     inside, across = (step.of(GPT3, SELENE, Plans.of([p])).tensor[0] for p in (BASE, changed(BASE, tp=16, dp=8)))
     assert across > 4 * inside

@@ -66,7 +66,7 @@ def in_flight(job: Job, plans: Plans, stage: int) -> Floats:
     """Micro-batches of which the first (stage 0) or last (-1) rank keeps all its layers' activations at the peak.
 
     1F1B p - i on rank i; GPipe all; interleaved 1 + (p - 1) / (p v) as much as 1F1B (Korthikanti et al. 2022, 4.2.3);
-    ZB-H1 p and ZB-H2 2p - 1 (Qi et al. 2024, Table 2); ZB-V p on every rank.
+    ZB-H1 p and ZB-H2 2p - 1 (Qi et al. 2024, Table 2); ZB-V p on every rank. Without a flush as 1F1B.
     """
     p, v = plans.pp, plans.chunks
     m = job.batch / (plans.dp * plans.micro_batch)
@@ -74,5 +74,5 @@ def in_flight(job: Job, plans: Plans, stage: int) -> Floats:
     line = np.ones_like(p) if last else p
     # A rank's chunks in flight: those of the warm-up and one more, each a v-th of the rank's layers.
     looped = (p * (v - 1) + 1) / v if last else (p * v + p - 1) / v
-    found = np.choose(plans.schedule, [m, line, np.where(v > 1, looped, line), p, 2 * p - 1, p])
+    found = np.choose(plans.schedule, [m, line, np.where(v > 1, looped, line), p, 2 * p - 1, p, line, line])
     return np.where(p == 1, 1.0, np.minimum(found, m))

@@ -70,4 +70,6 @@ def _missing(plan: Plan) -> list[str]:
         return [
             f"{plan.schedule} needs the zero-bubble fork of Megatron-LM (sail-sg/zero-bubble-pipeline-parallelism)."
         ]
+    if plan.pp > 1 and plan.schedule in ("1f1b-stash", "1f1b-2bw"):
+        return [f"{plan.schedule} is asynchronous; Megatron-LM runs 1F1B with a flush instead."]
     return ["GPipe is not one of its schedules; it runs 1F1B."] if plan.schedule == "gpipe" and plan.pp > 1 else []

@@ -14,7 +14,7 @@ import numpy as np
 
 from parallel_core.plan.cluster import activations
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import ZB_V, Bools, Floats, Plans
+from parallel_core.plan.cluster.plans import STASH, TWO_BW, ZB_V, Bools, Floats, Plans
 
 INSTANTS = ("built", "end of forward", "peak", "optimizer step")
 PARTS = ("params", "grads", "optimizer", "activations", "buffers")
@@ -103,7 +103,7 @@ def _rank(job: Job, plans: Plans, last: bool) -> Memory:
     kept, passing = _activations(job, plans, last)
     passing = passing + np.where((plans.zero >= 3) & (plans.dp > 1), _gathered(job, plans, w, g), 0.0)
     return Memory(
-        count * w / over[0],
+        count * w / over[0] * _versions(job, plans, last),
         count * g / over[1],
         np.where(plans.offload, 0.0, optimizer),
         kept,
@@ -111,6 +111,14 @@ def _rank(job: Job, plans: Plans, last: bool) -> Memory:
         np.where(plans.offload, optimizer, 0.0),
         np.full(len(plans), not last),
     )
+
+
+def _versions(job: Job, plans: Plans, last: bool) -> Floats:
+    """Weight versions a rank keeps: one a micro-batch in flight where they are stashed (PipeDream, Narayanan et al.
+    2019, section 3.3), two for 2BW (Narayanan et al. 2021, section 3.1), else one."""
+    stashed = activations.in_flight(job, plans, -1 if last else 0)
+    kept = np.where(plans.schedule == STASH, stashed, np.where(plans.schedule == TWO_BW, 2.0, 1.0))
+    return np.where(plans.pp == 1, 1.0, kept)
 
 
 def _activations(job: Job, plans: Plans, last: bool) -> tuple[Floats, Floats]:

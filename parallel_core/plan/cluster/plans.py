@@ -13,9 +13,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
-"""Codes of schedules: their place in this tuple."""
-GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZB_H2, ZB_V = range(6)
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "1f1b-stash", "1f1b-2bw")
+"""Codes of schedules: their place in this tuple. The last two are asynchronous: no flush, but stale weights."""
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZB_H2, ZB_V, STASH, TWO_BW = range(8)
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("16-bit", "fp32")
 
@@ -144,6 +144,11 @@ class Plans:
         for key, state in STATES.items():
             table[key] = getattr(state, part)
         return np.where(self.precision == PRECISIONS.index("fp32"), float(getattr(_FP32, part)), table[self.state])
+
+    @property
+    def split_backward(self) -> Bools:
+        """Whether the weight gradient is an operation of its own, put off into the bubbles."""
+        return (self.schedule >= ZB_H1) & (self.schedule <= ZB_V)
 
     @property
     def element(self) -> Floats:

@@ -10,7 +10,7 @@ from parallel_core.plan.cluster import memory
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.memory import Memory
-from parallel_core.plan.cluster.plans import INTERLEAVED, ZB_H1, Ints, Plans
+from parallel_core.plan.cluster.plans import INTERLEAVED, Ints, Plans
 
 
 class Reason(IntFlag):
@@ -36,7 +36,7 @@ def structure(job: Job, cluster: Cluster, plans: Plans) -> Ints:
         Reason.LAYERS: ~memory.divides(job, plans),
         Reason.BATCH: job.batch % (plans.dp * plans.micro_batch) != 0,
         Reason.ROUNDS: (plans.schedule == INTERLEAVED) & (plans.pp > 1) & (m % plans.pp != 0),
-        Reason.FEW: (plans.schedule >= ZB_H1) & (m < plans.pp),
+        Reason.FEW: plans.split_backward & (m < plans.pp),
         Reason.DEVICES: plans.devices > cluster.devices,
     }
     return _packed(wrong, len(plans))

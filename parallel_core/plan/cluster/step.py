@@ -15,7 +15,18 @@ from parallel_core.plan.cluster import memory, work
 from parallel_core.plan.cluster.efficiency import Efficiency, Machine, fitted
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZB_H1, ZB_H2, ZB_V, Floats, Plans
+from parallel_core.plan.cluster.plans import (
+    GPIPE,
+    INTERLEAVED,
+    ONE_F_ONE_B,
+    STASH,
+    TWO_BW,
+    ZB_H1,
+    ZB_H2,
+    ZB_V,
+    Floats,
+    Plans,
+)
 
 WORDS = {
     "compute": "forward and backward",
@@ -80,14 +91,15 @@ def of(job: Job, cluster: Cluster, plans: Plans, efficiency: Efficiency | None =
 
 def _bubble(plans: Plans, layers: Floats, layer: work.Seconds) -> Floats:
     """(p - 1) times what a rank waits for at either end: F + B + W, an interleaved one a v-th of it (Narayanan et al.
-    2021, 2.2.2), F + B - W for ZB-H1, F + B - 2W for ZB-H2 (Qi et al. 2024, Table 2), B - W for ZB-V (as simulated)."""
+    2021, 2.2.2), F + B - W for ZB-H1, F + B - 2W for ZB-H2 (Qi et al. 2024, Table 2), B - W for ZB-V (as
+    simulated); nothing without a flush, once the pipeline is full."""
     f = layers * (layer.forward + layer.collective_forward)
     b = layers * (layer.inputs + layer.recompute + layer.collective_backward + layer.collective_recompute)
     w = layers * layer.weights
     whole = f + b + w
     looped = whole / np.where(plans.schedule == INTERLEAVED, plans.chunks, 1)
     by_schedule = {
-        GPIPE: whole, ONE_F_ONE_B: whole, INTERLEAVED: looped,
+        STASH: 0 * whole, TWO_BW: 0 * whole, GPIPE: whole, ONE_F_ONE_B: whole, INTERLEAVED: looped,
         ZB_H1: np.maximum(0, f + b - w), ZB_H2: np.maximum(0, f + b - 2 * w), ZB_V: np.maximum(0, b - w),
     }  # fmt: skip
     return (plans.pp - 1) * np.choose(plans.schedule, [by_schedule[code] for code in sorted(by_schedule)])
@@ -115,16 +127,19 @@ def _update(job: Job, plans: Plans, machine: Machine, backward: Floats) -> tuple
     w, g, o = (plans.bytes_each(part) for part in ("weights", "sent", "optimizer"))
     m = job.batch / (plans.dp * plans.micro_batch)
     half = [machine.ring(count * size, plans.dp, plans.tp, halves=1.0) for size in (g, w)]
-    reduce_times, gather_times = np.where(plans.zero >= 2, m, 1.0), np.where(plans.zero >= 3, 2 * m, 1.0)
+    # A stashed pipeline steps after every micro-batch (Narayanan et al. 2019), all others once a batch.
+    steps = np.where((plans.schedule == STASH) & (plans.pp > 1), m, 1.0)
+    reduce_times = np.where(plans.zero >= 2, m, steps)
+    gather_times = np.where(plans.zero >= 3, 2 * m, steps)
     sent = reduce_times * half[0] + np.where(plans.zero >= 1, gather_times * half[1], half[0])
     if job.software.overlap_dp:
         # Beside the backward of the micro-batch that ends the sums, or, for ZeRO 2 and 3, of every one.
-        hidden = np.minimum(sent, backward * np.where(plans.zero >= 2, m, 1.0))
+        hidden = np.minimum(sent, backward * reduce_times)
         sent = sent - (1 - machine.efficiency.beside) * hidden
     tied = machine.message(job.model.embedding / plans.tp * g, plans.tp * plans.dp) if job.model.tied else 0.0
     own = count / np.where(plans.zero >= 1, plans.dp, 1)
-    moved = own * (2 * o + 2 * g + w) + count * g
+    moved = steps * (own * (2 * o + 2 * g + w) + count * g)
     host = machine.cluster
-    there = own * (g + w) / host.device.pcie + own * 2 * o / (host.host_bandwidth / host.per_host)
-    step = machine.moved(np.where(plans.offload, count * g, moved))
+    there = steps * own * ((g + w) / host.device.pcie + 2 * o * host.per_host / host.host_bandwidth)
+    step = machine.moved(np.where(plans.offload, steps * count * g, moved))
     return sent + np.where(plans.pp > 1, tied, 0.0), np.where(plans.offload, there, 0.0), step

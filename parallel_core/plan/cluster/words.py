@@ -16,7 +16,7 @@ _NUMBERS = {"tp": "tp", "pp": "pp", "dp": "dp", "micro-batch": "micro_batch", "m
 _PATTERN = re.compile(
     r"(?P<number>\b(?:tp|pp|dp|micro-batch|mb|chunks)\s*=?\s*\d+)"
     r"|(?P<zero>\bzero\s*[-= ]?\s*[0-3])"
-    r"|(?P<schedule>\b(?:gpipe|1f1b|interleaved(?:\s+\d+)?|zb-h1|zb-h2|zb-v)\b)"
+    r"|(?P<schedule>\b(?:gpipe|1f1b-stash|1f1b-2bw|1f1b|interleaved(?:\s+\d+)?|zb-h1|zb-h2|zb-v)\b)"
     r"|(?P<recompute>\b(?:no|none|selective|full)\s+recomput(?:e|ation))"
     r"|(?P<bytes>\b\d+\s+bytes)"
     r"|(?P<flag>\b(?:sp|sequence parallel|offload|fp32|16-bit|one device)\b)"
@@ -25,9 +25,9 @@ _PATTERN = re.compile(
 UNDERSTOOD = "TP, PP, DP, micro-batch, ZeRO-1, SP, offload, 1f1b, selective recompute"
 
 
-def read(text: str, devices: int) -> Plan:
-    """The plan of a text; DP left out takes what TP and PP leave of `devices`. Raises ValueError with the words that
-    are not understood, or a number that cannot be."""
+def read(text: str) -> Plan:
+    """The plan of a text; what is left out is 1, or off. Raises ValueError with the words that are not understood, or
+    a number that cannot be."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"At most {MOST_CHARACTERS} characters.")
     fields: dict[str, Any] = {}
@@ -40,8 +40,6 @@ def read(text: str, devices: int) -> Plan:
         if kind != "between":
             fields.update(_field(kind, match.group()))
         at = match.end()
-    if "dp" not in fields:
-        fields["dp"] = max(1, devices // (fields.get("tp", 1) * fields.get("pp", 1)))
     if fields.get("schedule") in ("interleaved", "zb-v"):
         fields.setdefault("chunks", 2)
     elif fields.get("chunks", 1) > 1:

@@ -14,7 +14,7 @@ import numpy as np
 from parallel_core.plan.cluster.activations import FULL
 from parallel_core.plan.cluster.efficiency import Machine
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import ZB_H1, Floats, Plans
+from parallel_core.plan.cluster.plans import Floats, Plans
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _behind(job: Job, plans: Plans, machine: Machine, collective: Floats, column
     if not job.software.overlap_tp:
         return 2 * collective + split
     summed = 2 * collective - split
-    hidden = np.where(plans.schedule >= ZB_H1, 0.0, np.minimum(summed, columns))
+    hidden = np.where(plans.split_backward, 0.0, np.minimum(summed, columns))
     return split + (summed - hidden) + machine.efficiency.beside * (hidden + split)
 
 
