@@ -6,6 +6,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
 
 from django.db.models import F, QuerySet
 
@@ -76,6 +78,12 @@ def latest_profile(spec: RunSpec) -> Profile | None:
     return Profile.objects.filter(key=profile_key(spec), state=ProfileState.DONE).order_by("-done_at").first()
 
 
+@lru_cache(maxsize=16)
+def _table(pk: int, done_at: datetime | None) -> CostTable:
+    """Of a finished profile, which never changes again."""
+    return CostTable.model_validate(Profile.objects.values_list("table", flat=True).get(pk=pk))
+
+
 def asked(worker: str) -> QuerySet[Profile]:
     """What this worker has still to profile, oldest first."""
     return Profile.objects.filter(worker__name=worker, state=ProfileState.ASKED).order_by("id")
@@ -96,7 +104,7 @@ def predicted(spec: RunSpec) -> Predicted:
     if profile is None:
         return Predicted(why_not="no worker has profiled this model")
     try:
-        found = predict_step(spec, CostTable.model_validate(profile.table))
+        found = predict_step(spec, _table(profile.pk, profile.done_at))
     except ValueError as error:  # CannotPredict, or programs that the simulator does not know
         return Predicted(why_not=str(error) if isinstance(error, CannotPredict) else "it cannot be simulated")
     return Predicted(found.seconds, profile)

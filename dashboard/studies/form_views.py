@@ -10,6 +10,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.roles import may_submit
+from dashboard.ledger import selectors as ledger
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.runs.spec_fields import from_spec
@@ -19,6 +20,8 @@ from dashboard.studies.kinds import KINDS, MATRIX, StudyKind
 from dashboard.studies.models import Study
 
 SHOWN_ROWS = 60
+PREDICTED_ROWS = 16
+"""Each takes about 20 ms to simulate."""
 """Variants listed in the preview; the sentence above names them all by number."""
 
 
@@ -77,10 +80,17 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
     plan = form.plan()
     table = calibration(form.cleaned_data["train__device"])
     rows = [
-        {"name": v.name, "split": v.spec.parallel, "seconds": run_seconds(v.spec, table) if table else None}
-        for v in plan.variants[:SHOWN_ROWS]
+        {
+            "name": v.name,
+            "split": v.spec.parallel,
+            "seconds": run_seconds(v.spec, table) if table else None,
+            "step": ledger.predicted(v.spec).seconds if i < PREDICTED_ROWS else None,
+        }
+        for i, v in enumerate(plan.variants[:SHOWN_ROWS])
     ]
-    return {"estimate": form.estimate(), "rows": rows, "total": len(plan.variants), "skipped": plan.skipped}
+    record = ledger.time_record().sentence() if any(row["step"] for row in rows) else ""
+    found = {"estimate": form.estimate(), "rows": rows, "total": len(plan.variants), "skipped": plan.skipped}
+    return {**found, "record": record}
 
 
 def _context(

@@ -62,11 +62,15 @@ def spec_of(model: ModelSpec, precision: Precision, tp: int, recompute: Recomput
 class LayerBench:
     """The layers of `model` as `stages` (lists of unit names), ready to be timed."""
 
-    def __init__(self, spec: RunSpec, stages: Sequence[Sequence[str]], device: Device) -> None:
+    def __init__(
+        self, spec: RunSpec, stages: Sequence[Sequence[str]], device: Device, group: dist.ProcessGroup | None = None
+    ) -> None:
+        """`group` is a tensor group that really talks (None: its collectives are counted)."""
         self.device, self.recorder = device, device.recorder(0, 0)
-        self.scope = Scope(self.recorder)
-        self.group = CountingGroup(spec.parallel.tp, self.scope)
-        self.chunks = Chunks(spec, dict(enumerate(stages)), self.group, None, device, self.scope)
+        self.scope, tp = Scope(self.recorder), spec.parallel.tp
+        self.group = CountingGroup(tp, self.scope)
+        talking = TensorGroup(dist.get_rank(group), tp, group, self.scope) if group else self.group
+        self.chunks = Chunks(spec, dict(enumerate(stages)), talking, None, device, self.scope)
         self.stages = list(self.chunks.stages.values())
 
     def read(self, batch: Batch) -> None:
@@ -159,6 +163,7 @@ def row(
     each: Mapping[Part, Sequence[Sequence[float]]],
     whole: Mapping[Part, Sequence[Sequence[float]]],
     messages: Any,
+    joined: bool = False,
 ) -> Layers:
     """Medians and spreads over repeats."""
     seconds, spread = {}, {}
@@ -174,6 +179,7 @@ def row(
         spread=spread,
         whole={part: float(np.median(np.array(whole[part])[:, 0])) for part in PARTS},
         messages=messages,
+        joined=joined,
     )
 
 

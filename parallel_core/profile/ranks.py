@@ -53,6 +53,7 @@ class _Rank:
             for tp in self.order.tps:
                 self.page.at(0, f"layers tp={tp} recompute={recompute}")
                 rows = self._layers(tp, recompute, first=(tp, recompute) == (1, self.order.recompute[0]))
+                rows += self._joined(tp, recompute)
                 for found in rows:
                     self.sink.emit("profile", about="layers", row=found.model_dump(mode="json"))
         self.page.at(0, "links")
@@ -66,8 +67,7 @@ class _Rank:
         if self.rank >= self.order.devices:
             self._turns([])
             return []
-        units = self.spec.model.units()
-        bench = _Pair(specs, LayerBench(specs[-1], [[u] for u in units], self.device), self.device, units)
+        bench = _Pair(specs, self.device)
         beside = FixedBench(specs[-1], self.device, self.page) if first else None
         if first and self.rank == 0:
             rows = layer_bytes(specs[-1], bench.each, bench.saved())
@@ -79,11 +79,23 @@ class _Rank:
                 self.sink.emit("profile", about="fixed", busy=busy, curves=curves)
         return bench.rows(tp)
 
-    def _turns(self, benches: Sequence[_Pair | FixedBench]) -> None:
+    def _joined(self, tp: int, recompute: Any) -> list[Layers]:
+        """Rows of a tensor group whose ranks have a device each, and talk."""
+        if not 1 < tp <= self.order.devices:
+            return []
+        group, specs = dist.new_group(list(range(tp))), [self._spec(tp, recompute, n) for n in self.order.samples]
+        if self.rank >= tp:
+            self._turns([], [tp])
+            return []
+        bench = _Pair(specs, self.device, group)
+        self._turns([bench], [tp])
+        return bench.rows(tp, joined=True)
+
+    def _turns(self, benches: Sequence[_Pair | FixedBench], levels: Sequence[int] = ()) -> None:
         """Repeats until the time is up: alone and all at once in turns, so that whatever else goes on meets both."""
         until = time.monotonic() + self.order.seconds
         for turn in range(MOST_REPEATS):
-            for busy in self.levels:
+            for busy in levels or self.levels:
                 self._together()
                 if self.rank < busy:
                     for bench in benches:
@@ -112,8 +124,10 @@ class _Rank:
 class _Pair:
     """The layers one by one and as a whole, and what repeats of them took."""
 
-    def __init__(self, specs: Sequence[RunSpec], each: LayerBench, device: Device, units: list[str]) -> None:
-        self.specs, self.each, self.whole = specs, each, LayerBench(specs[-1], [units], device)
+    def __init__(self, specs: Sequence[RunSpec], device: Device, group: dist.ProcessGroup | None = None) -> None:
+        units = specs[-1].model.units()
+        self.specs, self.each = specs, LayerBench(specs[-1], [[unit] for unit in units], device, group)
+        self.whole = LayerBench(specs[-1], [units], device, group)
         self.batches = [draw(spec, device) for spec in specs]
         self.took: dict[tuple[int, int], tuple[dict[Any, list[Any]], dict[Any, list[Any]]]] = {}
 
@@ -132,11 +146,12 @@ class _Pair:
         self.each.read(self.batches[-1])
         return self.each.saved()
 
-    def rows(self, tp: int) -> list[Layers]:
+    def rows(self, tp: int, joined: bool = False) -> list[Layers]:
         found = []
         for (i, busy), (each, whole) in self.took.items():
             if not each:
                 continue
             self.each.read(self.batches[i])
-            found.append(row(self.specs[i], busy, each, whole, self.each.messages() if tp > 1 else {}))
+            messages = self.each.messages() if tp > 1 and not joined else {}
+            found.append(row(self.specs[i], busy, each, whole, messages, joined))
         return found

@@ -94,14 +94,16 @@ class Layers(_Value):
     samples: Annotated[int, Field(ge=1, le=limits.MAX_GLOBAL_BATCH)]
     busy: Count = 1
     """Devices of the host that worked at the same time."""
+    joined: bool = False
+    """Measured in a tensor group that really talked: its collectives are part of the seconds, and no messages."""
     seconds: dict[Part, tuple[Seconds, ...]]
     spread: dict[Part, tuple[Seconds, ...]]
     whole: dict[Part, Seconds]
     messages: dict[Literal["forward", "backward"], tuple[tuple[Size, ...], ...]] = {}
 
     @property
-    def key(self) -> tuple[int, str, int]:
-        return self.tp, self.recompute, self.busy
+    def key(self) -> tuple[int, str, int, bool]:
+        return self.tp, self.recompute, self.busy, self.joined
 
     def stop(self, part: Part) -> float:
         """Seconds that each stop between two layers adds; below 0 where noise is larger than that."""
@@ -179,11 +181,12 @@ class CostTable(_Value):
     @property
     def busy(self) -> int:
         """The most devices that worked at the same time."""
-        return max(row.busy for row in self.layers)
+        return max(row.busy for row in self.layers if not row.joined)
 
-    def of(self, tp: int, recompute: str, busy: int) -> list[Layers]:
+    def of(self, tp: int, recompute: str, busy: int, joined: bool = False) -> list[Layers]:
         """Rows of this condition by rising samples."""
-        return sorted((row for row in self.layers if row.key == (tp, recompute, busy)), key=lambda row: row.samples)
+        key = tp, recompute, busy, joined
+        return sorted((row for row in self.layers if row.key == key), key=lambda row: row.samples)
 
     def link(self, what: What, ranks: int) -> Link | None:
         """The measured link among the nearest number of ranks; None where that kind was never measured."""

@@ -167,6 +167,8 @@ class _Maker:
 
     def _rows(self, unit: int, busy: int) -> list[Layers]:
         tp, how = self._spec.parallel.tp, self._how(unit)
+        if joined := self._table.of(tp, how, tp, joined=True):
+            return joined
         return self._table.of(tp, how, busy) or self._table.of(tp, "none" if how == "full" else how, busy)
 
     def _of_row(self, row: Layers, unit: int, kind: Kind) -> float:

@@ -103,6 +103,12 @@ def test_new_run_says_what_a_step_will_take(profile: Profile, member: Client) ->
     assert "simulated from the profile of yard-a" in page and 'value="32"' in page
 
 
+def test_a_new_study_says_what_steps_will_take(profile: Profile, alice: Any, member: Client) -> None:
+    run = services.submit(owner=alice, spec=SPEC.model_dump(mode="json"))
+    page = member.get("/studies/new/", {"run": run.pk}).content.decode()
+    assert "a step predicted" in page and "No predictions settled yet." in page
+
+
 def test_the_page_follows_its_address(profile: Profile, member: Client) -> None:
     page = member.get("/partition/", {"profile": profile.pk, "cuts": "2", "replicas": "1-1", "samples": 4})
     text = page.content.decode()

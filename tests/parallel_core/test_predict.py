@@ -15,7 +15,7 @@ from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.predict import CannotPredict, predict_step
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
 from parallel_core.spec import ModelSpec, RunSpec
-from tests.parallel_core.tables import ALPHA_S, BYTE_S, FLOP_S, table
+from tests.parallel_core.tables import ALPHA_S, BYTE_S, FLOP_S, SAMPLES, row, table
 
 MODEL = ModelSpec(layers=4, hidden=32, seq=16, vocab=64)
 FORWARD = FLOP_S * sum(flop_weights(MODEL))
@@ -56,6 +56,13 @@ def test_tensor_ranks_pay_for_every_collective() -> None:
     messages = 2 * layers * (ALPHA_S + 4 * 16 * BYTE_S)
     beside = predicted(tp=2) - (3 * 16 * FORWARD / 2 + messages)
     assert beside == pytest.approx(ALPHA_S, rel=0.1)  # the gather of the gradient norm
+
+
+def test_a_tensor_group_that_was_timed_talking_needs_no_messages() -> None:
+    known = table(MODEL)
+    talking = [{**row(MODEL, 2, "none", n, 2, 3.0), "messages": {}, "joined": True} for n in SAMPLES]
+    both = table(MODEL, layers=[*known.dump()["layers"], *talking])
+    assert predicted(both, tp=2) == pytest.approx(3.0 * 3 * 16 * FORWARD / 2 + ALPHA_S, rel=0.01)
 
 
 def test_busy_devices_slow_each_other() -> None:

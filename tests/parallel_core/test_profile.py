@@ -45,12 +45,20 @@ def test_bytes_are_those_of_the_model(profiled: CostTable) -> None:
 
 
 def test_tensor_collectives_are_counted(profiled: CostTable) -> None:
-    (row,) = (row for row in profiled.layers if row.key == (2, "none", 1) and row.samples == 4)
+    (row,) = (row for row in profiled.layers if row.key == (2, "none", 1, False) and row.samples == 4)
     block = 4 * 4 * MODEL.seq * MODEL.hidden
     attention = MODEL.units().index("block.0.attn")
     assert row.messages["forward"][attention] == (block,)
     assert row.messages["backward"][attention] == (block,)
     assert not next(row for row in profiled.layers if row.tp == 1).messages
+
+
+def test_tensor_groups_are_timed_talking_too(profiled: CostTable) -> None:
+    talking = [row for row in profiled.layers if row.joined]
+    assert {(row.tp, row.recompute, row.samples, row.busy) for row in talking} == {
+        (2, how, samples, 2) for how in ("none", "full") for samples in (1, 4)
+    }
+    assert not any(row.messages for row in talking)
 
 
 def test_links_of_both_ranks(profiled: CostTable) -> None:
