@@ -1,0 +1,57 @@
+"""The records of a finished run as rules judge it (`analysis.diagnosis`), without any dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from parallel_core.analysis.diagnosis import RULES, Case, diagnose
+from parallel_core.faults import broken
+from parallel_core.local import Outcome, points
+from parallel_core.observe.records import SPAN, Frame
+from parallel_core.observe.when import first_timed
+from parallel_core.spec import RunSpec
+
+STEPS = 5
+"""Traced steps that are judged, the newest."""
+
+
+def case_of(spec: RunSpec, outcome: Outcome) -> Case:
+    """The run as it was trained: an unbalanced cut is judged as a cut, a straggler as a straggler."""
+    frames, first = outcome.frames, outcome.frames.get(0, [])
+    loss = points(first, "loss")
+    memory = {rank: [f for f in own if f.kind == "memory"][-1:] for rank, own in frames.items()}
+    others = [f.header.get("cpu_others") for own in frames.values() for f in own if f.kind == "summary"]
+    summary = outcome.last(0, "summary") or {}
+    return Case(
+        broken(spec).model_copy(update={"inject": ()}),
+        _traced(spec, frames),
+        loss["step"].astype(np.int64),
+        loss["value"],
+        points(first, "grad_norm")["value"],
+        points(first, "loss_scale")["value"],
+        points(first, "skipped_steps")["value"],
+        {rank: int(found[0].header["peak_total"]) for rank, found in memory.items() if found},
+        spec.trace.memory_cap,
+        max((share for share in others if share is not None), default=None),
+        summary.get("timed", {}).get("median"),
+    )
+
+
+def sentences(case: Case) -> list[str]:
+    """A line a finding, most urgent first; one line where there is none."""
+    found = [f"{finding.title} {finding.change}" for finding in diagnose(case)]
+    return found or [f"Nothing wrong found; checked {len(RULES)} rules."]
+
+
+def _traced(spec: RunSpec, frames: Mapping[int, Sequence[Frame]]) -> list[dict[int, np.ndarray]]:
+    """Timed steps that every rank traced whole."""
+    by_step: dict[int, dict[int, np.ndarray]] = {}
+    for rank, own in frames.items():
+        for frame in own:
+            head = frame.header
+            if frame.kind == "spans" and head["count"] == head["total"] and head["step"] >= first_timed(spec):
+                by_step.setdefault(head["step"], {})[rank] = np.frombuffer(frame.blob, SPAN)
+    whole = [step for step, ranks in sorted(by_step.items()) if len(ranks) == spec.parallel.world]
+    return [by_step[step] for step in whole[-STEPS:]]
