@@ -25,7 +25,7 @@ def addresses(stocked: dict[str, Any]) -> list[str]:
     pages += ["/planner/accuracy/", "/planner/judge/", "/planner/judge/?n=3&a-plan=TP+eight", "/planner/scenarios/"]
     pages += ["/partition/", "/partition/record/"]
     pages += ["/schedules/", "/schedules/strategies/", "/schedules/?a=zb-h1&b=&t=9", "/schedules/?p=999"]
-    return [*pages, "/fleet/", "/accounts/tokens/", "/accounts/password/", "/no/such/page"]
+    return [*pages, "/traces/", "/traces/new/", "/fleet/", "/accounts/tokens/", "/accounts/password/", "/no/such/page"]
 
 
 def settle(page: Page) -> None:

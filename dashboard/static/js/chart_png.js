@@ -31,7 +31,7 @@ function picture(figure, box) {
   layout.margin = { ...layout.margin, t: (layout.margin?.t ?? 0) + HEAD, b: (layout.margin?.b ?? 0) + FOOT };
   layout.title = {
     ...note(`<b>${words(figure, "figcaption")}</b><br><span style="font-size:12px">${words(figure, ":scope > .sub")}</span>`, 1, 15),
-    x: 0.01, yanchor: "top", pad: { t: 12 }, xref: "container", font: { size: 15, color: colour("--ink") },
+    x: 0.01, y: 1 - 12 / layout.height, yanchor: "top", xref: "container", font: { size: 15, color: colour("--ink") },
   };
   layout.annotations = [
     ...(layout.annotations ?? []),

@@ -1,0 +1,84 @@
+"""Traces as a person meets them: uploaded, read by the analyst, looked at, saved as a picture, deleted."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.watched import PHONE, RUN_MS, WIDE, Troubles, overflow, violations
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def trace(rank: int) -> bytes:
+    """A rank whose step computes, sums and updates: events as the profiler writes them."""
+
+    def event(kind: str, name: str, start: float, length: float) -> dict[str, Any]:
+        return {"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": length}
+
+    events = [
+        event("user_annotation", "ProfilerStep#3", 0, 2000),
+        event("user_annotation", "PP:0F0", 50, 400),
+        event("cpu_op", "aten::addmm", 60, 380),
+        event("user_annotation", "PP:0B0", 500, 600 + 100 * rank),
+        event("cpu_op", "AddmmBackward0", 510, 580 + 100 * rank),
+        event("user_annotation", "gloo:all_reduce", 1300, 300),
+        event("user_annotation", "Optimizer.step#SGD.step", 1700, 200),
+    ]
+    return json.dumps({"distributedInfo": {"rank": rank}, "traceEvents": events}).encode()
+
+
+def test_a_trace_is_uploaded_looked_at_and_deleted(page: Page, troubles: Troubles, tmp_path: Path) -> None:
+    page.goto("/traces/")
+    page.get_by_role("link", name="Upload a trace").click()
+    files = [{"name": f"rank{r}.json", "mimeType": "application/json", "buffer": trace(r)} for r in (0, 1)]
+    page.get_by_label("Files").set_input_files(files)  # type: ignore[arg-type]
+    page.get_by_label("Name").fill("Of another job")
+    page.get_by_role("button", name="Upload", exact=True).click()
+    expect(page.locator("#verdict")).to_contain_text("a step:", timeout=RUN_MS)
+    expect(page.locator(".chart[data-chart=gantt] .main-svg").first).to_be_visible()
+    expect(page.locator("#notes")).to_contain_text("Certain: stages")
+    for size in (WIDE, PHONE):
+        page.set_viewport_size(size)  # type: ignore[arg-type]
+        assert not violations(page)
+        assert not overflow(page)
+    gantt = page.locator(".chart[data-chart=gantt]")
+    gantt.locator("summary").click()
+    with page.expect_download() as saved:
+        gantt.get_by_role("button", name="Save the picture as PNG").click()
+    saved.value.save_as(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(PNG)
+    assert saved.value.suggested_filename == "Of another job gantt.png"
+    page.get_by_role("link", name="Delete").click()
+    page.get_by_role("button", name="Delete the trace").click()
+    page.wait_for_url(re.compile(r"/traces/$"))
+    expect(page.get_by_text("Of another job")).to_have_count(0)
+
+
+def test_what_is_no_trace_says_so(page: Page, troubles: Troubles) -> None:
+    troubles.expected.append("422")
+    page.goto("/traces/new/")
+    page.get_by_role("button", name="Upload", exact=True).click()
+    expect(page.locator("#error-files")).to_have_text("Choose at least one file.")
+    nothing = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"no trace"}
+    page.get_by_label("Files").set_input_files(nothing)  # type: ignore[arg-type]
+    page.get_by_role("button", name="Upload", exact=True).click()
+    expect(page.get_by_role("heading", name="Nothing could be read")).to_be_visible(timeout=RUN_MS)
+    expect(page.get_by_text("This is no Chrome trace")).to_be_visible()
+
+
+def test_break_it_shows_what_belongs_to_a_fault_that_is_switched_on(page: Page) -> None:
+    page.goto("/runs/new/?preset=pp2")
+    page.get_by_text("Break it", exact=True).click()
+    rank = page.get_by_label("Straggler: rank")
+    expect(rank).to_be_hidden()
+    page.get_by_label("Straggler", exact=True).check()
+    expect(rank).to_be_visible()
+    rank.fill("7")
+    expect(page.locator("#error-inject__straggler__rank")).to_contain_text("there is no rank 7", timeout=RUN_MS)
