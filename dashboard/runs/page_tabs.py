@@ -63,7 +63,7 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
     if tab == "logs":
         return _logs(run, rank)
     if tab == "spec":
-        return {"spec_groups": _spec_groups(run.spec), "spec_text": json.dumps(run.spec, indent=2)}
+        return {"spec_groups": spec_groups(run.spec), "spec_text": json.dumps(run.spec, indent=2)}
     events = run.events.select_related("actor", "attempt")
     return {"events": events, "attempts": run.attempts.order_by("number")}
 
@@ -134,7 +134,7 @@ def _why_empty(run: Run) -> str:
     return "This rank wrote nothing to its log."
 
 
-def _spec_groups(spec: dict[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
+def spec_groups(spec: dict[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
     plain = [
         (section.capitalize(), [(key.replace("_", " "), value) for key, value in fields.items()])
         for section, fields in spec.items()

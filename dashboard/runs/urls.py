@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.runs import list_views, page_views, profile_views, trace_views, views
+from dashboard.runs import list_views, page_views, profile_views, report_views, trace_views, views
 
 app_name = "runs"
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -18,6 +18,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("<int:pk>/trace/<int:step>/<slug:form>", trace_views.trace, name="trace"),
     path("<int:pk>/profile/<int:step>", profile_views.open_in_traces, name="open-profile"),
     path("<int:pk>/profile/<int:step>/<int:rank>.json.gz", profile_views.download, name="profile"),
+    path("<int:pk>/report/", report_views.report, name="report"),
     path("<int:pk>/clone", views.clone, name="clone"),
     path("<int:pk>/resume", views.resume, name="resume"),
     path("<int:pk>/cancel", views.cancel, name="cancel"),

@@ -1,0 +1,86 @@
+"""A run as one printable page that needs nothing else: no script, no stylesheet, no picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from dashboard.charts import theme
+from dashboard.runs import findings, page_charts, selectors
+from dashboard.runs.models import ENDED, Run
+from dashboard.runs.page_tabs import spec_groups
+from dashboard.runs.page_tiles import memory_limit, tiles
+from dashboard.runs.page_verdict import verdict
+from parallel_core.schedule.ir import Kind
+
+DRAWN = 1_000
+"""Spans of a report's step, the longest."""
+HIDDEN = (Kind.STEP, Kind.PAIR)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A span in per cent of the step."""
+
+    phase: str
+    left: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Strip:
+    rank: int
+    bars: list[Bar]
+
+
+@require_safe
+def report(request: HttpRequest, pk: int) -> HttpResponse:
+    """Verdict, findings, one traced step, and of each chart its sentence and its numbers."""
+    run = get_object_or_404(Run.objects.select_related("owner", "study"), pk=pk)
+    spans = selectors.spans(run)
+    drawn = strips(spans)
+    gantt = page_charts.timeline(run)
+    context = {
+        "run": run,
+        "verdict": verdict(run),
+        "ended": run.state in ENDED,
+        "tiles": tiles(run),
+        "findings": findings.findings(run),
+        "strips": drawn,
+        "shown": sum(len(strip.bars) for strip in drawn),
+        "total": sum(int((~np.isin(rows["kind"], HIDDEN)).sum()) for rows in spans.values()),
+        "charts": [*([gantt] if gantt else []), *(chart for chart in page_charts.metrics(run) if chart.rows)],
+        "memory": page_charts.memory_rows(run, memory_limit(run, selectors.attempt_of(run))),
+        "spec_groups": spec_groups(run.spec),
+        "made_at": timezone.now(),
+        "address": request.build_absolute_uri(reverse("runs:page", args=(pk,))),
+    }
+    return render(request, "runs/report.html", context)
+
+
+def strips(spans: Mapping[int, np.ndarray]) -> list[Strip]:
+    """Each rank's step, the DRAWN longest spans of all; [] without any."""
+    if not spans or not all(map(len, spans.values())):
+        return []
+    start = min(int(rows["start"].min()) for rows in spans.values())
+    length = max(1, max(int(rows["end"].max()) for rows in spans.values()) - start)
+    lengths = np.concatenate([(rows["end"] - rows["start"])[~np.isin(rows["kind"], HIDDEN)] for rows in spans.values()])
+    least = int(np.sort(lengths)[-DRAWN]) if len(lengths) > DRAWN else 0
+    return [Strip(rank, _bars(rows, start, length, least)) for rank, rows in sorted(spans.items())]
+
+
+def _bars(rows: np.ndarray, start: int, length: int, least: int) -> list[Bar]:
+    """Messages and collectives behind everything else: drawn last, they are the strip at the foot."""
+    kept = rows[~np.isin(rows["kind"], HIDDEN) & (rows["end"] - rows["start"] >= least)]
+    made = [
+        Bar(theme.phase_of(kind), 100 * (begin - start) / length, 100 * (end - begin) / length)
+        for kind, begin, end in zip(kept["kind"].tolist(), kept["start"].tolist(), kept["end"].tolist(), strict=True)
+    ]
+    return sorted(made, key=lambda bar: bar.phase == "communication")

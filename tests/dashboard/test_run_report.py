@@ -1,0 +1,67 @@
+"""A run's report: one page that needs nothing outside it, with the numbers of the live one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from django.test import Client
+
+from dashboard.runs import report_views, selectors
+from tests.dashboard import factory
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def reader(bob: Any) -> Client:
+    client = Client()
+    client.force_login(bob)
+    return client
+
+
+def test_a_report_needs_nothing_outside_it(reader: Client, alice: Any) -> None:
+    run = factory.finished(alice, {"pp": 2, "micro_batches": 4})
+    text = reader.get(f"/runs/{run.pk}/report/").content.decode()
+    assert "<script" not in text
+    assert not re.search(r"""(?:src|href)=["'](?!data:,|http://testserver/runs/)""", text)
+    assert "@media print" in text
+
+
+def test_it_says_what_the_page_says(reader: Client, alice: Any) -> None:
+    run = factory.finished(alice, {"pp": 2, "micro_batches": 4})
+    page, report = reader.get(f"/runs/{run.pk}/"), reader.get(f"/runs/{run.pk}/report/")
+    text = report.content.decode()
+    assert report.context["verdict"] == page.context["verdict"]
+    for tile in page.context["tiles"]:
+        assert tile.value in text
+    assert page.context["gantt"].title in text
+    assert f"/runs/{run.pk}/report/" in page.content.decode()
+
+
+def test_the_step_is_drawn_to_scale(alice: Any) -> None:
+    spans = selectors.spans(factory.finished(alice, {"pp": 2, "micro_batches": 4}))
+    drawn = report_views.strips(spans)
+    assert [strip.rank for strip in drawn] == [0, 1]
+    bars = [bar for strip in drawn for bar in strip.bars]
+    assert min(bar.left for bar in bars) >= 0
+    assert max(bar.left + bar.width for bar in bars) <= 100 + 1e-9
+    assert {"forward", "backward", "communication", "optimizer"} <= {bar.phase for bar in bars}
+
+
+def test_of_many_spans_the_longest_are_drawn(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = selectors.spans(factory.finished(alice, {"dp": 2, "micro_batches": 4}))
+    monkeypatch.setattr(report_views, "DRAWN", 3)
+    lengths = np.concatenate([rows["end"] - rows["start"] for rows in spans.values()])
+    bars = [bar for strip in report_views.strips(spans) for bar in strip.bars]
+    assert 3 <= len(bars) < len(lengths)
+
+
+def test_a_run_without_measurements_has_a_report_too(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice, name="<b>Waiting</b>", inject=[{"kind": "slow_data", "ms": 5}])
+    text = reader.get(f"/runs/{run.pk}/report/").content.decode()
+    assert "<b>Waiting" not in text
+    assert "has not ended yet" in text
+    assert "every batch comes 5 ms late" in text
