@@ -153,10 +153,10 @@ def points_since(run: Run, step: int) -> dict[str, Any]:
     """What `metrics` would add: for each series its points after `step`, and the chart's new title."""
     out: dict[str, Any] = {}
     for metric in metrics_of(run):
-        found = selectors.series(run, metric.name, since_step=step, buckets=BUCKETS)
+        found = _series(run, metric, step)
         if len(found.step):
             value = [float(v) if np.isfinite(v) else None for v in found.value]
-            title = f"{_first_up(metric.unit)}: {found.value[-1]:.4g} at step {found.step[-1]}"
+            title = f"{metric.title}: {found.value[-1]:.4g} at step {found.step[-1]}"
             out[metric.name] = {
                 "title": title,
                 "step": found.step.tolist(),
@@ -171,13 +171,14 @@ def metrics(run: Run) -> list[Chart]:
     return [_metric(run, metric) for metric in metrics_of(run)]
 
 
-def _first_up(unit: str) -> str:
-    """The text with a capital first letter, the others (TFLOP/s) as they are."""
-    return unit[:1].upper() + unit[1:]
+def _series(run: Run, metric: Metric, since: int = -1) -> selectors.Series:
+    """The points behind step `since`, in the unit of the chart."""
+    found = selectors.series(run, metric.name, since_step=since, buckets=BUCKETS)
+    return replace(found, value=found.value * metric.scale)
 
 
 def _metric(run: Run, metric: Metric) -> Chart:
-    spec, found = RunSpec.model_validate(run.spec), selectors.series(run, metric.name, buckets=BUCKETS)
+    spec, found = RunSpec.model_validate(run.spec), _series(run, metric)
     curve = loss.Curve(
         label=run.label or run.name,
         step=found.step,
@@ -187,7 +188,7 @@ def _metric(run: Run, metric: Metric) -> Chart:
         samples_per_step=spec.train.global_batch,
         family=family(spec),
     )
-    title = f"{_first_up(metric.unit)}{_range(found)}"
+    title = f"{metric.title}{_range(found)}"
     made = loss.chart([curve], title, metric.measured, key=metric.name, unit=metric.unit)
     # One line needs no hue to tell it from others: it has the accent, and no legend.
     for trace in made.figure["data"]:

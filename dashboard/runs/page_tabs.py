@@ -84,9 +84,11 @@ def equal_sentence(run: Run) -> str:
         return ""
     every = run.spec.get("trace", {}).get("fingerprint_every") or TraceSpec().fingerprint_every
     cost = percent_text(found["seconds"] / (every * timed["median"])) if timed["median"] else "none"
-    times = f"{found['checks']} check{'s' if found['checks'] > 1 else ''}"
+    once = found["checks"] == 1
+    times = f"1 check, {seconds_text(found['seconds'])}" if once else f"{found['checks']} checks, "
+    times += "" if once else f"{seconds_text(found['seconds'])} each"
     return (
-        f"{times}, {seconds_text(found['seconds'])} each ({cost} of the steps): all replicas equal bit for bit. "
+        f"{times} ({cost} of the steps): all replicas equal bit for bit. "
         f"Parameters behind step {found['step']}: {found['parameters']}."
     )
 

@@ -36,10 +36,14 @@ def test_a_traced_step_has_its_shares(alice: Any) -> None:
 
 
 def test_metrics_say_where_they_are_measured(alice: Any) -> None:
-    charts = {chart.key: chart for chart in page_charts.metrics(factory.finished(alice, {"pp": 2}))}
+    run = factory.finished(alice, {"pp": 2})
+    charts = {chart.key: chart for chart in page_charts.metrics(run)}
     assert "Chowdhery et al. 2022" in charts["mfu"].source
     assert "spans of all ranks" in charts["bubble_share"].source
-    assert charts["tflops"].title.startswith("TFLOP/s a device: ")
+    assert charts["tflops"].title.startswith("GFLOP/s a device: ")  # on CPU cores
+    utilisation = selectors.series(run, "mfu").value[-1]
+    assert charts["mfu"].title.startswith(f"Model FLOPs utilisation, %: {100 * utilisation:.4g} at step 42")
+    assert page_charts.points_since(run, 41)["mfu"]["value"] == [pytest.approx(100 * utilisation)]
     assert all(not charts[name].empty for name in ("mfu", "hfu", "tflops", "bubble_share", "exposed_share"))
 
 
