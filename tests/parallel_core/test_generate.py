@@ -116,7 +116,7 @@ def test_logits_are_those_of_training(trained: dict[str, Path]) -> None:
 
         def use(trainer: Trainer) -> tuple[float, torch.Tensor, torch.Tensor]:
             checkpoint.load(trainer, trained["llama"])
-            drawn = trainer._sampler.micro_batches(20, (0,))
+            drawn = trainer.reader.sampler.micro_batches(20, (0,))
             return trainer.step(20).loss, torch.tensor(drawn.inputs[0]), torch.tensor(drawn.targets[0])
 
         loss, inputs, targets = ranks.with_trainer(spec, rank, meeting, folder, use)

@@ -100,7 +100,7 @@ def their_loss(w: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> float:
 def first_loss(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, imported: Path) -> Any:
     def use(trainer: Trainer) -> Any:
         assert checkpoint.load(trainer, folders.path_of(imported, 0)) == 0
-        drawn = trainer._sampler.micro_batches(0, tuple(range(trainer.layout.micro_batches)))
+        drawn = trainer.reader.sampler.micro_batches(0, tuple(range(trainer.layout.micro_batches)))
         return trainer.step(0).loss, drawn.inputs.reshape(-1, SEQ), drawn.targets.reshape(-1, SEQ)
 
     return ranks.with_trainer(spec, rank, meeting, folder, use)
