@@ -1,0 +1,55 @@
+"""The Planner in a browser: values answer at once, stand in the address, and a point of the chart can be asked about."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.test_everywhere import settle
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+
+def test_a_change_answers_at_once_and_stands_in_the_address(page: Page) -> None:
+    page.goto("/planner/")
+    page.get_by_label("Model", exact=True).select_option("gpt-22b")
+    page.wait_for_url("**/planner/?*model=gpt-22b*")
+    expect(page.locator("#plan h2")).to_be_visible()
+    page.get_by_label("Batch").fill("0")
+    page.get_by_label("Batch").press("Tab")
+    expect(page.locator("#error-batch")).to_contain_text("greater than or equal to 1")
+    expect(page.get_by_label("Batch")).to_have_attribute("aria-invalid", "true")
+    page.get_by_label("Batch").fill("512")
+    page.get_by_label("Batch").press("Tab")
+    expect(page.locator("#error-batch")).to_have_text("")
+    expect(page.locator("#verdict")).to_contain_text(" ms (")
+    assert "batch=512" in page.url
+    assert "hidden=" not in page.url
+
+
+def test_a_point_of_the_chart_is_asked_about(page: Page) -> None:
+    page.goto("/planner/")
+    settle(page)
+    box = page.locator("[data-picks-plan] .chart-box")
+    box.scroll_into_view_if_needed()
+    expect(box).to_have_attribute("data-picks", "yes")
+    label = box.evaluate(
+        """(box) => {
+          const trace = box.data.findIndex((one) => one.name === "too large");
+          const point = {customdata: box.data[trace].customdata[0]};
+          box.emit("plotly_click", {points: [point]});
+          return point.customdata;
+        }"""
+    )
+    expect(page.locator("#plan h2")).to_have_text(label)
+    expect(page.locator("#plan .notice")).to_contain_text("Why not:")
+    assert "plan=" in page.url
+
+
+def test_judge_gives_its_verdict_first(page: Page) -> None:
+    page.goto("/planner/scenarios/")
+    page.locator("section.card", has_text="200 B parameters").get_by_role("link", name="Judge").click()
+    expect(page.locator("#verdict")).to_contain_text("A cannot: every rank holds the whole state")
+    page.get_by_label("Plan", exact=True).first.fill("TP 8 x PP 16 x DP 8, SP")
+    page.get_by_label("Plan", exact=True).first.press("Enter")
+    expect(page.locator("#verdict")).to_contain_text("A works")
