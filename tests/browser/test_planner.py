@@ -1,4 +1,4 @@
-"""The Planner in a browser: values answer at once, stand in the address, and a point of the chart can be asked about."""
+"""The Planner in a browser: values answer at once and stand in the address; a point of the chart can be asked about."""
 
 from __future__ import annotations
 
