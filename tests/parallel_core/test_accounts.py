@@ -13,6 +13,7 @@ from parallel_core.analysis.breakdown import Account, Breakdown, accounts
 from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.lateness import late, lateness
 from parallel_core.analysis.losses import NAMES, losses
+from parallel_core.bench import analysis
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
@@ -149,6 +150,12 @@ def test_losses_of_a_pipeline() -> None:
     assert (found.smaller_kernels, found.other, found.total) == (10, 4, 140)
     assert losses(single, [single]) == replace(losses(single, [single]), devices=1, single=104)
     assert losses(single, [single]).speedup == 1
+
+
+def test_the_benchmark_of_the_analysis_says_what_it_measured() -> None:
+    found = analysis.run(1, 8_000)
+    assert found["text"].startswith("8,000 spans on 8 ranks: accounts ")
+    assert min(found[name] for name in ("accounts", "critical_path", "lateness")) > 0
 
 
 def test_a_million_spans_add_up() -> None:
