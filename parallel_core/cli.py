@@ -19,6 +19,8 @@ from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.cli_models import Wrong, checkpoint_of
 from parallel_core.faults import parse, sentences
+from parallel_core.found import case_of
+from parallel_core.found import sentences as findings
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard, Outcome, points
 from parallel_core.observe.records import Frame
@@ -107,6 +109,8 @@ def _train(options: argparse.Namespace) -> int:
     with LocalYard() as yard:
         outcome = yard.run(spec, folder, devices=options.devices, corpora=options.corpora, resume=resume, on_frame=show)
     print(_ending(outcome, spec))
+    if outcome.ok:
+        print("\n".join(findings(case_of(spec, outcome))))
     return 0 if outcome.ok else 1
 
 

@@ -51,6 +51,15 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
+def test_train_says_what_is_wrong_with_a_run_that_was_broken(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec()))
+    done = finished("train", str(path), "--out", str(tmp_path / "out"), "--inject", "high_lr:factor=1e30,step=1")
+    assert done.returncode == 0, done.stderr
+    assert "broken on purpose. Learning rate too high: " in done.stdout
+    assert "The loss is not a number from step 2 on." in done.stdout
+
+
 def test_train_prints_each_step_and_leaves_the_records_of_every_rank(written: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = finished("train", str(written), "--out", str(out))
