@@ -150,6 +150,7 @@ def broken_cases() -> list[tuple[str, Case]]:
         ("data_stall", healthy(replicas, traced=with_data(replicas, 30_000 * US))),
         ("divergence", healthy(spec(), loss=rising)),
         ("divergence", healthy(spec(), loss=nan)),
+        ("divergence", healthy(spec(), loss=np.where(np.arange(40) == 4, 10.3, 4.9))),
         ("divergence", healthy(spec("fp16"), skipped=skipped, loss_scale=np.full(40, 2.0))),
         ("scaling", healthy(replicas, traced=doubled * 3, earlier=ended)),
     ]

@@ -1,9 +1,10 @@
 """The loss is no number, or has sprung up: with the likeliest cause.
 
 Thresholds: a loss that is not finite; or one that stands at least 1.5 times above the lowest mean of 5 steps before it
-for the last 3 points and above where it began, after at least 10 points. A falling loss of small batches swings by some
-ten per cent. In fp16, more than 3 skipped steps that are more than a fifth of all: a loss scale starts high and is
-halved a few times, then a step in thousands overflows (Micikevicius et al. 2018, section 3.2).
+for the last 3 points and above where it began, after at least 10 points; or one that rose 1.25 times above that of the
+untrained model, which knows nothing. A falling loss of small batches swings by some ten per cent. In fp16, more
+than 3 skipped steps that are more than a fifth of all: a loss scale starts high and is halved a few times, then a step
+in thousands overflows (Micikevicius et al. 2018, section 3.2).
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from parallel_core.schedule.traits import TRAITS
 SPRING, POINTS, LAST, MEAN = 1.5, 10, 3, 5
 SKIPPED, SKIPPED_SHARE = 3, 0.2
 GRADIENTS_GREW = 10.0
+SPIKE = 1.25
 
 
 def check(case: Case) -> Finding | None:
-    """The first of: not finite, sprung up, overflowing in fp16."""
+    """The first of: not finite, sprung up, overflowing in fp16, spiked."""
     bad = np.flatnonzero(~np.isfinite(case.loss))
     if len(bad):
         at = int(case.loss_steps[bad[0]])
@@ -29,7 +31,14 @@ def check(case: Case) -> Finding | None:
         low, at = risen
         title = f"{significant(float(case.loss[-1]) / low)} times its lowest: the loss has sprung up."
         return _finding(case, title, at)
-    return _overflowing(case)
+    if (found := _overflowing(case)) is not None or not len(case.loss) or case.loss_steps[0] != 0:
+        return found
+    at = int(case.loss.argmax())
+    if float(case.loss[at]) < SPIKE * float(case.loss[0]):
+        return None
+    height = significant(float(case.loss[at]))
+    title = f"{height} at step {case.loss_steps[at]}: the loss rose above that of the untrained model."
+    return _finding(case, title, at)
 
 
 def _sprung(case: Case) -> tuple[float, int] | None:
