@@ -20,9 +20,9 @@ from dashboard.studies.kinds import KINDS, MATRIX, StudyKind
 from dashboard.studies.models import Study
 
 SHOWN_ROWS = 60
+"""Variants listed in the preview; the sentence above names them all by number."""
 PREDICTED_ROWS = 16
 """Each takes about 20 ms to simulate."""
-"""Variants listed in the preview; the sentence above names them all by number."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
