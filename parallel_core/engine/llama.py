@@ -31,6 +31,16 @@ CONFIG = "config.json"
 EPS = 1e-5
 """Of RMSNorm, in this engine."""
 
+_ABLE: dict[str, tuple[Any, ...]] = {
+    "model_type": ("llama",),
+    "hidden_act": ("silu",),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "rope_scaling": (None,),
+    "rms_norm_eps": (EPS,),
+}
+"""What a config.json may say of a model that this engine has."""
+
 Get = Callable[[str], Tensor]
 """A full tensor by name."""
 
@@ -38,15 +48,7 @@ Get = Callable[[str], Tensor]
 def model_of(config: Mapping[str, Any], seq: int) -> dict[str, Any]:
     """Fields of ModelSpec from a config.json; sequences of `seq` tokens. Raises CheckpointError where it is no Llama
     that this engine has."""
-    wanted: dict[str, tuple[Any, ...]] = {
-        "model_type": ("llama",),
-        "hidden_act": ("silu",),
-        "attention_bias": (False, None),
-        "mlp_bias": (False, None),
-        "rope_scaling": (None,),
-        "rms_norm_eps": (EPS,),
-    }
-    for key, able in wanted.items():
+    for key, able in _ABLE.items():
         if config.get(key) not in able:
             raise CheckpointError(f"{CONFIG} has {key}={config.get(key)!r}; this engine has {able[0]!r}.")
     try:
@@ -146,11 +148,7 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
 
     Raises CheckpointError where the weights are damaged, lack a tensor, or are no Llama of this engine's.
     """
-    try:
-        config = json.loads((path / CONFIG).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path / CONFIG} cannot be read: {error}") from error
-    spec = RunSpec.model_validate({"model": model_of(config, seq)})
+    spec = RunSpec.model_validate({"model": model_of(_config(path), seq)})
     files = safetensors.open_all(path)
 
     def get(name: str) -> Tensor:
@@ -172,6 +170,14 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
     manifest = folders.merge([part], step=0, run=0, attempt=0, spec=spec.model_dump(mode="json"), scalars={})
     folders.publish(where, out, manifest, keep=1)
     return spec, manifest
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((path / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / CONFIG} cannot be read: {error}") from error
+    return config
 
 
 def _of_shape(model: ModelSpec, name: str, shape: tuple[int, ...], get: Get) -> Tensor:
