@@ -6,7 +6,7 @@
  *   "*"              after a lost connection: all of these, each from where it is
  */
 
-import { update } from "./charts.js";
+import { update, watch } from "./charts.js";
 import { subscribe } from "./stream.js";
 
 const root = document.getElementById("run");
@@ -71,9 +71,20 @@ async function swap(id, path) {
     (same ?? matching(details, old, fresh))?.setAttribute("open", "");
   }
   const stateChanged = id === "head" && old.dataset.state !== fresh.dataset.state;
+  keepCharts(old, fresh);
   keepLive(old, fresh);
+  watch(document.getElementById(id));
   if (stateChanged) document.getElementById("head").querySelector(".badge")?.classList.add("pulse");
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+}
+
+/* A chart of the same numbers stays as it is drawn; `watch` draws the others. */
+function keepCharts(old, fresh) {
+  const figure = (chart) => chart.querySelector("script[type='application/json']")?.textContent;
+  for (const chart of fresh.querySelectorAll(".chart[data-chart]")) {
+    const drawn = old.querySelector(`.chart[data-chart="${CSS.escape(chart.dataset.chart)}"]`);
+    if (drawn && figure(drawn) === figure(chart)) chart.replaceWith(drawn);
+  }
 }
 
 function matching(details, old, fresh) {
