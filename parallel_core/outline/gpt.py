@@ -153,12 +153,12 @@ class GptOutline(Outline):
         return self.model.vocab * self.model.hidden if self.model.tied else 0
 
     def costs(self, spec: RunSpec) -> list[UnitCost]:
-        whole, core, mlp = self._attention(spec), self._core(spec), self._mlp(spec)
-        rebuilt = replace(whole, inner=whole.inner - core, core=core)
-        chosen = recomputed(spec.parallel, self.units()) if spec.parallel.recompute == "selective" else frozenset()
-        blocks = (
-            unit for i in range(self.model.layers) for unit in (rebuilt if f"block.{i}" in chosen else whole, mlp)
-        )
+        whole, mlp = self._attention(spec), self._mlp(spec)
+        blocks = [whole, mlp] * self.model.layers
+        if spec.parallel.recompute == "selective":
+            core, chosen = self._core(spec), recomputed(spec.parallel, self.units())
+            rebuilt = replace(whole, inner=whole.inner - core, core=core)
+            blocks[::2] = [rebuilt if f"block.{i}" in chosen else whole for i in range(self.model.layers)]
         return [self._embed(spec), *blocks, self._head(spec)]
 
     @property

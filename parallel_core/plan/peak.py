@@ -84,11 +84,13 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
     layout = Layout.of(spec)
     size, main = BYTES_PER_ELEMENT[spec.train.precision], MAIN_BYTES[spec.train.precision]
     states = _MOMENTS + (size != main)
+    names = spec.model.units()
+    layers = _Layers(unit_costs(spec), [*boundary_elements(spec), 0], names, recomputed(spec.parallel, names))
     out = []
     for home in range(layout.pp):
         stages = layout.stages_of(home)
-        held = _parameters(spec, [layout.stage_units[stage] for stage in stages])
-        live = _at_peak(spec, {stage: layout.stage_units[stage] for stage in stages})
+        held = _parameters(spec, layers.costs, [layout.stage_units[stage] for stage in stages])
+        live = _at_peak(spec, layers, {stage: layout.stage_units[stage] for stage in stages})
         out.append(
             RankMemory(
                 rank=layout.rank(home),
@@ -103,9 +105,9 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
     return out
 
 
-def _parameters(spec: RunSpec, stages: Sequence[Sequence[int]]) -> int:
+def _parameters(spec: RunSpec, costs: Sequence[UnitCost], stages: Sequence[Sequence[int]]) -> int:
     """Elements of a rank's flat buffer; a rank that holds embedding and head holds a tied matrix once."""
-    costs, units = unit_costs(spec), [unit for stage in stages for unit in stage]
+    units = [unit for stage in stages for unit in stage]
     if spec.parallel.zero:
         return places_of(spec, costs, units).size
     total = sum(costs[unit].flat for unit in units)
@@ -126,10 +128,20 @@ def places_of(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) ->
     return place(sizes, bucket, shards_of(spec), alone_of(spec))
 
 
-def _at_peak(spec: RunSpec, stages: Mapping[int, Sequence[int]]) -> _Live:
+class _Layers(NamedTuple):
+    """All layers of a run: their costs, the elements that enter each (0 behind the last), names, and which blocks
+    recompute."""
+
+    costs: Sequence[UnitCost]
+    edges: Sequence[int]
+    names: Sequence[str]
+    chosen: frozenset[str]
+
+
+def _at_peak(spec: RunSpec, layers: _Layers, stages: Mapping[int, Sequence[int]]) -> _Live:
     """The worst instant of a rank that holds `stages` (number -> units), messages among what is passing."""
-    costs, edges = unit_costs(spec), [*boundary_elements(spec), 0]
-    parts = {n: (_segments(spec, costs, units), edges[units[-1] + 1]) for n, units in stages.items()}
+    edges = layers.edges
+    parts = {n: (_segments(spec, layers, units), edges[units[-1] + 1]) for n, units in stages.items()}
     if len(stages) == 1 and not TRAITS[spec.parallel.schedule].split:
         ((stage, units),) = stages.items()
         live = _in_backward(*parts[stage], _in_flight(spec, stage), _unproven(spec, stage))
@@ -182,14 +194,14 @@ class _Segment:
         return max(instants, key=sum)
 
 
-def _segments(spec: RunSpec, costs: Sequence[UnitCost], units: Sequence[int]) -> list[_Segment]:
+def _segments(spec: RunSpec, layers: _Layers, units: Sequence[int]) -> list[_Segment]:
     """The stage's layers as the engine recomputes them, block by block; layers outside of blocks are not."""
     if spec.parallel.recompute != "full":
-        return [_Segment(tuple(costs[unit] for unit in units), False)]
-    names = spec.model.units()
-    chosen = recomputed(spec.parallel, names)
-    blocks = groupby(units, key=lambda unit: block_of(names[unit]) or names[unit])
-    return [_Segment(tuple(costs[unit] for unit in block), recomputed=key in chosen) for key, block in blocks]
+        return [_Segment(tuple(layers.costs[unit] for unit in units), False)]
+    blocks = groupby(units, key=lambda unit: block_of(layers.names[unit]) or layers.names[unit])
+    return [
+        _Segment(tuple(layers.costs[unit] for unit in block), recomputed=key in layers.chosen) for key, block in blocks
+    ]
 
 
 def _in_backward(segments: Sequence[_Segment], output: int, in_flight: int, sent: int, split: bool = False) -> _Live:
