@@ -39,8 +39,15 @@ def settle(page: Page) -> None:
     )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["1440", "390"])
+@pytest.mark.parametrize(
+    ("viewport", "scheme"),
+    [
+        pytest.param(WIDE, "light", id="1440-light"),
+        pytest.param(PHONE, "dark", id="390-dark"),
+        pytest.param(WIDE, "dark", id="1440-dark", marks=pytest.mark.full),
+        pytest.param(PHONE, "light", id="390-light", marks=pytest.mark.full),
+    ],
+)
 def test_every_page_is_accessible_and_fits(
     window: Callable[..., Page], session: Any, stocked: dict[str, Any], troubles: Troubles, scheme: str, viewport: Any
 ) -> None:

@@ -121,6 +121,7 @@ def test_cancel_ends_every_process_and_says_so(yard: YardProcess, client: httpx.
     assert gone(pids)
 
 
+@pytest.mark.full
 def test_a_message_delivered_twice_trains_once(yard: YardProcess, client: httpx.Client) -> None:
     """The start message of a live attempt, sent again through the real broker, changes nothing."""
     run, pids = started(yard, client, tiny(2000, dp=2))
