@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.watched import slow
+from tests.browser.watched import STEPS, endless
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -46,14 +46,14 @@ def test_the_whole_way_from_sign_in_to_cancel_by_keyboard(window: Callable[..., 
     fill(page, "Password", yard.password)
     page.keyboard.press("Enter")
     page.wait_for_url("**/runs/")
-    tab_to(page, page.get_by_role("link", name="New run"))
+    tab_to(page, page.get_by_role("link", name="New run").first)
     page.keyboard.press("Enter")
     page.wait_for_url("**/runs/new/")
     tab_to(page, page.get_by_role("link", name="Tiny GPT, PP 2 (1F1B)"))
     page.keyboard.press("Enter")
     page.wait_for_url("**?preset=pp2")
     fill(page, "Name", "By keyboard")
-    fill(page, "Steps", "600")
+    fill(page, "Steps", str(STEPS))
     tab_to(page, page.get_by_role("button", name="Queue run"))
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="By keyboard", level=1)).to_be_visible()
@@ -71,7 +71,7 @@ def test_the_whole_way_from_sign_in_to_cancel_by_keyboard(window: Callable[..., 
 
 
 def test_a_dialog_holds_the_focus_and_gives_it_back(page: Page, yard: YardProcess, client: httpx.Client) -> None:
-    run = yard.submit(client, slow(600), name="Held")
+    run = yard.submit(client, endless(), name="Held")
     page.goto(f"/runs/{run}/")
     button, dialog = page.locator("#cancel"), page.get_by_role("dialog")
     button.focus()
@@ -115,7 +115,7 @@ def test_a_menu_opens_and_closes_by_keyboard(page: Page) -> None:
 def test_nothing_moves_for_those_who_ask_for_no_motion(
     window: Callable[..., Page], session: Any, yard: YardProcess, client: httpx.Client
 ) -> None:
-    run = yard.submit(client, slow(600), name="Still")
+    run = yard.submit(client, endless(), name="Still")
     moving = "() => document.getAnimations().filter((a) => a.playState === 'running').length"
     for wish, still in (("reduce", True), ("no-preference", False)):
         page = window(storage_state=session, reduced_motion=wish)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import PHONE, RUN_MS, mark, overflow, same_page, slow
+from tests.browser.watched import PHONE, RUN_MS, endless, mark, overflow, same_page
 from tests.yard_process import YardProcess, tiny
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -93,7 +93,7 @@ def test_selected_runs_are_compared(page: Page, stocked: dict[str, Any]) -> None
 
 
 def test_the_list_follows_a_run_in_place(page: Page, yard: YardProcess, client: httpx.Client) -> None:
-    in_front = yard.submit(client, slow(600), name="In front of it")
+    in_front = yard.submit(client, endless(), name="In front of it")
     run = yard.submit(client, tiny(), name="Followed")
     page.goto("/runs/?q=Followed")
     mark(page)
@@ -104,7 +104,7 @@ def test_the_list_follows_a_run_in_place(page: Page, yard: YardProcess, client: 
 
 
 def test_draining_is_said_before_and_keeps_new_runs_away(page: Page, yard: YardProcess, client: httpx.Client) -> None:
-    held = yard.submit(client, slow(600), name="On the host")
+    held = yard.submit(client, endless(), name="On the host")
     page.goto("/fleet/")
     host = page.locator(".host")
     expect(host).to_contain_text("Draining lets “On the host” finish; no new run starts here.")
@@ -129,7 +129,7 @@ def test_draining_is_said_before_and_keeps_new_runs_away(page: Page, yard: YardP
 def test_no_page_of_a_live_run_scrolls_sideways_on_a_phone(
     window: Callable[..., Page], session: Any, yard: YardProcess, client: httpx.Client
 ) -> None:
-    run = yard.submit(client, slow(600), name="Under way on a phone")
+    run = yard.submit(client, endless(), name="Under way on a phone")
     queued = yard.submit(client, tiny(), name="Behind it")
     page = window(storage_state=session, viewport=PHONE)
     try:

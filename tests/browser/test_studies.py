@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import RUN_MS, Troubles, mark, same_page, slow
+from tests.browser.watched import RUN_MS, Troubles, endless, mark, same_page
 from tests.yard_process import YardProcess, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -53,7 +53,7 @@ def test_the_form_says_what_will_run_and_the_page_fills_by_itself(
     page.locator("#f-repeats").fill("2")
     expect(page.get_by_role("button", name="Queue 4 runs")).to_be_enabled()
     page.locator("#f-repeats").fill("1")
-    in_front = yard.submit(client, slow(600), name="In front of the study")
+    in_front = yard.submit(client, endless(), name="In front of the study")
     page.get_by_role("button", name="Queue 2 runs").click()
     page.wait_for_url(re.compile(r"/studies/\d+/$"))
     mark(page)

@@ -18,6 +18,8 @@ OVERTAKEN = ["htmx:sendAbort", "htmx:afterRequest"]
 """A check that is under way when the form is sent, or typed into again, is given up; htmx says so."""
 LIVE_MS = 60_000
 RUN_MS = 120_000
+STEPS = 20_000
+"""Of an endless run: at eight a second it outlasts every test."""
 
 
 @dataclass
@@ -40,15 +42,16 @@ class Troubles:
         return [text for text in self.found if not any(part in text for part in self.expected)]
 
 
-def slow(steps: int) -> dict[str, Any]:
-    """A spec whose steps are long enough to be watched one by one. It holds two devices and keeps one of them busy at
-    a time, so that the browser and the yard have the other.
+def endless() -> dict[str, Any]:
+    """A spec that goes on until it is cancelled, with steps that can be watched one by one. It holds two devices and
+    mostly waits for its data, so that the browser and the yard have the processor.
     """
     return {
-        "model": {"layers": 4, "hidden": 128, "heads": 4, "seq": 128},
-        "train": {"steps": steps, "global_batch": 16},
+        "model": {"layers": 4, "hidden": 64, "heads": 4, "seq": 64},
+        "train": {"steps": STEPS, "global_batch": 16},
         "trace": {"trace_every": 5},
         "parallel": {"pp": 2, "schedule": "naive"},
+        "inject": [{"kind": "slow_data", "ms": 120}],
     }
 
 

@@ -216,6 +216,26 @@ export async function update(charts) {
   }
 }
 
+/* A chart as the server has rendered it anew: its words, table and figure move into the one that stands. */
+async function renew(element, fresh) {
+  for (const part of [":scope > figcaption", ":scope > .sub", ":scope > .chart-source", ".chart-data table"]) {
+    const [old, next] = [element.querySelector(part), fresh.querySelector(part)];
+    if (old && next) old.replaceChildren(...next.childNodes);
+  }
+  element.querySelector(".chart-box").setAttribute("aria-label", element.querySelector("figcaption").textContent);
+  const [script, next] = [element, fresh].map((root) => root.querySelector("script[type='application/json']"));
+  if (!script || !next) return;
+  script.textContent = next.textContent;
+  const entry = mounted.get(element.dataset.chart);
+  if (!entry) return; // drawn when it comes near the screen
+  entry.figure = JSON.parse(script.textContent);
+  await draw(entry);
+}
+
+document.addEventListener("chartnews", (event) => {
+  renew(event.target, event.detail).catch((error) => failed(event.target, error));
+});
+
 export async function reload(key, src) {
   const element = document.querySelector(`.chart[data-chart="${CSS.escape(key)}"]`);
   if (!element) return;

@@ -1,5 +1,6 @@
 /* The fleet, live: the part is fetched again when the stream says so; heartbeat dots age by themselves in between. */
 
+import { morph } from "./morph.js";
 import { subscribe } from "./stream.js";
 
 const LATE_S = 4;
@@ -32,30 +33,9 @@ async function refresh() {
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("fleet");
   if (!fresh) return;
-  const focused = old.contains(document.activeElement) ? place(old, document.activeElement) : null;
-  // The sentence stays in the document, so that it is read out only when it changes.
-  const said = old.querySelector(".verdict");
-  const says = fresh.querySelector(".verdict");
-  if (said.textContent !== says.textContent) said.textContent = says.textContent;
-  says.replaceWith(said);
-  for (const open of old.querySelectorAll("details[open][id]")) {
-    fresh.querySelector(`#${CSS.escape(open.id)}`)?.setAttribute("open", "");
-  }
-  old.replaceWith(fresh);
+  morph(old, fresh);
   fetchedAt = performance.now();
   age();
-  if (focused) restore(fresh, focused);
-}
-
-/* Elements without an id are found again by what they point to. */
-function place(root, element) {
-  if (element.id) return `#${CSS.escape(element.id)}`;
-  const href = element.getAttribute("href");
-  return href ? `a[href="${CSS.escape(href)}"]` : null;
-}
-
-function restore(root, selector) {
-  root.querySelector(selector)?.focus({ preventScroll: true });
 }
 
 function soon() {

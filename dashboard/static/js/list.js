@@ -1,5 +1,6 @@
 // The runs list: rows follow the runs live, in place. Nothing moves under the reader: where rows would come, go or
 // change places, a line above the table offers the new list instead.
+import { morph } from "./morph.js";
 import { subscribe } from "./stream.js";
 
 const results = document.querySelector("#results");
@@ -20,8 +21,7 @@ function patch(row, fresh) {
   [...row.cells].forEach((cell, i) => {
     const next = fresh.cells[i];
     if (i === 0 || cell.innerHTML === next.innerHTML) return; // the first cell is the reader's own tick
-    if (cell.contains(document.activeElement)) return;
-    cell.innerHTML = next.innerHTML;
+    morph(cell, next, "innerHTML");
     changed ||= cell.dataset.title !== "Age";
   });
   if (!changed) return;

@@ -5,6 +5,7 @@
  * {key: chart} for charts that stand in the page; data-live-reload = keys of data-src charts to fetch again.
  */
 
+import { morph } from "./morph.js";
 import { subscribe } from "./stream.js";
 
 const WAIT_MS = 1000; // a page is fetched at most this often, however often there is news
@@ -19,8 +20,10 @@ async function refreshWords() {
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const element of document.querySelectorAll("[data-live][id]")) {
     const news = fresh.getElementById(element.id);
-    if (!news || news.innerHTML === element.innerHTML || element.contains(document.activeElement)) continue;
-    element.innerHTML = news.innerHTML;
+    if (!news) continue;
+    const before = element.textContent;
+    morph(element, news, "innerHTML");
+    if (element.textContent === before) continue;
     element.classList.remove("pulse");
     void element.offsetWidth; // restarts the animation
     element.classList.add("pulse");

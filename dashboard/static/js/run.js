@@ -7,6 +7,7 @@
  */
 
 import { update, watch } from "./charts.js";
+import { morph } from "./morph.js";
 import { subscribe } from "./stream.js";
 
 const root = document.getElementById("run");
@@ -55,59 +56,16 @@ async function get(path, type) {
   return answer;
 }
 
-/* Replaces an element by its newer self; an open dialog, menu or focused control stays. */
+/* Brings an element to its newer self. */
 async function swap(id, path) {
   const old = document.getElementById(id);
   const text = await (await get(path, "text/html")).text();
   const fresh = new DOMParser().parseFromString(text, "text/html").getElementById(id);
-  if (!old || !fresh || old.outerHTML === fresh.outerHTML) return;
-  if (old.querySelector("dialog[open], details.menu[open]")) {
-    soon(id, () => swap(id, path), SLOWEST_MS);
-    return;
-  }
-  const focused = old.contains(document.activeElement) ? document.activeElement.id : "";
-  for (const details of old.querySelectorAll("details[open]")) {
-    const same = details.id ? fresh.querySelector(`#${CSS.escape(details.id)}`) : null;
-    (same ?? matching(details, old, fresh))?.setAttribute("open", "");
-  }
+  if (!old || !fresh) return;
   const stateChanged = id === "head" && old.dataset.state !== fresh.dataset.state;
-  keepCharts(old, fresh);
-  keepLive(old, fresh);
-  watch(document.getElementById(id));
-  if (stateChanged) document.getElementById("head").querySelector(".badge")?.classList.add("pulse");
-  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
-}
-
-/* A chart of the same numbers stays as it is drawn; `watch` draws the others. */
-function keepCharts(old, fresh) {
-  const figure = (chart) => chart.querySelector("script[type='application/json']")?.textContent;
-  for (const chart of fresh.querySelectorAll(".chart[data-chart]")) {
-    const drawn = old.querySelector(`.chart[data-chart="${CSS.escape(chart.dataset.chart)}"]`);
-    if (drawn && figure(drawn) === figure(chart)) chart.replaceWith(drawn);
-  }
-}
-
-function matching(details, old, fresh) {
-  const index = [...old.querySelectorAll("details")].indexOf(details);
-  return fresh.querySelectorAll("details")[index];
-}
-
-/* A live region speaks only if it stays in the document while its text changes. */
-function keepLive(old, fresh) {
-  const region = old.querySelector("[aria-live]");
-  const next = fresh.querySelector("[aria-live]");
-  if (!region || !next) {
-    old.replaceWith(fresh);
-    return;
-  }
-  for (const { name, value } of fresh.attributes) old.setAttribute(name, value);
-  if (region.innerHTML !== next.innerHTML) region.replaceChildren(...next.childNodes);
-  next.remove();
-  const children = [...fresh.children];
-  for (const child of [...old.children]) if (child !== region) child.remove();
-  const before = children.filter((child) => child.matches(".page-head"));
-  region.before(...before);
-  region.after(...children.filter((child) => !before.includes(child)));
+  morph(old, fresh);
+  watch(old);
+  if (stateChanged) old.querySelector(".badge")?.classList.add("pulse");
 }
 
 /* Metrics ------------------------------------------------------------------------------------------------------- */
