@@ -34,6 +34,8 @@ TORCH_FREE = (
     "parallel_core.simulate.replay",
     "parallel_core.plan.memory",
     "parallel_core.plan.order",
+    "parallel_core.plan.orders.measured",
+    "parallel_core.plan.orders.search",
     "parallel_core.plan.partition",
     "parallel_core.plan.pipedream",
     "parallel_core.profile.measure",

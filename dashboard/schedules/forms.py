@@ -7,11 +7,14 @@ from typing import Any
 from django import forms
 from pydantic_core import PydanticCustomError
 
-from dashboard.runs.choice_labels import CHOICE_LABELS
+from dashboard.schedules import searched
+from dashboard.schedules.words import LABELS
 from parallel_core.pipeline_rules import check_pipeline
+from parallel_core.plan.orders.problem import OrderError
+from parallel_core.plan.orders.search import Found
 from parallel_core.schedule import names
 from parallel_core.schedule.traits import TRAITS
-from parallel_core.simulate.lesson import Lesson, lesson
+from parallel_core.simulate.lesson import Lesson, lesson, lesson_of
 from parallel_core.spec import ParallelSpec
 
 MAX_OPERATIONS = 12_000
@@ -32,14 +35,17 @@ class ScheduleForm(forms.Form):
     grad = forms.FloatField(label="Input gradient", min_value=0, max_value=100)
     weight = forms.FloatField(label="Weight gradient", min_value=0, max_value=100)
     message = forms.FloatField(label="Message", min_value=0, max_value=100)
+    keep = forms.FloatField(label="Keep, found order", min_value=1, max_value=256, required=False)
 
     DEFAULTS = {"a": "1f1b", "b": "gpipe", "p": 4, "m": 8, "v": "", "forward": 1, "grad": 1, "weight": 1, "message": 0}
 
     lessons: list[Lesson]
+    found: list[Found]
+    """Of those that were searched for."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__({**self.DEFAULTS, **given}, auto_id="f-%s", use_required_attribute=False)
-        choices = [(name, CHOICE_LABELS[name]) for name in names()]
+        choices = [(name, LABELS[name]) for name in (*names(), *searched.SHAPES)]
         self.fields["a"].choices = choices  # type: ignore[attr-defined]
         self.fields["b"].choices = [(NONE, "nothing"), *choices]  # type: ignore[attr-defined]
         for name, field in self.fields.items():
@@ -50,11 +56,29 @@ class ScheduleForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         asked = dict(super().clean() or {})  # a field with an error leaves the form's own
         if not self.errors:
+            self.found = []
             chosen = [asked[side] for side in ("a", "b") if asked[side]]
             self.lessons = [made for name in chosen if (made := self._lesson(name, asked))]
         return asked
 
+    def _searched(self, name: str, asked: dict[str, Any]) -> Lesson | None:
+        each = 3 * asked["p"] * (2 if searched.SHAPES[name] == "v" else 1)
+        if each * asked["m"] > searched.MOST_OPERATIONS:
+            most = searched.MOST_OPERATIONS // each
+            self.add_error("m", f"{each * asked['m']} operations are too many to search; use at most {most}.")
+            return None
+        try:
+            made = searched.search(name, asked)
+        except OrderError as error:
+            self.add_error("keep", str(error).removeprefix("limit: "))
+            return None
+        self.found.append(made)
+        costs = asked["forward"], asked["grad"], asked["weight"]
+        return lesson_of(searched.schedule_of(name, made), costs, asked["message"])
+
     def _lesson(self, name: str, asked: dict[str, Any]) -> Lesson | None:
+        if name in searched.SHAPES:
+            return self._searched(name, asked)
         p, m, traits = asked["p"], asked["m"], TRAITS[name]
         chunks = asked["v"] if p > 1 and traits.most != 1 else None
         try:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.urls import reverse
 from django.views.decorators.http import require_safe
 from django.views.decorators.vary import vary_on_headers
 
 from dashboard.charts import schedule
-from dashboard.schedules import words
+from dashboard.schedules import searched, words
 from dashboard.schedules.forms import ScheduleForm
+from parallel_core.schedule.table import to_csv, to_json
 
 LEGEND = (
     ("forward", "forward"),
@@ -34,9 +36,32 @@ def schedules(request: HttpRequest) -> HttpResponse:
     if valid:
         context |= {
             "verdict": words.comparison(form.lessons),
+            "proofs": list(dict.fromkeys(map(words.proof, form.found))),
+            "orders": [
+                {"name": words.name(made), "run": searched.address(made.schedule), "files": _files(side, request)}
+                for side, made in zip("ab", form.lessons, strict=False)
+            ],
             "names": [words.name(made) for made in form.lessons],
             "table": words.table(form.lessons),
             "charts": schedule.charts(form.lessons, [words.finding(made) for made in form.lessons]),
         }
     template = "schedules/result.html" if request.headers.get("HX-Request") else "schedules/page.html"
     return render(request, template, context)
+
+
+def _files(side: str, request: HttpRequest) -> list[tuple[str, str]]:
+    """(name, address) of each form in which a schedule of the page is a file."""
+    query = request.GET.urlencode()
+    return [(kind.upper(), f"{reverse('schedules:order', args=[side, kind])}?{query}") for kind in ("csv", "json")]
+
+
+@require_safe
+def order(request: HttpRequest, side: str, kind: str) -> HttpResponse:
+    """A schedule of the page as a file: PyTorch's CSV of its compute, or JSON. Where there is none, 404."""
+    form = ScheduleForm(request.GET.dict())
+    shown = dict(zip("ab", form.lessons, strict=False)) if form.is_valid() else {}
+    if side not in shown:
+        raise Http404
+    made = shown[side].schedule
+    text, content = (to_csv(made), "text/csv") if kind == "csv" else (to_json(made), "application/json")
+    return HttpResponse(text, content, headers={"Content-Disposition": f'attachment; filename="{made.name}.{kind}"'})

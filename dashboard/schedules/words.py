@@ -7,8 +7,11 @@ from urllib.parse import urlencode
 
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from parallel_core.analysis.quantities import percent_text, significant
+from parallel_core.plan.orders.search import Found
 from parallel_core.simulate.lesson import UNIT, Lesson
 
+LABELS = {**CHOICE_LABELS, "found": "Found order", "found-v": "Found order as a V"}
+"""Of every schedule that the page can show."""
 LESSONS: tuple[tuple[str, str, str, dict[str, float]], ...] = (
     ("Why micro-batches", "naive", "gpipe", {}),
     ("The same bubble, less memory", "gpipe", "1f1b", {}),
@@ -17,6 +20,7 @@ LESSONS: tuple[tuple[str, str, str, dict[str, float]], ...] = (
     ("No bubble at the same memory", "zb-h1", "zb-v", {}),
     ("No flush, older weights", "1f1b", "1f1b-stash", {}),
     ("What slow messages cost", "1f1b", "interleaved", {"message": 1}),
+    ("A search beats the book", "zb-h1", "found", {"grad": 1.2, "weight": 0.6, "message": 0.1, "keep": 6}),
 )
 """(what it teaches, the schedule to begin with, the one that is better or worse at it, more of the address)."""
 
@@ -27,7 +31,7 @@ def lessons() -> list[tuple[str, str]]:
 
 
 def name(made: Lesson) -> str:
-    return CHOICE_LABELS[made.schedule.name]
+    return LABELS[made.schedule.name]
 
 
 def units(nanoseconds: float) -> str:
@@ -49,6 +53,16 @@ def comparison(found: Sequence[Lesson]) -> str:
         return f"{significant(one.working)} of {one.devices} devices are busy on average in {name(one)}."
     a, b = found
     return f"{_length(a, b)} {_memory(a, b)}"
+
+
+def proof(found: Found) -> str:
+    """How near an order that was searched for is to the shortest there can be."""
+    if found.length <= found.bound:
+        return "Proven: no order within this limit is shorter than the one found."
+    return (
+        f"The order found is at most {percent_text(found.gap)} from the shortest: "
+        f"none takes less than {units(found.bound)} units."
+    )
 
 
 def _length(a: Lesson, b: Lesson) -> str:

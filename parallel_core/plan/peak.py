@@ -142,7 +142,7 @@ def _at_peak(spec: RunSpec, layers: _Layers, stages: Mapping[int, Sequence[int]]
     """The worst instant of a rank that holds `stages` (number -> units), messages among what is passing."""
     edges = layers.edges
     parts = {n: (_segments(spec, layers, units), edges[units[-1] + 1]) for n, units in stages.items()}
-    if len(stages) == 1 and not TRAITS[spec.parallel.schedule].split:
+    if len(stages) == 1 and spec.parallel.program is None and not TRAITS[spec.parallel.schedule].split:
         ((stage, units),) = stages.items()
         live = _in_backward(*parts[stage], _in_flight(spec, stage), _unproven(spec, stage))
         return _Live(live.kept, live.passing + _messages(spec, stage, edges[units[0]], edges[units[-1] + 1]))

@@ -93,8 +93,12 @@ def lesson(
     Raises KeyError for an unknown name; whether the numbers go together is `check_pipeline`'s to say.
     """
     steps = 1 if flushes(name) or pp == 1 else 2 * -(-pp // micro_batches) + 3
-    made = schedule.compute_only(name, pp, micro_batches, chunks=chunks, steps=steps)
-    per_rank = made.stages // pp
+    return lesson_of(schedule.compute_only(name, pp, micro_batches, chunks=chunks, steps=steps), costs, message, steps)
+
+
+def lesson_of(made: Schedule, costs: tuple[float, float, float], message: float = 0, steps: int = 1) -> Lesson:
+    """The same of a compute-only schedule of one replica; of a stream of `steps` steps where that is more than one."""
+    per_rank = made.stages // made.pipeline_ranks
     f, b, w = (round(cost * UNIT / per_rank) for cost in costs)
     table = Costs.uniform(made.stages, f, b, w, message=round(message * UNIT))
     spans = simulate(made, table)

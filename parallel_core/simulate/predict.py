@@ -48,7 +48,7 @@ def predict_step(spec: RunSpec, table: CostTable, devices: Sequence[int] | None 
 
     Raises CannotPredict.
     """
-    made = _Maker(spec, table)
+    made = Maker(spec, table)
     schedule = made.schedule()
     bound = devices or [rank % table.devices for rank in range(spec.parallel.world)]
     spans = simulate_shared(schedule, made.costs(schedule), made.sharing(bound))
@@ -89,7 +89,7 @@ def _curve(rows: Sequence[Layers], seconds: Sequence[float]) -> Curve:
     return Curve(sizes=tuple(float(row.samples) for row in rows), seconds=tuple(seconds))
 
 
-class _Maker:
+class Maker:
     """Costs of the operations of one run."""
 
     def __init__(self, spec: RunSpec, table: CostTable) -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.test import Client
 
 from dashboard.charts import schedule as schedule_chart
-from dashboard.schedules import words
+from dashboard.schedules import searched, words
 from dashboard.schedules.forms import MAX_OPERATIONS, ScheduleForm
-from parallel_core.schedule import names
+from parallel_core.schedule import compute_only, names
+from parallel_core.schedule.check import check
 from parallel_core.schedule.held import peak_in_flight
+from parallel_core.schedule.passes.communicate import communicate
+from parallel_core.schedule.passes.reduce import reduce_and_step
+from parallel_core.schedule.table import from_csv, from_json
 from parallel_core.simulate.lesson import UNIT, lesson
+from parallel_core.spec import RunSpec
 
 
 def form(**given: Any) -> ScheduleForm:
@@ -86,6 +92,8 @@ def test_the_charts_share_their_axes() -> None:
         ({"p": 32, "m": 256}, "m", f"use at most {MAX_OPERATIONS // 64}"),
         ({"a": "nothing"}, "a", "nothing is not one"),
         ({"forward": "nan"}, "forward", "Enter a number"),
+        ({"b": "found", "p": 16, "m": 128}, "m", "too many to search; use at most 62"),
+        ({"b": "found-v", "keep": 0.5}, "keep", "greater than or equal to 1"),
     ],
 )
 def test_what_cannot_be_is_said_at_its_field(given: dict[str, Any], field: str, said: str) -> None:
@@ -104,6 +112,31 @@ def test_the_page_and_its_part(client: Client, bob: Any) -> None:
     wrong = page(client, "?p=0&m=<b>", **{"HX-Request": "true"})
     assert "Nothing is simulated yet" in wrong
     assert "<b>" not in wrong
+
+
+def test_an_order_is_found_and_taken_away(client: Client, bob: Any) -> None:
+    client.force_login(bob)
+    said = page(client, "?a=found&b=zb-h1&grad=1.2&weight=0.6&message=0.1&keep=6")
+    assert "Found order is 1.07 times as fast as ZB-H1" in said
+    assert re.search(
+        r"The order found is at most \d(\.\d)? % from the shortest: none takes less than [\d.]+ units", said
+    )
+    assert "Proven: no order within this limit is shorter" in page(client, "?a=found-v")
+    made = from_csv(client.get("/schedules/order-a.csv?a=found&p=2&m=3").content.decode())
+    assert (made.pipeline_ranks, made.micro_batches) == (2, 3)
+    check(reduce_and_step(communicate(made)))
+    whole = client.get("/schedules/order-b.json?a=found&b=1f1b&p=2&m=3").content.decode()
+    assert from_json(whole) == compute_only("1f1b", 2, 3)
+    assert client.get("/schedules/order-b.csv?b=").status_code == 404
+
+
+def test_a_found_order_fills_in_a_run(client: Client, alice: Any) -> None:
+    address = searched.address(form(a="found", p=2, m=3, weight=0.5).lessons[0].schedule)
+    spec = RunSpec.model_validate_json(parse_qs(urlsplit(address).query)["spec"][0])
+    assert (spec.parallel.schedule, spec.parallel.pp, spec.parallel.micro_batches) == ("custom", 2, 3)
+    assert searched.address(lesson("1f1b-stash", 2, 3).schedule) == ""
+    client.force_login(alice)
+    assert "Custom" in client.get(address).content.decode()
 
 
 def test_every_lesson_works(client: Client, bob: Any) -> None:

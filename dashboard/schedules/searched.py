@@ -1,0 +1,54 @@
+"""Orders found for the Schedules page: the search within what a page may take, and its order as a file or a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlencode
+
+from django.urls import reverse
+
+from parallel_core.plan.orders.problem import Problem
+from parallel_core.plan.orders.search import Found, find
+from parallel_core.schedule.ir import Schedule
+from parallel_core.schedule.table import to_csv
+from parallel_core.schedule.traits import CUSTOM, Shape
+from parallel_core.simulate.lesson import UNIT
+from parallel_core.spec import ParallelSpec
+
+SHAPES: dict[str, Shape] = {"found": "line", "found-v": "v"}
+EFFORT = 100_000
+"""Operations timed while somebody waits: about a tenth of a second."""
+MOST_OPERATIONS = 3_000
+"""Of a schedule that is searched for: more take longer than a page may."""
+MOST_ADDRESS = 3_000
+"""Characters of a program that an address still carries."""
+
+
+def search(name: str, asked: dict[str, Any]) -> Found:
+    """`asked` = the form's values. Raises OrderError."""
+    times = tuple(asked[field] * UNIT for field in ("forward", "grad", "weight"))
+    limit = asked["keep"] or asked["p"]
+    problem = Problem.uniform(asked["p"], asked["m"], times, asked["message"] * UNIT, limit, SHAPES[name])
+    return find(problem, EFFORT)
+
+
+def schedule_of(name: str, found: Found) -> Schedule:
+    return replace(found.schedule, name=name)
+
+
+def address(made: Schedule) -> str:
+    """New run with this order; '' where no run has it, or an address cannot carry it."""
+    program = to_csv(made)
+    if made.sync != "flush" or made.pipeline_ranks < 2 or len(program) > MOST_ADDRESS or "OVERLAP" in program:
+        return ""
+    m, pp = made.micro_batches, made.pipeline_ranks
+    split = ParallelSpec.model_validate({"pp": pp, "schedule": CUSTOM, "micro_batches": m, "program": program})
+    layers = max(4, made.stages)
+    spec = {
+        "model": {"layers": layers},
+        "parallel": split.model_dump(exclude_defaults=True),
+        "train": {"global_batch": 4 * m},
+    }
+    return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(spec)})}"

@@ -1,0 +1,96 @@
+"""`python -m parallel_core order`: finds the pipeline order of a run, from its own costs where they are known."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
+
+if TYPE_CHECKING:
+    from parallel_core.plan.orders.measured import Ordered
+    from parallel_core.plan.orders.search import Found
+    from parallel_core.spec import RunSpec
+
+Commands = Any
+"""What argparse's add_subparsers returns; it has no public type."""
+
+
+def add(commands: Commands) -> None:
+    """Adds the command to the engine's."""
+    order = commands.add_parser("order", help="find the best pipeline order of a spec, and write it as a spec")
+    order.add_argument("spec", type=Path, help="a RunSpec as JSON with pp > 1")
+    order.add_argument("--table", type=Path, help="what `profile --out` wrote (default: F = B = W, messages free)")
+    order.add_argument("--keep", type=float, help="micro-batches that a rank may keep (default: pp, as 1F1B)")
+    order.add_argument("--effort", type=int, default=1_000_000, help="operations timed in the search")
+    order.add_argument("--csv", action="store_true", help="print the order alone, as PyTorch spells it")
+    order.add_argument("--out", type=Path, help="write the fastest as a spec that `train` takes")
+    order.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code: 0 found, 2 what was asked cannot be."""
+    from parallel_core.cli import read_spec
+    from parallel_core.plan.orders.problem import OrderError
+    from parallel_core.profile.table import CostTableError
+    from parallel_core.simulate.predict import CannotPredict
+
+    spec = read_spec(options.spec)
+    if spec.parallel.pp < 2:
+        print("parallel.pp=1: there is nothing to order; use 2 or more.", file=sys.stderr)
+        return 2
+    try:
+        best = _in_units(spec, options) if options.table is None else _measured(spec, options)
+    except (CostTableError, CannotPredict, OrderError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.csv and best.parallel.program:
+        print(best.parallel.program.rstrip())
+    if options.out is not None:
+        options.out.write_text(json.dumps(best.model_dump(mode="json"), indent=1) + "\n")
+    return 0
+
+
+def _in_units(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
+    """Finds it at F = B = W."""
+    from parallel_core.plan.orders.measured import with_schedule
+    from parallel_core.plan.orders.problem import Problem
+    from parallel_core.plan.orders.search import find, known_lengths
+    from parallel_core.schedule.table import to_csv
+    from parallel_core.schedule.traits import CUSTOM
+
+    split = spec.parallel
+    keep = split.pp if options.keep is None else options.keep
+    problem = Problem.uniform(split.pp, split.micro_batches, (1000, 1000, 1000), limit=keep)
+    made = find(problem, options.effort)
+    if not options.csv:
+        lengths = {name: length for name, length in known_lengths(problem).items() if length is not None}
+        for name, length in {**lengths, "found": made.length}.items():
+            print(f"{length / 1000:8.1f} units  {name}")
+        print(_proof(made))
+    return with_schedule(spec, CUSTOM, to_csv(made.schedule))
+
+
+def _measured(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
+    from parallel_core.plan.orders.measured import ordered
+    from parallel_core.profile.table import CostTable
+
+    rows = ordered(spec, CostTable.read(options.table), options.keep, options.effort)
+    found = next(row for row in rows if row.found is not None)
+    if not options.csv:
+        print("\n".join(map(_line, rows)))
+    return found.spec
+
+
+def _line(row: Ordered) -> str:
+    proof = f"  {_proof(row.found)}" if row.found else ""
+    return f"{seconds_text(row.seconds):>10}  {bytes_text(row.memory):>9}  {row.name}{proof}"
+
+
+def _proof(found: Found) -> str:
+    if found.length <= found.bound:
+        return "proven: no order is shorter"
+    return f"at most {percent_text(found.gap)} from the shortest"

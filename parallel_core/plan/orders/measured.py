@@ -1,0 +1,91 @@
+"""The order found for a run, from its cost table: beside the handmade ones, predicted as the ledger predicts runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.orders.problem import Problem
+from parallel_core.plan.orders.search import EFFORT, Found, find
+from parallel_core.profile.table import CostTable
+from parallel_core.schedule import places
+from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.table import to_csv
+from parallel_core.schedule.traits import CUSTOM
+from parallel_core.simulate.predict import predict_step
+from parallel_core.simulate.stage_costs import message_times, stage_times
+from parallel_core.spec import RunSpec
+
+BESIDE = ("1f1b", "zb-h1", "zb-v")
+SHAPES = {"line": "zb-h1", "v": "zb-v"}
+"""A schedule whose stages lie so."""
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """A run under one order: `seconds` a step and bytes of its worst rank, predicted; `found` where it was searched."""
+
+    name: str
+    spec: RunSpec
+    seconds: float
+    memory: int
+    found: Found | None = None
+
+
+def problem_of(spec: RunSpec, table: CostTable, keep: float) -> Problem:
+    """Times of the stages of `spec`, whose ranks may keep `keep` micro-batches of their share of the model.
+
+    Raises CannotPredict where the table is not of this run, OrderError where `keep` is too little.
+    """
+    home = places(spec.parallel)
+    stages, ranks = len(home), spec.parallel.pp
+    share = (ranks / stages,) * stages
+    f, b, w, whole = (tuple(stage_times(spec, table, kind)) for kind in (Kind.F, Kind.B, Kind.W, Kind.BW))
+    messages = tuple(message_times(spec, table))
+    micro_batches = spec.parallel.micro_batches
+    return Problem(micro_batches, home, f, b, w, whole, messages, share, share, (keep,) * ranks)
+
+
+def with_schedule(spec: RunSpec, name: str, program: str | None = None) -> RunSpec:
+    """The run under another schedule; its cuts stay where the stages are as many. Raises ValidationError."""
+    split: dict[str, Any] = {**spec.parallel.model_dump(), "schedule": name, "program": program, "chunks": None}
+    made = RunSpec.model_validate(spec.model_dump() | {"parallel": {**split, "cuts": None}})
+    if made.parallel.stages != spec.parallel.stages:
+        return made
+    return RunSpec.model_validate(spec.model_dump() | {"parallel": split})
+
+
+def ordered(spec: RunSpec, table: CostTable, keep: float | None = None, effort: int = EFFORT) -> list[Ordered]:
+    """Handmade orders of the run and the ones found for its stages in a line and in a V, fastest first.
+
+    `keep` in micro-batches (default: as many as 1F1B's first stage). Raises CannotPredict, OrderError.
+    """
+    room = spec.parallel.pp if keep is None else keep
+    return sorted([*_handmade(spec, table), *_found(spec, table, room, effort)], key=lambda row: row.seconds)
+
+
+def _handmade(spec: RunSpec, table: CostTable) -> Iterator[Ordered]:
+    for name in BESIDE:
+        try:
+            yield _row(name, with_schedule(spec, name), table)
+        except ValidationError:  # too few layers or micro-batches for it
+            continue
+
+
+def _found(spec: RunSpec, table: CostTable, keep: float, effort: int) -> Iterator[Ordered]:
+    for shape, like in SHAPES.items():
+        try:
+            alike = with_schedule(spec, like)
+        except ValidationError:  # too few layers for as many stages
+            continue
+        made = find(problem_of(alike, table, keep), effort // len(SHAPES))
+        chosen = with_schedule(spec, CUSTOM, to_csv(made.schedule))
+        yield _row("found" if shape == "line" else "found in a V", chosen, table, made)
+
+
+def _row(name: str, spec: RunSpec, table: CostTable, found: Found | None = None) -> Ordered:
+    return Ordered(name, spec, predict_step(spec, table).seconds, worst_stage(spec).total, found)

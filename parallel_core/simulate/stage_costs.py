@@ -1,0 +1,38 @@
+"""RunSpec x CostTable -> what one operation of each stage takes, for those who make schedules rather than walk them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from parallel_core.layout import Layout
+from parallel_core.profile.table import CostTable
+from parallel_core.schedule.ir import Kind, Op
+from parallel_core.simulate.predict import Maker
+from parallel_core.simulate.shared import HostCosts, Sharing
+from parallel_core.spec import RunSpec
+
+_MESSAGES = {Kind.F: (Kind.RECV_ACT, Kind.SEND_ACT), Kind.W: ()}
+_BACK = (Kind.RECV_GRAD, Kind.SEND_GRAD)
+
+
+def stage_times(spec: RunSpec, table: CostTable, kind: Kind) -> list[int]:
+    """Ns of one F, B, W or BW of each stage while all devices are busy, with the work of its own messages.
+
+    Raises CannotPredict.
+    """
+    made = Maker(spec, table)
+    schedule = made.schedule()
+    costs, sharing = made.costs(schedule), made.sharing([rank % table.devices for rank in range(spec.parallel.world)])
+    return [round(_in_all(costs, sharing, Op(kind, stage), table.busy)) for stage in range(schedule.stages)]
+
+
+def message_times(spec: RunSpec, table: CostTable) -> list[int]:
+    """Ns from each stage to the next; 0 where both stand on one rank. Raises CannotPredict."""
+    made = Maker(spec, table)
+    costs = made.costs(made.schedule())
+    return [costs.messages.get((stage, Kind.SEND_ACT), (0, 0))[0] for stage in range(Layout.of(spec).stages - 1)]
+
+
+def _in_all(costs: HostCosts, sharing: Sharing, op: Op, busy: int) -> float:
+    own = costs.compute.of(op) * sharing.stretch(op, busy) + costs.waits.get((op.stage, op.kind), 0)
+    return own + sum(costs.compute.of(replace(op, kind=kind)) for kind in _MESSAGES.get(op.kind, _BACK))
