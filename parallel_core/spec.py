@@ -69,8 +69,8 @@ class ParallelSpec(_Spec):
     recompute: Recompute = "none"
     recompute_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Blocks that recompute, by index from 0; None = all. (Of a GPT: its layers.)"""
-    zero: Annotated[int, Field(ge=0, le=1)] = 0
-    """ZeRO stage (Rajbhandari et al. 2020): 1 shards moments and master weights over the replicas."""
+    zero: Annotated[int, Field(ge=0, le=2)] = 0
+    """ZeRO stage (Rajbhandari et al. 2020): 1 shards moments and master weights over the replicas, 2 gradients too."""
     cuts: tuple[Positive, ...] | None = None
 
     @property

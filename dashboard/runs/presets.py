@@ -53,6 +53,12 @@ PRESETS = (
     Preset("tiny", "Tiny GPT, 1 device", "0.8 M parameters; a step in well under a second", _tiny()),
     Preset("dp2", "Tiny GPT, DP 2", "two replicas, gradients all-reduced", _tiny(dp=2)),
     Preset("dp2-zero1", "Tiny GPT, DP 2 + ZeRO-1", "replicas share the optimizer's state", _tiny(dp=2, zero=1)),
+    Preset(
+        "dp2-zero2",
+        "Tiny GPT, DP 2 + ZeRO-2",
+        "and keep no more of the gradients than they update",
+        _tiny(dp=2, zero=2, micro_batches=2),
+    ),
     Preset("tp2", "Tiny GPT, TP 2", "every layer split over two devices", _tiny(tp=2)),
     Preset(
         "tp2-sp",

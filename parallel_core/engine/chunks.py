@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from parallel_core.engine.stage import Batch, Stage
 from parallel_core.models.initial import fill
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.scope import Scope
-from parallel_core.plan.places import alone_of, shards_of
+from parallel_core.plan.places import alone_of, bucket_bytes, shards_of
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.parallelise import split_dim
@@ -43,9 +44,13 @@ class Chunks:
             number: Stage(spec, names, group, self.weights, self.loss_scale, scope) for number, names in stages.items()
         }
         self.names = tuple(name for names in stages.values() for name in names)
-        places = [place for stage in self.stages.values() for place in stage.places()]
+        places = {number: stage.places() for number, stage in self.stages.items()}
         shard = Shard(shards_of(spec), scope.replica if spec.parallel.zero else 0, alone_of(spec))
-        self.flat = FlatParameters(places, DTYPES[spec.train.precision], device, shard)
+        if spec.parallel.zero > 1 and replicas is not None:
+            stage_of = {name: number for number in reversed(places) for name, *_ in places[number]}
+            shard = replace(shard, lean=True, bucket=bucket_bytes(spec), stage_of=stage_of)
+        named = [place for of_stage in places.values() for place in of_stage]
+        self.flat = FlatParameters(named, DTYPES[spec.train.precision], device, shard)
         self._fill(spec, group)
         for stage in self.stages.values():
             stage.prepare(replicas, device)
@@ -75,3 +80,7 @@ class Chunks:
     def arrivals(self) -> Counter[nn.Parameter]:
         """How many times the backward of one micro-batch, through all stages, adds to each parameter's gradient."""
         return sum((stage.arrivals() for stage in self.stages.values()), Counter())
+
+    def handed_in(self) -> Counter[nn.Parameter]:
+        """How many of them wait for W, where backward is split."""
+        return sum((stage.handed_in() for stage in self.stages.values()), Counter())

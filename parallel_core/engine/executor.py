@@ -16,7 +16,7 @@ from parallel_core.engine.norm import StageNorm, StepTotals, Totals, clip_factor
 from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.p2p import Links, Traffic
 from parallel_core.engine.precision import LossScale
-from parallel_core.engine.reduction import GradientReducer
+from parallel_core.engine.reduction import Reducer
 from parallel_core.engine.shared import SharedGradients
 from parallel_core.engine.stage import Batch
 from parallel_core.observe.progress import Progress
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 
     chunks: Chunks
     links: Links
-    reducer: GradientReducer
+    reducer: Reducer
     totals: StepTotals
     stage_norm: StageNorm
     optimizer: FlatAdamW

@@ -3,20 +3,21 @@
 Gradients have the number type of `precision.main_dtype`: in 16-bit runs autograd adds its 16-bit results to fp32.
 
 One buffer means one optimizer kernel, one memset, and gradient buckets that are slices: nothing is copied to be sent.
-Under ZeRO (Rajbhandari et al. 2020) a replica owns one part of every bucket; without, all of the buffers.
+Under ZeRO (Rajbhandari et al. 2020) a replica owns one part of every bucket; without, all of the buffers. Under ZeRO-2
+the gradient buffer has what is owned alone (`engine.lean` makes the whole buckets, and lets them go).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from parallel_core.engine.device import Device
 from parallel_core.engine.precision import main_dtype
-from parallel_core.plan.places import BUCKET_BYTES, place
+from parallel_core.plan.places import BUCKET_BYTES, Places, place
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,23 @@ class Slot:
 
 @dataclass(frozen=True)
 class Shard:
-    """Replica `index` of `count` owns its part of each bucket; parameters in `alone` have a bucket of their own."""
+    """Replica `index` of `count` owns its part of each bucket; parameters in `alone` have a bucket of their own.
+
+    `lean`: it keeps the gradients of its parts alone. `bucket` = bytes from which a bucket is sent, None = the
+    device's; parameters whose `stage_of` differs (unnamed: 0) share none.
+    """
 
     count: int = 1
     index: int = 0
     alone: frozenset[str] = frozenset()
+    lean: bool = False
+    bucket: int | None = None
+    stage_of: Mapping[str, int] = field(default_factory=dict)
+
+    def places(self, sizes: Mapping[str, int], device: Device, item: int) -> Places:
+        """Of parameters of `sizes` elements, whose gradients have `item` bytes each."""
+        bucket = (self.bucket or BUCKET_BYTES[device.kind]) // item
+        return place(sizes, bucket, self.count, self.alone, lambda name: self.stage_of.get(name, 0))
 
 
 class FlatParameters:
@@ -55,14 +68,19 @@ class FlatParameters:
         shapes = {name: getattr(module, attribute).shape for name, module, attribute in named}
         main = main_dtype(dtype)
         sizes = {name: shape.numel() for name, shape in shapes.items()}
-        places = place(sizes, BUCKET_BYTES[device.kind] // main.itemsize, shard.count, shard.alone)
+        places = shard.places(sizes, device, main.itemsize)
+        self.lean = shard.lean
         self.values = torch.zeros(places.size, dtype=dtype, device=device.torch)
-        self.grads = torch.zeros(places.size, dtype=main, device=device.torch)
+        kept = places.size // shard.count if shard.lean else places.size
+        self.grads = torch.zeros(kept, dtype=main, device=device.torch)
         self.buckets = places.buckets
         self.parts = [bucket.part(shard.index, shard.count) for bucket in places.buckets]
         """What this replica owns of each bucket."""
         self.owned = self.parts if shard.count > 1 else [slice(0, places.size)]
         """The same, in as few pieces as it can be."""
+        sizes_owned = [piece.stop - piece.start for piece in self.owned]
+        self.mine = self.grads.split(sizes_owned) if shard.lean else [self.grads[piece] for piece in self.owned]
+        """The gradients of `owned`, piece by piece."""
         self.slots = [self._slot(name, shapes[name], start) for name, start in places.starts.items()]
         by_name = {slot.name: slot.parameter for slot in self.slots}
         for name, module, attribute in named:
@@ -72,7 +90,8 @@ class FlatParameters:
         stop = start + shape.numel()
         parameter = nn.Parameter(self.values[start:stop].view(shape))
         parameter.grad_dtype = None  # lets a gradient be wider than its parameter, and be added to without a copy
-        parameter.grad = self.grads[start:stop].view(shape)
+        if not self.lean:
+            parameter.grad = self.grads[start:stop].view(shape)
         return Slot(name, parameter, start, stop)
 
     def __iter__(self) -> Iterator[Slot]:
@@ -83,14 +102,19 @@ class FlatParameters:
         return {slot.name: slot.parameter.detach() for slot in self.slots}
 
     def named_grads(self) -> dict[str, Tensor]:
-        """Global name -> this rank's share of the gradient."""
-        return {slot.name: self.grads[slot.start : slot.stop].view_as(slot.parameter) for slot in self.slots}
+        """Global name -> this rank's share of the gradient; without those that are nowhere whole."""
+        return {slot.name: slot.parameter.grad for slot in self.slots if slot.parameter.grad is not None}
 
     def owned_grads(self) -> dict[str, Tensor]:
         """Global name -> the elements of its gradient that this replica owns (flat, maybe none)."""
-        part_of = {name: part for bucket, part in zip(self.buckets, self.parts, strict=True) for name in bucket.names}
-        out = {}
-        for slot in self.slots:
-            start, stop = max(slot.start, part_of[slot.name].start), min(slot.stop, part_of[slot.name].stop)
-            out[slot.name] = self.grads[start : max(start, stop)]
+        out: dict[str, Tensor] = {}
+        at = {slot.name: slot for slot in self.slots}
+        for bucket, part, grads in zip(self.buckets, self.parts, self._grads_of_parts(), strict=True):
+            for slot in (at[name] for name in bucket.names):
+                start, stop = (min(max(edge, part.start), part.stop) for edge in (slot.start, slot.stop))
+                out[slot.name] = grads[start - part.start : stop - part.start]
         return out
+
+    def _grads_of_parts(self) -> Sequence[Tensor]:
+        """Of each bucket, the gradients that this replica owns."""
+        return self.mine if self.lean else [self.grads[part] for part in self.parts]

@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter 2019) as one fused kernel over flat buffers.
 
 In 16-bit runs it moves an fp32 master copy of the weights, and the parameters are rounded from that (Micikevicius et
-al. 2018, section 3.1): small updates would otherwise be lost in the rounding. Under ZeRO-1 (Rajbhandari et al. 2020,
+al. 2018, section 3.1): small updates would otherwise be lost in the rounding. Under ZeRO (Rajbhandari et al. 2020,
 section 5.1) moments and master weights exist only for what this replica owns of each bucket, and only that moves.
 """
 
@@ -20,7 +20,7 @@ Pieces = tuple[tuple[int, Tensor], ...]
 
 
 class FlatAdamW:
-    """Updates `flat.values` from `flat.grads`; decays every parameter, as torch.optim.AdamW does by default.
+    """Updates `flat.values` from `flat.mine`; decays every parameter, as torch.optim.AdamW does by default.
 
     It calls the kernel of `torch.optim.AdamW(fused=True)` itself: importing torch.optim costs two seconds the first
     time, and there are few tensors here.
@@ -32,7 +32,7 @@ class FlatAdamW:
         """Learning rate of the next step."""
         self._firsts = [owned.start for owned in flat.owned]
         self._values = [flat.values[owned] for owned in flat.owned]
-        self._grads = [flat.grads[owned] for owned in flat.owned]
+        self._grads = list(flat.mine)
         sizes = [len(grad) for grad in self._grads]
         self.mean = torch.zeros(sum(sizes), dtype=flat.grads.dtype, device=flat.grads.device)
         """First moment of what is owned, piece behind piece; likewise `square` and `main`."""

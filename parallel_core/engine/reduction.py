@@ -5,13 +5,13 @@ order in which backward finishes them, launched from hooks), so nothing is copie
 that is already divided by the global count: they are added, not averaged.
 
 Under ZeRO-1 (Rajbhandari et al. 2020, section 5.1) a bucket is reduce-scattered: a replica gets the sums of the part it
-owns, updates that part, and gathers the parameters that the others have updated.
+owns, updates that part, and gathers the parameters that the others have updated. ZeRO-2 is in `lean`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,6 +22,15 @@ from parallel_core.engine.injected import late
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
 from parallel_core.schedule.ir import Kind
+
+
+class Reducer(Protocol):
+    """`begin_step` before the first backward of a step, `finish` behind the last: then what a replica owns is the sum,
+    of so many bytes. `gather` sends every replica's part of the parameters to all of them."""
+
+    def begin_step(self) -> None: ...
+    def finish(self) -> int: ...
+    def gather(self) -> int: ...
 
 
 class _Bucket:
@@ -92,16 +101,21 @@ class GradientReducer:
 
     def gather(self) -> int:
         """Every replica's part of the parameters to all of them; returns the bytes of the whole."""
-        values = self._flat.values
-        begun = [
-            late(
-                dist.all_gather_single(
-                    values[place.start : place.stop], values[part], group=self._group, async_op=True
-                ),
-                self._delay,
-            )
-            for place, part in zip(self._flat.buckets, self._flat.parts, strict=True)
-        ]
-        for work in begun:
-            work.wait()
-        return values.nbytes
+        return gather(self._flat, self._group, self._delay)
+
+
+def gather(flat: FlatParameters, group: Group, delay: float) -> int:
+    """Every replica's part of the parameters to all of them, each message `delay` late; returns the bytes of the
+    whole."""
+    begun = [
+        late(
+            dist.all_gather_single(
+                flat.values[place.start : place.stop], flat.values[part], group=group, async_op=True
+            ),
+            delay,
+        )
+        for place, part in zip(flat.buckets, flat.parts, strict=True)
+    ]
+    for work in begun:
+        work.wait()
+    return flat.values.nbytes

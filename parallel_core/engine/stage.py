@@ -8,7 +8,7 @@ inside a block leaves two shorter ones. Embedding and head keep their graph: run
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -43,13 +43,21 @@ class Segment:
 
     def arrivals(self) -> Counter[nn.Parameter]:
         """How many times one backward adds to each gradient: autograd once a segment, a split linear once a layer."""
-        counts: Counter[nn.Parameter] = Counter()
-        by_autograd: set[nn.Parameter] = set()
-        for module in (module for unit in self.units for module in unit.modules()):
-            own = module.parameters(recurse=False)
-            (counts if isinstance(module, SplitLinear) else by_autograd).update(own)
-        counts.update(by_autograd)
-        return counts
+        by_autograd = {
+            parameter
+            for module in self._modules()
+            if not isinstance(module, SplitLinear)
+            for parameter in module.parameters(recurse=False)
+        }
+        return self.handed_in() + Counter(by_autograd)
+
+    def handed_in(self) -> Counter[nn.Parameter]:
+        """How many times linear layers do so: in W, where backward is split."""
+        linear = (module for module in self._modules() if isinstance(module, SplitLinear))
+        return Counter(parameter for module in linear for parameter in module.parameters(recurse=False))
+
+    def _modules(self) -> Iterator[nn.Module]:
+        return (module for unit in self.units for module in unit.modules())
 
 
 class _Kept(NamedTuple):
@@ -126,6 +134,10 @@ class Stage:
     def arrivals(self) -> Counter[nn.Parameter]:
         """How many times the backward of one micro-batch adds to each parameter's gradient."""
         return sum((segment.arrivals() for segment in self.segments), Counter())
+
+    def handed_in(self) -> Counter[nn.Parameter]:
+        """How many of them wait for W, where backward is split."""
+        return sum((segment.handed_in() for segment in self.segments), Counter())
 
     def begin_step(self, batches: Sequence[Batch]) -> None:
         """The micro-batches that the next calls are about: those of the step and, where some go forward before their

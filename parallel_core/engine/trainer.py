@@ -18,6 +18,7 @@ from parallel_core.engine.executor import Executor, Parts
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.injected import Injected
+from parallel_core.engine.lean import LeanReducer
 from parallel_core.engine.neighbours import Neighbours
 from parallel_core.engine.norm import StageNorm, StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW, Pieces
@@ -27,7 +28,7 @@ from parallel_core.engine.peak import device_peak
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reader import Reader
 from parallel_core.engine.receipts import receipts
-from parallel_core.engine.reduction import GradientReducer
+from parallel_core.engine.reduction import GradientReducer, Reducer
 from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.shared import SharedGradients
 from parallel_core.engine.stop import Stopped, StopRequest
@@ -99,14 +100,10 @@ class Trainer:
         shapes = boundary_shapes(spec)
         edges = [shapes[units[0]] for units in layout.stage_units]
         dtype = DTYPES[spec.train.precision]
-        together = len(self._ids) if TRAITS[spec.parallel.schedule].sync in ("flush", "2bw") else 1
-        arrivals = Counter({slot: n * together for slot, n in self.chunks.arrivals().items()})
-        reducer = GradientReducer(flat, arrivals, groups.data, self.scope, self.faults.collective_delay("data"))
-        self.chunks.weights.listener = reducer.arrived
         return Parts(
             self.chunks,
             Links(here, peers, groups.links, edges, dtype, self.device, self.faults.link_delay),
-            reducer,
+            self._reducer(groups),
             StepTotals(spec, layout, flat, groups.world, self.device, self.stop),
             StageNorm(flat, groups.tensor, self.place.tensor),
             self.optimizer,
@@ -114,6 +111,16 @@ class Trainer:
             self.loss_scale,
             self.faults,
         )
+
+    def _reducer(self, groups: Groups) -> Reducer:
+        late = self.faults.collective_delay("data")
+        if self.flat.lean:
+            return LeanReducer(self.chunks, groups.data, self.scope, late)
+        together = len(self._ids) if TRAITS[self.spec.parallel.schedule].sync in ("flush", "2bw") else 1
+        arrivals = Counter({slot: n * together for slot, n in self.chunks.arrivals().items()})
+        reducer = GradientReducer(self.flat, arrivals, groups.data, self.scope, late)
+        self.chunks.weights.listener = reducer.arrived
+        return reducer
 
     @property
     def flat(self) -> FlatParameters:

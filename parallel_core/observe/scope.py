@@ -43,7 +43,11 @@ class Scope:
 
     def keeping(self) -> AbstractContextManager[None]:
         """New tensors inside are activations."""
-        return _NOTHING if self.meter is None else self.meter.category("activations")
+        return self.making("activations")
+
+    def making(self, category: str) -> AbstractContextManager[None]:
+        """New tensors inside are of `category`."""
+        return _NOTHING if self.meter is None else self.meter.category(category)
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:

@@ -33,6 +33,8 @@ class UnitCost:
     """Most that its backward needs on top: gradients of activations, and one weight gradient before it is added."""
     gathered: int = 0
     """What W needs beyond what the layer keeps: other ranks' rows (sequence parallelism)."""
+    loss: int = 0
+    """Most that its backward needs before anything is added to a gradient: the loss."""
     core: int = 0
     """What it lets go after the forward and makes again just before its backward (selective recomputation)."""
 

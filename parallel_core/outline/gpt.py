@@ -37,6 +37,11 @@ def fused_attention(spec: RunSpec) -> bool:
     return spec.train.device == "cpu" or spec.train.precision != "fp64"
 
 
+def _apart(spec: RunSpec, matrix: int) -> int:
+    """Elements of a product for a weight before it is added to the sum: in 16 bits, which are narrower than that."""
+    return matrix if spec.fp32_elements > 1 else 0
+
+
 class GptOutline(Outline):
     """`embed, block.0.attn, block.0.mlp, ..., head`: 2 x layers + 2 layers."""
 
@@ -219,7 +224,7 @@ class GptOutline(Outline):
             parameters=self._parameters(spec, 2),
             boundary=self._entering(spec),
             inner=self._norm(spec) + 2 * rows * wide,
-            passing=bsh + rows * wide + h * wide + self._gathered(spec),
+            passing=bsh + rows * wide + _apart(spec, h * wide) + self._gathered(spec),
             gathered=2 * self._foreign(spec),
         )
 
@@ -231,8 +236,9 @@ class GptOutline(Outline):
             parameters=self._parameters(spec, -1),
             boundary=self._entering(spec),
             inner=self._norm(spec) + logits,
-            passing=max(logits * (2 if t == 1 else 1), bsh + matrix + self._gathered(spec)),
+            passing=bsh + _apart(spec, matrix) + 2 * self._gathered(spec) + self._scattered(spec),
             gathered=self._foreign(spec),
+            loss=logits * (2 if t == 1 else 1),
         )
 
     def _rows(self, spec: RunSpec) -> int:
@@ -245,6 +251,10 @@ class GptOutline(Outline):
     def _gathered(self, spec: RunSpec) -> int:
         """A layer's input, or the gradient of its output, where a rank has its rows alone and gathers the others."""
         return self._bsh(spec) if spec.parallel.sequence else 0
+
+    def _scattered(self, spec: RunSpec) -> int:
+        """What a rank gets of a gradient of which each has its rows."""
+        return self._entering(spec) if spec.parallel.sequence else 0
 
     def _foreign(self, spec: RunSpec) -> int:
         """How much of that are other ranks' rows."""

@@ -2,12 +2,13 @@
 
 The engine builds its buffers by it and memory is predicted by it. Places go from the last layer to the first, the order
 in which backward finishes gradients. Under ZeRO every bucket is cut into as many equal parts as there are replicas, one
-part a replica, so buckets are rounded up to that.
+part a replica, so buckets are rounded up to that. Under ZeRO-2, where whole buckets live only while backward fills
+them, they are smaller and none holds parameters of two stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from parallel_core.outline.base import ALIGN, aligned
@@ -16,6 +17,8 @@ from parallel_core.spec import RunSpec
 BUCKET_BYTES = {"cpu": 16 * 2**20, "cuda": 25 * 2**20}
 """Size from which a bucket is sent, by device kind: large enough to hide the cost of a message. A CPU's is large: on
 few cores communication hides nothing, so fewer is better. CUDA's is that of DDP."""
+LEAN_BUCKET_BYTES = {"cpu": 2**18, "cuda": 25 * 2**20}
+"""The same under ZeRO-2, where up to two buckets are whole at a time and what they take is not saved."""
 TIED = "embed.token.weight"
 """The matrix that embedding and head share where they are tied."""
 
@@ -27,6 +30,8 @@ class Bucket:
     start: int
     stop: int
     names: tuple[str, ...]
+    stage: int = 0
+    """What `place` was told of them."""
 
     def part(self, index: int, shards: int) -> slice:
         """Elements that replica `index` of `shards` owns."""
@@ -43,16 +48,24 @@ class Places:
     size: int
 
 
-def place(sizes: Mapping[str, int], bucket: int, shards: int = 1, alone: Collection[str] = ()) -> Places:
+def place(
+    sizes: Mapping[str, int],
+    bucket: int,
+    shards: int = 1,
+    alone: Collection[str] = (),
+    stage_of: Callable[[str], int] = lambda name: 0,
+) -> Places:
     """Places of parameters of `sizes` elements, given in layer order.
 
-    Neighbours share a bucket until it has `bucket` elements; those named in `alone` have one of their own.
+    Neighbours share a bucket until it has `bucket` elements; those named in `alone` have one of their own, and those
+    of which `stage_of` says different numbers share none.
     """
     groups: list[list[str]] = []
     held = 0
     # A tied parameter is complete only when its first layer is done: a mapping keeps the first place it had.
     for name in reversed(list(sizes)):
-        if not groups or held >= bucket or name in alone or groups[-1][-1] in alone:
+        last = groups[-1][-1] if groups else ""
+        if not groups or held >= bucket or name in alone or last in alone or stage_of(name) != stage_of(last):
             groups.append([])
             held = 0
         groups[-1].append(name)
@@ -65,12 +78,18 @@ def place(sizes: Mapping[str, int], bucket: int, shards: int = 1, alone: Collect
             starts[name] = at
             at += aligned(sizes[name])
         whole = shards * ALIGN
-        buckets.append(Bucket(first, first + -(-(at - first) // whole) * whole, tuple(names)))
+        stop = first + -(-(at - first) // whole) * whole
+        buckets.append(Bucket(first, stop, tuple(names), stage_of(names[0])))
     return Places(starts, tuple(buckets), buckets[-1].stop)
 
 
+def bucket_bytes(spec: RunSpec) -> int:
+    """Size from which a bucket of the run is sent."""
+    return (LEAN_BUCKET_BYTES if spec.parallel.zero > 1 else BUCKET_BYTES)[spec.train.device]
+
+
 def shards_of(spec: RunSpec) -> int:
-    """Parts that the optimizer's state is cut into: one a replica under ZeRO, else 1."""
+    """Parts that the optimizer's state, and under ZeRO-2 the gradients, are cut into: one a replica, else 1."""
     return spec.parallel.dp if spec.parallel.zero else 1
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 from parallel_core.layout import Layout
 from parallel_core.outline import block_of
 from parallel_core.outline.recompute import recomputed
-from parallel_core.plan.peak import by_stage
+from parallel_core.plan.peak import by_stage, flat_bytes
 from parallel_core.plan.units import boundary_elements
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
@@ -89,8 +89,10 @@ def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[Talk]:
         by_micro_batch = TRAITS[spec.parallel.schedule].sync in ("none", "stash")
         updates = spec.parallel.micro_batches if by_micro_batch else 1
         return [Talk("data", replicas, "all-reduce of gradients", updates, updates * held.grads, 2)]
+    times = spec.parallel.micro_batches if spec.parallel.zero > 1 else 1
+    what = "reduce-scatter of gradients" + (", once a micro-batch" if times > 1 else "")
     return [
-        Talk("data", replicas, "reduce-scatter of gradients", 1, held.grads),
+        Talk("data", replicas, what, times, times * flat_bytes(spec, place)),
         Talk("data", replicas, "gather of the parameters that others updated", 1, held.params),
     ]
 

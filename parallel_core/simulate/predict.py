@@ -219,8 +219,7 @@ class Maker:
         return unit_costs(self._spec)
 
     def _places(self, place: int) -> Places:
-        units = [unit for stage in self._layout.stages_of(place) for unit in self._units(stage)]
-        return places_of(self._spec, self._costs, units)
+        return places_of(self._spec, self._costs, [self._units(stage) for stage in self._layout.stages_of(place)])
 
     def _beside(
         self, program: Sequence[Op], compute: dict[tuple[int, Kind], float], waits: dict[tuple[int, Kind], float]
@@ -234,7 +233,8 @@ class Maker:
             if op.kind is Kind.DATA:
                 compute[key] = table.beside("data", samples, self._busy) if samples else 0.0
             elif op.kind is Kind.SETUP:
-                compute[key] = table.beside("zero", flat.size, self._busy)
+                kept = flat.size / (shards_of(spec) if spec.parallel.zero > 1 else 1)
+                compute[key] = table.beside("zero", kept, self._busy)
             elif op.kind in REPLICA_COLLECTIVES:
                 first = next(other.stage for other in program if other.kind is op.kind)
                 seconds, waited = self._reduction(op.kind, flat) if op.stage == first else (0.0, False)
@@ -261,7 +261,8 @@ class Maker:
             self._exchange(names[kind], spec.parallel.dp, size * (bucket.stop - bucket.start))
             for bucket in flat.buckets
         ]
-        return sum(seconds for seconds, _ in each), any(waited for _, waited in each)
+        times = spec.parallel.micro_batches if spec.parallel.zero > 1 and kind is Kind.REDUCE_SCATTER else 1
+        return times * sum(seconds for seconds, _ in each), any(waited for _, waited in each)
 
     def _optimizer(self, place: int, flat: Places) -> float:
         spec, table = self._spec, self._table

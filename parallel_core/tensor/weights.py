@@ -34,11 +34,17 @@ class WeightGradients:
         self.anchor = torch.zeros((), requires_grad=True)
         """A layer's input beside its data: its backward runs even where the data needs no gradient."""
         self.listener: Callable[[nn.Parameter], None] | None = None
+        self.sums: Callable[[nn.Parameter], Tensor] = _whole
+        """Where the gradient of a parameter is added."""
         self._scope = scope
         self._put_off: list[WeightGradient] | None = None
 
+    @property
+    def putting_off(self) -> bool:
+        return self._put_off is not None
+
     def hand_in(self, given: WeightGradient) -> None:
-        """Adds it to `weight.grad` and `bias.grad`; inside `put_off`, keeps it instead."""
+        """Adds it to the sums of weight and bias; inside `put_off`, keeps it instead."""
         if self._put_off is None:
             self.add(given)
             return
@@ -48,17 +54,16 @@ class WeightGradients:
 
     @torch.no_grad()
     def add(self, given: WeightGradient) -> None:
-        """weight.grad += grad^T x, in one kernel where they have one number type; bias.grad += the sum of grad."""
-        rows, weight = given.grad.flatten(0, -2), given.weight
-        assert weight.grad is not None  # a view of the flat buffer, for the life of the run
-        if weight.grad.dtype == rows.dtype:
-            weight.grad.addmm_(rows.t(), given.x.flatten(0, -2))
+        """Weight sum += grad^T x, in one kernel where they have one number type; bias sum += the sum of grad."""
+        rows, weight = given.grad.flatten(0, -2), self.sums(given.weight)
+        if weight.dtype == rows.dtype:
+            weight.addmm_(rows.t(), given.x.flatten(0, -2))
         else:
-            weight.grad.add_(rows.t() @ given.x.flatten(0, -2))
-        self._tell(weight)
+            weight.add_(rows.t() @ given.x.flatten(0, -2))
+        self._tell(given.weight)
         if given.bias is not None:
-            assert given.bias.grad is not None
-            given.bias.grad.add_(rows.sum(0, dtype=given.bias.grad.dtype))
+            bias = self.sums(given.bias)
+            bias.add_(rows.sum(0, dtype=bias.dtype))
             self._tell(given.bias)
 
     @contextmanager
@@ -74,3 +79,8 @@ class WeightGradients:
     def _tell(self, parameter: nn.Parameter) -> None:
         if self.listener is not None:
             self.listener(parameter)
+
+
+def _whole(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None  # a view of the flat buffer, for the life of the run
+    return parameter.grad

@@ -119,6 +119,8 @@ def test_the_same_layout_goes_on_with_the_same_bits(split: dict[str, Any], tmp_p
         pytest.param(True, {"pp": 2, "cuts": (4,), "micro_batches": 2}, {"dp": 2, "tp": 2}, id="tied-pp2-dp2tp2"),
         pytest.param(True, {"dp": 2, "pp": 2, "zero": 1}, {"tp": 2}, id="tied-zero-dp2pp2-tp2"),
         pytest.param(False, {"pp": 2, "micro_batches": 2}, {"dp": 2, "tp": 2, "zero": 1}, id="pp2-zero-dp2tp2"),
+        pytest.param(True, {"dp": 2, "pp": 2, "zero": 2}, {"dp": 4, "zero": 1}, id="tied-zero2-dp2pp2-zero1-dp4"),
+        pytest.param(False, {"dp": 2, "zero": 1}, {"dp": 2, "pp": 2, "zero": 2}, id="zero1-zero2-dp2pp2"),
         pytest.param(True, {"tp": 2}, {"pp": 3, "cuts": (1, 3), "micro_batches": 4}, id="tied-tp2-pp3"),
     ],
 )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from parallel_core.layout import Layout
 from parallel_core.plan.memory import by_stage, predict, verdict, worst_stage
+from parallel_core.plan.peak import flat_bytes
 from parallel_core.plan.places import ALIGN
 from parallel_core.plan.strategy import family, ideal_speedup, label, model_flops, recompute_share
 from parallel_core.plan.units import boundary_elements, parameter_count, unit_costs
@@ -55,14 +56,15 @@ def test_parameters_of_gpt_2() -> None:
 
 @given(run_specs())
 def test_stages_hold_all_parameters_between_them(run: RunSpec) -> None:
-    held, layout = [memory.grads for memory in by_stage(run)], Layout.of(run)  # of weights there may be copies
+    layout = Layout.of(run)
+    held = [flat_bytes(run, place) for place in range(layout.pp)]  # of weights there may be copies
     size = MAIN_BYTES[run.train.precision]
     flat = sum(unit.flat for unit in unit_costs(run)) * size
     shared = run.model.vocab * run.model.hidden // run.parallel.tp * size
     together = run.model.tied and layout.place(0) == layout.place(layout.stages - 1)
     whole = flat - (shared if together else 0)
-    rounding = run.parallel.zero * run.parallel.dp * ALIGN * size  # of the buckets of a stage
-    assert whole <= sum(held) <= whole + 2 * rounding * len(held)
+    rounding = bool(run.parallel.zero) * run.parallel.dp * ALIGN * size  # of the buckets of a stage
+    assert whole <= sum(held) <= whole + 2 * rounding * run.parallel.stages
 
 
 @given(run_specs())
@@ -79,11 +81,15 @@ def test_bytes_a_parameter(run: RunSpec) -> None:
     """Parameter, gradient, and two moments of AdamW, with a master weight in 16 bits."""
     parts = {"fp32": (4, 4, 8), "fp64": (8, 8, 16), "bf16": (2, 4, 12), "fp16": (2, 4, 12)}[run.train.precision]
     for memory in by_stage(run):
-        count = memory.grads // parts[1]
+        count = flat_bytes(run, memory.stage) // parts[1]
         owners = run.parallel.dp if run.parallel.zero else 1
         assert memory.params % (parts[0] * count) == 0
         assert memory.params == parts[0] * count or not run.parallel.flushes
         assert memory.optimizer == parts[2] * count // owners
+        if run.parallel.zero < 2:
+            assert memory.grads == parts[1] * count
+        else:  # its part, and at most the whole twice while backward fills buckets
+            assert 0 <= memory.grads - parts[1] * count // owners <= 2.5 * parts[1] * count
 
 
 @given(run_specs())

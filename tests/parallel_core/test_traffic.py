@@ -29,6 +29,8 @@ SPLITS: list[dict[str, Any]] = [
     {"tp": 2, "micro_batches": 2, "sequence": True, "recompute": "full"},
     {"tp": 2, "sequence": True, "pp": 2, "micro_batches": 4},
     {"dp": 2, "zero": 1},
+    {"dp": 2, "zero": 2, "micro_batches": 2},
+    {"dp": 2, "pp": 2, "zero": 2, "micro_batches": 4, "schedule": "zb-v"},
     {"dp": 2, "tp": 2},
     {"pp": 2, "micro_batches": 4, "schedule": "interleaved"},
     {"pp": 2, "micro_batches": 4, "schedule": "zb-v"},

@@ -1,4 +1,5 @@
-"""ZeRO-1: replicas that share the optimizer's state compute what one process computes, and hold their part of it."""
+"""ZeRO: replicas that share the optimizer's state, and gradients, compute what one process computes; each holds its
+part."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
+from parallel_core.plan import places
 from parallel_core.plan.memory import by_stage, verdict
 from parallel_core.plan.places import ALIGN, place
 from parallel_core.plan.strategy import label
@@ -36,13 +38,28 @@ FOURS: list[dict[str, Any]] = [
 ]
 
 
-def specs(cases: list[dict[str, Any]], **train: Any) -> list[RunSpec]:
+SPLIT: list[dict[str, Any]] = [
+    {"pp": 2, "schedule": name, "micro_batches": 4, "tied": tied}
+    for name, tied in (("zb-h1", False), ("zb-v", True), ("dualpipe-v", False), ("looped-bfs", True))
+]
+"""Schedules that put W off, or run two stages on a rank: gradients come in no simple order."""
+LEAN = 2**12
+"""Bytes of a bucket, so that these models have many."""
+
+
+def specs(cases: list[dict[str, Any]], zero: int = 1, **train: Any) -> list[RunSpec]:
     return [
         spec_of(
-            {"tied": case.get("tied", False)}, train, dp=2, zero=1, **{k: v for k, v in case.items() if k != "tied"}
+            {"tied": case.get("tied", False)}, train, dp=2, zero=zero, **{k: v for k, v in case.items() if k != "tied"}
         )
         for case in cases
     ]
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are forked from here."""
+    monkeypatch.setitem(places.LEAN_BUCKET_BYTES, "cpu", LEAN)
 
 
 def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
@@ -61,11 +78,26 @@ def assert_equal(got: Trained, want: Trained, what: str) -> None:
     parity.assert_moved_alike(got, want)
 
 
-@pytest.mark.parametrize("cases", [PAIRS, FOURS], ids=["2 ranks", "4 ranks"])
+@pytest.mark.parametrize("cases", [PAIRS, FOURS + SPLIT], ids=["2 ranks", "4 ranks"])
 def test_equals_one_process(cases: list[dict[str, Any]]) -> None:
     """fp64, with clipping, under every flushed schedule; that replicas hold the same parameters is asserted, too."""
-    for case, got in zip(cases, train_many(specs(cases), _work), strict=True):
-        assert_equal(got, reference(tied=case.get("tied", False)), str(case))
+    both = [(case, zero) for zero in (1, 2) for case in cases if zero > 1 or case not in SPLIT]
+    trained = train_many([specs([case], zero)[0] for case, zero in both], _work)
+    for (case, zero), got in zip(both, trained, strict=True):
+        assert_equal(got, reference(tied=case.get("tied", False)), f"ZeRO-{zero} {case}")
+
+
+def test_gradients_that_come_once_have_the_bits_of_zero_1() -> None:
+    """Of several micro-batches each adds its sum over the replicas: another order, so the last bits may differ.
+
+    The norm is added up over other parts, too: no clipping.
+    """
+    cases: list[dict[str, Any]] = [{}, {"micro_batches": 2}]
+    runs = [specs([case], zero, precision="fp32", clip_norm=None)[0] for case in cases for zero in (1, 2)]
+    one, lean, one_m, lean_m = train_many(runs, _work)
+    assert one.losses == lean.losses
+    assert all(np.array_equal(one.after[name], lean.after[name]) for name in one.after)
+    np.testing.assert_allclose(lean_m.losses, one_m.losses, rtol=1e-6)
 
 
 def test_master_weights_are_sharded_too() -> None:
@@ -88,10 +120,26 @@ def test_each_replica_holds_its_part(tmp_path: Path) -> None:
         assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.05)
 
 
+@pytest.mark.parametrize("split", [{}, {"pp": 2, "micro_batches": 4}], ids=str)
+def test_gradients_are_let_go(split: dict[str, Any], tmp_path: Path) -> None:
+    """At the peak a replica has its part of the gradients and one or two buckets, as is predicted."""
+    deep, train = {"layers": 12}, {"precision": "fp32"}
+    lean, whole = (spec_of(deep, train, dp=2, zero=zero, **split) for zero in (2, 1))
+    memories = [memory for memory in by_stage(lean) for _ in range(2)]
+    for got, predicted, before in zip(
+        ranks.run(lean, _sizes, tmp_path), memories, [m for m in by_stage(whole) for _ in range(2)], strict=True
+    ):
+        held, size, peak = got
+        assert held == [size // 2] * 3
+        assert peak["grads"] < 0.65 * before.grads
+        assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.03)
+
+
 def _sizes(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     def use(trainer: Trainer) -> Any:
         _, meter = trainer.metered_step(0)
-        return [len(buffer) for buffer in trainer.optimizer.state()], len(trainer.chunks.flat.values), meter.peak
+        held = [*trainer.optimizer.state(), *([trainer.flat.grads] if trainer.flat.lean else [])]
+        return [len(buffer) for buffer in held], len(trainer.flat.values), meter.peak
 
     return ranks.with_trainer(spec, rank, meeting, folder, use)
 
@@ -131,6 +179,10 @@ def test_it_has_a_name_and_is_proposed_where_memory_lacks() -> None:
     spec = RunSpec.model_validate({"model": wide, "parallel": {"dp": 8}, "train": {"global_batch": 8}})
     fixes = verdict(spec, by_stage(spec)[0].total * 2 // 3).fixes
     assert fixes[0].text == "shard the optimizer state (ZeRO-1)"
+    sharded = RunSpec.model_validate({"model": wide, "parallel": {"dp": 8, "zero": 1}, "train": {"global_batch": 8}})
+    (first, *_) = verdict(sharded, by_stage(sharded)[0].total * 3 // 4).fixes
+    assert first.text == "shard gradients and optimizer state (ZeRO-2)"
+    assert label(specs([{}], zero=2)[0]) == "DP + ZeRO-2"
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=30), st.integers(1, 20_000), st.integers(1, 7), st.data())

@@ -1,0 +1,63 @@
+"""Whole gradient buckets that ZeRO-2 has while backward fills them: their sizes layer by layer (see `engine.lean`).
+
+A bucket is there from the first gradient that is added to it until the next one is sent, or a backward begins to fill
+its own: at most the one that fills, the one under way, and what comes out of that, its part. A matrix tied within the
+rank keeps its own bucket open from the last layer to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from parallel_core.plan.places import TIED, Bucket, Places
+
+
+class Whole(NamedTuple):
+    """Elements at most: `at[unit]` while the layer's gradients come in, `resting` before the first of a backward."""
+
+    at: Mapping[int, int]
+    resting: int
+
+
+NOTHING = Whole({}, 0)
+"""Without ZeRO-2 all gradients lie in the flat buffer."""
+
+
+def whole_buckets(places: Places, stages: Mapping[int, Mapping[int, list[str]]], shards: int, times: int) -> Whole:
+    """Of a rank whose stages (number -> unit -> its parameters) lie at `places`.
+
+    A step fills a bucket so many `times`; what comes out behind the first is added to what is there. A layer needs most
+    when its last parameter's gradient, the first in its backward, has come.
+    """
+    part = 1 / shards if times > 1 else 0.0
+    rows = [_in_stage(places, stage) for stage in range(len(stages))]
+    resting = max((_size(row[-1]) for row in rows if times > 1 or len(rows) > 1), default=0)
+    open_too = _tied(places, [name for units in stages.values() for names in units.values() for name in names])
+    at: dict[int, int] = {}
+    for units, row in zip(stages.values(), rows, strict=True):
+        last = next(iter(units))
+        for unit, names in units.items():
+            filled = [i for i, bucket in enumerate(row) if set(names if unit == last else names[-1:]) & {*bucket.names}]
+            at[unit] = max((_live(row, i, part, open_too) for i in filled), default=_size(open_too))
+    always = _size(open_too) if len(rows) > 1 else 0
+    return Whole(at, round(resting * (1 + part * (times > 2))) + always)
+
+
+def _in_stage(places: Places, stage: int) -> list[Bucket]:
+    return [bucket for bucket in places.buckets if bucket.stage == stage]
+
+
+def _tied(places: Places, names: list[str]) -> Bucket | None:
+    """The bucket of a matrix that two layers of the rank share."""
+    return next((b for b in places.buckets if TIED in b.names), None) if names.count(TIED) > 1 else None
+
+
+def _live(row: list[Bucket], i: int, part: float, open_too: Bucket | None) -> int:
+    """While bucket `i` of a stage fills: itself, the one before it under way, and one that is `open_too`."""
+    under_way = _size(row[i - 1]) if i else 0
+    return round(_size(row[i]) + under_way * (1 + part)) + (_size(open_too) if open_too is not row[i] else 0)
+
+
+def _size(bucket: Bucket | None) -> int:
+    return bucket.stop - bucket.start if bucket else 0
