@@ -85,13 +85,10 @@ def figure_of(
     `waited` = who waited for whom in the rows of the only run.
     """
     places, ticks, height = _rows(runs, words.row)
-    bars = [
-        _bars(spans, places[i], zero, waited or {}) for i, (_, spans) in enumerate(runs) for zero in [origin(spans)]
-    ]
+    bars = [_bars(spans, places[i], waited or {}, window) for i, (_, spans) in enumerate(runs)]
     table = np.concatenate(bars) if bars else np.empty(0, BAR)
-    span_ms = float(table["end"].max()) if len(table) else 1.0
-    inside = table if window is None else table[(table["end"] >= window[0]) & (table["start"] <= window[1])]
-    kept = _longest(inside, max_bars)
+    kept = _longest(table, max_bars)
+    span_ms = max((_length(spans) / 1e6 for _, spans in runs), default=0) or 1.0
     data = [trace for phase in (*_STEP, *_PHASES) if (trace := _trace(phase, kept, words))]
     layout = theme.layout(
         int(ROW_PX * height) + 56,
@@ -104,7 +101,7 @@ def figure_of(
             "tickvals": [y for y, _ in ticks],
             "range": [height - 0.45, -0.55],
         },
-        meta={"shown": len(kept), "inside": len(inside), "total": len(table)},
+        meta={"shown": len(kept), "inside": len(table), "total": sum(len(r) for _, own in runs for r in own.values())},
     )
     return {"data": data, "layout": layout}
 
@@ -181,16 +178,31 @@ def _rows(runs: Sequence[tuple[str, Spans]], row: str) -> tuple[list[dict[int, f
     return places, ticks, max(at - GAP, 1)
 
 
-def _bars(spans: Spans, place: Mapping[int, float], zero: int, waited: Mapping[int, Waited]) -> NDArray[np.void]:
-    parts = [np.empty(0, BAR)]
-    for rank, rows in spans.items():
+def inside(rows: NDArray[np.void], zero: int, window: tuple[float, float]) -> NDArray[np.bool_]:
+    """Which rows touch the window, ms from `zero`."""
+    low, high = (zero + side * 1e6 for side in window)
+    return np.logical_and(rows["end"] >= low, rows["start"] <= high)
+
+
+def _length(spans: Spans) -> int:
+    """Nanoseconds from the first instant to the last."""
+    return max((int(rows["end"].max()) for rows in spans.values() if len(rows)), default=0) - origin(spans)
+
+
+def _bars(
+    spans: Spans, place: Mapping[int, float], waited: Mapping[int, Waited], window: tuple[float, float] | None
+) -> NDArray[np.void]:
+    parts, zero = [np.empty(0, BAR)], origin(spans)
+    for rank, every in spans.items():
+        chosen = slice(None) if window is None else inside(every, zero, window)
+        rows = every[chosen]
         out = np.zeros(len(rows), BAR)
         out["kind"], out["micro_batch"], out["rank"] = rows["kind"], rows["micro_batch"], rank
         out["start"], out["end"] = (rows["start"] - zero) / 1e6, (rows["end"] - zero) / 1e6
         out["y"], out["idle"] = place[rank], rows["kind"] == Kind.STEP
         out["stage"], out["bytes"], out["version"] = rows["stage"], rows["bytes"], rows["version"]
         if rank in waited:
-            out["waited"], out["for"] = waited[rank].ns / 1e6, waited[rank].ranks
+            out["waited"], out["for"] = waited[rank].ns[chosen] / 1e6, waited[rank].ranks[chosen]
         parts.append(out)
     return np.concatenate(parts)
 

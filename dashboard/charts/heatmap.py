@@ -5,6 +5,7 @@ Zooming in asks for the window again (`meta.window` is the address): from about 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.gantt import ROW_PX, Spans
 from dashboard.charts.theme import Figure
 from parallel_core.analysis import waits
+from parallel_core.analysis.bins import Bins, bins
 from parallel_core.analysis.quantities import count_text, percent_text
-from parallel_core.analysis.sweep import NOBODY, Pieces, sweep
+from parallel_core.analysis.sweep import Pieces
 from parallel_core.schedule.ir import SENDS, Kind
 
 BINS = 800
+FINEST = 16_384
+"""Bins that are kept of each rank of a long step: a window of a twentieth of it is drawn from them."""
 LAYERS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     ("communication", (Kind.TP_COLLECTIVE, Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER)),
     ("recompute", (Kind.R,)),
@@ -35,10 +39,17 @@ PHASES = ("idle", "forward", "backward", "weight", "recompute", "communication",
 COLUMNS = ("rank", *(f"{phase}, % of the window" for phase in PHASES))
 LEAST_ROW_PX = 12
 
+Window = tuple[float, float]
+"""Ms from the start of the step, from and to."""
+Shares = NDArray[np.float64]
+"""(phase of PHASES, bin): the part of the bin that it takes; the column of a bin adds up to 1."""
 
-def chart(spans: Spans, title: str, source: str, window: tuple[float, float] | None = None) -> Chart:
-    """`window` in ms from the start of the step; None = all of it."""
-    made, shares = _figure(spans, window)
+
+def chart(
+    spans: Spans, title: str, source: str, window: Window | None = None, kept: Mapping[int, Bins] | None = None
+) -> Chart:
+    """Of the `window`, None = all of it. `kept` = what `finest` made of these spans: wide windows are then quick."""
+    made, shares = _figure(spans, window, kept or {})
     total = sum(map(len, spans.values()))
     subtitle = (
         "One traced step, ms from its start; a row a rank, each bin in the colour of what fills most of it; "
@@ -49,13 +60,21 @@ def chart(spans: Spans, title: str, source: str, window: tuple[float, float] | N
     return Chart("gantt", title, subtitle, source, made, COLUMNS, rows)
 
 
-def _figure(spans: Spans, window: tuple[float, float] | None) -> tuple[Figure, dict[int, list[float]]]:
-    zero = waits.origin(spans)
-    end = max(int(rows["end"].max()) for rows in spans.values() if len(rows))
+def finest(spans: Spans) -> dict[int, Bins]:
+    """The whole step in FINEST bins, by rank."""
+    edges = np.linspace(*_bounds(spans), FINEST + 1)
+    return {rank: bins(_layers(rows), edges) for rank, rows in spans.items()}
+
+
+def _bounds(spans: Spans) -> tuple[int, int]:
+    return waits.origin(spans), max(int(rows["end"].max()) for rows in spans.values() if len(rows))
+
+
+def _figure(spans: Spans, window: Window | None, kept: Mapping[int, Bins]) -> tuple[Figure, dict[int, list[float]]]:
+    zero, end = _bounds(spans)
     begin, until = (zero, end) if window is None else (zero + round(window[0] * 1e6), zero + round(window[1] * 1e6))
     begin, until = max(zero, begin), max(min(end, until), max(zero, begin) + 1)
-    edges = np.linspace(begin, until, min(BINS, until - begin) + 1)
-    filled = {rank: fill(rows, edges) for rank, rows in sorted(spans.items())}
+    edges, filled = _filled(spans, begin, until, kept)
     ranks = list(filled)
     z = np.array([own.argmax(axis=0) for own in filled.values()])
     shares = {rank: (own.mean(axis=1)).tolist() for rank, own in filled.items()}
@@ -69,23 +88,36 @@ def _figure(spans: Spans, window: tuple[float, float] | None) -> tuple[Figure, d
     return {"data": [_trace(z, edges, zero, ranks)], "layout": layout}, shares
 
 
-def fill(rows: NDArray[np.void], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(phase of PHASES, bin): the part of the bin that it takes; the column of a bin adds up to 1."""
-    bounds = int(edges[0]), int(np.ceil(edges[-1]))
-    found = sweep([_of(rows, kinds) for _, kinds in LAYERS], bounds)
-    width = np.diff(edges)
-    stops = np.concatenate([found.starts, [bounds[1]]])
-    out = np.zeros((len(PHASES), len(width)))
-    for i, (phase, _) in enumerate((*LAYERS, ("idle", ()))):
-        mine = np.where(found.owner == (i if i < len(LAYERS) else NOBODY), found.lengths, 0)
-        reached = np.interp(edges, stops, np.concatenate([[0], np.cumsum(mine)]))
-        out[PHASES.index(phase)] += np.diff(reached) / width
+def _filled(
+    spans: Spans, begin: int, until: int, kept: Mapping[int, Bins]
+) -> tuple[NDArray[np.float64], dict[int, Shares]]:
+    """Edges of the bins between two instants, and the shares in them by rank."""
+    found = {rank: own.between(begin, until, BINS) for rank, own in sorted(kept.items())}
+    wide = {rank: own for rank, own in found.items() if own is not None}
+    if wide and len(wide) == len(spans):
+        return next(iter(wide.values()))[0], {rank: _of_phases(own) for rank, (_, own) in wide.items()}
+    edges = np.linspace(begin, until, min(BINS, until - begin) + 1)
+    inside = {rank: rows[(rows["end"] >= begin) & (rows["start"] <= until)] for rank, rows in sorted(spans.items())}
+    return edges, {rank: fill(rows, edges) for rank, rows in inside.items()}
+
+
+def fill(rows: NDArray[np.void], edges: NDArray[np.float64]) -> Shares:
+    """The shares of the bins between `edges` (ns)."""
+    found = bins(_layers(rows), edges)
+    return _of_phases(np.diff(found.reached) / np.diff(edges))
+
+
+def _of_phases(shares: NDArray[np.float64]) -> Shares:
+    """Of layers (LAYERS, then nobody) their phases."""
+    out = np.zeros((len(PHASES), shares.shape[1]))
+    for (phase, _), own in zip((*LAYERS, ("idle", ())), shares, strict=True):
+        out[PHASES.index(phase)] += own
     return out
 
 
-def _of(rows: NDArray[np.void], kinds: tuple[Kind, ...]) -> Pieces:
-    own = waits.of_kinds(rows, *kinds)
-    return own["start"], own["end"]
+def _layers(rows: NDArray[np.void]) -> list[Pieces]:
+    found = [waits.of_kinds(rows, *kinds) for _, kinds in LAYERS]
+    return [(own["start"], own["end"]) for own in found]
 
 
 def _trace(z: NDArray[np.int64], edges: NDArray[np.float64], zero: int, ranks: list[int]) -> dict[str, Any]:
@@ -99,6 +131,7 @@ def _trace(z: NDArray[np.int64], edges: NDArray[np.float64], zero: int, ranks: l
         "z": z.tolist(),
         "zmin": -0.5,
         "zmax": n - 0.5,
+        "zsmooth": False,
         "colorscale": [[at, colour] for low, high, colour in steps for at in (low, high)],
         "showscale": False,
         "ygap": 2,

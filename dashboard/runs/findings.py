@@ -21,6 +21,8 @@ STEPS = 5
 """Traced steps that are judged, the newest."""
 MANY_SPANS = 200_000
 """From so many spans in a step on, one step is judged."""
+QUICK_SPANS = 20_000
+"""Up to so many in a step, judging it takes less than a tenth of a second or so."""
 SHOWN = 3
 KEPT_S = 3600
 
@@ -42,15 +44,19 @@ class Findings:
     checked: int
     """Rules; 0 where there is nothing to judge yet."""
     rules: int = len(RULES)
+    later: bool = False
+    """Judging takes seconds and has not been done: ask again, and wait."""
 
 
-def findings(run: Run) -> Findings:
-    """Of what has arrived so far."""
+def findings(run: Run, wait: bool = True) -> Findings:
+    """Of what has arrived so far; without `wait` only what is quickly known."""
     newest = selectors.newest_traced_step(run)
     if newest is None and run.loss is None:
         return Findings([], 0, 0)
     key = f"findings:{run.pk}:{run.queued_at.timestamp()}:{run.state}:{newest}:{run.step}:{bool(run.summary)}"
     kept: tuple[list[Finding], int] | None = cache.get(key)
+    if kept is None and not wait and newest is not None and selectors.span_counts(run, newest)[0] > QUICK_SPANS:
+        return Findings([], 0, 0, later=True)
     if kept is None:
         case = case_of(run)
         kept = diagnose(case), checked(case)

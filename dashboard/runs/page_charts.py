@@ -9,15 +9,16 @@ import numpy as np
 from django.core.cache import cache
 from django.urls import reverse
 
-from dashboard.charts import gantt, heatmap, loss, theme
+from dashboard.charts import gantt, loss, theme
 from dashboard.charts.chart import Chart
+from dashboard.charts.heatmap import Window
+from dashboard.charts.timeline import Step, kept
 from dashboard.runs import selectors
 from dashboard.runs.metric_rows import Metric, metrics_of
 from dashboard.runs.models import ENDED, MemoryRecord, Run, State
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES, COMPONENT_NAMES
-from parallel_core.analysis.waits import Waited, origin, waited
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES, MEMORY
 from parallel_core.observe.when import first_traced
@@ -30,40 +31,29 @@ MEMORY_PX = 96
 BUCKETS = 600
 
 
-Window = tuple[float, float]
-"""Ms from the start of the step, from and to."""
-
-
 def timeline(run: Run, step: int | None = None, window: Window | None = None) -> Chart | None:
     """Gantt of one traced step (None = the newest complete one), with the worst rank's memory on the same axis.
 
     More than MAX_BARS spans in view are a heatmap; its zoom asks for the `window` again.
     """
-    spans = selectors.spans(run, step)
-    if not spans or not any(len(rows) for rows in spans.values()):
+    shown = selectors.newest_traced_step(run) if step is None else step
+    if shown is None or not (found := _step(run, shown)).total:
         return None
-    title, source = _finding(run, step), f"measured{_which(step)}"
-    if sum(map(len, spans.values())) <= gantt.MAX_BARS:
-        return _with_memory(run, gantt.chart([("", spans)], title, source, waited=_waited(run, spans)))
-    if _in_view(spans, window) > gantt.MAX_BARS:
-        made = heatmap.chart(spans, title, source, window)
-    else:
-        made = gantt.chart([("", spans)], title, source, window=window, waited=_waited(run, spans))
+    made = found.chart(_finding(run, shown, found), f"measured{_which(step)}", window)
+    if not found.long:
+        return _with_memory(run, made)
     query = f"?step={step}" if step is not None else "?"
     made.figure["layout"]["meta"]["window"] = reverse("runs:data", args=(run.pk, "gantt")) + query
     return made
 
 
-def _waited(run: Run, spans: gantt.Spans) -> dict[int, Waited]:
-    """{} where not every rank has delivered the step."""
-    layout = Layout.of(RunSpec.model_validate(run.spec))
-    return waited(spans, layout) if len(spans) == layout.world else {}
+def _step(run: Run, step: int) -> Step:
+    """Its spans as far as they have come."""
 
+    def read() -> Step:
+        return Step(selectors.spans(run, step), Layout.of(RunSpec.model_validate(run.spec)))
 
-def _in_view(spans: gantt.Spans, window: Window | None) -> int:
-    zero = origin(spans)
-    low, high = (-np.inf, np.inf) if window is None else (zero + window[0] * 1e6, zero + window[1] * 1e6)
-    return sum(int(((rows["end"] >= low) & (rows["start"] <= high)).sum()) for rows in spans.values())
+    return kept(("run", run.pk, run.queued_at, step, selectors.span_counts(run, step)), read)
 
 
 def _with_memory(run: Run, made: Chart) -> Chart:
@@ -82,17 +72,16 @@ def _which(step: int | None) -> str:
     return ", the newest traced step" if step is None else f", step {step}"
 
 
-def _finding(run: Run, step: int | None) -> str:
-    """Where the step went, largest part first; kept, because every zoom of a long step asks for it."""
-    shown = selectors.newest_traced_step(run) if step is None else step
-    counts = selectors.span_counts(run, shown) if shown is not None else (0, 0)
-    key = f"finding:{run.pk}:{run.queued_at.timestamp()}:{shown}:{counts}".replace(" ", "")
-    return str(cache.get_or_set(key, lambda: _found(run, step), KEPT_S))
+def _finding(run: Run, step: int, found: Step) -> str:
+    """Where the step went, largest part first; remembered for longer than the step itself."""
+    counts = selectors.span_counts(run, step)
+    key = f"finding:{run.pk}:{run.queued_at.timestamp()}:{step}:{counts}".replace(" ", "")
+    return str(cache.get_or_set(key, lambda: _found(found), KEPT_S))
 
 
-def _found(run: Run, step: int | None) -> str:
+def _found(step: Step) -> str:
     try:
-        found = mean(selectors.breakdown(run, step).values())
+        found = mean(step.breakdown.values())
     except (ValueError, KeyError, IndexError):
         return "One traced step"  # not all ranks have delivered it
     parts = {**found.as_dict()}

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_safe
 
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
+from dashboard.charts.timeline import window_of
 from dashboard.runs import page_charts, resuming, selectors
 from dashboard.runs.findings import findings
 from dashboard.runs.models import ENDED, Run, SeriesChunk, State
@@ -88,7 +89,7 @@ def _first_screen(run: Run, step: int | None) -> dict[str, Any]:
         "gantt": page_charts.timeline(run, step if step in steps else None) or page_charts.no_timeline(run),
         "steps": steps,
         "step": step if step in steps else None,
-        "findings": findings(run),
+        "findings": findings(run, wait=False),
         "legend": LEGEND,
         "metric_names": [*RUN_SERIES, *TRACED_SERIES, *RANK_SERIES],
     }
@@ -102,8 +103,7 @@ def _tab(request: HttpRequest, run: Run, step: int | None) -> dict[str, Any]:
 
 def _gantt(request: HttpRequest, run: Run) -> dict[str, Any]:
     """Of `step`; with `from` and `to` (ms from its start) of that window alone."""
-    low, high = _milliseconds(request, "from"), _milliseconds(request, "to")
-    window = (low, high) if low is not None and high is not None and low < high else None
+    window = window_of(request.GET)
     return (page_charts.timeline(run, _number(request, "step"), window) or page_charts.no_timeline(run)).as_dict()
 
 
@@ -132,9 +132,6 @@ def _series(request: HttpRequest, run: Run) -> dict[str, Any]:
         found[f"{name}:{rank}"] = {"step": series.step.tolist(), "time": series.time.tolist(), "value": value}
     return {"run": run.pk, "name": run.name, "state": run.state, "spec": run.spec, "series": found}
 
-
-MAX_MS = 1e9
-"""Longer than any step: far more would not be a time in nanoseconds any more."""
 
 DATA: dict[str, Callable[[HttpRequest, Run], dict[str, Any]]] = {
     "gantt": _gantt,
@@ -172,15 +169,6 @@ def _csv(run: Run) -> StreamingHttpResponse:
     response = StreamingHttpResponse(lines(), content_type="text/csv; charset=utf-8")
     response.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}-series.csv"'
     return response
-
-
-def _milliseconds(request: HttpRequest, key: str) -> float | None:
-    """A finite number of the query; None where it is absent or none."""
-    try:
-        value = float(request.GET.get(key, ""))
-    except ValueError:
-        return None
-    return value if abs(value) < MAX_MS else None
 
 
 def _number(request: HttpRequest, key: str, least: int = 0) -> int | None:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from django.urls import reverse
 from numpy.typing import NDArray
 
 from dashboard.charts import breakdown as chart_of_breakdown
-from dashboard.charts import gantt
 from dashboard.charts.chart import Chart, Entry
+from dashboard.charts.heatmap import Window
+from dashboard.charts.timeline import Step, kept
 from dashboard.traces.models import Trace
-from parallel_core.analysis.breakdown import Breakdown, breakdown, mean
+from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.quantities import ns_text, percent_text
 from parallel_core.analysis.sentences import COMPONENT_NAMES, Result
 from parallel_core.analysis.stats import Stats
-from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 
-Spans = Mapping[int, NDArray[np.void]]
 DRAWN_RANKS = 32
+
+
+def step_of(trace: Trace, step: int) -> Step:
+    """All ranks of a step."""
+    return kept(("trace", trace.pk, step), lambda: Step(spans(trace, step)))
 
 
 def spans(trace: Trace, step: int) -> dict[int, NDArray[np.void]]:
@@ -30,15 +34,9 @@ def spans(trace: Trace, step: int) -> dict[int, NDArray[np.void]]:
     return {row.rank: np.frombuffer(bytes(row.data), SPAN) for row in rows}
 
 
-def accounts(found: Spans) -> dict[int, Breakdown]:
-    """Where the step of each rank went. Every rank stands for itself: nothing tells who shares a tensor."""
-    world = max(found, default=0) + 1
-    return breakdown(found, Layout(world, 1, 1, world, ((0,),), (0,)))
-
-
-def sentence(found: Spans) -> str:
+def sentence(found: Step) -> str:
     """The finding of a step, number first."""
-    parts = mean(accounts(found).values())
+    parts = mean(found.breakdown.values())
     named = {name: ns for name, ns in parts.as_dict().items() if name != "compute"}
     second = max(named, key=lambda name: named[name])
     word = "idle or not traced" if second == "other" else COMPONENT_NAMES[second]
@@ -48,27 +46,35 @@ def sentence(found: Spans) -> str:
     )
 
 
-def _least(found: Spans) -> str:
+def _least(found: Step) -> str:
     """Which rank is idle most."""
-    idle = {rank: parts.share("other") + parts.share("bubble") for rank, parts in accounts(found).items()}
+    idle = {rank: parts.share("other") + parts.share("bubble") for rank, parts in found.breakdown.items()}
     rank = max(idle, key=lambda rank: idle[rank])
     if len(idle) == 1:
         return f"{percent_text(idle[rank])} of the step is idle or not traced"
     return f"Rank {rank} is idle or not traced most: {percent_text(idle[rank])} of its step"
 
 
-def timeline(trace: Trace, found: Spans, step: int) -> Chart:
-    """The Gantt of a step: at most DRAWN_RANKS ranks of it."""
-    drawn = dict(sorted(found.items())[:DRAWN_RANKS])
-    part = f", {len(drawn)} of {len(found)} ranks" if len(drawn) < len(found) else ""
-    return gantt.chart([("", drawn)], _least(found), f"imported from {len(trace.ranks)} files, step {step}{part}")
+def timeline(trace: Trace, step: int, window: Window | None = None) -> Chart:
+    """A step, at most DRAWN_RANKS ranks of it; a long one can be zoomed into (see `charts.timeline`)."""
+    found = step_of(trace, step)
+    many = len(found.spans) > DRAWN_RANKS
+    part = f", {DRAWN_RANKS} of {len(found.spans)} ranks" if many else ""
+    drawn = found
+    if many:
+        first = dict(sorted(found.spans.items())[:DRAWN_RANKS])
+        drawn = kept(("drawn", trace.pk, step), lambda: Step(first))
+    made = drawn.chart(_least(found), f"imported from {len(trace.ranks)} files, step {step}{part}", window)
+    if drawn.long:
+        made.figure["layout"]["meta"]["window"] = f"{reverse('traces:gantt', args=(trace.pk,))}?step={step}"
+    return made
 
 
-def where(found: Spans) -> Chart:
+def where(found: Step) -> Chart:
     """The parts of each rank's step."""
     entries = [
         Entry(f"rank {rank}", result=Result(f"rank {rank}", Stats(s, s, s, s, 1), breakdown=parts))
-        for rank, parts in list(accounts(found).items())[:DRAWN_RANKS]
+        for rank, parts in list(found.breakdown.items())[:DRAWN_RANKS]
         for s in [parts.total / 1e9]
     ]
     longest = max(entries, key=lambda entry: entry.result.step.median if entry.result else 0)

@@ -7,5 +7,6 @@ urlpatterns = [
     path("", views.traces, name="list"),
     path("new/", views.new, name="new"),
     path("<int:pk>/", views.one, name="page"),
+    path("<int:pk>/gantt.json", views.gantt, name="gantt"),
     path("<int:pk>/delete/", views.delete, name="delete"),
 ]

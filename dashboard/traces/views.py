@@ -6,13 +6,14 @@ from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
+from dashboard.charts.timeline import window_of
 from dashboard.runs.services import Invalid
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
@@ -63,15 +64,27 @@ def one(request: HttpRequest, pk: int) -> HttpResponse:
     return response
 
 
-def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
+@require_safe
+def gantt(request: HttpRequest, pk: int) -> JsonResponse:
+    """The timeline of `?step=`; with `from` and `to` (ms from its start) of that window alone."""
+    trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
+    return JsonResponse(page.timeline(trace, _step(request, trace), window_of(request.GET)).as_dict())
+
+
+def _step(request: HttpRequest, trace: Trace) -> int:
+    """The one of `?step=`, else the middle one."""
     steps, asked = trace.steps, request.GET.get("step", "")
-    step = int(asked) if asked.isdecimal() and int(asked) in steps else steps[len(steps) // 2]
-    found = page.spans(trace, step)
+    return int(asked) if asked.isdecimal() and int(asked) in steps else steps[len(steps) // 2]
+
+
+def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
+    step = _step(request, trace)
+    found = page.step_of(trace, step)
     return {
-        "steps": steps,
+        "steps": trace.steps,
         "step": step,
         "verdict": page.sentence(found),
-        "gantt": page.timeline(trace, found, step),
+        "gantt": page.timeline(trace, step),
         "where": page.where(found),
         "largest": page.largest(trace),
         "legend": LEGEND,

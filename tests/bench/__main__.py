@@ -1,6 +1,6 @@
 """`./run bench`: the numbers of a real yard and of the engine, printed with their goals and written as JSON.
 
-./run bench [--rounds N] [--json FILE]
+./run bench [yard] [recording] [timeline] [--rounds N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -10,34 +10,66 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./run bench", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHES)}; all where none is named")
     parser.add_argument("--rounds", type=int, default=3, help="how often each start, stop and run is measured")
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the results go")
     chosen = parser.parse_args()
+    if unknown := set(chosen.names) - set(BENCHES):
+        parser.error(f"benchmarks are {', '.join(BENCHES)}; there is no {', '.join(sorted(unknown))}")
 
     import django
 
     django.setup()
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    from parallel_core.bench import spans
     from tests.bench import numbers
 
     before = numbers.machine()
     print(f"{before['cores']} cores, load {before['load_1min']:.1f}", flush=True)
-    found = numbers.measure(chosen.rounds, lambda number: print(number.text, flush=True))
-    recording = spans.run(chosen.rounds)
-    met = "met" if recording["share"] < 0.01 else "MISSED"
-    print(f"{'recording of spans, share of a step':<54} goal    1 %  {met:<6} {recording['text']}", flush=True)
-    result = {"machine": before, "numbers": found, "recording": recording}
+    result: dict[str, Any] = {"machine": before}
+    for name in chosen.names or BENCHES:
+        result |= BENCHES[name](chosen.rounds)
     chosen.json.write_text(json.dumps(result, indent=1) + "\n")
     print(f"Written to {chosen.json}")
     return 0
+
+
+def _yard(rounds: int) -> dict[str, Any]:
+    from tests.bench import numbers
+
+    return {"numbers": numbers.measure(rounds, lambda number: print(number.text, flush=True))}
+
+
+def _recording(rounds: int) -> dict[str, Any]:
+    from parallel_core.bench import spans
+
+    found = spans.run(rounds)
+    met = "met" if found["share"] < 0.01 else "MISSED"
+    print(f"{'recording of spans, share of a step':<54} goal    1 %  {met:<6} {found['text']}", flush=True)
+    return {"recording": found}
+
+
+def _timeline(rounds: int) -> dict[str, Any]:
+    from tests.bench import timeline
+
+    out = []
+    for number in timeline.measure(rounds):
+        print(number.text, flush=True)
+        out.append(asdict(number) | {"text": number.text})
+    return {"timeline": out}
+
+
+BENCHES: dict[str, Callable[[int], dict[str, Any]]] = {"yard": _yard, "recording": _recording, "timeline": _timeline}
+"""Each prints its lines and gives what goes into the file."""
 
 
 if __name__ == "__main__":

@@ -36,18 +36,21 @@ RUNS_SEEN = 1000
 
 @dataclass(frozen=True)
 class Number:
-    """Seconds measured, against a goal that their `judged` value (median or 95th percentile) is held to."""
+    """Seconds measured, against a goal that their `judged` value (median or 95th percentile) is held to; None: none."""
 
     name: str
-    goal: float
+    goal: float | None
     seconds: list[float] = field(repr=False)
     judged: str = "p50"
 
     @property
     def text(self) -> str:
         p50, p95 = (float(np.percentile(self.seconds, q)) for q in (50, 95))
-        met = "met" if {"p50": p50, "p95": p95}[self.judged] <= self.goal else "MISSED"
-        head = f"{self.name:<54} goal {_time(self.goal):>7}  {met:<6}"
+        met, goal = "", ""
+        if self.goal is not None:
+            met = "met" if {"p50": p50, "p95": p95}[self.judged] <= self.goal else "MISSED"
+            goal = f"goal {_time(self.goal):>7}"
+        head = f"{self.name:<54} {goal:<12}  {met:<6}"
         return f"{head} p50 {_time(p50):>7}  p95 {_time(p95):>7}  n={len(self.seconds)}"
 
 

@@ -288,6 +288,7 @@ const near = new IntersectionObserver(
 );
 
 export function watch(root = document) {
+  if (root.querySelector(".chart[data-chart]")) plotly().catch(() => {}); // while the page settles; `mount` says why
   for (const element of root.querySelectorAll(".chart[data-chart]")) {
     if (!mounted.get(element.dataset.chart)?.element.isConnected) near.observe(element);
   }

@@ -1,0 +1,100 @@
+"""The timeline of a step of any size: bars where they can be told apart, else bins.
+
+Steps too long for bars are kept in memory for a while, with their bins: every zoom asks for the same one again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from functools import cached_property
+
+from dashboard.charts import gantt, heatmap
+from dashboard.charts.chart import Chart
+from dashboard.charts.gantt import MAX_BARS, Spans
+from dashboard.charts.heatmap import Window
+from parallel_core.analysis.bins import Bins
+from parallel_core.analysis.breakdown import Breakdown, breakdown
+from parallel_core.analysis.waits import Waited, origin, waited
+from parallel_core.layout import Layout
+
+KEPT_BYTES = 192 << 20
+"""Of spans and what was made of them; a million spans take about 55 MB."""
+MAX_MS = 1e9
+"""Longer than any step: far more would not be a time in nanoseconds any more."""
+
+
+def window_of(given: Mapping[str, str]) -> Window | None:
+    """The window that an address asks for with `from` and `to`, ms; None where they are absent or make none."""
+    try:
+        low, high = float(given.get("from", "")), float(given.get("to", ""))
+    except ValueError:
+        return None
+    return (low, high) if -MAX_MS < low < high < MAX_MS else None
+
+
+class Step:
+    """The spans of one step by rank; with the `layout` of its ranks it is known who waited for whom."""
+
+    def __init__(self, spans: Spans, layout: Layout | None = None) -> None:
+        self.spans, self._layout = spans, layout
+        self.total = sum(map(len, spans.values()))
+
+    @property
+    def long(self) -> bool:
+        """Too many spans for bars."""
+        return self.total > MAX_BARS
+
+    @property
+    def size(self) -> int:
+        """Bytes, with what is made of it."""
+        return self.total * 56 + len(self.spans) * heatmap.FINEST * 8 * (len(heatmap.LAYERS) + 2)
+
+    @cached_property
+    def bins(self) -> Mapping[int, Bins]:
+        return heatmap.finest(self.spans)
+
+    @cached_property
+    def waited(self) -> Mapping[int, Waited]:
+        """{} where not every rank of the layout is here."""
+        return waited(self.spans, self._layout) if self._layout and len(self.spans) == self._layout.world else {}
+
+    @cached_property
+    def breakdown(self) -> Mapping[int, Breakdown]:
+        """Where the step of each rank went. Without a layout every rank stands for itself."""
+        world = max(self.spans, default=0) + 1
+        return breakdown(self.spans, self._layout or Layout(world, 1, 1, world, ((0,),), (0,)))
+
+    def in_view(self, window: Window | None) -> int:
+        """Spans that touch the window."""
+        if window is None:
+            return self.total
+        zero = origin(self.spans)
+        return sum(int(gantt.inside(rows, zero, window).sum()) for rows in self.spans.values())
+
+    def chart(self, title: str, source: str, window: Window | None = None) -> Chart:
+        """Bars, or a heatmap of more than MAX_BARS spans in view; a short step is always shown whole."""
+        if self.long and self.in_view(window) > MAX_BARS:
+            return heatmap.chart(self.spans, title, source, window, self.bins)
+        shown = window if self.long else None
+        return gantt.chart([("", self.spans)], title, source, window=shown, waited=self.waited)
+
+
+_kept: OrderedDict[Hashable, Step] = OrderedDict()
+_lock = threading.Lock()
+
+
+def kept(key: Hashable, read: Callable[[], Step]) -> Step:
+    """The step that `read` gives; a long one is remembered by `key`, which must name its content."""
+    with _lock:
+        if key in _kept:
+            _kept.move_to_end(key)
+            return _kept[key]
+    step = read()
+    if step.long:
+        with _lock:
+            _kept[key] = step
+            while len(_kept) > 1 and sum(own.size for own in _kept.values()) > KEPT_BYTES:
+                _kept.popitem(last=False)
+    return step

@@ -1,0 +1,48 @@
+"""A long step cut into many equal bins once, so that any wide part of it can be shown without looking at its spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.analysis.sweep import NOBODY, Pieces, sweep
+
+Floats = NDArray[np.float64]
+
+
+class Bins(NamedTuple):
+    """`edges`: n + 1 instants, ns. `reached`: (layers + 1, n + 1) ns that each layer owns up to each edge; the last
+    row is nobody's. What a layer owns between two edges is a difference: bins of any multiple of the width are exact.
+    """
+
+    edges: Floats
+    reached: Floats
+
+    def between(self, low: float, high: float, most: int) -> tuple[Floats, Floats] | None:
+        """(edges, shares by layer and bin) of at most `most` bins that cover `low` to `high` (ns).
+
+        None where they would be fewer than half of that: so narrow a part needs its spans.
+        """
+        first = max(0, int(np.searchsorted(self.edges, low, "right")) - 1)
+        last = min(len(self.edges) - 1, int(np.searchsorted(self.edges, high, "left")))
+        if last - first < most:
+            return None
+        width = -(-(last - first) // most)
+        at = np.minimum(np.arange(first, last + width, width), len(self.edges) - 1)
+        edges = self.edges[at]
+        return edges, np.diff(self.reached[:, at]) / np.diff(edges)
+
+
+def bins(layers: Sequence[Pieces], edges: Floats) -> Bins:
+    """Of intervals by precedence, the first layer first (see `sweep`); `edges` ascending, ns."""
+    bounds = int(edges[0]), int(np.ceil(edges[-1]))
+    found = sweep(layers, bounds)
+    stops = np.concatenate([found.starts, [bounds[1]]])
+    reached = np.empty((len(layers) + 1, len(edges)))
+    for i in range(len(layers) + 1):
+        mine = np.where(found.owner == (i if i < len(layers) else NOBODY), found.lengths, 0)
+        reached[i] = np.interp(edges, stops, np.concatenate([[0], np.cumsum(mine)]))
+    return Bins(edges, reached)

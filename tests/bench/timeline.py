@@ -1,0 +1,123 @@
+"""First paint and zoom of long steps in headless Chromium, against a real yard: a run's page and an imported trace.
+
+A paint is the time from the start of the navigation to the end of the drawing of the timeline, the server's part and
+the loading of the chart library with it; a zoom that from the change of the axis to the end of its new drawing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+
+from django.contrib.auth import get_user_model
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from dashboard.runs.models import SpanChunk
+from dashboard.traces.models import Trace, TraceSpans, TraceState
+from parallel_core.bench.analysis import made
+from parallel_core.layout import Layout
+from parallel_core.spec import RunSpec
+from tests.bench.numbers import Number
+from tests.browser.conftest import CHROMIUM, FLAGS
+from tests.dashboard import factory
+from tests.yard_process import YardProcess
+
+COUNTS = {100_000: (1.0, 0.3), 1_000_000: (None, None)}
+"""Spans of a step: the goals of its first paint and of a zoom, seconds; None: it stays usable."""
+SPLIT = {"dp": 2, "tp": 2, "pp": 2, "micro_batches": 4}
+VIEWS = ((0.2, 0.6), (0.3, 0.4), (0.30, 0.31), (0.300, 0.3005), (0.0, 1.0))
+"""Parts of the axis that are zoomed to, one after the other."""
+STEP = 10
+SEED = """
+import json, django; django.setup()
+from tests.bench.timeline import seed
+print(json.dumps(seed({count})))
+"""
+LISTEN = """document.addEventListener("chartdrawn", (event) => {
+  if (event.target.dataset.chart === "gantt") (window.drawn ??= []).push(performance.now());
+});"""
+ZOOM = """([low, high]) => {
+  const box = document.querySelector(".chart[data-chart='gantt'] .chart-box");
+  window.full ??= box.layout.xaxis.range[1];
+  const state = [performance.now(), window.drawn.length];
+  window.Plotly.relayout(box, {"xaxis.range": [low * window.full, high * window.full]});
+  return state;
+}"""
+DRAWN = """(before) => new Promise((resolve) => {
+  const look = () => (window.drawn?.length > before ? resolve(window.drawn[before]) : setTimeout(look, 5));
+  look();
+})"""
+
+
+def seed(count: int) -> dict[str, str]:
+    """A run and an imported trace with a step of `count` spans on 8 ranks; their addresses."""
+    owner = get_user_model().objects.filter(is_superuser=True).earliest("pk")
+    run = factory.finished(owner, SPLIT)
+    spans = made(Layout.of(RunSpec.model_validate(run.spec)), count)
+    trace = Trace.objects.create(name=f"{count} spans", owner=owner, state=TraceState.READY)
+    trace.ranks = {
+        str(rank): {"file": f"{rank}.json", "device": "cuda", "raw": len(rows), "top": [], "steps": {STEP: len(rows)}}
+        for rank, rows in spans.items()
+    }
+    trace.save()
+    SpanChunk.objects.filter(attempt__run=run).exclude(step=STEP).delete()
+    for rank, rows in spans.items():
+        own = rows.copy()
+        own["start"] *= 1000
+        own["end"] *= 1000
+        same = {"count": len(own), "data": own.tobytes()}
+        SpanChunk.objects.filter(attempt__run=run, step=STEP, rank=rank).update(**same, total=len(own))
+        TraceSpans.objects.create(trace=trace, rank=rank, step=STEP, **same)
+    return {"a run": f"/runs/{run.pk}/", "a trace": f"/traces/{trace.pk}/"}
+
+
+def measure(rounds: int) -> Iterator[Number]:
+    """First paint, paint again and zoom, of both pages at every count."""
+    yard = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="2")
+    try:
+        yard.up()
+        with sync_playwright() as playwright:
+            path = next(found for name in CHROMIUM if (found := shutil.which(name)))
+            browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+            for count in COUNTS:
+                done = yard.shell(SEED.format(count=count))
+                assert done.returncode == 0, done.stderr
+                for name, address in json.loads(done.stdout.splitlines()[-1]).items():
+                    yield from _of_page(browser, yard, f"{count:,} spans: {name}", address, count, rounds)
+            browser.close()
+    finally:
+        yard.close()
+
+
+def _of_page(browser: Browser, yard: YardProcess, name: str, address: str, count: int, rounds: int) -> Iterator[Number]:
+    paint, zoom = COUNTS[count]
+    firsts, again, zooms = [], [], []
+    with _signed_in(browser, yard) as context:
+        for i in range(max(2, rounds)):
+            page = context.new_page()
+            page.add_init_script(LISTEN)
+            page.goto(yard.url + address)
+            (again if i else firsts).append(page.evaluate(DRAWN, 0) / 1e3)
+            zooms += [_zoomed(page, view) for view in VIEWS]
+            page.close()
+    yield Number(f"{name}, the first paint of all", paint, firsts)
+    yield Number(f"{name}, paint", paint, again)
+    yield Number(f"{name}, zoom", zoom, zooms, "p95")
+
+
+def _zoomed(page: Page, view: tuple[float, float]) -> float:
+    began, before = page.evaluate(ZOOM, view)
+    return float(page.evaluate(DRAWN, before) - began) / 1e3
+
+
+def _signed_in(browser: Browser, yard: YardProcess) -> BrowserContext:
+    context = browser.new_context(base_url=yard.url, viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    page.goto("/accounts/login/")
+    page.get_by_label("Name").fill("admin")
+    page.get_by_label("Password").fill(yard.password)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url("**/studies/")
+    page.close()
+    return context

@@ -1,0 +1,83 @@
+"""The timeline of a step of any size: bins that are exact at every zoom, and what is remembered of long steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from django.test import Client
+
+from dashboard.charts import heatmap, timeline
+from dashboard.charts.timeline import Step, window_of
+from dashboard.runs.models import SpanChunk
+from parallel_core.analysis.bins import bins
+from parallel_core.bench.analysis import made
+from parallel_core.layout import Layout
+from parallel_core.spec import RunSpec
+from tests.bench.timeline import STEP, seed
+
+LAYOUT = Layout.of(RunSpec.model_validate({"parallel": {"dp": 2, "tp": 2, "pp": 2}}))
+
+
+def test_bins_of_any_width_hold_the_exact_time_of_every_layer() -> None:
+    starts = np.arange(0, 1_000, 10)
+    one = bins([(starts, starts + 4), (starts + 2, starts + 8)], np.linspace(0, 1_000, 101))
+    edges, shares = one.between(0, 1_000, 20) or pytest.fail("wide enough")
+    assert np.allclose(np.diff(edges), 50)
+    assert np.allclose(shares[0], 0.4) and np.allclose(shares[1], 0.4) and np.allclose(shares[2], 0.2)
+    assert one.between(100, 200, 20) is None, "ten bins are not enough to show twenty"
+
+
+def test_a_wide_window_shows_the_same_from_kept_bins_as_from_its_spans() -> None:
+    spans = made(LAYOUT, 24_000)
+    kept = heatmap.finest(spans)
+    wide = (0.0, 30_000 / 1e6)
+    quick, slow = (heatmap.chart(spans, "t", "s", wide, own) for own in (kept, None))
+    assert len(quick.figure["data"][0]["x"]) in range(400, 801)
+    for fast, exact in zip(quick.rows, slow.rows, strict=True):
+        assert [float(text.split()[0]) for text in fast[1:]] == pytest.approx(
+            [float(text.split()[0]) for text in exact[1:]], abs=1
+        )
+
+
+def test_a_short_step_is_shown_whole_and_a_long_one_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = Step(made(LAYOUT, 800), LAYOUT), Step(made(LAYOUT, 24_000), LAYOUT)
+    assert not short.long and {t["type"] for t in short.chart("t", "s", (0.0, 0.0001)).figure["data"]} == {"bar"}
+    assert long.chart("t", "s").figure["data"][0]["type"] == "heatmap"
+    near = long.chart("t", "s", (0.001, 0.002))
+    assert {trace["type"] for trace in near.figure["data"]} == {"bar"}
+    assert near.figure["layout"]["meta"]["total"] == 24_000
+    assert near.figure["layout"]["meta"]["inside"] == long.in_view((0.001, 0.002)) < 2_000
+    monkeypatch.setattr(timeline, "KEPT_BYTES", 1)
+    first = timeline.kept("a", lambda: long)
+    assert timeline.kept("a", lambda: pytest.fail("it is kept")) is first
+    other = Step(made(LAYOUT, 16_000))
+    timeline.kept("b", lambda: other)
+    assert timeline.kept("a", lambda: short) is short, "what no longer fits is read again"
+
+
+@pytest.mark.parametrize("given", [{}, {"from": "1"}, {"from": "5", "to": "1"}, {"from": "nan", "to": "2"}])
+def test_a_window_is_two_numbers_in_order(given: dict[str, str]) -> None:
+    assert window_of(given) is None
+    assert window_of({"from": "1", "to": "2.5"}) == (1.0, 2.5)
+
+
+@pytest.mark.django_db
+def test_pages_of_long_steps_zoom_down_to_bars(client: Client, admin_user: Any) -> None:
+    addresses = seed(24_000)
+    client.force_login(admin_user)
+    trace = client.get(addresses["a trace"]).context["gantt"]
+    src = trace.figure["layout"]["meta"]["window"]
+    assert trace.figure["data"][0]["type"] == "heatmap" and src.endswith(f"gantt.json?step={STEP}")
+    whole = trace.figure["layout"]["xaxis"]["range"][1]
+    near = client.get(f"{src}&from={whole * 0.3}&to={whole * 0.33}").json()
+    assert {one["type"] for one in near["figure"]["data"]} == {"bar"}
+    assert "spans in view, of 24000" in near["source"]
+    page = client.get(addresses["a run"])
+    assert page.context["gantt"].figure["data"][0]["type"] == "heatmap"
+    assert page.context["findings"].later and "Judging the traced steps" in page.content.decode()
+    run = SpanChunk.objects.latest("pk").attempt.run
+    found = client.get(f"/runs/{run.pk}/part/findings").content.decode()
+    assert "Judging" not in found and ("finding" in found or "Nothing wrong" in found)
+    assert not client.get(addresses["a run"]).context["findings"].later, "what was judged is remembered"
