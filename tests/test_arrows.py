@@ -43,6 +43,7 @@ TORCH_FREE = (
     "parallel_core.simulate.predict",
     "parallel_core.plan.strategy",
     "parallel_core.analysis.align",
+    "parallel_core.analysis.bins",
     "parallel_core.analysis.breakdown",
     "parallel_core.analysis.critical",
     "parallel_core.analysis.diagnosis",

@@ -11,6 +11,9 @@
  *   "chartdrawn"                     // event of the <figure> after each drawing; the box then has Plotly's data, layout
  */
 
+import { painted } from "./chart_colours.js";
+import { picture } from "./chart_picture.js";
+
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset" };
 const mounted = new Map(); // key -> {element, box, figure}
 let loading = null;
@@ -27,45 +30,10 @@ function plotly() {
   return loading;
 }
 
-/* Colours ------------------------------------------------------------------------------------------------------- */
-
-function resolver() {
-  const probe = document.createElement("span");
-  probe.hidden = true;
-  document.body.append(probe);
-  const known = new Map();
-  return {
-    get(name) {
-      if (!known.has(name)) {
-        const raw = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-        probe.style.color = "";
-        probe.style.color = `var(${name})`;
-        known.set(name, name === "--sans" ? raw : getComputedStyle(probe).color);
-      }
-      return known.get(name);
-    },
-    done: () => probe.remove(),
-  };
-}
-
-function painted(value, colours) {
-  if (typeof value === "string") {
-    const match = /^var\((--[\w-]+)\)$/.exec(value);
-    return match ? colours.get(match[1]) : value;
-  }
-  if (Array.isArray(value)) return value.map((item) => painted(item, colours));
-  if (value && typeof value === "object") {
-    return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, painted(item, colours)]));
-  }
-  return value;
-}
-
 /* Drawing ------------------------------------------------------------------------------------------------------- */
 
 function fitted(figure, box) {
-  const colours = resolver();
-  const copy = painted(figure, colours);
-  colours.done();
+  const copy = painted(figure);
   const { layout } = copy;
   layout.uirevision = "kept"; // a zoom survives new numbers
   layout.autosize = true;
@@ -92,6 +60,7 @@ function wrapped(label) {
 }
 
 async function draw(entry) {
+  if (!window.Plotly) picture(entry.figure, entry.box);
   const library = await plotly();
   const { data, layout } = fitted(entry.figure, entry.box);
   entry.box.style.setProperty("--chart-height", `${layout.height}px`);
@@ -99,7 +68,7 @@ async function draw(entry) {
     entry.box.replaceChildren(emptyNote(layout.meta?.empty));
     return;
   }
-  entry.box.querySelector(".skeleton, .empty")?.remove();
+  entry.box.querySelectorAll(".skeleton, .empty, .picture").forEach((node) => node.remove());
   await library.react(entry.box, data, layout, CONFIG);
   followZoom(entry);
   entry.element.dispatchEvent(new CustomEvent("chartdrawn", { bubbles: true }));

@@ -1,0 +1,40 @@
+/* Colours of figures: every "var(--name)" in one is replaced by the computed colour of the theme. */
+
+function resolver() {
+  const probe = document.createElement("span");
+  probe.hidden = true;
+  document.body.append(probe);
+  const known = new Map();
+  return {
+    get(name) {
+      if (!known.has(name)) {
+        const raw = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+        probe.style.color = "";
+        probe.style.color = `var(${name})`;
+        known.set(name, name === "--sans" ? raw : getComputedStyle(probe).color);
+      }
+      return known.get(name);
+    },
+    done: () => probe.remove(),
+  };
+}
+
+function replaced(value, colours) {
+  if (typeof value === "string") {
+    const match = /^var\((--[\w-]+)\)$/.exec(value);
+    return match ? colours.get(match[1]) : value;
+  }
+  if (Array.isArray(value)) return value.map((item) => replaced(item, colours));
+  if (value && typeof value === "object") {
+    return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, replaced(item, colours)]));
+  }
+  return value;
+}
+
+/* A copy of a figure, or of a part of one, in the colours of now. */
+export function painted(value) {
+  const colours = resolver();
+  const copy = replaced(value, colours);
+  colours.done();
+  return copy;
+}
