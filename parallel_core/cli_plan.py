@@ -6,8 +6,10 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parallel_core import cli_alpa
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ def add(commands: Commands) -> None:
     plan.add_argument("--ask", choices=[*QUESTIONS, "all"], help="answer a question about the best plans")
     plan.add_argument("--json", action="store_true", help="the listed plans as JSON")
     plan.add_argument("--accuracy", action="store_true", help="predictions against published measurements instead")
+    plan.add_argument("--spec", type=Path, help="Alpa's two levels for this RunSpec's model and micro-batches instead")
+    plan.add_argument("--table", type=Path, help="with --spec: what `profile --out` wrote (default: --cluster)")
     plan.set_defaults(run=run)
 
 
@@ -48,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.accuracy:
         return _accuracy()
+    if options.spec is not None:
+        return cli_alpa.run(options)
     cluster = clusters()[options.cluster]
     if options.devices is not None:
         cluster = replace(cluster, devices=options.devices, per_host=max(1, min(cluster.per_host, options.devices)))

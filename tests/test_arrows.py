@@ -25,6 +25,7 @@ TORCH_FREE = (
     "parallel_core.schedule.round_robin",
     "parallel_core.schedule.stream",
     "parallel_core.simulate",
+    "parallel_core.plan.alpa.plans",
     "parallel_core.plan.chips",
     "parallel_core.plan.cluster.accuracy",
     "parallel_core.plan.cluster.fit",

@@ -121,6 +121,12 @@ class Page:
         chain = cut_chain(self.layers, cuts, replicas, self.bandwidth, self.asked.form)
         return Way(name, chain, address=self.asked.address(cuts=cuts, replicas=replicas))
 
+    @property
+    def alpa(self) -> str:
+        """Where Alpa's plans for the same devices come from."""
+        query = self.asked.address().partition("?")[2]
+        return f"{reverse('ledger:alpa')}?{query}"
+
     def sentences(self) -> list[str]:
         """Who sets the pace, what balance would bring, and how the optimum compares."""
         chain = self.yours

@@ -7,6 +7,7 @@ from dashboard.ledger import views
 app_name = "ledger"
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", views.partition, name="partition"),
+    path("alpa", views.alpa, name="alpa"),
     path("profile", views.profile, name="profile"),
     path("waiting", views.waiting, name="waiting"),
     path("record/", views.record, name="record"),

@@ -15,6 +15,7 @@ from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_submit
 from dashboard.charts import layers
 from dashboard.ledger import selectors, services
+from dashboard.ledger.alpa_part import Part
 from dashboard.ledger.forms import CutForm, ProfileForm
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.ledger.partition_page import Page
@@ -72,6 +73,21 @@ def _page(form: CutForm) -> dict[str, Any]:
         "record": selectors.time_record().sentence(),
         "legend": [(phase, phase) for phase in ("forward", "backward")],
     }
+
+
+@require_safe
+def alpa(request: HttpRequest) -> HttpResponse:
+    """Alpa's plans for the profile, micro-batch and devices of the address: a part that comes when it is looked at."""
+    form = CutForm(request.GET.dict())
+    if not form.is_valid():
+        return HttpResponse(status=422)
+    try:
+        asked = Page(form.cleaned_data["profile"], form.cleaned_data).asked
+        part = Part(asked.profile, asked.samples, asked.workers)
+        context = {"part": part, "rows": part.rows()}
+    except ValueError as error:
+        context = {"part": None, "why_not": str(error)}
+    return render(request, "ledger/alpa.html", context)
 
 
 @require_safe

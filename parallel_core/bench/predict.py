@@ -71,17 +71,20 @@ def run(rounds: int) -> dict[str, Any]:
 
 
 def _row(yard: LocalYard, table: CostTable, split: dict[str, Any], folder: Path, corpora: Path) -> dict[str, Any]:
-    spec, own = spec_of(split), devices_of("cpu")
-    predicted = predict_step(spec, table).seconds
+    spec = spec_of(split)
+    return {"label": label(spec), **held(predict_step(spec, table).seconds, *measured(yard, spec, folder, corpora))}
+
+
+def measured(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> tuple[float, float]:
+    """(median step in seconds, share of the devices that others used) of a run."""
+    own = devices_of("cpu")
     outcome = yard.run(spec, folder, devices=[rank % own for rank in range(spec.parallel.world)], corpora=corpora)
     summary = outcome.last(0, "summary")
     if not outcome.ok or summary is None:
         raise RuntimeError(outcome.failure())
-    measured = float(summary["timed"]["median"])
-    return {
-        "label": label(spec),
-        "predicted": predicted,
-        "measured": measured,
-        "error": predicted / measured - 1,
-        "others": summary["cpu_others"] or 0.0,
-    }
+    return float(summary["timed"]["median"]), summary["cpu_others"] or 0.0
+
+
+def held(predicted: float, seconds: float, others: float) -> dict[str, Any]:
+    """A prediction against what was measured, as a row."""
+    return {"predicted": predicted, "measured": seconds, "error": predicted / seconds - 1, "others": others}

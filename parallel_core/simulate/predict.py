@@ -142,20 +142,22 @@ class Maker:
 
     def _stage(self, stage: int, kind: Kind, busy: int) -> float:
         """Seconds of work of one operation on a micro-batch, tensor collectives included where they are work."""
-        return sum(self._unit(unit, kind, busy).at(self._spec.micro_batch_size) for unit in self._units(stage))
+        return sum(self.unit(unit, kind, busy).at(self._spec.micro_batch_size) for unit in self._units(stage))
 
     def _waited(self, stage: int, kind: Kind) -> float:
         """Seconds of tensor collectives among more ranks than devices: measured with the turns they take."""
-        rows = {unit: self._rows(unit, 1) for unit in self._units(stage)}
-        curves = (
-            _curve(found, [self._talk(row, unit, kind, waits=True) for row in found]) for unit, found in rows.items()
-        )
-        return sum(curve.at(self._spec.micro_batch_size) for curve in curves)
+        return sum(self.unit_wait(unit, kind) for unit in self._units(stage))
+
+    def unit_wait(self, unit: int, kind: Kind) -> float:
+        """The same of one layer, for a micro-batch."""
+        found = self._rows(unit, 1)
+        curve = _curve(found, [self._talk(row, unit, kind, waits=True) for row in found])
+        return curve.at(self._spec.micro_batch_size)
 
     def _units(self, stage: int) -> tuple[int, ...]:
         return self._layout.stage_units[stage]
 
-    def _unit(self, unit: int, kind: Kind, busy: int) -> Curve:
+    def unit(self, unit: int, kind: Kind, busy: int) -> Curve:
         """Seconds of one layer by the samples of a micro-batch."""
         rows = self._rows(unit, busy) or self._rows(unit, 1)
         return _curve(rows, [self._of_row(row, unit, kind) + self._talk(row, unit, kind, waits=False) for row in rows])

@@ -26,6 +26,16 @@ def stage_times(spec: RunSpec, table: CostTable, kind: Kind) -> list[int]:
     return [round(_in_all(costs, sharing, Op(kind, stage), table.busy)) for stage in range(schedule.stages)]
 
 
+def unit_times(spec: RunSpec, table: CostTable) -> list[float]:
+    """Seconds of each layer of the model for a micro-batch, forward and backward, on a busy host, tensor collectives
+    included. Raises CannotPredict."""
+    made, samples = Maker(spec, table), spec.micro_batch_size
+    return [
+        sum(made.unit(unit, kind, table.busy).at(samples) + made.unit_wait(unit, kind) for kind in (Kind.F, Kind.BW))
+        for unit in range(len(spec.model.units()))
+    ]
+
+
 def message_times(spec: RunSpec, table: CostTable) -> list[int]:
     """Ns from each stage to the next; 0 where both stand on one rank. Raises CannotPredict."""
     made = Maker(spec, table)

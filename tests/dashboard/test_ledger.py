@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.test import Client
@@ -46,6 +47,22 @@ def member(alice: Any) -> Client:
     client = Client()
     client.force_login(alice)
     return client
+
+
+def test_alpas_plans_come_with_the_others(member: Client, profile: Profile) -> None:
+    page = member.get("/partition/", {"profile": profile.pk, "workers": 2, "samples": 4})
+    address = page.context["page"].alpa
+    assert address in page.content.decode().replace("&amp;", "&")
+    answer = member.get(address)
+    rows = {row.name: row for row in answer.context["rows"]}
+    assert {"Alpa's optimum", "Alpa, 2 replicas", "Alpa, 2 stages", "Alpa, 2 tensor ranks"} <= set(rows)
+    spec = RunSpec.model_validate_json(parse_qs(urlsplit(rows["Alpa, 2 tensor ranks"].run).query)["spec"][0])
+    assert (spec.parallel.tp, spec.parallel.micro_batches, spec.model) == (2, 4, MODEL)
+    assert rows["Alpa, 2 stages"].simulated and rows["PipeDream's optimum"].seconds
+    assert "a step is the least of any plan" in answer.content.decode()
+    assert member.get("/partition/alpa").status_code == 422
+    odd = member.get("/partition/alpa", {"profile": profile.pk, "workers": 3, "samples": 4, "replicas": "3"})
+    assert odd.status_code == 200
 
 
 def test_a_request_goes_out_with_each_heartbeat_until_it_is_answered(

@@ -1,0 +1,70 @@
+"""`python -m parallel_core plan --spec`: Alpa's two levels for a spec's model, beside other partitions."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from parallel_core.analysis.quantities import bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    from parallel_core.plan.alpa.costs import Machine
+    from parallel_core.plan.alpa.inter import Mesh
+    from parallel_core.plan.alpa.plans import Named
+    from parallel_core.spec import RunSpec
+
+REACHED = 0.5
+"""Of a data sheet's peak, where no profile says what a device really does."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code: 0 something fits, 1 nothing does, 2 what was asked cannot be."""
+    from parallel_core.cli import read_spec
+    from parallel_core.plan.alpa.costs import LayerCosts
+    from parallel_core.plan.alpa.inter import Search
+    from parallel_core.plan.alpa.plans import beside, summary
+    from parallel_core.profile.table import CostTableError
+    from parallel_core.simulate.predict import CannotPredict
+
+    spec = read_spec(options.spec)
+    micro_batches = spec.parallel.micro_batches * spec.parallel.dp
+    try:
+        machine, mesh = _machine(spec, options)
+        search = Search(LayerCosts(spec, machine, spec.train.global_batch // micro_batches), mesh, micro_batches)
+        found = beside(search)
+    except (CostTableError, CannotPredict) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print("\n".join(map(_line, found)))
+    best = found[0].plan
+    for line in summary(best, search.costs.units) if best else []:
+        print(f"  {line}")
+    return 0 if best else 1
+
+
+def _machine(spec: RunSpec, options: argparse.Namespace) -> tuple[Machine, Mesh]:
+    """A profile's host, or the cluster of the catalogue."""
+    from parallel_core.plan.alpa.costs import Analytic, Measured
+    from parallel_core.plan.alpa.inter import Mesh
+    from parallel_core.plan.cluster.hardware import clusters
+    from parallel_core.profile.table import CostTable
+
+    if options.table is not None:
+        table = CostTable.read(options.table)
+        return Measured(table), Mesh(1, options.devices or table.devices)
+    cluster = clusters()[options.cluster]
+    devices = options.devices or cluster.per_host
+    inside = min(devices, cluster.per_host)
+    rate = cluster.device.half if spec.train.precision in ("bf16", "fp16") else cluster.device.single
+    machine = Analytic(REACHED * rate, cluster.link, cluster.network, inside)
+    return machine, Mesh(max(1, devices // inside), inside, cluster.capacity)
+
+
+def _line(named: Named) -> str:
+    if named.plan is None:
+        return f"{'-':>10}  {'':>9}  {named.name}: {named.why_not}"
+    seconds, most = named.plan.seconds, max(stage.memory for stage in named.plan.stages)
+    shapes = ", ".join(f"{stage.dp} x {stage.tp}" for stage in named.plan.stages)
+    note = f" (no run: {named.why_not})" if named.why_not else ""
+    return f"{seconds_text(seconds):>10}  {bytes_text(most):>9}  {named.name}: {shapes}{note}"

@@ -1,0 +1,251 @@
+"""Between stages: which layers go to which submesh (Zheng et al. 2022, section 5).
+
+T* = min over stages of (sum of t_i + (B - 1) max t_j) (equation 2). For every t_max that some stage may take,
+F(s, k, d) is the least sum of stage times of the layers from k on, in s stages over d devices, none above t_max
+(equation 3); the best F(s, 0, all) + (B - 1) t_max is the plan (equation 4). Submeshes are (1, 2^i) inside a host and
+(n, all) over n hosts, which tile the cluster (theorem 1 of the paper).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, pairwise
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.plan.alpa.costs import LayerCosts, Way
+from parallel_core.plan.alpa.intra import Chain, fastest, memory, within
+
+MOST_GROUPS = 24
+"""Places where a stage may begin; deeper models are clustered first (section 5.2)."""
+MOST_PACES = 128
+"""Values of t_max that are tried; of more, evenly spread ones."""
+Shape = tuple[int, Sequence[tuple[int, int]]]
+"""Devices of a submesh, and the (dp, tp) that it may be seen as."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers first .. stop - 1 on a mesh of dp x tp devices; seconds of a micro-batch, bytes of a device."""
+
+    first: int
+    stop: int
+    dp: int
+    tp: int
+    ways: tuple[Way, ...]
+    seconds: float
+    memory: float
+
+    @property
+    def devices(self) -> int:
+        return self.dp * self.tp
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stages in order; `seconds` of a step of so many micro-batches (equation 2)."""
+
+    stages: tuple[Stage, ...]
+    micro_batches: int
+
+    @property
+    def seconds(self) -> float:
+        times = [stage.seconds for stage in self.stages]
+        return sum(times) + (self.micro_batches - 1) * max(times)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        return tuple(stage.first for stage in self.stages[1:])
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A cluster of `hosts` of `per_host` devices with `memory` bytes each."""
+
+    hosts: int
+    per_host: int
+    memory: float = inf
+
+    @property
+    def devices(self) -> int:
+        return self.hosts * self.per_host
+
+    def sizes(self) -> list[int]:
+        """Devices of each submesh shape."""
+        inside = [1 << i for i in range(self.per_host.bit_length()) if self.per_host % (1 << i) == 0]
+        return sorted({*inside, *(n * self.per_host for n in range(1, self.hosts + 1))})
+
+    def views(self, size: int) -> list[tuple[int, int]]:
+        """(dp, tp) that a submesh of `size` devices may be seen as; tp stays inside a host."""
+        return [(size // tp, tp) for tp in range(1, min(size, self.per_host) + 1) if size % tp == 0]
+
+
+class Search:
+    """One model on one cluster."""
+
+    def __init__(self, costs: LayerCosts, mesh: Mesh, micro_batches: int) -> None:
+        self.costs, self.mesh, self.micro_batches = costs, mesh, micro_batches
+        self.edges = _edges(len(costs.units))
+        self.chain = lru_cache(maxsize=None)(self._chain)
+        self.stage = lru_cache(maxsize=None)(self._stage)
+
+    def _chain(self, first: int, stop: int, dp: int, tp: int, plain: bool) -> tuple[Chain, list[Way]] | None:
+        """The layers of a stage with their fastest ways; None where samples or matrices do not divide."""
+        ways = self.costs.ways(dp, tp)
+        if ways is None:
+            return None
+        able = [[way for way in row if not plain or _plain(way, tp)] for row in ways[first:stop]]
+        if not all(able):
+            return None
+        turns = [self.costs.reshard(unit, dp, tp) for unit in range(first + 1, stop)]
+        chain = Chain(able, turns, self.micro_batches)
+        return chain, fastest(chain)
+
+    def _stage(self, first: int, stop: int, dp: int, tp: int, behind: int, plain: bool = False) -> Stage | None:
+        """Layers first .. stop - 1 on dp x tp, with `behind` stages from it on; `plain`: as one run splits all its
+        layers. None where they do not fit, or the samples do not divide."""
+        made = self.chain(first, stop, dp, tp, plain)
+        if made is None:
+            return None
+        chain, chosen = made
+        in_flight = min(behind, self.micro_batches)
+        if memory(chosen, in_flight) > self.mesh.memory:
+            shorter = within(chain, self.mesh.memory, in_flight)
+            if shorter is None:
+                return None
+            chosen = shorter
+        seconds = chain.seconds(chosen) + self.costs.message(first, dp)
+        return Stage(first, stop, dp, tp, tuple(chosen), seconds, memory(chosen, in_flight))
+
+    def best(self) -> Plan | None:
+        """The fastest plan, whatever the shapes of its stages; None where nothing fits."""
+        shapes = [(size, self.mesh.views(size)) for size in self.mesh.sizes()]
+        return self._best(shapes, plain=False)
+
+    def even(self) -> Iterator[Plan]:
+        """The fastest plan of each (dp, tp) that all stages share, split as the engine splits a run."""
+        total = self.mesh.devices
+        for size in (size for size in range(1, total + 1) if total % size == 0):
+            for view in self.mesh.views(size):
+                found = self._best([(size, [view])], plain=True)
+                if found is not None:
+                    yield found
+
+    def given(self, cuts: Sequence[int], shapes: Sequence[tuple[int, int]]) -> Plan | None:
+        """The plan of these cuts and (dp, tp), its layers split as in a run; None where it cannot be."""
+        edges, found = (0, *cuts, len(self.costs.units)), []
+        for i, ((first, stop), (dp, tp)) in enumerate(zip(pairwise(edges), shapes, strict=True)):
+            stage = self.stage(first, stop, dp, tp, len(shapes) - i, True)
+            if stage is None:
+                return None
+            found.append(stage)
+        return Plan(tuple(found), self.micro_batches)
+
+    def _best(self, shapes: Sequence[Shape], plain: bool) -> Plan | None:
+        tables, sizes = self._tables(shapes, plain), [size for size, _ in shapes]
+        paces = np.unique(np.concatenate([table.seconds[np.isfinite(table.seconds)] for table in tables])).tolist()
+        programme = _Programme(tables, sizes, self.mesh.devices)
+        start = bisect_left(paces, True, key=lambda pace: programme.solve(pace) is not None)
+        best: Plan | None = None
+        for pace in paces[start :: max(1, (len(paces) - start) // MOST_PACES)]:
+            if best is not None and self.micro_batches * pace >= best.seconds:
+                break
+            if (found := programme.solve(pace)) is not None:
+                made = Plan(tuple(self._held(found, plain)), self.micro_batches)
+                best = made if best is None or made.seconds < best.seconds else best
+        return best
+
+    def _held(self, stages: Sequence[Stage], plain: bool) -> Iterator[Stage]:
+        """The stages with what is in flight on each where so many are behind it."""
+        for i, found in enumerate(stages):
+            stage = self.stage(found.first, found.stop, found.dp, found.tp, len(stages) - i, plain)
+            yield stage or found
+
+    def _tables(self, shapes: Sequence[Shape], plain: bool) -> list[_Table]:
+        """What stages there are, where 1, 2, ... stages are left; the same where as much is in flight."""
+        most = min(len(self.edges) - 1, self.mesh.devices // min(size for size, _ in shapes))
+        kinds = most if self.mesh.memory < inf else 1
+        made = [self._table(shapes, behind, plain) for behind in range(1, min(kinds, self.micro_batches) + 1)]
+        return [made[min(i, len(made) - 1)] for i in range(most)]
+
+    def _table(self, shapes: Sequence[Shape], behind: int, plain: bool) -> _Table:
+        groups = len(self.edges) - 1
+        table = _Table(np.full((len(shapes), groups, groups + 1), inf), {})
+        for k, (_, views) in enumerate(shapes):
+            for i, j in combinations(range(groups + 1), 2):
+                known = self._known(i, j, views, behind, plain)
+                if known:
+                    best = min(known, key=lambda stage: stage.seconds)
+                    table.stages[k, i, j], table.seconds[k, i, j] = best, best.seconds
+        return table
+
+    def _known(self, i: int, j: int, views: Sequence[tuple[int, int]], behind: int, plain: bool) -> list[Stage]:
+        first, stop = self.edges[i], self.edges[j]
+        found = (self.stage(first, stop, dp, tp, behind, plain) for dp, tp in views)
+        return [stage for stage in found if stage is not None]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """[shape, first edge, last edge] -> seconds of the fastest view of that stage (inf: none), and the stage."""
+
+    seconds: NDArray[np.float64]
+    stages: dict[tuple[int, int, int], Stage]
+
+
+@dataclass(frozen=True)
+class _Programme:
+    """Equation 3: `tables[s]` holds where s + 1 stages are left."""
+
+    tables: Sequence[_Table]
+    sizes: Sequence[int]
+    devices: int
+
+    def solve(self, pace: float) -> list[Stage] | None:
+        """The stages of the least sum of times with none above `pace`, over all devices; None where there are none."""
+        groups = self.tables[0].seconds.shape[1]
+        least = np.full((groups + 1, self.devices + 1), inf)
+        least[groups, 0] = 0.0
+        picked: list[NDArray[np.int64]] = []
+        best = (inf, 0)
+        for table in self.tables:
+            least, choice = self._longer(np.where(table.seconds <= pace, table.seconds, inf), least)
+            picked.append(choice)
+            best = min(best, (float(least[0, self.devices]), len(picked)))
+        return self._traced(picked[: best[1]]) if best[0] < inf else None
+
+    def _longer(
+        self, seconds: NDArray[np.float64], least: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """F with one stage more, and for each (first edge, devices) the shape and the last edge of that stage."""
+        shapes, groups, edges = seconds.shape
+        found = np.full((shapes, groups, edges, self.devices + 1), inf)
+        for k, size in enumerate(self.sizes):
+            found[k, :, :, size:] = seconds[k, :, :, None] + least[None, :, : self.devices + 1 - size]
+        flat = found.transpose(0, 2, 1, 3).reshape(shapes * edges, groups, -1)
+        longer = np.full_like(least, inf)
+        longer[:groups] = flat.min(axis=0)
+        return longer, flat.argmin(axis=0)
+
+    def _traced(self, picked: Sequence[NDArray[np.int64]]) -> list[Stage]:
+        found, i, left = [], 0, self.devices
+        for table, choice in zip(self.tables[: len(picked)][::-1], picked[::-1], strict=True):
+            k, j = divmod(int(choice[i, left]), table.seconds.shape[2])
+            found.append(table.stages[k, i, j])
+            i, left = j, left - self.sizes[k]
+        return found
+
+
+def _plain(way: Way, tp: int) -> bool:
+    return way.strategy in (("column-row", "vocab") if tp > 1 else ("data",))
+
+
+def _edges(units: int) -> list[int]:
+    """Where stages may begin or end: everywhere, or of a deep model at evenly spread layers."""
+    count = min(units, MOST_GROUPS)
+    return sorted({round(i * units / count) for i in range(count + 1)})

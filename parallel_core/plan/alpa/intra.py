@@ -1,0 +1,126 @@
+"""Inside a stage: which way each layer is split, so that the stage is fastest and fits (Zheng et al. 2022, section 4).
+
+Equation 1 for a chain of layers: each takes one way, with its own cost, and each pair of neighbours the cost of laying
+out the tensor between them anew. Without a memory limit a chain is solved exactly by going along it; with one it is the
+paper's integer linear programme, solved by HiGHS (Huangfu and Hall 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+import numpy as np
+
+from parallel_core.plan.alpa.costs import Way
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The layers of a stage: their `ways`; `reshard[i]` = seconds between layers i and i + 1 where one is spread and
+    the other is not; `per_step` micro-batches share the sum of gradients."""
+
+    ways: Sequence[Sequence[Way]]
+    reshard: Sequence[float]
+    per_step: int
+
+    def cost(self, way: Way) -> float:
+        return way.seconds + way.sync / self.per_step
+
+    def between(self, i: int, a: Way, b: Way) -> float:
+        return self.reshard[i] if a.spread != b.spread else 0.0
+
+    def seconds(self, chosen: Sequence[Way]) -> float:
+        """Of a micro-batch under one way a layer."""
+        turns = sum(self.between(i, a, b) for i, (a, b) in enumerate(pairwise(chosen)))
+        return sum(map(self.cost, chosen)) + turns
+
+
+def memory(chosen: Sequence[Way], in_flight: int) -> float:
+    """Bytes a device with `in_flight` micro-batches' activations (equation 5)."""
+    return sum(way.state + in_flight * way.activations for way in chosen)
+
+
+def fastest(chain: Chain) -> list[Way]:
+    """The ways of the least time, whatever they keep: a walk along the chain."""
+    best: list[tuple[float, list[Way]]] = [(chain.cost(way), [way]) for way in chain.ways[0]]
+    for i, ways in enumerate(chain.ways[1:]):
+        best = [
+            min(
+                ((t + chain.between(i, kept[-1], way) + chain.cost(way), [*kept, way]) for t, kept in best),
+                key=lambda found: found[0],
+            )
+            for way in ways
+        ]
+    return min(best, key=lambda found: found[0])[1]
+
+
+def within(chain: Chain, limit: float, in_flight: int) -> list[Way] | None:
+    """The fastest ways that keep within `limit` bytes a device; None where there are none."""
+    chosen = fastest(chain)
+    if memory(chosen, in_flight) <= limit:
+        return chosen
+    least = [min(ways, key=lambda way: memory([way], in_flight)) for ways in chain.ways]
+    return solve(chain, limit, in_flight) if memory(least, in_flight) <= limit else None
+
+
+def solve(chain: Chain, limit: float, in_flight: int) -> list[Way] | None:
+    """The same by the integer linear programme alone: a 0/1 vector a layer and a matrix a pair of neighbours, whose
+    rows and columns sum to the vectors (equation 1, linearised as in section 4.2)."""
+    from scipy.optimize import Bounds, LinearConstraint, milp  # heavy, and needed where memory is short alone
+
+    programme = _Programme(chain)
+    rows, low, high = programme.rows()
+    keeps = [memory([way], in_flight) for ways in chain.ways for way in ways]
+    scale = max(limit, 1.0)
+    rows = np.vstack([rows, [*(keep / scale for keep in keeps), *[0.0] * programme.pairs]])
+    found = milp(
+        programme.costs(),
+        constraints=LinearConstraint(rows, [*low, -np.inf], [*high, limit / scale]),
+        integrality=[1] * len(keeps) + [0] * programme.pairs,
+        bounds=Bounds(0, 1),
+    )
+    if found.x is None:
+        return None
+    return [ways[int(np.argmax(found.x[a:b]))] for ways, (a, b) in zip(chain.ways, programme.spans, strict=True)]
+
+
+class _Programme:
+    """Variables: the ways of all layers one after the other, then the pairs of neighbours."""
+
+    def __init__(self, chain: Chain) -> None:
+        edges = np.cumsum([0, *map(len, chain.ways)]).tolist()
+        self._chain, self.spans = chain, list(pairwise(edges))
+        self._singles = edges[-1]
+        sizes = [len(a) * len(b) for a, b in pairwise(chain.ways)]
+        self._firsts = np.cumsum([self._singles, *sizes]).tolist()
+        self.pairs = sum(sizes)
+
+    def costs(self) -> list[float]:
+        chain = self._chain
+        out = [chain.cost(way) for ways in chain.ways for way in ways]
+        for i, (here, there) in enumerate(pairwise(chain.ways)):
+            out += [chain.between(i, a, b) for a, b in product(here, there)]
+        return out
+
+    def rows(self) -> tuple[np.ndarray, list[float], list[float]]:
+        """(matrix, lower bounds, upper bounds): one way a layer; pairs agree with the ways on both sides."""
+        out, right = [], []
+        for a, b in self.spans:
+            out.append(self._row(dict.fromkeys(range(a, b), 1.0)))
+            right.append(1.0)
+        for i, ((a, b), (c, d)) in enumerate(pairwise(self.spans)):
+            first, wide = self._firsts[i], d - c
+            for k in range(b - a):
+                out.append(self._row({**{first + k * wide + n: 1.0 for n in range(wide)}, a + k: -1.0}))
+            for n in range(wide):
+                out.append(self._row({**{first + k * wide + n: 1.0 for k in range(b - a)}, c + n: -1.0}))
+            right += [0.0] * (b - a + wide)
+        return np.array(out), right, right
+
+    def _row(self, entries: dict[int, float]) -> np.ndarray:
+        row = np.zeros(self._singles + self.pairs)
+        for i, value in entries.items():
+            row[i] = value
+        return row

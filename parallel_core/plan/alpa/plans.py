@@ -1,0 +1,127 @@
+"""Alpa's plan of a model on a cluster beside those of others, all at the same costs; the even ones as runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from pydantic import ValidationError
+
+from parallel_core.plan.alpa.costs import LayerCosts
+from parallel_core.plan.alpa.inter import Plan, Search, Stage
+from parallel_core.plan.layer_graph import GraphError, GraphLayer, LayerGraph
+from parallel_core.plan.pipedream import Level, partition
+from parallel_core.plan.stages import balanced_cut, even_cut
+from parallel_core.spec import RunSpec
+
+SHAPES = "Its stages have different meshes; all stages of a run have the same (dp, tp)."
+UNEVEN = "It does not fit the memory, or its replicas do not divide the samples of a micro-batch."
+NOTHING = "Nothing fits this memory."
+MIXED = "Its layers are split in ways that one run cannot mix: a run takes data, or column-row and vocab."
+
+
+@dataclass(frozen=True)
+class Named:
+    """A plan by the name of who made it; `plan` None: `why_not` it cannot be. `spec`: the run, where there is one."""
+
+    name: str
+    plan: Plan | None
+    spec: RunSpec | None = None
+    why_not: str = ""
+
+
+def beside(search: Search) -> list[Named]:
+    """Alpa's optimum, its best plans of equal meshes (fastest first), then those of PipeDream and others."""
+    best = search.best()
+    first = Named("Alpa's optimum", best, *_run(search, best)) if best else Named("Alpa's optimum", None, None, NOTHING)
+    even = sorted(search.even(), key=lambda plan: plan.seconds)
+    able = [Named(f"Alpa, {_shape(plan.stages)}", plan, *_run(search, plan)) for plan in even]
+    return [first, *able, *_others(search)]
+
+
+def summary(plan: Plan, units: Sequence[str]) -> list[str]:
+    """A line a stage: its layers, mesh, and the ways of runs of layers."""
+    return [f"{_layers(stage, units)} on {stage.dp} x {stage.tp}: {ways(stage, units)}" for stage in plan.stages]
+
+
+def ways(stage: Stage, units: Sequence[str]) -> str:
+    """`vocab embed; column-row block.0.attn to block.3.mlp; vocab head`."""
+    named = groupby(zip(stage.ways, units[stage.first : stage.stop], strict=True), key=lambda pair: pair[0].strategy)
+    return "; ".join(f"{strategy} {_span([unit for _, unit in part])}" for strategy, part in named)
+
+
+def _layers(stage: Stage, units: Sequence[str]) -> str:
+    return _span(units[stage.first : stage.stop])
+
+
+def _span(units: Sequence[str]) -> str:
+    return units[0] if len(units) == 1 else f"{units[0]} to {units[-1]}"
+
+
+def _shape(stages: Sequence[Stage]) -> str:
+    dp, tp, pp = stages[0].dp, stages[0].tp, len(stages)
+    parts = [f"{n} {what}" for n, what in ((dp, "replicas"), (tp, "tensor ranks"), (pp, "stages")) if n > 1]
+    return " x ".join(parts) or "one device"
+
+
+def _run(search: Search, plan: Plan) -> tuple[RunSpec | None, str]:
+    """(the plan as a run, '') or (None, why the engine has none)."""
+    shapes = {(stage.dp, stage.tp) for stage in plan.stages}
+    if len(shapes) > 1:
+        return None, SHAPES
+    (dp, tp), spec = shapes.pop(), search.costs.spec
+    plain = ("column-row", "vocab") if tp > 1 else ("data",)
+    if any(way.strategy not in plain for stage in plan.stages for way in stage.ways):
+        return None, MIXED
+    parallel: dict[str, Any] = {"dp": dp, "tp": tp, "pp": len(plan.stages), "micro_batches": plan.micro_batches}
+    parallel |= {"cuts": plan.cuts or None, "recompute": spec.parallel.recompute}
+    train = spec.train.model_dump() | {"global_batch": search.costs.samples * plan.micro_batches}
+    try:
+        return RunSpec.model_validate(spec.model_dump() | {"parallel": parallel, "train": train}), ""
+    except ValidationError as error:
+        return None, str(error.errors()[0]["msg"])
+
+
+def _others(search: Search) -> Iterator[Named]:
+    """Other partitions over as many devices, priced as Alpa's."""
+    devices, units = search.mesh.devices, search.costs.units
+    layers = _graph(search.costs)
+    stages = min(devices, len(units))
+    yield _pipedream(search, layers)
+    for name, cut in (
+        ("Exact min-max split", lambda: balanced_cut(layers, stages)),
+        ("Megatron's even split", lambda: even_cut(units, stages)),
+    ):
+        try:
+            yield _priced(search, name, cut(), [(devices // stages, 1)] * stages)
+        except ValueError as error:
+            yield Named(name, None, None, str(error))
+
+
+def _graph(costs: LayerCosts) -> list[GraphLayer]:
+    """The layers on one device, for PipeDream's programme."""
+    ways = costs.ways(1, 1) or []
+    return [
+        GraphLayer(unit, way.seconds / 3, 2 * way.seconds / 3, costs.boundary(i + 1), way.weights)
+        for i, (unit, (way,)) in enumerate(zip(costs.units, ways, strict=True))
+    ]
+
+
+def _pipedream(search: Search, layers: list[GraphLayer]) -> Named:
+    name, machine = "PipeDream's optimum", search.costs.machine
+    size = max((layer.activation for layer in layers), default=1.0) or 1.0
+    try:
+        found = partition(LayerGraph.chain(layers), [Level(search.mesh.devices, size / machine.send(size))])
+    except GraphError as error:
+        return Named(name, None, None, str(error))
+    cuts = tuple(stage.layers[0] for stage in found.stages[1:])
+    return _priced(search, name, cuts, [(stage.replicas, 1) for stage in found.stages])
+
+
+def _priced(search: Search, name: str, cuts: Sequence[int], shapes: Sequence[tuple[int, int]]) -> Named:
+    plan = search.given(cuts, shapes)
+    if plan is None:
+        return Named(name, None, None, UNEVEN)
+    return Named(name, plan, *_run(search, plan))

@@ -1,0 +1,153 @@
+"""Alpa's two levels: the ways inside a stage against all of them, stages and meshes against all partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, pairwise, product
+from math import inf
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parallel_core.cli import main
+from parallel_core.plan.alpa.costs import Analytic, LayerCosts, Measured, Way
+from parallel_core.plan.alpa.inter import Mesh, Plan, Search, Stage
+from parallel_core.plan.alpa.intra import Chain, fastest, memory, solve, within
+from parallel_core.plan.alpa.plans import MIXED, SHAPES, beside, summary
+from parallel_core.simulate.predict import predict_step
+from parallel_core.spec import ModelSpec, RunSpec
+from tests.parallel_core.tables import table
+
+STRATEGIES = st.sampled_from(("data", "column-row", "replicated"))
+SMALL = {"layers": 2, "hidden": 64, "heads": 4, "seq": 32, "vocab": 4096}
+NUMBER = st.integers(0, 50)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Chain:
+    way = st.builds(Way, STRATEGIES, NUMBER, NUMBER, NUMBER, NUMBER)
+    ways = draw(st.lists(st.lists(way, min_size=1, max_size=3), min_size=1, max_size=4))
+    turns = draw(st.lists(NUMBER, min_size=len(ways) - 1, max_size=len(ways) - 1))
+    return Chain(ways, turns, draw(st.integers(1, 4)))
+
+
+@given(chains(), st.integers(1, 4), st.integers(20, 500))
+@settings(max_examples=60)
+def test_the_ways_of_a_stage_against_all_of_them(chain: Chain, in_flight: int, limit: int) -> None:
+    every = list(product(*chain.ways))
+    fitting = [chosen for chosen in every if memory(chosen, in_flight) <= limit]
+    assert chain.seconds(fastest(chain)) == pytest.approx(min(map(chain.seconds, every)))
+    found = within(chain, limit, in_flight)
+    assert (found is None) == (not fitting)
+    if found is not None:
+        assert memory(found, in_flight) <= limit
+        assert chain.seconds(found) == pytest.approx(min(map(chain.seconds, fitting)))
+        alone = solve(chain, limit, in_flight)
+        assert alone is not None and chain.seconds(alone) == pytest.approx(chain.seconds(found))
+
+
+def spec_of(**model: int) -> RunSpec:
+    return RunSpec.model_validate({"model": SMALL | model, "train": {"global_batch": 16}})
+
+
+def search_of(machine: Analytic, mesh: Mesh, samples: int = 4, micro_batches: int = 4) -> Search:
+    return Search(LayerCosts(spec_of(), machine, samples), mesh, micro_batches)
+
+
+def every_plan(search: Search) -> Iterator[Plan]:
+    """All cuts, all meshes that fill the cluster in order, all views of each."""
+    units, mesh = len(search.costs.units), search.mesh
+    for count in range(1, units + 1):
+        for cuts in combinations(range(1, units), count - 1):
+            edges = list(pairwise((0, *cuts, units)))
+            for sizes in product(mesh.sizes(), repeat=count):
+                if sum(sizes) != mesh.devices:
+                    continue
+                for views in product(*map(mesh.views, sizes)):
+                    stages = [
+                        search.stage(*edge, *view, count - i)
+                        for i, (edge, view) in enumerate(zip(edges, views, strict=True))
+                    ]
+                    made = [stage for stage in stages if stage is not None]
+                    if len(made) == count:
+                        yield Plan(tuple(made), search.micro_batches)
+
+
+@given(st.sampled_from((1e8, 1e10)), st.sampled_from((1e6, 1e8, 1e10)), st.sampled_from((1e5, 1e7)), st.booleans())
+@settings(max_examples=8)
+def test_stages_against_all_partitions(flops: float, bandwidth: float, network: float, short: bool) -> None:
+    machine = Analytic(flops, bandwidth, network, 2)
+    roomy = search_of(machine, Mesh(2, 2)).best()
+    assert roomy is not None
+    most = max(stage.memory for stage in roomy.stages)
+    search = search_of(machine, Mesh(2, 2, 0.6 * most if short else inf))
+    plans = list(every_plan(search))
+    best = search.best()
+    assert (best is None) == (not plans)
+    if best is not None:
+        assert best.seconds == pytest.approx(min(plan.seconds for plan in plans))
+        assert all(stage.memory <= search.mesh.memory for stage in best.stages)
+        assert sum(stage.devices for stage in best.stages) == 4
+
+
+def test_little_memory_makes_other_stages() -> None:
+    machine = Analytic(1e9, 1e9, 1e9, 2)
+    roomy, tight = (search_of(machine, Mesh(1, 2, limit)).best() for limit in (inf, 7e6))
+    assert roomy is not None and tight is not None
+    assert tight.seconds > roomy.seconds
+    assert max(stage.memory for stage in tight.stages) <= 7e6 < max(stage.memory for stage in roomy.stages)
+    assert search_of(machine, Mesh(1, 2, 1e4)).best() is None
+
+
+def test_what_runs_and_what_does_not() -> None:
+    search = search_of(Analytic(1e9, 1e9, 1e7, 2), Mesh(2, 2))
+    found = {named.name: named for named in beside(search)}
+    able = [named for named in found.values() if named.spec is not None]
+    for named in able:
+        assert named.spec is not None and named.plan is not None
+        split = named.spec.parallel
+        assert (split.world, split.pp, split.cuts or ()) == (4, len(named.plan.stages), named.plan.cuts)
+        assert named.spec.train.global_batch == 16
+    assert len([named for named in able if named.name.startswith("Alpa, ")]) >= 5
+    best = found["Alpa's optimum"].plan
+    assert best is not None
+    assert best.seconds <= min(named.plan.seconds for named in found.values() if named.plan is not None)
+    names = found["PipeDream's optimum"], found["Exact min-max split"], found["Megatron's even split"]
+    assert [named.plan is None for named in names] == [False, False, True]
+    assert "2 blocks cannot be shared out to 4" in names[2].why_not
+    for named in found.values():
+        assert named.why_not in ("", SHAPES, MIXED) or named.plan is None
+
+
+def test_a_stage_says_its_ways() -> None:
+    ways = [Way(name, 1, 0, 0, 0) for name in ("vocab", "column-row", "column-row", "vocab")]
+    plan = Plan((Stage(0, 4, 1, 2, tuple(ways), 4, 0),), 2)
+    assert summary(plan, ["embed", "block.0.attn", "block.0.mlp", "head"]) == [
+        "embed to head on 1 x 2: vocab embed; column-row block.0.attn to block.0.mlp; vocab head"
+    ]
+    assert plan.seconds == 8
+
+
+def test_plans_of_a_profile_are_predicted_as_runs() -> None:
+    """One replica after the other, tensor ranks and stages: what equation 2 says, and what the simulator says."""
+    spec = spec_of()
+    costs = table(ModelSpec.model_validate(SMALL))
+    search = Search(LayerCosts(spec, Measured(costs), 4), Mesh(1, 2), 4)
+    even = [named for named in beside(search) if named.name.startswith("Alpa, ")]
+    assert {named.name for named in even} == {"Alpa, 2 replicas", "Alpa, 2 stages", "Alpa, 2 tensor ranks"}
+    for named in even:
+        assert named.spec is not None and named.plan is not None
+        simulated = predict_step(named.spec, costs).seconds
+        assert named.plan.seconds == pytest.approx(simulated, rel=0.15)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--spec", "examples/pp2.json", "--devices", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "Alpa's optimum" in said and "PipeDream's optimum" in said and "Megatron's even split" in said
+    path = tmp_path / "costs"
+    path.write_text(table(ModelSpec(layers=2, hidden=64, heads=4, seq=32)).model_dump_json())
+    assert main(["plan", "--spec", "examples/pp2.json", "--table", str(path)]) == 2
+    assert "the profile is of another model" in capsys.readouterr().err
