@@ -190,3 +190,9 @@ TINY: dict[str, Any] = {
 def tiny(steps: int = 12, **parallel: Any) -> dict[str, Any]:
     """A spec that trains in a moment; `parallel` as in ParallelSpec."""
     return {**TINY, "train": {**TINY["train"], "steps": steps}, "parallel": parallel}
+
+
+def paced(steps: int, **parallel: Any) -> dict[str, Any]:
+    """The same with a tenth of a second of waiting for data in each step: it lasts as long on a machine of any speed,
+    and leaves the processor to what is tested."""
+    return {**tiny(steps, **parallel), "inject": [{"kind": "slow_data", "ms": 100}]}

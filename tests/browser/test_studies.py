@@ -70,7 +70,7 @@ def test_the_form_says_what_will_run_and_the_page_fills_by_itself(
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("model__heads", "3", "heads=3 does not divide hidden="),
+        ("model__heads", "5", "heads=5 does not divide hidden="),  # of no calibrated size
         ("train__lr", "-1", re.compile("than (or equal to )?0")),
         ("devices", "3", "has 2 CPU devices; choose at most"),
         ("micro_batches", "2, x", "Write whole numbers"),

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.yard_process import YardProcess, tiny, wait_for
+from tests.yard_process import YardProcess, paced, tiny, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 LONG = 100_000
@@ -52,7 +52,7 @@ def series(client: httpx.Client, run: int, name: str = "loss") -> list[int]:
 
 
 def test_a_killed_rank_fails_the_run_and_names_rank_and_signal(yard: YardProcess, client: httpx.Client) -> None:
-    run, pids = started(yard, client, tiny(LONG, dp=2))
+    run, pids = started(yard, client, paced(LONG, dp=2))
     os.kill(pids[1], signal.SIGKILL)
     found = yard.wait_state(client, run, "failed", "lost", limit=45)
     assert (found["state"], found["cause"]) == ("failed", "killed_by_signal")
@@ -63,7 +63,7 @@ def test_a_killed_rank_fails_the_run_and_names_rank_and_signal(yard: YardProcess
 
 
 def test_a_killed_fork_server_fails_the_run_and_the_next_one_works(yard: YardProcess, client: httpx.Client) -> None:
-    run, pids = started(yard, client, tiny(LONG, tp=2))
+    run, pids = started(yard, client, paced(LONG, tp=2))
     yard.part("parallel_core.launch").kill()
     found = yard.wait_state(client, run, "failed", "lost", limit=45)
     assert found["cause"] in {"killed_by_signal", "worker_lost"}
@@ -72,7 +72,7 @@ def test_a_killed_fork_server_fails_the_run_and_the_next_one_works(yard: YardPro
 
 
 def test_a_killed_worker_is_told_as_lost_and_comes_back(yard: YardProcess, client: httpx.Client) -> None:
-    run, pids = started(yard, client, tiny(LONG, pp=2, micro_batches=2))
+    run, pids = started(yard, client, paced(LONG, pp=2, micro_batches=2))
     yard.part("-m workers").kill()
     found = yard.wait_state(client, run, "failed", "lost", limit=45)
     assert found["cause"] == "worker_lost"
@@ -81,8 +81,8 @@ def test_a_killed_worker_is_told_as_lost_and_comes_back(yard: YardProcess, clien
 
 
 def test_a_killed_worker_with_a_retry_left_goes_on_from_the_checkpoint(yard: YardProcess, client: httpx.Client) -> None:
-    spec = tiny(3000, dp=2)
-    spec = {**spec, "train": {**spec["train"], "checkpoint_every": 50}}
+    spec = paced(120, dp=2)
+    spec = {**spec, "train": {**spec["train"], "checkpoint_every": 10}}
     run, pids = started(yard, client, spec, retries=1)
     wait_for("a checkpoint", lambda: client.get(f"/api/v1/runs/{run}").json()["data"]["checkpoints"])
     yard.part("-m workers").kill()
@@ -90,31 +90,31 @@ def test_a_killed_worker_with_a_retry_left_goes_on_from_the_checkpoint(yard: Yar
     found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
     assert found["state"] == "succeeded", found
     begins = yard.query(f"Attempt.objects.filter(run={run}).last().begins")
-    assert begins["step"] >= 50 and begins["step"] % 50 == 0
-    assert series(client, run) == list(range(3000))
+    assert begins["step"] >= 10 and begins["step"] % 10 == 0
+    assert series(client, run) == list(range(120))
 
 
 @pytest.mark.parametrize("part", ["manage.py controller", "unixsocket"], ids=["controller", "broker"])
 def test_a_killed_part_loses_and_doubles_nothing(yard: YardProcess, client: httpx.Client, part: str) -> None:
-    run, _ = started(yard, client, tiny(3000, dp=2))
+    run, _ = started(yard, client, paced(120, dp=2))
     yard.part(part).kill()
     found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
     assert found["state"] == "succeeded", found
-    assert series(client, run) == list(range(3000))
+    assert series(client, run) == list(range(120))
 
 
 def test_a_killed_web_process_takes_its_own_with_it_and_comes_back(yard: YardProcess, client: httpx.Client) -> None:
-    run, _ = started(yard, client, tiny(300, dp=2))
+    run, _ = started(yard, client, paced(60, dp=2))
     arbiter = yard.part("gunicorn")
     serving = [process.pid for process in arbiter.children()]
     arbiter.kill()
     wait_for("its worker processes gone", lambda: serving and gone(serving))
     yard.wait_state(client, run, "succeeded")
-    assert series(client, run) == list(range(300))
+    assert series(client, run) == list(range(60))
 
 
 def test_cancel_ends_every_process_and_says_so(yard: YardProcess, client: httpx.Client) -> None:
-    run, pids = started(yard, client, tiny(LONG, dp=2))
+    run, pids = started(yard, client, paced(LONG, dp=2))
     assert client.post(f"/api/v1/runs/{run}/cancel").status_code in {200, 202}
     found = yard.wait_state(client, run, "cancelled", limit=45)
     assert found["cause"] == "cancelled"
@@ -124,7 +124,7 @@ def test_cancel_ends_every_process_and_says_so(yard: YardProcess, client: httpx.
 @pytest.mark.full
 def test_a_message_delivered_twice_trains_once(yard: YardProcess, client: httpx.Client) -> None:
     """The start message of a live attempt, sent again through the real broker, changes nothing."""
-    run, pids = started(yard, client, tiny(2000, dp=2))
+    run, pids = started(yard, client, paced(120, dp=2))
     code = (
         "import django; django.setup()\n"
         "from dashboard.runs.models import Attempt\n"
@@ -136,4 +136,4 @@ def test_a_message_delivered_twice_trains_once(yard: YardProcess, client: httpx.
     found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
     assert found["state"] == "succeeded", found
     assert pids_of(yard, run) == pids
-    assert series(client, run) == list(range(2000))
+    assert series(client, run) == list(range(120))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.yard_process import YardProcess, tiny, wait_for
+from tests.yard_process import YardProcess, paced, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -23,7 +23,7 @@ def yard() -> Iterator[YardProcess]:
 
 def test_runs_under_way_are_queued_again(yard: YardProcess) -> None:
     with yard.client() as client:
-        run = yard.submit(client, tiny(3000, dp=2))
+        run = yard.submit(client, paced(100, dp=2))
         wait_for("some steps", lambda: (yard.run_of(client, run)["step"] or 0) >= 3)
     assert yard.stop(signal.SIGINT) == []
     yard.up()
@@ -37,7 +37,7 @@ def test_runs_under_way_are_queued_again(yard: YardProcess) -> None:
 
 def test_kill_of_the_yard_leaves_no_process(yard: YardProcess) -> None:
     with yard.client() as client:
-        run = yard.submit(client, tiny(100_000, dp=2))
+        run = yard.submit(client, paced(100_000, dp=2))
         wait_for("some steps", lambda: (yard.run_of(client, run)["step"] or 0) >= 3)
     family = yard.family()
     assert len(family) >= 6
