@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dashboard.studies import scaling
 from dashboard.studies.forms import MatrixForm, StashingForm, StudyForm, SweepForm
+from dashboard.studies.scaling_form import ScalingForm
 
 
 @dataclass(frozen=True)
@@ -38,5 +40,13 @@ STASHING = register(
         "What stashing buys",
         "1F1B with its flush against pipelines that stay full on older weights, and DP: time to a loss, and memory.",
         StashingForm,
+    )
+)
+SCALING = register(
+    StudyKind(
+        scaling.KIND,
+        "Scaling",
+        "Speed against devices, strong and weak, and the share of a step that communication stalls.",
+        ScalingForm,
     )
 )

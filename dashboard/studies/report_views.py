@@ -9,7 +9,7 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from dashboard.studies import answers, figures
+from dashboard.studies import answers, figures, scaling
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row, held_equal
 from dashboard.studies.views import numbers, view_of
@@ -32,6 +32,7 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
     view = view_of(request, study)
     charts = [
+        *scaling.of_overview(study.kind, view).values(),
         *figures.of_overview(view).values(),
         figures.gantts(figures.default_gantts(view, numbers(request.GET.get("show", "")))),
         figures.losses(view),
@@ -39,6 +40,7 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     context = {
         "study": study,
         "view": view,
+        "verdict": scaling.verdict(study.kind, view),
         "equal": held_equal([row.spec for row in view.rows], max((row.run.devices for row in view.rows), default=0)),
         "answers": answers.of_overview(view),
         "charts": charts,

@@ -181,7 +181,7 @@ def _parity(losses: Mapping[int, Points], base: Run, run: Run) -> Parity | None:
 def _same_updates(a: RunSpec, b: RunSpec) -> bool:
     """Whether both are to compute the same: one without a flush updates by other rules than any other schedule, and
     stages that clip their own gradients take other steps than those that clip all."""
-    if a.parallel.flushes != b.parallel.flushes:
+    if (a.model, a.train.global_batch) != (b.model, b.train.global_batch) or a.parallel.flushes != b.parallel.flushes:
         return False
     if not a.parallel.flushes:
         return a.parallel.schedule == b.parallel.schedule

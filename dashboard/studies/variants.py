@@ -150,7 +150,7 @@ def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_step
         spec = with_steps(base, timed_steps)
         spec["parallel"] = split
         spec["train"]["clip"] = "stage"
-        _keep(_valid(spec, TRAITS[split["schedule"]].label if "schedule" in split else "DP"), variants, skipped, "")
+        _keep(valid(spec, TRAITS[split["schedule"]].label if "schedule" in split else "DP"), variants, skipped, "")
     return Plan(tuple(variants), tuple(skipped))
 
 
@@ -164,7 +164,7 @@ def sweep(base: Spec, *, field: str, values: Iterable[str], timed_steps: int = 4
         spec.setdefault(section, {})[leaf] = parse(field, value)
         if field == "train.warmup_steps":
             spec["train"]["steps"] = _int(value, WARMUP_STEPS) + timed_steps
-        _keep(_valid(spec, f"{leaf} = {value}"), variants, skipped, "", f"{leaf} = {value}")
+        _keep(valid(spec, f"{leaf} = {value}"), variants, skipped, "", f"{leaf} = {value}")
     return Plan(tuple(variants), tuple(skipped))
 
 
@@ -205,6 +205,11 @@ def with_steps(base: Spec, timed_steps: int) -> Spec:
     return spec
 
 
+def batch_of(spec: Spec) -> int:
+    """The global batch that a spec asks for, or has by default."""
+    return _int(spec.get("train", {}).get("global_batch"), TrainSpec.model_fields["global_batch"].default)
+
+
 def _int(value: Any, otherwise: int) -> int:
     try:
         return int(value)
@@ -232,10 +237,11 @@ def _cell(
     spec["train"]["precision"] = precision
     if not flushes(strategy.schedule):
         spec["train"]["clip"] = "stage"  # the only clipping that there is
-    return _valid(spec, title)
+    return valid(spec, title)
 
 
-def _valid(spec: Spec, title: str) -> Variant | Skipped:
+def valid(spec: Spec, title: str) -> Variant | Skipped:
+    """Named by its strategy; where the rules refuse it, by `title` and with what they say."""
     try:
         valid = RunSpec.model_validate(spec)
     except ValidationError as error:

@@ -19,7 +19,7 @@ from django.views.decorators.http import require_GET, require_POST
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.runs.models import ENDED, Run, State
-from dashboard.studies import answers, figures, streams, table
+from dashboard.studies import answers, figures, scaling, streams, table
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, held_equal, overview
 
@@ -60,7 +60,7 @@ def _verdicts(studies: Sequence[Study]) -> dict[int, str]:
     out = {}
     for study in studies:
         view = overview(runs[study.pk], study.baseline, details=False)
-        out[study.pk] = view.verdict[0] if runs[study.pk] else "0 runs have finished so far."
+        out[study.pk] = scaling.verdict(study.kind, view)[0] if runs[study.pk] else "0 runs have finished so far."
     return out
 
 
@@ -69,7 +69,7 @@ def view_of(request: HttpRequest, study: Study) -> Overview:
     runs = list(study.runs.all())
     wanted = number(request.GET.get("baseline"))
     chosen = next((run for run in runs if run.pk == wanted), None)
-    return overview(runs, chosen or study.baseline)
+    return scaling.like_for_like(study.kind, overview(runs, chosen or study.baseline))
 
 
 def target(request: HttpRequest) -> float | None:
@@ -102,7 +102,9 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
         "view": view,
         "equal": held_equal(specs, max((row.run.devices for row in view.rows), default=0)),
         "answers": [*answers.of_overview(view), *stream_answers],
-        "charts": {**figures.of_overview(view), "loss": figures.losses(view), **stream_charts},
+        "charts": {**figures.of_overview(view), "loss": figures.losses(view), **stream_charts}
+        | scaling.of_overview(study.kind, view),
+        "verdict": scaling.verdict(study.kind, view),
         "gantt_src": gantt_src("studies:gantt", [row.run.pk for row in gantt_rows], pk=pk),
         "gantt_shown": [row.run.pk for row in gantt_rows],
         "gantt_height": 56 * sum(row.run.devices for row in gantt_rows) + 80,
@@ -123,7 +125,7 @@ def charts(request: HttpRequest, pk: int) -> JsonResponse:
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
     view = view_of(request, study)
     made = {**figures.of_overview(view), "loss": figures.losses(view)}
-    made |= streams.of_overview(view, target(request))[0]
+    made |= streams.of_overview(view, target(request))[0] | scaling.of_overview(study.kind, view)
     return JsonResponse({key: chart.as_dict() for key, chart in made.items()})
 
 

@@ -1,0 +1,158 @@
+"""Speed against devices: speedup beside the ideal, and the share of a step that communication stalls.
+
+The second is the figure that PipeDream begins with (Narayanan et al. 2019, figure 1): the overhead of data parallelism
+against the number of workers, a line a model; here on the yard's own devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart
+from dashboard.charts.theme import line_of, var
+from parallel_core.analysis.quantities import percent_text, ratio_text
+
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
+"""One a model."""
+DASHES = {"strong": "solid", "weak": "dash", "": "solid"}
+
+
+class Point(NamedTuple):
+    """One measured run. `speedup` in samples/s over one device; `stall` = share of its step, None without a trace."""
+
+    model: str
+    """'' where the study has one."""
+    label: str
+    family: str
+    way: str
+    """strong, weak, or '' on one device."""
+    devices: int
+    speedup: float
+    stall: float | None
+    disturbed: bool = False
+
+    @property
+    def efficiency(self) -> float:
+        return self.speedup / self.devices
+
+    @property
+    def name(self) -> str:
+        return ", ".join(part for part in (self.model, self.label, self.way) if part)
+
+
+def speedup(points: Sequence[Point], source: str) -> Chart:
+    lines = _lines(points)
+    counts = sorted({point.devices for point in points})
+    ideal = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "ideal",
+        "x": counts,
+        "y": counts,
+        "line": {"color": var("ink-2"), "width": 1, "dash": "dot"},
+        "hovertemplate": "ideal: %{y} x<extra></extra>",
+    }
+    drawn = [_line(own, [p.speedup for p in own], "%{y:.2f} x on %{x}", _symbol(points, own)) for own in lines]
+    layout = _layout(counts, "times one device, samples/s", drawn)
+    figure = {"data": [ideal, *drawn] if lines else [], "layout": layout}
+    rows = [
+        [p.name, str(p.devices), ratio_text(p.speedup), percent_text(p.efficiency), "yes" if p.disturbed else ""]
+        for p in points
+    ]
+    columns = ("run", "devices", "speedup", "of ideal", "disturbed")
+    subtitle = "Speedup in samples/s over one device of the same model; dotted = ideal, dashed = weak scaling"
+    title = (sentences(points) or ["0 runs on more than one device have finished so far."])[0]
+    return Chart("scaling", title, subtitle, source, figure, columns, rows)
+
+
+def stalls(points: Sequence[Point], source: str) -> Chart:
+    """Of data parallelism where there is any, else of all."""
+    known = [point for point in points if point.stall is not None]
+    shown = [point for point in known if point.family in ("dp", "single")]
+    shown = shown if any(point.family == "dp" for point in shown) else known
+    lines = _lines(shown)
+    drawn = [
+        _line(own, [100 * (p.stall or 0) for p in own], "%{y:.1f} % on %{x}", _symbol(points, own)) for own in lines
+    ]
+    layout = _layout(sorted({point.devices for point in shown}), "% of the step", drawn)
+    layout["yaxis"]["range"] = [0, max((1.1 * y for line in drawn for y in line["y"]), default=0) or 10]
+    rows = [[p.name, str(p.devices), percent_text(p.stall or 0)] for p in shown]
+    subtitle = (
+        "Communication that computing does not hide, share of a traced step; solid = strong, dashed = weak scaling"
+    )
+    figure = {"data": drawn, "layout": layout}
+    return Chart("stalls", _stalled(shown), subtitle, source, figure, ("run", "devices", "stalled"), rows)
+
+
+def sentences(points: Sequence[Point]) -> list[str]:
+    """Best and worst at the most devices, by efficiency; [] where nothing has more than one."""
+    most = max((point.devices for point in points), default=1)
+    there = sorted((p for p in points if p.devices == most > 1), key=lambda point: -point.efficiency)
+    if not there:
+        return []
+    best, worst = there[0], there[-1]
+    out = [f"{percent_text(best.efficiency)} of ideal on {most} devices: {best.name} scales best, {_times(best)}."]
+    if worst is not best:
+        out.append(f"{percent_text(worst.efficiency)} is the least: {worst.name}, {_times(worst)}.")
+    return out
+
+
+def _times(point: Point) -> str:
+    return f"{ratio_text(point.speedup)} of one"
+
+
+def _stalled(points: Sequence[Point]) -> str:
+    many = [point for point in points if point.devices > 1]
+    if not many:
+        return "0 traced steps of several devices so far."
+    worst = max(many, key=lambda point: point.stall or 0)
+    least = min((p for p in many if p.devices == worst.devices), key=lambda point: point.stall or 0)
+    first = (
+        f"{percent_text(worst.stall or 0)} of a step stalls on communication: {worst.name} on {worst.devices} devices"
+    )
+    return f"{first}." if least is worst else f"{first}; least {percent_text(least.stall or 0)}, {least.name}."
+
+
+def _lines(points: Sequence[Point]) -> list[list[Point]]:
+    """Points of one model, strategy and way, from one device on; in the order of their names."""
+    starts = {point.model: point for point in points if point.devices == 1}
+    found: dict[tuple[str, str, str], list[Point]] = {}
+    for point in sorted((p for p in points if p.devices > 1), key=lambda p: p.devices):
+        first = [starts[point.model]] if point.model in starts else []
+        found.setdefault((point.model, point.label, point.way), first).append(point)
+    return [found[key] for key in sorted(found)]
+
+
+def _symbol(points: Sequence[Point], own: Sequence[Point]) -> str:
+    models = sorted({point.model for point in points})
+    return SYMBOLS[models.index(own[-1].model) % len(SYMBOLS)]
+
+
+def _line(own: Sequence[Point], y: Sequence[float], hover: str, symbol: str) -> dict[str, Any]:
+    last = own[-1]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": theme.name(last.name),
+        "x": [point.devices for point in own],
+        "y": list(y),
+        "line": {"color": line_of(last.family), "width": 2, "dash": DASHES[last.way]},
+        "marker": {"symbol": symbol, "size": 8, "color": line_of(last.family)},
+        "hovertemplate": f"{theme.name(last.name)}: {hover}<extra></extra>",
+    }
+
+
+def _layout(counts: Sequence[int], axis: str, drawn: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    rows = -(-len(drawn) // 2)
+    layout = theme.layout(
+        300 + 20 * rows,
+        showlegend=bool(drawn),
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
+        xaxis=theme.axis("devices", tickvals=list(counts), zeroline=False),
+        yaxis=theme.axis(axis, rangemode="tozero"),
+        hovermode="closest",
+    )
+    layout["margin"]["t"] = 8 + 20 * (rows + 1)
+    return layout

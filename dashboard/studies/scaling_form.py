@@ -1,0 +1,94 @@
+"""The form of a scaling study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django import forms
+
+from dashboard.fleet.selectors import reporting
+from dashboard.runs.submission import WORDS, capacity
+from dashboard.studies import scaling, services, variants
+from dashboard.studies.feasible import feasible
+from dashboard.studies.forms import NumberList, StudyForm, fleet_sentence
+from dashboard.studies.models import Study
+from dashboard.studies.variants import Plan
+from parallel_core import limits
+
+
+class ScalingForm(StudyForm):
+    """Strong and weak scaling of strategies over device counts, of one model or of several."""
+
+    kind = scaling.KIND
+    template_name_own = "studies/new_matrix.html"
+
+    strategies = forms.MultipleChoiceField(
+        choices=[(key, variants.BY_KEY[key].title) for key in scaling.STRATEGIES],
+        initial=["dp"],
+        widget=forms.CheckboxSelectMultiple,
+        error_messages={"required": "Choose at least one strategy."},
+    )
+    ways = forms.MultipleChoiceField(
+        label="Scaling",
+        choices=list(scaling.WAYS.items()),
+        initial=list(scaling.WAYS),
+        widget=forms.CheckboxSelectMultiple,
+        error_messages={"required": "Choose strong, weak or both."},
+    )
+    counts = NumberList(label="Devices", help_text="one is always among them")
+    models = forms.MultipleChoiceField(
+        label="Other models beside it",
+        choices=list(scaling.MODELS.items()),
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+    )
+    micro_batches = forms.IntegerField(
+        label="Micro-batches", min_value=1, max_value=limits.MAX_MICRO_BATCHES, initial=4, help_text="of pipelines"
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        largest = max(capacity(kind).largest for kind in WORDS)
+        self.fields["counts"].initial = [n for n in (1, 2, 4, 8, 16, 32) if n <= max(2, largest)]
+        self.fields["counts"].help_text = f"one is always among them; {fleet_sentence()}{shared_cores()}"
+
+    def own_group(self) -> Iterator[forms.BoundField]:
+        return self.group(("strategies", "ways", "counts", "models", "micro_batches"))
+
+    def _asked(self) -> dict[str, Any]:
+        names = ("strategies", "ways", "counts", "models", "micro_batches", "timed_steps")
+        return {name: self.cleaned_data[name] for name in names}
+
+    def clean_counts(self) -> list[int]:
+        counts: list[int] = self.cleaned_data["counts"]
+        if max(counts, default=1) < 2:
+            raise forms.ValidationError("Name at least one number above 1: scaling begins with two devices.")
+        return counts
+
+    def plan(self) -> Plan:
+        return feasible(scaling.plan(self.base(), **self._asked()))
+
+    def create(self, owner: Any) -> Study:
+        return services.create(
+            owner=owner,
+            name=self.cleaned_data["name"],
+            kind=self.kind,
+            base=self.base(),
+            plan=scaling.plan(self.base(), **self._asked()),
+            asked=self._asked(),
+            repeats=self.cleaned_data["repeats"],
+            note=shared_cores().removeprefix("; "),
+        )
+
+
+def shared_cores() -> str:
+    """Of a worker with more CPU devices than cores: "; 4 CPU devices share 2 cores …"; '' where each has its own."""
+    for worker in reporting():
+        names = [device["name"] for device in worker.devices if device["kind"] == "cpu"]
+        if len(set(names)) < len(names):
+            return (
+                f"; {len(names)} CPU devices share {len(set(names))} cores on {worker.name}: "
+                f"no speedup can be had beyond {len(set(names))}"
+            )
+    return ""

@@ -1,0 +1,131 @@
+"""The scaling study: what it runs, how it is asked for, and what its page says of speed against devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.charts import scaling as charts
+from dashboard.charts.scaling import Point
+from dashboard.studies import scaling
+from dashboard.studies.models import Study
+from dashboard.studies.scaling_form import shared_cores
+from dashboard.studies.selectors import overview
+from tests.dashboard import factory
+from tests.dashboard.test_study_form import MATRIX, NEW
+
+pytestmark = pytest.mark.django_db
+ASKED = {
+    **{key: value for key, value in MATRIX.items() if key not in ("recompute", "precisions", "devices")},
+    "kind": "scaling",
+    "name": "Scaling",
+    "strategies": ["dp", "1f1b"],
+    "ways": ["strong", "weak"],
+    "counts": "1, 2",
+    "micro_batches": "4",
+    "timed_steps": "20",
+}
+
+
+@pytest.fixture(autouse=True)
+def _broker(redis_url: str) -> None:
+    """Announcements have somewhere to go."""
+
+
+def planned(**asked: Any) -> Any:
+    base = {"strategies": ["dp", "tp"], "ways": ["strong", "weak"], "counts": [1, 2, 4]}
+    return scaling.plan(factory.BASE, **{**base, **asked})
+
+
+def test_each_strategy_at_each_count_with_the_same_batch_and_with_the_same_a_device() -> None:
+    plan, batch = planned(strategies=["dp"]), factory.BASE["train"]["global_batch"]
+    seen = [(v.name, v.spec.parallel.dp, v.spec.train.global_batch) for v in plan.variants]
+    assert seen == [
+        ("Single", 1, batch),
+        *(("DP", 2, batch), ("DP, weak", 2, 2 * batch), ("DP 4", 4, batch), ("DP 4, weak", 4, 4 * batch)),
+    ]
+    assert not plan.skipped
+
+
+def test_other_models_bring_their_own_batch_and_their_own_first_run() -> None:
+    plan = planned(strategies=["dp"], ways=["weak"], counts=[2], models=["vgg16", "mlp"])
+    assert [v.name for v in plan.variants] == [
+        f"{model}, {name}" for model in ("GPT", "VGG-16", "MLP") for name in ("Single", "DP, weak")
+    ]
+    assert [v.spec.train.global_batch for v in plan.variants[2:]] == [32, 64, 32, 64]
+    refused = planned(strategies=["tp"], ways=["strong"], counts=[3]).skipped
+    assert len(refused) == 1 and refused[0].reason
+
+
+def test_the_form_queues_it_and_wants_more_than_one_device(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    factory.worker(devices=2)
+    assert client.get(f"{NEW}?kind=scaling").status_code == 200
+    assert "begins with two devices" in client.post(NEW, {**ASKED, "counts": "1"}).content.decode()
+    answer = client.post(NEW, ASKED)
+    assert answer.status_code == 302, answer.content.decode()
+    study = Study.objects.latest("pk")
+    assert study.kind == "scaling"
+    assert list(study.runs.order_by("position").values_list("name", flat=True)) == [
+        *("Single", "DP", "DP, weak", "PP-1F1B", "PP-1F1B, weak")
+    ]
+    assert client.get(f"{NEW}?clone={study.pk}").context["kind"].key == "scaling"
+    assert client.get(f"/studies/{study.pk}/").status_code == 200
+
+
+def test_more_cpu_devices_than_cores_are_said_to_share_them() -> None:
+    host = factory.worker(devices=2)
+    assert shared_cores() == ""
+    host.devices = [{**host.devices[0], "name": "a CPU, core 0"} for _ in range(2)]
+    host.save()
+    assert "2 CPU devices share 1 cores" in shared_cores()
+
+
+def finished(owner: Any, **asked: Any) -> Study:
+    made = Study.objects.create(name="Scaling", owner=owner, kind="scaling", base=factory.BASE)
+    for i, variant in enumerate(planned(**asked).variants):
+        spec = variant.spec.model_dump(mode="json")
+        batch = {"global_batch": spec["train"]["global_batch"]}
+        factory.finished(owner, spec["parallel"], train=batch, study=made, position=i, name=variant.name)
+    made.baseline = made.runs.order_by("position").first()
+    made.save()
+    return made
+
+
+def test_the_page_says_what_scales_and_what_stalls(client: Client, alice: Any) -> None:
+    study = finished(alice, counts=[1, 2])
+    client.force_login(alice)
+    view = overview(study.runs.all(), study.baseline)
+    found = {point.name: point for point in scaling.points(view)}
+    assert set(found) == {"Single", *(f"{s}, {way}" for s in ("DP", "TP") for way in ("strong", "weak"))}
+    rate = {row.entry.label: row.spec.train.global_batch / (row.entry.traced_median or 1) for row in view.rows}
+    for name, label in (("DP, strong", "DP"), ("DP, weak", "DP, weak")):
+        assert found[name].speedup == pytest.approx(rate[label] / rate["Single"])
+        assert found[name].efficiency == pytest.approx(rate[label] / rate["Single"] / 2)
+    page = client.get(f"/studies/{study.pk}/")
+    best = max((p for p in found.values() if p.devices == 2), key=lambda p: p.efficiency)
+    assert best.name in page.context["verdict"][0] and "of ideal on 2 devices" in page.content.decode()
+    assert {p.way for p in found.values()} == {"", "strong", "weak"}
+    stalls = page.context["charts"]["stalls"]
+    assert stalls.figure["data"][0]["x"] == [1, 2]
+    assert stalls.figure["data"][0]["y"][1] == pytest.approx(100 * (found["DP, strong"].stall or 0))
+    report = client.get(f"/studies/{study.pk}/report/").content.decode()
+    assert page.context["charts"]["scaling"].title in report and stalls.title in report
+    assert set(client.get(f"/studies/{study.pk}/charts.json").json()) >= {"scaling", "stalls"}
+    assert "of ideal on 2 devices" in client.get("/studies/").content.decode()
+
+
+def test_titles_follow_the_numbers() -> None:
+    one = [Point(m, "Single", "single", "", 1, 1.0, 0.0) for m in ("GPT", "VGG-16")]
+    gpt = Point("GPT", "DP", "dp", "weak", 4, 3.6, 0.1)
+    vgg = Point("VGG-16", "DP", "dp", "weak", 4, 1.2, 0.62)
+    assert charts.sentences([*one, gpt, vgg]) == [
+        "90 % of ideal on 4 devices: GPT, DP, weak scales best, 3.60x of one.",
+        "30 % is the least: VGG-16, DP, weak, 1.20x of one.",
+    ]
+    stalls = charts.stalls([*one, gpt, vgg], "s")
+    assert stalls.title.startswith("62 % of a step stalls on communication: VGG-16, DP, weak on 4 devices")
+    assert len({line["marker"]["symbol"] for line in stalls.figure["data"]}) == 2
+    assert charts.sentences(one) == [] and charts.speedup([], "s").empty
