@@ -31,9 +31,10 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     """Verdict, answers, all numbers, and of each chart its sentence and its numbers; `?baseline=` as on the page."""
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
     view = view_of(request, study)
+    alike = scaling.like_for_like(study.kind, view)
     charts = [
         *scaling.of_overview(study.kind, view).values(),
-        *figures.of_overview(view).values(),
+        *figures.of_overview(alike).values(),
         figures.gantts(figures.default_gantts(view, numbers(request.GET.get("show", "")))),
         figures.losses(view),
     ]
@@ -42,9 +43,9 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
         "view": view,
         "verdict": scaling.verdict(study.kind, view),
         "equal": held_equal([row.spec for row in view.rows], max((row.run.devices for row in view.rows), default=0)),
-        "answers": answers.of_overview(view),
+        "answers": answers.of_overview(alike),
         "charts": charts,
-        "bars": bars(view),
+        "bars": bars(alike),
         "made_at": timezone.now(),
         "address": request.build_absolute_uri(study_address(study, view)),
     }

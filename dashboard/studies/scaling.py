@@ -143,9 +143,8 @@ def verdict(kind: str, view: Overview) -> list[str]:
 
 
 def like_for_like(kind: str, view: Overview) -> Overview:
-    """Runs of other models than the baseline's have no speedup over it."""
+    """Of a scaling study the runs of the baseline's model alone: charts hold them against it."""
     if kind != KIND or view.baseline is None:
         return view
     model = view.baseline.spec.model
-    rows = [r if r.spec.model == model else replace(r, entry=replace(r.entry, speed=None)) for r in view.rows]
-    return replace(view, rows=rows)
+    return replace(view, rows=[row for row in view.rows if row.spec.model == model])

@@ -69,7 +69,7 @@ def view_of(request: HttpRequest, study: Study) -> Overview:
     runs = list(study.runs.all())
     wanted = number(request.GET.get("baseline"))
     chosen = next((run for run in runs if run.pk == wanted), None)
-    return scaling.like_for_like(study.kind, overview(runs, chosen or study.baseline))
+    return overview(runs, chosen or study.baseline)
 
 
 def target(request: HttpRequest) -> float | None:
@@ -97,12 +97,13 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
     specs = [row.spec for row in view.rows]
     stream_charts, stream_answers = streams.of_overview(view, target(request))
     gantt_rows = figures.default_gantts(view, numbers(request.GET.get("show", "")))
+    alike = scaling.like_for_like(study.kind, view)
     context = {
         "study": study,
         "view": view,
         "equal": held_equal(specs, max((row.run.devices for row in view.rows), default=0)),
-        "answers": [*answers.of_overview(view), *stream_answers],
-        "charts": {**figures.of_overview(view), "loss": figures.losses(view), **stream_charts}
+        "answers": [*answers.of_overview(alike), *stream_answers],
+        "charts": {**figures.of_overview(alike), "loss": figures.losses(view), **stream_charts}
         | scaling.of_overview(study.kind, view),
         "verdict": scaling.verdict(study.kind, view),
         "gantt_src": gantt_src("studies:gantt", [row.run.pk for row in gantt_rows], pk=pk),
@@ -124,7 +125,8 @@ def charts(request: HttpRequest, pk: int) -> JsonResponse:
     """The study's charts as JSON by key, for live updates."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
     view = view_of(request, study)
-    made = {**figures.of_overview(view), "loss": figures.losses(view)}
+    alike = scaling.like_for_like(study.kind, view)
+    made = {**figures.of_overview(alike), "loss": figures.losses(view)}
     made |= streams.of_overview(view, target(request))[0] | scaling.of_overview(study.kind, view)
     return JsonResponse({key: chart.as_dict() for key, chart in made.items()})
 

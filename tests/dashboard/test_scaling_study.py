@@ -129,3 +129,12 @@ def test_titles_follow_the_numbers() -> None:
     assert stalls.title.startswith("62 % of a step stalls on communication: VGG-16, DP, weak on 4 devices")
     assert len({line["marker"]["symbol"] for line in stalls.figure["data"]}) == 2
     assert charts.sentences(one) == [] and charts.speedup([], "s").empty
+
+
+def test_other_models_are_not_held_against_the_baseline(client: Client, alice: Any) -> None:
+    study = finished(alice, strategies=["dp"], ways=["weak"], counts=[2], models=["mlp"])
+    client.force_login(alice)
+    page = client.get(f"/studies/{study.pk}/")
+    assert {row[0] for row in page.context["charts"]["speedup"].rows} == {"GPT, Single", "GPT, DP, weak"}
+    assert {row[0] for row in page.context["charts"]["scaling"].rows} >= {"GPT, DP, weak", "MLP, DP, weak"}
+    assert "MLP, Single" in page.content.decode()
