@@ -88,7 +88,10 @@ def finished(owner: Any, **asked: Any) -> Study:
     for i, variant in enumerate(planned(**asked).variants):
         spec = variant.spec.model_dump(mode="json")
         batch = {"global_batch": spec["train"]["global_batch"]}
-        factory.finished(owner, spec["parallel"], train=batch, study=made, position=i, name=variant.name)
+        run = factory.finished(owner, spec["parallel"], train=batch, study=made, position=i, name=variant.name)
+        train = run.spec["train"] | {"corpus": spec["train"]["corpus"]}
+        run.spec = run.spec | {"model": spec["model"], "train": train}
+        run.save(update_fields=("spec",))
     made.baseline = made.runs.order_by("position").first()
     made.save()
     return made
