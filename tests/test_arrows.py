@@ -33,6 +33,7 @@ TORCH_FREE = (
     "parallel_core.plan.cluster.zero_bubble",
     "parallel_core.simulate.lesson",
     "parallel_core.simulate.replay",
+    "parallel_core.plan.fleet",
     "parallel_core.plan.memory",
     "parallel_core.plan.order",
     "parallel_core.plan.orders.measured",

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlencode
 
-from django.urls import reverse
-
+from dashboard.ledger.fleet_page import run_address
 from dashboard.ledger.models import Profile
 from parallel_core.analysis.quantities import bytes_text, seconds_text
 from parallel_core.plan.alpa.costs import LayerCosts, Measured
@@ -82,15 +78,10 @@ class Part:
             seconds_text(predict_step(spec, self.table).seconds) if spec else "",
             bytes_text(max(stage.memory for stage in plan.stages)),
             named.why_not,
-            _address(spec) if spec else "",
+            run_address(spec) if spec else "",
         )
 
 
 def _shape(plan: Plan) -> str:
     """`2 x 1, 1 x 2`: dp x tp of each stage."""
     return ", ".join(f"{stage.dp} × {stage.tp}" for stage in plan.stages)
-
-
-def _address(spec: RunSpec) -> str:
-    asked: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True)
-    return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked)})}"

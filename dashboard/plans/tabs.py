@@ -19,6 +19,7 @@ class Tab(NamedTuple):
 
 TABS = (
     Tab("page", "Planner"),
+    Tab("fleet", "This fleet", "ledger"),
     Tab("judge", "Judge"),
     Tab("scenarios", "Scenarios"),
     Tab("partition", "Partition", "ledger"),

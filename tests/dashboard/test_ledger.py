@@ -65,6 +65,26 @@ def test_alpas_plans_come_with_the_others(member: Client, profile: Profile) -> N
     assert odd.status_code == 200
 
 
+def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) -> None:
+    whole = member.get("/partition/fleet/").content.decode()
+    assert "/partition/fleet/found?" in whole and "No profile yet" not in whole
+    answer = member.get("/partition/fleet/found", {"devices": 2})
+    rows, text = answer.context["page"].rows(), answer.content.decode()
+    assert f"{rows[0].seconds} a step: {rows[0].name} is the fastest of" in text
+    assert text.count("Launch this plan") == len(rows)
+    spec = RunSpec.model_validate_json(parse_qs(urlsplit(rows[0].address).query)["spec"][0])
+    run = services.submit(owner=profile.asked_by, spec=spec.model_dump(mode="json"))
+    settled = Prediction.objects.get(run=run)
+    assert settled.seconds == pytest.approx(answer.context["page"].found.able[0].seconds)
+    assert member.get("/partition/fleet/found", {"devices": 0}).status_code == 422
+    little = member.get("/partition/fleet/found", {"memory": 1}).content.decode()
+    assert "too large" in little
+
+
+def test_without_a_profile_the_fleet_page_says_what_to_do(member: Client) -> None:
+    assert "No profile yet" in member.get("/partition/fleet/").content.decode()
+
+
 def test_a_request_goes_out_with_each_heartbeat_until_it_is_answered(
     redis_url: str, worker: Worker, alice: Any
 ) -> None:

@@ -159,10 +159,10 @@ def test_a_run_gets_its_own_order() -> None:
     rows = ordered(spec, table(ModelSpec.model_validate(MODEL)), keep=3, effort=EFFORT)
     assert [row.seconds for row in rows] == sorted(row.seconds for row in rows)
     found = {row.name: row for row in rows}
-    assert set(found) == {"1f1b", "zb-h1", "zb-v", "found", "found in a V"}
-    assert found["found"].seconds <= min(found["1f1b"].seconds, found["zb-h1"].seconds) * (1 + 1e-9)
-    assert found["found"].spec.parallel.schedule == "custom"
-    assert (found["found in a V"].spec.parallel.stages, found["found"].spec.parallel.stages) == (4, 2)
+    assert set(found) == {"1f1b", "zb-h1", "zb-v", "found order", "found order as a V"}
+    assert found["found order"].seconds <= min(found["1f1b"].seconds, found["zb-h1"].seconds) * (1 + 1e-9)
+    assert found["found order"].spec.parallel.schedule == "custom"
+    assert (found["found order as a V"].spec.parallel.stages, found["found order"].spec.parallel.stages) == (4, 2)
     assert all(row.memory > 0 for row in rows)
 
 

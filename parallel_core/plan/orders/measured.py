@@ -84,7 +84,7 @@ def _found(spec: RunSpec, table: CostTable, keep: float, effort: int) -> Iterato
             continue
         made = find(problem_of(alike, table, keep), effort // len(SHAPES))
         chosen = with_schedule(spec, CUSTOM, to_csv(made.schedule))
-        yield _row("found" if shape == "line" else "found in a V", chosen, table, made)
+        yield _row("found order" if shape == "line" else "found order as a V", chosen, table, made)
 
 
 def _row(name: str, spec: RunSpec, table: CostTable, found: Found | None = None) -> Ordered:

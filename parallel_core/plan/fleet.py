@@ -1,0 +1,123 @@
+"""Which way to split a profiled model over the devices at hand: every way that a run has, predicted from its profile.
+
+Times are simulated from the cost table (`simulate.predict`), memory is counted (`plan.memory`): the same two numbers
+that the record of predictions later holds against the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from pydantic import ValidationError
+
+from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.orders.measured import ordered
+from parallel_core.plan.orders.problem import OrderError
+from parallel_core.plan.strategy import label
+from parallel_core.profile.table import CostTable
+from parallel_core.simulate.predict import CannotPredict, predict_step
+from parallel_core.spec import RunSpec, divisors
+
+SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zb-v")
+"""GPipe is never faster than 1F1B, nor does it keep less."""
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+MOST_DEVICES = 8
+"""With more the ways are too many to simulate while somebody waits."""
+_EFFORT = 30_000
+"""Operations timed in the search for an order (`orders.search`)."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A way to split the model: its run, seconds a step, bytes of its worst rank; `why_not` it cannot be, or loses."""
+
+    name: str
+    spec: RunSpec
+    seconds: float | None = None
+    memory: int = 0
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Splits:
+    """`able` fastest first; `refused` with their reasons."""
+
+    able: tuple[Split, ...]
+    refused: tuple[Split, ...]
+
+    def pareto(self) -> list[Split]:
+        """Those that nothing beats in both time and memory, fastest first."""
+        front: list[Split] = []
+        for split in self.able:
+            if not front or split.memory < front[-1].memory:
+                front.append(split)
+        return front
+
+
+def splits(spec: RunSpec, table: CostTable, devices: int, memory: float | None = None) -> Splits:
+    """All ways to train the model of `spec` with its batch on at most `devices`, `memory` bytes each (None: any).
+
+    The fastest pipeline is tried with an order that is searched for it, too.
+    """
+    found = [_judged(one, table, memory) for one in _candidates(spec, min(devices, MOST_DEVICES))]
+    able = [split for split in found if not split.why_not]
+    pipelines = [split for split in sorted(able, key=_time) if split.spec.parallel.pp > 1]
+    if pipelines:
+        able += _searched(pipelines[0].spec, table, memory)
+    refused = [split for split in found if split.why_not]
+    return Splits(tuple(sorted(able, key=_time)), tuple(refused))
+
+
+def _time(split: Split) -> float:
+    return split.seconds or 0.0
+
+
+def _candidates(spec: RunSpec, devices: int) -> Iterator[RunSpec]:
+    """Every valid run, each once."""
+    for dp, tp, pp in product(range(1, devices + 1), repeat=3):
+        if dp * tp * pp > devices or spec.train.global_batch % dp:
+            continue
+        least = pp if pp > 1 else 1  # fewer micro-batches than stages leave some of them idle for good
+        counts = [n for n in divisors(spec.train.global_batch // dp) if n in MICRO_BATCHES and n >= least]
+        names = SCHEDULES if pp > 1 else SCHEDULES[:1]
+        zeros = (0, 1) if dp > 1 else (0,)
+        for name, count, how, zero in product(names, counts, ("none", "full"), zeros):
+            parallel = {"dp": dp, "tp": tp, "pp": pp, "schedule": name, "micro_batches": count}
+            with suppress(ValidationError):  # the model does not divide so
+                yield _run(spec, parallel | {"recompute": how, "zero": zero})
+
+
+def _run(spec: RunSpec, parallel: dict[str, Any]) -> RunSpec:
+    return RunSpec.model_validate(spec.model_dump() | {"parallel": parallel})
+
+
+def _judged(spec: RunSpec, table: CostTable, limit: float | None) -> Split:
+    name, needs = _name(spec), worst_stage(spec).total
+    if limit is not None and needs > limit:
+        return Split(name, spec, None, needs, "too large")
+    try:
+        return Split(name, spec, predict_step(spec, table).seconds, needs)
+    except CannotPredict as error:
+        return Split(name, spec, None, needs, str(error))
+
+
+def _name(spec: RunSpec) -> str:
+    many = spec.parallel.micro_batches
+    return f"{label(spec)}, {many} micro-batches" if spec.parallel.pp > 1 else label(spec)
+
+
+def _searched(spec: RunSpec, table: CostTable, limit: float | None) -> list[Split]:
+    try:
+        rows = ordered(spec, table, effort=_EFFORT)
+    except OrderError:
+        return []
+    many = spec.parallel.micro_batches
+    return [
+        Split(f"PP-{row.name}, {many} micro-batches", row.spec, row.seconds, row.memory)
+        for row in rows
+        if row.found is not None and (limit is None or row.memory <= limit)
+    ]

@@ -1,0 +1,50 @@
+"""Every way to split a profiled model over the devices at hand: valid, ranked, within memory, each refusal with why."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from parallel_core.plan.fleet import Splits, splits
+from parallel_core.plan.memory import worst_stage
+from parallel_core.simulate.predict import predict_step
+from parallel_core.spec import ModelSpec, RunSpec
+from tests.parallel_core.tables import table
+
+MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
+SPEC = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 8}})
+COSTS = table(MODEL)
+
+
+@pytest.fixture(scope="module")
+def found() -> Splits:
+    return splits(SPEC, COSTS, 2)
+
+
+def test_all_of_them_are_predicted_and_ranked(found: Splits) -> None:
+    assert [split.seconds for split in found.able] == sorted(split.seconds or 0 for split in found.able)
+    names = {split.name for split in found.able}
+    assert {"Single", "DP", "TP", "DP + ZeRO-1 + AR", "PP-1F1B, 4 micro-batches", "PP-ZB-V, 8 micro-batches"} <= names
+    assert any(split.spec.parallel.schedule == "custom" for split in found.able)
+    for split in found.able[:: len(found.able) // 6]:
+        assert split.seconds == predict_step(split.spec, COSTS).seconds
+        assert split.memory == worst_stage(split.spec).total
+        assert split.spec.parallel.world <= 2
+
+
+def test_the_front_is_beaten_by_none(found: Splits) -> None:
+    front = found.pareto()
+    assert front[0] is found.able[0]
+    assert min(split.memory for split in found.able) == front[-1].memory
+    assert all(a.memory > b.memory for a, b in pairwise(front))
+
+
+def test_what_is_too_large_or_not_profiled_is_refused(found: Splits) -> None:
+    limit = sorted(split.memory for split in found.able)[len(found.able) // 2]
+    tight = splits(SPEC, COSTS, 2, limit)
+    assert all(split.memory <= limit for split in tight.able)
+    assert {split.why_not for split in tight.refused} == {"too large"}
+    assert tight.able[0].seconds == min(split.seconds or 0 for split in found.able if split.memory <= limit)
+    narrow = splits(SPEC, table(MODEL, tps=(1,)), 2)
+    assert {split.why_not for split in narrow.refused} == {"the profile has tensor=1, not 2; profile that width too."}
