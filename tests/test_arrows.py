@@ -49,6 +49,7 @@ TORCH_FREE = (
     "parallel_core.analysis.breakdown",
     "parallel_core.analysis.critical",
     "parallel_core.analysis.diagnosis",
+    "parallel_core.analysis.diagnosis.imported",
     "parallel_core.analysis.export",
     "parallel_core.analysis.lateness",
     "parallel_core.analysis.losses",

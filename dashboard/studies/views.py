@@ -19,7 +19,7 @@ from django.views.decorators.http import require_GET, require_POST
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.runs.models import ENDED, Run, State
-from dashboard.studies import answers, figures, scaling, streams, table
+from dashboard.studies import answers, figures, findings, scaling, streams, table
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, held_equal, overview
 
@@ -114,6 +114,14 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
         "done": len([row for row in view.rows if row.run.state in ENDED]),
     }
     return render(request, "studies/page.html", context)
+
+
+@require_GET
+def of_rules(request: HttpRequest, pk: int) -> HttpResponse:
+    """The part of the page with what the rules find; it comes after the page, because judging takes its time."""
+    study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
+    context = {"study": study, "judgement": findings.of_overview(view_of(request, study))}
+    return render(request, "studies/parts/findings.html", context)
 
 
 def gantt_src(name: str, runs: list[int], **kwargs: Any) -> str:

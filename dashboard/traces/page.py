@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from django.core.cache import cache
 from django.urls import reverse
 from numpy.typing import NDArray
 
@@ -15,12 +16,26 @@ from dashboard.charts.heatmap import Window
 from dashboard.charts.timeline import Step, kept
 from dashboard.traces.models import Trace
 from parallel_core.analysis.breakdown import mean
+from parallel_core.analysis.diagnosis.case import Finding
+from parallel_core.analysis.diagnosis.imported import RULES, diagnose
 from parallel_core.analysis.quantities import ns_text, percent_text
 from parallel_core.analysis.sentences import COMPONENT_NAMES, Result
 from parallel_core.analysis.stats import Stats
 from parallel_core.observe.records import SPAN
 
 DRAWN_RANKS = 32
+JUDGED = 5
+"""Steps that rules look at: the shown one and those next to it."""
+KEPT_S = 3600
+
+
+@dataclass(frozen=True)
+class OfTrace:
+    """What the rules find, each with its effect in words; `why_not` where none could be asked."""
+
+    found: list[tuple[Finding, str]] = field(default_factory=list)
+    why_not: str = ""
+    rules: int = len(RULES)
 
 
 def step_of(trace: Trace, step: int) -> Step:
@@ -81,6 +96,28 @@ def where(found: Step) -> Chart:
     made = chart_of_breakdown.chart(entries, f"The longest step is that of {longest.label}", "imported")
     made.figure["layout"]["xaxis"]["title"]["text"] = "ms"
     return replace(made, subtitle="Where the step of each rank goes, in ms: parts add up to it")
+
+
+def findings(trace: Trace, step: int) -> OfTrace:
+    """Of `step` and the steps around it, as far as they are short."""
+    key = f"trace-findings:{trace.pk}:{step}"
+    kept: OfTrace | None = cache.get(key)
+    if kept is None:
+        kept = _judged(trace, step)
+        cache.set(key, kept, KEPT_S)
+    return kept
+
+
+def _judged(trace: Trace, step: int) -> OfTrace:
+    near = sorted(trace.steps, key=lambda other: abs(other - step))[:JUDGED]
+    steps = [step_of(trace, near[0])]
+    if not steps[0].long:
+        steps += [step_of(trace, other) for other in near[1:]]
+    try:
+        found = diagnose([own.spans for own in steps])
+    except ValueError as error:
+        return OfTrace(why_not=f"Nothing was judged: {error}.")
+    return OfTrace([(one, f"up to {ns_text(one.effect_ns)} a step" if one.effect_ns else "") for one in found])
 
 
 def largest(trace: Trace) -> list[dict[str, Any]]:

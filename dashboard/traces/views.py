@@ -86,6 +86,7 @@ def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
         "verdict": page.sentence(found),
         "gantt": page.timeline(trace, step),
         "where": page.where(found),
+        "findings": page.findings(trace, step),
         "largest": page.largest(trace),
         "legend": LEGEND,
         "kernels": sum(rank["raw"] for rank in trace.ranks.values()),

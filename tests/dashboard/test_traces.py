@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.core.cache import cache
 from django.core.files.storage import default_storage
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
@@ -195,3 +196,21 @@ def test_an_analyst_takes_up_what_another_left(member: Client, real: list[bytes]
     analyst._stopping.is_set = stopping  # type: ignore[method-assign]
     analyst.run()
     assert Trace.objects.get().state == TraceState.READY
+
+
+def test_rules_that_need_no_more_than_spans_judge_a_trace(member: Client, real: list[bytes]) -> None:
+    trace, page = shown(member, ("rank0.json", real[0]), ("rank1.json", real[1]))
+    assert "checked the 4 rules" in page.content.decode() or page.context["findings"].found
+    for row in TraceSpans.objects.filter(rank=1):
+        rows = np.frombuffer(bytes(row.data), SPAN).copy()
+        begin = rows["start"].min()
+        for side in ("start", "end"):  # everything on rank 1 takes three times as long, the step with it
+            rows[side] = begin + 3 * (rows[side] - begin)
+        row.data = rows.tobytes()
+        row.save()
+    cache.clear()
+    slow = member.get(f"/traces/{trace.pk}/")
+    assert 'data-rule="straggler"' in slow.content.decode()
+    TraceSpans.objects.filter(rank=0).delete()
+    cache.clear()
+    assert "not every rank of the job has a trace" in member.get(f"/traces/{trace.pk}/").content.decode()

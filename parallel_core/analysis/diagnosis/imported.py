@@ -1,0 +1,77 @@
+"""Diagnosis of a trace of a job that was not launched here: the rules that need no more than its spans.
+
+What a run of this engine knows beside its spans (model, split, memory, loss) is not in a trace. Left are: a straggler
+among ranks that do the same work, data loading, operations too small, and collectives that computing does not hide.
+Ranks that send to each other are stages of a pipeline, whose work may differ: no straggler is looked for among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from parallel_core.analysis.diagnosis import data_stall, straggler, tiny_kernels
+from parallel_core.analysis.diagnosis.case import Case, Finding, Step
+from parallel_core.analysis.diagnosis.exposed_reduction import MOST
+from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.layout import Layout
+from parallel_core.schedule.ir import P2P
+from parallel_core.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class _Imported(Case):
+    """Steps of ranks 0 .. n - 1, each of which stands for itself; its spec is nobody's."""
+
+    @cached_property
+    def layout(self) -> Layout:
+        world = len(self.traced[0])
+        return Layout(world, 1, 1, world, ((0,),), (0,))
+
+    @property
+    def pipeline(self) -> bool:
+        """Ranks send to each other."""
+        kinds = [int(kind) for kind in P2P]
+        return any(np.isin(rows["kind"], kinds).any() for rows in self.traced[0].values())
+
+
+def _exposed(case: _Imported) -> Finding | None:
+    """Threshold: that of `exposed_reduction`, for collectives of any kind, on the rank where they are hidden best: on
+    the others they hold waiting for it, too."""
+    alone = case.of_rank(lambda rank, account: account.parts.exposed_collective)
+    took = round(min(alone.values())) if len(alone) > 1 else 0
+    if took < MOST * case.step_ns:
+        return None
+    return Finding(
+        "exposed_collectives",
+        f"{percent_text(took / case.step_ns)} of the step is collectives that computing does not hide.",
+        f"{ns_text(took)} of {ns_text(case.step_ns)}, on the rank that has least of it.",
+        "Give each rank a larger batch, start the sums of gradients during the backward, or use a faster link.",
+        effect_ns=took,
+    )
+
+
+def _straggler(case: _Imported) -> Finding | None:
+    return None if case.pipeline else straggler.check(case)
+
+
+RULES: dict[str, Callable[[_Imported], Finding | None]] = {
+    "straggler": _straggler,
+    "data_stall": data_stall.check,
+    "tiny_kernels": tiny_kernels.check,
+    "exposed_collectives": _exposed,
+}
+
+
+def diagnose(steps: Sequence[Step]) -> list[Finding]:
+    """Findings of the steps that every rank has, by the time they cost; raises ValueError where ranks are missing."""
+    world = max((len(step) for step in steps), default=0)
+    whole = [step for step in steps if len(step) == world and all(map(len, step.values()))]
+    if not world or not whole or set(whole[0]) != set(range(world)):
+        raise ValueError("not every rank of the job has a trace")
+    case = _Imported(RunSpec(), whole)
+    found = [finding for rule in RULES.values() if (finding := rule(case)) is not None]
+    return sorted(found, key=lambda finding: -finding.effect_ns)

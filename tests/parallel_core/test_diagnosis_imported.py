@@ -1,0 +1,82 @@
+"""Rules on traces of jobs that were not launched here: each finds its fault in spans alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from parallel_core.analysis.diagnosis.imported import diagnose
+from parallel_core.observe.records import SPAN
+from parallel_core.schedule.ir import Kind
+
+MS = 1_000_000
+Step = dict[int, np.ndarray]
+
+
+def step(ranks: int = 4, slow: float = 1.0, data: float = 0.1, sums: float = 0.5, gap: float = 0.0) -> Step:
+    """Ranks that read, compute 10 ms (rank 1 `slow` times that) in 20 operations with gaps, and sum (ms)."""
+    longest = data + 10 * max(1.0, slow) + 20 * gap + sums
+    out = {}
+    for rank in range(ranks):
+        each = 10 * (slow if rank == 1 else 1.0) / 20
+        at = data + np.arange(20) * (each + gap)
+        rows = np.zeros(23, SPAN)
+        rows["kind"] = [Kind.STEP, Kind.DATA, *[Kind.F, Kind.BW] * 10, Kind.BUCKET]
+        rows["lane"] = [3, 3, *[0] * 20, 2]
+        rows["start"] = np.round(np.array([0, 0, *at, at[-1] + each]) * MS)
+        rows["end"] = np.round(np.array([longest, data, *(at + each), longest]) * MS)
+        out[rank] = rows
+    return out
+
+
+def found(made: Step, copies: int = 4) -> list[str]:
+    return [finding.rule for finding in diagnose([made] * copies)]
+
+
+def test_a_healthy_job_is_silent() -> None:
+    assert found(step()) == [] == found(step(ranks=1))
+
+
+@pytest.mark.parametrize(
+    ("made", "rule"),
+    [
+        (step(slow=2.0), "straggler"),
+        (step(data=3.0), "data_stall"),
+        (step(sums=6.0), "exposed_collectives"),
+        (step(slow=0.01, gap=0.4), "tiny_kernels"),
+    ],
+)
+def test_each_rule_finds_its_fault_first(made: Step, rule: str) -> None:
+    if rule == "tiny_kernels":
+        made = {rank: _short(rows) for rank, rows in made.items()}
+    first = diagnose([made] * 4)[0]
+    assert first.rule == rule and first.effect_ns > 0
+    assert first.title[0].isdigit() and first.change.endswith(".")
+    if rule == "straggler":
+        assert first.rank == 1 and "2.00x" in first.title
+
+
+def _short(rows: np.ndarray) -> np.ndarray:
+    """Operations of a fifth of their length."""
+    out = rows.copy()
+    work = np.isin(out["kind"], (int(Kind.F), int(Kind.BW)))
+    out["end"][work] = out["start"][work] + (out["end"][work] - out["start"][work]) // 5
+    return out
+
+
+def test_waiting_for_a_slow_rank_is_no_exposed_collective() -> None:
+    assert "exposed_collectives" not in found(step(slow=2.0))
+
+
+def test_stages_of_a_pipeline_are_not_held_against_each_other() -> None:
+    made = step(slow=2.0)
+    made[0]["kind"][2] = Kind.SEND_ACT
+    assert "straggler" not in found(made)
+
+
+def test_without_every_rank_nothing_is_judged() -> None:
+    made = step()
+    del made[0]
+    for steps in ([made], [], [{}]):
+        with pytest.raises(ValueError, match="not every rank"):
+            diagnose(steps)
