@@ -33,11 +33,14 @@ class OfStudy:
 
     @property
     def shown(self) -> list[Found]:
-        return self.found[:SHOWN]
+        """The worst of each rule: the same said of many runs is said once."""
+        first = {one.card.finding.rule: one for one in reversed(self.found)}
+        return sorted(first.values(), key=self.found.index)[:SHOWN]
 
     @property
     def rest(self) -> list[Found]:
-        return self.found[SHOWN:]
+        shown = self.shown
+        return [one for one in self.found if one not in shown]
 
 
 def of_overview(view: Overview) -> OfStudy:

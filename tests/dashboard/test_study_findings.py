@@ -42,6 +42,9 @@ def test_the_worst_run_comes_first_and_healthy_ones_are_silent(
     assert made.judged == made.total == 4 and made.rules > 10
     loud = {run.position for run in study.runs.all() if of_run(run).cards}
     assert {one.row.run.position for one in made.found} == loud
+    rules = [one.card.finding.rule for one in made.shown]
+    assert made.shown[0] is made.found[0] and len(rules) == len(set(rules))
+    assert len(made.shown) + len(made.rest) == len(made.found)
     monkeypatch.setattr(findings, "JUDGED", 1)
     assert of_overview(overview(study.runs.all(), study.baseline)).judged == 1
 
