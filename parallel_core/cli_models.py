@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -12,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parallel_core.analysis.quantities import bytes_text, seconds_text, significant
+from parallel_core.analysis.generated import text, timing, together
+from parallel_core.analysis.quantities import bytes_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
@@ -21,6 +20,7 @@ from parallel_core.data.corpus import CorpusError
 from parallel_core.launch import Wish
 from parallel_core.local import LocalYard
 from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
+from parallel_core.wish import inference, read_wish
 
 
 class Wrong(Exception):
@@ -57,6 +57,7 @@ def _add_generate(commands: Any) -> None:
     made.add_argument("--new", type=int, default=64, help="tokens to generate (default: 64)")
     made.add_argument("--samples", type=int, default=1, help="how many texts (default: 1)")
     made.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default)")
+    made.add_argument("--top-k", type=int, default=0, help="a temperature draws from so many likeliest (0: all)")
     made.add_argument("--seed", type=int, default=7, help="of what a temperature above 0 draws")
     made.add_argument("--tp", type=int, default=1, help="devices that share the model (default: 1)")
     made.add_argument("--no-cache", action="store_true", help="make every token from the whole text again")
@@ -110,74 +111,38 @@ def _pack(options: argparse.Namespace) -> int:
 
 def _generate(options: argparse.Namespace) -> int:
     found, manifest = checkpoint_of(options.checkpoint)
-    spec, wish = _inference(manifest, options.tp), _wish(options)
-    _check_wish(wish, spec)
+    spec = _inference(manifest, options.tp)
+    wish = _wish(options, spec)
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-generate-") as folder:
         outcome = yard.run(spec, Path(folder), resume=found, wish=wish)
     if not outcome.ok:
         print(outcome.failure(), file=sys.stderr)
         return 1
-    said = [outcome.last(rank, "generated") or {} for rank in range(options.tp)]
+    said = [told for rank in range(options.tp) if (told := together(outcome.headers(rank, "generated")))]
     for tokens in said[0]["tokens"]:
-        print(_text([*wish["prompt"], *tokens], spec.model.vocab))
-    print(timing(said, wish), file=sys.stderr)
+        print(text([*wish["prompt"], *tokens], spec.model.vocab))
+    print(timing(said, len(wish["prompt"])), file=sys.stderr)
     return 0
 
 
 def _inference(manifest: manifests.Manifest, tp: int) -> RunSpec:
-    """The spec of the checkpoint's model on `tp` devices, without dropout."""
-    model, train = dict(manifest.spec["model"]), manifest.spec["train"]
-    if model.get("kind", "gpt") != "gpt":
-        raise Wrong(f"only a GPT generates text; this checkpoint is a {model['kind']} model")
-    kept = {"precision": train["precision"], "device": train["device"]}
+    """The spec of the checkpoint's model on `tp` devices."""
     try:
-        return RunSpec.model_validate({"model": {**model, "dropout": 0.0}, "parallel": {"tp": tp}, "train": kept})
+        return inference(manifest.spec, tp)
     except ValidationError as error:
         raise Wrong(" ".join(field_errors(error).values())) from error
+    except ValueError as error:
+        raise Wrong(str(error)) from error
 
 
-def _wish(options: argparse.Namespace) -> Wish:
+def _wish(options: argparse.Namespace, spec: RunSpec) -> Wish:
     try:
         prompt = [int(part) for part in options.ids.split(",")] if options.ids else list(options.prompt.encode())
     except ValueError as error:
         raise Wrong(f"--ids are numbers with commas between; got {options.ids!r}") from error
-    return {
-        "prompt": prompt,
-        "new": options.new,
-        "samples": options.samples,
-        "temperature": options.temperature,
-        "seed": options.seed,
-        "cached": not options.no_cache,
-    }
-
-
-def _check_wish(wish: Wish, spec: RunSpec) -> None:
-    prompt, model = wish["prompt"], spec.model
-    if not prompt:
-        raise Wrong("the prompt is empty; give at least one token to go on from")
-    if min(prompt) < 0 or max(prompt) >= model.vocab:
-        raise Wrong(f"the model knows tokens 0 to {model.vocab - 1}; the prompt has {max(prompt, key=abs)}")
-    if min(wish["new"], wish["samples"]) < 1 or not 0 <= wish["temperature"] < math.inf or wish["seed"] < 0:
-        raise Wrong("--new and --samples are at least 1, --temperature and --seed at least 0")
-    if len(prompt) + wish["new"] > model.seq:
-        room = model.seq - len(prompt)
-        raise Wrong(
-            f"the model's sequence is {model.seq} tokens and the prompt has {len(prompt)}; "
-            + (f"--new can be at most {room}" if room > 0 else "give a shorter one")
-        )
-
-
-def _text(tokens: list[int], vocab: int) -> str:
-    """Bytes as text; of a larger vocabulary, whose words nobody knows here, the numbers."""
-    return bytes(tokens).decode(errors="replace") if vocab <= 256 else ",".join(map(str, tokens))
-
-
-def timing(said: list[dict[str, Any]], wish: Wish) -> str:
-    """Prefill, time a token, and bytes of keys and values, in one line."""
-    first, several = said[0], len(wish["prompt"]) * wish["samples"]
-    text = f"prefill of {several} tokens {seconds_text(first['prefill'])}"
-    if first["seconds"]:
-        token = statistics.median(first["seconds"])
-        text += f"; then {seconds_text(token)} a token (median of {len(first['seconds'])}), "
-        text += f"{significant(wish['samples'] / token)} tokens/s"
-    return f"{text}; keys and values {bytes_text(max(rank['kv_bytes'] for rank in said))} a rank"
+    names = ("new", "samples", "temperature", "top_k", "seed")
+    asked = {"prompt": prompt, "cached": not options.no_cache, **{name: getattr(options, name) for name in names}}
+    wish, errors = read_wish(asked, spec)
+    if wish is None:
+        raise Wrong(" ".join(f"{field}: {message}" for field, message in errors.items()))
+    return wish

@@ -59,12 +59,16 @@ class Saves(TypedDict):
 
 
 class Wish(TypedDict):
-    """What is to be generated: `new` tokens behind `prompt`, `samples` times. `temperature` 0 takes the likeliest."""
+    """What is to be generated: `new` tokens behind `prompt`, `samples` times. `temperature` 0 takes the likeliest.
+
+    See `parallel_core.wish.TextWish`, which checks it.
+    """
 
     prompt: list[int]
     new: int
     samples: int
     temperature: float
+    top_k: NotRequired[int]
     seed: int
     cached: bool
 

@@ -22,6 +22,8 @@ MAX_PROFILED = 16
 """Most steps, and most named ranks, of a run that torch.profiler looks at."""
 MAX_PROFILE_BYTES = 32 * 1024 * 1024
 """Largest trace of a step of a rank that is kept, packed."""
+MAX_PROMPT = 100_000
+"""Longest prompt of a run that generates text, in tokens."""
 MAX_FAULTS = 16
 """Most faults that a run is broken with."""
 MAX_PROGRAM = 512 * 1024

@@ -58,6 +58,10 @@ class Outcome:
         """Header of the rank's last record of that kind."""
         return next((f.header for f in reversed(self.frames.get(rank, [])) if f.kind == kind), None)
 
+    def headers(self, rank: int, kind: str) -> list[dict[str, Any]]:
+        """Headers of all of the rank's records of that kind, in order."""
+        return [frame.header for frame in self.frames.get(rank, []) if frame.kind == kind]
+
     def series(self, name: str, rank: int = 0) -> np.ndarray:
         """The POINT rows of a metric series of a rank, in step order."""
         return points(self.frames.get(rank, []), name)

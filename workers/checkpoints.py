@@ -11,6 +11,7 @@ from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest
 from parallel_core.launch import Saves
 from parallel_core.spec import RunSpec
+from parallel_core.wish import inference
 from workers.contract import Begins, StartMessage
 from workers.settings import Settings
 
@@ -38,8 +39,12 @@ def begin(settings: Settings, message: StartMessage, spec: RunSpec) -> Beginning
     1. A later attempt: the run's newest whole checkpoint on this host.
     2. The checkpoint that the run names; CheckpointError, for a person, where it is not here or does not fit.
     3. Step 0; a later attempt says that nothing was there to go on from.
+
+    Text is always generated from what the run names, from its first token on.
     """
     folder = settings.checkpoints / str(message["run"])
+    if message.get("wish") and (named := message.get("resume")):
+        return _to_generate(folder, _named(settings, named["run"], named["step"]), spec)
     if message["number"] == 1:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that had this number before the yard began anew
     elif found := folders.newest(folder):
@@ -52,6 +57,14 @@ def begin(settings: Settings, message: StartMessage, spec: RunSpec) -> Beginning
         return _at(folder, path, manifest)
     why = f"no checkpoint of it is on {settings.name}" if message["number"] > 1 else ""
     return Beginning(folder, Begins(step=0, run=message["run"], attempt=0, why=why))
+
+
+def _to_generate(folder: Path, path: Path, spec: RunSpec) -> Beginning:
+    manifest = manifests.read(path)
+    fits = inference(manifest.spec, spec.parallel.tp)
+    if (fits.model, fits.train.precision) != (spec.model, spec.train.precision):
+        raise CheckpointError("The checkpoint is of another model, or another precision, than the run.")
+    return _at(folder, path, manifest)
 
 
 def _at(folder: Path, path: Path, manifest: Manifest) -> Beginning:

@@ -73,6 +73,8 @@ class StartMessage(TypedDict):
     nodes: list[Node]
     resume: NotRequired[ResumeFrom | None]
     """Where a first attempt begins; a later one prefers the run's own newest checkpoint on its host."""
+    wish: NotRequired[dict[str, Any] | None]
+    """Text to generate from that checkpoint (parallel_core.wish.TextWish) instead of training."""
 
 
 class Device(TypedDict):

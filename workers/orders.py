@@ -9,7 +9,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.launch import Wish
 from parallel_core.spec import RunSpec, field_errors
+from parallel_core.wish import read_wish
 from workers.checkpoints import Beginning, begin
 from workers.contract import Device, Node, StartMessage
 from workers.settings import Settings
@@ -30,6 +32,8 @@ class Order:
     node: Node
     beginning: Beginning | None = None
     """Where it begins; None where its ranks are on several hosts, which save nothing."""
+    wish: Wish | None = None
+    """Text to generate from there; None where it trains."""
 
     @property
     def attempt(self) -> int:
@@ -71,7 +75,7 @@ def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> Order:
     mine = [node for node in message["nodes"] if node["worker"] == worker]
     if len(mine) != 1:
         raise Refused(f"The attempt was not placed on worker {worker}.")
-    order = Order(message, spec, mine[0])
+    order = Order(message, spec, mine[0], wish=_wish(message, spec))
     _check_ranks(order)
     _check_devices(order, devices)
     return order
@@ -85,6 +89,18 @@ def with_beginning(order: Order, settings: Settings) -> Order:
         return replace(order, beginning=begin(settings, order.message, order.spec))
     except CheckpointError as error:
         raise Refused(str(error)) from error
+
+
+def _wish(message: StartMessage, spec: RunSpec) -> Wish | None:
+    asked = message.get("wish")
+    if not asked:
+        return None
+    if not message.get("resume") or len(message["nodes"]) != 1:
+        raise Refused("Text is generated from a checkpoint, on one host; the message names none, or several hosts.")
+    wish, errors = read_wish(asked, spec)
+    if wish is None:
+        raise Refused(f"The wish for text breaks a rule: {' '.join(errors.values())}")
+    return wish
 
 
 def _check_ranks(order: Order) -> None:

@@ -12,7 +12,7 @@ from ninja import Path, Query, Router, Status
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.control.orders import resume_from
-from dashboard.runs import resuming, selectors, services, submission
+from dashboard.runs import generating, resuming, selectors, services, submission
 from dashboard.runs.list_views import as_row
 from dashboard.runs.models import Run
 from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES, TRACED_SERIES
@@ -74,6 +74,27 @@ def cancel_run(request: HttpRequest, run_id: RunId) -> Any:
     """Asks for the run to be stopped. A run that has ended stays as it is; asking twice does nothing more."""
     require_member(request)
     return {"data": detail(services.request_cancel(run=_run(run_id), user=request.user))}
+
+
+@router.post(
+    "/{run_id}/generate",
+    auth=SUBMIT,
+    response={201: s.Envelope[s.RunDetail], **s.refusals(400, 401, 403, 404, 413, 422)},
+)
+def generate(request: HttpRequest, run_id: RunId, payload: s.GenerateIn) -> Any:
+    """Queues a run that generates text from a checkpoint of this one. 422 with a message by field."""
+    require_member(request)
+    run = _run(run_id)
+    asked = payload.model_dump(exclude={"step", "tp", "name", "ids", "prompt"})
+    step = payload.step if payload.step is not None else max(resuming.steps(run), default=0)
+    vocab = run.spec.get("model", {}).get("vocab", 0)
+    if payload.prompt and vocab > 256:
+        raise services.Invalid({"prompt": f"The model has {vocab} tokens: give their numbers as ids."})
+    prompt = payload.ids or generating.prompt_tokens(payload.prompt, 256)
+    made = generating.submit(
+        owner=request.user, run=run, step=step, wish={**asked, "prompt": prompt}, tp=payload.tp, name=payload.name
+    )
+    return Status(201, {"data": detail(made)})
 
 
 @router.get("/{run_id}/series", auth=READ, response={200: s.Envelope[s.SeriesOut], **s.refusals(*s.SEES)})
@@ -145,6 +166,8 @@ def detail(run: Run) -> dict[str, Any]:
         "cancel_requested_at": run.cancel_requested_at,
         "resume_from": resume_from(run),
         "checkpoints": resuming.steps(run),
+        "wish": run.wish,
+        "generated": clean(generating.told(run)),
         "waits_for": selectors.waiting(run).sentence,
     }
 

@@ -11,7 +11,9 @@ from pydantic import ConfigDict, Field
 from dashboard.runs.models import State
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS
 from parallel_core import limits
+from parallel_core.limits import MAX_PROMPT
 from parallel_core.spec import RunSpec
+from parallel_core.wish import MAX_SAMPLES, Token
 
 T = TypeVar("T")
 MAX_ID = 2**63 - 1
@@ -61,6 +63,25 @@ class SubmitIn(Schema):
     resume_from: ResumeFrom | None = None
 
 
+class GenerateIn(Schema):
+    """Text to generate from the run's checkpoint of `step` (null: the newest) on `tp` devices.
+
+    `prompt` is text where the vocabulary has at most 256 tokens (bytes), else `ids` are numbers of tokens.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    step: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)] | None = None
+    prompt: Annotated[str, Field(max_length=MAX_PROMPT, pattern=r"^[^\x00]*$")] = ""
+    ids: Annotated[list[Token], Field(max_length=MAX_PROMPT)] = []
+    new: Annotated[int, Field(ge=1, le=limits.MAX_SEQ)] = 64
+    samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
+    top_k: Annotated[int, Field(ge=0, le=limits.MAX_VOCAB)] = 0
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 7
+    tp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
+    name: Annotated[str, Field(max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] = ""
+
+
 class RunOut(Schema):
     """A run as lists show it. Seconds, bytes, UTC."""
 
@@ -93,6 +114,10 @@ class RunDetail(RunOut):
     waits_for: str
     resume_from: ResumeFrom | None
     checkpoints: list[int] = Field(description="steps at which it can be resumed")
+    wish: dict[str, Any] = Field(description="the text to generate; {} of a run that trains")
+    generated: dict[str, Any] | None = Field(
+        description="tokens and texts of each sample, prefill and seconds of each token, kv_bytes of each rank, so far"
+    )
 
 
 class SeriesOut(Schema):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from parallel_core.analysis.generated import joined
 from parallel_core.observe.records import MEMORY, POINT, SPAN, Frame, decode
 
 MAX_SERIES_NAME = 60
@@ -26,6 +27,7 @@ class Decoded:
     fault: dict[str, Any] | None = None
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     profiles: list[tuple[dict[str, int], bytes]] = field(default_factory=list)
+    generated: list[dict[str, Any]] = field(default_factory=list)
 
 
 def decode_batch(data: bytes, start: int) -> Decoded:
@@ -63,6 +65,9 @@ def _add(out: Decoded, frame: Frame) -> None:
         out.checkpoints.append({**sizes, "kept": [int(step) for step in header["kept"]]})
     elif frame.kind == "profile":
         out.profiles.append(({key: int(header[key]) for key in ("step", "part", "of", "size")}, frame.blob))
+    elif frame.kind == "generated":
+        joined(None, {**header, "first": 0})  # raises where something is missing
+        out.generated.append({**header, "first": int(header["first"])})
     elif frame.kind == "fault":
         out.fault = header
 

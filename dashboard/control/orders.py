@@ -57,6 +57,7 @@ def start_message(attempt: Attempt) -> StartMessage:
         "spec": attempt.run.spec,
         "nodes": attempt.devices,
         "resume": resume_from(attempt.run),
+        "wish": attempt.run.wish or None,
     }
 
 

@@ -25,6 +25,7 @@ from dashboard.runs.models import (
     SeriesChunk,
     SpanChunk,
 )
+from parallel_core.analysis.generated import joined
 from parallel_core.observe.records import POINT
 
 CHUNK_POINTS = 500
@@ -84,6 +85,9 @@ class Store:
         if records.info:
             RankInfo.objects.update_or_create(attempt=attempt, rank=rank, defaults=records.info)
             topics.add("info")
+        if records.generated:
+            _keep_text(attempt, rank, records.generated)
+            topics.add("text")
         if records.fault is not None:
             faults = {**attempt.report.get("faults", {}), str(rank): records.fault}
             attempt.report = {**attempt.report, "faults": faults}
@@ -118,6 +122,14 @@ class Store:
         self._rows.clear()
         self._traced.clear()
         self._moved.clear()
+
+
+def _keep_text(attempt: Attempt, rank: int, headers: list[dict[str, Any]]) -> None:
+    """What a rank has generated so far, in its row."""
+    row, _ = RankInfo.objects.get_or_create(attempt=attempt, rank=rank)
+    for header in headers:
+        row.generated = dict(joined(row.generated or None, header))
+    row.save(update_fields=("generated",))
 
 
 def _keep_checkpoint(attempt: Attempt, rank: int, header: dict[str, Any]) -> None:

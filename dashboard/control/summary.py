@@ -8,7 +8,7 @@ from typing import Any
 
 from dashboard.ledger import services as ledger
 from dashboard.live.announce import announce
-from dashboard.runs import selectors
+from dashboard.runs import generating, selectors
 from dashboard.runs.models import ENDED, Run
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.meters import Work
@@ -28,12 +28,13 @@ def store_summary(pk: int) -> None:
     run = Run.objects.filter(pk=pk, state__in=ENDED).first()
     if run is None:
         return
-    summary = summarise(run)
+    summary = generating.summary(run) if run.wish else summarise(run)
     changes: dict[str, Any] = {"summary": summary}
     if summary["timed"]:
         changes["step_time"] = summary["timed"]["median"]
     Run.objects.filter(pk=pk).update(**changes)
-    ledger.settle(run, summary)
+    if not run.wish:
+        ledger.settle(run, summary)
     announce(pk, run.study_id, "summary")
 
 

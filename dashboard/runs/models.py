@@ -53,6 +53,8 @@ class Run(models.Model):
     resume_run = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="resumed_as")
     resume_step = models.IntegerField(null=True, blank=True)
     """The checkpoint that the first attempt begins from: `resume_step` steps done by `resume_run`; both or none."""
+    wish = models.JSONField(default=dict, blank=True)
+    """The text to generate from that checkpoint (parallel_core.wish.TextWish); {} of a run that trains."""
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
 
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
@@ -216,13 +218,14 @@ class ProfilePart(models.Model):
 
 
 class RankInfo(models.Model):
-    """The `hello` and `summary` frames of a rank."""
+    """The `hello` and `summary` frames of a rank, and what its `generated` frames told (analysis.generated)."""
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="ranks")
     rank = models.IntegerField()
     hello = models.JSONField(default=dict)
     summary = models.JSONField(default=dict)
     phase = models.CharField(max_length=16, blank=True)
+    generated = models.JSONField(default=dict, blank=True)
 
     class Meta:
         ordering = ("attempt", "rank")

@@ -37,6 +37,8 @@ TABS = {
     "spec": "Spec",
     "events": "Events",
 }
+OF_TEXT = {key: TABS[key] for key in ("ranks", "logs", "spec", "events")}
+"""Of a run that generates text: it has no steps."""
 LOG_TAIL = 64 * 1024
 
 

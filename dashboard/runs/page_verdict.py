@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from django.utils import timezone
 
-from dashboard.runs import selectors
+from dashboard.runs import generating, selectors
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.queue import queued_runs
 from parallel_core.analysis.breakdown import mean
@@ -56,6 +56,8 @@ def verdict(run: Run) -> Verdict:
         return _queued(run)
     if run.state == State.STARTING:
         return _starting(attempt)
+    if run.wish and run.state in (State.RUNNING, State.SUCCEEDED):
+        return Verdict(generating.sentence(run))
     if run.state == State.RUNNING:
         return _running(run)
     if run.state == State.CANCELLING or (run.cancel_requested_at and run.ended_at is None):
@@ -160,6 +162,9 @@ def numerics(run: Run) -> str:
 def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:
     if attempt is None:
         return Verdict("Cancelled before it started; it used no device.")
+    if run.wish:
+        done = max((sample.done for sample in generating.texts(run)), default=0)
+        return Verdict(f"Cancelled after {done} of {run.wish['new']} tokens.")
     at = f" at step {run.step + 1}" if run.step is not None else " before its first step"
     gone = " No process is left." if attempt.report.get("none_left") else ""
     return Verdict(f"Cancelled{at}.{gone}")

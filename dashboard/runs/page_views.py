@@ -14,10 +14,10 @@ from django.views.decorators.http import require_safe
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import window_of
-from dashboard.runs import page_charts, resuming, selectors
+from dashboard.runs import generating, page_charts, resuming, selectors
 from dashboard.runs.findings import findings
 from dashboard.runs.models import ENDED, Run, SeriesChunk, State
-from dashboard.runs.page_tabs import TABS, tab_context
+from dashboard.runs.page_tabs import OF_TEXT, TABS, tab_context
 from dashboard.runs.page_tiles import tiles
 from dashboard.runs.page_verdict import CAUSES, age_text, placed, verdict
 from dashboard.runs.states import beginning
@@ -28,6 +28,9 @@ from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, TRACED_SERIES
 def page(request: HttpRequest, pk: int) -> HttpResponse:
     """The whole page. `?tab=` names the tab, `?step=` the traced step, `?rank=` whose log."""
     run = _run(pk)
+    if run.wish:
+        context = {**_head(request, run), **_text(run), **_tab(request, run, None)}
+        return render(request, "runs/generated.html", context)
     step = _number(request, "step")
     context = {**_head(request, run), **_first_screen(run, step), **_tab(request, run, step)}
     return render(request, "runs/page.html", context)
@@ -35,12 +38,17 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_safe
 def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
-    """`head`, `tiles`, `findings` or `tab` again, for live pages; `series-csv` for people. 404 for any other name."""
+    """`head`, `tiles`, `findings`, `tab` or the generated `text` again, for live pages; `series-csv` for people.
+
+    404 for any other name.
+    """
     run = _run(pk)
     if name == "head":
         return render(request, "runs/page_head.html", _head(request, run))
     if name == "tiles":
         return render(request, "runs/page_tiles.html", {"run": run, "tiles": tiles(run)})
+    if name == "text" and run.wish:
+        return render(request, "runs/generated_text.html", {"run": run, **_text(run)})
     if name == "findings":
         return render(request, "runs/page_findings.html", {"run": run, "findings": findings(run)})
     if name == "tab":
@@ -62,6 +70,10 @@ def _run(pk: int) -> Run:
     return get_object_or_404(Run.objects.select_related("owner", "study"), pk=pk)
 
 
+def _text(run: Run) -> dict[str, Any]:
+    return {"texts": generating.texts(run), "figures": generating.figures(run), "wish": run.wish}
+
+
 def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
     attempt = selectors.attempt_of(run)
     mine = may_change(request.user, run)
@@ -73,6 +85,7 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
         "placed": placed(attempt) if attempt else "",
         "beginning": beginning(attempt) if attempt else "",
         "checkpoints": resuming.steps(run),
+        "may_generate": may_submit(request.user) and generating.able(run),
         "age": age_text(run),
         "ended": run.state in ENDED,
         "may_cancel": run.state not in ENDED and run.cancel_requested_at is None and mine,
@@ -97,8 +110,9 @@ def _first_screen(run: Run, step: int | None) -> dict[str, Any]:
 
 def _tab(request: HttpRequest, run: Run, step: int | None) -> dict[str, Any]:
     asked = request.GET.get("tab", "")
-    tab = asked if asked in TABS else next(iter(TABS))
-    return {"tabs": TABS, "tab": tab, **tab_context(tab, run, _number(request, "rank") or 0, step, request.GET)}
+    tabs = OF_TEXT if run.wish else TABS
+    tab = asked if asked in tabs else next(iter(tabs))
+    return {"tabs": tabs, "tab": tab, **tab_context(tab, run, _number(request, "rank") or 0, step, request.GET)}
 
 
 def _gantt(request: HttpRequest, run: Run) -> dict[str, Any]:

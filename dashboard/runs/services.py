@@ -45,8 +45,9 @@ def submit(
     exclusive: bool = False,
     retries: int = 0,
     resume_from: ResumeFrom | None = None,
+    wish: dict[str, Any] | None = None,
 ) -> Run:
-    """Queues a run and returns it.
+    """Queues a run and returns it. With a `wish` it generates text from the checkpoint (see `generating.submit`).
 
     1. Refuses owners who may not submit (PermissionDenied).
     2. Validates everything together; Invalid names every wrong field, and nothing is written.
@@ -56,7 +57,7 @@ def submit(
         raise PermissionDenied("Your account may look at runs but not submit them.")
     parsed, errors = _parse(spec)
     errors |= _check_retries(retries)
-    if parsed is not None and resume_from is not None:
+    if parsed is not None and resume_from is not None and wish is None:
         errors |= resuming.check(parsed, resume_from)
     clean_name, clean_tags = name.strip(), _clean_tags(tags)
     errors |= _check_words(clean_name, clean_tags)
@@ -68,7 +69,8 @@ def submit(
             owner=owner,
             study=study,
             position=position,
-            label=label(parsed),
+            label="Generate" if wish else label(parsed),
+            wish=wish or {},
             tags=clean_tags,
             spec=parsed.model_dump(mode="json"),
             devices=parsed.parallel.world,
@@ -79,8 +81,10 @@ def submit(
             resume_step=resume_from["step"] if resume_from else None,
             queued_at=timezone.now(),
         )
-        origin = f", to go on from step {resume_from['step']} of run {resume_from['run']}" if resume_from else ""
-        ledger.predict(run)
+        does = "generate text" if wish else "go on"
+        origin = f", to {does} from step {resume_from['step']} of run {resume_from['run']}" if resume_from else ""
+        if not wish:
+            ledger.predict(run)
         states.record(run, "queued", f"Submitted by {owner.get_username()}{origin}.", actor=owner)
     return run
 

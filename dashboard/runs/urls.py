@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.runs import list_views, page_views, profile_views, report_views, trace_views, views
+from dashboard.runs import generate_views, list_views, page_views, profile_views, report_views, trace_views, views
 
 app_name = "runs"
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -21,6 +21,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("<int:pk>/report/", report_views.report, name="report"),
     path("<int:pk>/clone", views.clone, name="clone"),
     path("<int:pk>/resume", views.resume, name="resume"),
+    path("<int:pk>/generate", generate_views.generate, name="generate"),
     path("<int:pk>/cancel", views.cancel, name="cancel"),
     path("<int:pk>/edit", views.edit, name="edit"),
 ]

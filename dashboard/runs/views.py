@@ -83,6 +83,8 @@ def check(request: HttpRequest) -> HttpResponse:
 def clone(request: HttpRequest, pk: int) -> HttpResponse:
     """The form filled with a run's spec; sending it makes a new run."""
     run = get_object_or_404(Run, pk=pk)
+    if run.wish and run.resume_run_id:
+        return redirect(f"{reverse('runs:generate', args=[run.resume_run_id])}?like={run.pk}")
     name = f"{run.name} (copy)"[: limits.MAX_NAME]
     return _form_page(request, _initial(run.spec, name=name, tags=", ".join(run.tags)), source=run)
 

@@ -7,8 +7,9 @@ and draw the same token from the same numbers, so no token is ever sent.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from parallel_core.engine.device import Device, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.precision import DTYPES, LossScale
+from parallel_core.engine.reporter import Reporter
 from parallel_core.engine.stage import Stage
 from parallel_core.launch import Wish
 from parallel_core.layout import Coords, Layout
@@ -38,6 +40,9 @@ from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.weights import WeightGradients
 
 log = logging.getLogger(__name__)
+
+TELL_S = 0.2
+"""A record a token would cost more than the token."""
 
 
 @dataclass
@@ -72,35 +77,40 @@ class Generator:
         self._group = TensorGroup(rank, spec.parallel.tp, groups.tensor, scope)
         names = spec.model.units()
         stage = Stage(spec, names, self._group, WeightGradients(scope), LossScale(spec.train), scope)
-        self._flat = FlatParameters(stage.places(), DTYPES[spec.train.precision], device)
+        self.flat = FlatParameters(stage.places(), DTYPES[spec.train.precision], device)
         self._layers, self._head = stage.layers[:-1], stage.layers[-1]
         modules = [module for layer in self._layers for module in layer.modules()]
         self._cores = [module for module in modules if isinstance(module, Core)]
         self._positions = [module for module in modules if isinstance(module, Positions)]
-        holds = _Holds(spec, self._flat, Layout.of(spec).coords(rank), tuple(names))
-        shares = checkpoint.State(holds).shares({"value": ((0, self._flat.values),)})
+        holds = _Holds(spec, self.flat, Layout.of(spec).coords(rank), tuple(names))
+        shares = checkpoint.State(holds).shares({"value": ((0, self.flat.values),)})
         storage.load(shares, path, manifests.read(path))
 
     @torch.no_grad()
-    def generate(self, wish: Wish) -> Generated:
-        """The tokens, and what they cost. Prompt and new tokens together are at most the model's sequence."""
+    def generate(self, wish: Wish, told: Callable[[Generated], None] = lambda so_far: None) -> Generated:
+        """The tokens, and what they cost. Prompt and new tokens together are at most the model's sequence.
+
+        `told` hears of each token as it comes.
+        """
         prompt = torch.tensor([wish["prompt"]] * wish["samples"], device=self._device.torch)
         self._begin(wish, prompt.shape[1] + wish["new"])
         turns = self._turns(prompt, wish)
         drawn, prefill = next(turns)
-        out = Generated([[token] for token in drawn], prefill)
+        kept = sum(core.cache.nbytes for core in self._cores if core.cache is not None)
+        out = Generated([[token] for token in drawn], prefill, kv_bytes=kept)
+        told(out)
         for drawn, seconds in turns:
             for tokens, token in zip(out.tokens, drawn, strict=True):
                 tokens.append(token)
             out.seconds.append(seconds)
-        out.kv_bytes = sum(core.cache.nbytes for core in self._cores if core.cache is not None)
+            told(out)
         return out
 
     def _begin(self, wish: Wish, capacity: int) -> None:
         """Empty caches; none where the wish wants every token made from the whole text again."""
         outline = GptOutline(self.spec.model)
         heads = outline.kv_heads // self.spec.parallel.tp
-        like = {"dtype": self._flat.values.dtype, "device": self._device.torch}
+        like = {"dtype": self.flat.values.dtype, "device": self._device.torch}
         for core in self._cores:
             core.cache = None
             if wish["cached"]:
@@ -141,11 +151,44 @@ class Generator:
         if wish["temperature"] == 0:
             likeliest: list[int] = logits.argmax(-1).tolist()
             return likeliest
+        logits = _likeliest(logits, wish.get("top_k", 0))
         key = np.array([wish["seed"], number], np.uint64)
         at = torch.from_numpy(np.random.Generator(np.random.Philox(key=key)).random(len(logits)))[:, None]
         sums = torch.softmax(logits.double().cpu() / wish["temperature"], -1).cumsum(-1)
         found: list[int] = torch.searchsorted(sums, at * sums[:, -1:], right=True).squeeze(1).tolist()
         return [min(token, logits.shape[1] - 1) for token in found]
+
+
+def _likeliest(logits: Tensor, k: int) -> Tensor:
+    """All but the k greatest of each row at minus infinity; k = 0 leaves them as they are."""
+    if not 0 < k < logits.shape[1]:
+        return logits
+    least = logits.topk(k, -1).values[:, -1:]
+    return logits.masked_fill(logits < least, -torch.inf)
+
+
+class _Teller:
+    """Emits what is new, every TELL_S at most, and tells the page which token the rank is at."""
+
+    def __init__(self, sink: Sink, progress: Progress, new: int) -> None:
+        self._sink, self._progress, self._new = sink, progress, new
+        self._first, self._at = 0, -math.inf
+
+    def __call__(self, so_far: Generated) -> None:
+        done, now = len(so_far.tokens[0]), time.monotonic()
+        self._progress.at(done, f"token {done} of {self._new}")
+        if now - self._at < TELL_S and done < self._new:
+            return
+        first = self._first
+        self._sink.emit(
+            "generated",
+            first=first,
+            tokens=[tokens[first:] for tokens in so_far.tokens],
+            prefill=so_far.prefill,
+            seconds=so_far.seconds[max(first - 1, 0) :],
+            kv_bytes=so_far.kv_bytes,
+        )
+        self._first, self._at = done, now
 
 
 def run_rank(
@@ -158,15 +201,9 @@ def run_rank(
     try:
         progress.at(-1, "loading")
         generator = Generator(spec, rank, groups, device, path)
+        Reporter(spec, rank, sink, device).hello(generator.flat, tuple(spec.model.units()), Layout.of(spec))
         progress.at(0, "generating")
-        found = generator.generate(wish)
+        found = generator.generate(wish, _Teller(sink, progress, wish["new"]))
         log.info("rank %d: %d tokens, %d bytes of keys and values", rank, len(found.tokens[0]), found.kv_bytes)
-        sink.emit(
-            "generated",
-            tokens=found.tokens,
-            prefill=found.prefill,
-            seconds=found.seconds,
-            kv_bytes=found.kv_bytes,
-        )
     finally:
         disconnect()

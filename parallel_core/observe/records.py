@@ -16,8 +16,9 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their f
     fault    error: type, message, traceback, step, op, cause: user_code | out_of_memory | no_progress
     checkpoint  step (steps done), bytes, seconds (to write it, beside training), blocked (seconds that training stood
              still), kept: [steps of all checkpoints of the run that are still there]; from rank 0
-    generated  tokens (of each sample, without the prompt), prefill (seconds until the first), seconds (of each other),
-             kv_bytes (of this rank): what a rank that generates text emits, and nothing else
+    generated  first (tokens of a sample that were told before), tokens (of each sample, behind those), prefill
+             (seconds until the first), seconds (of each told here but the first of all), kv_bytes (of this rank): what
+             a rank that generates text emits behind its hello, a few times a second, and nothing else
     profile  step, part, of, size; blob = piece `part` of `of` of the rank's gzipped Chrome trace of that step (`size`
              bytes in all); of = 0: it was too large to keep
     summary  steps, timed: {median, p10, p90, mean, n} (seconds a step, this rank), cpu_others (share 0..1 of the

@@ -139,7 +139,7 @@ def test_command_line(trained: dict[str, Path], capsys: pytest.CaptureFixture[st
     for wrong, told in (
         (["--prompt", ""], "the prompt is empty"),
         (["--ids", "300"], "tokens 0 to 255"),
-        (["--prompt", "a", "--new", "99"], "--new can be at most 47"),
+        (["--prompt", "a", "--new", "99"], "new can be at most 47"),
         (["--prompt", "a", "--tp", "3"], "tensor=3 does not divide"),
     ):
         assert main(["generate", path, *wrong]) == 2

@@ -3,6 +3,7 @@
  *
  *   state, summary   the head: badge, verdict, actions        points    the tiles, and new points of the metrics
  *   spans, memory    the timeline, the findings              log       the bytes behind the last one shown
+ *   text             of a run that generates: what it made so far
  *   "*"              after a lost connection: all of these, each from where it is
  */
 
@@ -11,7 +12,7 @@ import { morph } from "./morph.js";
 import { subscribe } from "./stream.js";
 
 const root = document.getElementById("run");
-const { run, url, tab, step } = root.dataset;
+const { run, url, tab, step, generates } = root.dataset;
 const TAB_TOPICS = {
   timeline: ["spans"],
   memory: ["memory"],
@@ -181,12 +182,21 @@ function news(what) {
   const any = (...topics) => what.includes("*") || topics.some((topic) => what.includes(topic));
   const query = new URLSearchParams(location.search);
   if (any("state", "summary")) soon("head", head);
-  if (any("points", "series", "progress")) soon("head", head, SLOWEST_MS);
+  if (any("points", "series", "progress", "text")) soon("head", head, SLOWEST_MS);
+  if (generates) {
+    if (any("text", "summary", "state")) soon("text", () => swap("text", "part/text"), 250);
+    showTab(any, query);
+    return;
+  }
   if (any("points", "series", "memory", "summary")) soon("tiles", () => swap("tiles", "part/tiles"), 250);
   if (any("spans", "memory", "summary", "state")) soon("findings", () => swap("findings", "part/findings"), SLOWEST_MS);
   const drawn = document.querySelector("[data-chart='gantt'] .chart-box .empty") === null;
   if ((any("spans", "memory") || (!drawn && any("state", "points"))) && step === undefined) soon("gantt", () => reloadGantt(), drawn ? 250 : SLOWEST_MS);
   if (tab === "metrics" && any("points", "series")) soon("points", fetchPoints);
+  showTab(any, query);
+}
+
+function showTab(any, query) {
   if (tab === "logs" && any("log", "state")) soon("log", fetchLog);
   // Tabs without topics (metrics, logs) are never replaced: their charts and text grow in place.
   if (tab in TAB_TOPICS && any(...TAB_TOPICS[tab])) soon("tab", () => swap("tab", `part/tab?${query}`), SLOWEST_MS);

@@ -1,0 +1,114 @@
+"""Generate text…: the form of a run that generates from another run's checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django import forms
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods
+
+from dashboard.accounts.guards import member_required
+from dashboard.runs import generating, resuming, services
+from dashboard.runs.models import Run
+from parallel_core import limits
+from parallel_core.analysis.generated import text
+
+_NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
+
+
+class GenerateForm(forms.Form):
+    """Numbers are text, so that what a person typed is kept and named; `generating.submit` judges them."""
+
+    step = forms.ChoiceField(label="Checkpoint")
+    prompt = forms.CharField(
+        label="Prompt",
+        max_length=limits.MAX_PROMPT,
+        strip=False,
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 4, "spellcheck": "false"}),
+    )
+    new = forms.CharField(label="Tokens to generate", initial="64", required=False)
+    samples = forms.CharField(label="Texts", initial="1", required=False, help_text="of the same prompt, at a time")
+    temperature = forms.CharField(
+        label="Temperature", initial="0", required=False, help_text="0 takes the likeliest token; more is bolder"
+    )
+    top_k = forms.CharField(
+        label="Top k", initial="0", required=False, help_text="draws from the k likeliest; 0: from all"
+    )
+    seed = forms.CharField(label="Seed", initial="7", required=False, help_text="of what is drawn")
+    tp = forms.CharField(label="Devices", initial="1", required=False, help_text="tensor parallel; divides the heads")
+
+    def __init__(self, run: Run, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, **kwargs})
+        self.run, self.vocab = run, run.spec["model"]["vocab"]
+        step = self.fields["step"]
+        assert isinstance(step, forms.ChoiceField)
+        step.choices = [(str(n), f"step {n}") for n in reversed(resuming.steps(run))]
+        seq = run.spec["model"]["seq"]
+        what = "text, read as bytes" if self.vocab <= 256 else f"numbers of tokens, 0 to {self.vocab - 1}, with commas"
+        self.fields["prompt"].help_text = f"{what}; with what is generated at most {seq} tokens"
+        for name, made in self.fields.items():
+            described = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
+            made.widget.attrs |= {"aria-describedby": described}
+            if name not in ("step", "prompt"):
+                made.widget.attrs |= _NUMBER
+
+    def queue(self, owner: Any) -> Run | None:
+        """The queued run; None where something is wrong, which is then said at its field."""
+        if not self.is_valid():
+            return None
+        asked = dict(self.cleaned_data)
+        step, tp = int(asked.pop("step")), asked.pop("tp").strip() or "1"
+        try:
+            if not tp.isdecimal() or len(tp) > 5 or not 1 <= int(tp) <= limits.MAX_DEGREE:
+                raise services.Invalid({"tp": f"A whole number of devices is needed; got {tp!r}."})
+            # A browser sends lines with \r\n; a corpus has \n.
+            prompt = generating.prompt_tokens(asked.pop("prompt").replace("\r\n", "\n"), self.vocab)
+            wish = {**{name: value.strip() for name, value in asked.items() if value.strip()}, "prompt": prompt}
+            return generating.submit(owner=owner, run=self.run, step=step, wish=wish, tp=int(tp))
+        except services.Invalid as error:
+            self._show(error.field_errors)
+        except ValueError as error:
+            self._show({"prompt": str(error)})
+        return None
+
+    def _show(self, errors: Mapping[str, str]) -> None:
+        for path, message in errors.items():
+            name = path.partition(".")[0]
+            said = f"{message[:1].upper()}{message[1:]}"
+            self.add_error(name if name in self.fields else None, said)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@member_required
+def generate(request: HttpRequest, pk: int) -> HttpResponse:
+    """GET: the form; `?like=` filled with the wish of another run that generated, `?step=` at a checkpoint.
+
+    POST: queue it, or show what is wrong (422) with everything kept.
+    """
+    run = get_object_or_404(Run, pk=pk)
+    if not generating.able(run):
+        raise Http404("no worker has a checkpoint of this run that text could be generated from")
+    if request.method == "POST":
+        form = GenerateForm(run, request.POST)
+        made = form.queue(request.user)
+        if made is not None:
+            return redirect("runs:page", made.pk)
+    else:
+        form = GenerateForm(run, initial=_initial(run, request.GET))
+    status = 422 if form.is_bound else 200
+    return render(request, "runs/generate.html", {"run": run, "form": form}, status=status)
+
+
+def _initial(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
+    asked = str(given.get("like", ""))
+    like = Run.objects.filter(pk=int(asked), resume_run=run).first() if asked.isdecimal() and len(asked) < 10 else None
+    step = str(given.get("step", ""))
+    if like is None or not like.wish:
+        return {"step": step} if step else {}
+    prompt = text(like.wish["prompt"], run.spec["model"]["vocab"])
+    numbers = {name: str(like.wish.get(name, 0)) for name in ("new", "samples", "temperature", "top_k", "seed")}
+    return {"step": str(like.resume_step), "prompt": prompt, "tp": str(like.devices), **numbers}

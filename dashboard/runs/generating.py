@@ -1,0 +1,147 @@
+"""Runs that generate text: submitting one, and what they told so far in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from dashboard.runs import resuming, selectors, services, submission
+from dashboard.runs.models import RankInfo, Run
+from parallel_core.analysis.generated import rate, text
+from parallel_core.analysis.quantities import bytes_text, seconds_text, significant
+from parallel_core.spec import RunSpec, field_errors
+from parallel_core.wish import inference, read_wish
+
+LABEL = "Generate"
+_NAME = 40
+
+
+@dataclass(frozen=True)
+class Text:
+    """One sample: the prompt, and what was generated behind it so far."""
+
+    prompt: str
+    made: str
+    done: int
+
+
+def able(run: Run) -> bool:
+    """Whether text can be generated from the run: a GPT with a checkpoint."""
+    return not run.wish and run.spec.get("model", {}).get("kind", "gpt") == "gpt" and bool(resuming.steps(run))
+
+
+def prompt_tokens(given: str, vocab: int) -> list[int]:
+    """Of a vocabulary of at most 256 its bytes, else the numbers in it. Raises ValueError, for a person."""
+    if vocab <= 256:
+        return list(given.encode())
+    try:
+        return [int(part) for part in given.replace(",", " ").split()]
+    except ValueError as error:
+        raise ValueError("Write numbers of tokens with commas or blanks between.") from error
+
+
+def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], tp: int = 1, name: str = "") -> Run:
+    """Queues a run that generates from `run`'s checkpoint of `step`, on `tp` devices of the host that has it.
+
+    Raises services.Invalid with a message by field (`step`, `tp`, or a field of parallel_core.wish.TextWish).
+    """
+    have = resuming.steps(run)
+    if step not in have:
+        some = f"it has steps {', '.join(map(str, have))}" if have else "it has none"
+        raise services.Invalid({"step": f"Run {run.pk} has no checkpoint at step {step}; {some}."})
+    spec = _spec(run, tp)
+    found = read_wish(wish, spec)
+    crowded = submission.fleet_errors(spec, submission.capacity(spec.train.device))
+    errors = {**found.errors, **({"tp": " ".join(crowded.values())} if crowded else {})}
+    if found.wish is None or errors:
+        raise services.Invalid(errors)
+    start = text(found.wish["prompt"], spec.model.vocab)
+    made = name.strip() or f"{LABEL}: {start[:_NAME]}{'…' if len(start) > _NAME else ''}".replace("\x00", "")
+    return services.submit(
+        owner=owner,
+        spec=spec.model_dump(mode="json"),
+        name=made,
+        resume_from={"run": run.pk, "step": step},
+        wish=dict(found.wish),
+    )
+
+
+def _spec(run: Run, tp: int) -> RunSpec:
+    try:
+        return inference(run.spec, tp)
+    except ValidationError as error:
+        raise services.Invalid({"tp": " ".join(field_errors(error).values())}) from error
+    except ValueError as error:
+        raise services.Invalid({"step": f"{error}."}) from error
+
+
+def ranks(run: Run) -> list[Mapping[str, Any]]:
+    """What each rank of the newest attempt told, those that told anything, by rank."""
+    return [info.generated for info in selectors.ranks(run).values() if info.generated]
+
+
+def texts(run: Run) -> list[Text]:
+    """One a sample; before the first token the prompts alone."""
+    vocab, prompt = RunSpec.model_validate(run.spec).model.vocab, run.wish["prompt"]
+    told = ranks(run)
+    samples = told[0]["tokens"] if told else [[] for _ in range(run.wish["samples"])]
+    whole = [text([*prompt, *tokens], vocab) for tokens in samples]
+    start = text(prompt, vocab)
+    # A prompt may end inside a letter of several bytes: then the whole does not begin with it.
+    return [
+        Text(start, made.removeprefix(start), len(tokens)) if made.startswith(start) else Text("", made, len(tokens))
+        for made, tokens in zip(whole, samples, strict=True)
+    ]
+
+
+def sentence(run: Run) -> str:
+    """How far it is, and how fast: number first."""
+    told = ranks(run)
+    if not told:
+        return "No token is there yet."
+    done, wanted, samples = len(told[0]["tokens"][0]), run.wish["new"], len(told[0]["tokens"])
+    of = "" if done == wanted else f" of {wanted}"
+    several = f" in each of {samples} texts" if samples > 1 else ""
+    out = f"{done}{of} token{'s' if wanted > 1 else ''}{several}: the first after {seconds_text(told[0]['prefill'])}"
+    if (speed := rate(told[0])) is not None:
+        out += f", then {seconds_text(speed[0])} each (median), {significant(speed[1])} tokens/s"
+    return f"{out}."
+
+
+def figures(run: Run) -> list[tuple[str, str, str]]:
+    """(title, value, note) of prefill, time a token, speed, and caches."""
+    told, prompt = ranks(run), len(run.wish["prompt"])
+    first = told[0] if told else None
+    speed = rate(first) if first else None
+    caches = [rank["kv_bytes"] for rank in told]
+    return [
+        ("Prefill", seconds_text(first["prefill"]) if first else "–", f"{prompt} prompt token{'s' * (prompt > 1)}"),
+        ("Time a token", seconds_text(speed[0]) if speed else "–", _spread(first)),
+        ("Speed", f"{significant(speed[1])} tokens/s" if speed else "–", f"{run.wish['samples']} at a time"),
+        ("Keys and values", bytes_text(max(caches)) if caches else "–", f"on each of {run.devices} ranks"),
+    ]
+
+
+def _spread(first: Mapping[str, Any] | None) -> str:
+    if not first or not first["seconds"]:
+        return "median"
+    seconds = sorted(first["seconds"])
+    low, high = seconds[len(seconds) // 10], seconds[-1 - len(seconds) // 10]
+    return f"median; 80 % within {seconds_text(low)} to {seconds_text(high)}"
+
+
+def told(run: Run) -> dict[str, Any] | None:
+    """For the API: of rank 0, with the texts; None where the run generates nothing, or has told nothing yet."""
+    if not run.wish or not (found := ranks(run)):
+        return None
+    whole = [sample.prompt + sample.made for sample in texts(run)]
+    return {**found[0], "kv_bytes": [rank["kv_bytes"] for rank in found], "texts": whole}
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """What is kept in the row of one that has ended."""
+    rows = RankInfo.objects.filter(attempt__run=run).exclude(generated={})
+    return {"timed": None, "final_loss": None, "memory": None, "breakdown": None, "generated": rows.exists()}

@@ -1,0 +1,135 @@
+"""Generate text…: its form, its run and its page, and the same through the API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.api.models import Scope
+from dashboard.control.orders import start_message
+from dashboard.fleet.models import Worker
+from dashboard.runs import queue, states
+from dashboard.runs.models import Attempt, Run, State
+from parallel_core.observe.records import encode
+from tests.dashboard import factory
+from tests.dashboard.test_api import bearer
+
+pytestmark = pytest.mark.django_db
+FORM = {"step": "20", "prompt": "def ", "new": "8", "samples": "1", "temperature": "0", "top_k": "0"}
+FORM |= {"seed": "7", "tp": "1"}
+
+
+@pytest.fixture
+def source(client: Client, alice: Any) -> Run:
+    """A run that succeeded, with a checkpoint at step 20; alice is signed in."""
+    client.force_login(alice)
+    run = factory.finished(alice, {"dp": 2})
+    frame = {"kind": "checkpoint", "rank": 0, "t": 1.0, "step": 20, "bytes": 1000, "seconds": 0.1, "kept": [20]}
+    factory.feed(run.attempts.get(), 0, encode(frame))
+    return run
+
+
+@pytest.fixture
+def made(client: Client, source: Run) -> Run:
+    answer = client.post(f"/runs/{source.pk}/generate", FORM)
+    assert answer.status_code == 302, answer.content.decode()
+    return Run.objects.latest("pk")
+
+
+def tell(attempt: Attempt, first: int, tokens: bytes, done: bool = False) -> None:
+    """One record, as rank 0 emits it."""
+    seconds = [0.002] * (len(tokens) - (first == 0))
+    header = {"kind": "generated", "rank": 0, "t": 1.0, "first": first, "tokens": [list(tokens)], "prefill": 0.01}
+    factory.feed(attempt, 0, encode({**header, "seconds": seconds, "kv_bytes": 4096}))
+    if done:
+        factory.end(attempt.run, State.SUCCEEDED)
+
+
+def test_it_is_queued_for_the_host_that_has_the_checkpoint(client: Client, source: Run, made: Run) -> None:
+    assert f"/runs/{source.pk}/generate" in client.get(f"/runs/{source.pk}/").content.decode()
+    assert (made.label, made.devices, made.state, made.name) == ("Generate", 1, "queued", "Generate: def")
+    assert (made.resume_run_id, made.resume_step, made.wish["prompt"]) == (source.pk, 20, list(b"def "))
+    request = next(found for found in queue.requests(queue.queued_runs()) if found.run == made.pk)
+    assert request.needs == "yard-a"
+    attempt = states.place(made, source.attempts.get().devices, Worker.objects.get(name="yard-a"))
+    message = start_message(attempt)
+    assert message["wish"] == made.wish and message["resume"] == {"run": source.pk, "step": 20}
+
+
+def test_its_page_shows_the_text_as_it_grows(client: Client, made: Run) -> None:
+    page = client.get(f"/runs/{made.pk}/").content.decode()
+    assert '<span class="prompt">def </span></pre>' in page and "0 of 8 tokens" in page
+    attempt = factory.start(made)
+    tell(attempt, 0, b"sum")
+    page = client.get(f"/runs/{made.pk}/").content.decode()
+    assert '<span class="prompt">def </span>sum</pre>' in page
+    assert "3 of 8 tokens: the first after 10 ms, then 2 ms each (median), 500 tokens/s." in page
+    tell(attempt, 3, b"(xs):", done=True)
+    tell(attempt, 3, b"(xs):")  # what arrives again changes nothing
+    part = client.get(f"/runs/{made.pk}/part/text").content.decode()
+    assert '<span class="prompt">def </span>sum(xs):</pre>' in part and "4 KiB" in part
+    page = client.get(f"/runs/{made.pk}/").content.decode()
+    assert "8 tokens: the first after 10 ms" in page and "Generate again…" in page
+    assert "/clone" not in page and "Timeline" not in page
+    for tab in ("ranks", "logs", "spec", "events", "timeline"):
+        assert client.get(f"/runs/{made.pk}/?tab={tab}").status_code == 200
+    assert client.get("/runs/").status_code == 200
+
+
+def test_again_is_filled_with_what_was_asked(client: Client, source: Run, made: Run) -> None:
+    assert client.get(f"/runs/{made.pk}/clone").headers["Location"].endswith(f"generate?like={made.pk}")
+    form = client.get(f"/runs/{source.pk}/generate?like={made.pk}").content.decode()
+    assert ">\ndef </textarea>" in form and 'value="8"' in form
+    assert client.get(f"/runs/{made.pk}/generate").status_code == 404, "it has no checkpoint"
+
+
+def test_a_cancelled_one_says_how_far_it_came(client: Client, made: Run) -> None:
+    attempt = factory.start(made)
+    tell(attempt, 0, b"su")
+    factory.end(made, State.CANCELLED)
+    assert "Cancelled after 2 of 8 tokens." in client.get(f"/runs/{made.pk}/").content.decode()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("prompt", "", "The prompt is empty"),
+        ("prompt", "a" * 4000, "tokens and the prompt has 4000; use at most"),
+        ("new", "9999", "new can be at most"),
+        ("new", "many", "A whole number is needed; got &#x27;many&#x27;."),
+        ("samples", "65", "Must be at most 64; got 65."),
+        ("temperature", "-1", "Must be at least 0.0; got -1."),
+        ("tp", "3", "ensor=3 does not divide"),
+        ("tp", "4", "needs 4 CPU devices on one host; the largest worker has 2."),
+        ("tp", "x", "A whole number of devices is needed"),
+        ("step", "21", "Select a valid choice"),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_field(client: Client, source: Run, field: str, value: str, told: str) -> None:
+    answer = client.post(f"/runs/{source.pk}/generate", {**FORM, field: value})
+    assert answer.status_code == 422
+    page = answer.content.decode()
+    at = page.index(f'id="error-{field}"')
+    assert told in page[at : at + 300]
+    assert Run.objects.count() == 1
+
+
+def test_the_api_queues_and_shows_it(client: Client, alice: Any, source: Run) -> None:
+    def post(body: Any) -> Any:
+        path, headers = f"/api/v1/runs/{source.pk}/generate", bearer(alice, Scope.SUBMIT)
+        return client.post(path, json.dumps(body), content_type="application/json", headers=headers)
+
+    answer = post({"prompt": "def ", "new": 5, "temperature": 0.8, "top_k": 5})
+    assert answer.status_code == 201, answer.content
+    data = answer.json()["data"]
+    assert data["wish"]["new"] == 5 and data["generated"] is None
+    run = Run.objects.get(pk=data["id"])
+    tell(factory.start(run), 0, b"sum", done=True)
+    found = client.get(f"/api/v1/runs/{run.pk}", headers=bearer(alice, Scope.READ)).json()["data"]
+    assert found["generated"]["texts"] == ["def sum"]
+    assert found["generated"]["kv_bytes"] == [4096]
+    assert "the prompt is empty" in post({}).json()["error"]["fields"]["prompt"]
+    assert "no checkpoint at step 3" in post({"prompt": "a", "step": 3}).json()["error"]["fields"]["step"]

@@ -1,0 +1,69 @@
+"""Text from a checkpoint of this host: a real worker, real ranks; it grows, can be stopped, and starts again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from parallel_core.analysis.generated import Generated, together
+from parallel_core.observe import records
+from parallel_core.spec import RunSpec
+from parallel_core.wish import inference
+from tests.workers.harness import Bench
+
+WISH = {"prompt": list(b"def "), "new": 6, "samples": 2, "temperature": 0.9, "top_k": 20, "seed": 3, "cached": True}
+LONG = {**WISH, "new": 2000, "samples": 1, "cached": False}
+
+
+def trained() -> dict[str, Any]:
+    return {
+        "model": {"layers": 1, "hidden": 16, "heads": 2, "seq": 2048},
+        "parallel": {"dp": 2},
+        "train": {"steps": 3, "warmup_steps": 2, "global_batch": 2, "checkpoint_every": 3},
+    }
+
+
+def told(bench: Bench, attempt: int, rank: int) -> Generated | None:
+    frames = records.decode(bench.received(attempt, "events", rank))
+    return together(frame.header for frame in frames if frame.kind == "generated")
+
+
+def test_a_run_generates_from_a_checkpoint_of_this_host(bench: Bench) -> None:
+    """Two ranks say the same; a kill -9 fails it, a later attempt begins anew; a cancel ends it with what it has."""
+    first = bench.send(trained(), run=950)
+    assert bench.wait_end(first)["outcome"] == "succeeded"
+    spec = inference(RunSpec.model_validate(trained()).model_dump(mode="json"), 2).model_dump(mode="json")
+    resume = {"run": 950, "step": 3}
+
+    def generate(run: int, wish: dict[str, Any], number: int = 1) -> int:
+        return bench.send(spec, run=run, number=number, resume=resume, wish=wish)
+
+    killed = generate(951, LONG)
+    os.kill(bench.wait_running(killed, step=2)[1][0], signal.SIGKILL)
+    assert bench.wait_end(killed)["cause"] == "killed_by_signal"
+    again = generate(951, WISH, number=2)
+    assert bench.wait_end(again)["outcome"] == "succeeded"
+    one, other = told(bench, again, 0), told(bench, again, 1)
+    assert one is not None and other is not None
+    assert one["tokens"] == other["tokens"]
+    assert [len(tokens) for tokens in one["tokens"]] == [6, 6]
+    assert len(one["seconds"]) == 5
+    assert one["kv_bytes"] == 2 * 1 * 2 * 1 * (4 + 6) * 8 * 4  # K and V, layers, samples, heads of a rank, places, dim
+
+    stopped = generate(952, LONG)
+    bench.wait_running(stopped, step=2)
+    bench.control("cancel", stopped)
+    assert bench.wait_end(stopped)["outcome"] == "cancelled"
+    so_far = told(bench, stopped, 0)
+    assert so_far is not None and 1 <= len(so_far["tokens"][0]) < 2000
+
+
+def test_what_cannot_be_generated_is_refused(bench: Bench) -> None:
+    spec = inference(RunSpec.model_validate(trained()).model_dump(mode="json"), 2).model_dump(mode="json")
+    no_checkpoint = bench.send(spec, run=960, resume={"run": 961, "step": 3}, wish=WISH)
+    assert "no checkpoint of run 961" in bench.wait_end(no_checkpoint)["detail"]
+    nowhere = bench.send(spec, run=962, wish=WISH)
+    assert "the message names none" in bench.wait_end(nowhere)["detail"]
+    unknown = bench.send(spec, run=963, resume={"run": 961, "step": 3}, wish={**WISH, "prompt": [999]})
+    assert "the model knows tokens 0 to 255" in bench.wait_end(unknown)["detail"]
