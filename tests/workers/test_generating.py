@@ -13,12 +13,12 @@ from parallel_core.wish import inference
 from tests.workers.harness import Bench
 
 WISH = {"prompt": list(b"def "), "new": 6, "samples": 2, "temperature": 0.9, "top_k": 20, "seed": 3, "cached": True}
-LONG = {**WISH, "new": 2000, "samples": 1, "cached": False}
+LONG = {**WISH, "new": 500, "samples": 64, "cached": False}
 
 
 def trained() -> dict[str, Any]:
     return {
-        "model": {"layers": 1, "hidden": 16, "heads": 2, "seq": 2048},
+        "model": {"layers": 1, "hidden": 16, "heads": 2, "seq": 512},
         "parallel": {"dp": 2},
         "train": {"steps": 3, "warmup_steps": 2, "global_batch": 2, "checkpoint_every": 3},
     }
@@ -56,7 +56,7 @@ def test_a_run_generates_from_a_checkpoint_of_this_host(bench: Bench) -> None:
     bench.control("cancel", stopped)
     assert bench.wait_end(stopped)["outcome"] == "cancelled"
     so_far = told(bench, stopped, 0)
-    assert so_far is not None and 1 <= len(so_far["tokens"][0]) < 2000
+    assert so_far is not None and 1 <= len(so_far["tokens"][0]) < 500
 
 
 def test_what_cannot_be_generated_is_refused(bench: Bench) -> None:
