@@ -15,6 +15,7 @@ from parallel_core.analysis.quantities import bytes_text, count_text, percent_te
 if TYPE_CHECKING:
     from parallel_core.plan.cluster.hardware import Cluster
     from parallel_core.plan.cluster.job import Job
+    from parallel_core.plan.cluster.model import Transformer
     from parallel_core.plan.cluster.search import Found
 
 Commands = Any
@@ -38,6 +39,7 @@ def add(commands: Commands) -> None:
     plan.add_argument("--accuracy", action="store_true", help="predictions against published measurements instead")
     plan.add_argument("--spec", type=Path, help="Alpa's two levels for this RunSpec's model and micro-batches instead")
     plan.add_argument("--table", type=Path, help="with --spec: what `profile --out` wrote (default: --cluster)")
+    plan.add_argument("--serve", metavar="PROMPT:OUTPUT", help="inference instead: tokens of prompts and answers")
     plan.set_defaults(run=run)
 
 
@@ -59,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
         cluster = replace(cluster, devices=options.devices, per_host=max(1, min(cluster.per_host, options.devices)))
     job = Job(presets()[options.model], options.batch)
     try:
+        if options.serve:
+            return _serve(job.model, cluster, options)
         found = search(job, cluster)
     except Unphysical as error:
         print("\n".join(f"{field}: {message}" for field, message in error.messages.items()), file=sys.stderr)
@@ -85,6 +89,24 @@ def _print(job: Job, cluster: Cluster, found: Found, options: argparse.Namespace
         answer = ask(name, job, cluster, found)
         print(f"{answer.question} {answer.sentence}")
     print(f"{found.timed} plans timed, {found.too_large} too large, {found.rate:,.0f} a CPU second".replace(",", " "))
+
+
+def _serve(model: Transformer, cluster: Cluster, options: argparse.Namespace) -> int:
+    """Ways that none beats in both latency and throughput, quickest token first."""
+    from parallel_core.plan.cluster.inference import Ask, cache_bytes, serve
+
+    prompt, _, output = options.serve.partition(":")
+    if not (prompt.isdecimal() and output.isdecimal()):
+        print(f"--serve {options.serve} is not PROMPT:OUTPUT in tokens, such as 1024:256", file=sys.stderr)
+        return 2
+    made = serve(model, cluster, Ask(int(prompt), int(output)))
+    kept = bytes_text(cache_bytes(model, int(prompt) + int(output)))
+    print(f"{model.name} on {count_text(cluster.devices)} x {cluster.device.name}: {kept} of cache a sequence")
+    for i in made.front():
+        token, size = seconds_text(float(made.token[i])), bytes_text(float(made.weights[i] + made.cache[i]))
+        rate = count_text(round(float(made.throughput[i])))
+        print(f"{token:>10} a token  {rate:>8} tokens/s  {size:>8}  {made.label(i)}")
+    return 0 if made.fits.any() else 1
 
 
 def _accuracy() -> int:

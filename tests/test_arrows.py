@@ -29,6 +29,7 @@ TORCH_FREE = (
     "parallel_core.plan.chips",
     "parallel_core.plan.cluster.accuracy",
     "parallel_core.plan.cluster.fit",
+    "parallel_core.plan.cluster.inference",
     "parallel_core.plan.cluster.questions",
     "parallel_core.plan.cluster.zero_bubble",
     "parallel_core.simulate.lesson",

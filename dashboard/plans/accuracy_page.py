@@ -8,6 +8,7 @@ from typing import Any
 
 from dashboard.charts import errors
 from dashboard.charts.chart import Chart
+from dashboard.ledger import selectors
 from parallel_core.analysis.quantities import significant
 from parallel_core.plan.cluster import accuracy
 from parallel_core.plan.cluster.fit import FREE
@@ -17,6 +18,8 @@ from parallel_core.plan.cluster.zero_bubble import PREDICTED, BubbleRow, bubble_
 QUICK = ("1.5B", "6.2B")
 """Models of the zero-bubble tables that are simulated without being asked: the others take some seconds."""
 GOAL_WORST = 0.08
+RECORDED = 10
+"""Newest settled predictions of this yard; the Record has all."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,15 @@ def step_times() -> Section:
     )
     how += "The formulas were written by people who knew every row; only the fitted numbers were kept blind."
     return Section("times", "Step times", [text, how], [errors.chart("times", text, found, GOAL_WORST)])
+
+
+def record() -> Section:
+    """This yard's own runs: each was predicted before it was queued, and settled by what it measured."""
+    times, memory_of = selectors.time_record(), selectors.memory_record()
+    settled = selectors.settled()
+    more = {"times": times, "memory": memory_of, "rows": settled[:RECORDED], "total": settled.count()}
+    text = f"Step times: {times.sentence()} Memory: {memory_of.sentence()}"
+    return Section("record", "Runs of this yard", [text], template="plans/accuracy/record.html", more=more)
 
 
 def other_times() -> Section:
@@ -87,7 +99,7 @@ def constants() -> Section:
     return Section("constants", "Constants", [text], template="plans/accuracy/constants.html", more={"rows": rows})
 
 
-SECTIONS: tuple[Callable[[], Section], ...] = (step_times, other_times, memory, bubbles, constants)
+SECTIONS: tuple[Callable[[], Section], ...] = (step_times, record, other_times, memory, bubbles, constants)
 """In the order of the page."""
 
 

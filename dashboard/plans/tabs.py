@@ -20,6 +20,7 @@ class Tab(NamedTuple):
 TABS = (
     Tab("page", "Planner"),
     Tab("fleet", "This fleet", "ledger"),
+    Tab("serving", "Inference"),
     Tab("judge", "Judge"),
     Tab("scenarios", "Scenarios"),
     Tab("partition", "Partition", "ledger"),

@@ -199,3 +199,6 @@ def test_the_record_lists_what_was_said_and_what_came(profile: Profile, alice: A
     settle(run, {"timed": {"median": 1.0}, "memory": None, "cpu_others": None})
     text = member.get("/partition/record/").content.decode()
     assert "&lt;b&gt;one&lt;/b&gt;" in text and "1 of 1 shown" in text
+    accuracy = member.get("/planner/accuracy/").content.decode()
+    assert "Runs of this yard" in accuracy and "&lt;b&gt;one&lt;/b&gt;" in accuracy and "/partition/record/" in accuracy
+    assert "/planner/accuracy/" in text

@@ -1,0 +1,52 @@
+"""Predicted choices in two measures: a point each, filled where no other is better in both, those joined by a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dashboard.charts import theme
+from dashboard.charts.theme import Figure, var
+
+
+class Point(NamedTuple):
+    """`best`: none is better in both."""
+
+    label: str
+    x: float
+    y: float
+    best: bool
+
+
+def figure(points: Sequence[Point], x_title: str, y_title: str, units: tuple[str, str]) -> Figure:
+    """`units` follow the numbers in the hover."""
+    best = sorted((point for point in points if point.best), key=lambda point: point.x)
+    line: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "lines",
+        "hoverinfo": "skip",
+        "line": {"color": var("ink-2"), "dash": "dot"},
+        "x": [point.x for point in best],
+        "y": [point.y for point in best],
+    }
+    dots = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [point.x for point in points],
+        "y": [point.y for point in points],
+        "marker": {
+            "symbol": ["circle" if point.best else "circle-open" for point in points],
+            "size": 9,
+            "color": var("accent"),
+        },
+        "customdata": [theme.name(point.label) for point in points],
+        "hovertemplate": f"%{{customdata}}<br>%{{x:.3g}} {units[0]}, %{{y:.3g}} {units[1]}<extra></extra>",
+    }
+    widest = 1.06 * max((point.x for point in points), default=1.0)
+    layout = theme.layout(
+        360,
+        xaxis=theme.axis(x_title, range=[0, widest]),
+        yaxis=theme.axis(y_title, rangemode="tozero"),
+        hovermode="closest",
+    )
+    return {"data": [line, dots], "layout": layout}

@@ -1,0 +1,111 @@
+"""The Inference page: what serving a model takes on a cluster. Nothing is stored; all of it stands in the address."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django import forms
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+from django.views.decorators.vary import vary_on_headers
+
+from dashboard.charts import serving as serving_chart
+from dashboard.plans.forms import SetupForm
+from dashboard.plans.views import framed
+from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
+from parallel_core.plan.cluster.inference import MOST_TOKENS, Ask, Served, cache_bytes, serve
+
+LISTED = 12
+
+
+class ServingForm(SetupForm):
+    """Valid forms also have `served`."""
+
+    prompt = forms.IntegerField(label="Prompt, tokens", min_value=1, max_value=MOST_TOKENS)
+    output = forms.IntegerField(label="Output, tokens", min_value=1, max_value=MOST_TOKENS)
+    limit = forms.FloatField(label="At most, ms a token", min_value=0.001, max_value=1e6, required=False)
+
+    DEFAULTS = {"model": "llama-70b", "cluster": "selene", "devices": 8, "batch": 1, "prompt": 1024, "output": 256}
+    served: Served
+
+    def clean(self) -> dict[str, Any]:
+        values = super().clean()
+        if not self.errors:
+            self.served = serve(self.setup.job.model, self.setup.cluster, Ask(values["prompt"], values["output"]))
+        return values
+
+    @property
+    def first(self) -> list[forms.BoundField]:
+        return self.group("model", "cluster", "devices", "prompt", "output", "limit")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to serve, as the table shows it."""
+
+    label: str
+    prefill: str
+    token: str
+    latency: str
+    throughput: str
+    memory: str
+    cache: str
+    chosen: bool
+
+
+@require_safe
+@vary_on_headers("HX-Request")
+def page(request: HttpRequest) -> HttpResponse:
+    """The best way within the limit, and all that no other beats."""
+    form = ServingForm(request.GET.dict())
+    context = framed("serving", form=form, valid=form.is_valid())
+    if context["valid"]:
+        made = form.served
+        limit = form.cleaned_data["limit"]
+        best = made.best(limit / 1e3 if limit else None)
+        context |= {
+            "verdict": sentences(form, best),
+            "rows": rows(made, best),
+            "chart": serving_chart.chart(made) if made.fits.any() else None,
+        }
+    template = "plans/serving_result.html" if request.headers.get("HX-Request") else "plans/serving.html"
+    return render(request, template, context)
+
+
+def sentences(form: ServingForm, best: int | None) -> list[str]:
+    """What the best way gives, what bounds it, and what a sequence keeps."""
+    made, model, ask = form.served, form.setup.job.model, form.served.ask
+    kept = f"Each sequence keeps {bytes_text(cache_bytes(model, ask.prompt + ask.output))} of keys and values."
+    if best is None:
+        if not made.fits.any():
+            least = float(made.weights.min())
+            room = bytes_text(made.cluster.capacity)
+            return [f"0 ways fit: the weights alone take {bytes_text(least)} of {room} a device.", kept]
+        quick = seconds_text(float(made.token[made.front()[0]]))
+        return [f"No way is that quick: the quickest token takes {quick}.", kept]
+    rate = count_text(round(float(made.throughput[best])))
+    first = f"{rate} tokens a second at {seconds_text(float(made.token[best]))} a token: {made.label(best)}."
+    share = float(made.cache[best] / made.cluster.capacity)
+    return [first, f"{kept} The cache fills {percent_text(share)} of a device."]
+
+
+def rows(made: Served, best: int | None) -> list[Row]:
+    """Ways that nothing beats in both, quickest token first, and the best one."""
+    front = made.front()
+    every = max(1, -(-len(front) // LISTED))
+    shown = sorted({*front[::every], *front[-1:], *([] if best is None else [best])}, key=lambda i: made.token[i])
+    return [
+        Row(
+            made.label(i),
+            seconds_text(float(made.prefill[i])),
+            seconds_text(float(made.token[i])),
+            seconds_text(float(made.latency[i])),
+            count_text(round(float(made.throughput[i]))),
+            bytes_text(float(made.weights[i] + made.cache[i])),
+            bytes_text(float(made.cache[i])),
+            i == best,
+        )
+        for i in shown
+    ]

@@ -1,0 +1,150 @@
+"""Serving a model instead of training it: latency, throughput and the cache of keys and values, at the roofline.
+
+A prompt is read in one pass (prefill), then one token at a time comes out (decode). Each part of either takes the
+longer of its FLOPs at the device's peak and its bytes at the memory's bandwidth (Williams et al. 2009), weights and
+attention apart; tensor parallelism adds two all-reduces a layer (Shoeybi et al. 2019, section 3). Decoding reads all
+weights for each token, so that its speed is the memory's (Pope et al. 2022, section 2). What software adds is not
+counted: these are bounds, which no implementation beats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.plan.cluster.hardware import Cluster
+from parallel_core.plan.cluster.model import Transformer
+from parallel_core.plan.cluster.problems import Problems, require
+
+ELEMENT = 2
+"""Bytes of a weight, an activation, a key or a value: 16 bits."""
+MOST_TOKENS = 1 << 22
+MOST_BATCH = 1 << 14
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Tokens of each prompt, and tokens that follow it."""
+
+    prompt: int
+    output: int
+
+    def problems(self) -> dict[str, str]:
+        """`{field: message}` of what cannot be."""
+        found = Problems()
+        found.whole("prompt", self.prompt, 1, MOST_TOKENS)
+        found.whole("output", self.output, 1, MOST_TOKENS)
+        return found.messages
+
+
+def cache_bytes(model: Transformer, tokens: int = 1) -> int:
+    """Keys and values of so many tokens of one sequence, over all layers: 2 L w b bytes a token with L layers of width
+    w (Kwon et al. 2023, section 3: 800 KB a token for OPT-13B)."""
+    return 2 * model.layers * model.kv_width * ELEMENT * tokens
+
+
+@dataclass(frozen=True)
+class Served:
+    """One entry a way: `replicas` of tp x pp devices, each with `batch` sequences at once.
+
+    `prefill` and `token` in seconds (of the whole batch's prompts; of one token of each), `weights` and `cache` in
+    bytes a device. Of `cluster`'s devices, those that no replica gets stay idle.
+    """
+
+    cluster: Cluster
+    ask: Ask
+    tp: Floats
+    pp: Floats
+    replicas: Floats
+    batch: Floats
+    prefill: Floats
+    token: Floats
+    weights: Floats
+    cache: Floats
+
+    @property
+    def fits(self) -> NDArray[np.bool_]:
+        return np.asarray(self.weights + self.cache <= self.cluster.capacity)
+
+    @property
+    def latency(self) -> Floats:
+        """Seconds from a prompt to its last token."""
+        return self.prefill + (self.ask.output - 1) * self.token
+
+    @property
+    def throughput(self) -> Floats:
+        """Tokens out a second, of all replicas."""
+        return self.replicas * self.batch * self.ask.output / self.latency
+
+    def best(self, most: float | None = None) -> int | None:
+        """The way of the most tokens a second with at most `most` seconds a token; None where none fits."""
+        able = self.fits if most is None else self.fits & (self.token <= most)
+        return int(np.argmax(np.where(able, self.throughput, -1.0))) if able.any() else None
+
+    def front(self) -> list[int]:
+        """Ways that fit and that none beats in both seconds a token and tokens a second, quickest token first."""
+        order = sorted(np.flatnonzero(self.fits).tolist(), key=lambda i: (self.token[i], -self.throughput[i]))
+        out: list[int] = []
+        for i in order:
+            if not out or self.throughput[i] > self.throughput[out[-1]]:
+                out.append(i)
+        return out
+
+    def label(self, i: int) -> str:
+        """`4 replicas of TP 8 x PP 2, 64 sequences each`."""
+        axes = [f"{name} {int(n)}" for name, n in (("TP", self.tp[i]), ("PP", self.pp[i])) if n > 1]
+        shape, count, batch = " x ".join(axes) or "one device", int(self.replicas[i]), int(self.batch[i])
+        many = f"{count} replicas of " if count > 1 else ""
+        return f"{many}{shape}, {batch} sequence{'s' if batch > 1 else ''} each"
+
+
+def serve(model: Transformer, cluster: Cluster, ask: Ask) -> Served:
+    """All ways of tp and pp that divide the model, with batches that are powers of two. Raises Unphysical."""
+    require({**model.problems(), **cluster.problems(), **ask.problems()})
+    shapes = [
+        (t, p)
+        for t in _divisors(model.heads, min(cluster.per_host, cluster.devices))
+        for p in _divisors(model.layers, cluster.devices // t)
+    ]
+    batches = [1 << i for i in range(MOST_BATCH.bit_length())]
+    grid = np.array([(t, p, b) for t, p in shapes for b in batches if b % p == 0 or b == 1], float)
+    t, p, b = grid.T
+    parts = np.minimum(b, 4 * p)  # prompts follow each other through the stages, as micro-batches do
+    whole = _pass(model, cluster, (t, p), b * ask.prompt, b, ask.prompt / 2)
+    prefill = whole * (p + parts - 1) / (p * parts)
+    group = np.maximum(1.0, b / p)  # each stage works on its own part of the batch
+    token = _pass(model, cluster, (t, p), group, group, ask.prompt + ask.output / 2, reads=True)
+    weights = ELEMENT * model.parameters / (t * p)
+    cache = b * cache_bytes(model, ask.prompt + ask.output) / p / np.minimum(t, model.kv_heads)
+    return Served(cluster, ask, t, p, cluster.devices // (t * p), b, prefill, token, weights, cache)
+
+
+def _divisors(whole: int, most: int) -> list[int]:
+    return [n for n in range(1, min(whole, most) + 1) if whole % n == 0]
+
+
+def _pass(
+    model: Transformer,
+    cluster: Cluster,
+    shape: tuple[Floats, Floats],
+    tokens: Floats,
+    sequences: Floats,
+    context: float,
+    reads: bool = False,
+) -> Floats:
+    """Seconds of `tokens` tokens through all stages, one stage after the other, each attending to `context` others;
+    `reads`: the keys and values of `sequences` sequences come from the cache."""
+    t, p = shape
+    device = cluster.device
+    matrices = model.layers * model.layer_matrices + model.embedding
+    weights = np.maximum(2 * matrices * tokens / device.half, ELEMENT * matrices / device.bandwidth) / t
+    flops = 4 * model.layers * model.hidden * context * tokens / t / device.half
+    kept = cache_bytes(model) * context * sequences / np.minimum(t, model.kv_heads) if reads else 0.0 * t
+    attention = np.maximum(flops, kept / device.bandwidth)
+    size = ELEMENT * tokens * model.hidden
+    sums = 2 * model.layers * 2 * (t - 1) / t * size / cluster.link
+    hops = (p - 1) * size / np.where(t * p > cluster.per_host, cluster.network, cluster.link)
+    return np.asarray(weights + attention + sums + hops)

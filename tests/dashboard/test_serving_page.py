@@ -1,0 +1,40 @@
+"""The Inference page: its sentences follow from the numbers, and bad values are told at their fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+PAGE = "/planner/inference/"
+
+
+@pytest.fixture
+def reader(bob: Any) -> Client:
+    client = Client()
+    client.force_login(bob)
+    return client
+
+
+def test_the_best_way_within_the_limit(reader: Client) -> None:
+    page = reader.get(PAGE)
+    assert " tokens a second at " in page.context["verdict"][0]
+    assert any(row.chosen for row in page.context["rows"])
+    quick = reader.get(PAGE, {"limit": 9}).context["rows"]
+    assert next(row for row in quick if row.chosen) != next(row for row in page.context["rows"] if row.chosen)
+    assert "No way is that quick" in reader.get(PAGE, {"limit": 0.01}).content.decode()
+
+
+def test_what_does_not_fit_says_so(reader: Client) -> None:
+    page = reader.get(PAGE, {"devices": 1})
+    assert page.context["verdict"][0].startswith("0 ways fit: the weights alone take")
+    assert page.context["chart"] is None
+
+
+def test_bad_values_are_told_at_their_fields(reader: Client) -> None:
+    for field in ("prompt", "network"):
+        page = reader.get(PAGE, {field: 0}, headers={"HX-Request": "true"})
+        text = page.content.decode()
+        assert "cannot be planned" in text and "<html" not in text
+        assert set(page.context["form"].errors) == {field}

@@ -1,0 +1,74 @@
+"""Serving at the roofline: published cache sizes, bounds that the hardware sets, and what more devices bring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from parallel_core.cli import main
+from parallel_core.plan.cluster.hardware import Cluster, clusters
+from parallel_core.plan.cluster.inference import Ask, cache_bytes, serve
+from parallel_core.plan.cluster.model import presets
+from parallel_core.plan.cluster.problems import Unphysical
+
+LLAMA = presets()["llama-70b"]
+
+
+def a100(devices: int) -> Cluster:
+    return replace(clusters()["selene"], devices=devices, per_host=min(8, devices))
+
+
+def test_the_cache_of_a_token_as_published() -> None:
+    """Kwon et al. 2023, section 3: 2 x 5120 x 40 x 2 bytes for 13 B; grouped heads keep an eighth of 70 B's."""
+    assert cache_bytes(presets()["gpt-13b"]) == 2 * 5120 * 40 * 2
+    assert cache_bytes(LLAMA) == 2 * 80 * 8 * 128 * 2
+    assert cache_bytes(LLAMA, 1000) == 1000 * cache_bytes(LLAMA)
+
+
+def test_one_sequence_decodes_as_fast_as_weights_are_read() -> None:
+    made, cluster = serve(LLAMA, a100(8), Ask(1, 2)), a100(8)
+    (i,) = np.flatnonzero((made.tp == 8) & (made.pp == 1) & (made.batch == 1))
+    matrices = LLAMA.layers * LLAMA.layer_matrices + LLAMA.embedding
+    assert made.token[i] == pytest.approx(2 * matrices / 8 / cluster.device.bandwidth, rel=0.02)
+
+
+def test_prefill_is_bound_by_flops() -> None:
+    made, cluster = serve(LLAMA, a100(8), Ask(2048, 1)), a100(8)
+    (i,) = np.flatnonzero((made.tp == 8) & (made.pp == 1) & (made.batch == 8))
+    tokens = 8 * 2048
+    matrices = LLAMA.layers * LLAMA.layer_matrices + LLAMA.embedding
+    assert made.prefill[i] > 2 * matrices * tokens / 8 / cluster.device.half
+    assert made.latency[i] == made.prefill[i]
+
+
+def test_the_front_trades_a_quick_token_for_many() -> None:
+    made = serve(LLAMA, a100(16), Ask(512, 256))
+    front = made.front()
+    assert len(front) > 3
+    assert all(np.diff(made.token[front]) > 0) and all(np.diff(made.throughput[front]) > 0)
+    assert made.fits[front].all()
+    best, quick = made.best(), made.best(float(made.token[front[0]]))
+    assert best is not None and quick is not None
+    assert made.throughput[best] == made.throughput[made.fits].max()
+    assert made.token[quick] <= made.token[front[0]]
+    assert made.best(1e-9) is None
+
+
+def test_memory_bounds_the_batch() -> None:
+    small, large = (serve(LLAMA, a100(n), Ask(2048, 2048)) for n in (4, 8))
+    most = [made.batch[made.fits & (made.replicas == 1)].max() for made in (small, large)]
+    assert most[0] < most[1]
+    assert not serve(LLAMA, a100(1), Ask(1, 1)).fits.any()
+    assert np.all(small.cache[small.batch == 64] >= small.cache[small.batch == 32].min())
+
+
+def test_what_cannot_be_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Unphysical, match="prompt"):
+        serve(LLAMA, a100(8), Ask(0, 1))
+    assert main(["plan", "--model", "llama-70b", "--devices", "8", "--serve", "1024:256"]) == 0
+    said = capsys.readouterr().out
+    assert "of cache a sequence" in said and "TP 8" in said
+    assert main(["plan", "--serve", "many"]) == 2
+    assert "such as 1024:256" in capsys.readouterr().err
