@@ -30,5 +30,5 @@ def chart(made: Served) -> Chart:
         if point.best
     ]
     return Chart(
-        "serving", title, subtitle, "predicted at the roofline: no implementation is faster", figure, COLUMNS, rows
+        "serving", title, subtitle, "predicted at the roofline, a static batch at a time", figure, COLUMNS, rows
     )

@@ -97,8 +97,8 @@ class Served:
         """`4 replicas of TP 8 x PP 2, 64 sequences each`."""
         axes = [f"{name} {int(n)}" for name, n in (("TP", self.tp[i]), ("PP", self.pp[i])) if n > 1]
         shape, count, batch = " x ".join(axes) or "one device", int(self.replicas[i]), int(self.batch[i])
-        many = f"{count} replicas of " if count > 1 else ""
-        return f"{many}{shape}, {batch} sequence{'s' if batch > 1 else ''} each"
+        many, each = (f"{count} replicas of ", " each") if count > 1 else ("", "")
+        return f"{many}{shape}, {batch} sequence{'s' if batch > 1 else ''}{each}"
 
 
 def serve(model: Transformer, cluster: Cluster, ask: Ask) -> Served:
