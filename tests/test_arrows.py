@@ -28,6 +28,7 @@ TORCH_FREE = (
     "parallel_core.plan.alpa.plans",
     "parallel_core.plan.chips",
     "parallel_core.plan.cluster.accuracy",
+    "parallel_core.plan.crossover",
     "parallel_core.plan.cluster.fit",
     "parallel_core.plan.cluster.inference",
     "parallel_core.plan.cluster.questions",

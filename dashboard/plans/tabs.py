@@ -24,6 +24,7 @@ TABS = (
     Tab("judge", "Judge"),
     Tab("scenarios", "Scenarios"),
     Tab("partition", "Partition", "ledger"),
+    Tab("crossover", "Crossover"),
     Tab("accuracy", "Accuracy"),
     Tab("record", "Record", "ledger"),
 )

@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.plans import accuracy_views, judge_views, serving, views
+from dashboard.plans import accuracy_views, crossover, judge_views, serving, views
 
 app_name = "plans"
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -10,6 +10,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("timeline.json", views.timeline, name="timeline"),
     path("questions", views.questions, name="questions"),
     path("plans.json", views.export, {"kind": "json"}, name="json"),
+    path("crossover/", crossover.page, name="crossover"),
     path("inference/", serving.page, name="serving"),
     path("judge/", judge_views.judge, name="judge"),
     path("judge/common", judge_views.common, name="common"),

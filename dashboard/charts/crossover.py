@@ -1,0 +1,117 @@
+"""Speedup of tensor and pipeline parallelism along one measure: lines predicted, own runs as dots, the flip marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart
+from dashboard.charts.theme import line_of, var
+from parallel_core.analysis.quantities import significant
+from parallel_core.plan.crossover import Along, Case, flip
+
+POINTS = 61
+FAMILIES = ("tp", "pp")
+WORDS: dict[Along, tuple[str, str, float]] = {
+    "hidden": ("width", "hidden size", 1.0),
+    "bandwidth": ("link", "link bandwidth, GB/s", 1e9),
+    "micro_batches": ("micro-batches", "micro-batches of a step", 1.0),
+}
+"""Along -> (a word, the axis's title, what one of its units is)."""
+
+
+class Dot(NamedTuple):
+    """A run of the yard: `family` tp or pp, in the axis's own unit and times as fast as its single run."""
+
+    name: str
+    family: str
+    x: float
+    speedup: float
+
+
+def chart(case: Case, along: Along, dots: Sequence[Dot]) -> Chart:
+    """Around the case's own value, a factor of 16 either way."""
+    _, axis, unit = WORDS[along]
+    middle = float(getattr(case, along))
+    low = max(1.0, middle / 16) if along != "bandwidth" else middle / 16
+    values = np.geomspace(low, middle * 16, POINTS)
+    lines = {
+        family: [getattr(case.at(along, float(x)), name)() for x in values]
+        for family, name in zip(FAMILIES, ("tensor", "pipeline"), strict=True)
+    }
+    turn = flip(case, along)
+    highest = 1.1 * max([*lines["tp"], *lines["pp"], *(dot.speedup for dot in dots)])
+    data = [_line(family, values / unit, speedups) for family, speedups in lines.items()]
+    data += [_dots(family, [dot for dot in dots if dot.family == family]) for family in FAMILIES]
+    if turn is not None and values[0] <= turn <= values[-1]:
+        data.append(_mark(turn / unit, highest))
+    layout = theme.layout(
+        320,
+        xaxis=theme.axis(axis, type="log"),
+        yaxis=theme.axis("times as fast as one device", range=[0, highest]),
+        hovermode="closest",
+    )
+    picked = range(0, POINTS, 10)
+    rows = [[significant(values[i] / unit), *(significant(lines[f][i]) for f in FAMILIES)] for i in picked]
+    subtitle = (
+        f"Speedup over one device against {axis}; lines predicted; measured: circles TP, diamonds PP; dashed: the flip"
+    )
+    source = f"closed form, {case.devices} devices; {len(dots)} runs of this yard"
+    figure = {"data": [one for one in data if one["x"]], "layout": layout}
+    return Chart(f"along-{along}", title(case, along), subtitle, source, figure, (axis, "TP", "PP"), rows)
+
+
+def title(case: Case, along: Along) -> str:
+    """What the flip says, or who is faster throughout."""
+    word, _, unit = WORDS[along]
+    turn = flip(case, along)
+    ahead = "TP" if case.tensor() > case.pipeline() else "PP"
+    if turn is None:
+        return f"{ahead} is faster at any {word}."
+    behind = case.at(along, turn * 1.01)
+    then = "TP" if behind.tensor() > behind.pipeline() else "PP"
+    what = f"{significant(turn / unit)} GB/s" if along == "bandwidth" else f"{word} {significant(turn / unit)}"
+    return f"{then} overtakes at {what}; here {ahead} is faster."
+
+
+def _line(family: str, x: Any, y: Sequence[float]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+text",
+        "name": family.upper(),
+        "text": [*[""] * (len(y) - 8), family.upper(), *[""] * 7],
+        "textposition": "top center",
+        "textfont": {"color": line_of(family), "size": 14},
+        "x": x.tolist(),
+        "y": list(y),
+        "line": {"color": line_of(family), "width": 2.5},
+        "hovertemplate": f"{family.upper()}: %{{y:.3g}} times at %{{x:.3g}}<extra></extra>",
+    }
+
+
+def _dots(family: str, dots: Sequence[Dot]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": f"{family.upper()}, measured",
+        "x": [dot.x for dot in dots],
+        "y": [dot.speedup for dot in dots],
+        "marker": {"color": line_of(family), "size": 10, "symbol": "circle" if family == "tp" else "diamond"},
+        "customdata": [theme.name(dot.name) for dot in dots],
+        "hovertemplate": "%{customdata}<br>%{y:.3g} times at %{x:.3g}, measured<extra></extra>",
+    }
+
+
+def _mark(x: float, height: float) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "flip",
+        "x": [x, x],
+        "y": [0, height],
+        "line": {"color": var("ink-2"), "dash": "dash", "width": 1.5},
+        "hoverinfo": "skip",
+    }

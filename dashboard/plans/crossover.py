@@ -1,0 +1,144 @@
+"""The Crossover page: when tensor parallelism is faster and when pipelines are, with this yard's runs as dots."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django import forms
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+from django.views.decorators.vary import vary_on_headers
+
+from dashboard.charts import crossover as crossover_chart
+from dashboard.charts.crossover import Dot
+from dashboard.plans.views import framed
+from dashboard.runs.models import Run, State
+from parallel_core.analysis.quantities import significant
+from parallel_core.plan.crossover import RANGES, Along, Case, limits
+from parallel_core.plan.strategy import family
+from parallel_core.spec import RunSpec
+
+RECENT = 300
+"""Newest succeeded runs that are looked through for dots."""
+BANDWIDTH, FLOPS, ALPHA = 1e9, 1e12, 1e-6
+"""What one of the form's units is."""
+
+
+class CrossoverForm(forms.Form):
+    """Everything stands in the address. Valid forms have `case`."""
+
+    devices = forms.IntegerField(label="Devices", min_value=2)
+    hidden = forms.IntegerField(label="Hidden size", min_value=1)
+    layers = forms.IntegerField(label="Layers", min_value=1)
+    seq = forms.IntegerField(label="Sequence length", min_value=1)
+    batch = forms.IntegerField(label="Batch, sequences", min_value=1)
+    micro_batches = forms.IntegerField(label="Micro-batches", min_value=1)
+    flops = forms.FloatField(label="TFLOP/s reached", help_text="of one device")
+    bandwidth = forms.FloatField(label="Link, GB/s", help_text="one way")
+    alpha = forms.FloatField(label="Latency, µs", min_value=0)
+
+    DEFAULTS = {
+        "devices": 8,
+        "hidden": 4096,
+        "layers": 32,
+        "seq": 2048,
+        "batch": 64,
+        "micro_batches": 16,
+        "flops": 150,
+        "bandwidth": 25,
+        "alpha": 10,
+    }
+    case: Case
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__({**self.DEFAULTS, **given}, auto_id="f-%s", use_required_attribute=False)
+        for name, field in self.fields.items():
+            field.widget.attrs["aria-describedby"] = f"error-{name}"
+            if isinstance(field, forms.FloatField):
+                field.widget.attrs["step"] = "any"
+
+    def clean(self) -> dict[str, Any]:
+        values = dict(super().clean() or {})
+        if self.errors:
+            return values
+        units = {"flops": FLOPS, "bandwidth": BANDWIDTH, "alpha": ALPHA}
+        self.case = Case(**{name: value * units.get(name, 1) for name, value in values.items()})
+        for field, message in self.case.problems().items():
+            self.add_error(field, message)
+        return values
+
+
+@require_safe
+@vary_on_headers("HX-Request")
+def page(request: HttpRequest) -> HttpResponse:
+    """Three charts around one case, and what unlimited devices would bring."""
+    form = CrossoverForm(request.GET.dict())
+    context = framed("crossover", form=form, valid=form.is_valid())
+    if context["valid"]:
+        case = form.case
+        context |= {
+            "verdict": sentences(case),
+            "charts": [crossover_chart.chart(case, along, dots(case, along)) for along in RANGES],
+            "limits": [(one.name, significant(one.speedup), one.formula) for one in limits(case)],
+        }
+    template = "plans/crossover_result.html" if request.headers.get("HX-Request") else "plans/crossover.html"
+    return render(request, template, context)
+
+
+def sentences(case: Case) -> list[str]:
+    """Who is faster here and by how much, and the ends of both."""
+    both = {"TP": case.tensor(), "PP": case.pipeline()}
+    fast, slow = sorted(both, key=lambda name: -both[name])
+    first = (
+        f"{significant(both[fast])} times one device with {fast} on {case.devices} devices, "
+        f"{significant(both[slow])} with {slow}."
+    )
+    return [first, *(crossover_chart.title(case, along) for along in RANGES)]
+
+
+def dots(case: Case, along: Along) -> list[Dot]:
+    """Runs of the yard that split one axis over as many devices, against the single run of the same model and batch,
+    equal to the case in all but `along` (links of one's own are what they are: none for that)."""
+    if along == "bandwidth":
+        return []
+    runs = [(run, RunSpec.model_validate(run.spec)) for run in _runs()]
+    alone = {_key(spec): _step(run) for run, spec in runs if family(spec) == "single" and _plain(spec)}
+    found = []
+    for run, spec in runs:
+        kind, single, own = family(spec), alone.get(_key(spec)), _step(run)
+        if kind in ("tp", "pp") and single and own and _plain(spec) and _like(spec, case, along):
+            x = spec.model.hidden if along == "hidden" else spec.parallel.micro_batches
+            found.append(Dot(run.name, kind, float(x), single / own))
+    return found
+
+
+def _runs() -> list[Run]:
+    listed = Run.objects.filter(state=State.SUCCEEDED, broken=[]).order_by("-id")[:RECENT]
+    return [run for run in listed if _step(run) and run.spec.get("model", {}).get("kind", "gpt") == "gpt"]
+
+
+def _step(run: Run) -> float:
+    timed = (run.summary or {}).get("timed") or {}
+    return float(timed.get("median") or 0.0)
+
+
+def _key(spec: RunSpec) -> str:
+    train = spec.train
+    return json.dumps([spec.model.model_dump(mode="json"), train.global_batch, train.precision, train.device])
+
+
+def _plain(spec: RunSpec) -> bool:
+    split = spec.parallel
+    return split.recompute == "none" and not split.sequence and (split.pp == 1 or split.schedule in ("1f1b", "gpipe"))
+
+
+def _like(spec: RunSpec, case: Case, along: Along) -> bool:
+    """Whether a run is the case but for `along`."""
+    model, split = spec.model, spec.parallel
+    same = split.world == case.devices and spec.train.global_batch == case.batch
+    same = same and (model.layers, model.seq) == (case.layers, case.seq)
+    if along == "hidden":
+        return same and split.micro_batches in (case.micro_batches, 1)
+    return same and model.hidden == case.hidden

@@ -1,0 +1,131 @@
+"""Tensor or pipeline parallelism? Their speedups in closed form, where one overtakes the other, and what they tend to.
+
+A GPT's layers alone (no embedding, no head), on n devices, of which `flops` a second are really reached; an all-reduce
+goes round a ring, 2 (n - 1) times alpha + size / (n bandwidth) (Patarasuk and Yuan 2009).
+
+T_1  = 3 B s L (24 h^2 + 4 s h) / flops                        (Narayanan et al. 2021, equation 3, forward = a third)
+T_TP = T_1 / n + 4 L m allreduce(B / m s h e)                  (Shoeybi et al. 2019, section 3: two each way)
+T_PP = T_1 / n (m + n - 1) / m + 2 (n - 1) send(B / m s h e)   (Huang et al. 2019; messages show at the ends)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any, Literal
+
+from parallel_core.plan.cluster.problems import Problems, require
+
+Along = Literal["hidden", "bandwidth", "micro_batches"]
+RANGES: dict[Along, tuple[float, float]] = {
+    "hidden": (32, 65536),
+    "bandwidth": (1e6, 1e13),
+    "micro_batches": (1, 1024),
+}
+"""Within which a flip is looked for."""
+_MOST_DEVICES = 1 << 16
+_HALVINGS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`batch` sequences of `seq` tokens a step, in `micro_batches`; `bandwidth` in bytes/s one way, `alpha` in s."""
+
+    hidden: float
+    layers: int
+    seq: int
+    batch: int
+    micro_batches: float
+    devices: int
+    flops: float
+    bandwidth: float
+    alpha: float = 1e-5
+    element: int = 2
+
+    def problems(self) -> dict[str, str]:
+        """`{field: message}` of what cannot be."""
+        found = Problems()
+        found.number("hidden", self.hidden, 1, 1 << 20)
+        found.number("micro_batches", self.micro_batches, 1, 1 << 20)
+        for field in ("layers", "seq", "batch", "devices"):
+            found.whole(field, getattr(self, field), 1, 1 << 20)
+        found.number("flops", self.flops / 1e12, 0, 1e6, " TFLOP/s")
+        found.number("bandwidth", self.bandwidth / 1e9, 0, 1e6, " GB/s")
+        if not 0 <= self.alpha <= 10:
+            found.add("alpha", f"Must be 0 to 10 s; got {self.alpha:g}.")
+        return found.messages
+
+    @property
+    def size(self) -> float:
+        """Bytes of a micro-batch between two layers."""
+        return self.batch / self.micro_batches * self.seq * self.hidden * self.element
+
+    def single(self) -> float:
+        """Seconds of a step on one device."""
+        layer = 24 * self.hidden**2 + 4 * self.seq * self.hidden
+        return 3 * self.batch * self.seq * self.layers * layer / self.flops
+
+    def tensor(self) -> float:
+        """Speedup of n tensor ranks."""
+        n = self.devices
+        reduce = 2 * (n - 1) * (self.alpha + self.size / n / self.bandwidth)
+        return self.single() / (self.single() / n + 4 * self.layers * self.micro_batches * reduce)
+
+    def pipeline(self) -> float:
+        """Speedup of n stages under GPipe or 1F1B; of fewer where there are fewer layers."""
+        n, m = min(self.devices, self.layers), self.micro_batches
+        message = self.alpha + self.size / self.bandwidth
+        return self.single() / (self.single() / n * (m + n - 1) / m + 2 * (n - 1) * message)
+
+    def at(self, along: Along, value: float) -> Case:
+        """The same with another value of one measure."""
+        changed: dict[str, Any] = {along: value}
+        return replace(self, **changed)
+
+
+def flip(case: Case, along: Along) -> float | None:
+    """Where the faster of the two changes, `along` one measure with the others held; None where it never does.
+
+    By halving in the logarithm between the ends of RANGES. Raises Unphysical.
+    """
+    require(case.problems())
+    low, high = RANGES[along]
+    first = _ahead(case, along, low)
+    if _ahead(case, along, high) == first:
+        return None
+    for _ in range(_HALVINGS):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if _ahead(case, along, middle) == first else (low, middle)
+    return sqrt(low * high)
+
+
+def _ahead(case: Case, along: Along, value: float) -> bool:
+    """Whether tensor parallelism is the faster one."""
+    moved = case.at(along, value)
+    return moved.tensor() > moved.pipeline()
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a strategy tends to with any number of devices: its speedup, and why."""
+
+    name: str
+    speedup: float
+    formula: str
+
+
+def limits(case: Case) -> list[Limit]:
+    """Of data, tensor and pipeline parallelism. Raises Unphysical."""
+    require(case.problems())
+    layers, m = case.layers, case.micro_batches
+    counts = [1 << i for i in range(_MOST_DEVICES.bit_length())]
+    widest = max((replace(case, devices=n) for n in counts), key=Case.tensor)
+    return [
+        Limit("DP", float(case.batch), f"B = {case.batch}: a sample is the smallest piece of work"),
+        Limit(
+            "TP",
+            widest.tensor(),
+            f"most at {widest.devices} devices: beyond, 4 L m all-reduces take longer than is saved",
+        ),
+        Limit("PP", layers * m / (layers + m - 1), f"L m / (L + m − 1) with L = {layers} layers, m = {m:g}"),
+    ]

@@ -1,0 +1,60 @@
+"""The Crossover page: sentences that follow from the numbers, own runs as dots, bad values told at their fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.plans.crossover import CrossoverForm, dots
+from dashboard.runs import services
+from dashboard.runs.models import Run, State
+
+PAGE = "/planner/crossover/"
+MODEL = {"layers": 4, "hidden": 32, "heads": 2, "seq": 16}
+
+
+@pytest.fixture
+def reader(bob: Any) -> Client:
+    client = Client()
+    client.force_login(bob)
+    return client
+
+
+def measured(owner: Any, seconds: float, **parallel: Any) -> Run:
+    spec = {"model": MODEL, "parallel": parallel, "train": {"global_batch": 8}}
+    run = services.submit(owner=owner, spec=spec, name=str(parallel))
+    Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED, summary={"timed": {"median": seconds}})
+    return run
+
+
+def test_the_flip_and_the_limits_are_said(reader: Client) -> None:
+    page = reader.get(PAGE)
+    first = page.context["verdict"][0]
+    assert "times one device with" in first and "on 8 devices" in first
+    assert [chart.key for chart in page.context["charts"]] == ["along-hidden", "along-bandwidth", "along-micro_batches"]
+    assert any("overtakes at" in sentence for sentence in page.context["verdict"][1:])
+    assert [name for name, _, _ in page.context["limits"]] == ["DP", "TP", "PP"]
+
+
+def test_own_runs_are_dots(reader: Client, alice: Any) -> None:
+    measured(alice, 2.0)
+    measured(alice, 1.6, tp=2)
+    measured(alice, 1.25, pp=2, micro_batches=4)
+    measured(alice, 1.0, pp=2, micro_batches=4, recompute="full")
+    form = CrossoverForm({"devices": 2, "hidden": 32, "layers": 4, "seq": 16, "batch": 8, "micro_batches": 4})
+    assert form.is_valid()
+    found = dots(form.case, "hidden")
+    assert sorted((dot.family, dot.x, dot.speedup) for dot in found) == [("pp", 32, 1.6), ("tp", 32, 1.25)]
+    assert {dot.x for dot in dots(form.case, "micro_batches") if dot.family == "pp"} == {4}
+    assert dots(form.case, "bandwidth") == []
+    page = reader.get(PAGE, {name: str(form[name].value()) for name in form.fields})
+    assert "2 runs of this yard" in page.content.decode()
+
+
+def test_bad_values_are_told_at_their_fields(reader: Client) -> None:
+    for field in ("bandwidth", "flops"):
+        page = reader.get(PAGE, {field: 0}, headers={"HX-Request": "true"})
+        assert "These values cannot be" in page.content.decode()
+        assert set(page.context["form"].errors) == {field}

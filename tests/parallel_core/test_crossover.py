@@ -1,0 +1,56 @@
+"""Tensor or pipeline parallelism: closed forms at their ends, and the flip between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel_core.plan.cluster.problems import Unphysical
+from parallel_core.plan.crossover import RANGES, Case, flip, limits
+
+CASE = Case(4096, 32, 2048, 64, 16, 8, 150e12, 25e9)
+FREE = replace(CASE, bandwidth=1e15, alpha=0.0)
+
+
+def test_with_free_links() -> None:
+    """TP then is ideal; a pipeline keeps its bubble, n m / (m + n - 1) (Huang et al. 2019)."""
+    assert FREE.tensor() == pytest.approx(8, rel=1e-3)
+    assert FREE.pipeline() == pytest.approx(8 * 16 / (16 + 7), rel=1e-3)
+    assert replace(CASE, devices=1).tensor() == replace(CASE, devices=1).pipeline() == 1
+
+
+def test_what_one_measure_does() -> None:
+    for along in RANGES:
+        less, more = (CASE.at(along, factor * getattr(CASE, along)) for factor in (0.5, 2))
+        if along != "micro_batches":
+            assert less.tensor() < CASE.tensor() < more.tensor()
+        assert less.pipeline() < CASE.pipeline() < more.pipeline()
+
+
+@given(st.sampled_from(tuple(RANGES)), st.floats(1e8, 1e12), st.sampled_from((64, 1024, 8192)), st.sampled_from((2, 8)))
+def test_both_are_equally_fast_at_the_flip(along: str, bandwidth: float, hidden: int, devices: int) -> None:
+    case = replace(CASE, bandwidth=bandwidth, hidden=hidden, devices=devices)
+    turn = flip(case, along)  # type: ignore[arg-type]
+    if turn is None:
+        ends = [case.at(along, end) for end in RANGES[along]]  # type: ignore[arg-type, index]
+        assert len({end.tensor() > end.pipeline() for end in ends}) == 1
+    else:
+        there = case.at(along, turn)  # type: ignore[arg-type]
+        assert there.tensor() == pytest.approx(there.pipeline(), rel=1e-6)
+
+
+def test_limits_are_what_many_devices_tend_to() -> None:
+    found = {one.name: one.speedup for one in limits(CASE)}
+    assert found["DP"] == CASE.batch
+    assert found["PP"] == pytest.approx(32 * 16 / (32 + 15))
+    assert replace(FREE, devices=10_000).pipeline() == pytest.approx(found["PP"], rel=1e-3)
+    assert found["TP"] >= max(replace(CASE, devices=1 << i).tensor() for i in range(12))
+
+
+def test_what_cannot_be_is_named() -> None:
+    for field, value in (("bandwidth", 0.0), ("flops", -1.0), ("layers", 0), ("alpha", float("nan"))):
+        with pytest.raises(Unphysical, match=field):
+            limits(replace(CASE, **{field: value}))
