@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import line_of, var
-from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.plan.crossover import Along, Case, flip
 
 POINTS = 61
@@ -50,15 +51,13 @@ def chart(case: Case, along: Along, dots: Sequence[Dot]) -> Chart:
         data.append(_mark(turn / unit, highest))
     layout = theme.layout(
         320,
-        xaxis=theme.axis(axis, type="log"),
+        xaxis=theme.axis(axis, type="log", dtick="D2"),
         yaxis=theme.axis("times as fast as one device", range=[0, highest]),
         hovermode="closest",
     )
     picked = range(0, POINTS, 10)
     rows = [[significant(values[i] / unit), *(significant(lines[f][i]) for f in FAMILIES)] for i in picked]
-    subtitle = (
-        f"Speedup over one device against {axis}; lines predicted; measured: circles TP, diamonds PP; dashed: the flip"
-    )
+    subtitle = f"Speedup against {axis}; lines predicted; measured: circles TP, diamonds PP; dashed: the flip"
     source = f"closed form, {case.devices} devices; {len(dots)} runs of this yard"
     figure = {"data": [one for one in data if one["x"]], "layout": layout}
     return Chart(f"along-{along}", title(case, along), subtitle, source, figure, (axis, "TP", "PP"), rows)
@@ -66,15 +65,21 @@ def chart(case: Case, along: Along, dots: Sequence[Dot]) -> Chart:
 
 def title(case: Case, along: Along) -> str:
     """What the flip says, or who is faster throughout."""
-    word, _, unit = WORDS[along]
-    turn = flip(case, along)
     ahead = "TP" if case.tensor() > case.pipeline() else "PP"
+    turn = flip(case, along)
     if turn is None:
-        return f"{ahead} is faster at any {word}."
+        return f"{ahead} is faster at any {WORDS[along][0]}."
     behind = case.at(along, turn * 1.01)
     then = "TP" if behind.tensor() > behind.pipeline() else "PP"
-    what = f"{significant(turn / unit)} GB/s" if along == "bandwidth" else f"{word} {significant(turn / unit)}"
-    return f"{then} overtakes at {what}; here {ahead} is faster."
+    return f"{then} is faster from {_value(along, turn)} on; here {ahead} is."
+
+
+def _value(along: Along, turn: float) -> str:
+    """Rounded up, to where the other one is ahead."""
+    if along == "bandwidth":
+        return f"{significant(turn / WORDS[along][2])} GB/s"
+    whole = ceil(turn) if turn < 1000 else ceil(turn / 100) * 100
+    return f"{count_text(whole)} micro-batches" if along == "micro_batches" else f"width {count_text(whole)}"
 
 
 def _line(family: str, x: Any, y: Sequence[float]) -> dict[str, Any]:

@@ -95,7 +95,8 @@ def sentences(case: Case) -> list[str]:
         f"{significant(both[fast])} times one device with {fast} on {case.devices} devices, "
         f"{significant(both[slow])} with {slow}."
     )
-    return [first, *(crossover_chart.title(case, along) for along in RANGES)]
+    flips = (crossover_chart.title(case, along).partition(";")[0].rstrip(".") for along in RANGES)
+    return [first, "; ".join(flips) + "."]
 
 
 def dots(case: Case, along: Along) -> list[Dot]:
