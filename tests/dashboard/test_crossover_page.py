@@ -34,7 +34,7 @@ def test_the_flip_and_the_limits_are_said(reader: Client) -> None:
     first = page.context["verdict"][0]
     assert "times one device with" in first and "on 8 devices" in first
     assert [chart.key for chart in page.context["charts"]] == ["along-hidden", "along-bandwidth", "along-micro_batches"]
-    assert "TP is faster from width 21 000 on; TP is faster from 140 GB/s on; PP" in page.context["verdict"][1]
+    assert "TP is faster from 140 GB/s on; PP is faster from 4 micro-batches on." in page.context["verdict"][1]
     assert [name for name, _, _ in page.context["limits"]] == ["DP", "TP", "PP"]
 
 
