@@ -101,6 +101,8 @@ class HeartbeatBody(TypedDict):
     memory_total: int
     memory_available: int
     attempts: dict[str, dict[str, RankProgress]]  # live attempts -> rank -> where it is
+    token_files: NotRequired[list[dict[str, Any]]]
+    """{name, tokens, vocab} of those in this worker's data folder (parallel_core.data.token_file)."""
     calibration: NotRequired[dict[str, Any]]
     """Result of `parallel_core calibrate` on this worker: {device, model: {...}, global_batch, step_time}."""
 

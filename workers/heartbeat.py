@@ -7,10 +7,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import redis
 
+from parallel_core.data import token_file
 from workers import devices
 from workers.contract import HEARTBEAT_S, Device, HeartbeatBody
 from workers.settings import version
@@ -26,8 +28,16 @@ MAX_BACKLOG = 2048
 class Heartbeat(threading.Thread):
     """A heartbeat that cannot be published is dropped: only the newest one says anything."""
 
-    def __init__(self, publisher: Publisher, supervisor: Supervisor, read_devices: Callable[[], list[Device]]) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        supervisor: Supervisor,
+        read_devices: Callable[[], list[Device]],
+        corpora: Path,
+    ) -> None:
+        """`corpora` is the data folder of this host."""
         super().__init__(name="heartbeat", daemon=True)
+        self._corpora = corpora
         self._publisher, self._supervisor, self._devices = publisher, supervisor, read_devices
         self._poked = threading.Event()
         self._leaving = False
@@ -68,6 +78,7 @@ class Heartbeat(threading.Thread):
             memory_total=total,
             memory_available=available,
             attempts=self._supervisor.roll.progress(),
+            token_files=token_file.listing(self._corpora),
         )
         calibration: dict[str, Any] | None = self._supervisor.calibration.result
         if calibration:

@@ -111,6 +111,7 @@ class Ingest:
             "load": body["load"],
             "memory_total": body["memory_total"],
             "memory_available": body["memory_available"],
+            "token_files": body.get("token_files") or [],
             "heartbeat_at": at,
         }
         if body.get("calibration"):

@@ -16,6 +16,8 @@ class Worker(models.Model):
     load = models.FloatField(default=0.0)
     memory_total = models.BigIntegerField(default=0)
     memory_available = models.BigIntegerField(default=0)
+    token_files = models.JSONField(default=list, blank=True)
+    """{name, tokens, vocab} of the token files in its data folder."""
     calibration = models.JSONField(default=dict, blank=True)
     draining = models.BooleanField(default=False)
     heartbeat_at = models.DateTimeField(null=True, blank=True)

@@ -10,6 +10,7 @@ from typing import Any
 from django.core.files.storage import default_storage
 from django.core.files.uploadedfile import UploadedFile
 
+from dashboard.fleet.selectors import reporting
 from dashboard.runs.models import Corpus
 from dashboard.runs.services import Invalid
 from parallel_core import limits
@@ -64,10 +65,21 @@ def _decode(decoder: codecs.IncrementalDecoder, chunk: bytes, at: int, final: bo
 
 
 def choices() -> list[tuple[str, str]]:
-    """Corpora for a select: the built-in one first, then uploads by name."""
+    """Corpora for a select: the built-in one first, then uploads by name, then token files of workers that report."""
     rows = Corpus.objects.order_by("name", "id").values_list("sha256", "name", "size")
     uploads = [(f"blob:{sha256}", f"{name} ({_size(size)})") for sha256, name, size in rows]
-    return [("stdlib", "Python standard library (built in)"), *uploads]
+    return [("stdlib", "Python standard library (built in)"), *uploads, *_token_files()]
+
+
+def _token_files() -> list[tuple[str, str]]:
+    """One a name, with the hosts that have it."""
+    hosts: dict[str, list[str]] = {}
+    sizes: dict[str, str] = {}
+    for worker in reporting():
+        for file in worker.token_files:
+            hosts.setdefault(file["name"], []).append(worker.name)
+            sizes[file["name"]] = f"{file['tokens']:,} tokens of {file['vocab']:,}".replace(",", " ")
+    return [(f"tokens:{name}", f"{name} ({sizes[name]}, on {', '.join(hosts[name])})") for name in sorted(hosts)]
 
 
 def _size(size: int) -> str:

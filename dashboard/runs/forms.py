@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django import forms
+from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest
 
 from dashboard.runs import corpora, resuming, spec_fields
@@ -22,6 +23,17 @@ def split_tags(text: str) -> list[str]:
 
 """Kinds of models that read an uploaded text."""
 ACCEPT = "text/*,.txt,.md,.py,.csv,.json,.jsonl"
+
+
+def _program(upload: UploadedFile) -> str:
+    """The text of a schedule. Raises Invalid where it is none."""
+    if not upload.size or upload.size > limits.MAX_PROGRAM:
+        most = limits.MAX_PROGRAM // 1024
+        raise Invalid({"program_file": f"A schedule has 1 byte to {most} KiB; this file has {upload.size or 0} bytes."})
+    try:
+        return upload.read().decode()
+    except UnicodeDecodeError as error:
+        raise Invalid({"program_file": f"This is no CSV: byte {error.start} is not UTF-8 text."}) from error
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,17 @@ class RunForm(forms.Form):
         label="or upload a text",
         help_text=f"UTF-8, at most {corpora.MAX_MIB} MiB",
         widget=forms.FileInput(attrs={"accept": ACCEPT, **spec_fields.shown_for("train.corpus")}),
+    )
+    program_file = forms.FileField(
+        required=False,
+        allow_empty_file=True,
+        label="or read it from a file",
+        help_text=f"CSV, at most {limits.MAX_PROGRAM // 1024} KiB",
+        widget=forms.FileInput(attrs={
+                "accept": "text/csv,.csv",
+                "data-max": limits.MAX_PROGRAM,
+                **spec_fields.shown_for("parallel.program"),
+            }),
     )
     anyway = forms.BooleanField(required=False, label="Queue it although it is predicted not to fit")
 
@@ -102,16 +125,21 @@ class RunForm(forms.Form):
 
     @classmethod
     def sent(cls, request: HttpRequest) -> RunForm:
-        """The form as it was posted. An uploaded text is stored and chosen, so that no mistake elsewhere loses it."""
-        form, upload = cls(request.POST, request.FILES), request.FILES.get("upload")
-        if upload is None:
-            return form
+        """The form as it was posted. An uploaded text is stored and chosen, so that no mistake elsewhere loses it; an
+        uploaded schedule is put into its field."""
+        form, errors = cls(request.POST, request.FILES), {}
+        changes: dict[str, str] = {}
+        upload, program = request.FILES.get("upload"), request.FILES.get("program_file")
         try:
-            corpus = corpora.store(owner=request.user, upload=upload)
+            if program is not None:
+                changes["parallel__program"] = _program(program)
+            if upload is not None:
+                changes["train__corpus"] = f"blob:{corpora.store(owner=request.user, upload=upload).sha256}"
         except Invalid as error:
-            form.show(error.field_errors)
-        else:
-            form.data = {**request.POST.dict(), "train__corpus": f"blob:{corpus.sha256}"}
+            errors = error.field_errors
+        if changes:
+            form.data = {**request.POST.dict(), **changes}
+        form.show(errors)
         return form
 
     def wish(self) -> dict[str, Any]:

@@ -178,7 +178,9 @@ def _plain_field(entry: Entry) -> forms.Field:
         return forms.BooleanField(label=entry.label, required=False, help_text=hint)
     widget: forms.Widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
     if entry.path == "parallel.program":
-        widget = forms.Textarea(attrs={"rows": 4, "spellcheck": "false", "autocomplete": "off"})
+        widget = forms.Textarea(
+            attrs={"rows": 4, "spellcheck": "false", "autocomplete": "off"}
+        )
     words = [word for word in typing.get_args(info.annotation) if isinstance(word, str)]
     if entry.path == "parallel.schedule":
         words = runnable()

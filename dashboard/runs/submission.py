@@ -147,6 +147,8 @@ def fleet_errors(spec: RunSpec, offered: Capacity) -> dict[str, str]:
 def corpus_errors(spec: RunSpec) -> dict[str, str]:
     """A corpus that is not here, or holds less than one sample."""
     kind, _, sha256 = spec.train.corpus.partition(":")
+    if kind == "tokens":
+        return _token_file_errors(spec, sha256)
     if kind != "blob":
         return {}
     size = Corpus.objects.filter(sha256=sha256).values_list("size", flat=True).first()
@@ -156,4 +158,21 @@ def corpus_errors(spec: RunSpec) -> dict[str, str]:
         return {
             "train.corpus": f"The corpus has {size} bytes: too short for one sample of {spec.model.seq} + 1 tokens."
         }
+    return {}
+
+
+def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
+    """A token file that no worker that reports has, is of a larger vocabulary, or too short; none while none reports."""
+    workers = reporting()
+    found = next((file for worker in workers for file in worker.token_files if file["name"] == name), None)
+    if not workers:
+        return {}
+    if found is None:
+        have = sorted({file["name"] for worker in workers for file in worker.token_files})
+        others = f"they have {', '.join(have[:6])}" if have else "they have none; make one with pack-tokens"
+        return {"train.corpus": f"No worker that reports has the token file {name}; {others}."}
+    if found["vocab"] > spec.model.vocab:
+        return {"model.vocab": f"{name} has tokens up to {found['vocab'] - 1}; use {found['vocab']} or more."}
+    if found["tokens"] <= spec.model.seq:
+        return {"model.seq": f"{name} has {found['tokens']} tokens; use at most {found['tokens'] - 1}."}
     return {}

@@ -23,6 +23,7 @@ from parallel_core.data.corpus import CorpusError
 _HEAD = struct.Struct("<8sIIQQ")
 MAGIC, VERSION, SUFFIX = b"TYTOKENS", 1, ".tokens"
 TYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+MOST_LISTED = 50
 _CHUNK = 1 << 22
 """Tokens packed at once."""
 
@@ -54,6 +55,18 @@ def open(name: str, folder: Path | None) -> tuple[np.ndarray, int]:
     if not count:
         raise CorpusError(f"{path.name} is empty; a corpus needs at least one sequence of tokens.")
     return np.memmap(path, TYPES[item], "r", _HEAD.size), vocab
+
+
+def listing(folder: Path) -> list[dict[str, Any]]:
+    """{name, tokens, vocab} of the token files in a data folder, by name; what is none, or damaged, is left out."""
+    found: list[dict[str, Any]] = []
+    for path in sorted(folder.glob(f"*{SUFFIX}"))[:MOST_LISTED]:
+        try:
+            tokens, vocab = open(path.name.removesuffix(SUFFIX), folder)
+        except (CorpusError, OSError):
+            continue
+        found.append({"name": path.name.removesuffix(SUFFIX), "tokens": len(tokens), "vocab": vocab})
+    return found
 
 
 def pack(source: Path, item: int, vocab: int, name: str, folder: Path) -> int:

@@ -186,6 +186,49 @@ def test_an_upload_is_not_lost_with_a_mistake_elsewhere(member_client: Client) -
     assert answer.context["form"]["train__corpus"].value() == f"blob:{Corpus.objects.get().sha256}"
 
 
+PROGRAM = "0F0,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n"
+OWN = {"parallel__schedule": "custom", "parallel__pp": "2", "parallel__micro_batches": "2"}
+
+
+def program(member_client: Client, data: bytes) -> Any:
+    return member_client.post("/runs/new/", filled(**OWN) | {"program_file": SimpleUploadedFile("own.csv", data)})
+
+
+def test_a_schedule_may_come_as_a_file(member_client: Client) -> None:
+    assert program(member_client, PROGRAM.encode()).status_code == 302
+    assert Run.objects.get().spec["parallel"]["program"] == PROGRAM.strip()
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "told"),
+    [
+        (b"", "program_file", "A schedule has 1 byte to 512 KiB; this file has 0 bytes."),
+        (b"0F0,\xff", "program_file", "byte 4 is not UTF-8"),
+        (b"a" * (2**19 + 1), "program_file", "this file has 524289 bytes"),
+        (b"0F0,nonsense", "parallel__program", "nonsense"),
+    ],
+)
+def test_a_file_that_is_no_schedule(member_client: Client, data: bytes, field: str, told: str) -> None:
+    """What can be read as text stands in the field, to be put right there."""
+    answer = program(member_client, data)
+    assert answer.status_code == 422
+    assert told in answer.context["form"].errors[field][0]
+    assert not Run.objects.exists()
+
+
+def test_token_files_of_workers_are_corpora(member_client: Client, two_cpus: None) -> None:
+    files = [{"name": "wiki", "tokens": 120_000, "vocab": 50_257}]
+    Worker.objects.update(token_files=files)
+    page = member_client.get("/runs/new/").content.decode()
+    assert "wiki (120 000 tokens of 50 257, on yard-a)" in page
+    answer = member_client.post("/runs/new/", filled(train__corpus="tokens:wiki"))
+    assert "use 50257 or more" in answer.context["form"].errors["model__vocab"][0]
+    unknown = member_client.post("/runs/new/", filled(train__corpus="tokens:books", model__vocab="50257"))
+    assert "they have wiki" in unknown.context["form"].errors["train__corpus"][0]
+    small = {"model__vocab": "50257", "model__hidden": "32", "model__heads": "4", "train__global_batch": "2"}
+    assert member_client.post("/runs/new/", filled(train__corpus="tokens:wiki", **small)).status_code == 302
+
+
 def test_cancel_asks_once_and_then_does(member_client: Client, alice: Any) -> None:
     run = services.submit(owner=alice, spec={})
     assert b"Cancel the run" in member_client.get(f"/runs/{run.pk}/cancel").content

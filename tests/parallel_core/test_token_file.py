@@ -101,3 +101,10 @@ def test_a_name_is_never_a_path(corpus: str) -> None:
 def test_an_image_model_has_no_tokens() -> None:
     with pytest.raises(ValidationError, match="trains on 'digits'"):
         RunSpec.model_validate({"model": {"kind": "mlp"}, "train": {"corpus": "tokens:web"}})
+
+
+def test_a_data_folder_lists_its_whole_files(tmp_path: Path) -> None:
+    pack(raw(tmp_path), 2, 1000, "web", tmp_path)
+    (tmp_path / "torn.tokens").write_bytes((tmp_path / "web.tokens").read_bytes()[:-3])
+    assert token_file.listing(tmp_path) == [{"name": "web", "tokens": 5000, "vocab": 1000}]
+    assert token_file.listing(tmp_path / "nowhere") == []

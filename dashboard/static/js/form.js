@@ -22,13 +22,35 @@ function uploadProblem(file) {
   return "";
 }
 
-const upload = form.querySelector('input[type="file"]');
+const upload = form.querySelector('input[name="upload"]');
+const program = form.querySelector('input[name="program_file"]');
 
 function checkUpload() {
   form.querySelector("#error-upload").textContent = uploadProblem(upload.files[0]);
   mark();
 }
 
+/* A schedule is read into its field, where it can be changed and is checked as if it were typed. */
+async function readProgram() {
+  const [file] = program.files;
+  if (!file) return;
+  const area = form.querySelector('[name="parallel__program"]');
+  const told = form.querySelector("#error-program_file");
+  const most = Number(program.dataset.max);
+  if (file.size > most) {
+    told.textContent = `A schedule has at most ${Math.round(most / 1024)} KiB; this file has ${Math.round(file.size / 1024)} KiB.`;
+    mark();
+    return;
+  }
+  area.value = await file.text();
+  told.textContent = "";
+  form.querySelector("#help-program_file").textContent = `${file.name} was read into the field beside.`;
+  program.value = ""; // else it would replace what is changed there
+  mark();
+  area.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+program.addEventListener("change", readProgram);
 upload.addEventListener("change", checkUpload);
 form.addEventListener("submit", (event) => {
   if (!uploadProblem(upload.files[0])) return;
