@@ -8,6 +8,7 @@ CHOICE_LABELS = {
     **{name: traits.label.removeprefix("PP-") for name, traits in TRAITS.items()},
     "0": "0: every replica holds all",
     "1": "1: replicas share the optimizer's state",
+    "2": "2: and keep their part of the gradients alone",
     "none": "None: keep activations",
     "selective": "Selective: recompute attention cores",
     "full": "Full: recompute blocks",

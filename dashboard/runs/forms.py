@@ -75,11 +75,13 @@ class RunForm(forms.Form):
         allow_empty_file=True,
         label="or read it from a file",
         help_text=f"CSV, at most {limits.MAX_PROGRAM // 1024} KiB",
-        widget=forms.FileInput(attrs={
+        widget=forms.FileInput(
+            attrs={
                 "accept": "text/csv,.csv",
                 "data-max": limits.MAX_PROGRAM,
                 **spec_fields.shown_for("parallel.program"),
-            }),
+            }
+        ),
     )
     anyway = forms.BooleanField(required=False, label="Queue it although it is predicted not to fit")
 

@@ -178,14 +178,12 @@ def _plain_field(entry: Entry) -> forms.Field:
         return forms.BooleanField(label=entry.label, required=False, help_text=hint)
     widget: forms.Widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
     if entry.path == "parallel.program":
-        widget = forms.Textarea(
-            attrs={"rows": 4, "spellcheck": "false", "autocomplete": "off"}
-        )
+        widget = forms.Textarea(attrs={"rows": 4, "spellcheck": "false", "autocomplete": "off"})
     words = [word for word in typing.get_args(info.annotation) if isinstance(word, str)]
     if entry.path == "parallel.schedule":
         words = runnable()
     if entry.path == "parallel.zero":
-        words, hint = ["0", "1", "2"], "1 shards the optimizer's state, 2 gradients too"
+        words, hint = ["0", "1", "2"], ""
     if words or entry.path == "train.corpus":
         widget = forms.Select(choices=[(word, CHOICE_LABELS.get(word, word)) for word in words])
     return forms.CharField(label=entry.label, required=False, widget=widget, help_text=hint)

@@ -162,7 +162,7 @@ def corpus_errors(spec: RunSpec) -> dict[str, str]:
 
 
 def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
-    """A token file that no worker that reports has, is of a larger vocabulary, or too short; none while none reports."""
+    """Of a token file that no reporting worker has, of a larger vocabulary, or too short; none while none reports."""
     workers = reporting()
     found = next((file for worker in workers for file in worker.token_files if file["name"] == name), None)
     if not workers:

@@ -44,7 +44,7 @@ async function readProgram() {
   }
   area.value = await file.text();
   told.textContent = "";
-  form.querySelector("#help-program_file").textContent = `${file.name} was read into the field beside.`;
+  form.querySelector("#help-program_file").textContent = `${file.name} was read into the field.`;
   program.value = ""; // else it would replace what is changed there
   mark();
   area.dispatchEvent(new Event("input", { bubbles: true }));
