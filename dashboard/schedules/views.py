@@ -60,7 +60,7 @@ def order(request: HttpRequest, side: str, kind: str) -> HttpResponse:
     """A schedule of the page as a file: PyTorch's CSV of its compute, or JSON. Where there is none, 404."""
     form = ScheduleForm(request.GET.dict())
     shown = dict(zip("ab", form.lessons, strict=False)) if form.is_valid() else {}
-    if side not in shown:
+    if side not in shown or kind not in ("csv", "json"):
         raise Http404
     made = shown[side].schedule
     text, content = (to_csv(made), "text/csv") if kind == "csv" else (to_json(made), "application/json")

@@ -20,7 +20,7 @@ from parallel_core.found import case_of
 from parallel_core.local import LocalYard
 from parallel_core.spec import RunSpec
 
-pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.alone, pytest.mark.timeout(7200)]
 ROUNDS = int(os.environ.get("TRAINYARD_CAMPAIGN_ROUNDS", "8"))
 AGAIN = 3
 RIGHT = 0.95
