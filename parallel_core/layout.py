@@ -4,12 +4,17 @@ A run of dp x tp x pp fills a box of ranks. Tensor ranks are neighbours (they ta
 *places* of the pipeline: `rank = (place * dp + replica) * tp + tensor`. A place holds one stage or, with model chunks,
 several (the schedule says which). Schedules know only *pipeline ranks*, `replica * pp + place`; a tensor-parallel
 group walks the program of one pipeline rank together.
+
+Where places have different numbers of replicas, ranks go in the same order; pipeline ranks then go place by place, and
+every pipeline rank may talk to all replicas of the places beside it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from parallel_core.plan.partition import flop_weights, min_max_cut
@@ -25,13 +30,13 @@ class Coords(NamedTuple):
     tensor: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """The box of ranks of one run. `stage_units[s]` are the indices into `ModelSpec.units()` that stage s holds."""
 
-    dp: int
+    replicas: tuple[int, ...]
+    """Of each place of the pipeline."""
     tp: int
-    pp: int
     micro_batches: int
     """Over all replicas: global ids are 0 .. micro_batches - 1."""
     stage_units: tuple[tuple[int, ...], ...]
@@ -39,6 +44,8 @@ class Layout:
     """The place of every stage."""
     flushes: bool = True
     """Whether the pipeline runs empty in every step."""
+    in_turn: bool = False
+    """Micro-batches go to the replicas of each place in turn (`schedule.round_robin`)."""
 
     @classmethod
     def of(cls, spec: RunSpec) -> Layout:
@@ -47,11 +54,37 @@ class Layout:
         cuts = split.cuts if split.cuts is not None else min_max_cut(flop_weights(spec.model), split.stages)
         edges = (0, *cuts, units)
         stages = tuple(tuple(range(a, b)) for a, b in pairwise(edges))
-        return cls(split.dp, split.tp, split.pp, split.dp * split.micro_batches, stages, places(split), split.flushes)
+        turns = split.replicas is not None
+        return cls(split.copies, split.tp, split.per_step, stages, places(split), split.flushes, turns)
+
+    @property
+    def pp(self) -> int:
+        return len(self.replicas)
+
+    @property
+    def dp(self) -> int:
+        """Most replicas of any place."""
+        return max(self.replicas)
 
     @property
     def world(self) -> int:
-        return self.dp * self.tp * self.pp
+        return sum(self.replicas) * self.tp
+
+    @cached_property
+    def _firsts(self) -> tuple[int, ...]:
+        """Replicas of all places before each place."""
+        return tuple(accumulate(self.replicas[:-1], initial=0))
+
+    @cached_property
+    def _seats(self) -> tuple[tuple[int, int], ...]:
+        """(place, replica) of every pipeline rank."""
+        seats = [(place, replica) for place, count in enumerate(self.replicas) for replica in range(count)]
+        return tuple(seats if self.in_turn else sorted(seats, key=lambda seat: seat[::-1]))
+
+    @cached_property
+    def _walks(self) -> dict[tuple[int, int], int]:
+        """(place, replica) -> pipeline rank."""
+        return {seat: q for q, seat in enumerate(self._seats)}
 
     @property
     def stages(self) -> int:
@@ -70,26 +103,31 @@ class Layout:
         if not 0 <= rank < self.world:
             raise ValueError(f"rank {rank} is outside 0 .. {self.world - 1}.")
         pair, tensor = divmod(rank, self.tp)
-        place, replica = divmod(pair, self.dp)
-        return Coords(place, replica, tensor)
+        place = bisect_right(self._firsts, pair) - 1
+        return Coords(place, pair - self._firsts[place], tensor)
 
     def rank(self, place: int, replica: int = 0, tensor: int = 0) -> int:
         """Global rank at these coordinates; `rank(place(stage))` is one that holds a stage."""
-        return (place * self.dp + replica) * self.tp + tensor
+        return (self._firsts[place] + replica) * self.tp + tensor
 
     def pipeline_rank(self, rank: int) -> int:
         """Pipeline rank whose program global rank `rank` walks."""
         place, replica, _ = self.coords(rank)
-        return replica * self.pp + place
+        return self._walks[place, replica]
 
-    def pipeline_ranks(self, replica: int) -> tuple[int, ...]:
-        """Pipeline ranks of one replica, place by place."""
-        return tuple(replica * self.pp + place for place in range(self.pp))
+    def seat(self, pipeline_rank: int) -> tuple[int, int]:
+        """(place, replica) of a pipeline rank."""
+        return self._seats[pipeline_rank]
+
+    def linked(self, replica: int) -> tuple[int, ...]:
+        """Pipeline ranks that exchange messages with those of `replica`, and themselves, place by place: those of the
+        replica or, where micro-batches go round, all."""
+        seats = sorted(seat for seat in self._seats if self.in_turn or seat[1] == replica)
+        return tuple(self._walks[seat] for seat in seats)
 
     def peer(self, pipeline_rank: int, tensor: int) -> int:
         """Global rank with tensor coordinate `tensor` among those that walk `pipeline_rank`'s program."""
-        replica, place = divmod(pipeline_rank, self.pp)
-        return self.rank(place, replica, tensor)
+        return self.rank(*self._seats[pipeline_rank], tensor)
 
     def tensor_groups(self) -> tuple[tuple[int, ...], ...]:
         """Global ranks that share a place and a replica, group by group; together they cover every rank once."""
@@ -98,11 +136,11 @@ class Layout:
     def data_groups(self) -> tuple[tuple[int, ...], ...]:
         """Global ranks that hold the same parameters (same place and tensor rank), in replica order."""
         return tuple(
-            tuple(self.rank(place, replica, tensor) for replica in range(self.dp))
-            for place in range(self.pp)
+            tuple(self.rank(place, replica, tensor) for replica in range(count))
+            for place, count in enumerate(self.replicas)
             for tensor in range(self.tp)
         )
 
-    def micro_batches_of(self, replica: int) -> tuple[int, ...]:
-        """Global micro-batch ids that replica `replica` works on, ascending."""
-        return tuple(range(replica, self.micro_batches, self.dp))
+    def micro_batches_of(self, place: int, replica: int) -> tuple[int, ...]:
+        """Global micro-batch ids of a step that replica `replica` of `place` works on, ascending."""
+        return tuple(range(replica, self.micro_batches, self.replicas[place]))

@@ -71,7 +71,7 @@ def _check_stream(split: ParallelSpec) -> None:
             f"schedule={split.schedule} keeps a pipeline full, and pipeline=1 is none; use pipeline=2 or more, or "
             "schedule=1f1b.",
         )
-    if TRAITS[split.schedule].sync == "2bw" and split.micro_batches < split.pp - 1:
+    if split.replicas is None and TRAITS[split.schedule].sync == "2bw" and split.micro_batches < split.pp - 1:
         raise rule(
             ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
             f"schedule={split.schedule} with pipeline={split.pp} needs at least {split.pp - 1} micro-batches, or two "

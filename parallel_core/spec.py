@@ -20,6 +20,7 @@ from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import KINDS, outline_of
 from parallel_core.outline.recompute import Recompute, check_recompute
 from parallel_core.pipeline_rules import check_pipeline
+from parallel_core.replica_rules import check_batch, check_replicas
 from parallel_core.rules import describe as describe
 from parallel_core.rules import divisors, few, rule
 from parallel_core.rules import field_errors as field_errors
@@ -49,7 +50,7 @@ class _Spec(BaseModel):
 
 
 class ParallelSpec(_Spec):
-    """How the run is split: dp x tp x pp ranks, one device each.
+    """How the run is split: dp x tp x pp ranks, one device each (with `replicas`: their sum x tp).
 
     `micro_batches` counts per data-parallel replica. `chunks` is the number of stages ("model chunks", "virtual
     stages") on each pipeline rank; None = what the schedule is made for. `program` is the CSV of schedule "custom"
@@ -72,11 +73,30 @@ class ParallelSpec(_Spec):
     zero: Annotated[int, Field(ge=0, le=2)] = 0
     """ZeRO stage (Rajbhandari et al. 2020): 1 shards moments and master weights over the replicas, 2 gradients too."""
     cuts: tuple[Positive, ...] | None = None
+    replicas: tuple[Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)], ...] | None = None
+    """Of each stage, where they differ (`schedule.round_robin`); `dp` is 1 then, and `micro_batches` counts over all of
+    them. None = `dp` of every stage."""
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """Data-parallel replicas of each place of the pipeline."""
+        return self.replicas if self.replicas is not None else (self.dp,) * self.pp
+
+    @property
+    def per_step(self) -> int:
+        """Micro-batches of a step over all replicas."""
+        return self.dp * self.micro_batches
+
+    def updates(self, place: int) -> int:
+        """Updates a step of the weights on `place`: one, or one for every round of its replicas."""
+        if TRAITS[self.schedule].sync in ("flush", "2bw") or self.pp == 1:
+            return 1
+        return -(-self.per_step // self.copies[place])
 
     @property
     def world(self) -> int:
         """Number of ranks (= devices)."""
-        return self.dp * self.tp * self.pp
+        return sum(self.copies) * self.tp
 
     @property
     def chunks_per_rank(self) -> int:
@@ -187,8 +207,9 @@ class RunSpec(_Spec):
         _check_corpus(self)
         _check_tensor(self)
         check_pipeline(self.parallel, len(self.model.units()), drawn=bool((info.context or {}).get(DRAWN)))
+        check_replicas(self)
         check_recompute(self, outline_of(self.model))
-        _check_batch(self)
+        check_batch(self)
         _check_sequence(self)
         _check_zero(self)
         check_stream(self)
@@ -205,7 +226,7 @@ class RunSpec(_Spec):
     @property
     def micro_batch_size(self) -> int:
         """Samples in one micro-batch."""
-        return self.train.global_batch // (self.parallel.dp * self.parallel.micro_batches)
+        return self.train.global_batch // self.parallel.per_step
 
     @property
     def element_bytes(self) -> int:
@@ -252,21 +273,6 @@ def _check_sequence(spec: RunSpec) -> None:
             ("parallel.sequence", "parallel.tp", "model.seq"),
             f"tensor={tp} does not divide the {samples * seq} rows of a micro-batch ({samples} x seq={seq}); "
             f"try seq={few((tp * n for n in range(1, seq // tp + 2)), seq)}.",
-        )
-
-
-def _check_batch(spec: RunSpec) -> None:
-    dp, m, batch = spec.parallel.dp, spec.parallel.micro_batches, spec.train.global_batch
-    if batch % dp:
-        raise rule(
-            ("parallel.dp", "train.global_batch"),
-            f"data={dp} does not divide the global batch {batch}; try {few(divisors(batch), dp)}.",
-        )
-    if (batch // dp) % m:
-        raise rule(
-            ("parallel.micro_batches", "train.global_batch"),
-            f"{m} micro-batches do not divide the {batch // dp} samples of a replica; "
-            f"try {few(divisors(batch // dp), m)}.",
         )
 
 

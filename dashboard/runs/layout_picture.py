@@ -128,14 +128,15 @@ def _mesh(layout: Layout, chosen: int, spoken: list[Talk]) -> list[list[list[Cel
         what = {"": "", "chosen": ", chosen"}.get(role, f", {GROUPS.get(role, '')}")
         return Cell(rank, role, f"Rank {rank}: {_head(layout, place)}, replica {replica}, tensor {tensor}{what}")
 
+    places = list(enumerate(layout.replicas[:DRAWN_PLACES]))
     return [
-        [[cell(p, r, t) for t in range(min(layout.tp, DRAWN_TENSOR))] for p in range(min(layout.pp, DRAWN_PLACES))]
+        [[cell(p, r, t) for t in range(min(layout.tp, DRAWN_TENSOR))] if r < count else [] for p, count in places]
         for r in range(min(layout.dp, DRAWN_REPLICAS))
     ]
 
 
 def _drawn(layout: Layout) -> str:
-    n = min(layout.tp, DRAWN_TENSOR) * min(layout.pp, DRAWN_PLACES) * min(layout.dp, DRAWN_REPLICAS)
+    n = min(layout.tp, DRAWN_TENSOR) * sum(min(count, DRAWN_REPLICAS) for count in layout.replicas[:DRAWN_PLACES])
     return "" if n == layout.world else f"{n} of {layout.world:,} ranks drawn".replace(",", "\u202f")
 
 

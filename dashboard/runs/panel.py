@@ -11,6 +11,7 @@ from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import RankMemory
+from parallel_core.replica_rules import advice
 from parallel_core.spec import RunSpec
 
 SHOWN_STAGES = 16
@@ -87,10 +88,15 @@ def _devices(found: Assessment) -> str:
 
 def _batch(spec: RunSpec) -> str:
     split, size = spec.parallel, spec.micro_batch_size
+    parts = f"{split.micro_batches} micro-batch{'es' if split.micro_batches > 1 else ''} × {size}"
+    targets = f"{spec.tokens_per_step:,} {outline_of(spec.model).target}".replace(",", "\u202f")
+    if split.replicas is not None:
+        return f"{spec.train.global_batch} samples a step = {parts}, to the replicas in turn; {targets}." + (
+            f" {uneven}" if (uneven := advice(split.replicas, split.micro_batches)) else ""
+        )
     return (
-        f"{spec.train.global_batch} samples a step = {split.dp} replica{'s' if split.dp > 1 else ''} × "
-        f"{split.micro_batches} micro-batch{'es' if split.micro_batches > 1 else ''} × {size}; "
-        f"{spec.tokens_per_step:,} {outline_of(spec.model).target}.".replace(",", "\u202f")
+        f"{spec.train.global_batch} samples a step = {split.dp} replica{'s' if split.dp > 1 else ''} × {parts}; "
+        f"{targets}."
     )
 
 
@@ -102,7 +108,7 @@ def _step(found: Assessment) -> str:
 
 
 def _row(spec: RunSpec, stage: RankMemory, full: int, limit: int) -> Row:
-    first, count = stage.rank, spec.parallel.dp * spec.parallel.tp
+    first, count = stage.rank, spec.parallel.copies[stage.stage] * spec.parallel.tp
     parts = [
         Part(name, CATEGORY_NAMES[name], bytes_text(value), round(100 * value / full, 2))
         for name in CATEGORIES

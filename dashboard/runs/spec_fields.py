@@ -66,6 +66,7 @@ GROUPS = (
             Entry("parallel.sequence", "Sequence parallel: a tensor group shares rows, too"),
             Entry("parallel.pp", "Pipeline stages"),
             Entry("parallel.schedule", "Pipeline schedule"),
+            Entry("parallel.replicas", "Replicas of each stage", "where they differ, e.g. 2, 1; empty: data parallel"),
             Entry("parallel.micro_batches", "Micro-batches", "for each replica"),
             Entry("parallel.chunks", "Model chunks", "stages on each rank; empty: the schedule's own"),
             Entry("parallel.program", "Own schedule", "CSV as PyTorch spells it: a row a rank"),
@@ -215,6 +216,7 @@ def _digits(value: float) -> str:
 
 _IN: dict[str, Callable[[str], Any]] = {
     "parallel.cuts": _numbers_in,
+    "parallel.replicas": _numbers_in,
     "parallel.recompute_layers": _numbers_in,
     "trace.profile_steps": lambda text: _numbers_in(text) or [],
     "trace.profile_ranks": _numbers_in,
@@ -222,6 +224,7 @@ _IN: dict[str, Callable[[str], Any]] = {
 }
 _OUT: dict[str, Callable[[Any], str]] = {
     "parallel.cuts": _numbers_out,
+    "parallel.replicas": _numbers_out,
     "parallel.recompute_layers": _numbers_out,
     "trace.profile_steps": _numbers_out,
     "trace.profile_ranks": _numbers_out,

@@ -140,7 +140,10 @@ def fleet_errors(spec: RunSpec, offered: Capacity) -> dict[str, str]:
         return {}
     split = spec.parallel
     axis = max(("dp", "tp", "pp"), key=lambda name: getattr(split, name))
-    needs = f"{split.dp} × {split.tp} × {split.pp} needs {world} {word}s on one host"
+    shape = f"{split.dp} × {split.tp} × {split.pp}"
+    if split.replicas is not None:
+        axis, shape = "replicas", f"{' + '.join(map(str, split.replicas))}{f' × {split.tp}' if split.tp > 1 else ''}"
+    needs = f"{shape} needs {world} {word}s on one host"
     return {f"parallel.{axis}": f"{needs}; the largest worker has {offered.largest}."}
 
 

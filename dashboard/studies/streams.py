@@ -33,17 +33,21 @@ def of_overview(view: Overview, target: float | None) -> tuple[dict[str, Chart],
 
 
 def _versions(rows: Sequence[Row]) -> Chart:
-    """One grid for each schedule: runs that differ elsewhere use the same versions."""
-    grids = {row.spec.parallel.schedule: _grid(row) for row in reversed(rows)}
+    """One grid for each schedule and numbers of replicas: runs that differ elsewhere use the same versions."""
+    grids = {_walked(row): _grid(row) for row in reversed(rows)}
     labels = {schedule: grids[schedule] for schedule in sorted(grids)}
     return versions.chart(
         list(labels.values()), f"the schedules that the ranks walk, first {MOST_COLUMNS} micro-batches at most"
     )
 
 
+def _walked(row: Row) -> tuple[str, tuple[int, ...]]:
+    return row.spec.parallel.schedule, row.spec.parallel.replicas or ()
+
+
 def _grid(row: Row) -> Grid:
     split = row.spec.parallel
-    per_step = split.dp * split.micro_batches
+    per_step = split.per_step
     made = build(row.spec, min(row.spec.train.steps, -(-2 * MOST_COLUMNS // per_step)))
     return Grid(row.entry.label, [use for use in uses(made) if use.micro_batch < MOST_COLUMNS])
 

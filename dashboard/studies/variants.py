@@ -178,7 +178,16 @@ def sweepable() -> dict[str, str]:
         ("trace", TraceSpec),
     ):
         for leaf in model.model_fields:
-            if leaf not in {"kind", "cuts", "recompute_layers", "profile_steps", "profile_ranks", "corpus", "steps"}:
+            if leaf not in {
+                "kind",
+                "cuts",
+                "replicas",
+                "recompute_layers",
+                "profile_steps",
+                "profile_ranks",
+                "corpus",
+                "steps",
+            }:
                 out[f"{section}.{leaf}"] = f"{leaf.replace('_', ' ')} ({section})"
     return out
 

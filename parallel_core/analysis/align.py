@@ -47,12 +47,13 @@ class Side:
     def operations(self) -> list[Name]:
         """In order of their start, without the STEP."""
         layout = Layout.of(self.spec)
-        place = {s: i for i, s in enumerate(layout.stages_of(layout.coords(self.rank).place))}
+        home = layout.coords(self.rank).place
+        place = {s: i for i, s in enumerate(layout.stages_of(home))}
         rows = self.rows[self.rows["kind"] != Kind.STEP]
         rows = rows[np.argsort(rows["start"], kind="stable")]
         columns = (rows[name].tolist() for name in ("kind", "stage", "micro_batch"))
         return [
-            (kind, place.get(stage, 0), mb if mb < 0 else mb // layout.dp)
+            (kind, place.get(stage, 0), mb if mb < 0 else mb // layout.replicas[home])
             for kind, stage, mb in zip(*columns, strict=True)
         ]
 

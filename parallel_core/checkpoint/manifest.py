@@ -9,9 +9,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from parallel_core.spec import RunSpec
+from pydantic import ValidationError
+
+from parallel_core.layout import Layout
+from parallel_core.spec import DRAWN, RunSpec
 
 FORMAT = "trainyard-checkpoint-1"
 FILE = "manifest.json"
@@ -113,10 +117,13 @@ def read(folder: Path) -> Manifest:
     return manifest
 
 
-def mismatches(saved: Mapping[str, Any], spec: RunSpec, step: int) -> dict[str, str]:
+def mismatches(
+    saved: Mapping[str, Any], spec: RunSpec, step: int, scalars: Mapping[str, float] = MappingProxyType({})
+) -> dict[str, str]:
     """Message by dotted field where a run of `spec` cannot go on from step `step` of one of the spec `saved`.
 
-    Model and precision must be the same; the layout, the data and the optimiser's settings may change.
+    Model and precision must be the same; the layout, the data and the optimiser's settings may change. Where stages
+    have made different numbers of updates (as `scalars` or the schedule tell), they must hold the same layers.
     """
     mine = spec.model_dump(mode="json")
     out = {}
@@ -127,14 +134,32 @@ def mismatches(saved: Mapping[str, Any], spec: RunSpec, step: int) -> dict[str, 
             was, now = before.get(name, default[name]), mine[section][name]
             if was != now:
                 out[f"{section}.{name}"] = f"The checkpoint was saved with {name}={was}; this run has {name}={now}."
+    if before := _own_stages(saved, scalars):
+        now = Layout.of(spec)
+        if (before.stage_units, before.places) != (now.stage_units, now.places):
+            cuts = ", ".join(str(units[0]) for units in before.stage_units[1:])
+            out["parallel.pp"] = (
+                f"The checkpoint's {before.pp} stages have made different numbers of updates, so each must stay whole: "
+                f"use pipeline={before.pp} and cuts={cuts}; the replicas of each may change."
+            )
     if step >= spec.train.steps:
         out["train.steps"] = f"The checkpoint has {step} steps done; steps={spec.train.steps} leaves none to train."
     return out
 
 
+def _own_stages(saved: Mapping[str, Any], scalars: Mapping[str, float]) -> Layout | None:
+    """The layout of `saved` where its stages have made different numbers of updates."""
+    try:
+        spec = RunSpec.model_validate(saved, context={DRAWN: True})
+    except ValidationError:
+        return None
+    uneven = len({spec.parallel.updates(place) for place in range(spec.parallel.pp)}) > 1
+    return Layout.of(spec) if uneven or any(name.startswith("steps.") for name in scalars) else None
+
+
 def require_match(manifest: Manifest, spec: RunSpec) -> None:
     """Raises CheckpointError, with messages by field, where a run of `spec` cannot go on from this checkpoint."""
-    wrong = mismatches(manifest.spec, spec, manifest.step)
+    wrong = mismatches(manifest.spec, spec, manifest.step, manifest.scalars)
     if manifest.weights_only:
         wrong.pop("train.precision", None)
     if wrong:

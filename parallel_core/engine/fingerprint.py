@@ -120,7 +120,7 @@ class Fingerprints:
             place = layout.coords(rank)
             if not self._reads[place.place]:
                 continue
-            mine = layout.micro_batches_of(place.replica)
+            mine = layout.micro_batches_of(place.place, place.replica)
             for what, value in ((None, numbers), (mine, content)):
                 holder, known = drawn.setdefault(what, (rank, value))
                 if known != value:

@@ -74,7 +74,8 @@ class StepTotals:
                 places.setdefault(name, [(layout.rank(place, replica, t), column) for t, replica in holders])
         order = np.array([place for name in sorted(places) for place in places[name]])
         self._rows, self._columns = order[:, 0], order[:, 1]
-        self._losses = [layout.rank(layout.place(layout.stages - 1), replica, 0) for replica in range(layout.dp)]
+        last = layout.place(layout.stages - 1)
+        self._losses = [layout.rank(last, replica) for replica in range(layout.replicas[last])]
 
     def gather(self, loss: torch.Tensor | None, step: int = -1) -> Totals:
         """`loss` is this rank's part (None on a rank that computes none)."""

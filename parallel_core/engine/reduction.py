@@ -58,6 +58,8 @@ class GradientReducer:
     ) -> None:
         self._flat, self._group, self._scope, self._delay = flat, group, scope, delay
         self._begun: list[tuple[Any, Any, int]] = []
+        self._order: dict[_Bucket, None] = {}
+        """Buckets in the order in which they were last begun."""
         self._buckets: list[_Bucket] = []
         self._home: dict[nn.Parameter, _Bucket] = {}
         if group is None:
@@ -83,15 +85,27 @@ class GradientReducer:
             return
         bucket.missing -= 1
         if not bucket.missing:
-            start = self._scope.mark()
-            if len(bucket.part) == len(bucket.grads):
-                work = dist.all_reduce(bucket.grads, group=self._group, async_op=True)
-            else:
-                work = dist.reduce_scatter_single(bucket.part, bucket.grads, group=self._group, async_op=True)
-            self._begun.append((start, late(work, self._delay), bucket.grads.nbytes))
+            self._order.pop(bucket, None)
+            self._order[bucket] = None
+            self._begin(bucket)
+
+    def _begin(self, bucket: _Bucket) -> None:
+        start = self._scope.mark()
+        if len(bucket.part) == len(bucket.grads):
+            work = dist.all_reduce(bucket.grads, group=self._group, async_op=True)
+        else:
+            work = dist.reduce_scatter_single(bucket.part, bucket.grads, group=self._group, async_op=True)
+        self._begun.append((start, late(work, self._delay), bucket.grads.nbytes))
 
     def finish(self) -> int:
-        """Wait until the gradients are the sums; returns the bytes that were reduced."""
+        """Wait until the gradients are the sums; returns the bytes that were reduced.
+
+        A replica that had no micro-batch in a short round adds zeros, in the order in which the others begin.
+        """
+        for bucket in self._order:
+            if bucket.missing and bucket.missing == bucket.arrivals:
+                bucket.missing = 0
+                self._begin(bucket)
         for start, work, moved in self._begun:
             work.wait()
             self._scope.span(Kind.BUCKET, LANE_COLLECTIVE, start, moved)

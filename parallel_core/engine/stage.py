@@ -103,7 +103,7 @@ class Stage:
             follow(unit, self._passing)
         self._kept: dict[int, list[_Kept]] = {}
         self._batches: Sequence[Batch] = ()
-        self._per_step = spec.parallel.dp * spec.parallel.micro_batches
+        self._per_step = spec.parallel.per_step
         self._put_off: dict[int, list[WeightGradient]] = {}
 
     @property

@@ -33,6 +33,7 @@ from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.shared import SharedGradients
 from parallel_core.engine.stop import Stopped, StopRequest
 from parallel_core.engine.stream import StreamExecutor
+from parallel_core.engine.updates import Updates
 from parallel_core.engine.versions import WeightVersions
 from parallel_core.faults import broken
 from parallel_core.layout import Layout
@@ -73,8 +74,9 @@ class Trainer:
         self.chunks = Chunks(spec, stages, tensor, groups.data, device, self.scope)
         self.loss_scale = self.chunks.loss_scale
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
+        self._updates = Updates(spec.parallel, self.place.place)
         self.stop = StopRequest()
-        self._ids = self.layout.micro_batches_of(self.place.replica)
+        self._ids = self.layout.micro_batches_of(self.place.place, self.place.replica)
         sampler = Sampler(spec, open_dataset(spec, corpus_cache))
         self.reader = Reader(spec, sampler, self._ids, self.units, device, self.scope, self.faults)
         self._versions: WeightVersions | None = None
@@ -96,7 +98,7 @@ class Trainer:
     def _parts(self, groups: Groups) -> Parts:
         spec, layout, flat = self.spec, self.layout, self.chunks.flat
         here = layout.pipeline_rank(self.rank)
-        peers = {q: layout.peer(q, self.place.tensor) for q in layout.pipeline_ranks(self.place.replica) if q != here}
+        peers = {q: layout.peer(q, self.place.tensor) for q in layout.linked(self.place.replica) if q != here}
         shapes = boundary_shapes(spec)
         edges = [shapes[units[0]] for units in layout.stage_units]
         dtype = DTYPES[spec.train.precision]
@@ -138,11 +140,11 @@ class Trainer:
     def scalars(self) -> dict[str, float]:
         """The numbers that a checkpoint keeps; the same on every rank."""
         scale = {f"loss_scale.{name}": float(value) for name, value in self.loss_scale.state().items()}
-        return {**self.optimizer.scalars(), **scale}
+        return {**self.optimizer.scalars(), **self._updates.scalars(self.optimizer.scalars()["steps"]), **scale}
 
     def load_scalars(self, saved: Mapping[str, float]) -> None:
         """Raises KeyError where one is missing."""
-        self.optimizer.load_scalars(saved)
+        self.optimizer.load_scalars({**saved, "steps": self._updates.restore(saved)})
         self.loss_scale.restore({name: saved[f"loss_scale.{name}"] for name in self.loss_scale.state()})
 
     def step(self, step: int) -> Totals:

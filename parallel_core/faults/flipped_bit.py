@@ -27,7 +27,7 @@ class FlippedBit(Fault):
 
     def check(self, spec: RunSpec) -> None:
         self.need_rank(spec, self.rank)
-        if spec.parallel.dp == 1:
+        if max(spec.parallel.copies) == 1:
             raise self.wrong(
                 "", "data=1 has no replica that a flipped bit would differ from; use data=2.", "parallel.dp"
             )

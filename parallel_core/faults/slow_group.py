@@ -26,8 +26,9 @@ class SlowGroup(Fault):
         leaf = {"data": "dp", "tensor": "tp"}[self.axis]
         if spec.train.device != "cpu":
             raise self.wrong("", "collectives are made late on CPU devices alone; set train.device to cpu.")
-        if getattr(spec.parallel, leaf) == 1:
-            able = [axis for axis, name in (("data", "dp"), ("tensor", "tp")) if getattr(spec.parallel, name) > 1]
+        sizes = {"data": max(spec.parallel.copies), "tensor": spec.parallel.tp}
+        if sizes[self.axis] == 1:
+            able = [axis for axis, size in sizes.items() if size > 1]
             more = f"; this run has {able[0]}-parallel ones" if able else ""
             raise self.wrong("axis", f"{leaf}=1 leaves no {self.axis}-parallel group{more}.", f"parallel.{leaf}")
 

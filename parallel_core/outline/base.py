@@ -69,6 +69,8 @@ class Outline(ABC):
     """What the loss is summed over, and what the speed of a run counts."""
     corpora: ClassVar[tuple[str, ...]]
     """Corpora it can be trained on, the usual one first; 'blob' stands for uploaded text, 'tokens' for token files."""
+    batch_norm: ClassVar[bool] = False
+    """Whether its layers normalise over the samples of a batch."""
     whole: ClassVar[str] = ""
     """Why its tensors cannot be split; '' where they can."""
 

@@ -57,6 +57,7 @@ class ResNet50Outline(ConvolutionOutline):
     """`stem, block.0.bottleneck, ..., block.15.bottleneck, head`: 18 layers."""
 
     fields = ("width", "image")
+    batch_norm = True
 
     @property
     def title(self) -> str:

@@ -16,8 +16,9 @@ from typing import NamedTuple
 from parallel_core.outline import UnitCost, block_of
 from parallel_core.outline.recompute import recomputed
 from parallel_core.plan.lean import Whole
+from parallel_core.plan.under_way import in_flight, micro_batches, peers, unproven_gradients
 from parallel_core.plan.units import boundary_elements, unit_costs
-from parallel_core.schedule import in_flight, plain
+from parallel_core.schedule import plain
 from parallel_core.schedule.ir import AHEAD, Kind, Program
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import ParallelSpec, RunSpec
@@ -53,7 +54,7 @@ def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], 
     parts = {n: (_segments(spec, layers, units, whole), edges[units[-1] + 1]) for n, units in stages.items()}
     if len(stages) == 1 and spec.parallel.program is None and not TRAITS[spec.parallel.schedule].split:
         ((stage, units),) = stages.items()
-        live = _in_backward(*parts[stage], _in_flight(spec, stage), _unproven(spec, stage))
+        live = _in_backward(*parts[stage], in_flight(spec, stage), _unproven(spec, stage))
         return _and_messages(live, _messages(spec, stage, edges[units[0]], edges[units[-1] + 1]))
     live = _walked(spec, {n: _Part(*part) for n, part in parts.items()}, whole.resting * spec.fp32_elements)
     ahead = AHEAD + (len(stages) == 1)  # and one on its way out
@@ -172,35 +173,26 @@ def _program(split: ParallelSpec, stage: int) -> Program:
     return made.programs[made.placement[stage][0]]
 
 
-def _in_flight(spec: RunSpec, stage: int) -> int:
-    return in_flight(spec.parallel.schedule, stage, spec.parallel.pp, _micro_batches(spec))
-
-
-def _micro_batches(spec: RunSpec) -> int:
-    """Micro-batches of a replica between an empty pipeline and an empty one."""
-    return spec.parallel.micro_batches * (1 if spec.parallel.flushes else spec.train.steps)
-
-
 def _unproven(spec: RunSpec, stage: int) -> int:
     """Outputs that the next stage had not taken when it sent the gradient that came first (`engine.receipts`)."""
-    behind = _in_flight(spec, stage + 1) if stage + 1 < spec.parallel.pp else 0
-    return max(0, _in_flight(spec, stage) - behind) if behind else 0
+    behind = in_flight(spec, stage + 1) if stage + 1 < spec.parallel.pp else 0
+    return max(0, in_flight(spec, stage) - behind) if behind else 0
 
 
 def _messages(spec: RunSpec, stage: int, entering: int, leaving: int) -> int:
     """Most elements in the hands of the network while all micro-batches are in flight.
 
     In the backward of micro-batch k: receives posted ahead for what is still to come (activations unless this is the
-    first stage, gradients unless it is the last), and gradients sent that nothing proves to be taken yet, up to 2. One
-    message has as many elements as what is `entering` or `leaving` the stage.
+    first stage, gradients unless it is the last), and gradients sent that nothing proves to be taken. A message has
+    as many elements as what is `entering` or `leaving` it.
     """
     split = spec.parallel
-    in_all, window = _micro_batches(spec), 2 if spec.parallel.flushes else 1  # no drain, in which none are proven
-    to_come = in_all - _in_flight(spec, stage)
+    in_all, window = micro_batches(spec, stage), unproven_gradients(split, stage) if stage else 0
+    to_come = in_all - in_flight(spec, stage)
 
     def held(k: int) -> int:
-        from_before = min(AHEAD, to_come - k) + min(k, window) if stage > 0 else 0
-        from_behind = min(AHEAD, in_all - 1 - k) if stage < split.pp - 1 else 0
+        from_before = min(AHEAD * peers(split, stage, -1), to_come - k) + min(k, window) if stage > 0 else 0
+        from_behind = min(AHEAD * peers(split, stage, 1), in_all - 1 - k) if stage < split.pp - 1 else 0
         return from_before * entering + from_behind * leaving
 
     return max(held(min(k, to_come)) for k in (0, window, max(to_come - AHEAD, 0), to_come))

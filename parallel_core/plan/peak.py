@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
@@ -27,11 +26,9 @@ from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.plan.backward import Layers, at_peak
 from parallel_core.plan.lean import NOTHING, Whole, whole_buckets
 from parallel_core.plan.places import TIED, Places, alone_of, bucket_bytes, place, shards_of
+from parallel_core.plan.under_way import copies
 from parallel_core.plan.units import unit_costs
-from parallel_core.schedule import plain
-from parallel_core.schedule.held import peak_copies
-from parallel_core.schedule.passes.versions import update
-from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, ParallelSpec, RunSpec
+from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, RunSpec
 
 _MOMENTS = 2
 
@@ -66,11 +63,10 @@ class RankMemory:
 
 def predict(spec: RunSpec) -> list[RankMemory]:
     """Predicted peak of every global rank, in rank order (see `by_stage` where there may be very many)."""
-    same = spec.parallel.dp * spec.parallel.tp
     return [
         RankMemory(memory.rank + i, memory.stage, *memory.as_dict().values())
         for memory in by_stage(spec)
-        for i in range(same)
+        for i in range(spec.parallel.copies[memory.stage] * spec.parallel.tp)
     ]
 
 
@@ -90,7 +86,7 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
             RankMemory(
                 rank=layout.rank(home),
                 stage=home,
-                params=size * held * (1 + _copies(spec, home)),
+                params=size * held * (1 + copies(spec, home)),
                 grads=main * held // (shards_of(spec) if spec.parallel.zero > 1 else 1) + size * live.grads,
                 optimizer=states * main * held // shards_of(spec),
                 activations=size * live.kept,
@@ -147,22 +143,10 @@ def _whole(spec: RunSpec, costs: Sequence[UnitCost], stages: Mapping[int, Sequen
     return whole_buckets(places, named, shards_of(spec), spec.parallel.micro_batches)
 
 
-def _copies(spec: RunSpec, place: int) -> int:
-    """Most older weight versions that a rank of `place` keeps; 0 where the pipeline flushes."""
-    if spec.parallel.flushes:
-        return 0
-    few = -(-2 * spec.parallel.pp // spec.parallel.micro_batches) + 2  # steps after which it is full, and all is kept
-    return _stream_copies(spec.parallel.model_copy(update={"dp": 1}), min(spec.train.steps, few))[place]
-
-
-@lru_cache(maxsize=64)
-def _stream_copies(split: ParallelSpec, steps: int) -> tuple[int, ...]:
-    return tuple(map(peak_copies, update(plain(split, steps), split.micro_batches).programs))
-
-
 def _batch_bytes(spec: RunSpec, place: int) -> int:
     """Bytes of a replica's batch; of those of steps to come, too, where the stage already works on them."""
     split = spec.parallel
-    ahead = 0 if split.flushes else -(-(split.pp - 1 - place) // split.micro_batches)
-    batches = 1 + min(spec.train.steps - 1, ahead)
-    return batches * outline_of(spec.model).sample_bytes * (spec.train.global_batch // split.dp)
+    most = -(-split.per_step // split.copies[place])
+    in_front = (sum(split.copies[place:]) - 1) // split.copies[place]
+    batches = 1 + min(spec.train.steps - 1, 0 if split.flushes else -(-in_front // most))
+    return batches * outline_of(spec.model).sample_bytes * most * spec.micro_batch_size

@@ -9,6 +9,7 @@ from parallel_core.outline import block_of, outline_of
 from parallel_core.outline.recompute import recompute_label, recomputed
 from parallel_core.plan.partition import flop_weights
 from parallel_core.schedule import plain
+from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.idle import idle_times
@@ -41,7 +42,7 @@ def label(spec: RunSpec) -> str:
 def family(spec: RunSpec) -> Family:
     """The one axis that is split, `single` where none is and `combined` where several are."""
     split = spec.parallel
-    degrees: dict[Family, int] = {"dp": split.dp, "tp": split.tp, "pp": split.pp}
+    degrees: dict[Family, int] = {"dp": max(split.copies), "tp": split.tp, "pp": split.pp}
     split_axes = [name for name, degree in degrees.items() if degree > 1]
     if len(split_axes) > 1:
         return "combined"
@@ -76,7 +77,8 @@ def model_flops(model: ModelSpec, samples: int) -> int:
 
 
 def _pipeline_speedup(split: ParallelSpec) -> float:
-    return split.pp / (1 + idle_share(split))
+    """Of one replica or, where micro-batches go to replicas in turn, of all."""
+    return sum(split.copies) / split.dp / (1 + idle_share(split))
 
 
 def idle_share(split: ParallelSpec) -> float:
@@ -86,6 +88,8 @@ def idle_share(split: ParallelSpec) -> float:
     2.2); 0 without a flush; else simulated. All ranks wait for the last one before the optimizer, as they do for the
     gradient norm.
     """
+    if split.replicas is not None:
+        return _in_turn(split.model_copy(update={"tp": 1, "cuts": None}))
     if split.pp == 1 or not split.flushes:
         return 0.0
     if split.schedule == "naive":
@@ -98,12 +102,29 @@ def idle_share(split: ParallelSpec) -> float:
 
 
 @lru_cache(maxsize=256)
+def _in_turn(split: ParallelSpec) -> float:
+    """Where a stage with r replicas holds r shares of the layers: the flush, if there is one, and what replicas wait
+    for those that have a micro-batch more."""
+    counts = split.copies
+    step = 3 * max(-(-split.per_step // count) * count for count in counts)
+    if split.flushes:
+        costs = Costs({(s, kind): r for s, r in enumerate(counts) for kind in (Kind.F, Kind.B, Kind.W)})
+        step = max(int(rows["end"].max()) for rows in simulate(plain(split), costs).values())
+    return step / (3 * split.per_step) - 1
+
+
+@lru_cache(maxsize=256)
 def _simulated(split: ParallelSpec) -> float:
     spans = simulate(plain(split), Costs.uniform(split.stages, 1, 1, 1))
     step = max(int(rows["end"].max()) for rows in spans.values())
     return step / min(times.busy for times in idle_times(spans).values()) - 1
 
 
-def _axes(split: ParallelSpec) -> list[tuple[str, int]]:
+def _axes(split: ParallelSpec) -> list[tuple[str, int | str]]:
+    if split.replicas is not None:
+        return [
+            (TRAITS[split.schedule].label, "-".join(map(str, split.replicas))),
+            *([("TP", split.tp)] * (split.tp > 1)),
+        ]
     named = (("DP", split.dp), ("TP", split.tp), (TRAITS[split.schedule].label, split.pp))
     return [(name, degree) for name, degree in named if degree > 1]

@@ -17,7 +17,6 @@ from parallel_core.outline import block_of
 from parallel_core.outline.recompute import recomputed
 from parallel_core.plan.peak import by_stage, flat_bytes
 from parallel_core.plan.units import boundary_elements
-from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 
 GroupKind = Literal["tensor", "data", "next", "before"]
@@ -53,7 +52,7 @@ def talks(spec: RunSpec, rank: int) -> list[Talk]:
     if layout.tp > 1:
         ranks = next(group for group in layout.tensor_groups() if rank in group)
         found.append(_tensor(spec, layout, place, ranks))
-    if layout.dp > 1:
+    if layout.replicas[place] > 1:
         replicas = layout.data_groups()[place * layout.tp + tensor]
         found.extend(_data(spec, place, replicas))
     return found + _pipeline(spec, layout, rank)
@@ -86,8 +85,7 @@ def _calls(unit: str, units: Sequence[str], sequence: bool) -> tuple[int, int]:
 def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[Talk]:
     held = by_stage(spec)[place]
     if not spec.parallel.zero:
-        by_micro_batch = TRAITS[spec.parallel.schedule].sync in ("none", "stash")
-        updates = spec.parallel.micro_batches if by_micro_batch else 1
+        updates = spec.parallel.updates(place)
         return [Talk("data", replicas, "all-reduce of gradients", updates, updates * held.grads, 2)]
     times = spec.parallel.micro_batches if spec.parallel.zero > 1 else 1
     what = "reduce-scatter of gradients" + (", once a micro-batch" if times > 1 else "")
@@ -100,14 +98,17 @@ def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[Talk]:
 def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[Talk]:
     """Activations to the place of the next stage and gradients back, over all stages whose neighbour is elsewhere."""
     place, replica, tensor = layout.coords(rank)
-    edges, m, size = boundary_elements(spec), spec.parallel.micro_batches, spec.element_bytes
+    edges, mine, size = boundary_elements(spec), layout.micro_batches_of(place, replica), spec.element_bytes
+    m = len(mine)
     found: list[Talk] = []
     for here, there in pairwise(range(layout.stages)):
         a, b = layout.place(here), layout.place(there)
         moved = m * edges[layout.stage_units[there][0]] * size
         if a == b or place not in (a, b):
             continue
-        peer = (layout.rank(b if place == a else a, replica, tensor),)
+        other = b if place == a else a
+        copies = sorted({i % layout.replicas[other] for i in mine})
+        peer = tuple(layout.rank(other, copy, tensor) for copy in copies)
         out, back = ("sends", "receives") if place == a else ("receives", "sends")
         kind: GroupKind = "next" if place == a else "before"
         found.append(Talk(kind, peer, f"{out} activations of stage {there}'s input", m, moved))

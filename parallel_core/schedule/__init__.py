@@ -19,6 +19,7 @@ from parallel_core.schedule import (
     looped_bfs,
     naive,
     one_f_one_b,
+    round_robin,
     v_blocks,
     zb_v,
     zero_bubble,
@@ -71,11 +72,14 @@ def build(spec: RunSpec, steps: int = 1) -> Schedule:
     One that does not flush is made for a stream of `steps` steps, from an empty pipeline to an empty one (`stream`).
     """
     split = spec.parallel
-    made = replicate(plain(split, steps), split.dp)
+    return lower(replicate(plain(split, steps), split.dp), sharded=split.zero > 0)
+
+
+def lower(made: Schedule, sharded: bool = False) -> Schedule:
+    """Messages, sums over replicas and updates (`sharded`: under ZeRO) added to compute-only programs."""
     if made.sync == "flush":
-        return reduce_and_step(communicate(made), sharded=split.zero > 0)
-    per_step = split.dp * split.micro_batches
-    return communicate(update(stamp(made, per_step), per_step))
+        return reduce_and_step(communicate(made), sharded)
+    return communicate(update(stamp(made)))
 
 
 def places(split: ParallelSpec) -> tuple[int, ...]:
@@ -100,12 +104,15 @@ def compute_only(
     total = micro_batches * (1 if sync == "flush" else steps)
     made = _maker(name, pp).programs(pp, chunks, total)
     placement = tuple((place(traits.shape, stage, pp),) for stage in range(pp * chunks))
-    one = Schedule(name, pp * chunks, total, placement, tuple(map(tuple, made)), sync, vertical)
-    return stamp(replicate(one, replicas), replicas * micro_batches)
+    per_step = 0 if sync == "flush" else micro_batches
+    one = Schedule(name, pp * chunks, total, placement, tuple(map(tuple, made)), sync, vertical, per_step)
+    return stamp(replicate(one, replicas))
 
 
 def plain(split: ParallelSpec, steps: int = 1) -> Schedule:
-    """The compute-only schedule of one replica."""
+    """The compute-only schedule of one replica; of all, where stages have different numbers of them."""
+    if split.replicas is not None:
+        return round_robin.compute_only(split.schedule, split.replicas, split.micro_batches, steps)
     if split.program is not None:
         return read(split.program)
     return compute_only(split.schedule, split.pp, split.micro_batches, chunks=split.chunks_per_rank, steps=steps)

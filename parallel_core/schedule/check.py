@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from parallel_core.schedule.check_versions import check_versions
 from parallel_core.schedule.error import ScheduleError as ScheduleError
@@ -73,11 +73,11 @@ def _placed(schedule: Schedule) -> None:
 def _once(schedule: Schedule) -> None:
     for stage, ranks in enumerate(schedule.placement):
         for replica, rank in enumerate(ranks):
-            wanted = range(replica, schedule.micro_batches, len(ranks))
-            _once_on(schedule, stage, rank, wanted)
+            wanted = [i for i in range(schedule.micro_batches) if schedule.home(stage, i) == replica]
+            _once_on(schedule, stage, rank, dict.fromkeys(wanted))
 
 
-def _once_on(schedule: Schedule, stage: int, rank: int, wanted: range) -> None:
+def _once_on(schedule: Schedule, stage: int, rank: int, wanted: Collection[int]) -> None:
     program = schedule.programs[rank]
     state: dict[int, set[Kind]] = defaultdict(set)
     for i, op in _parts(program):
@@ -133,8 +133,8 @@ def _local(schedule: Schedule, op: Op, step: int) -> bool:
     stage = op.stage + step
     if not 0 <= stage < schedule.stages:
         return False
-    there = schedule.placement[stage]
-    return there[op.micro_batch % len(there)] == schedule.placement[op.stage][op.replica]
+    home = schedule.placement[stage][schedule.home(stage, op.micro_batch)]
+    return home == schedule.placement[op.stage][op.replica]
 
 
 def _made_at(at: dict[tuple[Kind, int, int], int], op: Op, step: int) -> int:

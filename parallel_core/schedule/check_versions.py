@@ -82,7 +82,8 @@ class _Rank:
 
     def _step(self, op: Op) -> str:
         replicas = len(self.schedule.placement[op.stage])
-        wanted = [i for i in range(self.present, op.version) if i % replicas == op.replica]
+        made = range(self.present, op.version)
+        wanted = [i for i in made if self.schedule.home(op.stage, i) == op.replica]
         if op.version <= self.present or sorted(self.gradients) != wanted:
             return f"makes version {op.version} of {self.present} and the gradients of {sorted(self.gradients)}"
         if replicas > 1 and self.summed != op.version:

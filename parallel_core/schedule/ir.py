@@ -5,7 +5,8 @@ program together, and each data-parallel replica has its own pipeline ranks. Str
 RECV) are derived, never stored. A pipeline rank may hold several stages (model chunks, "virtual stages"); between two
 stages of the same rank the tensor is handed over in place, without SEND and RECV. Micro-batch ids are global: with
 plain data parallelism replica r of dp owns the ids congruent to r modulo dp, and pipeline rank `replica * pp + place`
-walks that replica's program of that place (`traits.place` says where each stage stands).
+walks that replica's program of that place (`traits.place` says where each stage stands). Where stages have different
+numbers of replicas, micro-batch i of a step goes to replica i modulo r of every stage with r (`round_robin`).
 """
 
 from __future__ import annotations
@@ -111,10 +112,10 @@ Program = tuple[Op, ...]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A pipeline schedule for one step. `programs[q]` is walked by pipeline rank q.
+    """A pipeline schedule for one step, or for a stream of several. `programs[q]` is walked by pipeline rank q.
 
     `placement[s]` lists the pipeline ranks that hold a replica of stage s, in replica order.
-    `micro_batches` counts over all replicas.
+    `micro_batches` counts over all replicas and steps; a step has `per_step` of them (0: all of them are one step).
     """
 
     name: str
@@ -124,6 +125,7 @@ class Schedule:
     programs: tuple[Program, ...]
     sync: Sync = "flush"
     vertical: bool = False
+    per_step: int = 0
 
     @property
     def pipeline_ranks(self) -> int:
@@ -133,3 +135,12 @@ class Schedule:
     def replicas(self) -> int:
         """Replicas of the first stage (every stage has as many in a rectangular layout)."""
         return len(self.placement[0])
+
+    def home(self, stage: int, micro_batch: int) -> int:
+        """The replica of `stage` that works on `micro_batch`, forward and backward: in turn, anew with each step."""
+        return self.in_step(micro_batch)[1] % len(self.placement[stage])
+
+    def in_step(self, micro_batch: int) -> tuple[int, int]:
+        """(first micro-batch of its step, its number within that step); of a version likewise."""
+        own = micro_batch % (self.per_step or max(self.micro_batches, 1))
+        return micro_batch - own, own

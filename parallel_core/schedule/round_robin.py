@@ -1,20 +1,19 @@
 """1F1B-RR: stages with different numbers of replicas (PipeDream: Narayanan et al. 2019, section 3.2).
 
-Micro-batch i of the stream goes to replica i modulo r of every stage with r replicas, forward and backward on the same
-one, and each replica does one forward and one backward in turn. As many micro-batches are under way as keep all devices
-busy: a replica of stage s holds ceil(devices from stage s on / replicas of stage s) of them; of the first stage that is
-the paper's NOAM. With equal numbers everywhere it is 1F1B.
+Micro-batch i of a step goes to replica i modulo r of every stage with r replicas, forward and backward on the same one,
+and each replica does one forward and one backward in turn. Micro-batch i + n goes forward behind the backward of i,
+where n is the number of devices from the stage on: as many are under way as keep all of them busy, and a replica of
+stage s holds ceil(n / replicas of stage s) of them; of the first stage that is the paper's NOAM. With equal numbers
+everywhere it is 1F1B. With a flush, all stages update at the end of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from parallel_core.schedule.ir import Kind, Op, Schedule
-from parallel_core.schedule.one_f_one_b import alternate
-from parallel_core.schedule.passes.communicate import communicate
-from parallel_core.schedule.passes.versions import stamp, update
-from parallel_core.schedule.traits import TRAITS
+from parallel_core.schedule.passes.versions import stamp
+from parallel_core.schedule.traits import TRAITS, round_robins
 
 
 def under_way(replicas: Sequence[int], stage: int) -> int:
@@ -22,29 +21,45 @@ def under_way(replicas: Sequence[int], stage: int) -> int:
     return -(-sum(replicas[stage:]) // replicas[stage])
 
 
+def most_in_flight(replicas: Sequence[int], stage: int, micro_batches: int) -> int:
+    """The same where there are only `micro_batches` (of one step, over all replicas)."""
+    return min(under_way(replicas, stage), -(-micro_batches // replicas[stage]))
+
+
+def least_micro_batches(name: str, replicas: Sequence[int]) -> int:
+    """Fewest micro-batches a step: one for every replica and, under 2bw, so many that what is under way is of two steps
+    at most."""
+    return max(*replicas, sum(replicas) - 1 if TRAITS[name].sync == "2bw" else 1)
+
+
 def compute_only(name: str, replicas: Sequence[int], micro_batches: int, steps: int = 1) -> Schedule:
-    """Compute operations of a stream of `steps` steps of `micro_batches` each, over all replicas, with the versions of
-    schedule `name` (one that does not flush). Pipeline ranks go stage by stage: replica q of stage s is rank
-    sum(replicas[:s]) + q. Raises ValueError where a replica would have nothing to do, or `name` flushes.
+    """Compute operations of `micro_batches` over all replicas, in a stream of `steps` such steps where schedule `name`
+    does not flush, with its versions. Pipeline ranks go stage by stage: replica q of stage s is rank
+    sum(replicas[:s]) + q. Raises ValueError where a replica would have nothing to do, or `name` is no such schedule.
     """
     traits = TRAITS[name]
-    if traits.sync not in ("none", "stash"):
-        able = ", ".join(able for able, its in TRAITS.items() if its.sync in ("none", "stash"))
-        raise ValueError(f"schedule={name} updates all stages at once; stages update on their own under {able}.")
+    if not traits.round_robin:
+        raise ValueError(f"schedule={name} has as many replicas of every stage; try {', '.join(round_robins())}.")
     if micro_batches < max(replicas):
         raise ValueError(f"{max(replicas)} replicas need as many micro-batches, got {micro_batches}.")
-    total, firsts = micro_batches * steps, [sum(replicas[:stage]) for stage in range(len(replicas))]
+    total = micro_batches * (1 if traits.sync == "flush" else steps)
+    firsts = [sum(replicas[:stage]) for stage in range(len(replicas))]
     programs = []
     for stage, count in enumerate(replicas):
         for replica in range(count):
-            own = range(replica, total, count)
-            forwards, backwards = ([Op(kind, stage, i, replica) for i in own] for kind in (Kind.F, Kind.BW))
-            programs.append(tuple(alternate(forwards, backwards, under_way(replicas, stage) - 1)))
+            own = [i for i in range(total) if i % micro_batches % count == replica]
+            programs.append(tuple(_in_turn(stage, replica, own, sum(replicas[stage:]))))
     placement = tuple(tuple(range(first, first + count)) for first, count in zip(firsts, replicas, strict=True))
-    made = Schedule(name, len(replicas), total, placement, tuple(programs), traits.sync, traits.vertical)
-    return stamp(made, micro_batches)
+    per_step = 0 if traits.sync == "flush" else micro_batches
+    made = Schedule(name, len(replicas), total, placement, tuple(programs), traits.sync, traits.vertical, per_step)
+    return stamp(made)
 
 
-def build(name: str, replicas: Sequence[int], micro_batches: int, steps: int = 1) -> Schedule:
-    """The same with updates, sums over replicas and messages."""
-    return communicate(update(compute_only(name, replicas, micro_batches, steps), micro_batches))
+def _in_turn(stage: int, replica: int, own: Sequence[int], ahead: int) -> Iterator[Op]:
+    """The replica's micro-batches: the backward of i behind the forwards of all below i + `ahead`."""
+    done = 0
+    for i in own:
+        while done < len(own) and own[done] < i + ahead:
+            yield Op(Kind.F, stage, own[done], replica)
+            done += 1
+        yield Op(Kind.BW, stage, i, replica)

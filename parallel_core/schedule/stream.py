@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import lcm
 from typing import TYPE_CHECKING
 
 from parallel_core.schedule import build
@@ -50,10 +49,9 @@ class Windows:
     def __init__(self, spec: RunSpec) -> None:
         one = build(spec)
         self.per_step = one.micro_batches
-        every = lcm(*map(len, one.placement))  # micro-batches after which rounds of all stages begin together
-        self.edge = 2 + -(-(2 * one.pipeline_ranks + every) // self.per_step)
+        self.edge = 2 + -(-3 * one.pipeline_ranks // self.per_step)
         """Steps within which the pipeline is full, and within which it drains."""
-        self._spec, self._period = spec, lcm(self.per_step, every) // self.per_step
+        self._spec = spec
         self._made: dict[tuple[int, int], Window] = {}
         self._streams: dict[int, Schedule] = {}
 
@@ -66,13 +64,12 @@ class Windows:
 
     def _stand_in(self, step: int, steps: int) -> tuple[int, int]:
         """A short stream, and the step in it that looks like step `step` of `steps`."""
-        shortest = 2 * self.edge + self._period
-        made = steps if steps < shortest + self._period else shortest + (steps - shortest) % self._period
+        made = min(steps, 2 * self.edge + 1)
         if step < self.edge:
             return made, step
         if steps - step <= self.edge or made == steps:
             return made, made - (steps - step)
-        return made, self.edge + (step - self.edge) % self._period
+        return made, self.edge
 
     def _stream(self, steps: int) -> Schedule:
         if steps not in self._streams:

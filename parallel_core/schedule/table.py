@@ -56,7 +56,7 @@ def from_csv(text: str, name: str = "custom") -> Schedule:
 
 
 def to_json(schedule: Schedule) -> str:
-    """The whole schedule: name, stages, micro_batches, placement, sync, vertical, and for each rank its operations."""
+    """The whole schedule: its fields, and for each rank its operations."""
     return json.dumps(
         {
             "name": schedule.name,
@@ -65,6 +65,7 @@ def to_json(schedule: Schedule) -> str:
             "placement": schedule.placement,
             "sync": schedule.sync,
             "vertical": schedule.vertical,
+            "per_step": schedule.per_step,
             "fields": [*_FIELDS, "partner"],
             "programs": [[_cells(op) for op in program] for program in schedule.programs],
         }
@@ -83,6 +84,7 @@ def from_json(text: str) -> Schedule:
             tuple(tuple(_op(cells) for cells in program) for program in data["programs"]),
             data["sync"],
             bool(data["vertical"]),
+            int(data.get("per_step", 0)),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise TableError(f"this is not a schedule in JSON: {error!r}.") from error

@@ -49,6 +49,8 @@ class Traits(NamedTuple):
     sync: Sync = "flush"
     vertical: bool = False
     """A micro-batch uses the same weight version on all stages."""
+    round_robin: bool = False
+    """Stages may have different numbers of replicas (`schedule.round_robin`)."""
     refused: str = ""
     """Why a run cannot use it; '' where it can."""
 
@@ -59,7 +61,7 @@ CUSTOM: ScheduleName = "custom"
 TRAITS: dict[str, Traits] = {
     "naive": Traits("Naive layer-wise"),
     "gpipe": Traits("PP-GPipe"),
-    "1f1b": Traits("PP-1F1B"),
+    "1f1b": Traits("PP-1F1B", round_robin=True),
     "interleaved": Traits("PP-Interleaved", "loop", 2, 2, None),
     "looped-bfs": Traits("PP-Looped BFS", "loop", 2, 2, None),
     "zb-h1": Traits("PP-ZB-H1", split=True),
@@ -68,10 +70,10 @@ TRAITS: dict[str, Traits] = {
     "v-half": Traits("PP-V-Half", "v", 2, 2, 2, split=True),
     "v-min": Traits("PP-V-Min", "v", 2, 2, 2, split=True),
     "dualpipe-v": Traits("PP-DualPipe-V", "v", 2, 2, 2, split=True, pairs=True),
-    "1f1b-naive": Traits("PP-1F1B async, no stash", sync="none"),
-    "1f1b-stash": Traits("PP-1F1B async, stashed", sync="stash"),
-    "1f1b-vertical": Traits("PP-1F1B async, vertical sync", sync="stash", vertical=True),
-    "1f1b-2bw": Traits("PP-2BW", sync="2bw"),
+    "1f1b-naive": Traits("PP-1F1B async, no stash", sync="none", round_robin=True),
+    "1f1b-stash": Traits("PP-1F1B async, stashed", sync="stash", round_robin=True),
+    "1f1b-vertical": Traits("PP-1F1B async, vertical sync", sync="stash", vertical=True, round_robin=True),
+    "1f1b-2bw": Traits("PP-2BW", sync="2bw", round_robin=True),
     CUSTOM: Traits("PP-Custom", most=None),
 }
 """Traits of every schedule by name, simplest first."""
@@ -80,6 +82,11 @@ TRAITS: dict[str, Traits] = {
 def runnable() -> list[str]:
     """Schedules that a run may use, simplest first."""
     return [name for name, traits in TRAITS.items() if not traits.refused]
+
+
+def round_robins() -> list[str]:
+    """Schedules whose stages may have different numbers of replicas."""
+    return [name for name, traits in TRAITS.items() if traits.round_robin]
 
 
 def flushes(name: str) -> bool:

@@ -16,7 +16,7 @@ def picture(schedule: Schedule) -> str:
     Each slot shows kind and micro-batch (`F0`, `B0`), led by the stage where ranks hold several (`4F0`). Raises
     ValueError where the programs never finish.
     """
-    several = schedule.stages * schedule.replicas > schedule.pipeline_ranks
+    several = any(len({op.stage for op in program}) > 1 for program in schedule.programs)
     spans = simulate(schedule, Costs.uniform(schedule.stages, 1, 1, 1))
     rows = []
     for rank, program in enumerate(schedule.programs):

@@ -101,8 +101,8 @@ class Maker:
         """The run's programs, each behind its DATA and SETUP."""
         made, programs = build(self._spec), []
         for q, program in enumerate(made.programs):
-            first = self._layout.stages_of(q % self._layout.pp)[0]
-            replica = q // self._layout.pp
+            place, replica = self._layout.seat(q)
+            first = self._layout.stages_of(place)[0]
             head = (Op(Kind.DATA, first, replica=replica), Op(Kind.SETUP, first, replica=replica))
             programs.append((*head, *program))
         return replace(made, programs=tuple(programs))
@@ -115,7 +115,8 @@ class Maker:
                 alone, busy = self._stage(stage, kind, 1), self._stage(stage, kind, self._table.busy)
                 slowdown[stage, kind] = min(max(busy / alone, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN) if alone else 1.0
         layout = self._layout
-        bound = tuple(tuple(devices[layout.peer(q, t)] for t in range(layout.tp)) for q in range(layout.dp * layout.pp))
+        ranks = range(layout.world // layout.tp)
+        bound = tuple(tuple(devices[layout.peer(q, t)] for t in range(layout.tp)) for q in ranks)
         return Sharing(bound, slowdown, self._table.busy)
 
     def costs(self, schedule: Schedule) -> HostCosts:
@@ -127,8 +128,9 @@ class Maker:
             for kind in _PART:
                 compute[stage, kind] = self._stage(stage, kind, 1) + operation
                 waits[stage, kind] = self._waited(stage, kind)
-        for program in schedule.programs[: self._layout.pp]:
-            self._beside(program, compute, waits)
+        for q, program in enumerate(schedule.programs):
+            if self._layout.seat(q)[1] == 0:  # other replicas of a place cost the same
+                self._beside(program, compute, waits)
         messages = self._messages()
         for (stage, kind), (_, size) in messages.items():
             taken = stage + 1 if kind is Kind.SEND_ACT else stage - 1
@@ -229,7 +231,8 @@ class Maker:
         """Data, zeroing, replicas' collectives and optimizer of one rank: once, whatever its number of stages."""
         spec, table, place = self._spec, self._table, self._layout.place(program[0].stage)
         flat = self._places(place)
-        samples = spec.train.global_batch // spec.parallel.dp if self._reads(place) else 0
+        own = -(-spec.parallel.per_step // spec.parallel.copies[place])
+        samples = own * spec.micro_batch_size if self._reads(place) else 0
         for op in program:
             key = (op.stage, op.kind)
             if op.kind is Kind.DATA:
@@ -239,7 +242,7 @@ class Maker:
                 compute[key] = table.beside("zero", kept, self._busy)
             elif op.kind in REPLICA_COLLECTIVES:
                 first = next(other.stage for other in program if other.kind is op.kind)
-                seconds, waited = self._reduction(op.kind, flat) if op.stage == first else (0.0, False)
+                seconds, waited = self._reduction(op.kind, place, flat) if op.stage == first else (0.0, False)
                 (waits if waited else compute)[key] = seconds
             elif op.kind is Kind.OPT_STEP:
                 last = [other.stage for other in program if other.kind is op.kind][-1]
@@ -250,7 +253,7 @@ class Maker:
         held = {units[unit] for stage in self._layout.stages_of(place) for unit in self._units(stage)}
         return bool(outline_of(self._spec.model).readers() & held)
 
-    def _reduction(self, kind: Kind, flat: Places) -> tuple[float, bool]:
+    def _reduction(self, kind: Kind, place: int, flat: Places) -> tuple[float, bool]:
         """(seconds, whether they are a wait) of all buckets of a rank, one after the other."""
         spec = self._spec
         size = spec.element_bytes if kind is Kind.GATHER else MAIN_BYTES[spec.train.precision]
@@ -260,7 +263,7 @@ class Maker:
             Kind.GATHER: "all_gather",
         }
         each = [
-            self._exchange(names[kind], spec.parallel.dp, size * (bucket.stop - bucket.start))
+            self._exchange(names[kind], spec.parallel.copies[place], size * (bucket.stop - bucket.start))
             for bucket in flat.buckets
         ]
         times = spec.parallel.micro_batches if spec.parallel.zero > 1 and kind is Kind.REDUCE_SCATTER else 1

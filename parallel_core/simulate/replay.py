@@ -100,7 +100,7 @@ def ideal_limit(spec: RunSpec) -> int:
     GPipe and 1F1B with p stages take (m + p - 1) / p times a micro-batch (Huang et al. 2019), which for p towards
     infinity is one; so m micro-batches are at most m times as fast.
     """
-    return spec.parallel.dp * spec.parallel.micro_batches
+    return spec.parallel.per_step
 
 
 def _length(spans: Mapping[int, NDArray[np.void]]) -> int:

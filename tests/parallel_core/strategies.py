@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.traits import CUSTOM, TRAITS, flushes
 from parallel_core.spec import DRAWN, RunSpec
 
 
 @st.composite
-def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, drawn: bool = False) -> RunSpec:
+def run_specs(
+    draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, drawn: bool = False, in_turn: bool = False
+) -> RunSpec:
     """Any combination of degrees, schedule, chunks, micro-batches, recomputation, precision and cuts that the rules
-    allow; `drawn`: with the schedules, too, that cannot run and are only drawn."""
+    allow; `drawn`: with the schedules, too, that cannot run and are only drawn; `in_turn`: some with other numbers of
+    replicas on each stage."""
     layers, tp = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 4]))
     pp, schedule, chunks = draw(_pipelines(min(max_degree, 2 * layers + 2), 2 * layers + 2, drawn))
     least = 2 * pp if TRAITS[schedule].pairs and pp > 1 else 1
     asynchronous = not flushes(schedule)
     if TRAITS[schedule].sync == "2bw":
         least = pp - 1
-    dp, m = draw(st.integers(1, max_degree)), draw(st.integers(least, max(least, max_micro_batches)))
-    tied = not asynchronous and draw(st.booleans())
+    replicas = draw(_replicas(schedule, pp, max_degree)) if in_turn else None
+    if replicas is not None:
+        least = least_micro_batches(schedule, replicas)
+    dp = 1 if replicas else draw(st.integers(1, max_degree))
+    m = draw(st.integers(least, max(least, max_micro_batches)))
+    tied = not (asynchronous or replicas) and draw(st.booleans())
     stages = pp * (chunks or 1)
     cut_sets = st.sets(st.integers(1, 2 * layers + 1), min_size=stages - 1, max_size=stages - 1)
     cuts = draw(st.none() | cut_sets.map(lambda found: tuple(sorted(found))))
@@ -32,6 +40,7 @@ def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, 
                 "pp": pp,
                 "micro_batches": m,
                 "cuts": cuts,
+                "replicas": replicas,
                 "schedule": schedule,
                 "chunks": chunks,
                 "zero": draw(st.integers(0, 2)) if dp > 1 and not asynchronous else 0,
@@ -46,6 +55,13 @@ def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, 
         },
         context={DRAWN: drawn},
     )
+
+
+def _replicas(schedule: str, pp: int, most: int) -> st.SearchStrategy[tuple[int, ...] | None]:
+    """Of each stage; None: as many of every one."""
+    if pp == 1 or not TRAITS[schedule].round_robin:
+        return st.none()
+    return st.none() | st.tuples(*[st.integers(1, most)] * pp)
 
 
 @st.composite

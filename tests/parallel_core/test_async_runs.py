@@ -89,6 +89,27 @@ def test_a_checkpoint_drains_and_a_resumed_run_has_the_same_bits(tmp_path: Path)
     ]
 
 
+def test_stages_that_update_at_their_own_pace_resume_with_the_same_bits(tmp_path: Path) -> None:
+    """Their optimizers have made different numbers of updates: two rounds of three micro-batches, and three."""
+    turns = {"pp": 2, "replicas": (2, 1), "micro_batches": 3, "cuts": (3,)}
+    spec = spec_of("1f1b-stash", {"checkpoint_every": 2, "keep": 9, "steps": 4, "global_batch": 6}, **turns)
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    seen = ranks.run(spec, _whole, first)
+    most = [frame.header["staleness"]["max"] for frames in seen for frame in frames if frame.kind == "summary"]
+    assert most == [1, 0, 0]
+    ranks.run(spec, partial(_whole, resume=folders.path_of(first / "run", 2)), second)
+    want, got = (manifests.read(folders.path_of(folder / "run", 4)) for folder in (first, second))
+    assert want.scalars == got.scalars and (want.scalars["steps.0"], want.scalars["steps.1"]) == (8, 12)
+    assert [p.sha256 for t in want.tensors.values() for p in t.pieces] == [
+        p.sha256 for t in got.tensors.values() for p in t.pieces
+    ]
+    manifests.require_match(want, spec_of("1f1b", {"steps": 9}, cuts=(3,)))
+    with pytest.raises(manifests.CheckpointError, match="use pipeline=2 and cuts=3; the replicas of each may change"):
+        manifests.require_match(want, spec_of("1f1b", {"steps": 9}, pp=1))
+
+
 class _TermAt(FileSink):
     """Sends its own process SIGTERM once the points of some step are written."""
 
@@ -123,6 +144,7 @@ def test_sigterm_drains_and_saves_behind_the_same_step(tmp_path: Path) -> None:
         ("1f1b-stash", {}, "bf16"),
         ("1f1b-vertical", {"recompute": "full"}, "fp32"),
         ("1f1b-2bw", {}, "fp32"),
+        ("1f1b-stash", {"replicas": (2, 1)}, "fp32"),
     ],
 )
 def test_memory_is_as_predicted(name: str, parallel: dict[str, Any], precision: str, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def _global_batch(spec: RunSpec, step: int = 3) -> np.ndarray:
     sampler, layout = sampler_of(spec), Layout.of(spec)
     parts = {}
     for replica in range(layout.dp):
-        ids = layout.micro_batches_of(replica)
+        ids = layout.micro_batches_of(0, replica)
         drawn = sampler.micro_batches(step, ids)
         assert np.array_equal(drawn.inputs[..., 1:], drawn.targets[..., :-1])
         assert drawn.global_count == spec.tokens_per_step

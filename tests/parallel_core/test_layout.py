@@ -9,6 +9,7 @@ from hypothesis import given
 
 from parallel_core import schedule
 from parallel_core.layout import Coords, Layout
+from parallel_core.schedule.ir import P2P
 from parallel_core.spec import DRAWN, RunSpec
 from tests.parallel_core.strategies import run_specs
 
@@ -25,6 +26,13 @@ def test_tensor_ranks_are_neighbours_then_replicas_then_stages() -> None:
     assert [box.pipeline_rank(rank) for rank in range(8)] == [0, 0, 2, 2, 1, 1, 3, 3]
 
 
+def test_places_with_different_numbers_of_replicas() -> None:
+    box = layout(pp=3, replicas=(2, 1, 3), tp=2, schedule="1f1b", micro_batches=4)
+    assert box.world == 12 and [box.coords(rank) for rank in (3, 4, 11)] == [(0, 1, 1), (1, 0, 0), (2, 2, 1)]
+    assert box.data_groups() == ((0, 2), (1, 3), (4,), (5,), (6, 8, 10), (7, 9, 11))
+    assert [box.pipeline_rank(rank) for rank in range(0, 12, 2)] == list(range(6)) == list(box.linked(1))
+
+
 def test_rank_outside_the_box() -> None:
     with pytest.raises(ValueError, match=r"rank 4 is outside 0 \.\. 3"):
         layout(dp=4).coords(4)
@@ -34,33 +42,35 @@ def test_cuts_are_followed() -> None:
     assert layout(pp=3, cuts=[2, 9]).stage_units == ((0, 1), (2, 3, 4, 5, 6, 7, 8), (9,))
 
 
-@given(run_specs(drawn=True))
+@given(run_specs(drawn=True, in_turn=True))
 def test_coordinates_and_ranks_are_inverse(spec: RunSpec) -> None:
     box = Layout.of(spec)
     assert [box.rank(*box.coords(rank)) for rank in range(box.world)] == list(range(box.world))
 
 
-@given(run_specs(drawn=True))
+@given(run_specs(drawn=True, in_turn=True))
 def test_groups_cover_every_rank_once(spec: RunSpec) -> None:
     box = Layout.of(spec)
     for groups in (box.tensor_groups(), box.data_groups()):
         assert sorted(chain(*groups)) == list(range(box.world))
     for group in box.data_groups():
         assert [box.coords(rank) for rank in group] == [
-            Coords(box.coords(group[0]).place, replica, box.coords(group[0]).tensor) for replica in range(box.dp)
+            Coords(box.coords(group[0]).place, replica, box.coords(group[0]).tensor) for replica in range(len(group))
         ]
+    assert sorted(map(len, box.data_groups())) == sorted(box.replicas * box.tp)
 
 
-@given(run_specs(drawn=True))
+@given(run_specs(drawn=True, in_turn=True))
 def test_every_layer_and_every_micro_batch_has_one_home(spec: RunSpec) -> None:
     box = Layout.of(spec)
     assert list(chain(*box.stage_units)) == list(range(len(spec.model.units())))
     assert all(box.stage_units)
-    ids = sorted(chain(*(box.micro_batches_of(replica) for replica in range(box.dp))))
-    assert ids == list(range(spec.parallel.dp * spec.parallel.micro_batches))
+    for place, copies in enumerate(box.replicas):
+        ids = sorted(chain(*(box.micro_batches_of(place, replica) for replica in range(copies))))
+        assert ids == list(range(spec.parallel.per_step))
 
 
-@given(run_specs(drawn=True))
+@given(run_specs(drawn=True, in_turn=True))
 def test_stages_and_places_are_inverse(spec: RunSpec) -> None:
     box = Layout.of(spec)
     assert box.stages == spec.parallel.stages
@@ -81,14 +91,15 @@ def test_a_v_turns_at_the_last_place() -> None:
     assert box.stages_of(0) == (0, 5)
 
 
-@given(run_specs(drawn=True))
+@given(run_specs(drawn=True, in_turn=True))
 def test_layout_and_schedule_agree(spec: RunSpec) -> None:
     box, made = Layout.of(spec), schedule.build(spec)
     for rank in range(box.world):
         place, replica, tensor = box.coords(rank)
         q = box.pipeline_rank(rank)
-        assert box.pipeline_ranks(replica)[place] == q
-        assert [stage for stage, ranks in enumerate(made.placement) if ranks[replica] == q] == [*box.stages_of(place)]
+        assert q in box.linked(replica) and box.seat(q) == (place, replica)
+        assert {op.peer for op in made.programs[q] if op.kind in P2P} <= {*box.linked(replica)}
+        assert [stage for stage, ranks in enumerate(made.placement) if q in ranks] == [*box.stages_of(place)]
         assert box.peer(q, tensor) == rank
         ids = {op.micro_batch for op in made.programs[q] if op.micro_batch >= 0}
-        assert ids == set(box.micro_batches_of(replica))
+        assert ids == set(box.micro_batches_of(place, replica))

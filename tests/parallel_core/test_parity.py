@@ -83,7 +83,17 @@ def _sequence() -> dict[str, Case]:
     }
 
 
-CASES = _boxes() | _tied() | _uneven() | _selective() | _sequence()
+def _round_robin() -> dict[str, Case]:
+    """Stages with different numbers of replicas; eight micro-batches do not divide over three."""
+    return {
+        "replicas-2-1": {"pp": 2, "replicas": (2, 1), "micro_batches": 4},
+        "replicas-1-2": {"pp": 2, "replicas": (1, 2), "micro_batches": 2, "recompute": "full"},
+        "replicas-1-2-1": {"pp": 3, "replicas": (1, 2, 1), "micro_batches": 4, "cuts": (2, 3)},
+        "replicas-3-1": {"pp": 2, "replicas": (3, 1), "micro_batches": 8},
+    }
+
+
+CASES = _boxes() | _tied() | _uneven() | _selective() | _sequence() | _round_robin()
 _MODEL = ("tied", "attention")
 
 

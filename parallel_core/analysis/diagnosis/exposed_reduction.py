@@ -15,7 +15,7 @@ MOST = 0.15
 
 
 def check(case: Case) -> Finding | None:
-    if case.spec.parallel.dp == 1 or not case.traced:
+    if max(case.spec.parallel.copies) == 1 or not case.traced:
         return None
     # Of replicas of one stage the last to come waits for nobody: its time in the collective is the collective's.
     alone = [

@@ -15,7 +15,7 @@ from parallel_core.spec import RunSpec
 
 def build(spec: RunSpec, rank: int, cache: Path) -> Step:
     layout = Layout.of(spec)
-    batches = Batches(spec, cache, layout.micro_batches_of(layout.coords(rank).replica))
+    batches = Batches(spec, cache, layout.micro_batches_of(*layout.coords(rank)[:2]))
     model = DistributedDataParallel(layers(spec), gradient_as_bucket_view=True)
     optimizer = adamw(model, spec.train)
 

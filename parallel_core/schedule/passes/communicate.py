@@ -48,11 +48,10 @@ def _targets(schedule: Schedule, op: Op) -> list[tuple[Kind, int]]:
 
 
 def _neighbour(schedule: Schedule, op: Op, step: int) -> int:
-    """Pipeline rank of the stage `step` behind `op.stage` that works on the micro-batch (of r replicas, replica number
-    modulo r); -1 past either end or on this rank."""
+    """Pipeline rank of the stage `step` behind `op.stage` that works on the micro-batch (`Schedule.home`); -1 past
+    either end or on this rank."""
     stage = op.stage + step
     if not 0 <= stage < schedule.stages:
         return -1
-    there = schedule.placement[stage]
-    rank = there[op.micro_batch % len(there)]
+    rank = schedule.placement[stage][schedule.home(stage, op.micro_batch)]
     return -1 if rank == schedule.placement[op.stage][op.replica] else rank

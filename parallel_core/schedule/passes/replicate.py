@@ -18,6 +18,7 @@ def replicate(schedule: Schedule, replicas: int) -> Schedule:
     return replace(
         schedule,
         micro_batches=schedule.micro_batches * replicas,
+        per_step=schedule.per_step * replicas,
         placement=tuple(tuple(replica * ranks + rank for replica in range(replicas)) for (rank,) in schedule.placement),
         programs=tuple(
             tuple(_copy(op, replica, replicas) for op in program)

@@ -2,17 +2,19 @@
 
 Versions are named by the number of micro-batches whose gradients they hold. Stages update on their own, as soon as a
 *round* of gradients is there: one micro-batch of each replica (PipeDream: Narayanan et al. 2019, section 3.3) or, under
-`2bw`, a whole step (Narayanan et al. 2021a, "Memory-Efficient Pipeline-Parallel DNN Training", section 3.1).
+`2bw`, a whole step (Narayanan et al. 2021a, "Memory-Efficient Pipeline-Parallel DNN Training", section 3.1). Rounds
+begin anew with each step, and its last one is short where the replicas do not divide the micro-batches: so all replicas
+hold the same weights when a step ends.
 
 * `none`: forward and backward each use the weights of their moment, so a gradient mixes two versions.
 * `stash`: both use the newest version at the forward; the stage keeps what is still needed. With `vertical`, all stages
-  use the version that the first stage had when the micro-batch entered: the newest that every stage has.
+  use the newest version that every stage has when the micro-batch enters: with equal numbers of replicas that of the
+  first stage, else a multiple of their least common multiple (within the step).
 * `2bw`: the version before the newest of the step, so two are enough. W(t + 1) = W(t) - lr g(W(t - 1)).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from math import lcm
@@ -20,61 +22,62 @@ from math import lcm
 from parallel_core.schedule.ir import Kind, Op, Program, Schedule
 
 
-def stamp(schedule: Schedule, per_step: int) -> Schedule:
-    """Writes its weight version into every compute operation; a step has `per_step` micro-batches.
+def stamp(schedule: Schedule) -> Schedule:
+    """Writes its weight version into every compute operation.
 
     Every rank holds one stage. A schedule that flushes is left as it is.
     """
     if schedule.sync == "flush":
         return schedule
     entered = _entered(schedule) if schedule.vertical else {}
-    programs = tuple(tuple(_stamped(schedule, program, per_step, entered)) for program in schedule.programs)
-    return replace(schedule, programs=programs)
+    return replace(schedule, programs=tuple(tuple(_stamped(schedule, p, entered)) for p in schedule.programs))
 
 
-def update(schedule: Schedule, per_step: int) -> Schedule:
+def update(schedule: Schedule) -> Schedule:
     """Adds to a stamped schedule, behind the last backward of every round: DROP of versions that nobody needs any more,
     ALLREDUCE where there are replicas, STASH of the present one if it is still needed, OPT_STEP.
 
     A last round that is short has an update like any other: all replicas take part, whether they add to it or not.
     """
-    return replace(schedule, programs=tuple(tuple(_updated(schedule, p, per_step)) for p in schedule.programs))
+    return replace(schedule, programs=tuple(tuple(_updated(schedule, p)) for p in schedule.programs))
 
 
-def round_size(schedule: Schedule, stage: int, per_step: int) -> int:
-    """Micro-batches that one update of `stage` holds more than the one before."""
-    return per_step if schedule.sync == "2bw" else len(schedule.placement[stage])
+def versions_of(schedule: Schedule, stage: int) -> list[int]:
+    """The versions that `stage` makes, in order: one at the end of each round."""
+    per_step = schedule.per_step or schedule.micro_batches
+    size = per_step if schedule.sync == "2bw" else len(schedule.placement[stage])
+    return [
+        first + min(own, per_step)
+        for first in range(0, schedule.micro_batches, per_step)
+        for own in range(size, per_step + size, size)
+    ]
 
 
 def _entered(schedule: Schedule) -> dict[int, int]:
     """Micro-batch -> the newest version that every stage has when the first stage forwards it."""
     every = lcm(*map(len, schedule.placement))
-    return {
-        op.micro_batch: version // every * every
-        for rank in schedule.placement[0]
-        for op, version in _present(schedule, schedule.programs[rank], len(schedule.placement[0]))
-        if op.kind is Kind.F
-    }
+    found = {}
+    for rank in schedule.placement[0]:
+        for op, version in _present(schedule, schedule.programs[rank]):
+            if op.kind is Kind.F:
+                first, own = schedule.in_step(version)
+                found[op.micro_batch] = first + own // every * every
+    return found
 
 
-def _present(schedule: Schedule, program: Program, size: int) -> Iterator[tuple[Op, int]]:
-    """Every operation with the newest version at its start; updates are made every `size` micro-batches."""
-    left = Counter(op.micro_batch // size for op in program if op.kind is Kind.BW)
-    version = 0
-    for op in program:
+def _present(schedule: Schedule, program: Program) -> Iterator[tuple[Op, int]]:
+    """Every operation with the newest version at its start."""
+    made, version = _rounds(schedule, program), 0
+    for i, op in enumerate(program):
         yield op, version
-        if op.kind is Kind.BW:
-            turn = op.micro_batch // size
-            left[turn] -= 1
-            if not left[turn]:
-                version = min((turn + 1) * size, schedule.micro_batches)
+        version = made.get(i, [version])[-1]
 
 
-def _stamped(schedule: Schedule, program: Program, per_step: int, entered: dict[int, int]) -> Iterator[Op]:
-    size, used = round_size(schedule, program[0].stage, per_step), dict[int, int]()
-    for op, version in _present(schedule, program, size):
+def _stamped(schedule: Schedule, program: Program, entered: dict[int, int]) -> Iterator[Op]:
+    used = dict[int, int]()
+    for op, version in _present(schedule, program):
         if schedule.sync == "2bw":
-            version = max(0, op.micro_batch // per_step - 1) * per_step
+            version = max(0, schedule.in_step(op.micro_batch)[0] - schedule.per_step)
         elif schedule.vertical:
             version = entered[op.micro_batch]
         elif schedule.sync == "stash":
@@ -82,17 +85,15 @@ def _stamped(schedule: Schedule, program: Program, per_step: int, entered: dict[
         yield replace(op, version=version)
 
 
-def _updated(schedule: Schedule, program: Program, per_step: int) -> Iterator[Op]:
+def _updated(schedule: Schedule, program: Program) -> Iterator[Op]:
     stage, replica = program[0].stage, program[0].replica
-    size = round_size(schedule, stage, per_step)
     last_use = {op.version: i for i, op in enumerate(program)}
     kept: set[int] = set()
     version = 0
-    rounds = _rounds(program, size, schedule.micro_batches)
+    rounds = _rounds(schedule, program)
     for i, op in enumerate(program):
         yield op
-        for turn in rounds.get(i, ()):
-            made = min((turn + 1) * size, schedule.micro_batches)
+        for made in rounds.get(i, ()):
             at = Op(Kind.OPT_STEP, stage, op.micro_batch, replica, made)
             for old in sorted(old for old in kept if last_use[old] <= i):
                 kept.remove(old)
@@ -106,11 +107,14 @@ def _updated(schedule: Schedule, program: Program, per_step: int) -> Iterator[Op
             version = made
 
 
-def _rounds(program: Program, size: int, micro_batches: int) -> dict[int, list[int]]:
-    """Position of an operation -> the rounds that are updated behind it: behind the last backward of this replica in
-    the round and, where it has none (a short last round), behind everything."""
-    behind = {op.micro_batch // size: i for i, op in enumerate(program) if op.kind is Kind.BW}
+def _rounds(schedule: Schedule, program: Program) -> dict[int, list[int]]:
+    """Position of an operation -> the versions that are made behind it: behind the last backward of this replica in the
+    round and, where it has none (a short last round), behind its last one before."""
+    backwards = [(op.micro_batch, i) for i, op in enumerate(program) if op.kind is Kind.BW]
     out: dict[int, list[int]] = {}
-    for turn in range(-(-micro_batches // size)):
-        out.setdefault(behind.get(turn, len(program) - 1), []).append(turn)
+    done = 0
+    for version in versions_of(schedule, program[0].stage):
+        while done < len(backwards) and backwards[done][0] < version:
+            done += 1
+        out.setdefault(backwards[done - 1][1], []).append(version)
     return out

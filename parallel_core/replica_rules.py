@@ -1,0 +1,120 @@
+"""Stages with different numbers of replicas: what they need, and what cannot stand beside them. Errors name what would
+do."""
+
+from __future__ import annotations
+
+from math import lcm
+from typing import TYPE_CHECKING
+
+from parallel_core.outline import outline_of
+from parallel_core.rules import divisors, few, rule
+from parallel_core.schedule.round_robin import least_micro_batches
+from parallel_core.schedule.traits import TRAITS, round_robins
+
+if TYPE_CHECKING:
+    from parallel_core.spec import ParallelSpec, RunSpec
+
+
+def check_replicas(spec: RunSpec) -> None:
+    """Raises the error of the first rule that is broken."""
+    if spec.parallel.replicas is None:
+        return
+    for check in (_check_stages, _check_schedule, _check_micro_batches):
+        check(spec.parallel, name(spec.parallel.replicas))
+    _check_beside(spec, name(spec.parallel.replicas))
+
+
+def check_batch(spec: RunSpec) -> None:
+    """Every micro-batch of every replica has as many samples."""
+    dp, m, batch = spec.parallel.dp, spec.parallel.micro_batches, spec.train.global_batch
+    if batch % dp:
+        raise rule(
+            ("parallel.dp", "train.global_batch"),
+            f"data={dp} does not divide the global batch {batch}; try {few(divisors(batch), dp)}.",
+        )
+    if (batch // dp) % m:
+        raise rule(
+            ("parallel.micro_batches", "train.global_batch"),
+            f"{m} micro-batches do not divide the {batch // dp} samples of a "
+            f"{'replica' if spec.parallel.replicas is None else 'step'}; try {few(divisors(batch // dp), m)}.",
+        )
+
+
+def name(replicas: tuple[int, ...]) -> str:
+    """As the paper writes it: 2-1-1."""
+    return "-".join(map(str, replicas))
+
+
+def advice(replicas: tuple[int, ...], micro_batches: int) -> str:
+    """What an uneven share costs; '' where every replica of a stage gets as many micro-batches."""
+    every = lcm(*replicas)
+    if not micro_batches % every:
+        return ""
+    return (
+        f"{micro_batches} micro-batches do not divide evenly over {name(replicas)} replicas; a multiple of {every} "
+        "keeps all of them busy."
+    )
+
+
+def _check_stages(split: ParallelSpec, text: str) -> None:
+    count = len(split.replicas or ())
+    if split.dp > 1:
+        raise rule(
+            ("parallel.replicas", "parallel.dp"),
+            f"replicas={text} says how often each stage is there, and data={split.dp} says it again; use data=1, or "
+            "leave replicas empty.",
+        )
+    if split.pp == 1:
+        raise rule(
+            ("parallel.replicas", "parallel.pp"),
+            f"replicas={text} needs a pipeline, and pipeline=1 is none; use pipeline={max(count, 2)}, or leave "
+            "replicas empty.",
+        )
+    if count != split.pp:
+        example = ", ".join(map(str, ((split.replicas or ()) + (1,) * split.pp)[: split.pp]))
+        raise rule(
+            ("parallel.replicas", "parallel.pp"),
+            f"replicas={text} names {count} stages, and pipeline={split.pp} has {split.pp}; use {example}, or "
+            f"pipeline={max(count, 2)}.",
+        )
+
+
+def _check_schedule(split: ParallelSpec, text: str) -> None:
+    if not TRAITS[split.schedule].round_robin:
+        raise rule(
+            ("parallel.replicas", "parallel.schedule"),
+            f"replicas={text} gives micro-batches to replicas in turn, which schedule={split.schedule} does not; use "
+            f"{', '.join(round_robins())}, or leave replicas empty.",
+        )
+
+
+def _check_micro_batches(split: ParallelSpec, text: str) -> None:
+    least = least_micro_batches(split.schedule, split.replicas or ())
+    if split.micro_batches < least:
+        raise rule(
+            ("parallel.micro_batches", "parallel.replicas"),
+            f"schedule={split.schedule} with replicas={text} needs at least {least} micro-batches a step, got "
+            f"{split.micro_batches}.",
+        )
+
+
+def _check_beside(spec: RunSpec, text: str) -> None:
+    split = spec.parallel
+    if split.zero:
+        raise rule(
+            ("parallel.zero", "parallel.replicas"),
+            f"zero={split.zero} cuts a state into equal parts over data-parallel replicas, and replicas={text} gives "
+            "each stage its own number; use zero=0, or data in place of replicas.",
+        )
+    if spec.model.tied:
+        raise rule(
+            ("model.tied", "parallel.replicas"),
+            f"tied=true pairs each first stage with a last one, and replicas={text} pairs none; use tied=false, or "
+            "data in place of replicas.",
+        )
+    if outline_of(spec.model).batch_norm:
+        raise rule(
+            ("model.kind", "parallel.replicas"),
+            f"a {spec.model.kind} model normalises over the samples of all replicas, and with replicas={text} stages "
+            "would do so over different ones; use another model, or data in place of replicas.",
+        )

@@ -1,0 +1,147 @@
+"""What a pipeline that never flushes must compute: the same delayed updates, applied by one process.
+
+The replay walks the micro-batches in order on one rank that holds all layers. For each it puts every stage's weights in
+place at the version that the rule of the schedule names, takes the gradient, and lets each stage's AdamW (its own, in
+NumPy) apply it to the newest weights. It knows no program, no operation and no rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.trainer import Trainer
+from parallel_core.layout import Layout
+from parallel_core.spec import RunSpec
+from tests.parallel_core import parity, ranks
+from tests.parallel_core.parity import Tensors, Trained
+
+
+class _Stage:
+    """The versions of one stage's weights by the number of micro-batches they hold, and its optimizer."""
+
+    def __init__(self, spec: RunSpec, first: Tensors) -> None:
+        self.train, self.versions, self.newest = spec.train, {0: first}, 0
+        self.mean = {name: np.zeros_like(value) for name, value in first.items()}
+        self.square = {name: np.zeros_like(value) for name, value in first.items()}
+        self.updates = 0
+        self.gathered = {name: np.zeros_like(value) for name, value in first.items()}
+
+    def add(self, grads: Tensors) -> None:
+        """Gradients of a micro-batch, of any layers."""
+        for name, sum_ in self.gathered.items():
+            sum_ += grads[name]
+
+    def update(self, version: int) -> float:
+        """AdamW (Loshchilov and Hutter 2019) on the mean since the last update, clipped; returns its squared norm."""
+        train, before = self.train, self.versions[self.newest]
+        grads = {name: sum_ / (version - self.newest) for name, sum_ in self.gathered.items()}
+        self.gathered = {name: np.zeros_like(value) for name, value in before.items()}
+        squared = sum(float(np.square(grads[name]).sum()) for name in before)
+        norm, limit = np.sqrt(squared), train.clip_norm or np.inf
+        clip = limit / (norm + 1e-6) if norm > limit else 1.0
+        self.updates += 1
+        after = {}
+        for name, value in before.items():
+            grad = grads[name] * clip
+            self.mean[name] = train.beta1 * self.mean[name] + (1 - train.beta1) * grad
+            self.square[name] = train.beta2 * self.square[name] + (1 - train.beta2) * grad**2
+            mean = self.mean[name] / (1 - train.beta1**self.updates)
+            square = self.square[name] / (1 - train.beta2**self.updates)
+            decayed = value * (1 - train.lr * train.weight_decay)
+            after[name] = decayed - train.lr * mean / (np.sqrt(square) + train.eps)
+        self.versions[version], self.newest = after, version
+        return squared
+
+
+def round_ends(spec: RunSpec, stage: int) -> list[int]:
+    """Versions that a stage makes, the first 0: an update a round of its replicas, and one at the end of each step."""
+    split, replicas = spec.parallel, spec.parallel.copies[stage]
+    size = split.per_step if split.schedule == "1f1b-2bw" else replicas
+    total = split.per_step * parity.STEPS
+    return [0, *(i for i in range(1, total + 1) if not i % split.per_step or not i % split.per_step % size)]
+
+
+def version_of(spec: RunSpec, stage: int, micro_batch: int) -> int:
+    """What a stage uses for the forward of a micro-batch, by the papers' rules."""
+    split = spec.parallel
+    if split.schedule == "1f1b-2bw":
+        return max(0, micro_batch // split.per_step - 1) * split.per_step
+    if split.schedule != "1f1b-vertical":
+        return _present(spec, stage, micro_batch)
+    of_all = set.intersection(*(set(round_ends(spec, s)) for s in range(split.pp)))
+    return max(version for version in of_all if version <= _present(spec, 0, micro_batch))
+
+
+def _present(spec: RunSpec, stage: int, micro_batch: int) -> int:
+    """The newest version at a replica when it forwards `micro_batch`: as many are under way as there are devices from
+    the stage on, so it has done those that many before; it updates with the last of its own in a round."""
+    replicas, per_step = spec.parallel.copies[stage], spec.parallel.per_step
+    mine = [i for i in range(micro_batch) if i % per_step % replicas == micro_batch % per_step % replicas]
+    left = [i for i in mine if i > micro_batch - sum(spec.parallel.copies[stage:])]
+    return max(end for end in round_ends(spec, stage) if end <= min([*left, micro_batch]))
+
+
+def replay(spec: RunSpec) -> Trained:
+    """The same steps in one process."""
+    alone = RunSpec.model_validate(
+        spec.model_dump()
+        | {
+            "parallel": {
+                "micro_batches": spec.parallel.per_step,
+                # without a stash, what is recomputed comes from weights that its forward did not have
+                "recompute": spec.parallel.recompute if spec.parallel.schedule == "1f1b-naive" else "none",
+            },
+            "train": spec.train.model_dump() | {"clip": "global"},
+        }
+    )
+    return ranks.run(alone, _replayer(spec), ranks.scratch())[0]
+
+
+def _replayer(spec: RunSpec) -> ranks.Work:
+    def work(alone: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Trained:
+        return ranks.with_trainer(alone, rank, meeting, folder, lambda trainer: _replayed(spec, trainer))
+
+    return work
+
+
+def _replayed(spec: RunSpec, trainer: Trainer) -> Trained:
+    layout, per_step = Layout.of(spec), spec.parallel.per_step
+    units, before = spec.model.units(), parity._copy(trainer.flat.named())
+    stages = [
+        _Stage(spec, {n: v for n, v in before.items() if any(n.startswith(f"{units[i]}.") for i in held)})
+        for held in layout.stage_units
+    ]
+    ends = [round_ends(spec, s) for s in range(len(stages))]
+    losses, norms = [], []
+    model = trainer.chunks.stages[0]
+    for step in range(parity.STEPS):
+        model.begin_step([trainer.reader.read(step)])
+        loss, squares = 0.0, [list[float]() for _ in stages]
+        for own in range(per_step):
+            micro_batch = step * per_step + own
+            trainer.flat.grads.zero_()
+            _put(trainer, stages, lambda s, mb=micro_batch: version_of(spec, s, mb))
+            loss += float(model.forward(own, None))
+            if spec.parallel.schedule == "1f1b-naive":
+                _put(trainer, stages, lambda s: stages[s].newest)
+            model.backward(own, None)
+            for s, stage in enumerate(stages):
+                stage.add({name: grad.numpy() * per_step for name, grad in trainer.flat.named_grads().items()})
+                if micro_batch + 1 in ends[s]:
+                    squares[s].append(stage.update(micro_batch + 1))
+        losses.append(loss)
+        norms.append(float(np.sqrt(sum(map(np.mean, squares)))))
+    after = {name: value for stage in stages for name, value in stage.versions[stage.newest].items()}
+    return Trained([], before, after, losses, norms)
+
+
+def _put(trainer: Trainer, stages: list[_Stage], version: Callable[[int], int]) -> None:
+    """Every stage's weights at the version it is to use."""
+    values = {n: v for s, stage in enumerate(stages) for n, v in stage.versions[version(s)].items()}
+    for slot in trainer.flat:
+        slot.parameter.data = torch.from_numpy(values[slot.name])
