@@ -52,6 +52,7 @@ FEATURES: dict[str, Leaves] = {
     "tensor parallel": {"parallel.tp": 2},
     "sequence parallel": {"parallel.tp": 2, "parallel.sequence": True},
     **{f"pipeline {name}": _schedule(name) for name in typing.get_args(ScheduleName) if name != CUSTOM},
+    "replicas 2-1": {"parallel.pp": 2, "parallel.replicas": [2, 1], "parallel.micro_batches": 4},
     "full recomputation": {"parallel.recompute": "full"},
     "selective recomputation": {"parallel.recompute": "selective"},
     "recomputation of some layers": {"parallel.recompute": "full", "parallel.recompute_layers": [0]},

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.urls import reverse
+from pydantic import ValidationError
 
 from dashboard.ledger.models import Profile
 from parallel_core.analysis.quantities import bytes_text, seconds_text
@@ -17,7 +18,7 @@ from parallel_core.plan.layer_graph import GraphError, LayerGraph
 from parallel_core.plan.pipedream import Form, Level, partition
 from parallel_core.plan.stages import CutChain, balanced_cut, cut_chain, even_cut, layers_of
 from parallel_core.profile.table import CostTable
-from parallel_core.spec import RunSpec
+from parallel_core.spec import RunSpec, field_errors
 
 FALLBACK_BANDWIDTH = 1e9
 """Bytes/s where no link was timed."""
@@ -197,21 +198,21 @@ class Page:
         return self.asked.address(cuts=cuts, replicas=replicas, workers=sum(replicas))
 
     def run(self) -> tuple[str, str]:
-        """(address of New run with these cuts, '') or ('', why they cannot be run)."""
+        """(address of New run with these cuts and replicas, '') or ('', why they cannot be run)."""
         chain, spec = self.yours, dict(self.asked.profile.spec)
-        dp = chain.replicas[0]
-        if any(m != dp for m in chain.replicas):
-            return "", "A run has as many replicas of every stage; make them equal to run this."
-        batch = spec["train"]["global_batch"]
-        micro = max(1, batch // (dp * self.asked.samples))
-        parallel = {"dp": dp, "pp": len(chain.stages), "micro_batches": micro}
+        equal, train = len(set(chain.replicas)) == 1, dict(spec["train"])
+        dp, batch = chain.replicas[0] if equal else 1, train["global_batch"]
+        parallel = {"dp": dp, "pp": len(chain.stages), "micro_batches": max(1, batch // (dp * self.asked.samples))}
         if len(chain.stages) > 1:
             parallel["cuts"] = list(chain.cuts)
-        asked = {"model": spec["model"], "parallel": parallel, "train": spec["train"]}
+        if not equal:  # PipeDream's own: stages that update on their own, each version kept
+            parallel |= {"replicas": list(chain.replicas), "schedule": "1f1b-stash"}
+            train["clip"] = "stage"
+        asked = {"model": spec["model"], "parallel": parallel, "train": train}
         try:
             RunSpec.model_validate(asked)
-        except ValueError:
-            return "", f"{batch} samples do not divide into {dp} replicas of micro-batches of {self.asked.samples}."
+        except ValidationError as error:
+            return "", " ".join(field_errors(error).values())
         return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked)})}", ""
 
 

@@ -163,9 +163,14 @@ def test_the_page_follows_its_address(profile: Profile, member: Client) -> None:
     assert form.context["form"].assessment.spec.micro_batch_size == 4
 
 
-def test_unequal_replicas_are_not_offered_to_run(profile: Profile, member: Client) -> None:
-    page = member.get("/partition/", {"profile": profile.pk, "cuts": "5", "replicas": "2-1"})
-    assert not page.context["run_address"] and "make them equal" in page.content.decode()
+def test_unequal_replicas_run_as_pipedream_does(profile: Profile, member: Client) -> None:
+    page = member.get("/partition/", {"profile": profile.pk, "cuts": "5", "replicas": "2-1", "samples": 4})
+    form = member.get(page.context["run_address"])
+    split = form.context["form"].assessment.spec.parallel
+    assert (split.replicas, split.cuts, split.schedule, split.world) == ((2, 1), (5,), "1f1b-stash", 3)
+    assert 'value="2, 1"' in form.content.decode()
+    page = member.get("/partition/", {"profile": profile.pk, "cuts": "5", "replicas": "3-1", "samples": 16})
+    assert not page.context["run_address"] and "replicas=3-1 needs at least 3" in page.content.decode()
 
 
 @pytest.mark.parametrize(
