@@ -57,6 +57,11 @@ class Layout:
         turns = split.replicas is not None
         return cls(split.copies, split.tp, split.per_step, stages, places(split), split.flushes, turns)
 
+    @classmethod
+    def unknown(cls, world: int) -> Layout:
+        """Of ranks of which nothing tells what they share: each stands for itself, as replicas do."""
+        return cls((world,), 1, world, ((0,),), (0,))
+
     @property
     def pp(self) -> int:
         return len(self.replicas)

@@ -64,7 +64,7 @@ class Step:
     def breakdown(self) -> Mapping[int, Breakdown]:
         """Where the step of each rank went. Without a layout every rank stands for itself."""
         world = max(self.spans, default=0) + 1
-        return breakdown(self.spans, self._layout or Layout((world,), 1, world, ((0,),), (0,)))
+        return breakdown(self.spans, self._layout or Layout.unknown(world))
 
     def in_view(self, window: Window | None) -> int:
         """Spans that touch the window."""

@@ -29,7 +29,7 @@ class _Imported(Case):
     @cached_property
     def layout(self) -> Layout:
         world = len(self.traced[0])
-        return Layout(world, 1, 1, world, ((0,),), (0,))
+        return Layout.unknown(world)
 
     @property
     def pipeline(self) -> bool:
