@@ -172,13 +172,16 @@ class BatchBody(TypedDict):
 class ControlEntry(TypedDict):
     """cancel: stop it, report cancelled. fence: stop it, report nothing. rewind: publish `channel`:`rank` again from
     `offset`. settled: everything arrived, the folder may go. store: where the first node's store listens.
-    profile: measure the model of `spec` when nothing else runs; `attempt` is the number of the request."""
+    profile: measure the model of `spec` when nothing else runs; `attempt` is the number of the request. trace: let the
+    ranks trace `step`, with torch.profiler where `profiler`."""
 
-    kind: Literal["cancel", "fence", "rewind", "settled", "store", "profile"]
+    kind: Literal["cancel", "fence", "rewind", "settled", "store", "profile", "trace"]
     attempt: int
     spec: NotRequired[dict[str, Any]]
     rank: NotRequired[int]
     channel: NotRequired[Channel]
     offset: NotRequired[int]
+    step: NotRequired[int]
+    profiler: NotRequired[bool]
     host: NotRequired[str]
     port: NotRequired[int]

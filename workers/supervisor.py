@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from parallel_core.launch import Event, ForkServer, ServerLost, Store
+from parallel_core.observe.asked import Wish, ask
 from workers import corpora, ending, standstill
 from workers.attempt import Attempt, end_processes
 from workers.calibration import Calibration
@@ -249,6 +250,8 @@ class Supervisor(threading.Thread):
             self._relay.rewind(number, entry["channel"], int(entry["rank"]), int(entry["offset"]))
         elif kind == "settled" and attempt is None:
             self._settle(number)
+        elif kind == "trace" and attempt is not None:
+            ask(attempt.folder.path, Wish(int(entry["step"]), bool(entry["profiler"])))
         elif kind == "store" and attempt is not None:
             attempt.store = Store(host=entry["host"], port=int(entry["port"]))
 

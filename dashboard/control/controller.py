@@ -128,7 +128,7 @@ class Controller:
         now = time.monotonic()
         self._clocks.advance(now - (self._listened_at or now))
         self._listened_at = now
-        send_orders(self._redis, sweeps.sweep_cancels())
+        send_orders(self._redis, [*sweeps.sweep_cancels(), *sweeps.sweep_traces()])
         again, ended = sweeps.sweep_leases(self._clocks, self._lease, self._resends)
         self._unsent |= {attempt.pk: attempt for attempt in again}
         self._note_ended(ended)

@@ -16,10 +16,10 @@ from dashboard.control.orders import Order
 from dashboard.control.placement import Share, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts, live_attempts
-from dashboard.runs import states
+from dashboard.runs import next_trace, states
 from dashboard.runs.models import Attempt, Corpus, Run, State
 from dashboard.runs.queue import queued_runs, requests, studies_active
-from workers.contract import START_LIMIT_S
+from workers.contract import START_LIMIT_S, ControlEntry
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,19 @@ def sweep_cancels() -> list[Order]:
 def _cancel_orders(run: Run) -> list[Order]:
     attempts = run.attempts.filter(over=False)
     return [(node["worker"], {"kind": "cancel", "attempt": a.pk}) for a in attempts for node in a.devices]
+
+
+def sweep_traces() -> list[Order]:
+    """Runs of which somebody wants to see the next step: the step is chosen here, and every host is told."""
+    orders: list[Order] = []
+    for run in Run.objects.filter(trace_asked_at__isnull=False, trace_step__isnull=True, state=State.RUNNING):
+        step = next_trace.due(run)
+        if step is None or not Run.objects.filter(pk=run.pk, trace_step__isnull=True).update(trace_step=step):
+            continue
+        for attempt in run.attempts.filter(over=False):
+            entry: ControlEntry = {"kind": "trace", "attempt": attempt.pk, "step": step, "profiler": run.trace_profile}
+            orders += [(node["worker"], entry) for node in attempt.devices]
+    return orders
 
 
 def place_queued(alive: Iterable[str]) -> list[Attempt]:

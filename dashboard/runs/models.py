@@ -56,6 +56,10 @@ class Run(models.Model):
     wish = models.JSONField(default=dict, blank=True)
     """The text to generate from that checkpoint (parallel_core.wish.TextWish); {} of a run that trains."""
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
+    trace_asked_at = models.DateTimeField(null=True, blank=True)
+    """When somebody asked to see the next step; `trace_step` is the one that the controller then chose."""
+    trace_step = models.IntegerField(null=True, blank=True)
+    trace_profile = models.BooleanField(default=False)
 
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
     queued_at = models.DateTimeField()

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_safe
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import window_of
-from dashboard.runs import generating, page_charts, resuming, selectors
+from dashboard.runs import generating, next_trace, page_charts, resuming, selectors
 from dashboard.runs.findings import findings
 from dashboard.runs.models import ENDED, Run, SeriesChunk, State
 from dashboard.runs.page_tabs import OF_TEXT, TABS, tab_context
@@ -90,6 +90,8 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
         "ended": run.state in ENDED,
         "may_cancel": run.state not in ENDED and run.cancel_requested_at is None and mine,
         "may_change": mine,
+        "next_trace": next_trace.status(run),
+        "running": run.state == State.RUNNING,
         "may_submit": may_submit(request.user),
         "failed": run.state in (State.FAILED, State.LOST),
     }

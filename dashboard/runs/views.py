@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
-from dashboard.runs import resuming, services, spec_fields, submission
+from dashboard.runs import next_trace, resuming, services, spec_fields, submission
 from dashboard.runs.forms import RunForm, split_tags
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.panel import Panel
@@ -114,6 +114,15 @@ def cancel(request: HttpRequest, pk: int) -> HttpResponse:
         services.request_cancel(run=run, user=request.user)
         return redirect("runs:page", pk)
     return render(request, "runs/cancel.html", {"run": run, "ended": run.state in ENDED})
+
+
+@require_POST
+def trace_next(request: HttpRequest, pk: int) -> HttpResponse:
+    """Asks for the spans of the next step of a running run; with `profile` under torch.profiler."""
+    run = get_object_or_404(Run, pk=pk)
+    if not next_trace.request(run=run, user=request.user, profile="profile" in request.POST):
+        messages.info(request, "Nothing was asked: the run is not running, or a step is already waited for.")
+    return redirect("runs:page", pk)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -24,6 +24,7 @@ from parallel_core.engine.profiled import is_profiled, profiled
 from parallel_core.engine.stream import Staleness
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
+from parallel_core.observe.asked import Asked, Wish
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import POINT, Sink
@@ -65,8 +66,9 @@ class StepTimes:
 class Reporter:
     """Emits the records of one rank, and says the same in words in its log; run-level series come from rank 0 alone."""
 
-    def __init__(self, spec: RunSpec, rank: int, sink: Sink, device: Device) -> None:
-        self._spec, self._rank, self._sink, self._device = spec, rank, sink, device
+    def __init__(self, spec: RunSpec, rank: int, sink: Sink, device: Device, asked: Asked | None = None) -> None:
+        self._spec, self._rank, self._sink, self._device, self._asked = spec, rank, sink, device, asked
+        self._wish: Wish | None = None
         self._points: dict[str, list[tuple[int, float, float]]] = {}
         self._stale: list[Staleness] = []
         self._flushed = self._logged = 0.0
@@ -94,11 +96,17 @@ class Reporter:
         )
 
     def profiled(self, step: int, scope: Scope) -> AbstractContextManager[None]:
-        """Around a step: torch.profiler looks at it where the spec says so."""
-        if not is_profiled(self._spec, step, self._rank):
+        """Around a step: torch.profiler looks at it where the spec, or somebody by now, says so."""
+        self._wish = self._asked.at(step) if self._asked else None
+        wished = self._wish is not None and self._wish.profile
+        if not wished and not is_profiled(self._spec, step, self._rank):
             return nullcontext()
         log.info("step %d is profiled", step)
         return profiled(step, scope, self._device, self._sink)
+
+    def wished(self, step: int) -> bool:
+        """Whether somebody asked for the spans of this step before it began."""
+        return self._wish is not None and self._wish.step == step
 
     def phase(self, phase: str, step: int) -> None:
         log.info("%s at step %d", phase, step)

@@ -37,6 +37,7 @@ from parallel_core.engine.updates import Updates
 from parallel_core.engine.versions import WeightVersions
 from parallel_core.faults import broken
 from parallel_core.layout import Layout
+from parallel_core.observe.asked import Asked
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import Sink
@@ -198,7 +199,7 @@ def run_rank(
         be_deterministic()
     device = open_device(spec.train.device)
     layout = Layout.of(spec)
-    report = Reporter(spec, rank, sink, device)
+    report = Reporter(spec, rank, sink, device, Asked(progress.folder))
     report.phase("building", 0)
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, layout, device.backend, spec.model.tied)
@@ -252,7 +253,8 @@ def _train(
         took = times.ended()
         if meter is not None and step == metered:
             report.memory(step, meter)
-        if is_traced(spec, step, first):  # first of all: the span of the step ends when it is asked for
+        if is_traced(spec, step, first) or (meter is None and report.wished(step)):
+            # first of all: the span of the step ends when it is asked for
             report.spans(step, trainer.recorder)
         stop = trainer.pace.stopping
         report.step(step, known, took, trainer.pace.staleness, last=stop or step + 1 == spec.train.steps)

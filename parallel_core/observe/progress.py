@@ -32,6 +32,7 @@ class Progress:
     """The writer of one rank's page."""
 
     def __init__(self, folder: Path, rank: int) -> None:
+        self.folder = folder
         with path(folder, rank).open("w+b") as file:
             file.truncate(_PAGE.size)
             self._page = mmap.mmap(file.fileno(), _PAGE.size)

@@ -1,0 +1,79 @@
+"""Trace the next step: asked on a run's page, chosen and sent by the controller, told to the ranks by the worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.control import sweeps
+from dashboard.runs import next_trace
+from dashboard.runs.models import Run, SpanChunk, State
+from tests.dashboard import factory
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def running(alice: Any, redis_url: str) -> Run:
+    run = factory.queued(alice, {"dp": 2}, train={"steps": 1000})
+    attempt = factory.start(run)
+    factory.feed_steps(attempt, 12)
+    Run.objects.filter(pk=run.pk).update(step=100, step_time=0.5, state=State.RUNNING)
+    run.refresh_from_db()
+    return run
+
+
+def test_the_step_lies_far_enough_ahead_for_every_rank(running: Run) -> None:
+    assert next_trace.due(running) == 100 + next_trace.LEAST_AHEAD + 4
+    running.step_time = 0.01
+    assert next_trace.due(running) == 100 + next_trace.LEAST_AHEAD + 200
+    for changes in ({"step": None}, {"step_time": None}, {"step": 999}):
+        for name, value in changes.items():
+            setattr(running, name, value)
+        assert next_trace.due(running) is None
+
+
+@pytest.mark.parametrize("profile", [False, True])
+def test_from_the_button_to_the_orders(client: Client, alice: Any, running: Run, profile: bool) -> None:
+    client.force_login(alice)
+    page = f"/runs/{running.pk}/"
+    assert "Trace the next step" in client.get(page).content.decode()
+    assert sweeps.sweep_traces() == []
+    assert client.post(f"{page}trace-next", {"profile": "1"} if profile else {}).status_code == 302
+    assert "as soon as one can be" in client.get(f"{page}part/head").content.decode()
+    attempt = running.attempts.get()
+    told = {"kind": "trace", "attempt": attempt.pk, "step": 106, "profiler": profile}
+    assert sweeps.sweep_traces() == [(node["worker"], told) for node in attempt.devices]
+    assert sweeps.sweep_traces() == [], "each wish is sent once"
+    head = client.get(f"{page}part/head").content.decode()
+    assert "Step 106 will be traced" in head and "disabled" in head
+    again = client.post(f"{page}trace-next", follow=True).content.decode()
+    assert "already waited for" in again
+    running.refresh_from_db()
+    assert running.trace_step == 106
+
+
+def test_what_became_of_the_wish(client: Client, alice: Any, running: Run) -> None:
+    assert next_trace.request(run=running, user=alice, profile=False)
+    sweeps.sweep_traces()
+    Run.objects.update(step=106 + next_trace.LATE_STEPS)
+    running.refresh_from_db()
+    late = next_trace.status(running)
+    assert "ask again" in late.sentence and not late.pending
+    SpanChunk.objects.filter(attempt__run=running).update(step=106)
+    done = next_trace.status(running)
+    assert (done.sentence, done.address) == ("Step 106 was traced.", "?step=106")
+    client.force_login(alice)
+    assert 'href="?step=106"' in client.get(f"/runs/{running.pk}/").content.decode()
+
+
+def test_only_the_owner_and_only_of_a_running_run(client: Client, alice: Any, bob: Any, running: Run) -> None:
+    client.force_login(bob)
+    assert client.post(f"/runs/{running.pk}/trace-next").status_code == 403
+    assert "Trace the next step" not in client.get(f"/runs/{running.pk}/").content.decode()
+    ended = factory.finished(alice)
+    assert not next_trace.request(run=ended, user=alice, profile=False)
+    client.force_login(alice)
+    assert "Trace the next step" not in client.get(f"/runs/{ended.pk}/").content.decode()
