@@ -105,8 +105,8 @@ class Reporter:
         return profiled(step, scope, self._device, self._sink)
 
     def wished(self, step: int) -> bool:
-        """Whether somebody asked for the spans of this step before it began."""
-        return self._wish is not None and self._wish.step == step
+        """Whether somebody asked for the spans of this step; a profiled one ends only with its export."""
+        return self._wish is not None and self._wish.step == step and not self._wish.profile
 
     def phase(self, phase: str, step: int) -> None:
         log.info("%s at step %d", phase, step)

@@ -15,7 +15,7 @@ NEVER = -1
 
 
 class Wish(NamedTuple):
-    """`profile`: with torch.profiler, too."""
+    """`profile`: torch.profiler's trace of it, instead of its spans."""
 
     step: int = NEVER
     profile: bool = False
