@@ -34,11 +34,16 @@ class Status:
     address: str = ""
 
 
+def possible(run: Run) -> bool:
+    """A run that trains: one that writes text has no steps."""
+    return run.state == State.RUNNING and not run.wish
+
+
 def request(*, run: Run, user: Any, profile: bool) -> bool:
     """Asks for it; False where the run is not running or another wish is under way. Raises PermissionDenied."""
     if not may_change(user, run):
         raise PermissionDenied("Only the run's owner and admins may trace its next step.")
-    if run.state != State.RUNNING or status(run).pending:
+    if not possible(run) or status(run).pending:
         return False
     changes = {"trace_asked_at": timezone.now(), "trace_step": None, "trace_profile": profile}
     return bool(Run.objects.filter(pk=run.pk, state=State.RUNNING).update(**changes))
