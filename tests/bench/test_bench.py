@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from parallel_core import bench
 from parallel_core.bench import BENCHES, duel
 
 RELATIVE = 1e-6
@@ -36,3 +37,8 @@ def test_an_unknown_benchmark_is_refused() -> None:
     line = [sys.executable, "-m", "parallel_core", "bench", "warp"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 2 and all(name in done.stderr for name in BENCHES)
+
+
+def test_the_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run(["list"], 1) == 0
+    assert capsys.readouterr().out.split() == list(BENCHES)
