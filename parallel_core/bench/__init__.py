@@ -41,7 +41,10 @@ BENCHES: dict[str, Bench] = {
 
 
 def run(names: Sequence[str], rounds: int, out: Path | None = None) -> int:
-    """Run and print the named benchmarks (all of them where none is named; their names alone for "list"). The exit code is 2 for unknown names."""
+    """Run and print the named benchmarks: all of them where none is named, their names alone for "list".
+
+    The exit code is 2 for unknown names.
+    """
     if list(names) == ["list"]:
         print("\n".join(BENCHES))
         return 0
