@@ -24,9 +24,9 @@ def _tiny(**parallel: Any) -> dict[str, Any]:
     return {"model": TINY, "parallel": parallel, "train": {"global_batch": 16}}
 
 
-def _streamed(schedule: str) -> dict[str, Any]:
+def _streamed(schedule: str, **more: Any) -> dict[str, Any]:
     """Stages update on their own, so each clips its own gradients."""
-    tiny = _tiny(pp=2, schedule=schedule, micro_batches=8)
+    tiny = _tiny(pp=2, schedule=schedule, micro_batches=8, **more)
     return tiny | {"train": tiny["train"] | {"clip": "stage"}}
 
 
@@ -102,6 +102,12 @@ PRESETS = (
         "Tiny GPT, PipeDream (1F1B, stashed)",
         "no flush; older weights kept for what is under way",
         _streamed("1f1b-stash"),
+    ),
+    Preset(
+        "replicas21",
+        "Tiny GPT, PipeDream 2-1",
+        "two replicas of the first stage, one of the second",
+        _streamed("1f1b-stash", replicas=(2, 1)),
     ),
     Preset(
         "pp2-2bw",

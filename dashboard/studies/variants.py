@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from parallel_core.outline.recompute import RECOMPUTE_LABELS
 from parallel_core.plan import strategy as naming
+from parallel_core.replica_rules import name as name_of
 from parallel_core.schedule.traits import TRAITS, flushes, runnable
 from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec, TraceSpec, TrainSpec, field_errors
 
@@ -139,18 +140,24 @@ STREAMED = ("1f1b", *(name for name in runnable() if not flushes(name)))
 
 
 def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_steps: int = 100) -> Plan:
-    """What keeping the pipeline full costs and buys: 1F1B with its flush, every schedule without one, and DP.
+    """What keeping the pipeline full costs and buys: 1F1B with its flush, every schedule without one, and DP; from
+    three devices on also PipeDream's two stages of which the first has all devices but one.
 
     All clip by stage, the only clipping that schedules without a flush have. The first run is the one with a flush.
     """
     variants: list[Variant] = []
     skipped: list[Skipped] = []
     splits: list[Spec] = [{"pp": devices, "schedule": name, "micro_batches": micro_batches} for name in STREAMED]
+    if devices > 2:
+        splits.append(splits[STREAMED.index("1f1b-stash")] | {"pp": 2, "replicas": (devices - 1, 1)})
     for split in (*splits, {"dp": devices}):
         spec = with_steps(base, timed_steps)
         spec["parallel"] = split
         spec["train"]["clip"] = "stage"
-        _keep(valid(spec, TRAITS[split["schedule"]].label if "schedule" in split else "DP"), variants, skipped, "")
+        title = TRAITS[split["schedule"]].label if "schedule" in split else "DP"
+        if "replicas" in split:
+            title += f" {name_of(split['replicas'])}"
+        _keep(valid(spec, title), variants, skipped, "")
     return Plan(tuple(variants), tuple(skipped))
 
 

@@ -58,8 +58,26 @@ def test_plan_is_1f1b_in_all_its_kinds_and_dp() -> None:
 def test_what_cannot_run_is_left_out_with_its_reason() -> None:
     plan = variants.stashing(factory.BASE, devices=4, micro_batches=2)
     assert [(skipped.name, skipped.reason.split(";")[0]) for skipped in plan.skipped] == [
-        ("PP-2BW", "schedule=1f1b-2bw with pipeline=4 needs at least 3 micro-batches, or two versions do not last")
+        ("PP-2BW", "schedule=1f1b-2bw with pipeline=4 needs at least 3 micro-batches, or two versions do not last"),
+        (
+            "PP-1F1B async, stashed 3-1",
+            "schedule=1f1b-stash with replicas=3-1 needs at least 3 micro-batches a step, got 2.",
+        ),
     ]
+
+
+def test_from_three_devices_on_stages_have_different_numbers_of_replicas(alice: Any) -> None:
+    plan = variants.stashing(factory.BASE, devices=3, micro_batches=4, timed_steps=40)
+    assert [skipped.name for skipped in plan.skipped] == ["DP"]  # three do not divide the batch
+    made = {variant.name: variant.spec for variant in plan.variants}
+    uneven = made["PP-1F1B async, stashed 2-1"]
+    assert (uneven.parallel.replicas, uneven.parallel.world) == ((2, 1), 3)
+    study = Study.objects.create(name="Stashing", owner=alice, kind="stashing", base=factory.BASE)
+    for name in ("PP-1F1B async, stashed 3", "PP-1F1B async, stashed 2-1"):
+        split = made[name].parallel.model_dump(mode="json")
+        factory.finished(alice, split, train={"clip": "stage"}, study=study, name=name)
+    charts, _ = streams.of_overview(overview(study.runs.all()), None)
+    assert "stashed 2-1" in str(charts["versions"])
 
 
 def test_it_is_asked_for_in_the_form(alice: Any) -> None:
