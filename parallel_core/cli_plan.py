@@ -33,6 +33,7 @@ def add(commands: Commands) -> None:
     plan.add_argument("--cluster", default="selene", choices=clusters(), metavar="KEY", help=", ".join(clusters()))
     plan.add_argument("--devices", type=int, help="how many devices (default: the cluster's)")
     plan.add_argument("--batch", type=int, default=1536, help="sequences of a step (default: 1536)")
+    plan.add_argument("--adapters", type=int, default=0, help="rank of adapters on a frozen base (default: none)")
     plan.add_argument("--top", type=int, default=10, help="layouts listed, each with its fastest plan (default: 10)")
     plan.add_argument("--ask", choices=[*QUESTIONS, "all"], help="answer a question about the best plans")
     plan.add_argument("--json", action="store_true", help="the listed plans as JSON")
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     cluster = clusters()[options.cluster]
     if options.devices is not None:
         cluster = replace(cluster, devices=options.devices, per_host=max(1, min(cluster.per_host, options.devices)))
-    job = Job(presets()[options.model], options.batch)
+    job = Job(presets()[options.model], options.batch, adapters=options.adapters)
     try:
         if options.serve:
             return _serve(job.model, cluster, options)

@@ -81,7 +81,8 @@ class SetupForm(forms.Form):
         values = dict(super().clean() or {})
         if self.errors:
             return values
-        job, cluster = Job(model_of(values), values["batch"]), cluster_of(values)
+        job = Job(model_of(values), values["batch"], adapters=values.get("adapters") or 0)
+        cluster = cluster_of(values)
         for field, message in {**cluster.problems(), **job.problems()}.items():
             self.add_error(field if field in self.fields else None, message)
         self.setup = Setup(job, cluster)
@@ -127,6 +128,9 @@ class PlannerForm(SetupForm):
         ],
     )
     offload = forms.ChoiceField(label="Optimizer offload", choices=[("no", "no"), ("yes", "may be used")])
+    adapters = forms.IntegerField(
+        label="Adapters, rank", min_value=1, required=False, help_text="frozen base; empty: all is trained"
+    )
     tokens = forms.FloatField(label="Tokens wanted, billions", min_value=0, max_value=MOST_TOKENS)
     price = forms.FloatField(label="Price of a device-hour", min_value=0, max_value=1e6)
     plan = forms.CharField(label="Why not this one?", required=False, max_length=200)
@@ -162,4 +166,4 @@ class PlannerForm(SetupForm):
 
     @property
     def more(self) -> list[forms.BoundField]:
-        return self.group("state", "precision", "schedules", "offload", "tokens", "price")
+        return self.group("state", "precision", "schedules", "offload", "adapters", "tokens", "price")

@@ -6,6 +6,8 @@ from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.plans import Plan
 
+ADAPTERS = "Adapters on a frozen base are no argument of Megatron-LM."
+
 
 def torchrun(cluster: Cluster, plan: Plan) -> list[str]:
     """The launcher: one process a device."""
@@ -36,7 +38,7 @@ def megatron(job: Job, plan: Plan) -> tuple[list[str], list[str]]:
         out += ["--swiglu", "--disable-bias-linear", "--normalization RMSNorm", "--position-embedding-type rope"]
     if not model.tied:
         out.append("--untie-embeddings-and-output-weights")
-    return out + _split(job, plan), _missing(plan)
+    return out + _split(job, plan), [*_missing(plan), *[ADAPTERS] * (job.adapters > 0)]
 
 
 def _split(job: Job, plan: Plan) -> list[str]:

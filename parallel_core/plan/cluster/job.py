@@ -35,11 +35,19 @@ MEGATRON_2022 = Software(False, True, True, False, False)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`batch` = sequences of a step over all replicas."""
+    """`batch` = sequences of a step over all replicas. `adapters` = rank of the low-rank adapters that alone are
+    trained, the model itself frozen (Hu et al. 2021); 0: all of it is trained."""
 
     model: Transformer
     batch: int
     software: Software = field(default_factory=Software)
+    adapters: int = 0
+
+    @property
+    def trained(self) -> float:
+        """What is trained, as a share of a layer's own elements."""
+        own = self.model.layer_matrices + self.model.layer_vectors
+        return self.model.adapter(self.adapters) / own if self.adapters else 1.0
 
     @property
     def tokens(self) -> int:
@@ -49,4 +57,5 @@ class Job:
     def problems(self) -> dict[str, str]:
         found = Problems()
         found.whole("batch", self.batch, 1, MOST_BATCH)
+        found.whole("adapters", self.adapters, 0, self.model.hidden)
         return {**self.model.problems(), **found.messages}

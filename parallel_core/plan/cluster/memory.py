@@ -86,6 +86,15 @@ def parameters(job: Job, plans: Plans, last: bool) -> tuple[Floats, Floats]:
     return layers * each, ends
 
 
+def counts(job: Job, plans: Plans, last: bool) -> tuple[Floats, Floats]:
+    """Parameters on a rank before ZeRO: all of them, and those that are trained (adapters alone, if there are any)."""
+    each, ends = parameters(job, plans, last)
+    if not job.adapters:
+        return each + ends, each + ends
+    adapters = each * job.trained
+    return each + ends + adapters, adapters
+
+
 def of(job: Job, plans: Plans) -> Memory:
     """The worse of the first and the last rank of each plan."""
     first, last = _rank(job, plans, False), _rank(job, plans, True)
@@ -95,16 +104,15 @@ def of(job: Job, plans: Plans) -> Memory:
 
 
 def _rank(job: Job, plans: Plans, last: bool) -> Memory:
-    each, ends = parameters(job, plans, last)
-    count = each + ends
+    count, learning = counts(job, plans, last)
     w, g, o = (plans.bytes_each(part) for part in ("weights", "gradients", "optimizer"))
     over = [np.where(plans.zero >= stage, plans.dp, 1.0) for stage in (3, 2, 1)]
-    optimizer = count * o / over[2]
+    optimizer = learning * o / over[2]
     kept, passing = _activations(job, plans, last)
     passing = passing + np.where((plans.zero >= 3) & (plans.dp > 1), _gathered(job, plans, w, g), 0.0)
     return Memory(
         count * w / over[0] * _versions(job, plans, last),
-        count * g / over[1],
+        learning * g / over[1],
         np.where(plans.offload, 0.0, optimizer),
         kept,
         passing,

@@ -53,6 +53,11 @@ class Transformer:
             return 2 * self.hidden
         return 4 * self.hidden + (self.hidden + 2 * self.kv_width) + 2 * self.hidden + self.ffn
 
+    def adapter(self, rank: int) -> int:
+        """Elements of low-rank adapters beside all matrices of a layer, r (in + out) each (Hu et al. 2021, 4.1)."""
+        attention = 6 * self.hidden + 2 * self.kv_width
+        return rank * (attention + (self.hidden + self.ffn) * (3 if self.gated else 2))
+
     @property
     def embedding(self) -> int:
         """Elements of the token embedding (the output layer has as many where it is not tied)."""

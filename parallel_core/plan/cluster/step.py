@@ -122,11 +122,11 @@ def _update(job: Job, plans: Plans, machine: Machine, backward: Floats) -> tuple
 
     ZeRO 2 and 3 send gradients after every micro-batch; ZeRO-3 gathers weights before every forward and backward.
     """
-    each, ends = memory.parameters(job, plans, False)
-    count = each + ends
+    whole, count = memory.counts(job, plans, False)
     w, g, o = (plans.bytes_each(part) for part in ("weights", "sent", "optimizer"))
     m = job.batch / (plans.dp * plans.micro_batch)
-    half = [machine.ring(count * size, plans.dp, plans.tp, halves=1.0) for size in (g, w)]
+    gathered = np.where(plans.zero >= 3, whole, count) * w
+    half = [machine.ring(size, plans.dp, plans.tp, halves=1.0) for size in (count * g, gathered)]
     # A stashed pipeline steps after every micro-batch (Narayanan et al. 2019), all others once a batch.
     steps = np.where((plans.schedule == STASH) & (plans.pp > 1), m, 1.0)
     reduce_times = np.where(plans.zero >= 2, m, steps)
@@ -136,7 +136,11 @@ def _update(job: Job, plans: Plans, machine: Machine, backward: Floats) -> tuple
         # Beside the backward of the micro-batch that ends the sums, or, for ZeRO 2 and 3, of every one.
         hidden = np.minimum(sent, backward * reduce_times)
         sent = sent - (1 - machine.efficiency.beside) * hidden
-    tied = machine.message(job.model.embedding / plans.tp * g, plans.tp * plans.dp) if job.model.tied else 0.0
+    tied = (
+        machine.message(job.model.embedding / plans.tp * g, plans.tp * plans.dp)
+        if job.model.tied and not job.adapters
+        else 0.0
+    )
     own = count / np.where(plans.zero >= 1, plans.dp, 1)
     moved = steps * (own * (2 * o + 2 * g + w) + count * g)
     host = machine.cluster

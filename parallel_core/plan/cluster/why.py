@@ -138,6 +138,7 @@ def time_sentence(job: Job, cluster: Cluster, judged: Judged) -> str:
 
 
 def utilisation(job: Job, cluster: Cluster, plan: Plan, seconds: float) -> float:
-    """Model FLOPs utilisation (Chowdhery et al. 2022): needed FLOPs over what the plan's devices could do."""
+    """Model FLOPs utilisation (Chowdhery et al. 2022): needed FLOPs over what the plan's devices could do. A third of
+    them are gradients of weights, of which frozen ones have none."""
     peak = cluster.device.single if plan.precision == "fp32" else cluster.device.half
-    return job.model.flops(job.batch) / (seconds * plan.devices * peak)
+    return job.model.flops(job.batch) * (2 + job.trained) / 3 / (seconds * plan.devices * peak)

@@ -54,7 +54,7 @@ class _Pass(NamedTuple):
 def layer(job: Job, plans: Plans, machine: Machine) -> Seconds:
     """Seconds of a layer on one rank."""
     ahead, back = _forward(job, plans, machine), _backward(job, plans, machine)
-    columns, rows = _weights(job, plans, machine)
+    columns, rows = (job.trained * part for part in _weights(job, plans, machine))  # frozen ones have no gradient
     weights = columns + rows + (0.0 if job.software.fused_gradients else _added(job, plans, machine))
     collective = _collective(job, plans, machine)
     behind = _behind(job, plans, machine, collective, columns)
@@ -149,7 +149,7 @@ def _scores(job: Job, plans: Plans) -> Floats | float:
 def _added(job: Job, plans: Plans, machine: Machine) -> Floats:
     """Seconds to add a micro-batch's weight gradients to the sum by a kernel of its own: both read, the sum written."""
     sent = plans.bytes_each("sent")
-    return machine.moved(job.model.layer_matrices / plans.tp * (2 * plans.element + 2 * sent))
+    return machine.moved(job.trained * job.model.layer_matrices / plans.tp * (2 * plans.element + 2 * sent))
 
 
 def _collective(job: Job, plans: Plans, machine: Machine) -> Floats:
@@ -166,4 +166,5 @@ def head(job: Job, plans: Plans, machine: Machine) -> Seconds:
     logits = machine.moved(tokens * columns * 4.0)
     forward = machine.product(tokens, columns, h) + 5 * logits
     inputs, weights = machine.product(tokens, h, columns) + 3 * logits, machine.product(columns, h, tokens)
+    weights = none if job.adapters else weights
     return Seconds(forward, inputs, weights, none, _collective(job, plans, machine), none, none)
