@@ -21,7 +21,7 @@ class Wait(Enum):
     BUSY = "busy"  # its host has too few free devices
     WHOLE_HOST = "whole host"  # exclusive: something is still running there, or something exclusive is
     RESERVED = "reserved"  # an older run waits for the host
-    CHECKPOINT = "checkpoint"  # the host that holds the checkpoint it begins from is not there, or is draining
+    CHECKPOINT = "checkpoint"  # the host with the checkpoint it begins from, or its token file, is away or draining
     SIBLING = "sibling"  # a run of the same study is active or ahead
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from dashboard.control.placement import Host, Request, Wait, plan
-from dashboard.fleet.selectors import hosts, kind_of
+from dashboard.fleet.selectors import hosts, kind_of, reporting
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 
 WORDS = {"cpu": "CPU device", "cuda": "GPU"}
@@ -45,7 +45,7 @@ def requests(runs: list[Run]) -> list[Request]:
             exclusive=run.exclusive,
             study=_series_of(run),
             prefer=held.get(run.pk) or prefer,
-            needs=(held.get(run.pk) or _holder(run)) if run.resume_run_id else "",
+            needs=(held.get(run.pk) or _holder(run)) if run.resume_run_id else _reader(run),
         )
         for run, prefer in zip(runs, _preferences(runs), strict=True)
     ]
@@ -63,6 +63,15 @@ def _holder(run: Run) -> str:
         return ""
     rows = Checkpoint.objects.filter(run=run.resume_run_id, step=run.resume_step).order_by("-at")
     return rows.values_list("worker", flat=True).first() or ""
+
+
+def _reader(run: Run) -> str:
+    """The worker that has the token file the run names, one that takes runs if there is one; '' where none has it."""
+    kind, _, name = run.spec.get("train", {}).get("corpus", "").partition(":")
+    if kind != "tokens":
+        return ""
+    have = [worker for worker in reporting() if any(file["name"] == name for file in worker.token_files)]
+    return min(((worker.draining, worker.name) for worker in have), default=(False, ""))[1]
 
 
 def _series_of(run: Run) -> int | None:
@@ -113,6 +122,8 @@ def _sentence(run: Run, why: Wait | None, host: Host | None, fleet: list[Host]) 
     if why is Wait.TOO_LARGE:
         largest = max((host.count(kind) for host in fleet if host.open), default=0)
         return f"Needs {run.devices} {word} on one host; the largest worker has {largest}."
+    if why is Wait.CHECKPOINT and not run.resume_run_id:
+        return f"Waits for worker {_reader(run)}, which has its token file; it is silent or draining."
     if why is Wait.CHECKPOINT:
         return f"Waits for worker {_holder(run)}, which has the checkpoint it begins from; it is silent or draining."
     if why is Wait.SIBLING:

@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import services, spec_fields, submission
+from dashboard.runs import queue, services, spec_fields, submission
 from dashboard.runs.forms import RunForm
 from dashboard.runs.models import Corpus, Run
 from dashboard.runs.presets import PRESETS, Preset
@@ -227,6 +227,11 @@ def test_token_files_of_workers_are_corpora(member_client: Client, two_cpus: Non
     assert "they have wiki" in unknown.context["form"].errors["train__corpus"][0]
     small = {"model__vocab": "50257", "model__hidden": "32", "model__heads": "4", "train__global_batch": "2"}
     assert member_client.post("/runs/new/", filled(train__corpus="tokens:wiki", **small)).status_code == 302
+    Worker.objects.create(name="yard-0", devices=[], heartbeat_at=timezone.now())
+    (request,) = queue.requests(queue.queued_runs())
+    assert request.needs == "yard-a", "no other worker has the file"
+    Worker.objects.filter(name="yard-a").update(draining=True)
+    assert queue.waiting(Run.objects.get()).sentence.startswith("Waits for worker yard-a, which has its token file")
 
 
 def test_cancel_asks_once_and_then_does(member_client: Client, alice: Any) -> None:
