@@ -89,3 +89,9 @@ def test_older_weights_are_no_further_parameters() -> None:
         for name in ("1f1b", "1f1b-stash")
     ]
     assert said[0] == said[1]
+
+
+def test_places_have_as_many_cells_as_replicas() -> None:
+    drawn = picture(spec(pp=2, replicas=(2, 1), micro_batches=4, schedule="1f1b"), 2)
+    assert [[[cell.rank for cell in tensor] for tensor in row] for row in drawn.rows] == [[[0], [2]], [[1], []]]
+    assert drawn.drawn == "" and {row.ranks for row in drawn.said} == {"0, 1"}
