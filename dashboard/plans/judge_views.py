@@ -9,9 +9,11 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 from django.views.decorators.vary import vary_on_headers
 
+from dashboard.accounts.roles import may_submit
 from dashboard.plans import judge_page, scenarios
 from dashboard.plans.judge_forms import LETTERS, query, read_forms
 from dashboard.plans.views import framed
+from dashboard.studies.breakages import BREAKAGES
 
 
 @require_safe
@@ -48,4 +50,5 @@ def common(request: HttpRequest) -> HttpResponse:
 @require_safe
 def gallery(request: HttpRequest) -> HttpResponse:
     """Ready cases, each with its verdict."""
-    return render(request, "plans/scenarios.html", framed("scenarios", cards=scenarios.cards()))
+    broken = {"breakages": BREAKAGES, "may_submit": may_submit(request.user)}
+    return render(request, "plans/scenarios.html", framed("scenarios", cards=scenarios.cards(), **broken))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
-from django.views.decorators.http import require_http_methods
+from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.roles import may_submit
 from dashboard.ledger import selectors as ledger
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.runs.spec_fields import from_spec
+from dashboard.studies import breakages
 from dashboard.studies.estimate import run_seconds
 from dashboard.studies.forms import StudyForm, calibration, initial_of
 from dashboard.studies.kinds import KINDS, MATRIX, StudyKind
@@ -46,6 +48,19 @@ def new(request: HttpRequest) -> HttpResponse:
         except Invalid as error:
             form.show(error.field_errors)
     return render(request, "studies/new.html", _context(kind, form, _preview(form), source), status=422)
+
+
+@require_POST
+def reproduce(request: HttpRequest, key: str) -> HttpResponse:
+    """Queues the study of a scenario that breaks; 404 of any other name."""
+    breakage = breakages.BY_KEY.get(key)
+    if breakage is None:
+        raise Http404(f"there is no scenario '{key}'; there are {', '.join(breakages.BY_KEY)}")
+    try:
+        return redirect("studies:page", breakages.create(owner=request.user, breakage=breakage).pk)
+    except Invalid as error:
+        messages.error(request, " ".join(error.field_errors.values()))
+        return redirect("plans:scenarios")
 
 
 def _kind(request: HttpRequest, source: Study | None) -> StudyKind:

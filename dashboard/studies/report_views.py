@@ -9,7 +9,7 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from dashboard.studies import answers, figures, findings, scaling
+from dashboard.studies import answers, figures, findings, postmortem, scaling
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row, held_equal
 from dashboard.studies.views import numbers, view_of
@@ -45,6 +45,7 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
         "equal": held_equal([row.spec for row in view.rows], max((row.run.devices for row in view.rows), default=0)),
         "answers": answers.of_overview(alike),
         "judgement": findings.of_overview(view),
+        "postmortem": postmortem.of_study(study, view),
         "charts": charts,
         "bars": bars(alike),
         "made_at": timezone.now(),

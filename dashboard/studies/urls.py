@@ -9,6 +9,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", views.index, name="index"),
     path("studies/", views.list_page, name="list"),
     path("studies/new/", form_views.new, name="new"),
+    path("studies/break/<slug:key>", form_views.reproduce, name="break"),
     path("studies/<int:pk>/", views.page, name="page"),
     path("studies/<int:pk>/charts.json", views.charts, name="charts"),
     path("studies/<int:pk>/findings/", views.of_rules, name="findings"),

@@ -19,7 +19,7 @@ from django.views.decorators.http import require_GET, require_POST
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.runs.models import ENDED, Run, State
-from dashboard.studies import answers, figures, findings, scaling, streams, table
+from dashboard.studies import answers, figures, findings, postmortem, scaling, streams, table
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, held_equal, overview
 
@@ -120,7 +120,9 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
 def of_rules(request: HttpRequest, pk: int) -> HttpResponse:
     """The part of the page with what the rules find; it comes after the page, because judging takes its time."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
-    context = {"study": study, "judgement": findings.of_overview(view_of(request, study))}
+    view = view_of(request, study)
+    context = {"study": study, "judgement": findings.of_overview(view), "postmortem": postmortem.of_study(study, view)}
+    context["open"] = bool(view.open)
     return render(request, "studies/parts/findings.html", context)
 
 

@@ -1,0 +1,99 @@
+"""Scenarios that break: each is a small study that reproduces a symptom on this fleet, and proves the change.
+
+Three runs: before, broken, proof. The broken one has the fault injected for real (it wears its badge), or is split in a
+way that is known to be slow; the proof has what the diagnosis asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dashboard.runs.services import Invalid
+from dashboard.studies import services, variants
+from dashboard.studies.feasible import feasible
+from dashboard.studies.models import Study
+from dashboard.studies.variants import Plan, Skipped, Spec, Variant
+
+KIND = "postmortem"
+BEFORE, BROKEN, PROOF = range(3)
+NAMES = ("Before", "Broken", "Proof")
+TIMED_STEPS = 30
+MODEL = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128}
+BATCH = 16
+Part = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """`runs` = what the runs before, broken and as proof have of their own: parallel, and faults in `inject`."""
+
+    key: str
+    title: str
+    symptom: str
+    runs: tuple[Part, Part, Part]
+
+
+BREAKAGES = (
+    Breakage(
+        "doubled",
+        "Replicas doubled, speed and loss lost",
+        "Replicas and micro-batches were doubled: each device does less, and the loss springs up.",
+        (
+            {"parallel": {"dp": 1, "micro_batches": 2}},
+            {
+                "parallel": {"dp": 2, "micro_batches": 4},
+                "inject": [{"kind": "slow_group", "ms": 100}, {"kind": "high_lr", "factor": 300, "step": 18}],
+            },
+            {"parallel": {"dp": 2, "micro_batches": 1}},
+        ),
+    ),
+    Breakage(
+        "nan",
+        "NaN, and devices that idle",
+        "The loss is NaN after some steps, and the devices of the pipeline are idle for much of each step.",
+        (
+            {"parallel": {"pp": 1}},
+            {
+                "parallel": {"pp": 2, "micro_batches": 2},
+                "inject": [{"kind": "high_lr", "factor": 1e30, "step": 12}],
+            },
+            {"parallel": {"pp": 2, "micro_batches": 8}},
+        ),
+    ),
+    Breakage(
+        "naive",
+        "Layers split, nothing faster",
+        "The layers were spread over two devices, and a step takes as long as on one.",
+        (
+            {"parallel": {"pp": 1}},
+            {"parallel": {"pp": 2, "schedule": "naive", "micro_batches": 8}},
+            {"parallel": {"pp": 2, "schedule": "1f1b", "micro_batches": 8}},
+        ),
+    ),
+)
+BY_KEY = {breakage.key: breakage for breakage in BREAKAGES}
+
+
+def plan(breakage: Breakage) -> Plan:
+    """Its three runs. Faults of collectives are made on CPU devices alone, so all of them run there."""
+    kept: list[Variant] = []
+    skipped: list[Skipped] = []
+    for name, own in zip(NAMES, breakage.runs, strict=True):
+        base: Spec = {"model": MODEL, "train": {"global_batch": BATCH}, "trace": {"trace_every": 5}}
+        made = variants.valid({**variants.with_steps(base, TIMED_STEPS), **own}, name)
+        if isinstance(made, Skipped):
+            skipped.append(made)
+        else:
+            kept.append(Variant(f"{name}: {made.name}", made.spec))
+    return Plan(tuple(kept), tuple(skipped))
+
+
+def create(*, owner: Any, breakage: Breakage) -> Study:
+    """Queues it. Raises Invalid where this fleet cannot run all three, PermissionDenied as `services.create`."""
+    made = feasible(plan(breakage))
+    if made.skipped:
+        raise Invalid({"plan": f"{made.skipped[0].name}: {made.skipped[0].reason}"})
+    asked = {"scenario": breakage.key, "timed_steps": TIMED_STEPS}
+    base = {"model": MODEL, "train": {"global_batch": BATCH}}
+    return services.create(owner=owner, name=breakage.title, kind=KIND, base=base, plan=made, asked=asked)

@@ -1,0 +1,93 @@
+"""Scenarios that break: queued from their card, run here, and told as a postmortem with its proof."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from dashboard.runs.models import MemoryRecord, Run, SeriesChunk
+from dashboard.studies import breakages, postmortem
+from dashboard.studies.breakages import BREAKAGES, NAMES
+from dashboard.studies.models import Study
+from dashboard.studies.selectors import overview
+from parallel_core.observe.records import POINT
+from tests.dashboard import factory
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _broker(redis_url: str) -> None:
+    """Announcements have somewhere to go."""
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda one: one.key)
+def test_each_has_a_run_before_a_broken_one_and_a_proof(breakage: Any) -> None:
+    plan = breakages.plan(breakage)
+    assert not plan.skipped and [v.name.split(":")[0] for v in plan.variants] == list(NAMES)
+    before, broken, proof = (v.spec for v in plan.variants)
+    assert before.model == broken.model == proof.model
+    assert before.train.global_batch == broken.train.global_batch == proof.train.global_batch
+    assert not before.inject and not proof.inject and broken.parallel.world == proof.parallel.world == 2
+    assert broken.inject or broken.parallel.schedule == "naive"
+
+
+def test_a_card_queues_its_study(client: Client, alice: Any, bob: Any) -> None:
+    client.force_login(alice)
+    page = client.get(reverse("plans:scenarios")).content.decode()
+    assert all(breakage.title in page for breakage in BREAKAGES) and "Reproduce it here" in page
+    factory.worker(devices=1)
+    refused = client.post("/studies/break/naive", follow=True).content.decode()
+    assert "Broken" in refused and not Study.objects.exists()
+    factory.worker("yard-b", devices=2)
+    answer = client.post("/studies/break/doubled")
+    study = Study.objects.get()
+    assert answer.url == f"/studies/{study.pk}/" and study.kind == "postmortem"
+    assert [bool(run.broken) for run in study.runs.order_by("position")] == [False, True, False]
+    waits = client.get(f"/studies/{study.pk}/findings/").content.decode()
+    assert "Postmortem" in waits and "has not ended yet" in waits and "delay:10s" in waits
+    assert client.post("/studies/break/warp").status_code == 404
+    client.force_login(bob)
+    assert client.post("/studies/break/naive").status_code == 403
+    assert "Reproduce it here" not in client.get(reverse("plans:scenarios")).content.decode()
+
+
+def ended(owner: Any, key: str) -> Study:
+    """The study with all its runs, as the simulated engine of the tests makes them."""
+    made = Study.objects.create(name=key, owner=owner, kind="postmortem", base=factory.BASE, settings={"scenario": key})
+    for i, variant in enumerate(breakages.plan(breakages.BY_KEY[key]).variants):
+        split = variant.spec.parallel.model_dump(mode="json")
+        factory.finished(owner, split, study=made, position=i, name=variant.name)
+    made.baseline = made.runs.order_by("position").first()
+    made.save()
+    MemoryRecord.objects.all().delete()  # what the rules say of memory is not what these scenarios are about
+    return made
+
+
+def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alice: Any) -> None:
+    study = ended(alice, "naive")
+    client.force_login(alice)
+    part = client.get(f"/studies/{study.pk}/findings/").content.decode()
+    found = postmortem.of_study(study, overview(study.runs.all(), study.baseline))
+    assert found and "few_micro_batches" in [finding.rule for finding in found.findings]
+    assert 'data-rule="few_micro_batches"' in part and "set parallel.schedule" in part
+    assert "the speed of the broken run" in found.proof and found.proof in part.replace("&#x27;", "'")
+    assert breakages.BY_KEY["naive"].symptom in client.get(f"/studies/{study.pk}/report/").content.decode()
+
+
+def test_the_loss_comes_first_and_a_missing_run_tells_nothing(alice: Any) -> None:
+    study = ended(alice, "nan")
+    broken = study.runs.get(position=breakages.BROKEN)
+    chunk = SeriesChunk.objects.filter(attempt__run=broken, name="loss").latest("pk")
+    rows = np.frombuffer(bytes(chunk.data), POINT).copy()
+    rows["value"][-5:] = np.nan
+    chunk.data = rows.tobytes()
+    chunk.save()
+    found = postmortem.of_study(study, overview(study.runs.all(), study.baseline))
+    assert found and found.findings[0].rule == "divergence" and "not a number" in found.findings[0].title
+    Run.objects.filter(pk=broken.pk).delete()
+    assert postmortem.of_study(study, overview(study.runs.all())) is None
