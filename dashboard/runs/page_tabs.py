@@ -12,6 +12,7 @@ from dashboard.runs import (
     layout_picture,
     page_accounts,
     page_charts,
+    page_memory,
     page_operators,
     page_timeline,
     page_whatif,
@@ -55,7 +56,9 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
         return page_operators.context(run, step, given)
     if tab == "memory":
         limit = memory_limit(run, selectors.attempt_of(run))
-        return {"memory": page_charts.memory_rows(run, limit), "limit": bytes_text(limit) if limit else ""}
+        return {"memory": page_charts.memory_rows(run, limit), "limit": bytes_text(limit) if limit else ""} | {
+            "over_time": page_memory.over_time(run)
+        }
     if tab == "metrics":
         return {"charts": page_charts.metrics(run)}
     if tab == "ranks":

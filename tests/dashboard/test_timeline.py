@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 from django.test import Client
 
-from dashboard.charts import heatmap, timeline
+from dashboard.charts import heatmap, memory_over_time, timeline
 from dashboard.charts.timeline import Step, window_of
 from dashboard.runs.models import SpanChunk
 from parallel_core.analysis.bins import bins
 from parallel_core.bench.analysis import made
 from parallel_core.layout import Layout
+from parallel_core.observe.records import SPAN
+from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.bench.timeline import STEP, seed
+from tests.dashboard import factory
 
 LAYOUT = Layout.of(RunSpec.model_validate({"parallel": {"dp": 2, "tp": 2, "pp": 2}}))
 
@@ -81,3 +84,27 @@ def test_pages_of_long_steps_zoom_down_to_bars(client: Client, admin_user: Any) 
     found = client.get(f"/runs/{run.pk}/part/findings").content.decode()
     assert "Judging" not in found and ("finding" in found or "Nothing wrong" in found)
     assert not client.get(addresses["a run"]).context["findings"].later, "what was judged is remembered"
+
+
+def test_in_flight_is_what_is_between_its_forward_and_its_last_backward() -> None:
+    rows = np.zeros(6, SPAN)
+    rows["kind"] = [Kind.STEP, Kind.F, Kind.F, Kind.B, Kind.BW, Kind.W]
+    rows["micro_batch"] = [-1, 0, 1, 0, 1, 0]
+    rows["start"], rows["end"] = [0, 0, 10, 20, 40, 60], [100, 10, 20, 30, 60, 80]
+    at, count = memory_over_time.in_flight(rows)
+    assert at.tolist() == [0, 0, 10, 60, 80, 100]
+    assert count.tolist() == [0, 1, 2, 1, 0, 0]
+    assert len(memory_over_time.in_flight(rows[:1])[0]) == 0
+
+
+@pytest.mark.django_db
+def test_the_memory_tab_shows_every_rank_over_its_step(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, {"pp": 2, "micro_batches": 4})
+    client.force_login(alice)
+    page = client.get(f"/runs/{run.pk}/?tab=memory")
+    made = page.context["over_time"]
+    assert [row[0] for row in made.rows] == ["0", "1"] and all(row[2] for row in made.rows)
+    assert [row[5] for row in made.rows] == ["2", "1"], "1F1B keeps as many as there are stages to come"
+    flights = [trace for trace in made.figure["data"] if trace.get("name") == "in flight"]
+    assert len(flights) == 2 and {trace["yaxis"] for trace in flights} == {"y2", "y4"}
+    assert "predicted" in made.title and made.title in page.content.decode()

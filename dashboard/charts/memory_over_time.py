@@ -1,0 +1,159 @@
+"""Memory over one metered step: a stack of categories a rank, micro-batches in flight under it, peaks marked.
+
+In flight is counted from the spans of a traced step of the same run (forward begun, backward not ended), laid on the
+metered step's own axis by parts of the step: metering slows a step, but not the order of its operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dashboard.charts import theme
+from dashboard.charts.chart import Chart
+from dashboard.charts.theme import var
+from parallel_core.analysis import waits
+from parallel_core.analysis.quantities import bytes_text
+from parallel_core.analysis.sentences import CATEGORY_NAMES
+from parallel_core.observe.records import CATEGORIES
+from parallel_core.schedule.ir import Kind
+
+MIB = 1 << 20
+STACK_PX, FLIGHT_PX, GAP_PX = 130, 44, 22
+DRAWN = 8
+COLUMNS = ("rank", "measured peak", "predicted peak", "at % of the step", "largest at the peak", "most in flight")
+
+
+class Metered(NamedTuple):
+    """One rank: its `curve` (MEMORY rows), `spans` of a traced step (SPAN rows, may be empty), bytes `predicted`."""
+
+    rank: int
+    curve: NDArray[np.void]
+    peak: Mapping[str, int]
+    predicted: int | None
+    spans: NDArray[np.void]
+
+
+def chart(ranks: list[Metered], source: str) -> Chart:
+    """At most DRAWN ranks, those with the highest peaks."""
+    chosen = sorted(sorted(ranks, key=lambda one: -sum(one.peak.values()))[:DRAWN], key=lambda one: one.rank)
+    each = STACK_PX + FLIGHT_PX + 2 * GAP_PX
+    layout = theme.layout(each * len(chosen) + 48, hovermode="closest")
+    inner = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
+    layout["xaxis"] = theme.axis("% of the metered step", range=[0, 100], zeroline=False)
+    data: list[dict[str, Any]] = []
+    for i, one in enumerate(chosen):
+        top = 1 - i * each / inner
+        stack, flight = f"y{2 * i + 1}" if i else "y", f"y{2 * i + 2}"
+        low = top - STACK_PX / inner
+        name = f"rank {one.rank}, MiB"
+        layout[_axis(stack)] = theme.axis(name, domain=[low, top], rangemode="tozero", fixedrange=True, nticks=4)
+        under = [max(0.0, low - (GAP_PX + FLIGHT_PX) / inner), low - GAP_PX / inner]
+        layout[_axis(flight)] = theme.axis("in flight", domain=under, rangemode="tozero", fixedrange=True, nticks=3)
+        data += [*_stack(one, stack), *_peaks(one, stack), _flight(one, flight)]
+    layout["xaxis"]["anchor"] = f"y{2 * len(chosen)}" if chosen else "y"
+    part = f"; {len(chosen)} of {len(ranks)} ranks" if len(chosen) < len(ranks) else ""
+    subtitle = "Live memory by category; dotted = predicted peak; below, micro-batches between forward and backward"
+    figure = {"data": data, "layout": layout}
+    return Chart("memory-over-time", _title(ranks), subtitle, source + part, figure, COLUMNS, [_row(r) for r in ranks])
+
+
+def in_flight(spans: NDArray[np.void]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """A staircase: % of the step, and how many micro-batches are between forward and last backward."""
+    own = spans[spans["micro_batch"] >= 0]
+    forward, backward = waits.of_kinds(own, Kind.F), waits.of_kinds(own, Kind.BW, Kind.B, Kind.W)
+    if not len(forward) or not len(backward):
+        return np.empty(0), np.empty(0, np.int64)
+    first, last = int(spans["start"].min()), int(spans["end"].max())
+    keys = np.unique(forward[["stage", "micro_batch"]])
+    begun = [int(forward["start"][forward[["stage", "micro_batch"]] == key].min()) for key in keys]
+    behind = (backward[["stage", "micro_batch"]] == key for key in keys)
+    ended = [int(backward["end"][mine].max()) if mine.any() else last for mine in behind]
+    at = np.array([*begun, *ended], np.int64)
+    change = np.repeat([1, -1], len(keys))
+    order = np.lexsort((change, at))  # what ends makes room before the next begins
+    at, count = at[order], np.cumsum(change[order])
+    return np.concatenate([[0.0], 100 * (at - first) / max(1, last - first), [100.0]]), np.concatenate(
+        [[0], count, [0]]
+    )
+
+
+def _axis(name: str) -> str:
+    return name.replace("y", "yaxis", 1)
+
+
+def _percent(curve: NDArray[np.void]) -> NDArray[np.float64]:
+    t = curve["t"] - curve["t"][0]
+    return 100 * t / max(1, int(t[-1]))
+
+
+def _stack(one: Metered, axis: str) -> list[dict[str, Any]]:
+    x = np.round(_percent(one.curve), 3).tolist()
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": CATEGORY_NAMES[category],
+            "stackgroup": f"rank {one.rank}",
+            "yaxis": axis,
+            "x": x,
+            "y": np.round(one.curve[category] / MIB, 3).tolist(),
+            "line": {"width": 0, "shape": "hv"},
+            "fillcolor": var(f"memory-{category}"),
+            "hovertemplate": f"rank {one.rank}, {CATEGORY_NAMES[category]}: %{{y:.1f}} MiB<extra></extra>",
+        }
+        for category in CATEGORIES
+    ]
+
+
+def _peaks(one: Metered, axis: str) -> list[dict[str, Any]]:
+    """The predicted peak as a dotted line."""
+    if not one.predicted:
+        return []
+    line = {"color": var("ink"), "width": 1.5, "dash": "dot"}
+    hover = f"predicted peak {bytes_text(one.predicted)}<extra></extra>"
+    y = one.predicted / MIB
+    return [
+        {"type": "scatter", "mode": "lines", "x": [0, 100], "y": [y, y], "yaxis": axis, "line": line}
+        | {"hovertemplate": hover}
+    ]
+
+
+def _flight(one: Metered, axis: str) -> dict[str, Any]:
+    x, count = in_flight(one.spans)
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "in flight",
+        "yaxis": axis,
+        "x": np.round(x, 3).tolist(),
+        "y": count.tolist(),
+        "line": {"color": var("phase-forward"), "width": 1.5, "shape": "hv"},
+        "fill": "tozeroy",
+        "hovertemplate": f"rank {one.rank}: %{{y}} in flight<extra></extra>",
+    }
+
+
+def _title(ranks: list[Metered]) -> str:
+    worst = max(ranks, key=lambda one: sum(one.peak.values()))
+    peak = sum(worst.peak.values())
+    largest = max(worst.peak, key=lambda name: worst.peak[name])
+    against = f", predicted {bytes_text(worst.predicted)}" if worst.predicted else ""
+    return f"{bytes_text(peak)} at most, on rank {worst.rank}{against}; most of it is {CATEGORY_NAMES[largest]}."
+
+
+def _row(one: Metered) -> list[str]:
+    total = np.sum([one.curve[category] for category in CATEGORIES], axis=0)
+    largest = max(one.peak, key=lambda name: one.peak[name])
+    _, count = in_flight(one.spans)
+    return [
+        str(one.rank),
+        bytes_text(sum(one.peak.values())),
+        bytes_text(one.predicted) if one.predicted else "",
+        f"{_percent(one.curve)[int(total.argmax())]:.0f}",
+        f"{CATEGORY_NAMES[largest]}, {bytes_text(one.peak[largest])}",
+        str(int(count.max())) if len(count) else "",
+    ]
