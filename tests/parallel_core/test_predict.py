@@ -18,6 +18,7 @@ from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import ALPHA_S, BYTE_S, FLOP_S, SAMPLES, row, table
 
 MODEL = ModelSpec(layers=4, hidden=32, seq=16, vocab=64)
+LINKS = ("all_reduce", "all_gather", "send")
 FORWARD = FLOP_S * sum(flop_weights(MODEL))
 """Seconds of one sample."""
 
@@ -49,6 +50,17 @@ def test_replicas_share_the_batch_and_sum_their_gradients() -> None:
     assert both > alone / 2 + ALPHA_S
     bare = table(MODEL, links=[{"what": "all_reduce", "ranks": 2, "time": {"sizes": [0], "seconds": [0]}}])
     assert predicted(bare, dp=2) == pytest.approx(alone / 2, rel=1e-6)
+
+
+def test_replicas_of_one_stage_share_its_micro_batches() -> None:
+    """Free links: the second stage alone sets the pace, behind the first micro-batch's forward, and waits for nothing;
+    its last gradient still goes back."""
+    links = [{"what": what, "ranks": n, "time": {"sizes": [0], "seconds": [0]}} for what in LINKS for n in (2, 3)]
+    cut = flop_weights(MODEL)[:4]
+    first, second = FLOP_S * sum(cut), FORWARD - FLOP_S * sum(cut)
+    assert first < second
+    made = predicted(table(MODEL, links=links, devices=3), pp=2, replicas=(2, 1), micro_batches=8, cuts=(4,))
+    assert made == pytest.approx(2 * (first + 8 * 3 * second + 2 * first), rel=1e-6)
 
 
 def test_tensor_ranks_pay_for_every_collective() -> None:

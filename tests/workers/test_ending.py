@@ -10,8 +10,10 @@ import pytest
 from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
+from parallel_core.spec import RunSpec
 from workers import ending
 from workers.ending import Exit
+from workers.standstill import report
 
 KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
 
@@ -72,3 +74,16 @@ def test_ranks_whose_end_nobody_saw_did_not_succeed(tmp_path: Path) -> None:
 def test_a_cancel_says_whether_anything_is_left() -> None:
     assert ending.CANCELLED.body(1, none_left=True)["detail"] == "Cancelled. No process of it is left."
     assert ending.CANCELLED.body(1, none_left=False)["detail"] == "Cancelled. Some of its processes did not end."
+
+
+def test_a_standstill_is_marked_in_the_schedule_of_unequal_replicas(tmp_path: Path) -> None:
+    """Replica 0 of the first stage waits for replica 1, which waits for the gradient of its own micro-batch."""
+    split = {"pp": 2, "replicas": [2, 1], "micro_batches": 4, "schedule": "1f1b-stash"}
+    spec = RunSpec.model_validate({"parallel": split, "train": {"clip": "stage"}})
+    for rank, op in enumerate(("0ALLREDUCE0", "0RECV_GRAD1", "1RECV_ACT1")):
+        Progress(tmp_path, rank).at(0, op)
+    end = report(tmp_path, range(3), 5.0, spec)
+    assert end.cause == "no_progress"
+    lines = end.traceback.splitlines()
+    for line, mark in zip(lines[1:4], (">0ALLREDUCE0<", ">0RECV_GRAD1<", ">1RECV_ACT1<"), strict=True):
+        assert mark in line
