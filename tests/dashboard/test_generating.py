@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from django.urls import reverse
 
 from dashboard.api.models import Scope
 from dashboard.control.orders import start_message
@@ -77,6 +78,20 @@ def test_its_page_shows_the_text_as_it_grows(client: Client, made: Run) -> None:
     for tab in ("ranks", "logs", "spec", "events", "timeline"):
         assert client.get(f"/runs/{made.pk}/?tab={tab}").status_code == 200
     assert client.get("/runs/").status_code == 200
+
+
+def test_pages_that_show_steps_bear_a_run_without_any(client: Client, made: Run) -> None:
+    tell(factory.start(made), 0, b"sum(xs):", done=True)
+    own = ("report/", "part/head", "part/tiles", "part/findings", "part/tab", "part/series-csv", "edit")
+    for path in (*own, *(f"data/{name}.json" for name in ("gantt", "metrics", "points", "series", "spec", "log"))):
+        assert client.get(f"/runs/{made.pk}/{path}").status_code == 200, path
+    for path in (
+        f"{reverse('studies:compare')}?runs={made.pk}",
+        "/runs/?state=succeeded",
+        "/runs/export.csv",
+        "/fleet/",
+    ):
+        assert client.get(path, follow=True).status_code == 200, path
 
 
 def test_again_is_filled_with_what_was_asked(client: Client, source: Run, made: Run) -> None:
