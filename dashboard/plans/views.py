@@ -13,6 +13,7 @@ from django.views.decorators.vary import vary_on_headers
 from dashboard.charts.theme import LEGEND
 from dashboard.plans import planner_charts, planner_page
 from dashboard.plans.forms import PlannerForm
+from dashboard.plans.launch import launch
 from dashboard.plans.setups import searched
 from dashboard.plans.tabs import TABS
 from parallel_core.plan.cluster import accuracy, arguments, exported
@@ -59,6 +60,7 @@ def _planned(form: PlannerForm) -> dict[str, Any]:
     if judged and judged.seconds:
         flags, missing = arguments.megatron(made.setup.job, judged.plan)
         launcher = arguments.torchrun(made.setup.cluster, judged.plan)
+        context["run_address"], context["why_no_run"] = launch(made.setup.job, judged.plan)
         context |= {"launcher": " ".join(launcher), "flags": flags, "missing": missing}
         context["gantt_height"] = 56 * min(judged.plan.pp, MOST_ROWS) + 56
     return context

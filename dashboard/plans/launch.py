@@ -1,0 +1,60 @@
+"""*Launch this plan*: a plan of the planner as a run of this yard, where its fleet has the devices and the engine the
+means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from dashboard.fleet.selectors import reporting
+from dashboard.ledger.fleet_page import run_address
+from parallel_core.analysis.quantities import count_text
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.model import Transformer
+from parallel_core.plan.cluster.plans import Plan
+from parallel_core.rules import field_errors
+from parallel_core.spec import RunSpec
+
+
+def launch(job: Job, plan: Plan) -> tuple[str, str]:
+    """(address of New run with this plan, '') or ('', why this yard cannot run it)."""
+    have = sum(len(worker.devices) for worker in reporting())
+    if plan.devices > have:
+        return "", f"This yard has {count_text(have)} devices, the plan takes {count_text(plan.devices)}."
+    lacks = [word for word, on in (("adapters", job.adapters), ("offload", plan.offload)) if on]
+    if lacks:
+        return "", f"This yard's engine has no {' and no '.join(lacks)}."
+    kind = next((device["kind"] for worker in reporting() for device in worker.devices), "cpu")
+    try:
+        return run_address(run_of(job, plan, kind)), ""
+    except ValidationError as error:
+        return "", f"This yard cannot run it: {next(iter(field_errors(error).values()))}"
+
+
+def run_of(job: Job, plan: Plan, device: str) -> RunSpec:
+    """The plan as a run on devices of that kind. Raises ValidationError where the engine has no such run."""
+    parallel: dict[str, Any] = {
+        "dp": plan.dp,
+        "tp": plan.tp,
+        "pp": plan.pp,
+        "schedule": plan.schedule,
+        "micro_batches": max(1, job.batch // (plan.dp * plan.micro_batch)),
+        "sequence": plan.sequence_parallel,
+        "recompute": plan.recompute,
+        "zero": plan.zero,
+    }
+    if plan.schedule == "interleaved":
+        parallel["chunks"] = plan.chunks
+    precision = "fp32" if plan.precision == "fp32" else "bf16"
+    train = {"global_batch": job.batch, "precision": precision, "device": device}
+    return RunSpec.model_validate({"model": _model(job.model), "parallel": parallel, "train": train})
+
+
+def _model(model: Transformer) -> dict[str, Any]:
+    sizes = {name: getattr(model, name) for name in ("layers", "hidden", "heads", "seq", "vocab", "ffn", "tied")}
+    if model.kv_heads != model.heads:
+        sizes["kv_heads"] = model.kv_heads
+    if model.gated:
+        sizes |= {"activation": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": False}
+    return sizes

@@ -1,0 +1,61 @@
+"""Launch this plan: New run filled in where the fleet can, and why not where it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.fleet.models import Worker
+from dashboard.plans.launch import launch
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.model import presets
+from parallel_core.plan.cluster.plans import Plan
+from parallel_core.spec import RunSpec
+
+SMALL = replace(presets()["gpt-125m"], seq=128)
+JOB = Job(SMALL, 8)
+
+
+@pytest.fixture
+def fleet(db: None) -> Worker:
+    devices = [
+        {"index": i, "kind": "cpu", "name": "core", "memory_total": 2**33, "memory_used": 0, "load": 0.0}
+        for i in range(2)
+    ]
+    return Worker.objects.create(name="yard-a", devices=devices, heartbeat_at=timezone.now())
+
+
+def test_a_plan_that_the_fleet_can_run_fills_in_a_run(fleet: Worker) -> None:
+    plan = Plan(pp=2, micro_batch=2, schedule="zb-h1", recompute="full", precision="fp32")
+    address, why_not = launch(JOB, plan)
+    assert not why_not
+    spec = RunSpec.model_validate_json(parse_qs(urlsplit(address).query)["spec"][0])
+    split = spec.parallel
+    assert (split.pp, split.schedule, split.micro_batches, split.recompute) == (2, "zb-h1", 4, "full")
+    assert (spec.model.hidden, spec.model.layers, spec.train.global_batch, spec.train.device) == (768, 12, 8, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("job", "plan", "said"),
+    [
+        (JOB, Plan(tp=8, pp=16), "This yard has 2 devices, the plan takes 128."),
+        (JOB, Plan(dp=2, offload=True), "no offload"),
+        (replace(JOB, adapters=8), Plan(dp=2), "no adapters"),
+        (JOB, Plan(dp=2, schedule="1f1b-stash"), "cannot run it"),
+    ],
+)
+def test_what_it_cannot_run_says_why(fleet: Worker, job: Job, plan: Plan, said: str) -> None:
+    address, why_not = launch(job, plan)
+    assert not address
+    assert said in why_not
+
+
+def test_the_planner_says_it(fleet: Worker, bob: Any, client: Client) -> None:
+    client.force_login(bob)
+    page = client.get("/planner/", {"model": "gpt-22b", "cluster": "a100-40", "devices": "64", "batch": "256"})
+    assert "This yard has 2 devices, the plan takes 64." in page.content.decode().replace("\xa0", " ")
