@@ -1,8 +1,8 @@
 """Traced steps as Gantts on one common axis in ms: a row a rank, phase colours, micro-batch numbers in the bars.
 
 Each rank's step is laid down as a hatched (idle) bar; what the rank did is drawn over it, so that what stays visible
-is the bubble. Blocking work fills the row; messages, the norm and gradient buckets in flight are a strip at its foot,
-because waiting in them is not work.
+is the bubble. Blocking work fills the row, the compute lane. Messages are a strip at its foot, collectives in flight
+(the norm, gradient buckets) one at its head: two more lanes, because waiting in them is not work.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ GAP = 0.4
 MAX_BARS = 2_000
 """Bars a figure draws; of more, the longest are kept and the caption says "N of M"."""
 
-STRIPS = P2P | {Kind.NORM, Kind.BUCKET}
+HEAD = frozenset({Kind.NORM, Kind.BUCKET})
 HIDDEN = frozenset({Kind.STEP})
-FULL, STRIP = 0.72, 0.16
+FULL, STRIP = 0.68, 0.13
 
 WORDS = {
     Kind.F: "forward",
@@ -78,14 +78,15 @@ def figure_of(
     words: Words = MEASURED,
     window: tuple[float, float] | None = None,
     waited: Mapping[int, Waited] | None = None,
+    places: Mapping[int, str] | None = None,
 ) -> Figure:
     """Several runs, each aligned at the start of its step (the earliest instant of any of its ranks).
 
     `window` = ms from and to: bars that lie outside are left out; the axis is the whole step's all the same.
-    `waited` = who waited for whom in the rows of the only run.
+    `waited` = who waited for whom in the rows of the only run, `places` = where its ranks stand, in a few words.
     """
-    places, ticks, height = _rows(runs, words.row)
-    bars = [_bars(spans, places[i], waited or {}, window) for i, (_, spans) in enumerate(runs)]
+    rows, ticks, height = _rows(runs, words.row, places or {})
+    bars = [_bars(spans, rows[i], waited or {}, window) for i, (_, spans) in enumerate(runs)]
     table = np.concatenate(bars) if bars else np.empty(0, BAR)
     kept = _longest(table, max_bars)
     span_ms = max((_length(spans) / 1e6 for _, spans in runs), default=0) or 1.0
@@ -113,11 +114,15 @@ def chart(
     key: str = "gantt",
     window: tuple[float, float] | None = None,
     waited: Mapping[int, Waited] | None = None,
+    places: Mapping[int, str] | None = None,
 ) -> Chart:
     """The figure with its words and its numbers (busy ms by phase and rank); of `window` (ms) alone where given."""
-    made = figure_of(runs, window=window, waited=waited)
+    made = figure_of(runs, window=window, waited=waited, places=places)
     part = f"; {_counted(made['layout']['meta'])}"
-    subtitle = "One traced step, ms from its start; a row a rank, numbers are micro-batches, hatched is idle"
+    subtitle = (
+        "One traced step, ms from its start; a row a rank: above it collectives in flight, below it messages; "
+        "numbers are micro-batches, hatched is idle"
+    )
     columns = ("run", "rank", *(f"{phase}, ms" for phase in _PHASES))
     return Chart(key, title, subtitle, source + part, made, columns, _table(runs))
 
@@ -163,7 +168,9 @@ def below(figure: Figure, pixels: int) -> None:
     layout["xaxis"]["anchor"] = "y2"
 
 
-def _rows(runs: Sequence[tuple[str, Spans]], row: str) -> tuple[list[dict[int, float]], list[tuple[float, str]], float]:
+def _rows(
+    runs: Sequence[tuple[str, Spans]], row: str, named: Mapping[int, str]
+) -> tuple[list[dict[int, float]], list[tuple[float, str]], float]:
     """Where each rank of each run stands, the labels of the rows, and how many rows high the figure is."""
     at, places, ticks = 0.0, [], []
     for label, spans in runs:
@@ -171,7 +178,8 @@ def _rows(runs: Sequence[tuple[str, Spans]], row: str) -> tuple[list[dict[int, f
         for i, rank in enumerate(sorted(spans)):
             place[rank] = at
             head = f"<b>{theme.name(label)}</b><br>" if label and i == 0 else ""
-            ticks.append((at, f"{head}{row} {rank}"))
+            foot = f"<br><sub>{named[rank]}</sub>" if rank in named else ""
+            ticks.append((at, f"{head}{row} {rank}{foot}"))
             at += 1
         places.append(place)
         at += GAP
@@ -221,7 +229,7 @@ def _trace(phase: str, table: NDArray[np.void], words: Words) -> dict[str, Any] 
     if not len(rows):
         return None
     kinds = [Kind(int(kind)) for kind in rows["kind"]]
-    strips = np.array([kind in STRIPS for kind in kinds])
+    lanes = np.array([1 if kind in P2P else -1 if kind in HEAD else 0 for kind in kinds])
     marker: dict[str, Any] = {"color": theme.phase_fill(phase), "line": {"width": 0.5, "color": var("surface")}}
     if phase == "idle":
         marker["pattern"] = theme.hatch("/", "phase-idle-line", 6)
@@ -231,8 +239,8 @@ def _trace(phase: str, table: NDArray[np.void], words: Words) -> dict[str, Any] 
         "name": phase,
         "base": np.round(rows["start"], 4).tolist(),
         "x": np.round(rows["end"] - rows["start"], 4).tolist(),
-        "y": (rows["y"] + np.where(strips, (FULL + STRIP) / 2, 0)).tolist(),
-        "width": np.where(strips, STRIP, FULL).tolist(),
+        "y": (rows["y"] + lanes * (FULL + STRIP) / 2).tolist(),
+        "width": np.where(lanes != 0, STRIP, FULL).tolist(),
         "text": [_number(kind, int(mb)) for kind, mb in zip(kinds, rows["micro_batch"], strict=True)],
         "textposition": "inside",
         "insidetextanchor": "middle",

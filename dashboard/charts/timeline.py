@@ -60,6 +60,18 @@ class Step:
         """{} where not every rank of the layout is here."""
         return waited(self.spans, self._layout) if self._layout and len(self.spans) == self._layout.world else {}
 
+    @property
+    def places(self) -> dict[int, str]:
+        """Where each rank stands in the mesh: of the axes that are split; ranks of a stage are neighbours."""
+        if self._layout is None:
+            return {}
+        layout, out = self._layout, {}
+        degrees = (("stage", layout.pp), ("replica", layout.dp), ("tensor", layout.tp))
+        for rank in self.spans:
+            split = [f"{name} {i}" for (name, n), i in zip(degrees, layout.coords(rank), strict=True) if n > 1]
+            out[rank] = ", ".join(split)
+        return {rank: text for rank, text in out.items() if text}
+
     @cached_property
     def breakdown(self) -> Mapping[int, Breakdown]:
         """Where the step of each rank went. Without a layout every rank stands for itself."""
@@ -78,7 +90,7 @@ class Step:
         if self.long and self.in_view(window) > MAX_BARS:
             return heatmap.chart(self.spans, title, source, window, self.bins)
         shown = window if self.long else None
-        return gantt.chart([("", self.spans)], title, source, window=shown, waited=self.waited)
+        return gantt.chart([("", self.spans)], title, source, window=shown, waited=self.waited, places=self.places)
 
 
 _kept: OrderedDict[Hashable, Step] = OrderedDict()

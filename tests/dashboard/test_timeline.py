@@ -60,6 +60,19 @@ def test_a_short_step_is_shown_whole_and_a_long_one_as_asked(monkeypatch: pytest
     assert timeline.kept("a", lambda: short) is short, "what no longer fits is read again"
 
 
+def test_rows_name_the_place_of_their_rank_and_lanes_part_messages_from_collectives() -> None:
+    spans = made(LAYOUT, 800)
+    figure = Step(spans, LAYOUT).chart("t", "s").figure
+    ticks = figure["layout"]["yaxis"]["ticktext"]
+    assert ticks[0].endswith("<sub>stage 0, replica 0, tensor 0</sub>")
+    assert ticks[7].endswith("<sub>stage 1, replica 1, tensor 1</sub>")
+    single = Step({0: spans[0]}, Layout.of(RunSpec())).chart("t", "s").figure
+    assert single["layout"]["yaxis"]["ticktext"] == ["rank 0"]
+    flight = next(trace for trace in single["data"] if trace["name"] == "communication")
+    lanes = {round(y, 3) for y in flight["y"]}
+    assert len(lanes) == 3 and min(lanes) < 0 < max(lanes), "buckets above, messages below, tensor collectives inside"
+
+
 @pytest.mark.parametrize("given", [{}, {"from": "1"}, {"from": "5", "to": "1"}, {"from": "nan", "to": "2"}])
 def test_a_window_is_two_numbers_in_order(given: dict[str, str]) -> None:
     assert window_of(given) is None
