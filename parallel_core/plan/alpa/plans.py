@@ -16,7 +16,7 @@ from parallel_core.plan.pipedream import Level, partition
 from parallel_core.plan.stages import balanced_cut, even_cut
 from parallel_core.spec import RunSpec
 
-SHAPES = "Its stages have different meshes; all stages of a run have the same (dp, tp)."
+SHAPES = "Its stages have different meshes; all stages of a run that flushes have the same (dp, tp)."
 UNEVEN = "It does not fit the memory, or its replicas do not divide the samples of a micro-batch."
 NOTHING = "Nothing fits this memory."
 MIXED = "Its layers are split in ways that one run cannot mix: a run takes data, or column-row and vocab."
