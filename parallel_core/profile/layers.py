@@ -180,7 +180,13 @@ def row(
         whole={part: float(np.median(np.array(whole[part])[:, 0])) for part in PARTS},
         messages=messages,
         joined=joined,
+        jitter=_jitter(np.array(whole["forward"])[:, 0] + np.array(whole["backward"])[:, 0]),
     )
+
+
+def _jitter(passes: np.ndarray) -> float:
+    low, middle, high = np.percentile(passes, (10, 50, 90))
+    return float((high - low) / 2 / middle)
 
 
 def layer_bytes(spec: RunSpec, bench: LayerBench, saved: Sequence[int]) -> list[LayerBytes]:

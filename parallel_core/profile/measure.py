@@ -108,10 +108,12 @@ def _mean_rows(rows: Iterable[Layers]) -> list[dict[str, Any]]:
     same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         same.setdefault((*row.key, row.samples), []).append(row.model_dump())
-    return [
-        {**group[0], **{name: _mean([row[name] for row in group]) for name in ("seconds", "spread", "whole")}}
-        for group in same.values()
-    ]
+    return [{**group[0], **_means(group)} for group in same.values()]
+
+
+def _means(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    means: dict[str, Any] = {name: _mean([row[name] for row in rows]) for name in ("seconds", "spread", "whole")}
+    return {**means, "jitter": float(np.mean([row["jitter"] for row in rows]))}
 
 
 def _mean(values: list[dict[str, Any]]) -> dict[str, Any]:

@@ -100,6 +100,8 @@ class Layers(_Value):
     spread: dict[Part, tuple[Seconds, ...]]
     whole: dict[Part, Seconds]
     messages: dict[Literal["forward", "backward"], tuple[tuple[Size, ...], ...]] = {}
+    jitter: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Spread of a whole forward and backward pass, relative to its median."""
 
     @property
     def key(self) -> tuple[int, str, int, bool]:

@@ -20,7 +20,7 @@ from parallel_core.profile.table import CostTable, Curve, Fixed, Layers, Part, W
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op, Schedule
 from parallel_core.schedule.traits import flushes
-from parallel_core.simulate import Costs, Spans
+from parallel_core.simulate import Costs, Spans, slowest
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
 from parallel_core.spec import MAIN_BYTES, RunSpec
 
@@ -37,7 +37,8 @@ class CannotPredict(ValueError):
 
 @dataclass(frozen=True)
 class Prediction:
-    """One step: `seconds` from its begin to the next one's, and the spans of each pipeline rank (ns from 0)."""
+    """One step: `seconds` from its begin to the next one's, and the spans of each pipeline rank (ns from 0), which
+    leave out that the slowest of several devices is slower than their median."""
 
     seconds: float
     spans: dict[int, Spans]
@@ -53,7 +54,7 @@ def predict_step(spec: RunSpec, table: CostTable, devices: Sequence[int] | None 
     bound = devices or [rank % table.devices for rank in range(spec.parallel.world)]
     spans = simulate_shared(schedule, made.costs(schedule), made.sharing(bound))
     last = max(int(rows["end"].max()) for rows in spans.values())
-    return Prediction(last / 1e9 + table.beside("report"), spans)
+    return Prediction(last / 1e9 * made.slowest(bound) + table.beside("report"), spans)
 
 
 def require(spec: RunSpec, table: CostTable) -> None:
@@ -118,6 +119,12 @@ class Maker:
         ranks = range(layout.world // layout.tp)
         bound = tuple(tuple(devices[layout.peer(q, t)] for t in range(layout.tp)) for q in ranks)
         return Sharing(bound, slowdown, self._table.busy)
+
+    def slowest(self, devices: Sequence[int]) -> float:
+        """How much longer the step is for the noise of its devices. A tensor group was measured waiting for itself."""
+        own = self._table.of(1, "none", self._busy)
+        groups = len(set(devices)) // self._spec.parallel.tp
+        return slowest.factor(groups, own[-1].jitter) if own else 1.0
 
     def costs(self, schedule: Schedule) -> HostCosts:
         """In ns, of every (stage, kind) of `schedule`."""

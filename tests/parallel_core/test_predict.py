@@ -14,6 +14,7 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.predict import CannotPredict, predict_step
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
+from parallel_core.simulate.slowest import expected_largest
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import ALPHA_S, BYTE_S, FLOP_S, SAMPLES, row, table
 
@@ -81,6 +82,18 @@ def test_busy_devices_slow_each_other() -> None:
     assert predicted(table(MODEL, slower=1.25)) == pytest.approx(predicted(), rel=1e-6)
     quick, slow = (predicted(table(MODEL, slower=s, links=table(MODEL).links), dp=2) for s in (1.0, 1.25))
     assert slow - quick == pytest.approx(0.25 * 3 * 8 * FORWARD, rel=1e-6)
+
+
+def test_the_slowest_of_several_devices_is_waited_for() -> None:
+    noisy = table(MODEL, layers=[{**row, "jitter": 0.05} for row in table(MODEL).dump()["layers"]])
+    assert predicted(noisy) == predicted()
+    assert predicted(noisy, dp=2) / predicted(dp=2) == pytest.approx(1 + 0.05 / 1.2816 * 0.589, rel=1e-3)
+    assert predicted(noisy, tp=2) == predicted(tp=2)
+
+
+@pytest.mark.parametrize(("count", "mean"), [(1, 0.0), (2, 0.5642), (4, 1.0294), (100, 2.5076)])
+def test_the_largest_of_normals(count: int, mean: float) -> None:
+    assert expected_largest(count) == pytest.approx(mean, rel=0.05)
 
 
 def test_ranks_on_one_device_take_turns() -> None:
