@@ -23,7 +23,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-DONE_S = 120.0
+DONE_S = 240.0
 
 
 @pytest.fixture(scope="package")
