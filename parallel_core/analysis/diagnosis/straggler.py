@@ -31,7 +31,10 @@ def check(case: Case) -> Finding | None:
     if not peers and max(flops) * world > HEAVIER * sum(flops):
         return None
     others = peers or [rank for rank in range(world) if rank != slow]
-    factor = float(np.median(pace[:, slow] / np.median(pace[:, others], axis=1)))
+    usual = np.median(pace[:, others], axis=1)
+    if not usual.all():
+        return None  # ranks without any compute: nothing to hold it against
+    factor = float(np.median(pace[:, slow] / usual))
     often = float(np.mean(pace.argmax(axis=1) == slow))
     lost = round(float(np.median([_busy(step[slow]) for step in case.accounts])) * (1 - 1 / factor)) if factor else 0
     if factor < (SAME_WORK if peers else OTHER_WORK) or often < OFTEN or lost < MATTERS * case.step_ns:
