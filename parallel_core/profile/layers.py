@@ -180,12 +180,13 @@ def row(
         whole={part: float(np.median(np.array(whole[part])[:, 0])) for part in PARTS},
         messages=messages,
         joined=joined,
-        jitter=_jitter(np.array(whole["forward"])[:, 0] + np.array(whole["backward"])[:, 0]),
+        jitter=_jitter(np.array(whole["forward"])[:, 0], np.array(whole["backward"])[:, 0]),
     )
 
 
-def _jitter(passes: np.ndarray) -> float:
-    low, middle, high = np.percentile(passes, (10, 50, 90))
+def _jitter(forward: np.ndarray, backward: np.ndarray) -> float:
+    """Relative spread of whole passes; every other forward was followed by a split backward."""
+    low, middle, high = np.percentile(forward[:: len(forward) // len(backward)] + backward, (10, 50, 90))
     return float((high - low) / 2 / middle)
 
 
