@@ -65,28 +65,40 @@ def submit(
         raise Invalid(errors)
     with transaction.atomic():
         run = Run.objects.create(
+            **_of_spec(parsed, wish),
             name=clean_name or label(parsed),
             owner=owner,
             study=study,
             position=position,
-            label="Generate" if wish else label(parsed),
-            wish=wish or {},
             tags=clean_tags,
-            spec=parsed.model_dump(mode="json"),
-            devices=parsed.parallel.world,
-            broken=sentences(parsed.inject),
             exclusive=exclusive,
             retries_left=retries,
             resume_run_id=resume_from["run"] if resume_from else None,
             resume_step=resume_from["step"] if resume_from else None,
             queued_at=timezone.now(),
         )
-        does = "generate text" if wish else "go on"
-        origin = f", to {does} from step {resume_from['step']} of run {resume_from['run']}" if resume_from else ""
         if not wish:
             ledger.predict(run)
-        states.record(run, "queued", f"Submitted by {owner.get_username()}{origin}.", actor=owner)
+        states.record(run, "queued", f"Submitted by {owner.get_username()}{_origin(resume_from, wish)}.", actor=owner)
     return run
+
+
+def _of_spec(spec: RunSpec, wish: dict[str, Any] | None) -> dict[str, Any]:
+    """Fields of the row that follow from what is to be done."""
+    return {
+        "label": "Generate" if wish else label(spec),
+        "wish": wish or {},
+        "spec": spec.model_dump(mode="json"),
+        "devices": spec.parallel.world,
+        "broken": sentences(spec.inject),
+    }
+
+
+def _origin(resume_from: ResumeFrom | None, wish: dict[str, Any] | None) -> str:
+    if resume_from is None:
+        return ""
+    does = "generate text" if wish else "go on"
+    return f", to {does} from step {resume_from['step']} of run {resume_from['run']}"
 
 
 def request_cancel(*, run: Run, user: Any) -> Run:
