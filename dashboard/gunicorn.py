@@ -11,6 +11,8 @@ control_socket_disable = True
 graceful_timeout = 2
 """Seconds: open event streams hold a shutdown for as long as this."""
 timeout = 60
+keepalive = 75
+"""Seconds: with gunicorn's 2 a client that asks every two seconds meets a connection that is just being closed."""
 max_requests = 20_000
 max_requests_jitter = 2_000
 

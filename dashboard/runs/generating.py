@@ -121,7 +121,11 @@ def figures(run: Run) -> list[tuple[str, str, str]]:
         ("Prefill", seconds_text(first["prefill"]) if first else "–", f"{prompt} prompt token{'s' * (prompt > 1)}"),
         ("Time a token", seconds_text(speed[0]) if speed else "–", _spread(first)),
         ("Speed", f"{significant(speed[1])} tokens/s" if speed else "–", f"{run.wish['samples']} at a time"),
-        ("Keys and values", bytes_text(max(caches)) if caches else "–", f"on each of {run.devices} ranks"),
+        (
+            "Keys and values",
+            bytes_text(max(caches)) if caches else "–",
+            f"on each of {run.devices} ranks" if run.devices > 1 else "on its one rank",
+        ),
     ]
 
 
