@@ -174,6 +174,19 @@ def test_series_that_arrive_unevenly_leave_no_gap(
     assert seen == list(range(len(seen)))
 
 
+def test_a_press_that_an_update_overtakes_is_still_a_click(page: Page, under_way: int) -> None:
+    page.goto(f"/runs/{under_way}/")
+    verdict, button = page.locator("#verdict"), page.locator("#cancel")
+    expect(verdict).to_contain_text("Step", timeout=RUN_MS)
+    before = verdict.inner_text()
+    button.hover()
+    page.mouse.down()
+    expect(verdict).not_to_have_text(before)
+    page.mouse.up()
+    expect(page.get_by_role("dialog", name="Cancel “Under way”?")).to_be_visible()
+    page.keyboard.press("Escape")
+
+
 def test_cancel_asks_once_and_leaves_no_process(page: Page, under_way: int) -> None:
     page.goto(f"/runs/{under_way}/?tab=ranks")
     mark(page)

@@ -1,7 +1,7 @@
 /* Brings a part of a page to its newer self without replacing what stays: an element that is being clicked, focused,
  * read out or laid open is the same element afterwards. (A replaced button swallows the click whose press met its
- * predecessor.) What the reader opened, ticked or typed stays; a chart of the same numbers stays as it is drawn. Charts have ids,
- * so that one never becomes another.
+ * predecessor.) What the reader opened, ticked or typed stays; a chart of the same numbers stays as it is drawn.
+ * Charts have ids, so that one never becomes another.
  */
 
 import { Idiomorph } from "../vendor/idiomorph-0.7.4.esm.js";
