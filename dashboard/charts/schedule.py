@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,21 +19,22 @@ COLUMNS = ("device", "busy, units", "idle, units", "most activations", "most kep
 MAX_BARS = 1_500
 
 
-def charts(lessons: Sequence[Lesson], titles: Sequence[str]) -> list[Chart]:
-    """One below the other, `schedule-1` first, on axes that all of them share."""
+def charts(lessons: Sequence[Lesson], titles: Sequence[str], places: Mapping[int, str] | None = None) -> list[Chart]:
+    """One below the other, `schedule-1` first, on axes that all share; `places` = what devices hold, in words."""
     longest = max(made.length for made in lessons) / UNIT
     most = max(max(made.kept) for made in lessons)
     out = []
     for i, (made, title) in enumerate(zip(lessons, titles, strict=True), 1):
-        chart = _chart(f"schedule-{i}", made, title)
+        chart = _chart(f"schedule-{i}", made, title, places or {})
         chart.figure["layout"]["xaxis"]["range"] = [0, longest * 1.005]
         chart.figure["layout"]["yaxis2"]["range"] = [0, most * 1.05]
         out.append(chart)
     return out
 
 
-def _chart(key: str, made: Lesson, title: str) -> Chart:
-    figure = gantt.figure_of([("", made.spans)], max_bars=MAX_BARS, words=WORDS)
+def _chart(key: str, made: Lesson, title: str, places: Mapping[int, str]) -> Chart:
+    named = {rank: theme.name(place) for rank, place in places.items()}
+    figure = gantt.figure_of([("", made.spans)], max_bars=MAX_BARS, words=WORDS, places=named)
     gantt.below(figure, HELD_PX)
     worst = int(np.argmax(made.kept))
     figure["data"] += _curves(made, worst)
@@ -44,7 +45,7 @@ def _chart(key: str, made: Lesson, title: str) -> Chart:
         "One step in units of cost, a row a device, numbers are micro-batches; "
         f"below: micro-batches kept on device {worst}, solid activations, grey for weight gradients"
     )
-    return Chart(key, title, subtitle, f"simulated, {made.devices} devices{part}", figure, COLUMNS, _rows(made))
+    return Chart(key, title, subtitle, f"simulated, {made.devices} devices{part}", figure, COLUMNS, _rows(made, places))
 
 
 def _marks(made: Lesson) -> list[float]:
@@ -75,12 +76,13 @@ def _curves(made: Lesson, rank: int) -> list[dict[str, Any]]:
     ]
 
 
-def _rows(made: Lesson) -> list[list[str]]:
+def _rows(made: Lesson, places: Mapping[int, str]) -> list[list[str]]:
     out = []
     for device, rows in sorted(made.spans.items()):
         work = rows[rows["kind"] != Kind.STEP]
         busy = int((work["end"] - work["start"]).sum())
         sizes = (made.in_flight[device], made.kept[device])
         idle = made.length - busy
-        out.append([str(device), significant(busy / UNIT), significant(idle / UNIT), *map(significant, sizes)])
+        named = f"{device} {places.get(device, '')}".strip()
+        out.append([named, significant(busy / UNIT), significant(idle / UNIT), *map(significant, sizes)])
     return out

@@ -14,7 +14,9 @@ from parallel_core.plan.orders.problem import OrderError
 from parallel_core.plan.orders.search import Found
 from parallel_core.schedule import names
 from parallel_core.schedule.traits import TRAITS
-from parallel_core.simulate.lesson import Lesson, lesson, lesson_of
+from parallel_core.simulate import typed_stages
+from parallel_core.simulate.lesson import Lesson, lesson, lesson_at, lesson_of
+from parallel_core.simulate.typed_stages import Stage, StagesError, typed_lesson
 from parallel_core.spec import ParallelSpec
 
 MAX_OPERATIONS = 12_000
@@ -36,8 +38,14 @@ class ScheduleForm(forms.Form):
     weight = forms.FloatField(label="Weight gradient", min_value=0, max_value=100)
     message = forms.FloatField(label="Message", min_value=0, max_value=100)
     keep = forms.FloatField(label="Keep, found order", min_value=1, max_value=256, required=False)
+    stages = forms.CharField(
+        label="Free stages", required=False, max_length=1500, widget=forms.Textarea({"rows": 5, "spellcheck": "false"})
+    )
 
     DEFAULTS = {"a": "1f1b", "b": "gpipe", "p": 4, "m": 8, "v": "", "forward": 1, "grad": 1, "weight": 1, "message": 0}
+
+    WIDE = ("stages",)
+    """Fields that stand apart from the grid of short ones."""
 
     lessons: list[Lesson]
     found: list[Found]
@@ -49,20 +57,29 @@ class ScheduleForm(forms.Form):
         self.fields["a"].choices = choices  # type: ignore[attr-defined]
         self.fields["b"].choices = [(NONE, "nothing"), *choices]  # type: ignore[attr-defined]
         for name, field in self.fields.items():
-            field.widget.attrs["aria-describedby"] = f"error-{name}"
+            field.widget.attrs["aria-describedby"] = f"error-{name}{' help-stages' if name == 'stages' else ''}"
             if isinstance(field, forms.FloatField):
                 field.widget.attrs["step"] = "any"
+
+    def short(self) -> list[forms.BoundField]:
+        return [field for field in self if field.name not in self.WIDE]
+
+    def clean_stages(self) -> tuple[Stage, ...]:
+        try:
+            return typed_stages.read(text) if (text := self.cleaned_data["stages"].strip()) else ()
+        except StagesError as error:
+            raise forms.ValidationError(str(error)) from None
 
     def clean(self) -> dict[str, Any]:
         asked = dict(super().clean() or {})  # a field with an error leaves the form's own
         if not self.errors:
             self.found = []
             chosen = [asked[side] for side in ("a", "b") if asked[side]]
-            self.lessons = [made for name in chosen if (made := self._lesson(name, asked))]
+            self.lessons = [made for i, name in enumerate(chosen) if (made := self._lesson("ab"[i], name, asked))]
         return asked
 
     def _searched(self, name: str, asked: dict[str, Any]) -> Lesson | None:
-        each = 3 * asked["p"] * (2 if searched.SHAPES[name] == "v" else 1)
+        each = 3 * (len(asked["stages"]) or asked["p"]) * (2 if searched.SHAPES[name] == "v" else 1)
         if each * asked["m"] > searched.MOST_OPERATIONS:
             most = searched.MOST_OPERATIONS // each
             self.add_error("m", f"{each * asked['m']} operations are too many to search; use at most {most}.")
@@ -73,10 +90,33 @@ class ScheduleForm(forms.Form):
             self.add_error("keep", str(error).removeprefix("limit: "))
             return None
         self.found.append(made)
+        if asked["stages"]:
+            prices = typed_stages.prices(asked["stages"], asked["message"])
+            return lesson_at(searched.schedule_of(name, made), prices)
         costs = asked["forward"], asked["grad"], asked["weight"]
         return lesson_of(searched.schedule_of(name, made), costs, asked["message"])
 
-    def _lesson(self, name: str, asked: dict[str, Any]) -> Lesson | None:
+    def _typed(self, side: str, name: str, asked: dict[str, Any]) -> Lesson | None:
+        """Of the stages that were typed."""
+        stages, m = asked["stages"], asked["m"]
+        plain = max(stage.replicas for stage in stages) == 1 and not typed_stages.silent(stages)
+        possible = [*typed_stages.names(stages), *(["found"] if plain else [])]
+        if name not in possible:
+            listed = ", ".join(LABELS[other] for other in possible)
+            self.add_error(side, f"{LABELS[name]} cannot have these stages; choose {listed}.")
+        elif name in TRAITS and (why := typed_stages.wrong_count(name, stages, m)):
+            self.add_error("m", f"{LABELS[name]}: {why}")
+        elif m * (each := 3 * len(stages)) > MAX_OPERATIONS:
+            self.add_error("m", f"{each * m} operations are too many to draw; use at most {MAX_OPERATIONS // each}.")
+        elif name in searched.SHAPES:
+            return self._searched(name, asked)
+        else:
+            return typed_lesson(name, stages, m, asked["message"])
+        return None
+
+    def _lesson(self, side: str, name: str, asked: dict[str, Any]) -> Lesson | None:
+        if asked["stages"]:
+            return self._typed(side, name, asked)
         if name in searched.SHAPES:
             return self._searched(name, asked)
         p, m, traits = asked["p"], asked["m"], TRAITS[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
@@ -11,10 +12,11 @@ from django.urls import reverse
 
 from parallel_core.plan.orders.problem import Problem
 from parallel_core.plan.orders.search import Found, find
-from parallel_core.schedule.ir import Schedule
+from parallel_core.schedule.ir import Kind, Schedule
 from parallel_core.schedule.table import to_csv
 from parallel_core.schedule.traits import CUSTOM, Shape
 from parallel_core.simulate.lesson import UNIT
+from parallel_core.simulate.typed_stages import Stage, prices
 from parallel_core.spec import ParallelSpec
 
 SHAPES: dict[str, Shape] = {"found": "line", "found-v": "v"}
@@ -28,10 +30,23 @@ MOST_ADDRESS = 3_000
 
 def search(name: str, asked: dict[str, Any]) -> Found:
     """`asked` = the form's values. Raises OrderError."""
+    if asked["stages"]:
+        return find(_of_stages(asked["stages"], asked), EFFORT)
     times = tuple(asked[field] * UNIT for field in ("forward", "grad", "weight"))
     limit = asked["keep"] or asked["p"]
     problem = Problem.uniform(asked["p"], asked["m"], times, asked["message"] * UNIT, limit, SHAPES[name])
     return find(problem, EFFORT)
+
+
+def _of_stages(stages: Sequence[Stage], asked: dict[str, Any]) -> Problem:
+    """Of stages on one device each, all with a backward."""
+    costs, count = prices(stages), len(stages)
+    forward, grad, weight, whole = (
+        tuple(costs.compute[i, kind] for i in range(count)) for kind in (Kind.F, Kind.B, Kind.W, Kind.BW)
+    )
+    message, same = (round(asked["message"] * UNIT),) * (count - 1), (1.0,) * count
+    limit = (float(asked["keep"] or count),) * count
+    return Problem(asked["m"], tuple(range(count)), forward, grad, weight, whole, message, same, same, limit)
 
 
 def schedule_of(name: str, found: Found) -> Schedule:

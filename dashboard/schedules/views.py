@@ -34,16 +34,21 @@ def schedules(request: HttpRequest) -> HttpResponse:
         "legend": LEGEND,
     }
     if valid:
+        typed = form.cleaned_data["stages"]
+        places = words.places(typed)
         context |= {
             "verdict": words.comparison(form.lessons),
             "proofs": list(dict.fromkeys(map(words.proof, form.found))),
             "orders": [
                 {"name": words.name(made), "run": searched.address(made.schedule), "files": _files(side, request)}
                 for side, made in zip("ab", form.lessons, strict=False)
+                if not typed
             ],
             "names": [words.name(made) for made in form.lessons],
-            "table": words.table(form.lessons),
-            "charts": schedule.charts(form.lessons, [words.finding(made) for made in form.lessons]),
+            "table": words.table(form.lessons, bool(typed)),
+            "charts": schedule.charts(form.lessons, [words.finding(made) for made in form.lessons], places),
+            "pace": words.pace(typed) if typed else "",
+            "stages": words.stage_table(typed, form.lessons),
         }
     template = "schedules/result.html" if request.headers.get("HX-Request") else "schedules/page.html"
     return render(request, template, context)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import urlencode
 
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from parallel_core.analysis.quantities import percent_text, significant
 from parallel_core.plan.orders.search import Found
 from parallel_core.simulate.lesson import UNIT, Lesson
+from parallel_core.simulate.typed_stages import Stage
 
 LABELS = {**CHOICE_LABELS, "found": "Found order", "found-v": "Found order as a V"}
 """Of every schedule that the page can show."""
-LESSONS: tuple[tuple[str, str, str, dict[str, float]], ...] = (
+BARRIER = "… without a barrier at the end of the step"
+EXAMPLE = "text encoder, 1, forward only\ndenoiser, 2, 4, 2\ndecoder, 1, 2"
+"""Stages that anybody could have typed."""
+LESSONS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("Why micro-batches", "naive", "gpipe", {}),
     ("The same bubble, less memory", "gpipe", "1f1b", {}),
     ("Smaller chunks, smaller bubble", "1f1b", "interleaved", {}),
@@ -20,6 +25,7 @@ LESSONS: tuple[tuple[str, str, str, dict[str, float]], ...] = (
     ("No bubble at the same memory", "zb-h1", "zb-v", {}),
     ("No flush, older weights", "1f1b", "1f1b-stash", {}),
     ("What slow messages cost", "1f1b", "interleaved", {"message": 1}),
+    ("Uneven stages, one with replicas", "gpipe", "1f1b", {"stages": EXAMPLE}),
     ("A search beats the book", "zb-h1", "found", {"grad": 1.2, "weight": 0.6, "message": 0.1, "keep": 6}),
 )
 """(what it teaches, the schedule to begin with, the one that is better or worse at it, more of the address)."""
@@ -97,15 +103,48 @@ def versions(made: Lesson) -> int:
     return held or max(1, round(max(made.in_flight)))
 
 
-def table(found: Sequence[Lesson]) -> list[tuple[str, list[str]]]:
-    """(what, a value for each schedule)."""
-    return [
+def table(found: Sequence[Lesson], typed: bool = False) -> list[tuple[str, list[str]]]:
+    """(what, a value for each schedule). Of `typed` stages the gaps of the worst device say which has least to do."""
+    rows = [
         ("Step, in units", [units(made.length) for made in found]),
         ("Bubble, of all device time", [percent_text(made.fraction) for made in found]),
         ("Bubble, as overhead on the work", [percent_text(made.overhead) for made in found]),
-        ("… without a barrier at the end of the step", [percent_text(made.skewed) for made in found]),
+        (BARRIER, [percent_text(made.skewed) for made in found]),
         ("Devices busy on average", [f"{significant(made.working)} of {made.devices}" for made in found]),
         ("Most activations kept, in micro-batches", [significant(max(made.in_flight)) for made in found]),
         ("… with what weight gradients still need", [significant(max(made.kept)) for made in found]),
         ("Weight versions", [str(versions(made)) for made in found]),
     ]
+    return [row for row in rows if not (typed and row[0] == BARRIER)]
+
+
+def places(stages: Sequence[Stage]) -> dict[int, str]:
+    """What each device holds: the name of a typed stage and, of several, which replica of it."""
+    held = [
+        f"{stage.name} {replica + 1} of {stage.replicas}" if stage.replicas > 1 else stage.name
+        for stage in stages
+        for replica in range(stage.replicas)
+    ]
+    return dict(enumerate(held))
+
+
+def pace(stages: Sequence[Stage]) -> str:
+    """Which typed stage lets micro-batches through slowest, and by how much."""
+    slow, *rest = sorted(stages, key=lambda stage: -stage.pace)
+    said = f"{significant(slow.pace)} units a micro-batch: {slow.name} sets the pace"
+    if not rest:
+        return f"{said}."
+    if rest[0].pace == slow.pace:
+        return f"{said}, with {rest[0].name}."
+    return f"{said}; {rest[0].name} is next with {significant(rest[0].pace)}."
+
+
+def stage_table(stages: Sequence[Stage], found: Sequence[Lesson]) -> list[list[str]]:
+    """A row a typed stage: name, devices, forward, backward, pace, then how busy its devices are in each lesson."""
+    out, first = [], 0
+    for stage in stages:
+        own = range(first, first := first + stage.replicas)
+        backward = "forward only" if stage.backward is None else significant(stage.backward)
+        cells = [stage.name, str(stage.replicas), significant(stage.forward), backward, significant(stage.pace)]
+        out.append(cells + [percent_text(made.busy_of(own)) for made in found])
+    return out

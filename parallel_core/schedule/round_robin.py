@@ -32,13 +32,17 @@ def least_micro_batches(name: str, replicas: Sequence[int]) -> int:
     return max(*replicas, sum(replicas) - 1 if TRAITS[name].sync == "2bw" else 1)
 
 
-def compute_only(name: str, replicas: Sequence[int], micro_batches: int, steps: int = 1) -> Schedule:
+def compute_only(
+    name: str, replicas: Sequence[int], micro_batches: int, steps: int = 1, ahead: int | None = None
+) -> Schedule:
     """Compute operations of `micro_batches` over all replicas, in a stream of `steps` such steps where schedule `name`
     does not flush, with its versions. Pipeline ranks go stage by stage: replica q of stage s is rank
-    sum(replicas[:s]) + q. Raises ValueError where a replica would have nothing to do, or `name` is no such schedule.
+    sum(replicas[:s]) + q. With `ahead` every stage runs that many micro-batches ahead, whatever `name` would do,
+    and any schedule on a line will do (1: naive, `micro_batches`: GPipe). Raises ValueError where a replica would have
+    nothing to do, or `name` is no such schedule.
     """
     traits = TRAITS[name]
-    if not traits.round_robin:
+    if not traits.round_robin and ahead is None:
         raise ValueError(f"schedule={name} has as many replicas of every stage; try {', '.join(round_robins())}.")
     if micro_batches < max(replicas):
         raise ValueError(f"{max(replicas)} replicas need as many micro-batches, got {micro_batches}.")
@@ -48,7 +52,7 @@ def compute_only(name: str, replicas: Sequence[int], micro_batches: int, steps: 
     for stage, count in enumerate(replicas):
         for replica in range(count):
             own = [i for i in range(total) if i % micro_batches % count == replica]
-            programs.append(tuple(_in_turn(stage, replica, own, sum(replicas[stage:]))))
+            programs.append(tuple(_in_turn(stage, replica, own, ahead or sum(replicas[stage:]))))
     placement = tuple(tuple(range(first, first + count)) for first, count in zip(firsts, replicas, strict=True))
     per_step = 0 if traits.sync == "flush" else micro_batches
     made = Schedule(name, len(replicas), total, placement, tuple(programs), traits.sync, traits.vertical, per_step)

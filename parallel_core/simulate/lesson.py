@@ -6,7 +6,7 @@ operations. Numbers of micro-batches kept are shares of the same kind, so that s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule.held import peak_in_flight, peak_kept
 from parallel_core.schedule.ir import COMPUTE, Kind, Schedule
 from parallel_core.schedule.traits import flushes
-from parallel_core.simulate import Costs, simulate
+from parallel_core.simulate import Costs, Prices, simulate
 from parallel_core.simulate.idle import bubble
 
 UNIT = 1_000_000
@@ -40,6 +40,8 @@ class Lesson:
     skewed: float
     """Idle over busy on the worst device between its own first and last operation: what is left of the bubble where no
     device waits for the others at the end of the step (no barrier before the optimizer)."""
+    silent: frozenset[int] = frozenset()
+    """Stages without backward: their activations are gone when their forward ends."""
 
     @property
     def devices(self) -> int:
@@ -60,24 +62,39 @@ class Lesson:
         """Devices that compute, on average over the step."""
         return self.busy / self.length if self.length else 0.0
 
+    def busy_of(self, ranks: Iterable[int]) -> float:
+        """Part of the step that these devices compute, on average."""
+        own = [self.spans[rank] for rank in ranks]
+        busy = sum(int((rows["end"] - rows["start"])[1:].sum()) for rows in own)
+        return busy / (len(own) * self.length) if self.length else 0.0
+
     @property
     def in_flight(self) -> tuple[float, ...]:
         """For each device, the most micro-batches forward but not yet backward (their activations are kept)."""
-        return tuple(most / self.chunks for most in peak_in_flight(self.schedule))
+        return self._shares(peak_in_flight(self.schedule))
 
     @property
     def kept(self) -> tuple[float, ...]:
         """The same with those whose weight gradients are still to come."""
-        return tuple(most / self.chunks for most in peak_kept(self.schedule))
+        return self._shares(peak_kept(self.schedule))
 
     def held(self, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """(times, forward, weights): what the rank keeps from each instant on (`schedule.held.Held`).
 
         A pipeline that never flushes begins and ends with what is under way.
         """
+        if self._silent(rank):
+            return held(self.spans[rank], Kind.F)
         times, forward, weights = held(self.spans[rank])
         under_way = 0 if self.schedule.sync == "flush" else peak_in_flight(self.schedule)[rank] - forward.max()
         return times, forward + under_way, weights
+
+    def _silent(self, rank: int) -> bool:
+        return self.schedule.programs[rank][0].stage in self.silent
+
+    def _shares(self, most: tuple[int, ...]) -> tuple[float, ...]:
+        """Micro-batches on each device; one that keeps none for a backward has the one that it works on."""
+        return tuple(1.0 if self._silent(rank) else count / self.chunks for rank, count in enumerate(most))
 
 
 def lesson(
@@ -100,32 +117,40 @@ def lesson_of(made: Schedule, costs: tuple[float, float, float], message: float 
     """The same of a compute-only schedule of one replica; of a stream of `steps` steps where that is more than one."""
     per_rank = made.stages // made.pipeline_ranks
     f, b, w = (round(cost * UNIT / per_rank) for cost in costs)
-    table = Costs.uniform(made.stages, f, b, w, message=round(message * UNIT))
-    spans = simulate(made, table)
+    return lesson_at(made, Costs.uniform(made.stages, f, b, w, message=round(message * UNIT)), steps)
+
+
+def lesson_at(made: Schedule, prices: Prices, steps: int = 1, silent: frozenset[int] = frozenset()) -> Lesson:
+    """The same at any prices; `silent` = stages without backward, for which it must be free."""
+    spans = simulate(made, prices)
+    length = 0 if steps > 1 else max(int(rows["end"].max()) for rows in spans.values())
+    shown = {rank: _shown(made, rank, rows, prices, length, silent) for rank, rows in spans.items()}
     if steps > 1:
-        return _steady(made, {rank: _shown(made, rank, rows, table, 0) for rank, rows in spans.items()}, steps)
-    length = max(int(rows["end"].max()) for rows in spans.values())
-    shown = {rank: _shown(made, rank, rows, table, length) for rank, rows in spans.items()}
-    busy = sum(int((rows["end"] - rows["start"])[1:].sum()) for rows in shown.values())
-    return Lesson(made, shown, per_rank, length, busy, bubble(spans))
+        return _steady(made, shown, steps, silent)
+    chunks = max(1, made.stages // made.pipeline_ranks)
+    return Lesson(made, shown, chunks, length, _busy(shown), bubble(shown), silent)
 
 
-def _steady(made: Schedule, shown: Mapping[int, NDArray[np.void]], steps: int) -> Lesson:
+def _busy(shown: Mapping[int, NDArray[np.void]]) -> int:
+    """Nanoseconds of compute over all devices."""
+    return sum(int((rows["end"] - rows["start"])[1:].sum()) for rows in shown.values())
+
+
+def _steady(made: Schedule, shown: Mapping[int, NDArray[np.void]], steps: int, silent: frozenset[int]) -> Lesson:
     """A step in the middle of a stream, when the pipeline is full: from the last stage's first forward of it to that of
     the next. Micro-batches count from the first that is seen."""
     first = made.micro_batches // steps * (steps // 2)
-    last = shown[made.pipeline_ranks - 1]
+    last = shown[made.placement[-1][0]]
     forward = last["kind"] == Kind.F
     begin, end = (
         int(last[forward & (last["micro_batch"] == i)]["start"][0])
         for i in (first, first + made.micro_batches // steps)
     )
     cut = {rank: _cut(rows, begin, end) for rank, rows in shown.items()}
-    seen = min(int(rows["micro_batch"][1:].min()) for rows in cut.values())
+    seen = min(int(rows["micro_batch"][1:].min()) for rows in cut.values() if len(rows) > 1)
     for rows in cut.values():
         rows["micro_batch"][1:] -= seen
-    busy = sum(int((rows["end"] - rows["start"])[1:].sum()) for rows in cut.values())
-    return Lesson(made, cut, 1, end - begin, busy, bubble(cut))
+    return Lesson(made, cut, 1, end - begin, _busy(cut), bubble(cut), silent)
 
 
 def _cut(rows: NDArray[np.void], begin: int, end: int) -> NDArray[np.void]:
@@ -136,12 +161,14 @@ def _cut(rows: NDArray[np.void], begin: int, end: int) -> NDArray[np.void]:
     return inside
 
 
-def held(rows: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def held(
+    rows: NDArray[np.void], last: Kind = Kind.BW
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """(times, forward, weights) of a rank: what it keeps from each instant on (`schedule.held.Held`), of its spans.
 
-    An activation is there from the start of its F to the end of its B or BW, then until the end of its W.
+    An activation is there from the start of its F to the end of its B or `last`, then until the end of its W.
     """
-    changes = (("end", Kind.B, -1, 1), ("end", Kind.BW, -1, 0), ("end", Kind.W, 0, -1), ("start", Kind.F, 1, 0))
+    changes = (("end", Kind.B, -1, 1), ("end", last, -1, 0), ("end", Kind.W, 0, -1), ("start", Kind.F, 1, 0))
     parts = [(own[side], forward, weights) for side, kind, forward, weights in changes for own in [_of(rows, kind)]]
     times = np.concatenate([at for at, _, _ in parts])
     order = np.argsort(times, kind="stable")
@@ -155,8 +182,10 @@ def _of(rows: NDArray[np.void], kind: Kind) -> NDArray[np.void]:
     return rows[rows["kind"] == kind]
 
 
-def _shown(made: Schedule, rank: int, rows: NDArray[np.void], costs: Costs, length: int) -> NDArray[np.void]:
-    """A STEP row and the rank's compute, a PAIR as its two halves."""
+def _shown(
+    made: Schedule, rank: int, rows: NDArray[np.void], costs: Prices, length: int, silent: frozenset[int]
+) -> NDArray[np.void]:
+    """A STEP row and the rank's compute, a PAIR as its two halves; of `silent` stages the forwards alone."""
     own = rows[np.isin(rows["kind"], [int(kind) for kind in COMPUTE])]
     ops = [op for op in made.programs[rank] if op.kind in COMPUTE]
     out = [(Kind.STEP, LANES.index("host"), -1, -1, 0, 0, 0, length, 0)]
@@ -164,5 +193,7 @@ def _shown(made: Schedule, rank: int, rows: NDArray[np.void], costs: Costs, leng
         parts = op.parts()
         ends = np.cumsum([start, *(costs.of(part) for part in parts)]).tolist()
         for part, (begin, end) in zip(parts, pairwise(ends), strict=True):
+            if part.stage in silent and part.kind is not Kind.F:
+                continue
             out.append((part.kind, LANES.index("compute"), part.stage, part.micro_batch, 0, 0, begin, end, 0))
     return np.array(out, SPAN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 from django.test import Client
@@ -97,6 +97,38 @@ def test_the_charts_share_their_axes() -> None:
     ],
 )
 def test_what_cannot_be_is_said_at_its_field(given: dict[str, Any], field: str, said: str) -> None:
+    assert said in form(**given).errors[field][0]
+
+
+def test_typed_stages_by_hand(client: Client, bob: Any) -> None:
+    """Two devices share a stage of 6 units: 3 units a micro-batch pass, as in the stage of 3 behind it."""
+    asked = {"stages": words.EXAMPLE, "m": 8, "a": "gpipe", "b": "1f1b-stash"}
+    client.force_login(bob)
+    said = page(client, f"?{urlencode(asked)}")
+    assert "3 units a micro-batch: denoiser sets the pace, with decoder." in said
+    assert '<td class="num">forward only</td>' in said
+    full = form(**asked).lessons[1]
+    assert full.busy == (8 * 1 + 8 * 6 + 8 * 3) * UNIT
+    assert full.length >= 8 * 3 * UNIT
+    assert full.busy_of([1, 2]) == pytest.approx(8 * 6 * UNIT / 2 / full.length)
+    held = words.places(form(**asked).cleaned_data["stages"])
+    assert "denoiser 2 of 2" in str(schedule_chart.charts([full], ["a"], held))
+    assert "Run this order" not in said
+    assert form(stages="a, 1\nb, 2", a="found", b="zb-h1", m=4).found[0].length <= 4 * 6 * UNIT + 3 * UNIT
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "said"),
+    [
+        ({"stages": "a, 1\n\nb, x"}, "stages", "Line 3, forward: x is no number"),
+        ({"stages": "a, 1, 2, 2", "a": "interleaved"}, "a", "Interleaved cannot have these stages; choose"),
+        ({"stages": "a, 1, 2, 2", "b": "zb-h1"}, "b", "ZB-H1 cannot have these stages"),
+        ({"stages": "a, 1, 2, 3", "m": 2}, "m", "3 or more are needed"),
+        ({"stages": "a, 1, 2, 3", "m": 4, "a": "1f1b-stash"}, "m", "use 6"),
+        ({"stages": "\n".join(f"s{i}, 1" for i in range(32)), "m": 256}, "m", "use at most 125"),
+    ],
+)
+def test_wrong_stages_are_said_at_their_field(given: dict[str, Any], field: str, said: str) -> None:
     assert said in form(**given).errors[field][0]
 
 
