@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parallel_core import cli_models, cli_order, cli_plan, cli_profile
+from parallel_core import cli_fit, cli_models, cli_order, cli_plan, cli_profile
 from parallel_core.analysis.meters import Work, step_shares
 from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import manifest as manifests
@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.set_defaults(run=_calibrate)
     cli_plan.add(commands)
     cli_order.add(commands)
+    cli_fit.add(commands)
     cli_models.add(commands)
     cli_profile.add(commands)
     bench = commands.add_parser("bench", help="this engine against PyTorch's own, and its own costs")

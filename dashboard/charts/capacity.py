@@ -7,7 +7,7 @@ from typing import Any
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, Entry, row_height
-from dashboard.charts.theme import var
+from dashboard.charts.theme import Figure, var
 from parallel_core.analysis.quantities import bytes_text, count_text, ratio_text
 from parallel_core.limits import MAX_LAYERS
 
@@ -16,25 +16,30 @@ COLUMNS = ("run", "layers run", "largest predicted", "times the baseline")
 
 def chart(entries: Sequence[Entry], limit: int | None) -> Chart:
     """`limit` = bytes of a device. Everything but the number of layers stays as each run has it."""
+    within = f" within {bytes_text(limit)} a device" if limit else ""
+    subtitle = f"Most layers that the worst rank holds{within}; outline = predicted, solid = run"
+    source = "predicted from parameters, gradients, optimizer state and activations; no model of that size was run"
+    if any(e.largest is not None and e.largest > MAX_LAYERS for e in entries):
+        source += f"; a spec may have at most {count_text(MAX_LAYERS)} layers"
+    base = next((e.largest for e in entries if e.baseline), None)
+    table = [_row(entry, base) for entry in entries]
+    return Chart("capacity", title(entries, limit), subtitle, source, figure(entries), COLUMNS, table)
+
+
+def figure(entries: Sequence[Entry]) -> Figure:
+    """A row an entry: `largest` as outline, and `layers` as solid bar where it is `done`."""
     rows = [(y, e, e.largest) for y, e in enumerate(entries) if e.largest is not None]
-    figure = {
+    most = max([1, *(most for _, _, most in rows), *(e.layers for _, e, _ in rows if e.done)])
+    return {
         "data": [_predicted(rows), _ran(rows)] if rows else [],
         "layout": theme.layout(
             row_height(len(entries)),
             barmode="overlay",
             bargap=0.25,
-            xaxis=theme.axis("layers", range=[0, 1.2 * max((most for _, _, most in rows), default=1) or 1]),
+            xaxis=theme.axis("layers", range=[0, 1.2 * most]),
             yaxis=theme.rows_axis([entry.tick for entry in entries]),
         ),
     }
-    within = f" within {bytes_text(limit)} a device" if limit else ""
-    subtitle = f"Most layers that the worst rank holds{within}; outline = predicted, solid = run"
-    source = "predicted from parameters, gradients, optimizer state and activations; no model of that size was run"
-    if any(most > MAX_LAYERS for _, _, most in rows):
-        source += f"; a spec may have at most {count_text(MAX_LAYERS)} layers"
-    base = next((e.largest for e in entries if e.baseline), None)
-    table = [_row(entry, base) for entry in entries]
-    return Chart("capacity", title(entries, limit), subtitle, source, figure, COLUMNS, table)
 
 
 def title(entries: Sequence[Entry], limit: int | None) -> str:

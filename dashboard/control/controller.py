@@ -26,6 +26,7 @@ from dashboard.control.summary import store_summary, unsummarised
 from dashboard.control.wire import Entry, Reader
 from dashboard.live.announce import publish
 from dashboard.runs.models import Attempt
+from dashboard.studies import fit_runs
 from workers.contract import LEASE_S
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ RETRY_S = 0.3
 LOCK_POLL_S = 0.25
 UNSETTLED_EVERY_S = 5.0
 STARTER_EVERY_S = 1.0
+FIT_EVERY_S = 0.5
 ASK_AGAIN_S = 1.0
 FAILURES = (redis.RedisError, BrokerError, DatabaseError, InterfaceError, OSError)
 
@@ -138,6 +140,7 @@ class Controller:
         self._summarise_one()
         self._every("unsettled", UNSETTLED_EVERY_S, self._ask_for_the_rest)
         self._every("starter", STARTER_EVERY_S, self._starter.consider)
+        self._every("fit", FIT_EVERY_S, fit_runs.advance)
 
     def _send_unsent(self) -> None:
         for pk, attempt in list(self._unsent.items()):

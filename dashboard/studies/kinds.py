@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dashboard.studies import scaling
+from dashboard.studies import fit, scaling
+from dashboard.studies.fit_form import FitForm
 from dashboard.studies.forms import MatrixForm, StashingForm, StudyForm, SweepForm
 from dashboard.studies.scaling_form import ScalingForm
 
@@ -48,5 +49,13 @@ SCALING = register(
         "Scaling",
         "Speed against devices, strong and weak, and the share of a step that communication stalls.",
         ScalingForm,
+    )
+)
+FIT = register(
+    StudyKind(
+        fit.KIND,
+        "Fit",
+        "The most layers that each strategy can hold, found by real runs, beside what the memory model says.",
+        FitForm,
     )
 )

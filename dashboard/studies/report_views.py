@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from dashboard.studies import answers, figures, findings, postmortem, scaling
+from dashboard.studies import answers, figures, findings, fit, postmortem, scaling
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row, held_equal
 from dashboard.studies.views import numbers, view_of
@@ -30,6 +30,8 @@ class Bar:
 def report(request: HttpRequest, pk: int) -> HttpResponse:
     """Verdict, answers, all numbers, and of each chart its sentence and its numbers; `?baseline=` as on the page."""
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
+    if study.kind == fit.KIND:
+        return redirect("studies:page", pk)  # its one table says it all
     view = view_of(request, study)
     alike = scaling.like_for_like(study.kind, view)
     charts = [

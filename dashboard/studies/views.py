@@ -19,12 +19,14 @@ from django.views.decorators.http import require_GET, require_POST
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.runs.models import ENDED, Run, State
-from dashboard.studies import answers, figures, findings, postmortem, scaling, streams, table
+from dashboard.studies import answers, figures, findings, fit, fit_views, postmortem, scaling, streams, table
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, held_equal, overview
 
 PER_PAGE = 20
 MAX_GANTTS = 12
+_MEANT = Q(kind=fit.KIND, runs__cause=fit.OUT_OF_MEMORY)
+"""A fit study runs into its limit on purpose."""
 
 
 def index(request: HttpRequest) -> HttpResponse:
@@ -40,7 +42,7 @@ def list_page(request: HttpRequest) -> HttpResponse:
         .annotate(
             total=Count("runs", distinct=True),
             done=Count("runs", filter=Q(runs__state__in=ENDED), distinct=True),
-            failed=Count("runs", filter=Q(runs__state__in=(State.FAILED, State.LOST)), distinct=True),
+            failed=Count("runs", filter=Q(runs__state__in=(State.FAILED, State.LOST)) & ~_MEANT, distinct=True),
             under_way=Count("runs", filter=Q(runs__state__in=(State.STARTING, State.RUNNING)), distinct=True),
         )
     )
@@ -55,10 +57,13 @@ def list_page(request: HttpRequest) -> HttpResponse:
 def _verdicts(studies: Sequence[Study]) -> dict[int, str]:
     """One sentence a study, from the summaries of all their runs, read at once."""
     runs: dict[int, list[Run]] = {study.pk: [] for study in studies}
-    for run in Run.objects.filter(study__in=studies, state=State.SUCCEEDED):
+    for run in Run.objects.filter(Q(state=State.SUCCEEDED) | Q(study__kind=fit.KIND), study__in=studies):
         runs[run.study_id or 0].append(run)
     out = {}
     for study in studies:
+        if study.kind == fit.KIND:
+            out[study.pk] = fit_views.verdict(runs[study.pk])[0]
+            continue
         view = overview(runs[study.pk], study.baseline, details=False)
         out[study.pk] = scaling.verdict(study.kind, view)[0] if runs[study.pk] else "0 runs have finished so far."
     return out
@@ -93,6 +98,8 @@ def numbers(text: str) -> list[int]:
 @require_GET
 def page(request: HttpRequest, pk: int) -> HttpResponse:
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
+    if study.kind == fit.KIND:
+        return fit_views.page(request, study)
     view = view_of(request, study)
     specs = [row.spec for row in view.rows]
     stream_charts, stream_answers = streams.of_overview(view, target(request))
@@ -134,6 +141,8 @@ def gantt_src(name: str, runs: list[int], **kwargs: Any) -> str:
 def charts(request: HttpRequest, pk: int) -> JsonResponse:
     """The study's charts as JSON by key, for live updates."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
+    if study.kind == fit.KIND:
+        return fit_views.charts(study)
     view = view_of(request, study)
     alike = scaling.like_for_like(study.kind, view)
     made = {**figures.of_overview(alike), "loss": figures.losses(view)}
@@ -156,7 +165,11 @@ def table_csv(request: HttpRequest, pk: int) -> HttpResponse:
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="study-{study.pk}.csv"'
-    csv.writer(response).writerows([table.COLUMNS, *table.rows(view_of(request, study))])
+    written = csv.writer(response)
+    if study.kind == fit.KIND:
+        written.writerows(fit_views.rows(study))
+    else:
+        written.writerows([table.COLUMNS, *table.rows(view_of(request, study))])
     return response
 
 

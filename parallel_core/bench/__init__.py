@@ -3,6 +3,7 @@
     spans    what recording costs, and its share of a step
     start    from submitting a run to the start of its step 1 on two warm ranks
     predict  step times of runs of every strategy, predicted from a profile of this host, against measured ones
+    memory   peak memory of runs of every strategy, predicted, against the meter's, rank by rank
     alpa     plans of Alpa's two levels that can run on two devices, against measured steps
     analysis accounts, critical path and plan of a traced step of a million spans
     whatif   schedules predicted from the traced steps of runs under other ones, against measured ones
@@ -12,7 +13,7 @@
     gpipe    torch.distributed.pipelining's GPipe on two
     1f1b ... and its 1F1B, interleaved, looped-bfs, zb-h1, zb-v and dualpipe-v
 
-All but the first six are duels: the same model, batch, first weights and fused AdamW, both contestants in the *same*
+All but the first seven are duels: the same model, batch, first weights and fused AdamW, both contestants in the *same*
 processes and taking turns, so that whatever else the machine does meets both. Above 1 this engine is the faster one.
 """
 
@@ -24,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from parallel_core.bench import alpa, analysis, duel, predict, spans, start, whatif
+from parallel_core.bench import alpa, analysis, duel, memory, predict, spans, start, whatif
 
 Bench = Callable[[int], dict[str, Any]]
 """Rounds -> results, JSON-able, with the printed line under `text`."""
@@ -33,6 +34,7 @@ BENCHES: dict[str, Bench] = {
     "spans": spans.run,
     "start": start.run,
     "predict": predict.run,
+    "memory": memory.run,
     "alpa": alpa.run,
     "analysis": analysis.run,
     "whatif": whatif.run,

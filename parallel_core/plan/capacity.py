@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from parallel_core.plan.memory import worst_stage
-from parallel_core.spec import RunSpec
+from parallel_core.spec import ParallelSpec, RunSpec
 
 EXACT_UP_TO = 64
 """Layers (for each pipeline stage) up to which every count is tried; beyond, memory grows by a constant a layer."""
@@ -24,7 +24,7 @@ def largest_layers(spec: RunSpec, limit: int) -> int:
 
 @lru_cache(maxsize=512)
 def _largest(spec: RunSpec, limit: int) -> int:
-    least = -(-spec.parallel.stages // 2)  # two units a layer, and no stage may be empty
+    least = least_layers(spec.parallel)
     most = EXACT_UP_TO * spec.parallel.stages
     if _bytes(spec, most) <= limit:
         return _along_the_line(spec, limit, most)
@@ -44,6 +44,11 @@ def _along_the_line(spec: RunSpec, limit: int, start: int) -> int:
     """Continues from `start` layers, which fit, at the slope between `start` and twice as many."""
     here, there = _bytes(spec, start), _bytes(spec, 2 * start)
     return start + (limit - here) * start // max(there - here, 1)
+
+
+def least_layers(split: ParallelSpec) -> int:
+    """The fewest layers that leave no stage of a GPT's pipeline empty: a layer is two units."""
+    return -(-split.stages // 2)
 
 
 def _bytes(spec: RunSpec, layers: int) -> int:

@@ -121,6 +121,32 @@ def test_cancel_ends_every_process_and_says_so(yard: YardProcess, client: httpx.
     assert gone(pids)
 
 
+def test_a_search_for_the_largest_model_goes_on_where_it_was(yard: YardProcess, client: httpx.Client) -> None:
+    """Of a fit study: the runs that ended are all it knows, and one count is run once."""
+    asked: dict[str, Any] = {
+        **{"kind": "fit", "name": "Fits", "strategies": ["single", "1f1b"], "recompute": "none", "precisions": "fp32"},
+        **{"micro_batches": "2", "devices": "2", "cap": "3", "model__hidden": "32", "model__heads": "2"},
+        **{"model__seq": "32", "model__vocab": "256", "model__positions": "learned", "model__activation": "gelu"},
+        **{"model__norm": "layernorm", "model__attention": "fused", "model__rope_base": "10000", "model__dropout": "0"},
+        **{"model__bias": "on", "train__global_batch": "8", "train__lr": "0.001", "train__seed": "7"},
+        **{"train__device": "cpu", "train__corpus": "stdlib"},
+    }
+    answer = client.post("/studies/new/", data=asked)
+    assert answer.status_code == 200 and "Every search" in answer.text, answer.text
+    study = int(answer.url.path.strip("/").split("/")[-1])
+    runs = f"Run.objects.filter(study={study})"
+    wait_for("a first answer", lambda: yard.query(f"{runs}.filter(state__in=['succeeded', 'failed']).count()"))
+    yard.part("manage.py controller").kill()
+    yard.part("-m workers").kill()
+    wait_for("both answers", lambda: "still" not in client.get(f"/studies/{study}/").text, limit=150)
+    ends = yard.query(f"list({runs}.order_by('pk').values_list('label', 'spec__model__layers', 'state', 'cause'))")
+    assert {(state, cause) for _, _, state, cause in ends} == {("succeeded", ""), ("failed", "out_of_memory")}
+    assert len({(label, layers) for label, layers, *_ in ends}) == len(ends)
+    for name in ("Single", "PP-1F1B"):
+        fits = max(layers for label, layers, state, _ in ends if label == name and state == "succeeded")
+        assert [name, fits + 1, "failed", "out_of_memory"] in ends
+
+
 @pytest.mark.full
 def test_a_message_delivered_twice_trains_once(yard: YardProcess, client: httpx.Client) -> None:
     """The start message of a live attempt, sent again through the real broker, changes nothing."""

@@ -1,0 +1,30 @@
+"""The largest layer count of each strategy: predicted as outlines, found by real runs as solid bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dashboard.charts import capacity
+from dashboard.charts.chart import Chart, Entry
+from parallel_core.analysis.quantities import bytes_text, count_text
+
+COLUMNS = ("strategy", "predicted layers", "largest that fitted", "")
+
+
+def chart(entries: Sequence[Entry], title: str, runs: int, limit: int | None) -> Chart:
+    """Of each entry `largest` = predicted and `layers` = the most that fitted, over all `runs`; `done` where any
+    did, `status` while the search goes on. `limit` = bytes that a rank may hold."""
+    within = f" within {bytes_text(limit)} a rank" if limit else ""
+    return Chart(
+        "fit",
+        title,
+        f"Most layers that ran{within}; outline = predicted, solid = fitted, and one layer more did not",
+        f"measured, {runs} runs of {len(entries)} searches, each to its metered step",
+        capacity.figure(entries),
+        COLUMNS,
+        [_row(entry) for entry in entries],
+    )
+
+
+def _row(entry: Entry) -> list[str]:
+    return [entry.label, count_text(entry.largest or 0), count_text(entry.layers) if entry.done else "", entry.status]

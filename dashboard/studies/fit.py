@@ -1,0 +1,220 @@
+"""The fit study: what it runs, and what its runs say of the largest layer count that fits.
+
+A search keeps nothing of its own: the counts that were tried, and how each ended, are the study's runs in the database
+(`parallel_core.plan.largest` decides from them), so it goes on after the death of any process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from dashboard.runs.models import ENDED, Run, State
+from dashboard.studies import variants
+from dashboard.studies.variants import Plan, Skipped, Spec, Variant
+from parallel_core.analysis.quantities import bytes_text, plural_text, ratio_text
+from parallel_core.plan import strategy as naming
+from parallel_core.plan.capacity import least_layers
+from parallel_core.plan.largest import Search, search_for, trial
+from parallel_core.plan.memory import worst_stage
+from parallel_core.spec import RunSpec, field_errors
+
+KIND = "fit"
+OUT_OF_MEMORY = "out_of_memory"
+
+
+def plan(
+    base: Spec,
+    *,
+    strategies: Iterable[str],
+    recompute: Sequence[str],
+    precisions: Sequence[str],
+    micro_batches: Sequence[int],
+    devices: int,
+    limit: int,
+    cap: int | None,
+) -> Plan:
+    """The first run of each search: the count that the memory model says is the largest within `limit` bytes a rank.
+
+    `cap` bytes end a run that holds more; None = the device's own memory does.
+    """
+    every = variants.matrix(
+        {**base, "model": {**base.get("model", {}), "layers": 4 * devices}},  # enough for any of the pipelines
+        strategies=strategies,
+        recompute=recompute,
+        precisions=precisions,
+        micro_batches=micro_batches,
+        devices=devices,
+    )
+    made = [_first(variant, limit, cap) for variant in every.variants]
+    skipped = [one for one in made if isinstance(one, Skipped)]
+    return Plan(tuple(one for one in made if isinstance(one, Variant)), (*every.skipped, *skipped))
+
+
+def _first(variant: Variant, limit: int, cap: int | None) -> Variant | Skipped:
+    search = search_for(variant.spec, limit)
+    layers = search.following or search.least
+    if not search.guess:
+        least = variant.spec.model_copy(update={"model": variant.spec.model.model_copy(update={"layers": layers})})
+        needs = bytes_text(worst_stage(least).total)
+        return Skipped(
+            variant.name, f"needs {needs} with {layers_text(layers)}; there is room for {bytes_text(limit)}."
+        )
+    try:
+        return Variant(run_name(variant.name, layers), trial(variant.spec, layers, cap))
+    except ValidationError as error:
+        return Skipped(variant.name, " ".join(field_errors(error).values()))
+
+
+def layers_text(layers: int) -> str:
+    return plural_text(layers, "layer")
+
+
+def run_name(label: str, layers: int) -> str:
+    return f"{label}, {layers_text(layers)}"
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """One strategy's search: its runs in the order in which they were queued, and what they say."""
+
+    label: str
+    spec: RunSpec
+    runs: Sequence[Run]
+    search: Search
+
+    @property
+    def is_single(self) -> bool:
+        split = self.spec.parallel
+        return split.world == split.micro_batches == 1 and split.recompute == "none"
+
+    @property
+    def under_way(self) -> Run | None:
+        return next((run for run in self.runs if run.state not in ENDED), None)
+
+    @property
+    def stopped(self) -> Run | None:
+        """A run that ended without an answer: cancelled, lost, or failed for another reason than memory."""
+        return next((run for run in self.runs if run.state in ENDED and not _answers(run)), None)
+
+    @property
+    def following(self) -> int | None:
+        """The count that is to run now; None while one is under way, and where the search is over."""
+        return None if self.under_way or self.stopped else self.search.following
+
+    @property
+    def over(self) -> bool:
+        return self.under_way is None and self.following is None
+
+    @property
+    def predicted(self) -> int:
+        return self.search.guess
+
+    @property
+    def largest(self) -> int | None:
+        """The most layers that fitted, once that is known; 0 where none did."""
+        if not self.over or self.stopped:
+            return None
+        return self.search.largest or 0
+
+    @property
+    def off(self) -> int | None:
+        """Predicted less measured layers."""
+        return None if self.largest is None else self.predicted - self.largest
+
+    @property
+    def best(self) -> Run | None:
+        """The run of the most layers that fitted so far."""
+        return self._of(self.search.largest)
+
+    @property
+    def refused(self) -> Run | None:
+        """The run of the fewest layers that did not."""
+        return self._of(self.search.refused)
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes that the worst rank of `best` held; None where it was not read yet."""
+        memory = (self.best.summary or {}).get("memory") if self.best else None
+        return memory["peak_total"] if memory else None
+
+    def _of(self, layers: int | None) -> Run | None:
+        return next((run for run in self.runs if layers is not None and _layers(run) == layers), None)
+
+
+def hunts(runs: Iterable[Run]) -> list[Hunt]:
+    """The searches of a fit study, in the order in which they were asked for."""
+    groups: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (run.position, run.pk)):
+        spec = RunSpec.model_validate(run.spec)
+        alike = spec.model_copy(update={"model": spec.model.model_copy(update={"layers": 1})})
+        groups.setdefault(alike.model_dump_json(), []).append(run)
+    specs = [RunSpec.model_validate(own[0].spec) for own in groups.values()]
+    plain = [naming.label(spec) for spec in specs]
+    return [
+        _hunt(own, spec, label if plain.count(label) == 1 else f"{label}, {_detail(spec)}")
+        for own, spec, label in zip(groups.values(), specs, plain, strict=True)
+    ]
+
+
+def _detail(spec: RunSpec) -> str:
+    """What tells two searches of one strategy apart."""
+    return f"m = {spec.parallel.micro_batches}, {spec.train.precision}"
+
+
+def single_of(found: Sequence[Hunt], hunt: Hunt) -> Hunt | None:
+    """The plain search on one device in the same precision."""
+    alike = (other for other in found if other.spec.train.precision == hunt.spec.train.precision)
+    return next((other for other in alike if other.is_single), None)
+
+
+def _hunt(runs: Sequence[Run], spec: RunSpec, label: str) -> Hunt:
+    tried = {_layers(run): run.state == State.SUCCEEDED for run in runs if _answers(run)}
+    search = Search(spec.model.layers, tried, least=least_layers(spec.parallel))
+    return Hunt(label, spec, runs, search)
+
+
+def _layers(run: Run) -> int:
+    return int(run.spec["model"]["layers"])
+
+
+def _answers(run: Run) -> bool:
+    return run.state == State.SUCCEEDED or (run.state == State.FAILED and run.cause == OUT_OF_MEMORY)
+
+
+def sentences(found: Sequence[Hunt], limit: int | None) -> list[str]:
+    """What the page says first: the largest of all, how true the predictions were, and what is still open."""
+    done = [hunt for hunt in found if hunt.largest is not None]
+    said = [_largest(done, limit), *_truth(done)] if done else []
+    opened = sum(not hunt.over for hunt in found)
+    if opened:
+        said.append(f"{opened} of {len(found)} searches {'is' if opened == 1 else 'are'} still under way.")
+    for hunt in found:
+        if hunt.stopped:
+            said.append(f"{hunt.label} was not found: its run of {layers_text(_layers(hunt.stopped))} gave no answer.")
+    return said or ["0 searches have runs."]
+
+
+def _largest(done: Sequence[Hunt], limit: int | None) -> str:
+    best = max(done, key=lambda hunt: hunt.largest or 0)
+    room = f"in {bytes_text(limit)}" if limit else "on its device"
+    text = f"{best.label} fits {layers_text(best.largest or 0)} {room}"
+    single = single_of(done, best)
+    if single is None or single is best or not single.largest:
+        return f"{text}{', the most of all' if len(done) > 1 else ''}."
+    return f"{text}: {ratio_text((best.largest or 0) / single.largest)} the single device."
+
+
+def _truth(done: Sequence[Hunt]) -> Iterator[str]:
+    off = [hunt.off for hunt in done if hunt.off is not None]
+    counts = {
+        "equal": off.count(0),
+        "one layer below": off.count(-1),
+        "further below": sum(one < -1 for one in off),
+        "above": sum(one > 0 for one in off),
+    }
+    parts = [f"{count} {where}" for where, count in counts.items() if count]
+    none = "" if counts["above"] else ", none above"
+    yield f"Predicted against measured: {', '.join(parts)}{none}."

@@ -1,0 +1,97 @@
+"""The form of a fit study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django import forms
+
+from dashboard.runs.spec_fields import MIB
+from dashboard.runs.submission import capacity
+from dashboard.studies import fit, services
+from dashboard.studies.estimate import Estimate, estimate
+from dashboard.studies.feasible import feasible
+from dashboard.studies.forms import DETAIL, MODEL, TRAIN, MatrixForm, calibration
+from dashboard.studies.models import Study
+from dashboard.studies.variants import Plan
+
+MODEL_WITHOUT_DEPTH = tuple(
+    path for path in MODEL if path not in ("model.kind", "model.layers", "model.width", "model.image")
+)
+TRAIN_OF_ONE = tuple(path for path in TRAIN if path != "train.warmup_steps")
+LEAST_RUNS = 2
+"""Of a search: the count that was predicted, and the next one."""
+
+
+class FitForm(MatrixForm):
+    """Which strategies, and within how much memory."""
+
+    kind = fit.KIND
+    base_fields_of_kind = (*MODEL_WITHOUT_DEPTH, *DETAIL, *TRAIN_OF_ONE)
+
+    cap = forms.IntegerField(
+        label="Memory a rank, MiB",
+        min_value=1,
+        max_value=1 << 24,
+        initial=64,
+        required=False,
+        help_text="a run that holds more ends out of memory; on GPUs it may be empty: the device's own",
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        del self.fields["timed_steps"], self.fields["repeats"]  # nothing is timed, and bytes are the same every time
+
+    def model_group(self) -> Iterator[forms.BoundField]:
+        return self.group(MODEL_WITHOUT_DEPTH)
+
+    def train_group(self) -> Iterator[forms.BoundField]:
+        return self.group((*TRAIN_OF_ONE[:-1], "train.corpus", TRAIN_OF_ONE[-1]))
+
+    def measure_group(self) -> Iterator[forms.BoundField]:
+        return self.group(("cap",))
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean()
+        if "cap" in cleaned and not self._limit(cleaned):
+            why = (
+                "CPU devices have no memory of their own: name a cap."
+                if cleaned.get("train__device") == "cpu"
+                else ("No worker reports a GPU's memory now: name a cap.")
+            )
+            self.add_error("cap", why)
+        return cleaned
+
+    def _limit(self, cleaned: dict[str, Any]) -> int:
+        """Bytes a rank may hold; 0 where nobody says."""
+        if cleaned.get("cap"):
+            return int(cleaned["cap"]) * MIB
+        device = cleaned.get("train__device", "cpu")
+        return capacity(device).memory if device == "cuda" else 0
+
+    def _asked(self) -> dict[str, Any]:
+        names = ("strategies", "recompute", "precisions", "micro_batches", "devices")
+        return {name: self.cleaned_data[name] for name in names}
+
+    def _plan(self) -> Plan:
+        cap, limit = self.cleaned_data["cap"], self._limit(self.cleaned_data)
+        return fit.plan(self.base(), **self._asked(), limit=limit, cap=cap * MIB if cap else None)
+
+    def plan(self) -> Plan:
+        return feasible(self._plan())
+
+    def estimate(self) -> Estimate:
+        """At least: a search whose prediction is off takes more runs."""
+        specs = [variant.spec for variant in self.plan().variants]
+        return estimate(specs, calibration(self.cleaned_data["train__device"]), LEAST_RUNS)
+
+    def create(self, owner: Any) -> Study:
+        return services.create(
+            owner=owner,
+            name=self.cleaned_data["name"],
+            kind=self.kind,
+            base=self.base(),
+            plan=self._plan(),
+            asked={**self._asked(), "cap": self.cleaned_data["cap"], "searching": True},
+        )

@@ -1,0 +1,58 @@
+"""Queues the next run of every search of a fit study, as soon as the last one has answered. Only the controller calls
+this; what it decides follows from rows alone, so repeating it after a kill changes nothing."""
+
+from __future__ import annotations
+
+import logging
+
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+
+from dashboard.runs import services as runs
+from dashboard.studies.fit import KIND, Hunt, hunts, run_name
+from dashboard.studies.models import Study
+from parallel_core.plan.largest import trial
+
+log = logging.getLogger(__name__)
+RETRIES = 2
+"""A lost worker is no answer: the run is queued again so often."""
+
+
+def advance() -> None:
+    """Looks at the studies that still search."""
+    for study in Study.objects.filter(kind=KIND, settings__searching=True).select_related("owner"):
+        try:
+            _advance(study)
+        except (PermissionDenied, runs.Invalid) as error:
+            log.warning("the searches of study %s end: %s", study.pk, error)
+            _end(study, f"The searches ended early: {error}")
+
+
+@transaction.atomic
+def _advance(study: Study) -> None:
+    found, count = hunts(study.runs.all()), study.runs.count()
+    for hunt in found:
+        layers = hunt.following
+        if layers is not None:
+            _submit(study, hunt, layers, count)
+            count += 1
+    if all(hunt.over for hunt in found):
+        _end(study)
+
+
+def _submit(study: Study, hunt: Hunt, layers: int, position: int) -> None:
+    spec = trial(hunt.spec, layers, hunt.spec.trace.memory_cap)
+    runs.submit(
+        owner=study.owner,
+        spec=spec.model_dump(mode="json"),
+        name=run_name(hunt.label, layers),
+        study=study,
+        position=position,
+        exclusive=True,
+        retries=RETRIES,
+    )
+
+
+def _end(study: Study, note: str = "") -> None:
+    study.settings = {**study.settings, "searching": False, **({"note": note} if note else {})}
+    study.save(update_fields=("settings",))

@@ -1,0 +1,107 @@
+"""The page of a fit study, and its numbers as JSON and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+
+from dashboard.charts import fit as fit_chart
+from dashboard.charts.chart import Chart, Entry
+from dashboard.runs.models import Run
+from dashboard.studies.entries import limit_of
+from dashboard.studies.fit import Hunt, hunts, sentences, single_of
+from dashboard.studies.models import Study
+from dashboard.studies.selectors import held_equal
+from dashboard.studies.table import plain
+from parallel_core.plan.memory import worst_stage
+from parallel_core.spec import RunSpec
+
+COLUMNS = (
+    *("strategy", "devices", "limit_bytes", "predicted_layers", "measured_layers", "difference"),
+    *("peak_bytes", "predicted_peak_bytes", "refused_layers", "refused_because", "runs", "state"),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A search as a row of the page. `times` = its layers over those of the single device."""
+
+    hunt: Hunt
+    times: float | None
+    predicted_peak: int | None
+    """Bytes said for the run that `hunt.peak` was measured on."""
+
+
+def page(request: HttpRequest, study: Study) -> HttpResponse:
+    """The answer in a sentence, predicted against measured, and every run that was tried."""
+    runs = list(study.runs.all())
+    found, limit = hunts(runs), _limit(runs)
+    context = {
+        "study": study,
+        "runs": runs,
+        "equal": held_equal([hunt.spec for hunt in found], max((run.devices for run in runs), default=0)),
+        "limit": limit,
+        "verdict": sentences(found, limit),
+        "lines": [_line(found, hunt) for hunt in found],
+        "chart": _chart(found, limit),
+    }
+    return render(request, "studies/fit.html", context)
+
+
+def verdict(runs: Sequence[Run]) -> list[str]:
+    """As `sentences`, from the rows alone."""
+    return sentences(hunts(runs), _cap(runs))
+
+
+def charts(study: Study) -> JsonResponse:
+    """The chart as JSON by key, for live updates."""
+    runs = list(study.runs.all())
+    return JsonResponse({"fit": _chart(hunts(runs), _limit(runs)).as_dict()})
+
+
+def rows(study: Study) -> Iterator[Sequence[Any]]:
+    """The columns' names, then a row a search; what is not known is empty."""
+    runs = list(study.runs.all())
+    found, limit = hunts(runs), _limit(runs)
+    yield COLUMNS
+    for line in [_line(found, hunt) for hunt in found]:
+        hunt = line.hunt
+        state = "stopped" if hunt.stopped else "found" if hunt.over else "searching"
+        refused = (hunt.search.refused, plain(hunt.refused.detail)) if hunt.refused else (None, None)
+        known = (limit, hunt.predicted, hunt.largest, hunt.off, hunt.peak, line.predicted_peak, *refused)
+        yield [plain(hunt.label), hunt.spec.parallel.world, *_blank(known), len(hunt.runs), state]
+
+
+def _blank(values: Iterable[Any]) -> Iterator[Any]:
+    return ("" if value is None else value for value in values)
+
+
+def _chart(found: Sequence[Hunt], limit: int | None) -> Chart:
+    runs = sum(len(hunt.search.tried) for hunt in found)
+    return fit_chart.chart([_entry(hunt) for hunt in found], sentences(found, limit)[0], runs, limit)
+
+
+def _entry(hunt: Hunt) -> Entry:
+    known = hunt.search.largest
+    status = "not found" if hunt.stopped else "" if hunt.over else "still searching"
+    return Entry(hunt.label, largest=hunt.predicted, layers=known or 0, done=known is not None, status=status)
+
+
+def _line(found: Sequence[Hunt], hunt: Hunt) -> Line:
+    single = single_of(found, hunt)
+    times = hunt.largest / single.largest if single and hunt.largest and single.largest else None
+    said = worst_stage(RunSpec.model_validate(hunt.best.spec)).total if hunt.best else None
+    return Line(hunt, times, said)
+
+
+def _limit(runs: Sequence[Run]) -> int | None:
+    return limit_of(runs, {run.pk: RunSpec.model_validate(run.spec) for run in runs})
+
+
+def _cap(runs: Sequence[Run]) -> int | None:
+    """The limit, where the runs have one of their own."""
+    return min((cap for run in runs if (cap := run.spec["trace"]["memory_cap"])), default=None)

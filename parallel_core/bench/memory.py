@@ -1,0 +1,115 @@
+"""How true predicted memory is: runs of every strategy, each rank's metered peak beside what `plan.memory` says."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallel_core.analysis.quantities import bytes_text
+from parallel_core.local import LocalYard
+from parallel_core.plan.memory import predict
+from parallel_core.plan.strategy import label
+from parallel_core.profile.measure import devices_of
+from parallel_core.spec import RunSpec
+
+GPT: dict[str, Any] = {"layers": 4, "hidden": 64, "heads": 4, "seq": 64, "vocab": 256}
+PLAIN = {**GPT, "attention": "plain"}
+LLAMA = {**GPT, "kv_heads": 2, "positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
+PIPE: dict[str, Any] = {"pp": 2, "micro_batches": 4}
+STAGED = {"clip": "stage"}
+
+Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+
+
+def cases() -> Iterator[Case]:
+    """(model, parallel, train) of every run."""
+    single: tuple[dict[str, Any], ...] = ({}, {"micro_batches": 4}, {"recompute": "full"}, {"recompute": "selective"})
+    split: tuple[dict[str, Any], ...] = (
+        *single,
+        *({"dp": 2, "zero": zero} for zero in (0, 1, 2)),
+        {"dp": 2, "zero": 2, "micro_batches": 4},
+        *({"tp": 2, "sequence": sequence} for sequence in (False, True)),
+        {"tp": 2, "sequence": True, "recompute": "selective"},
+        {"tp": 2, "recompute": "full"},
+    )
+    schedules = ("naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min")
+    for parallel in (*split, *({**PIPE, "schedule": name} for name in (*schedules, "dualpipe-v"))):
+        yield PLAIN if parallel.get("recompute") == "selective" else GPT, parallel, {}
+    for name in ("gpipe", "1f1b", "interleaved", "zb-h1"):
+        yield GPT, {**PIPE, "schedule": name, "recompute": "full"}, {}
+    yield PLAIN, {**PIPE, "recompute": "selective"}, {}
+    for name in ("1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw"):
+        yield GPT, {**PIPE, "schedule": name}, STAGED
+    for precision in ("bf16", "fp16"):
+        for parallel in ({}, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 2}, {"tp": 2}, PIPE):
+            yield GPT, parallel, {"precision": precision}
+    yield {**GPT, "tied": True}, PIPE, {}
+    yield {**GPT, "dropout": 0.1}, PIPE, {}
+    yield LLAMA, {"tp": 2}, {}
+    for parallel in ({}, PIPE, {**PIPE, "recompute": "full"}):
+        for model in ({"kind": "vgg16", "width": 8}, {"kind": "resnet50", "width": 8}, {"kind": "mlp"}):
+            yield model, parallel, {}
+        yield {"kind": "gnmt", "layers": 2, "hidden": 64, "seq": 24, "vocab": 512}, parallel, {}
+    yield from ((GPT, {"dp": 2, **PIPE}, {}), (GPT, {"tp": 2, **PIPE}, {}), (GPT, {**PIPE, "pp": 4}, {}))
+
+
+def spec_of(case: Case) -> RunSpec:
+    """Three steps, the second of them under the meter."""
+    model, parallel, train = case
+    sizes = {"steps": 3, "warmup_steps": 2, "global_batch": 16}
+    trace = {"fingerprint_every": 0}
+    return RunSpec.model_validate({"model": model, "parallel": parallel, "train": {**sizes, **train}, "trace": trace})
+
+
+def run(rounds: int) -> dict[str, Any]:
+    """Results: rows (one a rank), mean_error and worst (shares of the metered peak), above (ranks predicted too high).
+
+    Memory does not depend on the hour, so one round is all there is.
+    """
+    del rounds
+    with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
+        root = Path(folder)
+        rows = [row for i, case in enumerate(cases()) for row in _rows(yard, spec_of(case), root / str(i), root)]
+    errors = np.array([row["error"] for row in rows])
+    mean, worst, above = abs(errors).mean(), abs(errors).max(), int((errors > 0).sum())
+    text = (
+        f"peak memory off by {mean * 100:.2f} % on average over {len(rows)} ranks, {worst * 100:.2f} % at worst, "
+        f"bias {errors.mean() * 100:+.2f} %"
+    )
+    lines = [_line(row) for row in sorted(rows, key=lambda row: -abs(row["error"]))]
+    return {
+        "rows": rows,
+        "mean_error": float(mean),
+        "worst": float(worst),
+        "above": above,
+        "text": "\n".join([text, *lines]),
+    }
+
+
+def _rows(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> Iterator[dict[str, Any]]:
+    own = devices_of("cpu")
+    outcome = yard.run(spec, folder, devices=[rank % own for rank in range(spec.parallel.world)], corpora=corpora)
+    if not outcome.ok:
+        raise RuntimeError(f"{label(spec)}: {outcome.failure()}")
+    for said in predict(spec):
+        metered = outcome.last(said.rank, "memory")
+        assert metered is not None
+        total = metered["peak_total"]
+        yield {
+            "label": f"{spec.model.kind} {label(spec)} {spec.train.precision}",
+            "rank": said.rank,
+            "predicted": said.as_dict(),
+            "metered": metered["peak"],
+            "error": said.total / total - 1,
+        }
+
+
+def _line(row: dict[str, Any]) -> str:
+    said, metered = row["predicted"], row["metered"]
+    off = ", ".join(f"{name} {said[name] - metered[name]:+,}" for name in said if said[name] != metered[name])
+    size = bytes_text(sum(metered.values()))
+    return f"  {row['label']:<36} rank {row['rank']}  {size:>8} metered, {row['error']:+.2%}  {off}"

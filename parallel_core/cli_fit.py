@@ -1,0 +1,79 @@
+"""`python -m parallel_core fit`: the most layers of a spec's model that fit, by real runs, beside the prediction."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parallel_core.analysis.quantities import bytes_text, plural_text
+
+if TYPE_CHECKING:
+    from parallel_core.local import Outcome
+    from parallel_core.plan.largest import Search
+    from parallel_core.spec import RunSpec
+
+Commands = Any
+"""What argparse's add_subparsers returns; it has no public type."""
+MIB = 1 << 20
+
+
+def add(commands: Commands) -> None:
+    """Adds the command to the engine's."""
+    fit = commands.add_parser("fit", help="find the most layers that fit, by real runs, beside the prediction")
+    fit.add_argument("spec", type=Path, help="a RunSpec of a GPT as JSON ('-' reads stdin)")
+    fit.add_argument("--cap", type=int, required=True, help="MiB that a rank may hold; more ends it out of memory")
+    fit.add_argument("--corpora", type=Path, help="folder of uploaded texts, named by their sha256")
+    fit.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code: 0 found, 1 a run failed for another reason than memory, 2 what was asked cannot be."""
+    from parallel_core.cli import read_spec
+    from parallel_core.local import LocalYard
+    from parallel_core.plan.largest import search_for
+
+    spec, cap = read_spec(options.spec), options.cap * MIB
+    if spec.model.kind != "gpt" or options.cap < 1:
+        wrong = "--cap: use 1 or more" if options.cap < 1 else f"model.kind={spec.model.kind}: layers are sought of gpt"
+        print(wrong, file=sys.stderr)
+        return 2
+    search = search_for(spec, cap)
+    with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-fit-") as folder:
+        while (layers := search.following) is not None:
+            outcome = yard.run(_trial(spec, layers, cap), Path(folder) / str(layers), corpora=options.corpora)
+            if not outcome.ok and not _out_of_memory(outcome):
+                print(outcome.failure(), file=sys.stderr)
+                return 1
+            print(f"{plural_text(layers, 'layer'):>12}  {'fits' if outcome.ok else outcome.failure()}", flush=True)
+            search = replace(search, tried={**search.tried, layers: outcome.ok})
+    print(_said(search, cap))
+    return 0
+
+
+def _trial(spec: RunSpec, layers: int, cap: int) -> RunSpec:
+    from pydantic import ValidationError
+
+    from parallel_core.cli_models import Wrong
+    from parallel_core.plan.largest import trial
+    from parallel_core.spec import field_errors
+
+    try:
+        return trial(spec, layers, cap)
+    except ValidationError as error:
+        raise Wrong(f"{plural_text(layers, 'layer')}: {' '.join(field_errors(error).values())}") from error
+
+
+def _out_of_memory(outcome: Outcome) -> bool:
+    faults = [outcome.last(rank, "fault") for rank, code in outcome.exits if code]
+    return any(fault and fault["cause"] == "out_of_memory" for fault in faults)
+
+
+def _said(search: Search, cap: int) -> str:
+    room = f"in {bytes_text(cap)} a rank; predicted {search.guess}"
+    if search.largest is None:
+        return f"nothing fits {room}"
+    return f"{plural_text(search.largest, 'layer')} fit {room}"

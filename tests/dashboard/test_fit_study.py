@@ -1,0 +1,148 @@
+"""The fit study: what it queues first, how ends decide the next run, and what its page says."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.runs import services
+from dashboard.runs.models import Run, State
+from dashboard.studies import fit, fit_runs
+from dashboard.studies.models import Study
+from parallel_core.plan.capacity import largest_layers
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+from tests.dashboard.test_study_form import MATRIX, NEW
+
+pytestmark = pytest.mark.django_db
+MIB = 1 << 20
+CAP = 8
+ASKED = {
+    **{key: value for key, value in MATRIX.items() if key not in ("timed_steps", "repeats", "model__layers")},
+    "kind": "fit",
+    "name": "What fits",
+    "strategies": ["single", "1f1b"],
+    "recompute": ["none"],
+    "micro_batches": "4",
+    "cap": str(CAP),
+}
+
+
+@pytest.fixture(autouse=True)
+def _broker(redis_url: str) -> None:
+    """Announcements have somewhere to go."""
+
+
+@pytest.fixture
+def study(client: Client, alice: Any) -> Study:
+    """Queued by the form."""
+    factory.worker(devices=2)
+    client.force_login(alice)
+    answer = client.post(NEW, ASKED)
+    assert answer.status_code == 302, answer.content.decode()
+    return Study.objects.latest("pk")
+
+
+def end(run: Run, truth: dict[str, int]) -> None:
+    """Ends a run as one would of which `truth` layers fit."""
+    layers = run.spec["model"]["layers"]
+    factory.start(run)
+    if layers <= truth[run.label]:
+        factory.end(run, State.SUCCEEDED)
+    else:
+        factory.end(run, State.FAILED, "Rank 0 ran out of memory: activations", fit.OUT_OF_MEMORY)
+
+
+def finish(study: Study, truth: dict[str, int]) -> list[int]:
+    """Plays the study to its end; the layers of every run."""
+    for _ in range(60):
+        fit_runs.advance()
+        fit_runs.advance()  # a second look finds nothing to do
+        for run in study.runs.filter(state=State.QUEUED):
+            end(run, truth)
+        study.refresh_from_db()
+        if not study.settings["searching"]:
+            return [run.spec["model"]["layers"] for run in study.runs.order_by("pk")]
+    raise AssertionError("the searches do not end")
+
+
+def predictions(study: Study) -> dict[str, int]:
+    return {run.label: largest_layers(RunSpec.model_validate(run.spec), CAP * MIB) for run in study.runs.all()}
+
+
+def test_each_search_begins_with_what_was_predicted_under_the_cap(study: Study) -> None:
+    runs = list(study.runs.order_by("position"))
+    assert [run.label for run in runs] == ["Single", "PP-1F1B"]
+    for run in runs:
+        spec = RunSpec.model_validate(run.spec)
+        assert spec.trace.memory_cap == CAP * MIB and spec.trace.memory
+        assert spec.model.layers == largest_layers(spec, CAP * MIB) > 1
+        assert run.name == f"{run.label}, {spec.model.layers} layers"
+
+
+def test_exact_predictions_cost_two_runs_each(client: Client, study: Study) -> None:
+    truth = predictions(study)
+    assert len(finish(study, truth)) == 4
+    page = client.get(f"/studies/{study.pk}/")
+    more = truth["PP-1F1B"] / truth["Single"]
+    assert page.context["verdict"] == [
+        f"PP-1F1B fits {truth['PP-1F1B']} layers in 8 MiB: {more:.2f}x the single device.",
+        "Predicted against measured: 2 equal, none above.",
+    ]
+    text = page.content.decode()
+    assert "Rank 0 ran out of memory: activations" in text and "did not fit" in text
+    assert client.get(f"/studies/{study.pk}/charts.json").json()["fit"]["rows"][0][:3] == [
+        "Single",
+        *[str(truth["Single"])] * 2,
+    ]
+    listed = client.get("/studies/").content.decode()
+    assert "the single device" in listed and "failed</span>" not in listed, "limits that were met are no failures"
+
+
+def test_wrong_predictions_are_searched_and_said(client: Client, study: Study) -> None:
+    said = predictions(study)
+    truth = {"Single": said["Single"] + 1, "PP-1F1B": said["PP-1F1B"] - 6}
+    layers = finish(study, truth)
+    assert len(layers) == len(study.runs.values_list("name").distinct()), "no count is run twice"
+    found = {hunt.label: hunt for hunt in fit.hunts(study.runs.all())}
+    assert {label: hunt.largest for label, hunt in found.items()} == truth
+    assert "1 one layer below, 1 above" in " ".join(fit.sentences(list(found.values()), CAP * MIB))
+    rows = list(csv.DictReader(client.get(f"/studies/{study.pk}/table.csv").content.decode().splitlines()))
+    assert [(row["strategy"], int(row["difference"]), row["state"]) for row in rows] == [
+        ("Single", -1, "found"),
+        ("PP-1F1B", 6, "found"),
+    ]
+    assert client.get(f"/studies/{study.pk}/report/").url == f"/studies/{study.pk}/"
+
+
+def test_a_cancelled_run_ends_its_search_alone(client: Client, study: Study, alice: Any) -> None:
+    single, other = study.runs.order_by("position")
+    services.request_cancel(run=single, user=alice)
+    end(other, {"PP-1F1B": 99})
+    fit_runs.advance()
+    assert study.runs.filter(label="Single").count() == 1
+    assert study.runs.filter(label="PP-1F1B").count() == 2
+    text = client.get(f"/studies/{study.pk}/").content.decode()
+    assert "Single was not found: its run of" in text and "still under way" in text
+
+
+def test_the_form_wants_a_cap_on_cpus_and_leaves_out_what_cannot_fit(client: Client, alice: Any) -> None:
+    factory.worker(devices=2)
+    client.force_login(alice)
+    assert client.get(f"{NEW}?kind=fit").status_code == 200
+    assert "name a cap" in client.post(NEW, {**ASKED, "cap": ""}).content.decode()
+    refused = client.post(NEW, {**ASKED, "cap": "1", "model__hidden": "512"})
+    assert refused.status_code == 422 and "there is room for 1 MiB" in refused.content.decode()
+    assert not Study.objects.exists()
+
+
+def test_one_strategy_in_two_precisions_is_two_searches(client: Client, alice: Any) -> None:
+    factory.worker(devices=2)
+    client.force_login(alice)
+    client.post(NEW, {**ASKED, "strategies": ["single"], "precisions": ["fp32", "bf16"]})
+    study = Study.objects.latest("pk")
+    assert [hunt.label for hunt in fit.hunts(study.runs.all())] == ["Single, m = 1, fp32", "Single, m = 1, bf16"]
+    assert client.get(f"{NEW}?clone={study.pk}").context["kind"].key == "fit"

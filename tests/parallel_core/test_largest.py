@@ -1,0 +1,66 @@
+"""The search for the largest layer count that fits: a pure function of what was tried."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from parallel_core.local import LocalYard
+from parallel_core.plan.capacity import largest_layers, least_layers
+from parallel_core.plan.largest import Search, search_for, trial
+from parallel_core.spec import RunSpec
+
+
+def hunt(truth: int, guess: int, least: int = 1, most: int = 512) -> Search:
+    """Runs every count that is asked for, where `truth` layers fit and no more."""
+    search = Search(guess, {}, least, most)
+    while (layers := search.following) is not None:
+        assert least <= layers <= most and layers not in search.tried
+        search = Search(guess, {**search.tried, layers: layers <= truth}, least, most)
+    return search
+
+
+def test_any_truth_is_found_from_any_guess_in_few_runs() -> None:
+    draw = random.Random(7)
+    for _ in range(2000):
+        least = draw.randint(1, 8)
+        truth, guess = draw.randint(0, 512), draw.choice([draw.randint(0, 600), 1 << 20])
+        search = hunt(truth, guess, least)
+        assert search.largest == (truth if truth >= least else None)
+        away = abs(truth - min(max(guess, least), 512)) + 1
+        assert len(search.tried) <= 2 * away.bit_length() + 2, (truth, guess, search.tried)
+        if search.largest is not None and search.largest < 512:
+            assert search.tried[search.largest + 1] is False, "one more layer was really run"
+
+
+@pytest.mark.parametrize(("truth", "runs"), [(23, 2), (22, 2), (24, 4)])
+def test_a_prediction_that_is_right_costs_two_runs(truth: int, runs: int) -> None:
+    assert len(hunt(truth, 23).tried) == runs
+
+
+def test_what_was_tried_decides_alone() -> None:
+    search = Search(10, {10: True, 11: True, 13: False})
+    assert (search.largest, search.refused, search.following) == (11, 13, 12)
+    assert Search(10, {10: False, 9: False, 12: True, 14: False}).refused == 14, "what fitted above a refusal counts"
+    assert Search(3, {3: False}, least=3).done
+
+
+GPT = {"hidden": 32, "heads": 2, "seq": 32, "vocab": 256}
+CAP = 3 << 20
+
+
+def test_real_runs_find_what_was_predicted(tmp_path: Path) -> None:
+    spec = RunSpec.model_validate({"model": GPT, "train": {"global_batch": 8}})
+    search = search_for(spec, CAP)
+    assert search.guess == largest_layers(spec, CAP) > least_layers(spec.parallel)
+    with LocalYard() as yard:
+        while (layers := search.following) is not None:
+            outcome = yard.run(trial(spec, layers, CAP), tmp_path / str(layers), corpora=tmp_path)
+            fault = outcome.last(0, "fault")
+            assert outcome.ok or (fault and fault["cause"] == "out_of_memory"), outcome.failure()
+            search = Search(search.guess, {**search.tried, layers: outcome.ok}, search.least)
+            if fault:
+                assert "the cap is 3 MiB" in fault["message"] and "hold" in fault["message"]
+    assert search.largest is not None and search.largest - search.guess in (0, 1), "never above"
