@@ -23,6 +23,8 @@ from parallel_core.spec import RunSpec, field_errors
 
 KIND = "fit"
 OUT_OF_MEMORY = "out_of_memory"
+RETRIES = 2
+"""A lost worker is no answer: the run is queued again so often."""
 
 
 def plan(

@@ -49,8 +49,11 @@ class FitForm(MatrixForm):
     def train_group(self) -> Iterator[forms.BoundField]:
         return self.group((*TRAIN_OF_ONE[:-1], "train.corpus", TRAIN_OF_ONE[-1]))
 
+    def own_group(self) -> Iterator[forms.BoundField]:
+        return self.group(("cap", "strategies", "recompute", "precisions", "micro_batches", "devices"))
+
     def measure_group(self) -> Iterator[forms.BoundField]:
-        return self.group(("cap",))
+        return iter(())
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
@@ -94,4 +97,5 @@ class FitForm(MatrixForm):
             base=self.base(),
             plan=self._plan(),
             asked={**self._asked(), "cap": self.cleaned_data["cap"], "searching": True},
+            retries=fit.RETRIES,
         )

@@ -9,13 +9,11 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
 from dashboard.runs import services as runs
-from dashboard.studies.fit import KIND, Hunt, hunts, run_name
+from dashboard.studies.fit import KIND, RETRIES, Hunt, hunts, run_name
 from dashboard.studies.models import Study
 from parallel_core.plan.largest import trial
 
 log = logging.getLogger(__name__)
-RETRIES = 2
-"""A lost worker is no answer: the run is queued again so often."""
 
 
 def advance() -> None:

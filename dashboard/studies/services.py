@@ -155,6 +155,7 @@ def create(
     plan: Plan,
     asked: dict[str, Any],
     repeats: int = 1,
+    retries: int = 0,
     note: str = "",
 ) -> Study:
     """Writes the study and queues its runs, all in one transaction.
@@ -181,6 +182,7 @@ def create(
                     study=study,
                     position=turn * len(plan.variants) + i,
                     exclusive=True,
+                    retries=retries,
                 )
                 if turn == i == 0:
                     study.baseline = run

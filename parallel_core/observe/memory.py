@@ -29,6 +29,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_core.analysis.quantities import bytes_text
+from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.observe.records import CATEGORIES, MEMORY
 
 _INDEX = {name: i for i, name in enumerate(CATEGORIES)}
@@ -42,8 +43,8 @@ class MemoryCapExceeded(MemoryError):
         total = sum(live.values())
         most = max(live, key=lambda name: live[name])
         super().__init__(
-            f"{bytes_text(total)} live, the cap is {bytes_text(cap)}; "
-            f"{most} hold {100 * live[most] // max(total, 1)} % of it"
+            f"{bytes_text(total)} live, {bytes_text(total - cap)} above the cap of {bytes_text(cap)}; "
+            f"{100 * live[most] // max(total, 1)} % of it {CATEGORY_NAMES[most]}"
         )
 
 

@@ -62,5 +62,5 @@ def test_real_runs_find_what_was_predicted(tmp_path: Path) -> None:
             assert outcome.ok or (fault and fault["cause"] == "out_of_memory"), outcome.failure()
             search = Search(search.guess, {**search.tried, layers: outcome.ok}, search.least)
             if fault:
-                assert "the cap is 3 MiB" in fault["message"] and "hold" in fault["message"]
+                assert "above the cap of 3 MiB; " in fault["message"] and "% of it" in fault["message"]
     assert search.largest is not None and search.largest - search.guess in (0, 1), "never above"

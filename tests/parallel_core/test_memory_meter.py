@@ -131,7 +131,7 @@ def test_the_numbers_are_the_same_bits() -> None:
 def test_a_cap_names_what_holds_most() -> None:
     meter = MemoryMeter(cap=10_000)
     with (
-        pytest.raises(MemoryCapExceeded, match="activations hold 100 %"),
+        pytest.raises(MemoryCapExceeded, match="100 % of it activations"),
         meter.measure(),
         meter.category("activations"),
     ):
