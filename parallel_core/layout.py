@@ -6,7 +6,9 @@ several (the schedule says which). Schedules know only *pipeline ranks*, `replic
 group walks the program of one pipeline rank together.
 
 Where places have different numbers of replicas, ranks go in the same order; pipeline ranks then go place by place, and
-every pipeline rank may talk to all replicas of the places beside it.
+every pipeline rank may talk to all replicas of the places beside it. Where they have different numbers of tensor ranks,
+each tensor rank of a place takes what it needs, which is all of a boundary tensor, from one of those of the other: the
+bytes that move are those that are needed, and the giving ones share them out.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Layout:
 
     replicas: tuple[int, ...]
     """Of each place of the pipeline."""
-    tp: int
+    widths: tuple[int, ...]
+    """Tensor ranks of a replica of each place."""
     micro_batches: int
     """Over all replicas: global ids are 0 .. micro_batches - 1."""
     stage_units: tuple[tuple[int, ...], ...]
@@ -55,12 +58,12 @@ class Layout:
         edges = (0, *cuts, units)
         stages = tuple(tuple(range(a, b)) for a, b in pairwise(edges))
         turns = split.replicas is not None
-        return cls(split.copies, split.tp, split.per_step, stages, places(split), split.flushes, turns)
+        return cls(split.copies, split.tensor_ranks, split.per_step, stages, places(split), split.flushes, turns)
 
     @classmethod
     def unknown(cls, world: int) -> Layout:
         """Of ranks of which nothing tells what they share: each stands for itself, as replicas do."""
-        return cls((world,), 1, world, ((0,),), (0,))
+        return cls((world,), (1,), world, ((0,),), (0,))
 
     @property
     def pp(self) -> int:
@@ -72,13 +75,18 @@ class Layout:
         return max(self.replicas)
 
     @property
-    def world(self) -> int:
-        return sum(self.replicas) * self.tp
+    def tp(self) -> int:
+        """Most tensor ranks of any place."""
+        return max(self.widths)
 
     @cached_property
-    def _firsts(self) -> tuple[int, ...]:
-        """Replicas of all places before each place."""
-        return tuple(accumulate(self.replicas[:-1], initial=0))
+    def _edges(self) -> tuple[int, ...]:
+        """Ranks of all places before each place, and of all."""
+        return tuple(accumulate((n * width for n, width in zip(self.replicas, self.widths, strict=True)), initial=0))
+
+    @property
+    def world(self) -> int:
+        return self._edges[-1]
 
     @cached_property
     def _seats(self) -> tuple[tuple[int, int], ...]:
@@ -103,17 +111,20 @@ class Layout:
         """Stages that stand on `place`, ascending."""
         return tuple(stage for stage, home in enumerate(self.places) if home == place)
 
+    def unit_widths(self) -> tuple[int, ...]:
+        """Tensor ranks of every unit of the model, in order."""
+        return tuple(self.widths[self.place(stage)] for stage, units in enumerate(self.stage_units) for _ in units)
+
     def coords(self, rank: int) -> Coords:
         """Coordinates of global rank `rank`; raises ValueError outside 0 .. world - 1."""
         if not 0 <= rank < self.world:
             raise ValueError(f"rank {rank} is outside 0 .. {self.world - 1}.")
-        pair, tensor = divmod(rank, self.tp)
-        place = bisect_right(self._firsts, pair) - 1
-        return Coords(place, pair - self._firsts[place], tensor)
+        place = bisect_right(self._edges, rank) - 1
+        return Coords(place, *divmod(rank - self._edges[place], self.widths[place]))
 
     def rank(self, place: int, replica: int = 0, tensor: int = 0) -> int:
         """Global rank at these coordinates; `rank(place(stage))` is one that holds a stage."""
-        return (self._firsts[place] + replica) * self.tp + tensor
+        return self._edges[place] + replica * self.widths[place] + tensor
 
     def pipeline_rank(self, rank: int) -> int:
         """Pipeline rank whose program global rank `rank` walks."""
@@ -130,20 +141,51 @@ class Layout:
         seats = sorted(seat for seat in self._seats if self.in_turn or seat[1] == replica)
         return tuple(self._walks[seat] for seat in seats)
 
-    def peer(self, pipeline_rank: int, tensor: int) -> int:
-        """Global rank with tensor coordinate `tensor` among those that walk `pipeline_rank`'s program."""
-        return self.rank(*self._seats[pipeline_rank], tensor)
+    def walkers(self, pipeline_rank: int) -> tuple[int, ...]:
+        """Global ranks that walk `pipeline_rank`'s program, a tensor group."""
+        first = self.rank(*self._seats[pipeline_rank])
+        return tuple(range(first, first + self.widths[self._seats[pipeline_rank][0]]))
+
+    def giver(self, rank: int, pipeline_rank: int) -> int:
+        """Of the tensor group of `pipeline_rank`, the one that sends to global rank `rank`."""
+        group = self.walkers(pipeline_rank)
+        return group[self.coords(rank).tensor % len(group)]
+
+    def takers(self, rank: int, pipeline_rank: int) -> tuple[int, ...]:
+        """Of the tensor group of `pipeline_rank`, those that global rank `rank` sends to; maybe none."""
+        place, _, tensor = self.coords(rank)
+        return self.walkers(pipeline_rank)[tensor :: self.widths[place]]
+
+    def neighbours(self, rank: int, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Global ranks of another `place`, whose stages are next to those of `rank`'s, that it receives from and that
+        it sends to, for the micro-batches that it works on."""
+        own = self.coords(rank)
+        copies = sorted({i % self.replicas[place] for i in self.micro_batches_of(own.place, own.replica)})
+        others = [self._walks[place, copy] for copy in copies]
+        return tuple(self.giver(rank, q) for q in others), tuple(r for q in others for r in self.takers(rank, q))
+
+    def pipeline_of(self, rank: int) -> tuple[int, ...]:
+        """Global ranks that messages of `rank`'s pipeline go between, itself included: with its tensor coordinate or,
+        where widths differ, with any; place by place, and the same for each of them."""
+        _, replica, tensor = self.coords(rank)
+        groups = [self.walkers(q) for q in self.linked(replica)]
+        even = len(set(self.widths)) == 1
+        return tuple(member for group in groups for member in (group[tensor : tensor + 1] if even else group))
 
     def tensor_groups(self) -> tuple[tuple[int, ...], ...]:
         """Global ranks that share a place and a replica, group by group; together they cover every rank once."""
-        return tuple(tuple(range(first, first + self.tp)) for first in range(0, self.world, self.tp))
+        return tuple(
+            tuple(range(first, first + width))
+            for (start, stop), width in zip(pairwise(self._edges), self.widths, strict=True)
+            for first in range(start, stop, width)
+        )
 
     def data_groups(self) -> tuple[tuple[int, ...], ...]:
         """Global ranks that hold the same parameters (same place and tensor rank), in replica order."""
         return tuple(
             tuple(self.rank(place, replica, tensor) for replica in range(count))
             for place, count in enumerate(self.replicas)
-            for tensor in range(self.tp)
+            for tensor in range(self.widths[place])
         )
 
     def micro_batches_of(self, place: int, replica: int) -> tuple[int, ...]:

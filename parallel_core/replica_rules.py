@@ -10,6 +10,7 @@ from parallel_core.outline import outline_of
 from parallel_core.rules import divisors, few, rule
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.traits import TRAITS, round_robins
+from parallel_core.stage_rules import REPLICAS, check_each_stage, name
 
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec, RunSpec
@@ -19,7 +20,8 @@ def check_replicas(spec: RunSpec) -> None:
     """Raises the error of the first rule that is broken."""
     if spec.parallel.replicas is None:
         return
-    for check in (_check_stages, _check_schedule, _check_micro_batches):
+    check_each_stage(spec.parallel, REPLICAS)
+    for check in (_check_schedule, _check_micro_batches):
         check(spec.parallel, name(spec.parallel.replicas))
     _check_beside(spec, name(spec.parallel.replicas))
 
@@ -40,9 +42,15 @@ def check_batch(spec: RunSpec) -> None:
         )
 
 
-def name(replicas: tuple[int, ...]) -> str:
-    """As the paper writes it: 2-1-1."""
-    return "-".join(map(str, replicas))
+def check_zero(spec: RunSpec) -> None:
+    """There is something to shard over."""
+    if spec.parallel.zero and spec.parallel.dp == 1:
+        more = [degree for degree in divisors(spec.train.global_batch) if degree > 1]
+        raise rule(
+            ("parallel.zero", "parallel.dp"),
+            f"zero={spec.parallel.zero} shards over data-parallel replicas, and data=1 leaves nothing to shard over; "
+            f"use zero=0{f' or data={few(more[:3], 2)}' if more else ''}.",
+        )
 
 
 def advice(replicas: tuple[int, ...], micro_batches: int) -> str:
@@ -54,29 +62,6 @@ def advice(replicas: tuple[int, ...], micro_batches: int) -> str:
         f"{micro_batches} micro-batches do not divide evenly over {name(replicas)} replicas; a multiple of {every} "
         "keeps all of them busy."
     )
-
-
-def _check_stages(split: ParallelSpec, text: str) -> None:
-    count = len(split.replicas or ())
-    if split.dp > 1:
-        raise rule(
-            ("parallel.replicas", "parallel.dp"),
-            f"replicas={text} says how often each stage is there, and data={split.dp} says it again; use data=1, or "
-            "leave replicas empty.",
-        )
-    if split.pp == 1:
-        raise rule(
-            ("parallel.replicas", "parallel.pp"),
-            f"replicas={text} needs a pipeline, and pipeline=1 is none; use pipeline={max(count, 2)}, or leave "
-            "replicas empty.",
-        )
-    if count != split.pp:
-        example = ", ".join(map(str, ((split.replicas or ()) + (1,) * split.pp)[: split.pp]))
-        raise rule(
-            ("parallel.replicas", "parallel.pp"),
-            f"replicas={text} names {count} stages, and pipeline={split.pp} has {split.pp}; use {example}, or "
-            f"pipeline={max(count, 2)}.",
-        )
 
 
 def _check_schedule(split: ParallelSpec, text: str) -> None:

@@ -20,14 +20,15 @@ from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import KINDS, outline_of
 from parallel_core.outline.recompute import Recompute, check_recompute
 from parallel_core.pipeline_rules import check_pipeline
-from parallel_core.replica_rules import check_batch, check_replicas
+from parallel_core.replica_rules import check_batch, check_replicas, check_zero
 from parallel_core.rules import describe as describe
-from parallel_core.rules import divisors, few, rule
+from parallel_core.rules import few, rule
 from parallel_core.rules import field_errors as field_errors
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.traits import TRAITS, ScheduleName, flushes
 from parallel_core.stream_rules import check_stream
 from parallel_core.trace_rules import check_profile
+from parallel_core.width_rules import check_tensor, check_widths
 
 Precision = Literal["fp32", "fp64", "bf16", "fp16"]
 DeviceKind = Literal["cpu", "cuda"]
@@ -50,7 +51,8 @@ class _Spec(BaseModel):
 
 
 class ParallelSpec(_Spec):
-    """How the run is split: dp x tp x pp ranks, one device each (with `replicas`: their sum x tp).
+    """How the run is split: dp x tp x pp ranks, one device each. Where stages differ, `replicas` and `widths` say how
+    many replicas each has and how many tensor ranks each replica.
 
     `micro_batches` counts per data-parallel replica. `chunks` is the number of stages ("model chunks", "virtual
     stages") on each pipeline rank; None = what the schedule is made for. `program` is the CSV of schedule "custom"
@@ -76,11 +78,18 @@ class ParallelSpec(_Spec):
     replicas: tuple[Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)], ...] | None = None
     """Of each stage, where they differ (`schedule.round_robin`); `dp` is 1 then, and `micro_batches` counts over all of
     them. None = `dp` of every stage."""
+    widths: tuple[Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)], ...] | None = None
+    """Tensor ranks of each pipeline place, where they differ; `tp` is 1 then. None = `tp` of every place."""
 
     @property
     def copies(self) -> tuple[int, ...]:
         """Data-parallel replicas of each place of the pipeline."""
         return self.replicas if self.replicas is not None else (self.dp,) * self.pp
+
+    @property
+    def tensor_ranks(self) -> tuple[int, ...]:
+        """Of each replica of each place of the pipeline."""
+        return self.widths if self.widths is not None else (self.tp,) * self.pp
 
     @property
     def per_step(self) -> int:
@@ -96,7 +105,7 @@ class ParallelSpec(_Spec):
     @property
     def world(self) -> int:
         """Number of ranks (= devices)."""
-        return sum(self.copies) * self.tp
+        return sum(copies * width for copies, width in zip(self.copies, self.tensor_ranks, strict=True))
 
     @property
     def chunks_per_rank(self) -> int:
@@ -205,13 +214,14 @@ class RunSpec(_Spec):
     @model_validator(mode="after")
     def _combinations(self, info: ValidationInfo) -> Self:
         _check_corpus(self)
-        _check_tensor(self)
+        check_tensor(self)
         check_pipeline(self.parallel, len(self.model.units()), drawn=bool((info.context or {}).get(DRAWN)))
         check_replicas(self)
+        check_widths(self)
         check_recompute(self, outline_of(self.model))
         check_batch(self)
         _check_sequence(self)
-        _check_zero(self)
+        check_zero(self)
         check_stream(self)
         _check_steps(self)
         check_faults(self)
@@ -233,6 +243,11 @@ class RunSpec(_Spec):
         """Bytes of an activation's element."""
         return BYTES_PER_ELEMENT[self.train.precision]
 
+    def with_width(self, width: int) -> RunSpec:
+        """The same with so many tensor ranks everywhere: what it says of a layer holds where a place has as many."""
+        parallel = self.parallel.model_copy(update={"tp": width, "widths": None})
+        return self.model_copy(update={"parallel": parallel})
+
     @property
     def tokens_per_step(self) -> int:
         """Most targets of a step: tokens, or images of an image model."""
@@ -253,11 +268,6 @@ def _check_corpus(spec: RunSpec) -> None:
         )
 
 
-def _check_tensor(spec: RunSpec) -> None:
-    if spec.parallel.tp > 1:
-        outline_of(spec.model).check_tensor(spec.parallel.tp)
-
-
 def _check_sequence(spec: RunSpec) -> None:
     tp, samples, seq = spec.parallel.tp, spec.micro_batch_size, spec.model.seq
     if not spec.parallel.sequence:
@@ -273,16 +283,6 @@ def _check_sequence(spec: RunSpec) -> None:
             ("parallel.sequence", "parallel.tp", "model.seq"),
             f"tensor={tp} does not divide the {samples * seq} rows of a micro-batch ({samples} x seq={seq}); "
             f"try seq={few((tp * n for n in range(1, seq // tp + 2)), seq)}.",
-        )
-
-
-def _check_zero(spec: RunSpec) -> None:
-    if spec.parallel.zero and spec.parallel.dp == 1:
-        more = [degree for degree in divisors(spec.train.global_batch) if degree > 1]
-        raise rule(
-            ("parallel.zero", "parallel.dp"),
-            f"zero={spec.parallel.zero} shards over data-parallel replicas, and data=1 leaves nothing to shard over; "
-            f"use zero=0{f' or data={few(more[:3], 2)}' if more else ''}.",
         )
 
 

@@ -66,9 +66,11 @@ class Step:
         if self._layout is None:
             return {}
         layout, out = self._layout, {}
-        degrees = (("stage", layout.pp), ("replica", layout.dp), ("tensor", layout.tp))
         for rank in self.spans:
-            split = [f"{name} {i}" for (name, n), i in zip(degrees, layout.coords(rank), strict=True) if n > 1]
+            here = layout.coords(rank)
+            degrees = (layout.pp, layout.replicas[here.place], layout.widths[here.place])
+            named = zip(("stage", "replica", "tensor"), degrees, here, strict=True)
+            split = [f"{name} {i}" for name, n, i in named if n > 1]
             out[rank] = ", ".join(split)
         return {rank: text for rank, text in out.items() if text}
 

@@ -128,15 +128,19 @@ def _mesh(layout: Layout, chosen: int, spoken: list[Talk]) -> list[list[list[Cel
         what = {"": "", "chosen": ", chosen"}.get(role, f", {GROUPS.get(role, '')}")
         return Cell(rank, role, f"Rank {rank}: {_head(layout, place)}, replica {replica}, tensor {tensor}{what}")
 
-    places = list(enumerate(layout.replicas[:DRAWN_PLACES]))
+    places = [*zip(layout.replicas, layout.widths, strict=True)][:DRAWN_PLACES]
     return [
-        [[cell(p, r, t) for t in range(min(layout.tp, DRAWN_TENSOR))] if r < count else [] for p, count in places]
+        [
+            [cell(p, r, t) for t in range(min(width, DRAWN_TENSOR))] if r < count else []
+            for p, (count, width) in enumerate(places)
+        ]
         for r in range(min(layout.dp, DRAWN_REPLICAS))
     ]
 
 
 def _drawn(layout: Layout) -> str:
-    n = min(layout.tp, DRAWN_TENSOR) * sum(min(count, DRAWN_REPLICAS) for count in layout.replicas[:DRAWN_PLACES])
+    places = [*zip(layout.replicas, layout.widths, strict=True)][:DRAWN_PLACES]
+    n = sum(min(count, DRAWN_REPLICAS) * min(width, DRAWN_TENSOR) for count, width in places)
     return "" if n == layout.world else f"{n} of {layout.world:,} ranks drawn".replace(",", "\u202f")
 
 

@@ -189,7 +189,7 @@ def _limit(trace: Trace) -> str:
 
 
 def _chart(trace: Trace, made: Replay) -> Chart:
-    predicted = {trace.layout.peer(q, 0): _with_step(rows) for q, rows in made.spans.items()}
+    predicted = {trace.layout.walkers(q)[0]: _with_step(rows) for q, rows in made.spans.items()}
     mine = {rank: rows for rank, rows in trace.spans.items() if rank in predicted}
     runs = [("measured", mine), ("predicted", predicted)]
     title = f"{ns_text(trace.measured.step)} measured, {ns_text(made.step)} predicted"

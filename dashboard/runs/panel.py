@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dashboard.runs.layout_picture import Picture, picture
-from dashboard.runs.submission import WORDS, Assessment
+from dashboard.runs.submission import WORDS, Assessment, shape_of
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.observe.records import CATEGORIES
@@ -81,6 +81,8 @@ def _devices(found: Assessment) -> str:
     assert found.spec and found.capacity
     world, word = found.spec.parallel.world, WORDS[found.capacity.kind]
     asked = f"{world} {word}{'s' if world > 1 else ''} asked for"
+    if found.spec.parallel.widths is not None:
+        asked = f"{asked}, {shape_of(found.spec.parallel)[1]} by stage (replicas × tensor ranks)"
     if not found.capacity.total:
         return f"{asked}; no worker has reported any yet, so the run would wait."
     return f"{asked}; the fleet has {found.capacity.total}, at most {found.capacity.largest} on one host."
@@ -108,7 +110,8 @@ def _step(found: Assessment) -> str:
 
 
 def _row(spec: RunSpec, stage: RankMemory, full: int, limit: int) -> Row:
-    first, count = stage.rank, spec.parallel.copies[stage.stage] * spec.parallel.tp
+    split = spec.parallel
+    first, count = stage.rank, split.copies[stage.stage] * split.tensor_ranks[stage.stage]
     parts = [
         Part(name, CATEGORY_NAMES[name], bytes_text(value), round(100 * value / full, 2))
         for name in CATEGORIES

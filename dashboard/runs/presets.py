@@ -117,6 +117,12 @@ PRESETS = (
     ),
     Preset("naive2", "Tiny GPT, naive layer-wise", "two stages, one busy at a time", _tiny(pp=2, schedule="naive")),
     Preset("dp2tp2", "Tiny GPT, DP 2 × TP 2", "four devices", _tiny(dp=2, tp=2)),
+    Preset(
+        "meshes",
+        "Tiny GPT, 2 × 1 then 1 × 2",
+        "two replicas of the first stage, two tensor ranks of the second",
+        _tiny(pp=2, replicas=(2, 1), widths=(1, 2), micro_batches=4),
+    ),
     Preset("llama", "Tiny Llama, DP 2", "RoPE, RMSNorm, SwiGLU, shared keys, no biases", _llama(dp=2)),
     Preset("mlp", "MLP on digits, DP 2", "four layers of 512", _digits("mlp", {"hidden": 512}, dp=2)),
     Preset("vgg16", "VGG-16 on digits, PP 2", "two stages", _digits("vgg16", {}, pp=2, micro_batches=4)),

@@ -67,6 +67,7 @@ GROUPS = (
             Entry("parallel.pp", "Pipeline stages"),
             Entry("parallel.schedule", "Pipeline schedule"),
             Entry("parallel.replicas", "Replicas of each stage", "where they differ, e.g. 2, 1; empty: data parallel"),
+            Entry("parallel.widths", "Tensor ranks of each stage", "where they differ, e.g. 1, 2"),
             Entry("parallel.micro_batches", "Micro-batches", "for each replica"),
             Entry("parallel.chunks", "Model chunks", "stages on each rank; empty: the schedule's own"),
             Entry("parallel.program", "Own schedule", "CSV as PyTorch spells it: a row a rank"),
@@ -214,20 +215,14 @@ def _digits(value: float) -> str:
     return repr(float(value)).removesuffix(".0")
 
 
+_NUMBERS = ("parallel.cuts", "parallel.replicas", "parallel.widths", "parallel.recompute_layers", "trace.profile_ranks")
 _IN: dict[str, Callable[[str], Any]] = {
-    "parallel.cuts": _numbers_in,
-    "parallel.replicas": _numbers_in,
-    "parallel.recompute_layers": _numbers_in,
+    **dict.fromkeys(_NUMBERS, _numbers_in),
     "trace.profile_steps": lambda text: _numbers_in(text) or [],
-    "trace.profile_ranks": _numbers_in,
     "trace.memory_cap": _mib_in,
 }
 _OUT: dict[str, Callable[[Any], str]] = {
-    "parallel.cuts": _numbers_out,
-    "parallel.replicas": _numbers_out,
-    "parallel.recompute_layers": _numbers_out,
-    "trace.profile_steps": _numbers_out,
-    "trace.profile_ranks": _numbers_out,
+    **dict.fromkeys((*_NUMBERS, "trace.profile_steps"), _numbers_out),
     "trace.memory_cap": _mib_out,
 }
 

@@ -19,7 +19,7 @@ from dashboard.runs.models import Corpus, Run
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, by_stage, verdict
 from parallel_core.plan.strategy import label
-from parallel_core.spec import RunSpec, field_errors
+from parallel_core.spec import ParallelSpec, RunSpec, field_errors
 from workers.contract import ResumeFrom
 
 WORDS = {"cpu": "CPU device", "cuda": "GPU"}
@@ -138,13 +138,21 @@ def fleet_errors(spec: RunSpec, offered: Capacity) -> dict[str, str]:
         return {"train.device": f"No worker that reports has a {word}; choose the other kind."}
     if world <= offered.largest:
         return {}
-    split = spec.parallel
-    axis = max(("dp", "tp", "pp"), key=lambda name: getattr(split, name))
-    shape = f"{split.dp} × {split.tp} × {split.pp}"
-    if split.replicas is not None:
-        axis, shape = "replicas", f"{' + '.join(map(str, split.replicas))}{f' × {split.tp}' if split.tp > 1 else ''}"
+    axis, shape = shape_of(spec.parallel)
     needs = f"{shape} needs {world} {word}s on one host"
     return {f"parallel.{axis}": f"{needs}; the largest worker has {offered.largest}."}
+
+
+def shape_of(split: ParallelSpec) -> tuple[str, str]:
+    """(the field that makes the run large, its ranks as a sum over stages that differ or as a product)."""
+    if split.replicas is None and split.widths is None:
+        axis = max(("dp", "tp", "pp"), key=lambda name: getattr(split, name))
+        return axis, f"{split.dp} × {split.tp} × {split.pp}"
+    axis = "replicas" if split.widths is None or max(split.copies) > max(split.widths) else "widths"
+    if split.widths is None:
+        return axis, f"{' + '.join(map(str, split.copies))}{f' × {split.tp}' if split.tp > 1 else ''}"
+    shapes = zip(split.copies, split.widths, strict=True)
+    return axis, " + ".join(f"{copies} × {width}" for copies, width in shapes)
 
 
 def corpus_errors(spec: RunSpec) -> dict[str, str]:

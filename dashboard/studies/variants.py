@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from parallel_core.outline.recompute import RECOMPUTE_LABELS
 from parallel_core.plan import strategy as naming
-from parallel_core.replica_rules import name as name_of
 from parallel_core.schedule.traits import TRAITS, flushes, runnable
 from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec, TraceSpec, TrainSpec, field_errors
+from parallel_core.stage_rules import name as name_of
 
 MAX_RUNS = 200
 """Most runs one study may hold, repeats included."""
@@ -189,6 +189,7 @@ def sweepable() -> dict[str, str]:
                 "kind",
                 "cuts",
                 "replicas",
+                "widths",
                 "recompute_layers",
                 "profile_steps",
                 "profile_ranks",

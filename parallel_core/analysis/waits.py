@@ -1,8 +1,8 @@
 """Who waited for whom: receives joined with their sends, collectives with the last rank that came to them.
 
 The k-th collective of a kind on one rank is the k-th on every rank of its group: the tensor group (TP_COLLECTIVE), the
-replicas of the stage (ALLREDUCE and the like), all ranks (NORM). A RECV is matched by stage, micro-batch and tensor
-coordinate. `rows` are SPAN rows of each global rank in order of their start.
+replicas of the stage (ALLREDUCE and the like), all ranks (NORM). A RECV is matched by stage, micro-batch and the
+tensor coordinate of the sender. `rows` are SPAN rows of each global rank in order of their start.
 """
 
 from __future__ import annotations
@@ -78,46 +78,53 @@ def _groups(kind: Kind, layout: Layout) -> Sequence[Sequence[int]]:
 
 
 class Sends(NamedTuple):
-    """Messages of one tensor coordinate, sorted by `keys`: when each send began, and on which rank."""
+    """Messages sorted by `keys`: when each send began, and on which rank."""
 
     keys: Times
     starts: Times
     ranks: Ranks
 
 
-def sends(rows: Rows, layout: Layout) -> dict[int, Sends]:
-    """All messages, by tensor coordinate."""
-    found: dict[int, list[Sends]] = {}
+def sends(rows: Rows, layout: Layout) -> Sends:
+    """All messages."""
+    parts = [Sends(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))]
     for rank, table in rows.items():
         own = of_kinds(table, *SENDS)
-        part = Sends(_message(own, sending=True), own["start"], np.full(len(own), rank, np.int64))
-        found.setdefault(layout.coords(rank).tensor, []).append(part)
-    out = {}
-    for tensor, parts in found.items():
-        joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        order = np.argsort(joined[0], kind="stable")
-        out[tensor] = Sends(*(column[order] for column in joined))
-    return out
+        keys = _message(own, layout.coords(rank).tensor, sending=True)
+        parts.append(Sends(keys, own["start"], np.full(len(own), rank, np.int64)))
+    joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    order = np.argsort(joined[0], kind="stable")
+    return Sends(*(column[order] for column in joined))
 
 
-def received(rank: int, rows: NDArray[np.void], layout: Layout, every: Mapping[int, Sends]) -> Causes:
+def received(rank: int, rows: NDArray[np.void], layout: Layout, every: Sends) -> Causes:
     """The send of each of the rank's receives; without it, the receive's own start and rank -1."""
-    own = of_kinds(rows, *RECVS)
-    keys, starts, ranks = every[layout.coords(rank).tensor]
+    own, (keys, starts, ranks) = of_kinds(rows, *RECVS), every
     if not len(keys):
         return Causes(own["start"], np.full(len(own), -1, np.int64))
-    wanted = _message(own, sending=False)
+    wanted = _message(own, _givers(rank, own, layout), sending=False)
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     known = keys[at] == wanted
     return Causes(np.where(known, starts[at], own["start"]), np.where(known, ranks[at], -1))
 
 
-def _message(rows: NDArray[np.void], sending: bool) -> Times:
-    """One integer that names a message the same way at both ends: direction, receiving stage, micro-batch."""
+def _givers(rank: int, receives: NDArray[np.void], layout: Layout) -> Times | int:
+    """Tensor coordinates of those who sent to `rank` (`Layout.giver`)."""
+    tensor = layout.coords(rank).tensor
+    if len(set(layout.widths)) == 1:
+        return tensor
+    widths = np.array([layout.widths[place] for place in layout.places])
+    sender = receives["stage"].astype(np.int64) + np.where(receives["kind"] == Kind.RECV_ACT, -1, 1)
+    return tensor % widths[np.clip(sender, 0, layout.stages - 1)]
+
+
+def _message(rows: NDArray[np.void], giver: Times | int, sending: bool) -> Times:
+    """One integer that names a message the same way at both ends: direction, tensor coordinate of the giver, receiving
+    stage, micro-batch."""
     kind, stage = rows["kind"].astype(np.int64), rows["stage"].astype(np.int64)
     forward = (kind == Kind.SEND_ACT) | (kind == Kind.RECV_ACT)
     target = stage + np.where(forward, 1, -1) * sending
-    return (forward.astype(np.int64) << 60) + ((target + 1) << 32) + rows["micro_batch"]
+    return (forward.astype(np.int64) << 62) + (giver << 48) + ((target + 1) << 32) + rows["micro_batch"]
 
 
 class Waited(NamedTuple):

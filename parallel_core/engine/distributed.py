@@ -66,16 +66,16 @@ def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tie
         return Groups()
     dist.init_process_group(backend, store=rendezvous.open_store(), rank=rank, world_size=layout.world, timeout=TIMEOUT)
     place, replica, tensor = layout.coords(rank)
-    pipeline = [layout.peer(q, tensor) for q in layout.linked(replica)]
+    pipeline = layout.pipeline_of(rank)
     ends = {layout.place(0), layout.place(layout.stages - 1)}  # one place, where the pipeline is a V
-    # A group is named by how many its members are in already: data groups, which some ranks lack, come behind.
+    # A group is named by how many its members are in already: tensor and data groups, which some lack, come behind.
     return Groups(
         world=dist.group.WORLD,
-        tensor=_group([layout.rank(place, replica, t) for t in range(layout.tp)]),
         # Nothing but the messages of its kind: beside a pipeline that stays full the world is at work all the time.
         links={kind: _group(pipeline, fresh=i > 0 or not layout.flushes) for i, kind in enumerate(_links(layout))},
+        tensor=_group([layout.rank(place, replica, t) for t in range(layout.widths[place])]),
         data=_group([layout.rank(place, r, tensor) for r in range(layout.replicas[place])]),
-        tied=_group([pipeline[p] for p in sorted(ends)] if tied and place in ends else []),
+        tied=_group([layout.rank(end, replica, tensor) for end in sorted(ends)] if tied and place in ends else []),
     )
 
 

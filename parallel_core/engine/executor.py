@@ -133,8 +133,7 @@ class Walker:
 
     def _send(self, op: Op) -> int:
         tensor = self._made.pop((op.kind, op.stage, op.micro_batch))
-        self._parts.links.send(op, tensor)
-        return tensor.nbytes
+        return self._parts.links.send(op, tensor)
 
     def _receive(self, op: Op) -> int:
         tensor = self._parts.links.receive(op)

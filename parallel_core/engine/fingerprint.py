@@ -80,7 +80,7 @@ class Fingerprints:
         place, layout = trainer.place, trainer.layout
         tensors: Mapping[str, Tensor] = {**trainer.flat.named(), **trainer.chunks.buffers()}
         values = [
-            fingerprint(tensors[name], *_origin(name, self._shapes[name], place.tensor, layout.tp))
+            fingerprint(tensors[name], *_origin(name, self._shapes[name], place.tensor, layout.widths[place.place]))
             for name in self._names[place.place]
         ]
         values += [0] * (self._width - 2 - len(values))

@@ -69,7 +69,7 @@ class StepTotals:
         places: dict[str, list[tuple[int, int]]] = {}
         for place, names in enumerate(named):
             for column, name in enumerate(names):
-                shares = 1 if split_dim(name) is None else layout.tp
+                shares = 1 if split_dim(name) is None else layout.widths[place]
                 holders = product(range(shares), range(shards_of(spec)))
                 places.setdefault(name, [(layout.rank(place, replica, t), column) for t, replica in holders])
         order = np.array([place for name in sorted(places) for place in places[name]])

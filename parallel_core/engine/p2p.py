@@ -47,17 +47,24 @@ class _Posted(NamedTuple):
     work: Any
 
 
+class Peer(NamedTuple):
+    """Global ranks of another pipeline rank: that one which sends to this rank, and those that this one sends to."""
+
+    giver: int
+    takers: tuple[int, ...]
+
+
 class Links:
     """The links of one rank to the others of its pipeline. `edges[s]` is the shape of what enters stage s.
 
-    `here` is this rank's pipeline rank, `peers` maps the others to the global rank with this rank's tensor coordinate;
-    `groups` are `distributed.Groups.links`; messages to the global rank r are `delay(r)` seconds late.
+    `here` is this rank's pipeline rank, `peers` maps the others to who of them it deals with (`Layout.giver`,
+    `takers`); `groups` are `distributed.Groups.links`; messages to the global rank r are `delay(r)` seconds late.
     """
 
     def __init__(
         self,
         here: int,
-        peers: Mapping[int, int],
+        peers: Mapping[int, Peer],
         groups: Mapping[tuple[bool, bool], Group],
         edges: Sequence[tuple[int, ...]],
         dtype: torch.dtype,
@@ -69,8 +76,9 @@ class Links:
         self._proves: Mapping[Key, Sequence[Key]] = {}
         self._left: dict[Link, deque[Op]] = {}
         self._posted: dict[Link, deque[_Posted]] = {}
-        self._sent: dict[Key, tuple[Any, Tensor]] = {}
-        self._slow = {to: SlowLink(late) for to, rank in peers.items() if (late := delay(rank))}
+        self._sent: dict[Key, tuple[list[Any], Tensor]] = {}
+        takers = [rank for peer in peers.values() for rank in peer.takers]
+        self._slow = {rank: SlowLink(late) for rank in takers if (late := delay(rank))}
 
     def begin_step(self, traffic: Traffic) -> None:
         """What the receives of this step prove."""
@@ -94,13 +102,19 @@ class Links:
             self._release(sent)
         return buffer
 
-    def send(self, op: Op, tensor: Tensor) -> None:
-        """Start a SEND operation."""
+    def send(self, op: Op, tensor: Tensor) -> int:
+        """Start a SEND operation; the bytes that it moves. Of a wider tensor group not all have a taker."""
         tensor = tensor.contiguous()
         group = self._groups[op.peer > self._here, op.kind is Kind.SEND_ACT]
-        send = partial(dist.isend, tensor, self._peers[op.peer], group=group)
-        slow = self._slow.get(op.peer)
-        self._sent[key(op)] = (slow.isend(send) if slow else send(), tensor)
+        takers = self._peers[op.peer].takers
+        works = [self._start(partial(dist.isend, tensor, rank, group=group), rank) for rank in takers]
+        if works:
+            self._sent[key(op)] = (works, tensor)
+        return len(works) * tensor.nbytes
+
+    def _start(self, send: Callable[[], Any], rank: int) -> Any:
+        slow = self._slow.get(rank)
+        return slow.isend(send) if slow else send()
 
     def end_step(self) -> None:
         """Wait until every send has arrived."""
@@ -112,8 +126,9 @@ class Links:
         self._sent = {(kind, stage, i - by): sent for (kind, stage, i), sent in self._sent.items()}
 
     def _release(self, sent: Key) -> None:
-        work, _ = self._sent.pop(sent)
-        work.wait()
+        works, _ = self._sent.pop(sent, ((), None))
+        for work in works:
+            work.wait()
 
     def _post(self, link: Link) -> None:
         if not self._left[link]:
@@ -121,7 +136,7 @@ class Links:
         op, (peer, activations) = self._left[link].popleft(), link
         shape = self._edges[op.stage if activations else op.stage + 1]
         buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
-        work = dist.irecv(buffer, self._peers[peer], group=self._groups[peer < self._here, activations])
+        work = dist.irecv(buffer, self._peers[peer].giver, group=self._groups[peer < self._here, activations])
         self._posted[link].append(_Posted(buffer, work))
 
 

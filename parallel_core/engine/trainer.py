@@ -22,7 +22,7 @@ from parallel_core.engine.lean import LeanReducer
 from parallel_core.engine.neighbours import Neighbours
 from parallel_core.engine.norm import StageNorm, StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW, Pieces
-from parallel_core.engine.p2p import Links, Traffic
+from parallel_core.engine.p2p import Links, Peer, Traffic
 from parallel_core.engine.pace import Flushed, Pace, Streamed
 from parallel_core.engine.peak import device_peak
 from parallel_core.engine.precision import DTYPES
@@ -71,7 +71,8 @@ class Trainer:
         stages = {s: [units[i] for i in self.layout.stage_units[s]] for s in self.layout.stages_of(self.place.place)}
         self.faults = Injected(spec.inject, rank, device)
         late = self.faults.collective_delay("tensor")
-        tensor = TensorGroup(self.place.tensor, self.layout.tp, groups.tensor, self.scope, late)
+        width = self.layout.widths[self.place.place]
+        tensor = TensorGroup(self.place.tensor, width, groups.tensor, self.scope, late)
         self.chunks = Chunks(spec, stages, tensor, groups.data, device, self.scope)
         self.loss_scale = self.chunks.loss_scale
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
@@ -99,7 +100,8 @@ class Trainer:
     def _parts(self, groups: Groups) -> Parts:
         spec, layout, flat = self.spec, self.layout, self.chunks.flat
         here = layout.pipeline_rank(self.rank)
-        peers = {q: layout.peer(q, self.place.tensor) for q in layout.linked(self.place.replica) if q != here}
+        others = [q for q in layout.linked(self.place.replica) if q != here]
+        peers = {q: Peer(layout.giver(self.rank, q), layout.takers(self.rank, q)) for q in others}
         shapes = boundary_shapes(spec)
         edges = [shapes[units[0]] for units in layout.stage_units]
         dtype = DTYPES[spec.train.precision]

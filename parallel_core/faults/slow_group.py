@@ -26,7 +26,7 @@ class SlowGroup(Fault):
         leaf = {"data": "dp", "tensor": "tp"}[self.axis]
         if spec.train.device != "cpu":
             raise self.wrong("", "collectives are made late on CPU devices alone; set train.device to cpu.")
-        sizes = {"data": max(spec.parallel.copies), "tensor": spec.parallel.tp}
+        sizes = {"data": max(spec.parallel.copies), "tensor": max(spec.parallel.tensor_ranks)}
         if sizes[self.axis] == 1:
             able = [axis for axis, size in sizes.items() if size > 1]
             more = f"; this run has {able[0]}-parallel ones" if able else ""

@@ -47,6 +47,6 @@ def neighbours(spec: RunSpec, rank: int) -> list[int]:
     from parallel_core.layout import Layout  # the layout is made of a spec, and a spec of this
 
     layout = Layout.of(spec)
-    here = layout.coords(rank)
+    here = layout.coords(rank).place
     pairs = {pair for a, b in pairwise(layout.places) if a != b for pair in ((a, b), (b, a))}
-    return sorted(layout.rank(to, here.replica, here.tensor) for at, to in pairs if at == here.place)
+    return sorted({other for at, to in pairs if at == here for ranks in layout.neighbours(rank, to) for other in ranks})

@@ -97,7 +97,7 @@ class Outline(ABC):
         """Raises a rule where its fields do not go together."""
 
     @abstractmethod
-    def check_tensor(self, tp: int) -> None:
+    def check_tensor(self, tp: int, field: str) -> None:
         """Raises a rule where its tensors cannot be split `tp` ways."""
 
     @abstractmethod

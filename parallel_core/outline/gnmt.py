@@ -53,8 +53,8 @@ class GnmtOutline(Outline):
                 f"hidden={hidden} has no half for each direction of the first layer; try {hidden + 1}.",
             )
 
-    def check_tensor(self, tp: int) -> None:
-        raise rule(("parallel.tp", "model.kind"), f"tensor={tp} is not possible: {self.whole}; use tensor=1.")
+    def check_tensor(self, tp: int, field: str) -> None:
+        raise rule((field, "model.kind"), f"tensor={tp} is not possible: {self.whole}; use tensor=1.")
 
     def units(self) -> list[str]:
         count = self.model.layers

@@ -109,14 +109,14 @@ class GptOutline(Outline):
                 f"RoPE turns pairs, but a head has {self.head_dim} dimensions; {advice}.",
             )
 
-    def check_tensor(self, tp: int) -> None:
+    def check_tensor(self, tp: int, field: str) -> None:
         model = self.model
         shared = {"heads": model.heads, "kv_heads": self.kv_heads, "vocab": model.vocab, "ffn": self.ffn}
-        for field, value in shared.items():
+        for leaf, value in shared.items():
             if value % tp:
                 raise rule(
-                    ("parallel.tp", f"model.{field}"),
-                    f"tensor={tp} does not divide {field}={value}; try {few(divisors(value), tp)}.",
+                    (field, f"model.{leaf}"),
+                    f"tensor={tp} does not divide {leaf}={value}; try {few(divisors(value), tp)}.",
                 )
 
     def units(self) -> list[str]:

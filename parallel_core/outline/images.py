@@ -37,8 +37,8 @@ class ImageOutline(Outline):
     def sample_bytes(self) -> int:
         return PIXEL_BYTES * self.side**2 + INDEX_BYTES
 
-    def check_tensor(self, tp: int) -> None:
-        raise rule(("parallel.tp", "model.kind"), f"tensor={tp} is not possible: {self.whole}; use tensor=1.")
+    def check_tensor(self, tp: int, field: str) -> None:
+        raise rule((field, "model.kind"), f"tensor={tp} is not possible: {self.whole}; use tensor=1.")
 
     def head(self, spec: RunSpec, width: int) -> UnitCost:
         """A linear layer of `width` inputs to the classes, and the loss."""

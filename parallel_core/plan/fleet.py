@@ -19,8 +19,9 @@ from parallel_core.plan.orders.measured import ordered
 from parallel_core.plan.orders.problem import OrderError
 from parallel_core.plan.strategy import label
 from parallel_core.profile.table import CostTable
+from parallel_core.rules import divisors
 from parallel_core.simulate.predict import CannotPredict, predict_step
-from parallel_core.spec import RunSpec, divisors
+from parallel_core.spec import RunSpec
 
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zb-v")
 """GPipe is never faster than 1F1B, nor does it keep less."""

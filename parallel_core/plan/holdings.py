@@ -35,8 +35,9 @@ def held(spec: RunSpec, rank: int) -> list[Held]:
     layout, outline = Layout.of(spec), outline_of(spec.model)
     place, _, tensor = layout.coords(rank)
     units, shapes = outline.units(), outline.matrices()
+    width = layout.widths[place]
     return [
-        Held(stage, units[i], tuple(_matrix(n, s, tensor, layout.tp) for n, s in shapes[i].items()) if shapes else ())
+        Held(stage, units[i], tuple(_matrix(n, s, tensor, width) for n, s in shapes[i].items()) if shapes else ())
         for stage in layout.stages_of(place)
         for i in layout.stage_units[stage]
     ]

@@ -16,7 +16,8 @@ from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.outline import outline_of
 from parallel_core.plan.peak import RankMemory, by_stage, predict
-from parallel_core.spec import RunSpec, divisors
+from parallel_core.rules import divisors
+from parallel_core.spec import RunSpec
 
 __all__ = ["Feasibility", "Fix", "RankMemory", "by_stage", "find_fixes", "predict", "verdict", "worst_stage"]
 

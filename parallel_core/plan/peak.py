@@ -66,7 +66,7 @@ def predict(spec: RunSpec) -> list[RankMemory]:
     return [
         RankMemory(memory.rank + i, memory.stage, *memory.as_dict().values())
         for memory in by_stage(spec)
-        for i in range(spec.parallel.copies[memory.stage] * spec.parallel.tp)
+        for i in range(spec.parallel.copies[memory.stage] * spec.parallel.tensor_ranks[memory.stage])
     ]
 
 
@@ -110,7 +110,8 @@ def _parameters(spec: RunSpec, costs: Sequence[UnitCost], stages: Sequence[Seque
     units = [unit for stage in stages for unit in stage]
     total = sum(costs[unit].flat for unit in units)
     if spec.model.tied and {0, len(costs) - 1} <= set(units):
-        total -= aligned(outline_of(spec.model).shared() // spec.parallel.tp)
+        width = next(iter(Layout.of(spec).unit_widths()))
+        total -= aligned(outline_of(spec.model).shared() // width)
     return total
 
 

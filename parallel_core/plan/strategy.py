@@ -14,6 +14,7 @@ from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.idle import idle_times
 from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec
+from parallel_core.stage_rules import name
 
 Family = Literal["single", "dp", "tp", "pp", "combined"]
 
@@ -42,7 +43,7 @@ def label(spec: RunSpec) -> str:
 def family(spec: RunSpec) -> Family:
     """The one axis that is split, `single` where none is and `combined` where several are."""
     split = spec.parallel
-    degrees: dict[Family, int] = {"dp": max(split.copies), "tp": split.tp, "pp": split.pp}
+    degrees: dict[Family, int] = {"dp": max(split.copies), "tp": max(split.tensor_ranks), "pp": split.pp}
     split_axes = [name for name, degree in degrees.items() if degree > 1]
     if len(split_axes) > 1:
         return "combined"
@@ -56,7 +57,7 @@ def ideal_speedup(spec: RunSpec) -> float:
     naive pipeline that keeps one device busy at a time, and the second forward of recomputation.
     """
     split = spec.parallel
-    return split.dp * split.tp * _pipeline_speedup(split) / (1 + recompute_share(spec))
+    return split.world / (1 + idle_share(split)) / (1 + recompute_share(spec))
 
 
 def recompute_share(spec: RunSpec) -> float:
@@ -76,11 +77,6 @@ def model_flops(model: ModelSpec, samples: int) -> int:
     return 3 * samples * sum(flop_weights(model))
 
 
-def _pipeline_speedup(split: ParallelSpec) -> float:
-    """Of one replica or, where micro-batches go to replicas in turn, of all."""
-    return sum(split.copies) / split.dp / (1 + idle_share(split))
-
-
 def idle_share(split: ParallelSpec) -> float:
     """Idle over busy time of a step where all stages are equal and T_B = T_W = T_F: what the flush costs.
 
@@ -89,7 +85,7 @@ def idle_share(split: ParallelSpec) -> float:
     gradient norm.
     """
     if split.replicas is not None:
-        return _in_turn(split.model_copy(update={"tp": 1, "cuts": None}))
+        return _in_turn(split.model_copy(update={"tp": 1, "widths": None, "cuts": None}))
     if split.pp == 1 or not split.flushes:
         return 0.0
     if split.schedule == "naive":
@@ -98,7 +94,7 @@ def idle_share(split: ParallelSpec) -> float:
         return (split.pp - 1) / (split.chunks_per_rank * split.micro_batches)
     if split.schedule in ("gpipe", "1f1b"):
         return (split.pp - 1) / split.micro_batches
-    return _simulated(split.model_copy(update={"dp": 1, "tp": 1, "cuts": None}))
+    return _simulated(split.model_copy(update={"dp": 1, "tp": 1, "widths": None, "cuts": None}))
 
 
 @lru_cache(maxsize=256)
@@ -121,10 +117,10 @@ def _simulated(split: ParallelSpec) -> float:
 
 
 def _axes(split: ParallelSpec) -> list[tuple[str, int | str]]:
+    tensor = ("TP", split.tp if split.widths is None else name(split.widths))
+    pipeline = TRAITS[split.schedule].label
     if split.replicas is not None:
-        return [
-            (TRAITS[split.schedule].label, "-".join(map(str, split.replicas))),
-            *([("TP", split.tp)] * (split.tp > 1)),
-        ]
-    named = (("DP", split.dp), ("TP", split.tp), (TRAITS[split.schedule].label, split.pp))
-    return [(name, degree) for name, degree in named if degree > 1]
+        named = [(pipeline, name(split.replicas)), tensor]
+    else:
+        named = [("DP", split.dp), tensor, (pipeline, split.pp)]
+    return [(axis, degree) for axis, degree in named if degree != 1]

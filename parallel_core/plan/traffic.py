@@ -37,8 +37,9 @@ class Talk:
     @property
     def wire(self) -> int:
         """Bytes that the rank itself sends, or receives: of a collective on a ring (n - 1)/n of the tensor a pass."""
-        others = len(self.ranks) - 1 if self.kind in ("tensor", "data") else 1
-        return self.passes * self.bytes * others // max(len(self.ranks), 1)
+        if self.kind not in ("tensor", "data"):
+            return self.bytes
+        return self.passes * self.bytes * (len(self.ranks) - 1) // max(len(self.ranks), 1)
 
 
 def talks(spec: RunSpec, rank: int) -> list[Talk]:
@@ -47,13 +48,13 @@ def talks(spec: RunSpec, rank: int) -> list[Talk]:
     Raises ValueError where the run has no such rank.
     """
     layout = Layout.of(spec)
-    place, _, tensor = layout.coords(rank)
+    place = layout.coords(rank).place
     found: list[Talk] = []
-    if layout.tp > 1:
+    if layout.widths[place] > 1:
         ranks = next(group for group in layout.tensor_groups() if rank in group)
         found.append(_tensor(spec, layout, place, ranks))
     if layout.replicas[place] > 1:
-        replicas = layout.data_groups()[place * layout.tp + tensor]
+        replicas = next(group for group in layout.data_groups() if rank in group)
         found.extend(_data(spec, place, replicas))
     return found + _pipeline(spec, layout, rank)
 
@@ -97,7 +98,7 @@ def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[Talk]:
 
 def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[Talk]:
     """Activations to the place of the next stage and gradients back, over all stages whose neighbour is elsewhere."""
-    place, replica, tensor = layout.coords(rank)
+    place, replica, _ = layout.coords(rank)
     edges, mine, size = boundary_elements(spec), layout.micro_batches_of(place, replica), spec.element_bytes
     m = len(mine)
     found: list[Talk] = []
@@ -107,10 +108,13 @@ def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[Talk]:
         if a == b or place not in (a, b):
             continue
         other = b if place == a else a
-        copies = sorted({i % layout.replicas[other] for i in mine})
-        peer = tuple(layout.rank(other, copy, tensor) for copy in copies)
-        out, back = ("sends", "receives") if place == a else ("receives", "sends")
+        givers, takers = layout.neighbours(rank, other)
+        times = len(takers) // len(givers)
+        out, back = ("gradients", "activations") if place == b else ("activations", "gradients")
         kind: GroupKind = "next" if place == a else "before"
-        found.append(Talk(kind, peer, f"{out} activations of stage {there}'s input", m, moved))
-        found.append(Talk(kind, peer, f"{back} gradients of stage {there}'s input", m, moved))
+        talks = [
+            Talk(kind, takers, f"sends {out} of stage {there}'s input", times * m, times * moved),
+            Talk(kind, givers, f"receives {back} of stage {there}'s input", m, moved),
+        ]
+        found.extend(sorted((talk for talk in talks if talk.calls), key=lambda talk: talk.what.split()[1]))
     return found

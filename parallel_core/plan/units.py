@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from parallel_core.layout import Layout
 from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.spec import ModelSpec, RunSpec
 
@@ -11,8 +12,13 @@ __all__ = ["UnitCost", "aligned", "boundary_elements", "boundary_shapes", "param
 
 
 def unit_costs(spec: RunSpec) -> list[UnitCost]:
-    """Costs of each of `ModelSpec.units`; a tied head lists the matrix, too (`plan.peak` knows if it is shared)."""
-    return outline_of(spec.model).costs(spec)
+    """Costs of each of `ModelSpec.units`, on a rank that holds it; a tied head lists the matrix, too (`plan.peak` knows
+    if it is shared)."""
+    outline = outline_of(spec.model)
+    if spec.parallel.widths is None:
+        return outline.costs(spec)
+    of_width = {width: outline.costs(spec.with_width(width)) for width in set(spec.parallel.widths)}
+    return [of_width[width][unit] for unit, width in enumerate(Layout.of(spec).unit_widths())]
 
 
 def parameter_count(model: ModelSpec) -> int:

@@ -19,8 +19,9 @@ from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.profile.table import CostTable, Curve, Fixed, Layers, Part, What
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op, Schedule
-from parallel_core.schedule.traits import flushes
 from parallel_core.simulate import Costs, Spans, slowest
+from parallel_core.simulate.needs import CannotPredict as CannotPredict
+from parallel_core.simulate.needs import require
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
 from parallel_core.spec import MAIN_BYTES, RunSpec
 
@@ -29,10 +30,6 @@ _MOST_SLOWDOWN = 8.0
 """Of a layer by other busy devices; a larger ratio is noise of a layer that takes next to nothing."""
 _NORM_BYTES = 8
 """Of one squared norm in the gather of the gradient norm."""
-
-
-class CannotPredict(ValueError):
-    """The table does not hold what the run needs; the message says what to profile."""
 
 
 @dataclass(frozen=True)
@@ -57,35 +54,6 @@ def predict_step(spec: RunSpec, table: CostTable, devices: Sequence[int] | None 
     return Prediction(last / 1e9 * made.slowest(bound) + table.beside("report"), spans)
 
 
-def require(spec: RunSpec, table: CostTable) -> None:
-    """Raises CannotPredict where `table` is not of this run's model, precision, device or tensor width."""
-    same = {
-        "model": spec.model == table.model,
-        "train.precision": spec.train.precision == table.precision,
-        "train.device": spec.train.device == table.device,
-    }
-    for what, fits in same.items():
-        if not fits:
-            raise CannotPredict(f"the profile is of another {what}; profile this one.")
-    if spec.parallel.tp not in {tp for tp, _ in table.conditions}:
-        known = ", ".join(sorted({str(tp) for tp, _ in table.conditions}))
-        raise CannotPredict(f"the profile has tensor={known}, not {spec.parallel.tp}; profile that width too.")
-    if spec.parallel.recompute == "selective" and "selective" not in {how for _, how in table.conditions}:
-        raise CannotPredict("the profile has no recompute=selective; profile that too.")
-    if not flushes(spec.parallel.schedule):
-        raise CannotPredict(
-            f"schedule={spec.parallel.schedule} stays full from step to step; steps of that are not predicted."
-        )
-    if spec.parallel.sequence:
-        raise CannotPredict("sequence parallelism is not profiled yet; parallel.sequence=false is.")
-    if not spec.parallel.flushes:
-        raise CannotPredict(
-            f"a step of schedule={spec.parallel.schedule} begins in the one before; one of schedule=1f1b is whole."
-        )
-    if spec.parallel.world > 1 and not table.links:
-        raise CannotPredict("the profile has no links; profile with two ranks or more.")
-
-
 def _curve(rows: Sequence[Layers], seconds: Sequence[float]) -> Curve:
     return Curve(sizes=tuple(float(row.samples) for row in rows), seconds=tuple(seconds))
 
@@ -97,6 +65,7 @@ class Maker:
         require(spec, table)
         self._spec, self._table, self._layout = spec, table, Layout.of(spec)
         self._busy = min(spec.parallel.world, table.busy)
+        self._widths = self._layout.unit_widths()
 
     def schedule(self) -> Schedule:
         """The run's programs, each behind its DATA and SETUP."""
@@ -115,15 +84,18 @@ class Maker:
             for kind in _PART:
                 alone, busy = self._stage(stage, kind, 1), self._stage(stage, kind, self._table.busy)
                 slowdown[stage, kind] = min(max(busy / alone, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN) if alone else 1.0
+        return Sharing(self._bound(devices), slowdown, self._table.busy)
+
+    def _bound(self, devices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """The devices of each pipeline rank."""
         layout = self._layout
-        ranks = range(layout.world // layout.tp)
-        bound = tuple(tuple(devices[layout.peer(q, t)] for t in range(layout.tp)) for q in ranks)
-        return Sharing(bound, slowdown, self._table.busy)
+        ranks = range(sum(layout.replicas))
+        return tuple(tuple(devices[rank] for rank in layout.walkers(q)) for q in ranks)
 
     def slowest(self, devices: Sequence[int]) -> float:
         """How much longer the step is for the noise of its devices. A tensor group was measured waiting for itself."""
         own = self._table.of(1, "none", self._busy)
-        groups = len(set(devices)) // self._spec.parallel.tp
+        groups = len(set(map(frozenset, self._bound(devices))))
         return slowest.factor(groups, own[-1].jitter) if own else 1.0
 
     def costs(self, schedule: Schedule) -> HostCosts:
@@ -141,8 +113,9 @@ class Maker:
         messages = self._messages()
         for (stage, kind), (_, size) in messages.items():
             taken = stage + 1 if kind is Kind.SEND_ACT else stage - 1
-            work = self._send_work(size)
-            compute[stage, kind] = compute[taken, Kind(kind + 1)] = work
+            times = self._takers(stage, taken)
+            compute[taken, Kind(kind + 1)] = work = self._send_work(size // times)
+            compute[stage, kind] = times * work
         ns = {key: round(seconds * 1e9) for key, seconds in compute.items()}
         held = {key: round(seconds * 1e9) for key, seconds in waits.items()}
         return HostCosts(Costs(ns, norm=True), held, messages, round(self._norm() * 1e9))
@@ -177,7 +150,7 @@ class Maker:
         return split.recompute if block_of(units[unit]) in recomputed(split, units) else "none"
 
     def _rows(self, unit: int, busy: int) -> list[Layers]:
-        tp, how = self._spec.parallel.tp, self._how(unit)
+        tp, how = self._widths[unit], self._how(unit)
         if joined := self._table.of(tp, how, tp, joined=True):
             return joined
         return self._table.of(tp, how, busy) or self._table.of(tp, "none" if how == "full" else how, busy)
@@ -192,7 +165,7 @@ class Maker:
 
     def _talk(self, row: Layers, unit: int, kind: Kind, waits: bool) -> float:
         """Seconds of the tensor collectives of one operation, if they are waits, or work, as asked."""
-        tp = self._spec.parallel.tp
+        tp = self._widths[unit]
         link = self._table.link("all_reduce", tp) if tp > 1 else None
         if link is None or kind is Kind.W or waits != (link.ranks > self._table.devices):
             return 0.0
@@ -210,9 +183,15 @@ class Maker:
             if layout.place(stage) == layout.place(stage - 1) or link is None:
                 continue
             size = edges[self._units(stage)[0]] * spec.element_bytes
-            found = (round(link.time.at(size) * 1e9), size)
-            out[stage - 1, Kind.SEND_ACT] = out[stage, Kind.SEND_GRAD] = found
+            for sender, kind, taker in ((stage - 1, Kind.SEND_ACT, stage), (stage, Kind.SEND_GRAD, stage - 1)):
+                times = self._takers(sender, taker)
+                out[sender, kind] = round(times * link.time.at(size) * 1e9), times * size
         return out
+
+    def _takers(self, stage: int, taker: int) -> int:
+        """Ranks of stage `taker` that one of `stage` sends each tensor to, at most: widths may differ."""
+        width, other = (self._layout.widths[self._layout.place(s)] for s in (stage, taker))
+        return -(-other // width)
 
     def _send_work(self, size: int) -> float:
         link = self._table.link("send", 2)
@@ -284,7 +263,7 @@ class Maker:
         seconds += table.beside(kind, owned, self._busy)
         ends = {self._layout.place(0), self._layout.place(self._layout.stages - 1)}
         if spec.model.tied and len(ends) > 1 and place in ends:
-            shared = aligned(outline_of(spec.model).shared() // spec.parallel.tp) / shards_of(spec)
+            shared = aligned(outline_of(spec.model).shared() // self._widths[0]) / shards_of(spec)
             seconds += self._exchange("all_reduce", 2, shared * MAIN_BYTES[spec.train.precision])[0]
         return seconds
 

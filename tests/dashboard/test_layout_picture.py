@@ -95,3 +95,12 @@ def test_places_have_as_many_cells_as_replicas() -> None:
     drawn = picture(spec(pp=2, replicas=(2, 1), micro_batches=4, schedule="1f1b"), 2)
     assert [[[cell.rank for cell in tensor] for tensor in row] for row in drawn.rows] == [[[0], [2]], [[1], []]]
     assert drawn.drawn == "" and {row.ranks for row in drawn.said} == {"0, 1"}
+
+
+def test_places_have_as_many_cells_as_tensor_ranks() -> None:
+    drawn = picture(spec(pp=2, replicas=(2, 1), widths=(1, 2), micro_batches=4, schedule="1f1b"), 0)
+    assert [[[cell.rank for cell in tensor] for tensor in row] for row in drawn.rows] == [[[0], [2, 3]], [[1], []]]
+    assert drawn.drawn == "" and {(row.what, row.ranks) for row in drawn.said if row.group == "next stage"} == {
+        ("sends activations of stage 1's input", "2, 3"),
+        ("receives gradients of stage 1's input", "2"),
+    }

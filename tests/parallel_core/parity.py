@@ -93,7 +93,8 @@ def _whole(places: dict[Any, int], shares: list[Tensors]) -> Tensors:
     for (place, replica, tensor), index in sorted(places.items()):
         if tensor:
             continue
-        group = [shares[places[place, replica, t]] for t in range(1 + max(t for _, _, t in places))]
+        tensors = range(1 + max(t for p, _, t in places if p == place))
+        group = [shares[places[place, replica, t]] for t in tensors]
         for name in shares[index]:
             dim = split_dim(name)
             value = np.concatenate([s[name] for s in group], dim) if dim is not None else group[0][name]

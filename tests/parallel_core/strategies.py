@@ -15,7 +15,7 @@ def run_specs(
 ) -> RunSpec:
     """Any combination of degrees, schedule, chunks, micro-batches, recomputation, precision and cuts that the rules
     allow; `drawn`: with the schedules, too, that cannot run and are only drawn; `in_turn`: some with other numbers of
-    replicas on each stage."""
+    replicas, and of tensor ranks, on each stage."""
     layers, tp = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 4]))
     pp, schedule, chunks = draw(_pipelines(min(max_degree, 2 * layers + 2), 2 * layers + 2, drawn))
     least = 2 * pp if TRAITS[schedule].pairs and pp > 1 else 1
@@ -25,9 +25,11 @@ def run_specs(
     replicas = draw(_replicas(schedule, pp, max_degree)) if in_turn else None
     if replicas is not None:
         least = least_micro_batches(schedule, replicas)
+    widths = draw(_widths(pp)) if in_turn else None
+    tp = 1 if widths else tp
     dp = 1 if replicas else draw(st.integers(1, max_degree))
     m = draw(st.integers(least, max(least, max_micro_batches)))
-    tied = not (asynchronous or replicas) and draw(st.booleans())
+    tied = not (asynchronous or replicas or widths) and draw(st.booleans())
     stages = pp * (chunks or 1)
     cut_sets = st.sets(st.integers(1, 2 * layers + 1), min_size=stages - 1, max_size=stages - 1)
     cuts = draw(st.none() | cut_sets.map(lambda found: tuple(sorted(found))))
@@ -41,6 +43,7 @@ def run_specs(
                 "micro_batches": m,
                 "cuts": cuts,
                 "replicas": replicas,
+                "widths": widths,
                 "schedule": schedule,
                 "chunks": chunks,
                 "zero": draw(st.integers(0, 2)) if dp > 1 and not asynchronous else 0,
@@ -62,6 +65,11 @@ def _replicas(schedule: str, pp: int, most: int) -> st.SearchStrategy[tuple[int,
     if pp == 1 or not TRAITS[schedule].round_robin:
         return st.none()
     return st.none() | st.tuples(*[st.integers(1, most)] * pp)
+
+
+def _widths(pp: int) -> st.SearchStrategy[tuple[int, ...] | None]:
+    """Of each stage; None: as many tensor ranks of every one."""
+    return st.none() if pp == 1 else st.none() | st.tuples(*[st.sampled_from((1, 2, 4))] * pp)
 
 
 @st.composite

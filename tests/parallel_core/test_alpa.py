@@ -15,7 +15,7 @@ from parallel_core.cli import main
 from parallel_core.plan.alpa.costs import Analytic, LayerCosts, Measured, Way
 from parallel_core.plan.alpa.inter import Mesh, Plan, Search, Stage
 from parallel_core.plan.alpa.intra import Chain, fastest, memory, solve, within
-from parallel_core.plan.alpa.plans import MIXED, SHAPES, UNEVEN, beside, summary
+from parallel_core.plan.alpa.plans import MIXED, UNEVEN, beside, summary
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import table
@@ -118,7 +118,7 @@ def test_what_runs_and_what_does_not() -> None:
     assert found["Exact min-max split"].spec is not None
     assert "2 blocks cannot be shared out to 4" in found["Megatron's even split"].why_not
     for named in found.values():
-        assert named.why_not in ("", SHAPES, MIXED) or named.plan is None
+        assert named.why_not in ("", MIXED) or named.plan is None
 
 
 def test_a_stage_says_its_ways() -> None:

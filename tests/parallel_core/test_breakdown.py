@@ -16,7 +16,7 @@ from parallel_core.spec import RunSpec
 Rows = np.ndarray
 
 
-def layout(**split: int) -> Layout:
+def layout(**split: int | tuple[int, ...]) -> Layout:
     return Layout.of(RunSpec.model_validate({"parallel": split}))
 
 
@@ -81,6 +81,15 @@ def test_tensor_groups_do_not_wait_for_each_other() -> None:
     spans = [rows((Kind.STEP, 0, 40), (Kind.TP_COLLECTIVE, start, 30)) for start in (0, 5, 20, 20)]
     result = breakdown(dict(enumerate(spans)), layout(tp=2, pp=2))
     assert [result[rank].bubble for rank in range(4)] == [5, 0, 0, 0]
+
+
+def test_of_a_wider_group_some_give_and_all_take() -> None:
+    """Ranks 0 and 1 are the first stage's tensor group, rank 2 the second stage."""
+    first = rows((Kind.STEP, 0, 50), (Kind.SEND_ACT, 12, 13, 0, 3), (Kind.RECV_GRAD, 20, 30, 0, 3))
+    other = rows((Kind.STEP, 0, 50), (Kind.SEND_ACT, 5, 5, 0, 3), (Kind.RECV_GRAD, 20, 32, 0, 3))
+    second = rows((Kind.STEP, 0, 50), (Kind.RECV_ACT, 0, 14, 1, 3), (Kind.SEND_GRAD, 26, 28, 1, 3))
+    result = breakdown({0: first, 1: other, 2: second}, layout(pp=2, widths=(2, 1)))
+    assert [result[rank].bubble for rank in range(3)] == [6, 6, 12]
 
 
 def test_only_the_uncovered_part_of_a_bucket_counts() -> None:

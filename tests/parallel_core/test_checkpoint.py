@@ -39,6 +39,8 @@ from tests.parallel_core import ranks
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 TRAIN = {"steps": 9, "global_batch": 8, "lr": 1e-2, "clip_norm": 0.5}
+MESHES = {"pp": 2, "micro_batches": 4}
+"""Of a pipeline whose stages have different (dp, tp)."""
 SAVED, END = 4, 9
 
 
@@ -121,6 +123,7 @@ def test_the_same_layout_goes_on_with_the_same_bits(split: dict[str, Any], tmp_p
         pytest.param(False, {"pp": 2, "micro_batches": 2}, {"dp": 2, "tp": 2, "zero": 1}, id="pp2-zero-dp2tp2"),
         pytest.param(True, {"dp": 2, "pp": 2, "zero": 2}, {"dp": 4, "zero": 1}, id="tied-zero2-dp2pp2-zero1-dp4"),
         pytest.param(False, {"dp": 2, "zero": 1}, {"dp": 2, "pp": 2, "zero": 2}, id="zero1-zero2-dp2pp2"),
+        pytest.param(False, MESHES | {"widths": (2, 1)}, MESHES | {"replicas": (2, 1), "widths": (1, 2)}, id="meshes"),
         pytest.param(True, {"tp": 2}, {"pp": 3, "cuts": (1, 3), "micro_batches": 4}, id="tied-tp2-pp3"),
     ],
 )

@@ -57,7 +57,9 @@ def test_groups_cover_every_rank_once(spec: RunSpec) -> None:
         assert [box.coords(rank) for rank in group] == [
             Coords(box.coords(group[0]).place, replica, box.coords(group[0]).tensor) for replica in range(len(group))
         ]
-    assert sorted(map(len, box.data_groups())) == sorted(box.replicas * box.tp)
+    assert sorted(map(len, box.data_groups())) == sorted(
+        n for n, width in zip(box.replicas, box.widths, strict=True) for _ in range(width)
+    )
 
 
 @given(run_specs(drawn=True, in_turn=True))
@@ -100,6 +102,33 @@ def test_layout_and_schedule_agree(spec: RunSpec) -> None:
         assert q in box.linked(replica) and box.seat(q) == (place, replica)
         assert {op.peer for op in made.programs[q] if op.kind in P2P} <= {*box.linked(replica)}
         assert [stage for stage, ranks in enumerate(made.placement) if q in ranks] == [*box.stages_of(place)]
-        assert box.peer(q, tensor) == rank
+        assert box.walkers(q)[tensor] == rank
         ids = {op.micro_batch for op in made.programs[q] if op.micro_batch >= 0}
         assert ids == set(box.micro_batches_of(place, replica))
+
+
+def test_places_with_different_numbers_of_tensor_ranks() -> None:
+    box = layout(pp=3, replicas=(2, 1, 1), widths=(1, 4, 2), schedule="1f1b", micro_batches=4)
+    assert box.world == 8 and [box.coords(rank) for rank in (1, 5, 7)] == [(0, 1, 0), (1, 0, 3), (2, 0, 1)]
+    assert box.tensor_groups() == ((0,), (1,), (2, 3, 4, 5), (6, 7))
+    assert box.data_groups() == ((0, 1), (2,), (3,), (4,), (5,), (6,), (7,))
+    assert [box.neighbours(rank, 1) for rank in (0, 1, 6, 7)] == [
+        ((2,), (2, 3, 4, 5)),
+        ((2,), (2, 3, 4, 5)),
+        ((2,), (2, 4)),
+        ((3,), (3, 5)),
+    ]
+    assert [box.neighbours(rank, 2) for rank in (2, 3, 4, 5)] == [((6,), (6,)), ((7,), (7,)), ((6,), ()), ((7,), ())]
+    assert len(set(box.unit_widths())) == 3
+
+
+@given(run_specs(drawn=True, in_turn=True))
+def test_who_takes_has_one_giver(spec: RunSpec) -> None:
+    box = Layout.of(spec)
+    for rank in range(box.world):
+        others = [q for q in box.linked(box.coords(rank).replica) if q != box.pipeline_rank(rank)]
+        for q in others:
+            assert all(box.giver(taker, box.pipeline_rank(rank)) == rank for taker in box.takers(rank, q))
+            assert rank in box.takers(box.giver(rank, q), box.pipeline_rank(rank))
+            assert {rank, box.giver(rank, q)} <= set(box.pipeline_of(rank))
+            assert box.pipeline_of(box.giver(rank, q)) == box.pipeline_of(rank)

@@ -93,7 +93,22 @@ def _round_robin() -> dict[str, Case]:
     }
 
 
-CASES = _boxes() | _tied() | _uneven() | _selective() | _sequence() | _round_robin()
+def _widths() -> dict[str, Case]:
+    """Stages with different numbers of tensor ranks, of replicas too, and with all that crosses their boundary."""
+    two: Case = {"pp": 2, "micro_batches": 4}
+    return {
+        "1x2,1x1": {**two, "widths": (2, 1)},
+        "1x1,1x2": {**two, "widths": (1, 2), "cuts": (2,), "recompute": "full", "schedule": "gpipe"},
+        "2x1,1x2": {**two, "replicas": (2, 1), "widths": (1, 2)},
+        "1x2,2x1": {**two, "replicas": (1, 2), "widths": (2, 1), "recompute": "selective"},
+        "1x1,1x2,1x1": {"pp": 3, "widths": (1, 2, 1), "micro_batches": 4, "tied": True},
+        "1x2,1x1-split-backward": {**two, "widths": (2, 1), "schedule": "zb-h1"},
+        "1x1,1x2-in-rounds": {**two, "widths": (1, 2), "schedule": "interleaved"},
+        "1x2,1x1-in-a-v": {**two, "widths": (2, 1), "schedule": "zb-v", "tied": True},
+    }
+
+
+CASES = _boxes() | _tied() | _uneven() | _selective() | _sequence() | _round_robin() | _widths()
 _MODEL = ("tied", "attention")
 
 

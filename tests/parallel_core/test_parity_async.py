@@ -40,6 +40,7 @@ def _round_robin(name: str) -> dict[str, Case]:
     turns = {"schedule": name, "global_batch": 6}
     return {
         f"{name}-2-1-short": turns | {"replicas": (2, 1), "pp": 2, "micro_batches": 3},
+        f"{name}-1x2,1x1": {"schedule": name, "pp": 2, "widths": (2, 1), "micro_batches": 4},
         f"{name}-2-1-1": turns | {"replicas": (2, 1, 1), "pp": 3, "micro_batches": 6},
     }
 

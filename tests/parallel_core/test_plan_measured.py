@@ -42,6 +42,8 @@ LLAMA = {**GPT, "kv_heads": 2, "positions": "rope", "activation": "swiglu", "nor
         ({**PIPELINE, "schedule": "interleaved"}, "fp32", False),
         ({**PIPELINE, "schedule": "zb-h1"}, "fp32", False),
         ({**PIPELINE, "schedule": "zb-v"}, "fp32", True),
+        ({**PIPELINE, "widths": [1, 2]}, "fp32", False),
+        ({**PIPELINE, "widths": [2, 1], "schedule": "zb-h1"}, "fp32", False),
     ],
 )
 def test_prediction_is_within_five_percent(

@@ -15,6 +15,7 @@ from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.predict import CannotPredict, predict_step
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
 from parallel_core.simulate.slowest import expected_largest
+from parallel_core.simulate.stage_costs import message_times
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import ALPHA_S, BYTE_S, FLOP_S, SAMPLES, row, table
 
@@ -62,6 +63,25 @@ def test_replicas_of_one_stage_share_its_micro_batches() -> None:
     assert first < second
     made = predicted(table(MODEL, links=links, devices=3), pp=2, replicas=(2, 1), micro_batches=8, cuts=(4,))
     assert made == pytest.approx(2 * (first + 8 * 3 * second + 2 * first), rel=1e-6)
+
+
+def test_a_stage_of_two_tensor_ranks_takes_half_as_long() -> None:
+    """Free links and a device each: the second stage, two ranks wide, sets the pace behind the first forward."""
+    links = [{"what": what, "ranks": n, "time": {"sizes": [0], "seconds": [0]}} for what in LINKS for n in (2, 3)]
+    first = FLOP_S * sum(flop_weights(MODEL)[:3])
+    second = (FORWARD - first) / 2
+    assert first < second
+    made = predicted(table(MODEL, links=links, devices=3), pp=2, widths=(1, 2), micro_batches=8, cuts=(3,))
+    assert made == pytest.approx(2 * (first + 8 * 3 * second + 2 * first), rel=1e-6)
+
+
+def test_messages_to_a_wider_stage_are_as_many() -> None:
+    slow = [{"what": "send", "ranks": 2, "time": {"sizes": [0], "seconds": [0.5]}}]
+    costs = {
+        widths: message_times(spec(pp=2, widths=widths, micro_batches=8), table(MODEL, links=slow, devices=3))
+        for widths in ((1, 2), (2, 1))
+    }
+    assert costs == {(1, 2): [1_000_000_000], (2, 1): [500_000_000]}
 
 
 def test_tensor_ranks_pay_for_every_collective() -> None:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from parallel_core.rules import divisors
 from parallel_core.schedule.traits import TRAITS
-from parallel_core.spec import DRAWN, ModelSpec, RunSpec, divisors, field_errors
+from parallel_core.spec import DRAWN, ModelSpec, RunSpec, field_errors
 from tests.parallel_core.strategies import run_specs
 
 

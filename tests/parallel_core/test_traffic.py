@@ -35,6 +35,8 @@ SPLITS: list[dict[str, Any]] = [
     {"pp": 2, "micro_batches": 4, "schedule": "interleaved"},
     {"pp": 2, "micro_batches": 4, "schedule": "zb-v"},
     {"dp": 2, "pp": 2, "micro_batches": 2, "schedule": "1f1b-stash"},
+    {"pp": 2, "replicas": (2, 1), "widths": (1, 2), "micro_batches": 4},
+    {"pp": 3, "widths": (1, 2, 1), "micro_batches": 4, "schedule": "gpipe"},
 ]
 LEFT_OUT = {Kind.NORM, Kind.BUCKET}
 SAID = {

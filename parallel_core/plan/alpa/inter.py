@@ -25,6 +25,8 @@ MOST_GROUPS = 24
 """Places where a stage may begin; deeper models are clustered first (section 5.2)."""
 MOST_PACES = 128
 """Values of t_max that are tried; of more, evenly spread ones."""
+MOST_MESHES = 3
+"""Stages of plans whose meshes differ; there are very many of more."""
 Shape = tuple[int, Sequence[tuple[int, int]]]
 """Devices of a submesh, and the (dp, tp) that it may be seen as."""
 
@@ -135,6 +137,26 @@ class Search:
                 found = self._best([(size, [view])], plain=True)
                 if found is not None:
                     yield found
+
+    def uneven(self) -> Iterator[Plan]:
+        """The fastest plan of each few meshes in a row that are not all the same, split as the engine splits a run."""
+        edges = self.edges[1:-1]
+        for shapes in self._rows_of_meshes(self.mesh.devices, MOST_MESHES):
+            if len(set(shapes)) == 1 or len(shapes) > len(edges) + 1:
+                continue
+            made = (self.given(cuts, shapes) for cuts in combinations(edges, len(shapes) - 1))
+            best = min((plan for plan in made if plan is not None), key=lambda plan: plan.seconds, default=None)
+            if best is not None:
+                yield best
+
+    def _rows_of_meshes(self, devices: int, most: int) -> Iterator[tuple[tuple[int, int], ...]]:
+        """Every row of at most so many (dp, tp) that has so many devices in all."""
+        if not devices:
+            yield ()
+        for size in (size for size in self.mesh.sizes() if size <= devices and most):
+            for rest in self._rows_of_meshes(devices - size, most - 1):
+                for view in self.mesh.views(size):
+                    yield (view, *rest)
 
     def given(self, cuts: Sequence[int], shapes: Sequence[tuple[int, int]]) -> Plan | None:
         """The plan of these cuts and (dp, tp), its layers split as in a run; None where it cannot be."""

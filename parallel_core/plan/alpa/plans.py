@@ -1,10 +1,11 @@
-"""Alpa's plan of a model on a cluster beside those of others, all at the same costs; the even ones as runs."""
+"""Alpa's plan of a model on a cluster beside those of others, all at the same costs, and as runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
+from math import lcm
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,7 +17,6 @@ from parallel_core.plan.pipedream import Level, partition
 from parallel_core.plan.stages import balanced_cut, even_cut
 from parallel_core.spec import RunSpec
 
-SHAPES = "Its stages have different meshes; all stages of a run that flushes have the same (dp, tp)."
 UNEVEN = "It does not fit the memory, or its replicas do not divide the samples of a micro-batch."
 NOTHING = "Nothing fits this memory."
 MIXED = "Its layers are split in ways that one run cannot mix: a run takes data, or column-row and vocab."
@@ -33,11 +33,11 @@ class Named:
 
 
 def beside(search: Search) -> list[Named]:
-    """Alpa's optimum, its best plans of equal meshes (fastest first), then those of PipeDream and others."""
+    """Alpa's optimum, its best plans that are split as a run is (fastest first), then those of PipeDream and others."""
     best = search.best()
     first = Named("Alpa's optimum", best, *_run(search, best)) if best else Named("Alpa's optimum", None, None, NOTHING)
-    even = sorted(search.even(), key=lambda plan: plan.seconds)
-    able = [Named(f"Alpa, {_shape(plan.stages)}", plan, *_run(search, plan)) for plan in even]
+    plain = sorted(chain(search.even(), search.uneven()), key=lambda plan: plan.seconds)
+    able = [Named(f"Alpa, {_shape(plan.stages)}", plan, *_run(search, plan)) for plan in plain]
     return [first, *able, *_others(search)]
 
 
@@ -61,6 +61,8 @@ def _span(units: Sequence[str]) -> str:
 
 
 def _shape(stages: Sequence[Stage]) -> str:
+    if len({(stage.dp, stage.tp) for stage in stages}) > 1:
+        return " then ".join(f"{stage.dp} x {stage.tp}" for stage in stages)
     dp, tp, pp = stages[0].dp, stages[0].tp, len(stages)
     parts = [f"{n} {what}" for n, what in ((dp, "replicas"), (tp, "tensor ranks"), (pp, "stages")) if n > 1]
     return " x ".join(parts) or "one device"
@@ -68,20 +70,30 @@ def _shape(stages: Sequence[Stage]) -> str:
 
 def _run(search: Search, plan: Plan) -> tuple[RunSpec | None, str]:
     """(the plan as a run, '') or (None, why the engine has none)."""
-    shapes = {(stage.dp, stage.tp) for stage in plan.stages}
-    if len(shapes) > 1:
-        return None, SHAPES
-    (dp, tp), spec = shapes.pop(), search.costs.spec
-    plain = ("column-row", "vocab") if tp > 1 else ("data",)
-    if any(way.strategy not in plain for stage in plan.stages for way in stage.ways):
-        return None, MIXED
-    parallel: dict[str, Any] = {"dp": dp, "tp": tp, "pp": len(plan.stages), "micro_batches": plan.micro_batches}
-    parallel |= {"cuts": plan.cuts or None, "recompute": spec.parallel.recompute}
+    spec = search.costs.spec
+    for stage in plan.stages:
+        plain = ("column-row", "vocab") if stage.tp > 1 else ("data",)
+        if any(way.strategy not in plain for way in stage.ways):
+            return None, MIXED
+    parallel = _split(plan, search.costs.samples) | {"recompute": spec.parallel.recompute}
     train = spec.train.model_dump() | {"global_batch": search.costs.samples * plan.micro_batches}
     try:
         return RunSpec.model_validate(spec.model_dump() | {"parallel": parallel, "train": train}), ""
     except ValidationError as error:
         return None, str(error.errors()[0]["msg"])
+
+
+def _split(plan: Plan, samples: int) -> dict[str, Any]:
+    """Fields of ParallelSpec. Alpa cuts each micro-batch of `samples` over a stage's replicas. Where stages have
+    different numbers of them, micro-batches are as small as the most cut ones and go to the replicas in turn."""
+    dps, tps = ([getattr(stage, axis) for stage in plan.stages] for axis in ("dp", "tp"))
+    found: dict[str, Any] = {"pp": len(plan.stages), "cuts": plan.cuts or None, "micro_batches": plan.micro_batches}
+    found |= {"tp": tps[0]} if len(set(tps)) == 1 else {"widths": tps}
+    if len(set(dps)) == 1:
+        return found | {"dp": dps[0]}
+    every = lcm(*dps)
+    times = every if samples % every == 0 else 1
+    return found | {"replicas": dps, "micro_batches": plan.micro_batches * times}
 
 
 def _others(search: Search) -> Iterator[Named]:

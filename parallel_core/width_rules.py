@@ -1,0 +1,44 @@
+"""Stages with different numbers of tensor ranks: what they need, and what cannot stand beside them. Errors name what
+would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallel_core.outline import outline_of
+from parallel_core.rules import rule
+from parallel_core.schedule import places
+from parallel_core.stage_rules import WIDTHS, check_each_stage, name
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+
+def check_tensor(spec: RunSpec) -> None:
+    """The model can be cut to every width that there is."""
+    field = "parallel.tp" if spec.parallel.widths is None else "parallel.widths"
+    for width in sorted({spec.parallel.tp, *(spec.parallel.widths or ())}):
+        if width > 1:
+            outline_of(spec.model).check_tensor(width, field)
+
+
+def check_widths(spec: RunSpec) -> None:
+    """Raises the error of the first rule that is broken."""
+    split = spec.parallel
+    if split.widths is None:
+        return
+    check_each_stage(split, WIDTHS)
+    text = name(split.widths)
+    if split.sequence:
+        raise rule(
+            ("parallel.sequence", "parallel.widths"),
+            f"sequence=true splits what stages hand on over tensor ranks, and widths={text} gives each stage its own "
+            "number; use sequence=false, or tensor in place of widths.",
+        )
+    ends = sorted({(home := places(split))[0], home[-1]})
+    if spec.model.tied and len({split.widths[end] for end in ends}) > 1:
+        raise rule(
+            ("model.tied", "parallel.widths"),
+            f"tied=true cuts the matrix of first and last stage alike, and widths={text} does not; use tied=false, or "
+            "give both as many tensor ranks.",
+        )
