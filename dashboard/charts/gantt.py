@@ -32,6 +32,8 @@ MAX_BARS = 2_000
 HEAD = frozenset({Kind.NORM, Kind.BUCKET})
 HIDDEN = frozenset({Kind.STEP})
 FULL, STRIP = 0.68, 0.13
+LEAST_DIGIT = 0.006
+"""Of the width of a window: what a digit takes in a figure of 1 000 pixels."""
 
 WORDS = {
     Kind.F: "forward",
@@ -90,7 +92,9 @@ def figure_of(
     table = np.concatenate(bars) if bars else np.empty(0, BAR)
     kept = _longest(table, max_bars)
     span_ms = max((_length(spans) / 1e6 for _, spans in runs), default=0) or 1.0
-    data = [trace for phase in (*_STEP, *_PHASES) if (trace := _trace(phase, kept, words))]
+    phases = np.array(["idle" if row["idle"] else theme.phase_of(int(row["kind"])) for row in kept])
+    least = (window[1] - window[0]) * LEAST_DIGIT if window else 0.0
+    data = [_trace(phase, own, words, least) for phase in (*_STEP, *_PHASES) if len(own := kept[phases == phase])]
     layout = theme.layout(
         int(ROW_PX * height) + 56,
         barmode="overlay",
@@ -123,8 +127,8 @@ def chart(
         "One traced step, ms from its start; a row a rank: above it collectives in flight, below it messages; "
         "numbers are micro-batches, hatched is idle"
     )
-    columns = ("run", "rank", *(f"{phase}, ms" for phase in _PHASES))
-    return Chart(key, title, subtitle, source + part, made, columns, _table(runs))
+    columns = ("run", "rank", *(f"{phase}, ms{' in view' if window else ''}" for phase in _PHASES))
+    return Chart(key, title, subtitle, source + part, made, columns, _table(runs, window))
 
 
 def _counted(meta: Mapping[str, int]) -> str:
@@ -223,11 +227,8 @@ def _longest(table: NDArray[np.void], most: int) -> NDArray[np.void]:
     return table[np.sort(np.argsort(-length, kind="stable")[:most])]
 
 
-def _trace(phase: str, table: NDArray[np.void], words: Words) -> dict[str, Any] | None:
-    phases = np.array(["idle" if row["idle"] else theme.phase_of(int(row["kind"])) for row in table])
-    rows = table[phases == phase] if len(table) else table
-    if not len(rows):
-        return None
+def _trace(phase: str, rows: NDArray[np.void], words: Words, least: float) -> dict[str, Any]:
+    """Bars of one phase; a digit of their numbers takes `least` of the axis."""
     kinds = [Kind(int(kind)) for kind in rows["kind"]]
     lanes = np.array([1 if kind in P2P else -1 if kind in HEAD else 0 for kind in kinds])
     marker: dict[str, Any] = {"color": theme.phase_fill(phase), "line": {"width": 0.5, "color": var("surface")}}
@@ -241,7 +242,7 @@ def _trace(phase: str, table: NDArray[np.void], words: Words) -> dict[str, Any] 
         "x": np.round(rows["end"] - rows["start"], 4).tolist(),
         "y": (rows["y"] + lanes * (FULL + STRIP) / 2).tolist(),
         "width": np.where(lanes != 0, STRIP, FULL).tolist(),
-        "text": [_number(kind, int(mb)) for kind, mb in zip(kinds, rows["micro_batch"], strict=True)],
+        "text": [_number(kind, row, least) for kind, row in zip(kinds, rows, strict=True)],
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
@@ -252,8 +253,12 @@ def _trace(phase: str, table: NDArray[np.void], words: Words) -> dict[str, Any] 
     }
 
 
-def _number(kind: Kind, micro_batch: int) -> str:
-    return str(micro_batch) if kind in COMPUTE and kind is not Kind.R and micro_batch >= 0 else ""
+def _number(kind: Kind, row: np.void, least: float) -> str:
+    """The micro-batch, where it can be read: a text costs the browser as much as ten bars, even one that is hidden."""
+    if kind not in COMPUTE or kind is Kind.R or row["micro_batch"] < 0:
+        return ""
+    number = str(row["micro_batch"])
+    return number if row["end"] - row["start"] >= least * len(number) else ""
 
 
 def _hover(kind: Kind, row: Any, words: Words) -> str:
@@ -273,10 +278,12 @@ def _hover(kind: Kind, row: Any, words: Words) -> str:
     return "<br>".join(said)
 
 
-def _table(runs: Sequence[tuple[str, Spans]]) -> list[list[str]]:
+def _table(runs: Sequence[tuple[str, Spans]], window: tuple[float, float] | None) -> list[list[str]]:
     out = []
     for label, spans in runs:
-        for rank, rows in sorted(spans.items()):
+        zero = origin(spans)
+        for rank, every in sorted(spans.items()):
+            rows = every if window is None else every[inside(every, zero, window)]
             busy = dict.fromkeys(_PHASES, 0)
             for kind in np.unique(rows["kind"]):
                 own = rows[rows["kind"] == kind]

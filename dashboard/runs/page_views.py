@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from dashboard.accounts.roles import may_change, may_submit
@@ -22,6 +24,9 @@ from dashboard.runs.page_tiles import tiles
 from dashboard.runs.page_verdict import CAUSES, age_text, placed, verdict
 from dashboard.runs.states import beginning
 from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, TRACED_SERIES
+
+SETTLED = timedelta(minutes=1)
+"""So long after its end all of a run has arrived."""
 
 
 @require_safe
@@ -88,6 +93,7 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
         "may_generate": may_submit(request.user) and generating.able(run),
         "age": age_text(run),
         "ended": run.state in ENDED,
+        "settled": run.state in ENDED and run.ended_at is not None and timezone.now() - run.ended_at > SETTLED,
         "may_cancel": run.state not in ENDED and run.cancel_requested_at is None and mine,
         "may_change": mine,
         "next_trace": next_trace.status(run),

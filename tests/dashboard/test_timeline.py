@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from django.test import Client
 
-from dashboard.charts import heatmap, memory_over_time, timeline
+from dashboard.charts import gantt, heatmap, memory_over_time, timeline
 from dashboard.charts.timeline import Step, window_of
 from dashboard.runs.models import SpanChunk
 from parallel_core.analysis.bins import bins
@@ -52,6 +52,7 @@ def test_a_short_step_is_shown_whole_and_a_long_one_as_asked(monkeypatch: pytest
     assert {trace["type"] for trace in near.figure["data"]} == {"bar"}
     assert near.figure["layout"]["meta"]["total"] == 24_000
     assert near.figure["layout"]["meta"]["inside"] == long.in_view((0.001, 0.002)) < 2_000
+    assert near.rows[0][2:] != long.chart("t", "s", (0.002, 0.003)).rows[0][2:], "the numbers are those in view"
     monkeypatch.setattr(timeline, "KEPT_BYTES", 1)
     first = timeline.kept("a", lambda: long)
     assert timeline.kept("a", lambda: pytest.fail("it is kept")) is first
@@ -121,3 +122,21 @@ def test_the_memory_tab_shows_every_rank_over_its_step(client: Client, alice: An
     flights = [trace for trace in made.figure["data"] if trace.get("name") == "in flight"]
     assert len(flights) == 2 and {trace["yaxis"] for trace in flights} == {"y2", "y4"}
     assert "predicted" in made.title and made.title in page.content.decode()
+
+
+def test_numbers_stand_where_they_can_be_read() -> None:
+    """A zoomed bar has its micro-batch from six pixels a digit on; a whole step has all: it may be zoomed into."""
+    spans = {rank: rows.copy() for rank, rows in made(LAYOUT, 24_000).items()}
+    for rows in spans.values():
+        rows["start"] *= 100_000
+        rows["end"] *= 100_000
+    seen = set()
+    for window in ((100.0, 200.0), None):
+        figure = gantt.figure_of([("", spans)], max_bars=10**6, window=window)
+        for trace in figure["data"]:
+            for x, text in zip(trace["x"], trace["text"], strict=True):
+                if trace["name"] == "forward" and window is not None:
+                    assert x >= 100 * gantt.LEAST_DIGIT * len(text)
+                if trace["name"] == "forward":
+                    seen.add((window, bool(text)))
+    assert seen == {((100.0, 200.0), False), ((100.0, 200.0), True), (None, True)}

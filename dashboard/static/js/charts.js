@@ -8,6 +8,7 @@
  *   import { update, reload } from "./charts.js";
  *   update({speedup: chart, ...});   // new numbers for charts of this page, by key
  *   reload("gantt");                 // fetch a data-src chart again
+ *   view("gantt")                    // "&from=1&to=2": the part of the axis that a long timeline is zoomed to, or ""
  *   "chartdrawn"                     // event of the <figure> after each drawing; the box then has Plotly's data, layout
  */
 
@@ -82,12 +83,9 @@ function followZoom(entry) {
   entry.box.on("plotly_relayout", async (change) => {
     const src = entry.figure.layout.meta?.window;
     if (!src || !Object.keys(change).some((name) => name.startsWith("xaxis."))) return;
-    const [low, high] = entry.box.layout.xaxis.range.map(Number);
-    const [first, last] = entry.figure.layout.xaxis.range;
-    const whole = low <= first && high >= last;
     const mine = ++asked;
     try {
-      const answer = await fetch(whole ? src : `${src}&from=${low}&to=${high}`, { headers: { Accept: "application/json" } });
+      const answer = await fetch(src + part(entry), { headers: { Accept: "application/json" } });
       if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
       const chart = await answer.json();
       if (mine === asked) await update({ [entry.element.dataset.chart]: chart });
@@ -95,6 +93,19 @@ function followZoom(entry) {
       console.warn("zoom", error); // what is drawn stays; the next zoom asks again
     }
   });
+}
+
+/* The part of the axis that is zoomed to, as the end of an address; "" where all of it is shown. */
+function part({ box, figure }) {
+  const [low, high] = box.layout.xaxis.range.map(Number);
+  const [first, last] = figure.layout.xaxis.range;
+  return low <= first && high >= last ? "" : `&from=${low}&to=${high}`;
+}
+
+/* The same of a chart of the page, if it is one that shows a part of many. */
+export function view(key) {
+  const entry = mounted.get(key);
+  return entry?.follows && entry.box.layout?.xaxis ? part(entry) : "";
 }
 
 function emptyNote(text) {

@@ -7,12 +7,13 @@
  *   "*"              after a lost connection: all of these, each from where it is
  */
 
-import { update, watch } from "./charts.js";
+import { update, view, watch } from "./charts.js";
 import { morph } from "./morph.js";
 import { subscribe } from "./stream.js";
 
 const root = document.getElementById("run");
 const { run, url, tab, step, generates } = root.dataset;
+let settled = "settled" in root.dataset; // it ended long before the page was rendered: nothing came in between
 const TAB_TOPICS = {
   timeline: ["spans"],
   memory: ["memory"],
@@ -179,6 +180,10 @@ async function head() {
 }
 
 function news(what) {
+  if (settled && what.includes("*")) {
+    settled = false;
+    what = ["state"]; // a retry, and findings that were still being looked for
+  }
   const any = (...topics) => what.includes("*") || topics.some((topic) => what.includes(topic));
   const query = new URLSearchParams(location.search);
   if (any("state", "summary")) soon("head", head);
@@ -203,7 +208,7 @@ function showTab(any, query) {
 }
 
 async function reloadGantt() {
-  const chart = await (await get("data/gantt.json", "application/json")).json();
+  const chart = await (await get(`data/gantt.json?${view("gantt")}`, "application/json")).json();
   await update({ gantt: chart });
 }
 
