@@ -49,6 +49,7 @@ FEATURES: dict[str, Leaves] = {
     "data parallel": {"parallel.dp": 2},
     "ZeRO-1": {"parallel.dp": 2, "parallel.zero": 1},
     "ZeRO-2": {"parallel.dp": 2, "parallel.zero": 2},
+    "ZeRO-3": {"parallel.dp": 2, "parallel.zero": 3},
     "tensor parallel": {"parallel.tp": 2},
     "sequence parallel": {"parallel.tp": 2, "parallel.sequence": True},
     **{f"pipeline {name}": _schedule(name) for name in typing.get_args(ScheduleName) if name != CUSTOM},

@@ -42,17 +42,6 @@ def check_batch(spec: RunSpec) -> None:
         )
 
 
-def check_zero(spec: RunSpec) -> None:
-    """There is something to shard over."""
-    if spec.parallel.zero and spec.parallel.dp == 1:
-        more = [degree for degree in divisors(spec.train.global_batch) if degree > 1]
-        raise rule(
-            ("parallel.zero", "parallel.dp"),
-            f"zero={spec.parallel.zero} shards over data-parallel replicas, and data=1 leaves nothing to shard over; "
-            f"use zero=0{f' or data={few(more[:3], 2)}' if more else ''}.",
-        )
-
-
 def advice(replicas: tuple[int, ...], micro_batches: int) -> str:
     """What an uneven share costs; '' where every replica of a stage gets as many micro-batches."""
     every = lcm(*replicas)

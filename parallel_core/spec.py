@@ -20,7 +20,7 @@ from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import KINDS, outline_of
 from parallel_core.outline.recompute import Recompute, check_recompute
 from parallel_core.pipeline_rules import check_pipeline
-from parallel_core.replica_rules import check_batch, check_replicas, check_zero
+from parallel_core.replica_rules import check_batch, check_replicas
 from parallel_core.rules import describe as describe
 from parallel_core.rules import few, rule
 from parallel_core.rules import field_errors as field_errors
@@ -29,6 +29,7 @@ from parallel_core.schedule.traits import TRAITS, ScheduleName, flushes
 from parallel_core.stream_rules import check_stream
 from parallel_core.trace_rules import check_profile
 from parallel_core.width_rules import check_tensor, check_widths
+from parallel_core.zero_rules import check_zero
 
 Precision = Literal["fp32", "fp64", "bf16", "fp16"]
 DeviceKind = Literal["cpu", "cuda"]
@@ -72,8 +73,9 @@ class ParallelSpec(_Spec):
     recompute: Recompute = "none"
     recompute_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Blocks that recompute, by index from 0; None = all. (Of a GPT: its layers.)"""
-    zero: Annotated[int, Field(ge=0, le=2)] = 0
-    """ZeRO stage (Rajbhandari et al. 2020): 1 shards moments and master weights over the replicas, 2 gradients too."""
+    zero: Annotated[int, Field(ge=0, le=3)] = 0
+    """ZeRO stage (Rajbhandari et al. 2020): 1 shards moments and master weights over the replicas, 2 gradients, 3
+    parameters, too."""
     cuts: tuple[Positive, ...] | None = None
     replicas: tuple[Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)], ...] | None = None
     """Of each stage, where they differ (`schedule.round_robin`); `dp` is 1 then, and `micro_batches` counts over all of

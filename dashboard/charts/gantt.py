@@ -50,6 +50,7 @@ WORDS = {
     Kind.GATHER: "parameter gather",
     Kind.OPT_STEP: "optimizer",
     Kind.TP_COLLECTIVE: "tensor-parallel collective",
+    Kind.UNSHARD: "parameters of a layer gathered",
     Kind.NORM: "flush: gradient norm over all ranks",
     Kind.BUCKET: "gradient bucket in flight",
     Kind.DATA: "read data",

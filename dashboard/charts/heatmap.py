@@ -19,13 +19,13 @@ from parallel_core.analysis import waits
 from parallel_core.analysis.bins import Bins, bins
 from parallel_core.analysis.quantities import count_text, percent_text
 from parallel_core.analysis.sweep import Pieces
-from parallel_core.schedule.ir import SENDS, Kind
+from parallel_core.schedule.ir import INSIDE, SENDS, Kind
 
 BINS = 800
 FINEST = 16_384
 """Bins that are kept of each rank of a long step: a window of a twentieth of it is drawn from them."""
 LAYERS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
-    ("communication", (Kind.TP_COLLECTIVE, Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER)),
+    ("communication", (*sorted(INSIDE), Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER)),
     ("recompute", (Kind.R,)),
     ("weight", (Kind.W,)),
     ("backward", (Kind.B, Kind.BW)),

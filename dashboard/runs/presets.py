@@ -59,6 +59,12 @@ PRESETS = (
         "and keep no more of the gradients than they update",
         _tiny(dp=2, zero=2, micro_batches=2),
     ),
+    Preset(
+        "dp2-zero3",
+        "Tiny GPT, DP 2 + ZeRO-3",
+        "and gather each layer's parameters only while it works",
+        _tiny(dp=2, zero=3),
+    ),
     Preset("tp2", "Tiny GPT, TP 2", "every layer split over two devices", _tiny(tp=2)),
     Preset(
         "tp2-sp",

@@ -185,7 +185,7 @@ def _plain_field(entry: Entry) -> forms.Field:
     if entry.path == "parallel.schedule":
         words = runnable()
     if entry.path == "parallel.zero":
-        words, hint = ["0", "1", "2"], ""
+        words, hint = ["0", "1", "2", "3"], ""
     if words or entry.path == "train.corpus":
         widget = forms.Select(choices=[(word, CHOICE_LABELS.get(word, word)) for word in words])
     return forms.CharField(label=entry.label, required=False, widget=widget, help_text=hint)

@@ -85,6 +85,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     Strategy("dp", "DP", _from(2, 1, lambda n: {"dp": n}), "at least 2 devices"),
     Strategy("zero1", "DP + ZeRO-1", _from(2, 1, lambda n: {"dp": n, "zero": 1}), "at least 2 devices"),
     Strategy("zero2", "DP + ZeRO-2", _from(2, 1, lambda n: {"dp": n, "zero": 2}), "at least 2 devices"),
+    Strategy("zero3", "DP + ZeRO-3", _from(2, 1, lambda n: {"dp": n, "zero": 3}), "at least 2 devices"),
     Strategy("tp", "TP", _from(2, 1, lambda n: {"tp": n}), "at least 2 devices"),
     Strategy("tp-sp", "TP + SP", _from(2, 1, lambda n: {"tp": n, "sequence": True}), "at least 2 devices"),
     Strategy("gpipe", "PP-GPipe", _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True, "gpipe"),

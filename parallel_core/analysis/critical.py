@@ -4,8 +4,8 @@ Walked from the last instant of the step backward. What an operation begins afte
 rank, except where it waited: a RECV waited for the rank that sent (from the moment that the SEND began), a collective
 for the last rank that came to it (`waits`). Making anything else faster leaves the step as long as it is.
 
-Spans inside others (R, TP_COLLECTIVE, a PAIR around its halves) and buckets in flight are no links of the chain, so a
-wait inside a tensor-parallel collective counts to the operation that holds it.
+Spans inside others (R, TP_COLLECTIVE, UNSHARD, a PAIR around its halves) and buckets in flight are no links of the
+chain, so a wait inside such a collective counts to the operation that holds it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from parallel_core.analysis import waits
 from parallel_core.analysis.sweep import Times
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import RECVS, Kind
+from parallel_core.schedule.ir import INSIDE, RECVS, Kind
 
 LINK = np.dtype([("rank", "<i4"), ("row", "<i8"), ("kind", "u1"), ("start", "<i8"), ("end", "<i8")])
 """One link of the path: the rank, the span's index among the rank's SPAN rows as given, and from when to when it held
 the step up (ns on the span clock)."""
 
-_ABSENT = frozenset({Kind.STEP, Kind.R, Kind.TP_COLLECTIVE, Kind.PAIR, Kind.BUCKET})
+_ABSENT = INSIDE | {Kind.STEP, Kind.R, Kind.PAIR, Kind.BUCKET}
 
 
 class _Nodes(NamedTuple):

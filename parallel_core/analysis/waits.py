@@ -1,8 +1,8 @@
 """Who waited for whom: receives joined with their sends, collectives with the last rank that came to them.
 
 The k-th collective of a kind on one rank is the k-th on every rank of its group: the tensor group (TP_COLLECTIVE), the
-replicas of the stage (ALLREDUCE and the like), all ranks (NORM). A RECV is matched by stage, micro-batch and the
-tensor coordinate of the sender. `rows` are SPAN rows of each global rank in order of their start.
+replicas of the stage (ALLREDUCE and the like, UNSHARD), all ranks (NORM). A RECV is matched by stage, micro-batch and
+the tensor coordinate of the sender. `rows` are SPAN rows of each global rank in order of their start.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from parallel_core.analysis.sweep import Times
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import RECVS, REPLICA_COLLECTIVES, SENDS, Kind
+from parallel_core.schedule.ir import INSIDE, RECVS, REPLICA_COLLECTIVES, SENDS, Kind
 
 Rows = Mapping[int, NDArray[np.void]]
 Ranks = NDArray[np.int64]
 
-BLOCKING = (Kind.TP_COLLECTIVE, *sorted(REPLICA_COLLECTIVES), Kind.NORM)
+BLOCKING = (*sorted(INSIDE), *sorted(REPLICA_COLLECTIVES), Kind.NORM)
 """Collectives in which a rank stands until all have come."""
 
 

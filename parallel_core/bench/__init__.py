@@ -9,6 +9,7 @@
     whatif   schedules predicted from the traced steps of runs under other ones, against measured ones
     single   plain PyTorch on one device
     ddp      torch.nn.parallel.DistributedDataParallel on two
+    fully_shard  torch.distributed.fsdp.fully_shard on two, against this engine's ZeRO-3
     tensor   DTensor tensor parallelism on two
     gpipe    torch.distributed.pipelining's GPipe on two
     1f1b ... and its 1F1B, interleaved, looped-bfs, zb-h1, zb-v and dualpipe-v

@@ -28,6 +28,7 @@ TURN = 4
 SPLITS: dict[str, dict[str, Any]] = {
     "single": {},
     "ddp": {"dp": 2},
+    "fully_shard": {"dp": 2, "zero": 3},
     "tensor": {"tp": 2},
     "gpipe": {"pp": 2, "schedule": "gpipe", "micro_batches": 4},
     "1f1b": {"pp": 2, "schedule": "1f1b", "micro_batches": 4},

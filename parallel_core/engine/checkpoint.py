@@ -23,8 +23,7 @@ from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import storage
-from parallel_core.engine.flat import FlatParameters
-from parallel_core.engine.optimizer import Pieces
+from parallel_core.engine.flat import FlatParameters, Pieces
 from parallel_core.engine.shares import Box, Share, split
 from parallel_core.layout import Coords
 from parallel_core.models.registry import parameter_shapes
@@ -59,7 +58,7 @@ class State:
     """The state of a trainer as named shares of full tensors."""
 
     def __init__(self, trainer: Holds) -> None:
-        self._slots, self._size = trainer.flat.slots, len(trainer.flat.values)
+        self._slots, self._size = trainer.flat.slots, trainer.flat.size
         self._place, self._units = trainer.place, trainer.units
         self._shapes = parameter_shapes(trainer.spec.model, list(trainer.units))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -14,10 +15,11 @@ from parallel_core.engine.distributed import Group
 from parallel_core.engine.flat import FlatParameters, Shard
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.stage import Batch, Stage
+from parallel_core.engine.unshard import Unsharder
 from parallel_core.models.initial import fill
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.scope import Scope
-from parallel_core.plan.places import alone_of, bucket_bytes, shards_of
+from parallel_core.plan.places import Home, alone_of, bucket_bytes, home, shards_of
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.parallelise import split_dim
@@ -47,13 +49,23 @@ class Chunks:
         places = {number: stage.places() for number, stage in self.stages.items()}
         shard = Shard(shards_of(spec), scope.replica if spec.parallel.zero else 0, alone_of(spec))
         if spec.parallel.zero > 1 and replicas is not None:
-            stage_of = {name: number for number in reversed(places) for name, *_ in places[number]}
-            shard = replace(shard, lean=True, bucket=bucket_bytes(spec), stage_of=stage_of)
+            sliced, homes = spec.parallel.zero > 2, self._homes(spec)
+            shard = replace(shard, lean=True, sliced=sliced, bucket=bucket_bytes(spec), homes=homes)
         named = [place for of_stage in places.values() for place in of_stage]
         self.flat = FlatParameters(named, DTYPES[spec.train.precision], device, shard)
         self._fill(spec, group)
         for stage in self.stages.values():
             stage.prepare(replicas, device)
+
+    def _homes(self, spec: RunSpec) -> dict[str, Home]:
+        """Of every parameter (`plan.places.home`); of a tied one that of the first layer."""
+        units = spec.model.units()
+        return {
+            name: home(spec, number, units.index(unit))
+            for number, stage in reversed(self.stages.items())
+            for unit, held in reversed(list(zip(stage.names, stage.places_by_unit(), strict=True)))
+            for name, *_ in held
+        }
 
     def _fill(self, spec: RunSpec, group: TensorGroup) -> None:
         """Give every parameter its first value: of the full one, this rank's share alone."""
@@ -61,11 +73,17 @@ class Chunks:
         for slot in self.flat:
             dim = (split_dim(slot.name) if group.size > 1 else None) or 0
             at = 0 if split_dim(slot.name) is None else group.rank * slot.parameter.shape[dim]
-            fill(slot.parameter, spec.model, spec.train.seed, slot.name, shapes[slot.name], dim, at)
+            values = partial(fill, model=spec.model, seed=spec.train.seed, name=slot.name, shape=shapes[slot.name])
+            self.flat.fill(slot, partial(values, dim=dim, at=at))
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Global name -> state of the layers that is no parameter: running statistics."""
         return {name: buffer for stage in self.stages.values() for name, buffer in stage.buffers().items()}
+
+    def unshard_by(self, unsharder: Unsharder | None) -> None:
+        """Who makes the parameters of a layer whole while it works; None: they are."""
+        for stage in self.stages.values():
+            stage.unsharder = unsharder
 
     def begin_step(self, batches: Sequence[Batch]) -> None:
         """The micro-batches that the stages' next calls are about (`Stage.begin_step`)."""

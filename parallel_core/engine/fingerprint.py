@@ -2,15 +2,16 @@
 
 The fingerprint of a tensor is the sum over its elements of bits x A[row] x B[column], modulo 2^64, with odd factors
 that look random. A sum of whole numbers is exact in any order, and the shares of a split tensor add up to the number of
-the whole one: it is the same under every layout. A change of one element always shows, since odd factors lose no bit;
-that of several cancels out only by chance. Samples are compared too: which were drawn, and what was read.
+the whole one: it is the same under every layout, ZeRO-3 too, where no two ranks hold the same to compare. A change of
+one element always shows, since odd factors lose no bit; that of several cancels out only by chance. Samples are
+compared too: which were drawn, and what was read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel_core.engine.distributed import Group
+from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.norm import held
+from parallel_core.engine.shares import split
 from parallel_core.models.registry import buffer_shapes, parameter_shapes
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import split_dim
@@ -32,6 +35,8 @@ _BLOCK = 1 << 16
 """Elements worked on at once: their 64-bit products stay in the cache."""
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASK = (1 << 64) - 1
+_Part = tuple[Tensor, int, int]
+"""A part of a tensor, and the row and column at which it begins."""
 
 
 class ReplicasDiffer(Exception):
@@ -78,11 +83,12 @@ class Fingerprints:
         """This rank's numbers: of each tensor, of the samples drawn for all ranks, and of those read here."""
         trainer = self._trainer
         place, layout = trainer.place, trainer.layout
-        tensors: Mapping[str, Tensor] = {**trainer.flat.named(), **trainer.chunks.buffers()}
-        values = [
-            fingerprint(tensors[name], *_origin(name, self._shapes[name], place.tensor, layout.widths[place.place]))
-            for name in self._names[place.place]
-        ]
+        tensors: dict[str, list[_Part]] = {name: [(tensor, 0, 0)] for name, tensor in trainer.chunks.buffers().items()}
+        tensors |= _parts(trainer.flat)
+        values = []
+        for name in self._names[place.place]:
+            row, column = _origin(name, self._shapes[name], place.tensor, layout.widths[place.place])
+            values.append(sum(fingerprint(part, row + r, column + c) for part, r, c in tensors[name]) & _MASK)
         values += [0] * (self._width - 2 - len(values))
         return values + (list(trainer.reader.prints(step)) if self._reads[place.place] else [0, 0])
 
@@ -98,19 +104,20 @@ class Fingerprints:
 
     def _compare_tensors(self, table: list[list[int]], step: int) -> int:
         """The number of the whole model."""
-        first: dict[tuple[str, int], tuple[int, int]] = {}
+        first: dict[tuple[str, int, int], tuple[int, int]] = {}
+        sliced = {slot.name for slot in self._trainer.flat} if self._trainer.flat.sliced else set[str]()
         wrong: dict[str, tuple[int, int]] = {}
         for rank, row in enumerate(table):
             place = self._trainer.layout.coords(rank)
             for name, value in zip(self._names[place.place], row, strict=False):
-                share = name, place.tensor if split_dim(name) is not None else 0
+                share = name, place.tensor if split_dim(name) is not None else 0, place.replica * (name in sliced)
                 holder, known = first.setdefault(share, (rank, value))
                 if known != value:
                     wrong.setdefault(name, (holder, rank))
         for name in self._shapes:  # in the order of the layers
             if name in wrong:
                 raise self._differ(f"{name} of rank {wrong[name][1]} is not that of rank {wrong[name][0]}", step)
-        return sum(value * _odd_of(name) for (name, _), (_, value) in first.items()) & _MASK
+        return sum(value * _odd_of(name) for (name, *_), (_, value) in first.items()) & _MASK
 
     def _compare_samples(self, table: list[list[int]], step: int) -> int:
         """The number of what was drawn for all ranks."""
@@ -136,6 +143,21 @@ class Fingerprints:
 def _units(trainer: Trainer, stage: int) -> list[str]:
     units = trainer.spec.model.units()
     return [units[i] for i in trainer.layout.stage_units[stage]]
+
+
+def _parts(flat: FlatParameters) -> dict[str, list[_Part]]:
+    """Of each parameter what this rank has: all of its share, or under ZeRO-3 what it owns, as matrices."""
+    if not flat.sliced:
+        return {name: [(tensor, 0, 0)] for name, tensor in flat.named().items()}
+    shapes = {slot.name: slot.parameter.shape for slot in flat}
+    return {name: _matrices(shapes[name], *owned) for name, owned in flat.owned_values().items()}
+
+
+def _matrices(shape: torch.Size, first: int, elements: Tensor) -> list[_Part]:
+    """Elements from `first` on of a tensor, whose dimensions but the first count as columns."""
+    rows = shape[0] if len(shape) > 1 else 1
+    whole = rows, shape.numel() // rows
+    return [(memory.view(box.sizes), *box.offsets) for box, memory in split(whole, (0, 0), elements, whole, first)]
 
 
 def _origin(name: str, full: tuple[int, ...], rank: int, size: int) -> tuple[int, int]:

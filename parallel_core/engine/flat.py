@@ -4,12 +4,13 @@ Gradients have the number type of `precision.main_dtype`: in 16-bit runs autogra
 
 One buffer means one optimizer kernel, one memset, and gradient buckets that are slices: nothing is copied to be sent.
 Under ZeRO (Rajbhandari et al. 2020) a replica owns one part of every bucket; without, all of the buffers. Under ZeRO-2
-the gradient buffer has what is owned alone (`engine.lean` makes the whole buckets, and lets them go).
+the gradient buffer has what is owned alone (`engine.lean` makes the whole buckets, and lets them go), under ZeRO-3 that
+of the values, too (`engine.unshard`). Starts and stops count elements of the whole, wherever they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +18,10 @@ from torch import Tensor, nn
 
 from parallel_core.engine.device import Device
 from parallel_core.engine.precision import main_dtype
-from parallel_core.plan.places import BUCKET_BYTES, Places, place
+from parallel_core.plan.places import BUCKET_BYTES, Home, Places, place
+
+Pieces = tuple[tuple[int, Tensor], ...]
+"""(first, memory): elements [first, first + len(memory)) of the whole flat buffer."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +38,22 @@ class Slot:
 class Shard:
     """Replica `index` of `count` owns its part of each bucket; parameters in `alone` have a bucket of their own.
 
-    `lean`: it keeps the gradients of its parts alone. `bucket` = bytes from which a bucket is sent, None = the
-    device's; parameters whose `stage_of` differs (unnamed: 0) share none.
+    `lean`: it keeps the gradients of its parts alone; `sliced`: the values, too. `bucket` = bytes from which a bucket
+    is sent, None = the device's; parameters whose `homes` differ (`places.home`; unnamed: none) share none.
     """
 
     count: int = 1
     index: int = 0
     alone: frozenset[str] = frozenset()
     lean: bool = False
+    sliced: bool = False
     bucket: int | None = None
-    stage_of: Mapping[str, int] = field(default_factory=dict)
+    homes: Mapping[str, Home] = field(default_factory=dict)
 
     def places(self, sizes: Mapping[str, int], device: Device, item: int) -> Places:
         """Of parameters of `sizes` elements, whose gradients have `item` bytes each."""
-        bucket = (self.bucket or BUCKET_BYTES[device.kind]) // item
-        return place(sizes, bucket, self.count, self.alone, lambda name: self.stage_of.get(name, 0))
+        bucket = None if self.sliced else (self.bucket or BUCKET_BYTES[device.kind]) // item
+        return place(sizes, bucket, self.count, self.alone, lambda name: self.homes.get(name, ()))
 
 
 class FlatParameters:
@@ -69,10 +74,10 @@ class FlatParameters:
         main = main_dtype(dtype)
         sizes = {name: shape.numel() for name, shape in shapes.items()}
         places = shard.places(sizes, device, main.itemsize)
-        self.lean = shard.lean
-        self.values = torch.zeros(places.size, dtype=dtype, device=device.torch)
-        kept = places.size // shard.count if shard.lean else places.size
-        self.grads = torch.zeros(kept, dtype=main, device=device.torch)
+        self.lean, self.sliced, self.size = shard.lean, shard.sliced, places.size
+        part = places.size // shard.count
+        self.values = torch.zeros(part if shard.sliced else places.size, dtype=dtype, device=device.torch)
+        self.grads = torch.zeros(part if shard.lean else places.size, dtype=main, device=device.torch)
         self.buckets = places.buckets
         self.parts = [bucket.part(shard.index, shard.count) for bucket in places.buckets]
         """What this replica owns of each bucket."""
@@ -81,6 +86,8 @@ class FlatParameters:
         sizes_owned = [piece.stop - piece.start for piece in self.owned]
         self.mine = self.grads.split(sizes_owned) if shard.lean else [self.grads[piece] for piece in self.owned]
         """The gradients of `owned`, piece by piece."""
+        self.held = self.values.split(sizes_owned) if shard.sliced else [self.values[piece] for piece in self.owned]
+        """The values of `owned`, piece by piece."""
         self.slots = [self._slot(name, shapes[name], start) for name, start in places.starts.items()]
         by_name = {slot.name: slot.parameter for slot in self.slots}
         for name, module, attribute in named:
@@ -88,7 +95,8 @@ class FlatParameters:
 
     def _slot(self, name: str, shape: torch.Size, start: int) -> Slot:
         stop = start + shape.numel()
-        parameter = nn.Parameter(self.values[start:stop].view(shape))
+        values = hollow(self.values, shape) if self.sliced else self.values[start:stop].view(shape)
+        parameter = nn.Parameter(values)
         parameter.grad_dtype = None  # lets a gradient be wider than its parameter, and be added to without a copy
         if not self.lean:
             parameter.grad = self.grads[start:stop].view(shape)
@@ -98,7 +106,7 @@ class FlatParameters:
         return iter(self.slots)
 
     def named(self) -> dict[str, Tensor]:
-        """Global name -> this rank's share of the parameter."""
+        """Global name -> this rank's share of the parameter. Under ZeRO-3 it is whole only while it works."""
         return {slot.name: slot.parameter.detach() for slot in self.slots}
 
     def named_grads(self) -> dict[str, Tensor]:
@@ -107,14 +115,41 @@ class FlatParameters:
 
     def owned_grads(self) -> dict[str, Tensor]:
         """Global name -> the elements of its gradient that this replica owns (flat, maybe none)."""
-        out: dict[str, Tensor] = {}
+        parts = self.mine if self.lean else [self.grads[part] for part in self.parts]
+        return {name: elements for name, (_, elements) in self._owned(parts).items()}
+
+    def owned_values(self) -> dict[str, tuple[int, Tensor]]:
+        """Global name -> the elements of it that this replica owns, and the number of the first one."""
+        return self._owned(self.held if self.sliced else [self.values[part] for part in self.parts])
+
+    def _owned(self, parts: Sequence[Tensor]) -> dict[str, tuple[int, Tensor]]:
+        """Of `parts`, those of the buckets: by name (first element within the parameter, its elements)."""
+        out: dict[str, tuple[int, Tensor]] = {}
         at = {slot.name: slot for slot in self.slots}
-        for bucket, part, grads in zip(self.buckets, self.parts, self._grads_of_parts(), strict=True):
+        for bucket, part, elements in zip(self.buckets, self.parts, parts, strict=True):
             for slot in (at[name] for name in bucket.names):
                 start, stop = (min(max(edge, part.start), part.stop) for edge in (slot.start, slot.stop))
-                out[slot.name] = grads[start - part.start : stop - part.start]
+                out[slot.name] = start - slot.start, elements[start - part.start : stop - part.start]
         return out
 
-    def _grads_of_parts(self) -> Sequence[Tensor]:
-        """Of each bucket, the gradients that this replica owns."""
-        return self.mine if self.lean else [self.grads[part] for part in self.parts]
+    def pieces(self) -> Pieces:
+        """The values that this rank has, for a checkpoint."""
+        if not self.sliced:
+            return ((0, self.values),)
+        return tuple((piece.start, values) for piece, values in zip(self.owned, self.held, strict=True))
+
+    def fill(self, slot: Slot, make: Callable[[Tensor], object]) -> None:
+        """Gives a parameter what `make` writes into a tensor of its shape: where it is not whole here, into one that
+        is let go again."""
+        if not self.sliced:
+            make(slot.parameter)
+            return
+        whole = torch.zeros(slot.parameter.shape, dtype=self.values.dtype, device=self.values.device)
+        make(whole)
+        first, elements = self.owned_values()[slot.name]
+        elements.copy_(whole.view(-1)[first : first + len(elements)])
+
+
+def hollow(like: Tensor, shape: torch.Size) -> Tensor:
+    """What stands for a parameter that is elsewhere: its shape, no memory, and nothing that passes for a number."""
+    return like.new_full((), float("nan")).expand(shape)

@@ -24,6 +24,7 @@ from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.distributed import Group
 from parallel_core.engine.injected import late
 from parallel_core.engine.reduction import gather
+from parallel_core.engine.unshard import Unsharder
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
 from parallel_core.plan.places import Bucket
@@ -35,8 +36,10 @@ _LINEAR, _AUTOGRAD = "linear", "autograd"
 class _Filling:
     """A bucket: `whole` while it is there. `opens`: a stage's backward fills it first."""
 
-    def __init__(self, place: Bucket, held: list[tuple[nn.Parameter, int]], mine: Tensor, needs: Counter[str]) -> None:
-        self.size, self.held, self.mine, self.needs = place.stop - place.start, held, mine, needs
+    def __init__(
+        self, number: int, place: Bucket, held: list[tuple[nn.Parameter, int]], mine: Tensor, needs: Counter[str]
+    ) -> None:
+        self.number, self.size, self.held, self.mine, self.needs = number, place.stop - place.start, held, mine, needs
         self.sent, self.opens = 0, False
         self.came: Counter[str] = Counter()
         self.whole: Tensor | None = None
@@ -63,9 +66,12 @@ class LeanReducer:
         group: Group,
         scope: Scope,
         delay: float = 0.0,
+        unsharder: Unsharder | None = None,
     ) -> None:
+        """`unsharder` (ZeRO-3) lets go of a bucket's parameters when all of its gradients are in."""
         self._flat, self._group, self._scope, self._delay = chunks.flat, group, scope, delay
         self._weights, self._moved = chunks.weights, 0
+        self._unsharder = unsharder
         self._weights.listener, self._weights.sums = partial(self._arrived, _LINEAR), self.sums
         self._under_way: _UnderWay | None = None
         self._buckets: list[_Filling] = []
@@ -73,10 +79,11 @@ class LeanReducer:
         flat, linear, of_all = chunks.flat, chunks.handed_in(), chunks.arrivals()
         slots = {slot.name: slot for slot in flat}
         stage: int | None = None
-        for place, mine in zip(flat.buckets, flat.mine, strict=True):
+        for number, (place, mine) in enumerate(zip(flat.buckets, flat.mine, strict=True)):
             held = [(slots[name].parameter, slots[name].start - place.start) for name in place.names]
             handed_in, both = (sum(count[parameter] for parameter, _ in held) for count in (linear, of_all))
-            bucket = _Filling(place, held, mine, Counter({_LINEAR: handed_in, _AUTOGRAD: both - handed_in}))
+            needs = Counter({_LINEAR: handed_in, _AUTOGRAD: both - handed_in})
+            bucket = _Filling(number, place, held, mine, needs)
             bucket.opens, stage = place.stage != stage, place.stage
             self._buckets.append(bucket)
             for parameter, at in held:
@@ -105,6 +112,8 @@ class LeanReducer:
             for waiting, _ in bucket.held:
                 self._take(waiting)
             self._launch(bucket)
+            if self._unsharder is not None:
+                self._unsharder.done(bucket.number)
 
     def finish(self) -> int:
         """Wait until what this replica owns is the sum of all; returns the bytes that were reduced."""

@@ -12,11 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.flat import FlatParameters, Pieces
 from parallel_core.spec import TrainSpec
-
-Pieces = tuple[tuple[int, Tensor], ...]
-"""(first, memory): elements [first, first + len(memory)) of what is laid out like `FlatParameters.values`."""
 
 
 class FlatAdamW:
@@ -31,7 +28,7 @@ class FlatAdamW:
         self.lr = train.lr
         """Learning rate of the next step."""
         self._firsts = [owned.start for owned in flat.owned]
-        self._values = [flat.values[owned] for owned in flat.owned]
+        self._values = list(flat.held)
         self._grads = list(flat.mine)
         sizes = [len(grad) for grad in self._grads]
         self.mean = torch.zeros(sum(sizes), dtype=flat.grads.dtype, device=flat.grads.device)

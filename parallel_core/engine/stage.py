@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import Group
 from parallel_core.engine.precision import DTYPES, LossScale
+from parallel_core.engine.unshard import Unsharder
 from parallel_core.models.attention import Core
 from parallel_core.models.passing import NOTHING, Passing, Sample, follow
 from parallel_core.models.registry import build_unit, parameter_name
@@ -105,6 +106,8 @@ class Stage:
         self._batches: Sequence[Batch] = ()
         self._per_step = spec.parallel.per_step
         self._put_off: dict[int, list[WeightGradient]] = {}
+        self.unsharder: Unsharder | None = None
+        """Makes the parameters of a layer whole while it works (ZeRO-3)."""
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -124,11 +127,17 @@ class Stage:
 
     def places(self) -> list[tuple[str, nn.Module, str]]:
         """(global name, holding module, attribute) of every parameter, in layer order."""
+        return [place for of_unit in self.places_by_unit() for place in of_unit]
+
+    def places_by_unit(self) -> list[list[tuple[str, nn.Module, str]]]:
+        """The same, layer by layer."""
         return [
-            (parameter_name(self._model, name, f"{path}.{attribute}"), module, attribute)
+            [
+                (parameter_name(self._model, name, f"{path}.{attribute}"), module, attribute)
+                for path, module in unit.named_modules()
+                for attribute, _ in module.named_parameters(recurse=False)
+            ]
             for name, unit in zip(self.names, self._units, strict=True)
-            for path, module in unit.named_modules()
-            for attribute, _ in module.named_parameters(recurse=False)
         ]
 
     def arrivals(self) -> Counter[nn.Parameter]:
@@ -212,12 +221,17 @@ class Stage:
         sample = batch.samples.get(own, NOTHING)
         self._passing.at(batch.step, own * self._size, sample, again)
         for unit in segment.units[:-1]:
-            x = unit(x)
+            x = self._call(unit, (x,), again)
         last = segment.units[-1]
         if self.is_last and segment is self.segments[-1]:
-            loss: Tensor = last(x, sample.targets) * batch.scale
-            return loss
-        out: Tensor = last(x)
+            return self._call(last, (x, sample.targets), goes_back=True) * batch.scale
+        return self._call(last, (x,), again)
+
+    def _call(self, unit: nn.Module, inputs: Sequence[Tensor], goes_back: bool) -> Tensor:
+        """One layer; `goes_back`: its backward is the next thing."""
+        if self.unsharder is not None:
+            return self.unsharder.run(unit, inputs, goes_back)
+        out: Tensor = unit(*inputs)
         return out
 
 

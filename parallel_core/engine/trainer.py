@@ -16,12 +16,12 @@ from parallel_core.engine.device import Device, be_deterministic, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
 from parallel_core.engine.executor import Executor, Parts
 from parallel_core.engine.fingerprint import Fingerprints
-from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.flat import FlatParameters, Pieces
 from parallel_core.engine.injected import Injected
 from parallel_core.engine.lean import LeanReducer
 from parallel_core.engine.neighbours import Neighbours
 from parallel_core.engine.norm import StageNorm, StepTotals, Totals
-from parallel_core.engine.optimizer import FlatAdamW, Pieces
+from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.p2p import Links, Peer, Traffic
 from parallel_core.engine.pace import Flushed, Pace, Streamed
 from parallel_core.engine.peak import device_peak
@@ -33,6 +33,7 @@ from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.shared import SharedGradients
 from parallel_core.engine.stop import Stopped, StopRequest
 from parallel_core.engine.stream import StreamExecutor
+from parallel_core.engine.unshard import Unsharder
 from parallel_core.engine.updates import Updates
 from parallel_core.engine.versions import WeightVersions
 from parallel_core.faults import broken
@@ -120,7 +121,9 @@ class Trainer:
     def _reducer(self, groups: Groups) -> Reducer:
         late = self.faults.collective_delay("data")
         if self.flat.lean:
-            return LeanReducer(self.chunks, groups.data, self.scope, late)
+            unsharder = Unsharder(self.flat, groups.data, self.scope, late) if self.flat.sliced else None
+            self.chunks.unshard_by(unsharder)
+            return LeanReducer(self.chunks, groups.data, self.scope, late, unsharder)
         together = len(self._ids) if TRAITS[self.spec.parallel.schedule].sync in ("flush", "2bw") else 1
         arrivals = Counter({slot: n * together for slot, n in self.chunks.arrivals().items()})
         reducer = GradientReducer(self.flat, arrivals, groups.data, self.scope, late)
@@ -138,7 +141,7 @@ class Trainer:
 
     def buffers(self) -> dict[str, Pieces]:
         """What a checkpoint keeps of this rank (see `checkpoint.Buffers`)."""
-        return {"value": ((0, self.flat.values),), **self.optimizer.buffers()}
+        return {"value": self.flat.pieces(), **self.optimizer.buffers()}
 
     def scalars(self) -> dict[str, float]:
         """The numbers that a checkpoint keeps; the same on every rank."""

@@ -31,6 +31,8 @@ class FlippedBit(Fault):
             raise self.wrong(
                 "", "data=1 has no replica that a flipped bit would differ from; use data=2.", "parallel.dp"
             )
+        if spec.parallel.zero > 2:
+            raise self.wrong("", "zero=3 leaves no second copy to differ from; use zero=2 or less.", "parallel.zero")
         if self.step >= spec.train.steps:
             raise self.wrong("step", f"the run's last step is {spec.train.steps - 1}; got {self.step}.", "train.steps")
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from parallel_core.outline import UnitCost, block_of
@@ -41,11 +41,12 @@ class Layers(NamedTuple):
 
 class Live(NamedTuple):
     """Elements at one instant: kept for backwards, passing (gradients of activations on their way), and gradients of
-    parameters in whole buckets, in elements of activations."""
+    parameters, and parameters, in buckets that are whole for a while, in elements of activations."""
 
     kept: int
     passing: int
     grads: int = 0
+    params: int = 0
 
 
 def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], whole: Whole) -> Live:
@@ -69,10 +70,11 @@ def _and_messages(live: Live, messages: int) -> Live:
 @dataclass(frozen=True, slots=True)
 class _Segment:
     """Layers that go backward together; where they are recomputed only the input of the first is kept. `grads` are
-    what whole buckets take in the backward of each, `resting` before that of the loss."""
+    what whole buckets take in the backward of each, `resting` before that of the loss; `params` those of parameters."""
 
     units: tuple[UnitCost, ...]
     grads: tuple[int, ...]
+    params: tuple[int, ...]
     recomputed: bool
     resting: int = 0
 
@@ -101,8 +103,9 @@ class _Segment:
             behind -= unit.weights
             gradient = self.units[i + 1].boundary if i < len(self.units) - 1 else 0
             kept = before + unit.core + output + split * behind
-            instants.append(Live(kept, unit.passing + gradient, 0 if split else self.grads[i]))
-            instants.append(Live(kept, unit.loss + gradient, self.resting))
+            params = self.params[i]
+            instants.append(Live(kept, unit.passing + gradient, 0 if split else self.grads[i], params))
+            instants.append(Live(kept, unit.loss + gradient, self.resting, params))
         return max(instants, key=sum)
 
 
@@ -111,7 +114,10 @@ def _segments(spec: RunSpec, layers: Layers, units: Sequence[int], whole: Whole)
 
     def segment(of: Sequence[int], again: bool) -> _Segment:
         grads = tuple(whole.at.get(unit, 0) * spec.fp32_elements for unit in of)
-        return _Segment(tuple(layers.costs[unit] for unit in of), grads, again, whole.resting * spec.fp32_elements)
+        params = [whole.params.get(unit, 0) for unit in of]
+        params = list(accumulate(params)) if again else params  # those before it have been made whole again, too
+        costs = tuple(layers.costs[unit] for unit in of)
+        return _Segment(costs, grads, tuple(params), again, whole.resting * spec.fp32_elements)
 
     if spec.parallel.recompute != "full":
         return [segment(units, False)]

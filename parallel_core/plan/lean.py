@@ -1,8 +1,11 @@
-"""Whole gradient buckets that ZeRO-2 has while backward fills them: their sizes layer by layer (see `engine.lean`).
+"""Whole buckets of gradients that ZeRO-2 has while backward fills them, and of parameters that ZeRO-3 has while layers
+run: their sizes layer by layer (see `engine.lean` and `engine.unshard`).
 
 A bucket is there from the first gradient that is added to it until the next one is sent, or a backward begins to fill
 its own: at most the one that fills, the one under way, and what comes out of that, its part. A matrix tied within the
 rank keeps its own bucket open from the last layer to the first.
+
+Of parameters those of the layer that runs are there: most in its backward, where its gradients are, too.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from parallel_core.plan.places import TIED, Bucket, Places
 
 
 class Whole(NamedTuple):
-    """Elements at most: `at[unit]` while the layer's gradients come in, `resting` before the first of a backward."""
+    """Elements at most: `at[unit]` while the layer's gradients come in, `resting` before the first of a backward.
+    `params[unit]` = those of parameters in the layer's backward; {} where they are always there."""
 
     at: Mapping[int, int]
     resting: int
+    params: Mapping[int, int] = {}
 
 
 NOTHING = Whole({}, 0)
@@ -42,6 +47,15 @@ def whole_buckets(places: Places, stages: Mapping[int, Mapping[int, list[str]]],
             at[unit] = max((_live(row, i, part, open_too) for i in filled), default=_size(open_too))
     always = _size(open_too) if len(rows) > 1 else 0
     return Whole(at, round(resting * (1 + part * (times > 2))) + always)
+
+
+def whole_layers(places: Places, units: Mapping[int, list[str]]) -> dict[int, int]:
+    """Elements of parameters that are whole in the backward of each of `units` (unit -> its parameters), ZeRO-3."""
+    shared = _tied(places, [name for names in units.values() for name in names])
+    return {
+        unit: sum(_size(b) for b in places.buckets if b is shared or set(names) & {*b.names})
+        for unit, names in units.items()
+    }
 
 
 def _in_stage(places: Places, stage: int) -> list[Bucket]:

@@ -94,7 +94,11 @@ def _ladders(spec: RunSpec) -> Iterator[list[_Step]]:
     if split.pp > 1 and split.schedule == "gpipe":
         yield [("use the 1F1B schedule", {"parallel.schedule": "1f1b"})]
     if split.dp > 1:
-        levels = ("shard the optimizer state (ZeRO-1)", "shard gradients and optimizer state (ZeRO-2)")
+        levels = (
+            "shard the optimizer state (ZeRO-1)",
+            "shard gradients and optimizer state (ZeRO-2)",
+            "shard parameters, gradients and optimizer state (ZeRO-3)",
+        )
         yield [(text, {"parallel.zero": zero}) for zero, text in enumerate(levels, 1) if zero > split.zero]
     yield list(_recomputations(spec))
     if spec.train.precision == "fp64":

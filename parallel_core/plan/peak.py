@@ -4,7 +4,8 @@ Static parts live from the first step to the last, in flat buffers: parameters, 
 (Loshchilov and Hutter 2019). That is 16 bytes a parameter in fp32 and 18 in 16 bits: 2 + 4 for parameter and gradient,
 12 for both moments and the master weight (Rajbhandari et al. 2020, section 3.1, with gradients in fp32). ZeRO-1 divides
 the moments and the master weights by the number of replicas (section 5.1), ZeRO-2 the gradients, too (section 5.2),
-but for the buckets that backward is filling (`plan.lean`).
+ZeRO-3 the parameters, too (section 5.3), but for the buckets that backward is filling and the layer that runs
+(`plan.lean`).
 
 Activations peak in a backward (`plan.backward`). Full recomputation keeps only the input of each block and rebuilds one
 block at a time; embedding and head are not recomputed. `activations` are what is kept for a backward; `buffers` are
@@ -24,8 +25,9 @@ from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.plan.backward import Layers, at_peak
-from parallel_core.plan.lean import NOTHING, Whole, whole_buckets
-from parallel_core.plan.places import TIED, Places, alone_of, bucket_bytes, place, shards_of
+from parallel_core.plan.lean import NOTHING, Whole, whole_buckets, whole_layers
+from parallel_core.plan.places import TIED, Home, Places, alone_of, bucket_bytes, home, shards_of
+from parallel_core.plan.places import place as place_all
 from parallel_core.plan.under_way import copies
 from parallel_core.plan.units import unit_costs
 from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, RunSpec
@@ -78,22 +80,27 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
     states = _MOMENTS + (size != main)
     layers = Layers.of(spec)
     out = []
-    for home in range(layout.pp):
-        stages = {stage: layout.stage_units[stage] for stage in layout.stages_of(home)}
+    for place in range(layout.pp):
+        stages = {stage: layout.stage_units[stage] for stage in layout.stages_of(place)}
         held = _parameters(spec, layers.costs, list(stages.values()))
         live = at_peak(spec, layers, stages, _whole(spec, layers.costs, stages))
         out.append(
             RankMemory(
-                rank=layout.rank(home),
-                stage=home,
-                params=size * held * (1 + copies(spec, home)),
-                grads=main * held // (shards_of(spec) if spec.parallel.zero > 1 else 1) + size * live.grads,
-                optimizer=states * main * held // shards_of(spec),
+                rank=layout.rank(place),
+                stage=place,
+                params=size * (held // _shards(spec, 3) * (1 + copies(spec, place)) + live.params),
+                grads=main * held // _shards(spec, 2) + size * live.grads,
+                optimizer=states * main * held // _shards(spec, 1),
                 activations=size * live.kept,
-                buffers=size * live.passing + _batch_bytes(spec, home),
+                buffers=size * live.passing + _batch_bytes(spec, place),
             )
         )
     return out
+
+
+def _shards(spec: RunSpec, stage: int) -> int:
+    """Parts that what ZeRO shards from `stage` on is cut into."""
+    return shards_of(spec) if spec.parallel.zero >= stage else 1
 
 
 def flat_bytes(spec: RunSpec, place: int) -> int:
@@ -118,14 +125,15 @@ def _parameters(spec: RunSpec, costs: Sequence[UnitCost], stages: Sequence[Seque
 def places_of(spec: RunSpec, costs: Sequence[UnitCost], stages: Sequence[Sequence[int]]) -> Places:
     """Where the parameters of the units of `stages` lie in a rank's flat buffers."""
     sizes: dict[str, int] = {}
-    home: dict[str, int] = {}
+    homes: dict[str, Home] = {}
     for number, units in enumerate(stages):
         for unit in units:
             for name, size in zip(_names(spec, costs, unit), costs[unit].parameters, strict=True):
                 sizes.setdefault(name, size)
-                home.setdefault(name, number if spec.parallel.zero > 1 else 0)
-    bucket = bucket_bytes(spec) // MAIN_BYTES[spec.train.precision]
-    return place(sizes, bucket, shards_of(spec), alone_of(spec), lambda name: home.get(name, 0))
+                homes.setdefault(name, home(spec, number, unit))
+    bucket = bucket_bytes(spec)
+    elements = None if bucket is None else bucket // MAIN_BYTES[spec.train.precision]
+    return place_all(sizes, elements, shards_of(spec), alone_of(spec), homes.__getitem__)
 
 
 def _names(spec: RunSpec, costs: Sequence[UnitCost], unit: int) -> list[str]:
@@ -136,12 +144,26 @@ def _names(spec: RunSpec, costs: Sequence[UnitCost], unit: int) -> list[str]:
 
 
 def _whole(spec: RunSpec, costs: Sequence[UnitCost], stages: Mapping[int, Sequence[int]]) -> Whole:
-    """Buckets that are whole for a while: of ZeRO-2."""
+    """Buckets that are whole for a while: under ZeRO-2 and 3."""
     if spec.parallel.zero < 2:
         return NOTHING
     places = places_of(spec, costs, list(stages.values()))
     named = {n: {unit: _names(spec, costs, unit) for unit in units} for n, units in stages.items()}
-    return whole_buckets(places, named, shards_of(spec), spec.parallel.micro_batches)
+    found = whole_buckets(places, named, shards_of(spec), spec.parallel.micro_batches)
+    if spec.parallel.zero < 3:
+        return found
+    return found._replace(params=whole_layers(places, {u: names for of in named.values() for u, names in of.items()}))
+
+
+def unsharded(spec: RunSpec) -> tuple[list[int], list[int]]:
+    """Bytes of the gathers of parameters in the forward and in the backward of a micro-batch under ZeRO-3: those of
+    every layer, and of every bucket but the last layer's, whose backward comes at once (`engine.unshard`)."""
+    costs = unit_costs(spec)
+    buckets = places_of(spec, costs, Layout.of(spec).stage_units).buckets
+    named = [{*_names(spec, costs, unit)} for unit in range(len(costs))]
+    size = BYTES_PER_ELEMENT[spec.train.precision]
+    forward = [size * (b.stop - b.start) for names in named for b in buckets if names & {*b.names}]
+    return forward, [size * (b.stop - b.start) for b in buckets if not named[-1] & {*b.names}]
 
 
 def _batch_bytes(spec: RunSpec, place: int) -> int:

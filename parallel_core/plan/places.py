@@ -3,7 +3,8 @@
 The engine builds its buffers by it and memory is predicted by it. Places go from the last layer to the first, the order
 in which backward finishes gradients. Under ZeRO every bucket is cut into as many equal parts as there are replicas, one
 part a replica, so buckets are rounded up to that. Under ZeRO-2, where whole buckets live only while backward fills
-them, they are smaller and none holds parameters of two stages.
+them, they are smaller and none holds parameters of two stages. Under ZeRO-3 a bucket is a layer: what is gathered when
+it runs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ BUCKET_BYTES = {"cpu": 16 * 2**20, "cuda": 25 * 2**20}
 few cores communication hides nothing, so fewer is better. CUDA's is that of DDP."""
 LEAN_BUCKET_BYTES = {"cpu": 2**18, "cuda": 25 * 2**20}
 """The same under ZeRO-2, where up to two buckets are whole at a time and what they take is not saved."""
+Home = tuple[int, ...]
+"""What the parameters of a bucket have in common (see `home`)."""
 TIED = "embed.token.weight"
 """The matrix that embedding and head share where they are tied."""
 
@@ -31,7 +34,7 @@ class Bucket:
     stop: int
     names: tuple[str, ...]
     stage: int = 0
-    """What `place` was told of them."""
+    """Under ZeRO-2 and 3 theirs, else 0."""
 
     def part(self, index: int, shards: int) -> slice:
         """Elements that replica `index` of `shards` owns."""
@@ -50,22 +53,23 @@ class Places:
 
 def place(
     sizes: Mapping[str, int],
-    bucket: int,
+    bucket: int | None,
     shards: int = 1,
     alone: Collection[str] = (),
-    stage_of: Callable[[str], int] = lambda name: 0,
+    home_of: Callable[[str], Home] = lambda name: (),
 ) -> Places:
     """Places of parameters of `sizes` elements, given in layer order.
 
-    Neighbours share a bucket until it has `bucket` elements; those named in `alone` have one of their own, and those
-    of which `stage_of` says different numbers share none.
+    Neighbours share a bucket until it has `bucket` elements (None: however many); those named in `alone` have one of
+    their own, and those of different homes share none.
     """
     groups: list[list[str]] = []
     held = 0
     # A tied parameter is complete only when its first layer is done: a mapping keeps the first place it had.
     for name in reversed(list(sizes)):
         last = groups[-1][-1] if groups else ""
-        if not groups or held >= bucket or name in alone or last in alone or stage_of(name) != stage_of(last):
+        full = bucket is not None and held >= bucket
+        if not groups or full or name in alone or last in alone or home_of(name) != home_of(last):
             groups.append([])
             held = 0
         groups[-1].append(name)
@@ -79,21 +83,29 @@ def place(
             at += aligned(sizes[name])
         whole = shards * ALIGN
         stop = first + -(-(at - first) // whole) * whole
-        buckets.append(Bucket(first, stop, tuple(names), stage_of(names[0])))
+        buckets.append(Bucket(first, stop, tuple(names), next(iter(home_of(names[0])), 0)))
     return Places(starts, tuple(buckets), buckets[-1].stop)
 
 
-def bucket_bytes(spec: RunSpec) -> int:
-    """Size from which a bucket of the run is sent."""
+def bucket_bytes(spec: RunSpec) -> int | None:
+    """Size from which a bucket of the run is sent; None: when a layer is done (ZeRO-3)."""
+    if spec.parallel.zero > 2:
+        return None
     return (LEAN_BUCKET_BYTES if spec.parallel.zero > 1 else BUCKET_BYTES)[spec.train.device]
 
 
+def home(spec: RunSpec, stage: int, unit: int) -> Home:
+    """Of the parameters of a layer, the `unit`-th of the model: nothing, its stage (ZeRO-2), or itself (ZeRO-3)."""
+    return (stage, unit)[: max(spec.parallel.zero - 1, 0)]
+
+
 def shards_of(spec: RunSpec) -> int:
-    """Parts that the optimizer's state, and under ZeRO-2 the gradients, are cut into: one a replica, else 1."""
+    """Parts that the optimizer's state (ZeRO-1), gradients (2) and values (3) are cut into: one a replica, else 1."""
     return spec.parallel.dp if spec.parallel.zero else 1
 
 
 def alone_of(spec: RunSpec) -> frozenset[str]:
-    """Under ZeRO a matrix tied over two stages has its own bucket: then replica r owns the same part on both."""
-    tied = spec.model.tied and spec.parallel.zero and spec.parallel.pp > 1
-    return frozenset({TIED} if tied else ())
+    """Under ZeRO a matrix tied over two stages has its own bucket: then replica r owns the same part on both. So has,
+    under ZeRO-3, one tied over two layers: it is there longer than either of them."""
+    apart = spec.parallel.zero > 2 or (spec.parallel.zero and spec.parallel.pp > 1)
+    return frozenset({TIED} if spec.model.tied and apart else ())

@@ -15,7 +15,7 @@ from typing import Literal
 from parallel_core.layout import Layout
 from parallel_core.outline import block_of
 from parallel_core.outline.recompute import recomputed
-from parallel_core.plan.peak import by_stage, flat_bytes
+from parallel_core.plan.peak import by_stage, flat_bytes, unsharded
 from parallel_core.plan.units import boundary_elements
 from parallel_core.spec import RunSpec
 
@@ -90,10 +90,12 @@ def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[Talk]:
         return [Talk("data", replicas, "all-reduce of gradients", updates, updates * held.grads, 2)]
     times = spec.parallel.micro_batches if spec.parallel.zero > 1 else 1
     what = "reduce-scatter of gradients" + (", once a micro-batch" if times > 1 else "")
-    return [
-        Talk("data", replicas, what, times, times * flat_bytes(spec, place)),
-        Talk("data", replicas, "gather of the parameters that others updated", 1, held.params),
-    ]
+    sums = Talk("data", replicas, what, times, times * flat_bytes(spec, place))
+    if spec.parallel.zero < 3:
+        return [sums, Talk("data", replicas, "gather of the parameters that others updated", 1, held.params)]
+    forward, backward = unsharded(spec)
+    calls, gathered = times * len(forward + backward), times * sum(forward + backward)
+    return [sums, Talk("data", replicas, "gathers of layers for forward and backward", calls, gathered)]
 
 
 def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[Talk]:

@@ -72,13 +72,13 @@ def build(spec: RunSpec, steps: int = 1) -> Schedule:
     One that does not flush is made for a stream of `steps` steps, from an empty pipeline to an empty one (`stream`).
     """
     split = spec.parallel
-    return lower(replicate(plain(split, steps), split.dp), sharded=split.zero > 0)
+    return lower(replicate(plain(split, steps), split.dp), split.zero)
 
 
-def lower(made: Schedule, sharded: bool = False) -> Schedule:
-    """Messages, sums over replicas and updates (`sharded`: under ZeRO) added to compute-only programs."""
+def lower(made: Schedule, zero: int = 0) -> Schedule:
+    """Messages, sums over replicas and updates (`zero`: the stage of ZeRO) added to compute-only programs."""
     if made.sync == "flush":
-        return reduce_and_step(communicate(made), sharded)
+        return reduce_and_step(communicate(made), zero)
     return communicate(update(stamp(made)))
 
 

@@ -179,10 +179,12 @@ def _traffic(schedule: Schedule, sends: bool) -> dict[Link, list[tuple[int, tupl
 def _ends(schedule: Schedule) -> None:
     """Under flush: ALLREDUCE where there are replicas, then OPT_STEP, once a stage, behind all its compute.
 
-    A stage that reduce-scatters gathers behind OPT_STEP.
+    A stage that reduce-scatters gathers behind OPT_STEP, on all replicas; without a pipeline maybe on none, where
+    layers gather when they run (ZeRO-3).
     """
     if schedule.sync != "flush":
         return
+    everywhere = {op.kind for program in schedule.programs for op in program}
     for rank, program in enumerate(schedule.programs):
         _unversioned(schedule, rank)
         last = {op.stage: i for i, op in _parts(program) if op.kind in COMPUTE}
@@ -191,6 +193,7 @@ def _ends(schedule: Schedule) -> None:
             wanted = [Kind.ALLREDUCE, Kind.OPT_STEP] if len(schedule.placement[stage]) > 1 else [Kind.OPT_STEP]
             if count[Kind.REDUCE_SCATTER, stage]:
                 wanted = [Kind.REDUCE_SCATTER, Kind.OPT_STEP, Kind.GATHER]
+                wanted = wanted if schedule.stages > 1 or Kind.GATHER in everywhere else wanted[:2]
             found = [op.kind for op in program[after:] if op.stage == stage and op.kind in _AT_THE_END]
             if found != wanted or any(count[kind, stage] != 1 for kind in wanted):
                 names = " then ".join(kind.name for kind in wanted)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from parallel_core.analysis import waits
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import COMPUTE, P2P, RECVS, REPLICA_COLLECTIVES, Kind, Op, Schedule, other_end
+from parallel_core.schedule.ir import COMPUTE, INSIDE, P2P, RECVS, REPLICA_COLLECTIVES, Kind, Op, Schedule, other_end
 
 Key = tuple[Kind, int, int, int]
 """Kind, stage, micro-batch, replica."""
@@ -131,7 +131,7 @@ class _Reader:
         follows = np.append(own["start"][chosen[1:]], last_end)
         if len(norm) and (rank, Kind.NORM) in self._arrivals:
             self._cut_at_norm(own, chosen, ready, follows, norm, int(self._arrivals[rank, Kind.NORM].at[0]))
-        moved, again = self._inside(own, Kind.TP_COLLECTIVE), self._inside(own, Kind.R)
+        moved, again = self._inside(own, *INSIDE), self._inside(own, Kind.R)
         costs, found = {}, {}
         for place, i in enumerate(chosen.tolist()):
             op, took = ops[names[i]], max(0, int(follows[place] - ready[i]))
@@ -172,10 +172,10 @@ class _Reader:
         ready[here] = np.maximum(own["start"][here], (sent + latency[here]).astype(np.int64))
         return ready, latency
 
-    def _inside(self, own: NDArray[np.void], kind: Kind) -> dict[int, int]:
+    def _inside(self, own: NDArray[np.void], *kinds: Kind) -> dict[int, int]:
         """Nanoseconds of child spans by the row of the compute span that holds them."""
         holders = np.flatnonzero(np.isin(own["kind"], [int(k) for k in COMPUTE - {Kind.R}]))
-        children = own[own["kind"] == kind]
+        children = waits.of_kinds(own, *kinds)
         out: dict[int, int] = {}
         if len(holders) and len(children):
             at = holders[np.maximum(np.searchsorted(own["start"][holders], children["start"], side="right") - 1, 0)]

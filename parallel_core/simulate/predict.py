@@ -13,7 +13,7 @@ from functools import cached_property
 from parallel_core.layout import Layout
 from parallel_core.outline import UnitCost, aligned, block_of, outline_of
 from parallel_core.outline.recompute import recomputed
-from parallel_core.plan.peak import places_of
+from parallel_core.plan.peak import places_of, unsharded
 from parallel_core.plan.places import Places, shards_of
 from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.profile.table import CostTable, Curve, Fixed, Layers, Part, What
@@ -107,6 +107,9 @@ class Maker:
             for kind in _PART:
                 compute[stage, kind] = self._stage(stage, kind, 1) + operation
                 waits[stage, kind] = self._waited(stage, kind)
+                if self._spec.parallel.zero > 2:
+                    seconds, waited = self._unsharded(kind)
+                    (waits if waited else compute)[stage, kind] += seconds
         for q, program in enumerate(schedule.programs):
             if self._layout.seat(q)[1] == 0:  # other replicas of a place cost the same
                 self._beside(program, compute, waits)
@@ -254,6 +257,13 @@ class Maker:
         ]
         times = spec.parallel.micro_batches if spec.parallel.zero > 1 and kind is Kind.REDUCE_SCATTER else 1
         return times * sum(seconds for seconds, _ in each), any(waited for _, waited in each)
+
+    def _unsharded(self, kind: Kind) -> tuple[float, bool]:
+        """(seconds, whether they are a wait) of gathering layers in one operation, under ZeRO-3."""
+        forward, backward = unsharded(self._spec)
+        sizes = {Kind.F: forward, Kind.BW: backward}.get(kind, ())
+        each = [self._exchange("all_gather", self._spec.parallel.dp, size) for size in sizes]
+        return sum(seconds for seconds, _ in each), any(waited for _, waited in each)
 
     def _optimizer(self, place: int, flat: Places) -> float:
         spec, table = self._spec, self._table

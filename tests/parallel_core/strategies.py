@@ -46,7 +46,7 @@ def run_specs(
                 "widths": widths,
                 "schedule": schedule,
                 "chunks": chunks,
-                "zero": draw(st.integers(0, 2)) if dp > 1 and not asynchronous else 0,
+                "zero": draw(st.integers(0, 2 if pp > 1 else 3)) if dp > 1 and not asynchronous else 0,
                 "recompute": draw(st.sampled_from(["none", "selective", "full"])),
                 "sequence": draw(st.booleans()) if tp > 1 else False,
             },

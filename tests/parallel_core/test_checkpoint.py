@@ -105,7 +105,9 @@ def go_on(before: RunSpec, after: RunSpec, folder: Path) -> tuple[list[float], l
 
 
 @pytest.mark.parametrize(
-    "split", [{}, {"dp": 2, "tp": 2, "recompute": "full"}, {"pp": 2, "micro_batches": 4}], ids=["single", "dp-tp", "pp"]
+    "split",
+    [{}, {"dp": 2, "tp": 2, "recompute": "full"}, {"pp": 2, "micro_batches": 4}, {"dp": 2, "zero": 3}],
+    ids=["single", "dp-tp", "pp", "zero3"],
 )
 def test_the_same_layout_goes_on_with_the_same_bits(split: dict[str, Any], tmp_path: Path) -> None:
     want, got = go_on(spec_of(**split), spec_of(**split), tmp_path)
@@ -124,6 +126,10 @@ def test_the_same_layout_goes_on_with_the_same_bits(split: dict[str, Any], tmp_p
         pytest.param(True, {"dp": 2, "pp": 2, "zero": 2}, {"dp": 4, "zero": 1}, id="tied-zero2-dp2pp2-zero1-dp4"),
         pytest.param(False, {"dp": 2, "zero": 1}, {"dp": 2, "pp": 2, "zero": 2}, id="zero1-zero2-dp2pp2"),
         pytest.param(False, MESHES | {"widths": (2, 1)}, MESHES | {"replicas": (2, 1), "widths": (1, 2)}, id="meshes"),
+        pytest.param(False, {"dp": 2, "zero": 3}, {}, id="zero3-single"),
+        pytest.param(True, {"dp": 2, "zero": 3}, {"pp": 2}, id="tied-zero3-pp2"),
+        pytest.param(True, {"dp": 2, "tp": 2, "zero": 3}, {"dp": 2, "zero": 1}, id="tied-zero3-dp2tp2-zero1"),
+        pytest.param(True, {"pp": 2}, {"dp": 2, "zero": 3, "micro_batches": 2}, id="tied-pp2-zero3"),
         pytest.param(True, {"tp": 2}, {"pp": 3, "cuts": (1, 3), "micro_batches": 4}, id="tied-tp2-pp3"),
     ],
 )

@@ -114,7 +114,8 @@ def prints(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 
 def test_the_numbers_are_the_same_under_every_layout() -> None:
     tied = {**MODEL, "tied": True, "kv_heads": 2, "activation": "swiglu"}
-    splits: tuple[dict[str, int], ...] = ({}, {"tp": 2}, {"pp": 2, "micro_batches": 2}, {"dp": 2}, {"tp": 2, "pp": 2})
+    splits: list[dict[str, int]] = [{}, {"tp": 2}, {"pp": 2, "micro_batches": 2}, {"dp": 2}, {"tp": 2, "pp": 2}]
+    splits.append({"dp": 2, "tp": 2, "zero": 3})
     found = {p for split in splits for p in ranks.run(spec_of(model=tied, **split), prints, ranks.scratch())}
     assert len(found) == 1
 

@@ -83,8 +83,11 @@ def test_bytes_a_parameter(run: RunSpec) -> None:
     for memory in by_stage(run):
         count = flat_bytes(run, memory.stage) // parts[1]
         owners = run.parallel.dp if run.parallel.zero else 1
-        assert memory.params % (parts[0] * count) == 0
-        assert memory.params == parts[0] * count or not run.parallel.flushes
+        if run.parallel.zero < 3:
+            assert memory.params % (parts[0] * count) == 0
+            assert memory.params == parts[0] * count or not run.parallel.flushes
+        else:  # its part, and the layers that work
+            assert 0 < memory.params - parts[0] * count // owners <= parts[0] * count
         assert memory.optimizer == parts[2] * count // owners
         if run.parallel.zero < 2:
             assert memory.grads == parts[1] * count
@@ -94,11 +97,13 @@ def test_bytes_a_parameter(run: RunSpec) -> None:
 
 @given(run_specs())
 def test_recomputation_costs_at_most_the_output_of_a_block_and_its_gradient(run: RunSpec) -> None:
-    """With one block and one micro-batch in flight there is nothing to win, and the rebuilt output is one more."""
+    """With one block and one micro-batch in flight there is nothing to win, and the rebuilt output is one more. Under
+    ZeRO-3 the parameters of a whole block are there while it goes backward, not those of half of it."""
     plain = by_stage(changed(run, {"parallel.recompute": "none"}))
     again = by_stage(changed(run, {"parallel.recompute": "full"}))
     extra = 2 * max(boundary_elements(run)) * BYTES_PER_ELEMENT[run.train.precision]
-    assert all(b.total <= a.total + extra for a, b in zip(plain, again, strict=True))
+    blocks = [max(0, b.params - a.params) if run.parallel.zero > 2 else 0 for a, b in zip(plain, again, strict=True)]
+    assert all(b.total <= a.total + extra + block for a, b, block in zip(plain, again, blocks, strict=True))
 
 
 def test_recomputation_saves_most_of_a_deep_model() -> None:

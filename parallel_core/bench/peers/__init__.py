@@ -10,7 +10,7 @@ from parallel_core.spec import RunSpec
 
 def build(name: str, spec: RunSpec, rank: int, cache: Path) -> Step:
     """The contestant `name` of `duel.SPLITS` on this rank."""
-    from parallel_core.bench.peers import ddp, pipeline, single, tensor
+    from parallel_core.bench.peers import ddp, fully_shard, pipeline, single, tensor
 
-    makers = {"single": single, "ddp": ddp, "tensor": tensor}
+    makers = {"single": single, "ddp": ddp, "fully_shard": fully_shard, "tensor": tensor}
     return makers.get(name, pipeline).build(spec, rank, cache)

@@ -7,16 +7,18 @@ from dataclasses import replace
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op, Schedule
 
 
-def reduce_and_step(schedule: Schedule, sharded: bool = False) -> Schedule:
+def reduce_and_step(schedule: Schedule, zero: int = 0) -> Schedule:
     """ALLREDUCE (of stages with several replicas), then OPT_STEP, of each stage behind the last compute of its rank.
 
     A rank with several stages sums the gradients of all of them before it steps any: the gradient norm comes between.
     ALLREDUCE is where the rank *waits* for the sums: buckets start earlier, inside the last backward. The tied
     embedding's sum over the first and last stage, and the gradient norm, belong to the engine and are not shown.
-    Where replicas share the optimizer's state (`sharded`, ZeRO): REDUCE_SCATTER, OPT_STEP, GATHER.
+    Where replicas share the optimizer's state (`zero` > 0): REDUCE_SCATTER, OPT_STEP, and up to ZeRO-2 GATHER; under
+    ZeRO-3 layers gather their parameters when they run, inside compute operations.
     """
     programs = list(schedule.programs)
-    for kind in (Kind.REDUCE_SCATTER, Kind.OPT_STEP, Kind.GATHER) if sharded else (Kind.ALLREDUCE, Kind.OPT_STEP):
+    sharded = (Kind.REDUCE_SCATTER, Kind.OPT_STEP, Kind.GATHER)[: 2 if zero > 2 else 3]
+    for kind in sharded if zero else (Kind.ALLREDUCE, Kind.OPT_STEP):
         for stage, ranks in enumerate(schedule.placement):
             if kind in REPLICA_COLLECTIVES and len(ranks) == 1:
                 continue

@@ -1,0 +1,174 @@
+"""ZeRO-3: no replica holds more of the parameters than its part and the layer that works, and computes the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.trainer import Trainer
+from parallel_core.outline.splits import split_dim
+from parallel_core.plan.memory import by_stage, verdict
+from parallel_core.plan.strategy import label
+from parallel_core.schedule import build
+from parallel_core.schedule.check import check
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec, field_errors
+from tests.parallel_core import parity, ranks
+from tests.parallel_core.parity import MODEL, STEPS, TRAIN, Trained
+
+LLAMA = {"positions": "rope", "norm": "rmsnorm", "activation": "swiglu", "kv_heads": 2, "bias": False}
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (MODEL, {"micro_batches": 2}),
+    (MODEL, {"recompute": "full", "recompute_layers": (1,)}),
+    (MODEL | {"tied": True}, {"micro_batches": 2, "recompute": "full"}),
+    (MODEL | LLAMA | {"dropout": 0.1}, {"recompute": "selective"}),
+    ({"kind": "mlp", "layers": 3, "hidden": 32}, {"micro_batches": 2}),
+    ({"kind": "resnet50", "width": 2}, {}),
+    ({"kind": "gnmt", "layers": 4, "hidden": 16, "seq": 8, "vocab": 64}, {"micro_batches": 2}),
+]
+FOURS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (MODEL | {"tied": True}, {"tp": 2, "micro_batches": 2}),
+    (MODEL, {"tp": 2, "sequence": True, "recompute": "full"}),
+]
+
+
+def spec_of(model: dict[str, Any] = MODEL, train: dict[str, Any] | None = None, **parallel: Any) -> RunSpec:
+    """A CNN learns slowly here: its batch norms amplify rounding from step to step."""
+    lr = {"lr": 1e-3} if model.get("kind") == "resnet50" else {}
+    return RunSpec.model_validate({"model": model, "parallel": parallel, "train": TRAIN | lr | (train or {})})
+
+
+def sharded(model: dict[str, Any], split: dict[str, Any], **train: Any) -> RunSpec:
+    return spec_of(model, train, **{"dp": 2, "zero": 3, **split})
+
+
+def whole(model: dict[str, Any], split: dict[str, Any], **train: Any) -> RunSpec:
+    return spec_of(model, train, micro_batches=split.get("micro_batches", 1))
+
+
+def _observe(trainer: Trainer) -> tuple[Any, ...]:
+    before, totals = _owned(trainer), [trainer.step(step) for step in range(STEPS)]
+    shapes = {slot.name: tuple(slot.parameter.shape) for slot in trainer.flat}
+    return trainer.place, shapes, before, _owned(trainer), totals
+
+
+def _owned(trainer: Trainer) -> dict[str, tuple[int, np.ndarray]]:
+    return {
+        name: (first, part.float().numpy().copy() if part.itemsize < 4 else part.numpy().copy())
+        for name, (first, part) in trainer.flat.owned_values().items()
+    }
+
+
+def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    return ranks.with_trainer(spec, rank, meeting, folder, _observe)
+
+
+def train(specs: list[RunSpec]) -> list[Trained]:
+    """Trains specs of one world size in one launch; parameters put together from what each rank owns of them."""
+    return [_together(seen) for seen in ranks.run_many(specs, _work, ranks.scratch())]
+
+
+def _together(seen: list[Any]) -> Trained:
+    totals = seen[0][-1]
+    assert all(other[-1] == totals for other in seen), "ranks disagree about loss or norm"
+    losses, norms = ([getattr(total, key) for total in totals] for key in ("loss", "grad_norm"))
+    return Trained([], _whole(seen, 2), _whole(seen, 3), losses, norms)
+
+
+def _whole(seen: list[Any], column: int) -> dict[str, np.ndarray]:
+    """Every element must be owned by one replica at least."""
+    halves: dict[tuple[str, int], np.ndarray] = {}
+    for place, shapes, *columns in seen:
+        for name, (first, part) in columns[column - 2].items():
+            key = name, place.tensor if split_dim(name) is not None else 0
+            held = halves.setdefault(key, np.full(int(np.prod(shapes[name])), np.nan))
+            held[first : first + len(part)] = part
+    shaped = {key: held.reshape(seen[0][1][key[0]]) for key, held in halves.items()}
+    assert not any(np.isnan(held).any() for held in shaped.values())
+    others = 1 + max(tensor for _, tensor in shaped)
+    return {
+        name: held
+        if (name, 1) not in shaped
+        else np.concatenate([shaped[name, t] for t in range(others)], split_dim(name))
+        for (name, tensor), held in shaped.items()
+        if not tensor
+    }
+
+
+@pytest.mark.parametrize("cases", [CASES, FOURS], ids=["2 ranks", "4 ranks"])
+def test_equals_one_process(cases: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    """fp64, with clipping. Batch norms share their statistics, as under any data parallelism."""
+    got = train([sharded(*case) for case in cases])
+    for case, ours, want in zip(cases, got, train([whole(*case) for case in cases]), strict=True):
+        assert all(np.array_equal(ours.before[name], want.before[name]) for name in want.before), case
+        np.testing.assert_allclose(ours.losses, want.losses, rtol=1e-9, err_msg=str(case))
+        np.testing.assert_allclose(ours.norms, want.norms, rtol=1e-9, err_msg=str(case))
+        if case[0].get("kind") != "resnet50":
+            parity.assert_moved_alike(ours, want)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_has_the_bits_of_plain_data_parallelism(precision: str) -> None:
+    """Without clipping, where the norm's order of adding would show; two numbers have one sum. With micro-batches
+    those of ZeRO-2, which sums over replicas first, too."""
+    same = {"precision": precision, "clip_norm": None}
+    splits: list[dict[str, Any]] = [{"zero": zero, "micro_batches": m} for m, zero in ((1, 3), (1, 0), (2, 3), (2, 2))]
+    three, plain, three_m, two_m = train([sharded(MODEL, split, **same) for split in splits])
+    for ours, want in ((three, plain), (three_m, two_m)):
+        assert ours.losses == want.losses
+        assert all(np.array_equal(ours.after[name], want.after[name]) for name in want.after)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_memory_is_what_is_predicted(tied: bool, tmp_path: Path) -> None:
+    """Parameters and gradients to the byte: the own part, and what works or is on its way at the peak. A tied matrix
+    stays through a whole backward, so that its peak has several instants that are nearly as high."""
+    deep, train = MODEL | {"layers": 12, "tied": tied}, {"precision": "bf16"}
+    splits: list[dict[str, Any]] = [{}, {"recompute": "full", "micro_batches": 2}]
+    specs = [sharded(deep, split, **train) for split in splits]
+    plain = by_stage(spec_of(deep, train, dp=2))[0]
+    for spec, seen in zip(specs, ranks.run_many(specs, _peak, tmp_path), strict=True):
+        predicted = by_stage(spec)[0]
+        for peak, sizes in seen:
+            for name in ("optimizer",) if tied else ("params", "grads", "optimizer"):
+                assert peak[name] == getattr(predicted, name), (name, spec.parallel)
+            assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.03)
+            assert peak["params"] < 0.62 * plain.params and peak["grads"] < 0.62 * plain.grads
+            assert sizes == {predicted.optimizer // 12}, "2 moments and a master weight in fp32"
+
+
+def _peak(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    def use(trainer: Trainer) -> Any:
+        _, meter = trainer.metered_step(0)
+        return meter.peak, {len(trainer.flat.values), len(trainer.flat.grads)}
+
+    return ranks.with_trainer(spec, rank, meeting, folder, use)
+
+
+def test_the_schedule_gathers_nothing_behind_the_update() -> None:
+    made = build(sharded(MODEL, {"micro_batches": 2}))
+    check(made)
+    for program in made.programs:
+        assert [op.kind for op in program[-2:]] == [Kind.REDUCE_SCATTER, Kind.OPT_STEP]
+
+
+def test_a_pipeline_is_refused_with_what_would_do() -> None:
+    with pytest.raises(ValidationError) as caught:
+        spec_of(dp=2, pp=2, zero=3)
+    ((field, said),) = field_errors(caught.value).items()
+    assert field == "parallel.zero" and "with pipeline=2 use zero=2 or less, or use pipeline=1" in said
+    with pytest.raises(ValidationError, match="zero=3 leaves no second copy to differ from; use zero=2 or less"):
+        RunSpec.model_validate({"parallel": {"dp": 2, "zero": 3}, "inject": [{"kind": "flipped_bit"}]})
+
+
+def test_it_is_proposed_where_gradients_and_state_do_not_suffice() -> None:
+    wide = {"hidden": 1024, "heads": 16, "layers": 12, "seq": 32}
+    spec = RunSpec.model_validate({"model": wide, "parallel": {"dp": 8, "zero": 2}, "train": {"global_batch": 8}})
+    (first, *_) = verdict(spec, by_stage(spec)[0].total * 3 // 4).fixes
+    assert first.text == "shard parameters, gradients and optimizer state (ZeRO-3)"
+    assert label(sharded(MODEL, {})) == "DP + ZeRO-3"
