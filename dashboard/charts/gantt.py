@@ -92,7 +92,7 @@ def figure_of(
     bars = [_bars(spans, rows[i], waited or {}, window) for i, (_, spans) in enumerate(runs)]
     table = np.concatenate(bars) if bars else np.empty(0, BAR)
     kept = _longest(table, max_bars)
-    span_ms = max((_length(spans) / 1e6 for _, spans in runs), default=0) or 1.0
+    span_ms = max((length(spans) / 1e6 for _, spans in runs), default=0) or 1.0
     phases = np.array(["idle" if row["idle"] else theme.phase_of(int(row["kind"])) for row in kept])
     least = (window[1] - window[0]) * LEAST_DIGIT if window else 0.0
     data = [_trace(phase, own, words, least) for phase in (*_STEP, *_PHASES) if len(own := kept[phases == phase])]
@@ -197,7 +197,7 @@ def inside(rows: NDArray[np.void], zero: int, window: tuple[float, float]) -> ND
     return np.logical_and(rows["end"] >= low, rows["start"] <= high)
 
 
-def _length(spans: Spans) -> int:
+def length(spans: Spans) -> int:
     """Nanoseconds from the first instant to the last."""
     return max((int(rows["end"].max()) for rows in spans.values() if len(rows)), default=0) - origin(spans)
 

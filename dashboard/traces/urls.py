@@ -8,5 +8,6 @@ urlpatterns = [
     path("new/", views.new, name="new"),
     path("<int:pk>/", views.one, name="page"),
     path("<int:pk>/gantt.json", views.gantt, name="gantt"),
+    path("<int:pk>/whatif/", views.changed, name="whatif"),
     path("<int:pk>/delete/", views.delete, name="delete"),
 ]

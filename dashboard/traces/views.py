@@ -8,6 +8,7 @@ from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
 from dashboard.accounts.guards import member_required
@@ -17,6 +18,7 @@ from dashboard.charts.timeline import window_of
 from dashboard.runs.services import Invalid
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
+from dashboard.traces.whatif import whatif
 from parallel_core import limits
 
 PER_PAGE = 50
@@ -69,6 +71,18 @@ def gantt(request: HttpRequest, pk: int) -> JsonResponse:
     """The timeline of `?step=`; with `from` and `to` (ms from its start) of that window alone."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     return JsonResponse(page.timeline(trace, _step(request, trace), window_of(request.GET)).as_dict())
+
+
+@require_safe
+def changed(request: HttpRequest, pk: int) -> HttpResponse:
+    """The part of the page that says what would be if; the page's own address is put into the browser's."""
+    trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
+    step = _step(request, trace)
+    made = whatif(page.step_of(trace, step), step, request.GET)
+    response = render(request, "traces/whatif.html", {"trace": trace, "step": step, "whatif": made})
+    if made.sentence and (request.GET.get("links") or request.GET.get("device")):
+        response.headers["HX-Replace-Url"] = f"{reverse('traces:page', args=[pk])}?{request.GET.urlencode()}"
+    return response
 
 
 def _step(request: HttpRequest, trace: Trace) -> int:

@@ -72,6 +72,21 @@ def test_a_job_of_two_ranks_is_uploaded_read_and_shown(member: Client, real: lis
     assert "Two ranks" in member.get("/traces/").content.decode()
 
 
+def test_what_if_walks_through_a_real_step(member: Client, real: list[bytes]) -> None:
+    trace, page = shown(member, ("rank0.json", real[0]), ("rank1.json", real[1]))
+    address = reverse("traces:whatif", args=(trace.pk,))
+    assert f'hx-get="{address}?"' in page.content.decode()
+    whole = member.get(f"{address}?step=2")
+    assert "(0 % off)" in whole.content.decode() and "Free communication" in whole.content.decode()
+    assert "HX-Replace-Url" not in whole.headers
+    fast = member.get(f"{address}?step=2&links=free&device=2")
+    made = fast.context["whatif"]
+    assert "free communication, a device 2 times as fast" in made.sentence and "faster" in made.sentence
+    assert {row[0] for row in made.chart.rows} == {"measured", "predicted"}
+    assert fast.headers["HX-Replace-Url"] == f"/traces/{trace.pk}/?step=2&links=free&device=2"
+    assert "greater than or equal to 0.1" in member.get(f"{address}?device=0").content.decode()
+
+
 def test_files_go_once_they_are_read(member: Client, real: list[bytes]) -> None:
     send(member, ("rank0.json", real[0]))
     stored = Trace.objects.get().files.get().stored

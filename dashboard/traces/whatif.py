@@ -1,0 +1,121 @@
+"""What if, of an imported trace: a step walked through again with faster links or devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from django import forms
+
+from dashboard.charts import gantt
+from dashboard.charts.chart import Chart
+from dashboard.charts.gantt import length
+from dashboard.charts.timeline import Step
+from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text, significant
+from parallel_core.simulate.imported import FREE, replayed
+
+LINKS = (("", "as measured"), ("2", "2 times as fast"), ("4", "4 times"), ("10", "10 times"), ("free", "free"))
+IDEAS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("Free communication", {"links": "free"}),
+    ("Links 2 times as fast", {"links": "2"}),
+    ("Links 4 times as fast", {"links": "4"}),
+    ("A device twice as fast", {"device": 2}),
+    ("Both: links and device twice as fast", {"links": "2", "device": 2}),
+)
+DRAWN_RANKS = 8
+LEAST_GAIN = 0.005
+"""Share of the step below which a change is said to change nothing."""
+
+
+class WhatIfForm(forms.Form):
+    """The change, as the address holds it."""
+
+    links = forms.ChoiceField(label="Links", choices=LINKS, required=False)
+    device = forms.FloatField(label="Device, times as fast", min_value=0.1, max_value=100, required=False)
+
+    def __init__(self, given: Mapping[str, Any], ranks: int) -> None:
+        super().__init__(given, auto_id="w-%s", use_required_attribute=False)
+        self.fields["device"].widget.attrs |= {"step": "any", "placeholder": "1"}
+        if ranks == 1:
+            del self.fields["links"]
+        for name, one in self.fields.items():
+            one.widget.attrs["aria-describedby"] = f"error-{name}"
+
+    def factors(self) -> tuple[float, float]:
+        """(links, device), so many times as fast."""
+        links = self.cleaned_data.get("links") or "1"
+        return FREE if links == "free" else float(links), self.cleaned_data.get("device") or 1.0
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What the page shows; `why_not` where nothing can be known."""
+
+    why_not: str = ""
+    form: WhatIfForm | None = None
+    sentence: str = ""
+    check: str = ""
+    ideas: list[dict[str, str]] = field(default_factory=list)
+    chart: Chart | None = None
+
+
+def whatif(found: Step, step: int, given: Mapping[str, Any]) -> WhatIf:
+    """Of one step; `given` = the page's address."""
+    form = WhatIfForm(given, len(found.spans))
+    try:
+        unchanged = length(replayed(found.spans))
+        ideas = _ideas(found, step, unchanged)
+        made = replayed(found.spans, *form.factors()) if form.is_valid() else None
+    except ValueError as error:
+        return WhatIf(f"No what-if of this step: {error}.")
+    measured = length(found.spans)
+    check = f"Replayed unchanged: {ns_text(unchanged)}, measured {ns_text(measured)} "
+    check += f"({percent_text(abs(unchanged / measured - 1))} off)."
+    if made is None:
+        return WhatIf(form=form, check=check, ideas=ideas)
+    return WhatIf("", form, _sentence(form, measured, length(made)), check, ideas, _chart(found, made, step))
+
+
+def _ideas(found: Step, step: int, measured: int) -> list[dict[str, str]]:
+    out = []
+    for words, asked in IDEAS:
+        form = WhatIfForm(asked, 2)
+        if (len(found.spans) == 1 and "links" in asked) or not form.is_valid():
+            continue
+        took = length(replayed(found.spans, *form.factors()))
+        gain = measured / took if took else 1.0
+        said = "no change" if abs(gain - 1) < LEAST_GAIN else ratio_text(gain)
+        out.append({"words": words, "address": urlencode({"step": step, **asked}), "step": ns_text(took), "gain": said})
+    return out
+
+
+def _sentence(form: WhatIfForm, measured: int, took: int) -> str:
+    links, device = form.factors()
+    said = [
+        *(["free communication"] if links == FREE else [f"links {links:g} times as fast"] if links != 1 else []),
+        *([f"a device {significant(device)} times as fast"] if device != 1 else []),
+    ]
+    if not said:
+        return f"{ns_text(measured)} is the step as it was measured. Change something, or take a line of the table."
+    gain = measured / took if took else 1.0
+    if abs(gain - 1) < LEAST_GAIN:
+        return f"{ns_text(took)} a step, as measured: {', '.join(said)} would change nothing."
+    times = ratio_text(gain if gain > 1 else 1 / gain)
+    return (
+        f"{ns_text(took)} instead of {ns_text(measured)}, {times} {'faster' if gain > 1 else 'slower'}: "
+        f"{', '.join(said)}."
+    )
+
+
+def _chart(found: Step, made: Mapping[int, Any], step: int) -> Chart | None:
+    """Measured over predicted; None of a step too long for bars."""
+    if found.long:
+        return None
+    first = sorted(found.spans)[:DRAWN_RANKS]
+    both = (("measured", found.spans), ("predicted", made))
+    runs = [(name, {rank: spans[rank] for rank in first}) for name, spans in both]
+    title = f"{ns_text(length(found.spans))} measured, {ns_text(length(made))} predicted"
+    part = f", {len(first)} of {len(found.spans)} ranks" if len(found.spans) > len(first) else ""
+    return gantt.chart(runs, title, f"step {step}, measured and replayed{part}", key="whatif")
