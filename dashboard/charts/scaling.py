@@ -32,10 +32,22 @@ class Point(NamedTuple):
     speedup: float
     stall: float | None
     disturbed: bool = False
+    cores: int = 0
+    """That all devices share; 0 where each has its own."""
+
+    @property
+    def ideal(self) -> int:
+        """The most that these devices could be, in speedup."""
+        return min(self.devices, self.cores or self.devices)
+
+    @property
+    def shared(self) -> bool:
+        """Several devices take turns on a core: what is lost so is no fault of the strategy."""
+        return self.ideal < self.devices
 
     @property
     def efficiency(self) -> float:
-        return self.speedup / self.devices
+        return self.speedup / self.ideal
 
     @property
     def name(self) -> str:
@@ -50,7 +62,7 @@ def speedup(points: Sequence[Point], source: str) -> Chart:
         "mode": "lines",
         "name": "ideal",
         "x": counts,
-        "y": counts,
+        "y": [max((p.ideal for p in points if p.devices == n), default=n) for n in counts],
         "line": {"color": var("ink-2"), "width": 1, "dash": "dot"},
         "hovertemplate": "ideal: %{y} x<extra></extra>",
     }
@@ -63,6 +75,8 @@ def speedup(points: Sequence[Point], source: str) -> Chart:
     ]
     columns = ("run", "devices", "speedup", "of ideal", "disturbed")
     subtitle = "Speedup in samples/s over one device of the same model; dotted = ideal, dashed = weak scaling"
+    if shared := next((p for p in points if p.shared), None):
+        subtitle += f"; {shared.devices} devices share {shared.cores} cores, so ideal ends at {shared.cores}"
     title = (sentences(points) or ["0 runs on more than one device have finished so far."])[0]
     return Chart("scaling", title, subtitle, source, figure, columns, rows)
 
@@ -93,7 +107,9 @@ def sentences(points: Sequence[Point]) -> list[str]:
     if not there:
         return []
     best, worst = there[0], there[-1]
-    out = [f"{percent_text(best.efficiency)} of ideal on {most} devices: {best.name} scales best, {_times(best)}."]
+    cores = "1 core allows" if best.cores == 1 else f"{best.cores} cores allow"
+    what = f"of what {cores}, shared by {most} devices" if best.shared else f"of ideal on {most} devices"
+    out = [f"{percent_text(best.efficiency)} {what}: {best.name} scales best, {_times(best)}."]
     if worst is not best:
         out.append(f"{percent_text(worst.efficiency)} is the least: {worst.name}, {_times(worst)}.")
     return out

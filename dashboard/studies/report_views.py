@@ -35,7 +35,7 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     view = view_of(request, study)
     alike = scaling.like_for_like(study.kind, view)
     charts = [
-        *scaling.of_overview(study.kind, view).values(),
+        *scaling.of_overview(study, view).values(),
         *figures.of_overview(alike).values(),
         figures.gantts(figures.default_gantts(view, numbers(request.GET.get("show", "")))),
         figures.losses(view),
@@ -43,7 +43,7 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     context = {
         "study": study,
         "view": view,
-        "verdict": scaling.verdict(study.kind, view),
+        "verdict": scaling.verdict(study, view),
         "equal": held_equal([row.spec for row in view.rows], max((row.run.devices for row in view.rows), default=0)),
         "answers": answers.of_overview(alike),
         "judgement": findings.of_overview(view),

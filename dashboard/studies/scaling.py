@@ -14,6 +14,7 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.scaling import Point
 from dashboard.runs.presets import BY_KEY as PRESETS
 from dashboard.studies import variants
+from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
 from parallel_core.plan.strategy import family
@@ -81,14 +82,18 @@ def _preset(base: Spec, key: str) -> Spec:
     return {**base, "model": other["model"], "train": {**plain, **other["train"]}}
 
 
-def points(view: Overview) -> list[Point]:
-    """Of every measured split that has a one-device run of its model: how it scales; of repeats the median."""
+def points(view: Overview, cores: int = 0) -> list[Point]:
+    """Of every measured split that has a one-device run of its model: how it scales; of repeats the median.
+
+    `cores` = how many all devices share, 0 where each has its own.
+    """
     singles = {row.spec.model.model_dump_json(): row for row in reversed(view.rows) if _plain(row) and _rate(row)}
     several = len({row.spec.model.kind for row in view.rows}) > 1
     found: dict[tuple[str, str, str, int], list[Point]] = {}
     for row in view.rows:
         point = _point(row, singles.get(row.spec.model.model_dump_json()), several)
         if point is not None:
+            point = point._replace(cores=cores)
             found.setdefault((point.model, point.label, point.way, point.devices), []).append(point)
     return [sorted(own, key=lambda point: point.speedup)[len(own) // 2] for own in found.values()]
 
@@ -125,21 +130,26 @@ def _rate(row: Row) -> float | None:
     return row.spec.train.global_batch / seconds if row.entry.done and seconds else None
 
 
-def of_overview(kind: str, view: Overview) -> dict[str, Chart]:
+def of_overview(study: Study, view: Overview) -> dict[str, Chart]:
     """Charts `scaling` and `stalls` of a scaling study; {} of any other."""
-    if kind != KIND:
+    if study.kind != KIND:
         return {}
-    found = points(view)
+    found = points(view, _cores(study))
     made = (charts.speedup(found, view.source), charts.stalls(found, view.source))
     return {chart.key: chart for chart in made}
 
 
-def verdict(kind: str, view: Overview) -> list[str]:
+def verdict(study: Study, view: Overview) -> list[str]:
     """What a study's page says first."""
-    if kind != KIND:
+    if study.kind != KIND:
         return view.verdict
-    found = points(view)
+    found = points(view, _cores(study))
     return charts.sentences(found) or [f"{len(view.results)} of {len(view.rows)} runs have finished so far."]
+
+
+def _cores(study: Study) -> int:
+    """That the devices of the fleet shared when it was made."""
+    return int(study.settings.get("cores", 0))
 
 
 def like_for_like(kind: str, view: Overview) -> Overview:

@@ -76,19 +76,28 @@ class ScalingForm(StudyForm):
             kind=self.kind,
             base=self.base(),
             plan=scaling.plan(self.base(), **self._asked()),
-            asked=self._asked(),
+            asked=self._asked() | {"cores": shared()[1]},
             repeats=self.cleaned_data["repeats"],
             note=shared_cores().removeprefix("; "),
         )
 
 
-def shared_cores() -> str:
-    """Of a worker with more CPU devices than cores: "; 4 CPU devices share 2 cores …"; '' where each has its own."""
+def shared() -> tuple[int, int, str]:
+    """(CPU devices, cores that they share, worker) of a worker with more devices than cores; zeros without one."""
     for worker in reporting():
         names = [device["name"] for device in worker.devices if device["kind"] == "cpu"]
         if len(set(names)) < len(names):
-            return (
-                f"; {len(names)} CPU devices share {len(set(names))} cores on {worker.name}: "
-                f"no speedup can be had beyond {len(set(names))}"
-            )
-    return ""
+            return len(names), len(set(names)), worker.name
+    return 0, 0, ""
+
+
+def shared_cores() -> str:
+    """The same in words: "; 4 CPU devices share 2 cores …"; '' where each has its own."""
+    devices, cores, worker = shared()
+    if not devices:
+        return ""
+    of = "1 core" if cores == 1 else f"{cores} cores"
+    return (
+        f"; {devices} CPU devices share {of} on {worker}: processes take turns there, "
+        f"so no strategy can be more than {cores} times as fast"
+    )

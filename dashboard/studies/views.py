@@ -65,7 +65,7 @@ def _verdicts(studies: Sequence[Study]) -> dict[int, str]:
             out[study.pk] = fit_views.verdict(runs[study.pk])[0]
             continue
         view = overview(runs[study.pk], study.baseline, details=False)
-        out[study.pk] = scaling.verdict(study.kind, view)[0] if runs[study.pk] else "0 runs have finished so far."
+        out[study.pk] = scaling.verdict(study, view)[0] if runs[study.pk] else "0 runs have finished so far."
     return out
 
 
@@ -111,8 +111,8 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
         "equal": held_equal(specs, max((row.run.devices for row in view.rows), default=0)),
         "answers": [*answers.of_overview(alike), *stream_answers],
         "charts": {**figures.of_overview(alike), "loss": figures.losses(view), **stream_charts}
-        | scaling.of_overview(study.kind, view),
-        "verdict": scaling.verdict(study.kind, view),
+        | scaling.of_overview(study, view),
+        "verdict": scaling.verdict(study, view),
         "gantt_src": gantt_src("studies:gantt", [row.run.pk for row in gantt_rows], pk=pk),
         "gantt_shown": [row.run.pk for row in gantt_rows],
         "gantt_height": 56 * sum(row.run.devices for row in gantt_rows) + 80,
@@ -146,7 +146,7 @@ def charts(request: HttpRequest, pk: int) -> JsonResponse:
     view = view_of(request, study)
     alike = scaling.like_for_like(study.kind, view)
     made = {**figures.of_overview(alike), "loss": figures.losses(view)}
-    made |= streams.of_overview(view, target(request))[0] | scaling.of_overview(study.kind, view)
+    made |= streams.of_overview(view, target(request))[0] | scaling.of_overview(study, view)
     return JsonResponse({key: chart.as_dict() for key, chart in made.items()})
 
 

@@ -80,7 +80,7 @@ def test_more_cpu_devices_than_cores_are_said_to_share_them() -> None:
     assert shared_cores() == ""
     host.devices = [{**host.devices[0], "name": "a CPU, core 0"} for _ in range(2)]
     host.save()
-    assert "2 CPU devices share 1 cores" in shared_cores()
+    assert "2 CPU devices share 1 core on" in shared_cores()
 
 
 def finished(owner: Any, **asked: Any) -> Study:
@@ -100,6 +100,9 @@ def finished(owner: Any, **asked: Any) -> Study:
 def test_the_page_says_what_scales_and_what_stalls(client: Client, alice: Any) -> None:
     study = finished(alice, counts=[1, 2])
     client.force_login(alice)
+    Study.objects.filter(pk=study.pk).update(settings={"cores": 1})
+    assert "of what 1 core allows, shared by 2 devices" in client.get(f"/studies/{study.pk}/").content.decode()
+    Study.objects.filter(pk=study.pk).update(settings={})
     view = overview(study.runs.all(), study.baseline)
     found = {point.name: point for point in scaling.points(view)}
     assert set(found) == {"Single", *(f"{s}, {way}" for s in ("DP", "TP") for way in ("strong", "weak"))}
@@ -131,6 +134,11 @@ def test_titles_follow_the_numbers() -> None:
     stalls = charts.stalls([*one, gpt, vgg], "s")
     assert stalls.title.startswith("62 % of a step stalls on communication: VGG-16, DP, weak on 4 devices")
     assert len({line["marker"]["symbol"] for line in stalls.figure["data"]}) == 2
+    shared = [point._replace(cores=2) for point in (*one, gpt._replace(speedup=1.5))]
+    assert charts.sentences(shared) == [
+        "75 % of what 2 cores allow, shared by 4 devices: GPT, DP, weak scales best, 1.50x of one."
+    ]
+    assert charts.speedup(shared, "s").figure["data"][0]["y"] == [1, 2], "the ideal ends where the cores do"
     assert charts.sentences(one) == [] and charts.speedup([], "s").empty
 
 
