@@ -205,6 +205,7 @@ class Stage:
         self._put_off[micro_batch] = kept
         return out
 
+    @torch.no_grad()
     def backward_weights(self, micro_batch: int) -> None:
         """The rest of `backward_input`."""
         kept = self._put_off.pop(micro_batch)

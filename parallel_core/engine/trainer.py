@@ -127,7 +127,8 @@ class Trainer:
         together = len(self._ids) if TRAITS[self.spec.parallel.schedule].sync in ("flush", "2bw") else 1
         arrivals = Counter({slot: n * together for slot, n in self.chunks.arrivals().items()})
         reducer = GradientReducer(self.flat, arrivals, groups.data, self.scope, late)
-        self.chunks.weights.listener = reducer.arrived
+        if groups.data is not None:
+            self.chunks.weights.listener = reducer.arrived
         return reducer
 
     @property

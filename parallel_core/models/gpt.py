@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from parallel_core.models.attention import Core
 from parallel_core.models.dropout import Dropout
-from parallel_core.models.layers import CrossEntropySum, Embedding, Linear, Positions, norm_of
+from parallel_core.models.gelu import gelu
+from parallel_core.models.layers import Embedding, Linear, Positions, norm_of
+from parallel_core.models.loss import CrossEntropySum
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec
 
@@ -79,7 +81,7 @@ class Mlp(nn.Module):
 
     def _activate(self, x: Tensor) -> Tensor:
         if not self.gated:
-            return F.gelu(x, approximate="tanh")
+            return gelu(x)
         gate, up = x.unflatten(-1, (-1, 2)).unbind(-1)
         return F.silu(gate) * up
 

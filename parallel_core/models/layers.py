@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from parallel_core.models.numerics import wide
+from parallel_core.models.loss import CrossEntropySum
 from parallel_core.spec import ModelSpec
 
 
@@ -73,13 +72,6 @@ class RmsNorm(nn.Module):
 def norm_of(model: ModelSpec, **like: Any) -> nn.Module:
     """The model's norm over its hidden size."""
     return nn.LayerNorm(model.hidden, **like) if model.norm == "layernorm" else RmsNorm(model.hidden, **like)
-
-
-class CrossEntropySum(nn.Module):
-    """Sum of the negative log likelihoods: logits (n, classes), targets (n,), -1 not counted -> scalar."""
-
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(wide(logits), targets, reduction="sum", ignore_index=-1)
 
 
 class Convolution(nn.Conv2d):

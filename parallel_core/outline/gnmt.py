@@ -84,7 +84,7 @@ class GnmtOutline(Outline):
         for i in range(2 * self.model.layers):
             entering = spec.micro_batch_size * prod(self.boundaries()[i + 1])
             costs.append(self._layer(spec, i, entering))
-        head = UnitCost((vocab * h, vocab), 2 * rows * h, logits + rows * h, 2 * logits)
+        head = UnitCost((vocab * h, vocab), 2 * rows * h, logits + rows * h, 3 * rows * h)
         return [*costs, head]
 
     def _layer(self, spec: RunSpec, i: int, entering: int) -> UnitCost:

@@ -231,14 +231,14 @@ class GptOutline(Outline):
     def _head(self, spec: RunSpec) -> UnitCost:
         model, t, bsh = self.model, spec.parallel.tp, self._bsh(spec)
         h, rows = model.hidden, spec.micro_batch_size * model.seq
-        logits, matrix = spec.fp32_elements * rows * model.vocab // t, model.vocab * h // t
+        logits, matrix = rows * model.vocab // t, model.vocab * h // t
         return UnitCost(
             parameters=self._parameters(spec, -1),
             boundary=self._entering(spec),
-            inner=self._norm(spec) + logits,
+            inner=self._norm(spec) + spec.fp32_elements * logits,
             passing=bsh + _apart(spec, matrix) + 2 * self._gathered(spec) + self._scattered(spec),
             gathered=self._foreign(spec),
-            loss=logits * (2 if t == 1 else 1),
+            loss=_apart(spec, logits),
         )
 
     def _rows(self, spec: RunSpec) -> int:

@@ -44,7 +44,7 @@ class ImageOutline(Outline):
         """A linear layer of `width` inputs to the classes, and the loss."""
         rows = spec.micro_batch_size
         logits = rows * CLASSES
-        return UnitCost((CLASSES * width, CLASSES), rows * width, logits, max(2 * logits, rows * width))
+        return UnitCost((CLASSES * width, CLASSES), rows * width, logits, rows * width)
 
     def elements(self, spec: RunSpec, unit: int) -> int:
         """Of what enters a layer, for one micro-batch; the first layer's input is the sample, which is not kept."""

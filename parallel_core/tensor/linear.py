@@ -4,7 +4,8 @@ Column parallel: Y_i = X A_i, the output stays split; the gradient of X is summe
 Row parallel: Y = sum_i X_i B_i, summed in the forward pass (their g). One of each makes a block with one collective in
 either direction.
 
-Over a group of one both are a plain linear layer whose weight gradient can be put off (`weights`).
+Over a group of one both are a plain linear layer whose weight gradient can be put off (`weights`). Small micro-batches
+make many calls: what a backward does beside its products is kept to the least.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.weights import WeightGradient, WeightGradients
@@ -30,16 +30,15 @@ class _Column(torch.autograd.Function):
         return F.linear(x, layer.weight, layer.bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (x,), layer = ctx.saved_tensors, ctx.layer
-        grad_x, begun = None, None
+        group, grad_x, begun = layer.group, None, None
         if ctx.needs_input_grad[0]:
             grad_x = (grad.flatten(0, -2) @ layer.weight).view_as(x)
-            begun = layer.group.begin_all_reduce(grad_x)
+            begun = group.begin_all_reduce(grad_x) if group.size > 1 else None
         layer.weights.hand_in(WeightGradient(x, grad, layer.weight, layer.bias))
         if begun is not None:
-            layer.group.end(begun)
+            group.end(begun)
         return grad_x, None, None
 
 
@@ -54,8 +53,7 @@ class _Row(torch.autograd.Function):
         return layer.group.all_reduce(F.linear(x, layer.weight, layer.bias if layer.group.rank == 0 else None))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (x,), layer = ctx.saved_tensors, ctx.layer
         grad_x = (grad.flatten(0, -2) @ layer.weight).view_as(x)
         layer.weights.hand_in(WeightGradient(x, grad, layer.weight, layer.bias))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from parallel_core.models.dropout import Dropout
-from parallel_core.models.layers import CrossEntropySum, Positions
+from parallel_core.models.layers import Positions
+from parallel_core.models.loss import CrossEntropySum
 from parallel_core.outline.splits import ROW, VOCAB, split_dim
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import ColumnLinear, RowLinear

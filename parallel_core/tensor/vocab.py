@@ -58,12 +58,12 @@ class VocabEmbedding(nn.Module):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy of split logits; see `VocabCrossEntropy`."""
+    """Summed cross-entropy of split logits; see `VocabCrossEntropy`. Overwrites them."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, group: TensorGroup) -> Tensor:
         top = group.all_reduce(logits.amax(1), dist.ReduceOp.MAX)
-        shifted = logits - top[:, None]
+        shifted = logits.sub_(top[:, None])
         local, foreign = local_ids(targets, logits.shape[1], group.rank)
         at_target = shifted.gather(1, local[:, None]).squeeze(1).masked_fill(foreign, 0.0)
         weights = shifted.exp_()
@@ -75,13 +75,16 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         softmax, local, foreign = ctx.saved_tensors
-        out = softmax * grad
+        out = softmax.mul_(grad)
         out.scatter_add_(1, local[:, None], torch.where(foreign, 0.0, -grad)[:, None].to(out.dtype))
         return out, None, None
 
 
 class VocabCrossEntropy(nn.Module):
-    """Sum of negative log likelihoods: logits (n, vocab / size), targets (n,) -> scalar, equal on every rank."""
+    """Sum of negative log likelihoods: logits (n, vocab / size), targets (n,) -> scalar, equal on every rank.
+
+    The logits are used up.
+    """
 
     def __init__(self, group: TensorGroup) -> None:
         super().__init__()

@@ -52,9 +52,11 @@ class WeightGradients:
         for kept in (given.x, given.grad):
             self._scope.kept(kept)
 
-    @torch.no_grad()
     def add(self, given: WeightGradient) -> None:
-        """Weight sum += grad^T x, in one kernel where they have one number type; bias sum += the sum of grad."""
+        """Weight sum += grad^T x, in one kernel where they have one number type; bias sum += the sum of grad.
+
+        Called where no graph is recorded: inside of a backward, or under `torch.no_grad`.
+        """
         rows, weight = given.grad.flatten(0, -2), self.sums(given.weight)
         if weight.dtype == rows.dtype:
             weight.addmm_(rows.t(), given.x.flatten(0, -2))

@@ -1,0 +1,39 @@
+"""The loss and the activation that the models bring along, against torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from parallel_core.models.gelu import gelu
+from parallel_core.models.loss import CrossEntropySum
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-6), (torch.float64, 1e-14), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("shape", [(6, 7), (3, 1030), (1, 2)])
+def test_summed_loss_and_its_gradient(dtype: torch.dtype, close: float, shape: tuple[int, int]) -> None:
+    torch.manual_seed(3)
+    drawn = (3 * torch.randn(shape)).to(dtype)
+    targets = torch.randint(0, shape[1], (shape[0],))
+    targets[0] = -1 if shape[0] > 1 else targets[0]
+    ours, theirs = drawn.clone().requires_grad_(), drawn.clone().requires_grad_()
+    mine = CrossEntropySum()(ours + 0, targets)  # the logits of a model are nobody's leaf: they are used up
+    want = F.cross_entropy(theirs.double(), targets, reduction="sum", ignore_index=-1)
+    for loss in (mine, want):
+        (loss * 0.3).backward()
+    assert float(mine.detach()) == pytest.approx(float(want.detach()), rel=max(close, 1e-6) if close > 1e-10 else close)
+    assert ours.grad is not None and theirs.grad is not None
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=close, atol=close, equal_nan=True)
+    assert shape[0] == 1 or not ours.grad[0].any(), "a target of -1 was counted"
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-6), (torch.float64, 1e-14), (torch.bfloat16, 0.0)])
+def test_gelu_and_its_gradient(dtype: torch.dtype, close: float) -> None:
+    x = torch.cat([torch.linspace(-12, 12, 401), torch.tensor([0.0, 1e4, -1e4, float("inf")])]).to(dtype)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    mine, want = gelu(ours), F.gelu(theirs, approximate="tanh")
+    torch.testing.assert_close(mine, want, rtol=close, atol=close)
+    for out in (mine, want):
+        out[:-1].sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=close, atol=close, equal_nan=True)
