@@ -36,6 +36,7 @@ TORCH_FREE = (
     "parallel_core.simulate.lesson",
     "parallel_core.simulate.typed_stages",
     "parallel_core.simulate.imported",
+    "parallel_core.analysis.diagnosis.place",
     "parallel_core.simulate.replay",
     "parallel_core.plan.fleet",
     "parallel_core.plan.memory",

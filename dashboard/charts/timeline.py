@@ -90,9 +90,12 @@ class Step:
     def chart(self, title: str, source: str, window: Window | None = None) -> Chart:
         """Bars, or a heatmap of more than MAX_BARS spans in view; a short step is always shown whole."""
         if self.long and self.in_view(window) > MAX_BARS:
-            return heatmap.chart(self.spans, title, source, window, self.bins)
-        shown = window if self.long else None
-        return gantt.chart([("", self.spans)], title, source, window=shown, waited=self.waited, places=self.places)
+            made = heatmap.chart(self.spans, title, source, window, self.bins)
+        else:
+            shown = window if self.long else None
+            made = gantt.chart([("", self.spans)], title, source, window=shown, waited=self.waited, places=self.places)
+        made.figure["layout"]["meta"]["addressed"] = True  # what it is zoomed to stands in the page's address
+        return made
 
 
 _kept: OrderedDict[Hashable, Step] = OrderedDict()

@@ -12,7 +12,8 @@ from dashboard.runs import selectors
 from dashboard.runs.models import Run
 from dashboard.runs.page_tiles import memory_limit
 from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose
-from parallel_core.analysis.quantities import bytes_text, ns_text
+from parallel_core.analysis.diagnosis.place import Place, place
+from parallel_core.analysis.quantities import bytes_text, ns_text, significant
 from parallel_core.faults import broken
 from parallel_core.observe.when import first_timed
 from parallel_core.spec import RunSpec
@@ -34,6 +35,9 @@ class Card:
     finding: Finding
     effect: str
     address: str
+    place: str = ""
+    """Of the newest traced step, in words; '' where it is not seen in one."""
+    place_address: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,26 +57,41 @@ def findings(run: Run, wait: bool = True) -> Findings:
     newest = selectors.newest_traced_step(run)
     if newest is None and run.loss is None:
         return Findings([], 0, 0)
-    key = f"findings:{run.pk}:{run.queued_at.timestamp()}:{run.state}:{newest}:{run.step}:{bool(run.summary)}"
-    kept: tuple[list[Finding], int] | None = cache.get(key)
+    key = f"findings-placed:{run.pk}:{run.queued_at.timestamp()}:{run.state}:{newest}:{run.step}:{bool(run.summary)}"
+    kept: tuple[list[Finding], int, list[Place | None]] | None = cache.get(key)
     if kept is None and not wait and newest is not None and selectors.span_counts(run, newest)[0] > QUICK_SPANS:
         return Findings([], 0, 0, later=True)
     if kept is None:
         case = case_of(run)
-        kept = diagnose(case), checked(case)
+        found = diagnose(case)
+        spans = selectors.spans(run, newest) if found and newest is not None else {}
+        kept = found, checked(case), [place(one.rule, one.rank, spans) for one in found]
         cache.set(key, kept, KEPT_S)
-    found, count = kept
-    return Findings([_card(run, one) for one in found[:SHOWN]], max(0, len(found) - SHOWN), count)
+    found, count, places = kept
+    cards = [_card(newest, one, seen) for one, seen in zip(found[:SHOWN], places, strict=False)]
+    return Findings(cards, max(0, len(found) - SHOWN), count)
 
 
-def _card(run: Run, finding: Finding) -> Card:
+def _card(newest: int | None, finding: Finding, seen: Place | None) -> Card:
     effect = ""
     if finding.effect_ns:
         effect = f"up to {ns_text(finding.effect_ns)} a step"
     elif finding.effect_bytes:
         effect = bytes_text(finding.effect_bytes)
-    step = {"step": selectors.newest_traced_step(run)} if finding.tab in STEPPED else {}
-    return Card(finding, effect, f"?{urlencode({'tab': finding.tab, **step})}#details")
+    step = {"step": newest} if finding.tab in STEPPED else {}
+    address = f"?{urlencode({'tab': finding.tab, **step})}#details"
+    if seen is None or newest is None:
+        return Card(finding, effect, address)
+    return Card(finding, effect, address, place_text(seen), place_address(newest, seen))
+
+
+def place_text(seen: Place) -> str:
+    return f"Rank {seen.rank}, {significant(seen.begin)} to {significant(seen.end)} ms"
+
+
+def place_address(step: int, seen: Place) -> str:
+    """The timeline of the step, zoomed to the place."""
+    return f"?{urlencode({'step': step, 'from': seen.begin, 'to': seen.end})}#timeline-title"
 
 
 STEPPED = ("timeline", "accounts", "whatif")

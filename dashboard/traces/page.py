@@ -14,10 +14,12 @@ from dashboard.charts import breakdown as chart_of_breakdown
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.heatmap import Window
 from dashboard.charts.timeline import Step, kept
+from dashboard.runs.findings import place_address, place_text
 from dashboard.traces.models import Trace
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.diagnosis.case import Finding
 from parallel_core.analysis.diagnosis.imported import RULES, diagnose
+from parallel_core.analysis.diagnosis.place import place
 from parallel_core.analysis.quantities import ns_text, percent_text
 from parallel_core.analysis.sentences import COMPONENT_NAMES, Result
 from parallel_core.analysis.stats import Stats
@@ -31,9 +33,10 @@ KEPT_S = 3600
 
 @dataclass(frozen=True)
 class OfTrace:
-    """What the rules find, each with its effect in words; `why_not` where none could be asked."""
+    """What the rules find, each with its effect and its place in words, and the address of the place; `why_not` where
+    none could be asked."""
 
-    found: list[tuple[Finding, str]] = field(default_factory=list)
+    found: list[tuple[Finding, str, str, str]] = field(default_factory=list)
     why_not: str = ""
     rules: int = len(RULES)
 
@@ -100,7 +103,7 @@ def where(found: Step) -> Chart:
 
 def findings(trace: Trace, step: int) -> OfTrace:
     """Of `step` and the steps around it, as far as they are short."""
-    key = f"trace-findings:{trace.pk}:{step}"
+    key = f"trace-findings-placed:{trace.pk}:{step}"
     kept: OfTrace | None = cache.get(key)
     if kept is None:
         kept = _judged(trace, step)
@@ -117,7 +120,13 @@ def _judged(trace: Trace, step: int) -> OfTrace:
         found = diagnose([own.spans for own in steps])
     except ValueError as error:
         return OfTrace(why_not=f"Nothing was judged: {error}.")
-    return OfTrace([(one, f"up to {ns_text(one.effect_ns)} a step" if one.effect_ns else "") for one in found])
+    return OfTrace([_placed(one, step, steps[0]) for one in found])
+
+
+def _placed(one: Finding, step: int, shown: Step) -> tuple[Finding, str, str, str]:
+    effect = f"up to {ns_text(one.effect_ns)} a step" if one.effect_ns else ""
+    seen = place(one.rule, one.rank, shown.spans)
+    return (one, effect, place_text(seen), place_address(step, seen)) if seen else (one, effect, "", "")
 
 
 def largest(trace: Trace) -> list[dict[str, Any]]:

@@ -48,6 +48,12 @@ def test_a_trace_is_uploaded_looked_at_and_deleted(page: Page, troubles: Trouble
         page.set_viewport_size(size)  # type: ignore[arg-type]
         assert not violations(page)
         assert not overflow(page)
+    expect(page.locator("#whatif")).to_contain_text("Replayed unchanged")
+    box = "document.querySelector('.chart[data-chart=gantt] .chart-box')"
+    page.evaluate(f"window.Plotly.relayout({box}, {{'xaxis.range': [0.5, 1.5]}})")
+    page.wait_for_url("**from=0.5&to=1.5**")
+    page.reload()
+    page.wait_for_function(f"{box}?.layout?.xaxis?.range?.join() === '0.5,1.5'")
     gantt = page.locator(".chart[data-chart=gantt]")
     gantt.locator("summary").click()
     with page.expect_download() as saved:

@@ -232,6 +232,8 @@ def test_rules_that_need_no_more_than_spans_judge_a_trace(member: Client, real: 
     cache.clear()
     slow = member.get(f"/traces/{trace.pk}/")
     assert 'data-rule="straggler"' in slow.content.decode()
+    (_, _, words, address), *_ = slow.context["findings"].found
+    assert words.startswith("Rank 1, ") and address.startswith("?step=2&from=") and address.endswith("#timeline-title")
     TraceSpans.objects.filter(rank=0).delete()
     cache.clear()
     assert "not every rank of the job has a trace" in member.get(f"/traces/{trace.pk}/").content.decode()

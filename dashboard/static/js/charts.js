@@ -72,6 +72,7 @@ async function draw(entry) {
   entry.box.querySelectorAll(".skeleton, .empty, .picture").forEach((node) => node.remove());
   await library.react(entry.box, data, layout, CONFIG);
   followZoom(entry);
+  followAddress(entry);
   entry.element.dispatchEvent(new CustomEvent("chartdrawn", { bubbles: true }));
 }
 
@@ -93,6 +94,25 @@ function followZoom(entry) {
       console.warn("zoom", error); // what is drawn stays; the next zoom asks again
     }
   });
+}
+
+/* A figure with meta.addressed is zoomed to ?from= and ?to= of the page's address, and writes there what it is zoomed to. */
+function followAddress(entry) {
+  if (!entry.figure.layout.meta?.addressed || entry.addressed) return;
+  entry.addressed = true;
+  const asked = new URLSearchParams(location.search);
+  const [low, high] = ["from", "to"].map((name) => Number.parseFloat(asked.get(name)));
+  entry.box.on("plotly_relayout", (change) => {
+    if (!Object.keys(change).some((name) => name.startsWith("xaxis."))) return;
+    const url = new URL(location.href);
+    const shown = new URLSearchParams(part(entry));
+    for (const name of ["from", "to"]) {
+      if (shown.has(name)) url.searchParams.set(name, String(Number(Number(shown.get(name)).toFixed(4))));
+      else url.searchParams.delete(name);
+    }
+    history.replaceState(history.state, "", url);
+  });
+  if (low < high) window.Plotly.relayout(entry.box, { "xaxis.range": [low, high] });
 }
 
 /* The part of the axis that is zoomed to, as the end of an address; "" where all of it is shown. */

@@ -1,0 +1,66 @@
+"""Where in a step the cause of a finding is seen best: a window of the timeline around one span.
+
+Of the kinds that a rule is about, on the rank that it names (else on any), the span that took longest; with as much
+again on both sides, so that what it waits for, and what waits for it, is in sight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.analysis.waits import origin
+from parallel_core.schedule.ir import COMPUTE, RECVS, REPLICA_COLLECTIVES, Kind
+
+_WORK = tuple(sorted(COMPUTE - {Kind.R}))
+_SUMS = (*sorted(REPLICA_COLLECTIVES), Kind.BUCKET)
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "straggler": _WORK,
+    "unbalanced_stages": _WORK,
+    "slow_link": tuple(sorted(RECVS)),
+    "few_micro_batches": tuple(sorted(RECVS)),
+    "exposed_reduction": _SUMS,
+    "exposed_collectives": (Kind.BUCKET,),
+    "tensor_too_fine": (Kind.TP_COLLECTIVE,),
+    "needless_recompute": (Kind.R,),
+    "data_stall": (Kind.DATA,),
+    "tiny_kernels": (Kind.F, Kind.BW),
+}
+"""What each rule is about; rules that are not seen in a step are not among them."""
+AROUND = 1.0
+"""Of the span's length, on either side."""
+LEAST = 0.02
+"""Of the step: a window is at least so wide."""
+
+
+class Place(NamedTuple):
+    """A window of a step, ms from its start, and the rank to look at."""
+
+    rank: int
+    begin: float
+    end: float
+
+
+def place(rule: str, rank: int | None, spans: Mapping[int, NDArray[np.void]]) -> Place | None:
+    """Of a finding of `rule`; None where no span of the step is of its kind."""
+    kinds = [int(kind) for kind in KINDS.get(rule, ())]
+    zero = origin(spans)
+    whole = max((int(rows["end"].max()) for rows in spans.values() if len(rows)), default=zero) - zero
+    found: tuple[int, int, int] | None = None
+    for own, every in sorted(spans.items()):
+        rows = every[np.isin(every["kind"], kinds)]
+        if rank not in (None, own) or not len(rows):
+            continue
+        took = rows["end"] - rows["start"]
+        i = int(took.argmax())
+        if found is None or int(took[i]) > found[0]:
+            found = int(took[i]), int(rows["start"][i]) - zero, own
+    if found is None or not whole:
+        return None
+    took_ns, start, seen = found
+    margin = max(AROUND * took_ns, (LEAST * whole - took_ns) / 2)
+    begin, end = max(0.0, start - margin), min(float(whole), start + took_ns + margin)
+    return Place(seen, round(begin / 1e6, 4), round(end / 1e6, 4))
