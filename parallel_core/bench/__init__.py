@@ -4,7 +4,7 @@
     start    from submitting a run to the start of its step 1 on two warm ranks
     predict  step times of runs of every strategy, predicted from a profile of this host, against measured ones
     memory   peak memory of runs of every strategy, predicted, against the meter's, rank by rank
-    alpa     plans of Alpa's two levels that can run on two devices, against measured steps
+    alpa     plans of Alpa's two levels, with equal meshes and with others, against measured steps
     analysis accounts, critical path and plan of a traced step of a million spans
     whatif   schedules predicted from the traced steps of runs under other ones, against measured ones
     single   plain PyTorch on one device

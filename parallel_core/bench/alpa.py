@@ -1,4 +1,5 @@
-"""Alpa's plans for this host: the three fastest that can run are predicted (its equation 2; simulated) and run."""
+"""Alpa's plans for this host: the fastest that can run, on two ranks with equal meshes and on four ranks with meshes
+that differ, are predicted (its equation 2; simulated on this host's devices, which ranks may share) and run."""
 
 from __future__ import annotations
 
@@ -18,39 +19,64 @@ from parallel_core.profile.measure import measure_for
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.predict import predict_step
 
-DEVICES, MICRO_BATCHES, RUN = 2, 4, 3
+MICRO_BATCHES, RUN = 4, 3
+EQUAL, UNEQUAL = 2, 4
+"""Ranks of the plans with equal meshes, and of those with meshes that differ."""
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: rows (one a plan that ran), mean_error (simulated), mean_equation (Alpa's equation 2), others."""
+    """Results: rows (one a plan that ran), mean_error (simulated) and bias of those whose meshes differ, mean_equal of
+    the others, mean_equation (Alpa's equation 2, of plans with a device a rank), others."""
     spec = spec_of({})
     table = measure_for(spec, seconds=max(1.0, rounds / 2))
-    samples = spec.train.global_batch // MICRO_BATCHES
-    search = Search(LayerCosts(spec, Measured(table), samples), Mesh(1, DEVICES), MICRO_BATCHES)
-    able = [named for named in beside(search) if named.spec is not None and named.name.startswith("Alpa, ")][:RUN]
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
-        rows = [_row(yard, table, named, Path(folder) / str(i), Path(folder)) for i, named in enumerate(able)]
-    mean, equation = (float(np.mean([abs(row[name]) for row in rows])) for name in ("error", "equation_error"))
-    others = float(np.mean([row["others"] for row in rows]))
-    lines = [
-        f"  {row['label']:<24} measured {seconds_text(row['measured'])}; simulated {row['error']:+.1%}, "
-        f"equation 2 {row['equation_error']:+.1%}"
-        for row in rows
-    ]
-    text = (
-        f"{len(rows)} plans off by {mean * 100:.1f} % simulated, {equation * 100:.1f} % by equation 2; "
-        f"others used {percent_text(others)} of the devices"
-    )
-    return {
+        rows = [
+            _row(yard, table, named, Path(folder) / str(i), Path(folder))
+            for i, named in enumerate([*plans(table, EQUAL), *plans(table, UNEQUAL)])
+        ]
+    unequal = np.array([row["error"] for row in rows if row["ranks"] == UNEQUAL])
+    equal = [row for row in rows if row["ranks"] == EQUAL]
+    found = {
         "rows": rows,
-        "mean_error": mean,
-        "mean_equation": equation,
-        "others": others,
-        "text": "\n".join([text, *lines]),
+        "mean_error": float(abs(unequal).mean()),
+        "bias": float(unequal.mean()),
+        "mean_equal": float(np.mean([abs(row["error"]) for row in equal])),
+        "mean_equation": float(np.mean([abs(row["equation_error"]) for row in equal])),
+        "others": float(np.mean([row["others"] for row in rows])),
     }
+    return {**found, "text": "\n".join([_text(found), *map(_line, rows)])}
+
+
+def plans(table: CostTable, ranks: int) -> list[Named]:
+    """The fastest by equation 2 that can run on so many ranks: with meshes that differ where `ranks` is UNEQUAL."""
+    spec = spec_of({})
+    samples = spec.train.global_batch // MICRO_BATCHES
+    search = Search(LayerCosts(spec, Measured(table), samples), Mesh(1, ranks), MICRO_BATCHES)
+    able = [named for named in beside(search) if named.spec is not None and named.name.startswith("Alpa, ")]
+    return [named for named in able if _differ(named) == (ranks == UNEQUAL)][:RUN]
+
+
+def _differ(named: Named) -> bool:
+    return named.plan is not None and len({(stage.dp, stage.tp) for stage in named.plan.stages}) > 1
 
 
 def _row(yard: LocalYard, table: CostTable, named: Named, folder: Path, corpora: Path) -> dict[str, Any]:
     assert named.spec is not None and named.plan is not None
     found = held(predict_step(named.spec, table).seconds, *measured(yard, named.spec, folder, corpora))
-    return {"label": named.name, "equation_error": named.plan.seconds / found["measured"] - 1, **found}
+    ranks = named.spec.parallel.world
+    return {"label": named.name, "ranks": ranks, "equation_error": named.plan.seconds / found["measured"] - 1, **found}
+
+
+def _text(found: dict[str, Any]) -> str:
+    return (
+        f"{RUN} plans with meshes that differ, on {UNEQUAL} ranks: off by {found['mean_error'] * 100:.1f} % simulated, "
+        f"bias {found['bias'] * 100:+.1f} %; {RUN} with equal ones, on {EQUAL}: {found['mean_equal'] * 100:.1f} % "
+        f"simulated, {found['mean_equation'] * 100:.1f} % by equation 2; others used {percent_text(found['others'])} "
+        "of the devices"
+    )
+
+
+def _line(row: dict[str, Any]) -> str:
+    said = f"simulated {seconds_text(row['predicted'])}, {row['error']:+.1%}"
+    equation = f"; equation 2 {row['equation_error']:+.1%}" if row["ranks"] == EQUAL else ""
+    return f"  {row['label']:<28} measured {seconds_text(row['measured'])}; {said}{equation}"
