@@ -139,20 +139,21 @@ def measure_for(
     ranks: int | None = None,
     seconds: float = 2.0,
     quick: bool = False,
+    recompute: tuple[Recompute, ...] = ("none", "full"),
     command: tuple[str, ...] = COMMAND,
 ) -> CostTable:
     """The table that any split of `spec`'s model, batch, precision and device can be predicted from on this host.
 
-    `quick` leaves out tensor groups and recomputation. Raises ProfileFailed.
+    `quick` leaves out tensor groups and recomputation; `recompute` are the ways of it that are profiled. Raises
+    ProfileFailed.
     """
     kind = spec.train.device
     own = devices_of(kind)
     world = ranks or (own if kind == "cuda" else 4)
-    hows: tuple[Recompute, ...] = ("none",) if quick else ("none", "full")
     order = Order(
         samples=samples_up_to(spec.train.global_batch),
         tps=(1,) if quick else tensor_widths(spec.model, world),
-        recompute=hows,
+        recompute=("none",) if quick else recompute,
         devices=min(own, world),
         seconds=seconds,
     )

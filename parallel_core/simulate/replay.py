@@ -181,11 +181,11 @@ def _added(costs: Iterable[Cost]) -> Cost:
 
 def _by_kind(measured: Measured, before: RunSpec, after: RunSpec, balanced: bool) -> dict[Kind, list[Cost]]:
     """F, B, W and BW of every stage of `after`."""
-    old, new = Layout.of(before).stage_units, Layout.of(after).stage_units
+    old, new = Layout.of(before), Layout.of(after)
     found = {}
-    for kind, costs in _of_stages(measured, len(old)).items():
+    for kind, costs in _of_stages(measured, old.stages).items():
         again = _moved(costs, old, new, flop_weights(before.model))
-        found[kind] = [_scaled(_added(again), 1 / len(new))] * len(new) if balanced else again
+        found[kind] = [_scaled(_added(again), 1 / new.stages)] * new.stages if balanced else again
     return found
 
 
@@ -204,15 +204,15 @@ def _of_stages(measured: Measured, stages: int) -> dict[Kind, list[Cost]]:
     return found
 
 
-def _moved(
-    costs: Sequence[Cost], old: Sequence[Sequence[int]], new: Sequence[Sequence[int]], weights: Sequence[int]
-) -> list[Cost]:
-    """Costs of the stages `new` (units of each), where those of the stages `old` are `costs`."""
-    if old == new:
+def _moved(costs: Sequence[Cost], old: Layout, new: Layout, weights: Sequence[int]) -> list[Cost]:
+    """Costs of the stages of `new`, where those of the stages of `old` are `costs`: a layer takes its share by FLOPs,
+    on twice the tensor ranks half of it."""
+    if old.stage_units == new.stage_units:
         return list(costs)
+    narrower = [a / b for a, b in zip(old.unit_widths(), new.unit_widths(), strict=True)]
     each: dict[int, Cost] = {}
-    for cost, units in zip(costs, old, strict=True):
+    for cost, units in zip(costs, old.stage_units, strict=True):
         total = sum(weights[unit] for unit in units)
         for unit in units:
-            each[unit] = _scaled(cost, weights[unit] / total if total else 1 / len(units))
-    return [_added(each[unit] for unit in units) for units in new]
+            each[unit] = _scaled(cost, narrower[unit] * (weights[unit] / total if total else 1 / len(units)))
+    return [_added(each[unit] for unit in units) for units in new.stage_units]

@@ -121,6 +121,24 @@ def test_what_runs_and_what_does_not() -> None:
         assert named.why_not in ("", MIXED) or named.plan is None
 
 
+def test_stages_on_other_meshes_are_runs() -> None:
+    """Two devices as replicas or as tensor ranks, beside one and one, in every order; samples are cut as finely."""
+    search = search_of(Analytic(1e9, 1e9, 1e7, 4), Mesh(1, 4))
+    best, found = search.best(), [named for named in beside(search) if " then " in named.name]
+    meshes = {named.name.removeprefix("Alpa, "): named for named in found}
+    pairs = {"2 x 1 then 1 x 2", "1 x 2 then 2 x 1"}
+    assert len(meshes) == 8 and pairs <= set(meshes) and "1 x 1 then 1 x 2 then 1 x 1" in meshes
+    for named in found:
+        assert named.spec is not None and named.plan is not None and best is not None
+        assert named.plan.seconds >= best.seconds
+        split, stages = named.spec.parallel, named.plan.stages
+        assert list(zip(split.copies, split.tensor_ranks, strict=True)) == [(s.dp, s.tp) for s in stages]
+        assert (split.world, split.cuts, named.spec.train.global_batch) == (4, named.plan.cuts, 16)
+        assert split.micro_batches == (4 if split.replicas is None else 8)
+        assert predict_step(named.spec, table(ModelSpec.model_validate(SMALL), devices=4)).seconds > 0
+    assert meshes["1 x 2 then 2 x 1"].plan == search.given(meshes["1 x 2 then 2 x 1"].plan.cuts, [(1, 2), (2, 1)])
+
+
 def test_a_stage_says_its_ways() -> None:
     ways = [Way(name, 1, 0, 0, 0) for name in ("vocab", "column-row", "column-row", "vocab")]
     plan = Plan((Stage(0, 4, 1, 2, tuple(ways), 4, 0),), 2)
