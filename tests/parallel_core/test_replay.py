@@ -103,6 +103,18 @@ def test_a_schedule_of_more_stages_spreads_the_costs_over_the_layers() -> None:
     assert len(busy) == 2
 
 
+def test_layers_that_move_to_more_tensor_ranks_take_less() -> None:
+    """Two chunks a rank in place of one: both stages give layers to each other, and the devices' time stays."""
+    made = spec(pp=2, micro_batches=4, widths=(1, 2), cuts=(9,))
+    found = measured(made, Costs.uniform(2, 1000, 1000, 1000))
+    again = replay(made, found, Change(schedule="interleaved"))
+    work = {
+        rank: int((rows["end"] - rows["start"])[np.isin(rows["kind"], (int(Kind.F), int(Kind.BW)))].sum())
+        for rank, rows in again.spans.items()
+    }
+    assert work[0] + 2 * work[1] == pytest.approx((1 + 2) * 4 * 3000, rel=1e-3)
+
+
 def test_balanced_stages_and_a_faster_device() -> None:
     made = spec(pp=2, micro_batches=4)
     slow_first = Costs({(0, Kind.F): 20, (0, Kind.BW): 40, (1, Kind.F): 10, (1, Kind.BW): 20})
