@@ -22,7 +22,7 @@ App = Callable[..., Awaitable[None]]
 
 UPLOADS = (
     (re.compile(r"/runs/new/|/studies/\d+/add/|/api/v1/corpora"), MAX_CORPUS_BYTES),
-    (re.compile(r"/traces/new/"), MAX_TRACE_BYTES),
+    (re.compile(r"/traces/new/|/api/v1/traces"), MAX_TRACE_BYTES),
 )
 """Addresses that take files, and the bytes these may have."""
 MIB = 1024 * 1024

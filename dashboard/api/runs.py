@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -126,13 +127,7 @@ def spans(request: HttpRequest, run_id: RunId, step: s.Step | None = None) -> An
     run = _run(run_id)
     steps = selectors.traced_steps(run)
     found = selectors.spans(run, step) if steps else {}
-    left, ranks = MAX_SPANS, []
-    for rank, rows in sorted(found.items()):
-        ranks.append(_columns(rank, rows[:left]))
-        left -= min(left, len(rows))
-    total = sum(len(rows) for rows in found.values())
-    data = {"step": step, "traced_steps": steps, "ranks": ranks, "shown": MAX_SPANS - left, "total": total}
-    return {"data": data}
+    return {"data": {"step": step, "traced_steps": steps, **limited(found)}}
 
 
 @router.get("/{run_id}/log", auth=READ, response={200: s.Envelope[s.LogOut], **s.refusals(*s.SEES)})
@@ -184,6 +179,15 @@ def clean(value: Any) -> Any:
     if isinstance(value, list):
         return [clean(item) for item in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def limited(found: Mapping[int, np.ndarray]) -> dict[str, Any]:
+    """The first MAX_SPANS spans, rank by rank, and how many of how many these are."""
+    left, ranks = MAX_SPANS, []
+    for rank, rows in sorted(found.items()):
+        ranks.append(_columns(rank, rows[:left]))
+        left -= min(left, len(rows))
+    return {"ranks": ranks, "shown": MAX_SPANS - left, "total": sum(map(len, found.values()))}
 
 
 def _columns(rank: int, rows: np.ndarray) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
-from dashboard.api import corpora, runs, yard
+from dashboard.api import corpora, runs, traces, yard
 from dashboard.errors import json_error
 from dashboard.runs.services import Invalid
 from parallel_core.spec import describe
@@ -28,6 +28,7 @@ api = NinjaAPI(
 )
 api.add_router("/runs", runs.router)
 api.add_router("/corpora", corpora.router)
+api.add_router("/traces", traces.router)
 api.add_router("", yard.router)
 
 

@@ -39,6 +39,8 @@ class Step:
 
     def __init__(self, spans: Spans, layout: Layout | None = None) -> None:
         self.spans, self._layout = spans, layout
+        self.layout = layout or Layout.unknown(max(spans, default=0) + 1)
+        """Without one given every rank stands for itself."""
         self.total = sum(map(len, spans.values()))
 
     @property
@@ -76,9 +78,8 @@ class Step:
 
     @cached_property
     def breakdown(self) -> Mapping[int, Breakdown]:
-        """Where the step of each rank went. Without a layout every rank stands for itself."""
-        world = max(self.spans, default=0) + 1
-        return breakdown(self.spans, self._layout or Layout.unknown(world))
+        """Where the step of each rank went."""
+        return breakdown(self.spans, self.layout)
 
     def in_view(self, window: Window | None) -> int:
         """Spans that touch the window."""

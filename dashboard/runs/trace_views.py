@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
+import numpy as np
 from django.http import Http404, HttpRequest, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_safe
 
 from dashboard.runs import traces
 from dashboard.runs.models import Run
-from dashboard.runs.traces import Trace
 from parallel_core.analysis.export import COLUMNS, chrome_trace, table
+from parallel_core.layout import Layout
 
 LINES_A_PIECE = 2_000
+
+
+class Spans(Protocol):
+    """The spans of a step, and who its ranks are."""
+
+    @property
+    def spans(self) -> Mapping[int, np.ndarray]: ...
+
+    @property
+    def layout(self) -> Layout: ...
 
 
 @require_safe
@@ -24,17 +36,22 @@ def trace(request: HttpRequest, pk: int, step: int, form: str) -> StreamingHttpR
     found = traces.trace(get_object_or_404(Run.objects.select_related("study"), pk=pk), step)
     if found is None or form not in FORMS:
         raise Http404(f"run {pk} has no traced step {step} as '{form}'; it can be had as {' or '.join(FORMS)}")
+    return as_file(found, form, f"run-{pk}-step-{step}")
+
+
+def as_file(found: Spans, form: str, name: str) -> StreamingHttpResponse:
+    """The spans of a step as one of FORMS, to be saved as `name`."""
     content, ending, pieces = FORMS[form]
     response = StreamingHttpResponse(pieces(found), content_type=content)
-    response.headers["Content-Disposition"] = f'attachment; filename="run-{pk}-step-{step}{ending}"'
+    response.headers["Content-Disposition"] = f'attachment; filename="{name}{ending}"'
     return response
 
 
-def _chrome(found: Trace) -> Iterator[str]:
+def _chrome(found: Spans) -> Iterator[str]:
     return chrome_trace(found.spans, found.layout)
 
 
-def _csv(found: Trace) -> Iterator[str]:
+def _csv(found: Spans) -> Iterator[str]:
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(COLUMNS)

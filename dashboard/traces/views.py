@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
@@ -16,6 +16,7 @@ from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import window_of
 from dashboard.runs.services import Invalid
+from dashboard.runs.trace_views import FORMS, as_file
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
 from dashboard.traces.whatif import whatif
@@ -83,6 +84,15 @@ def changed(request: HttpRequest, pk: int) -> HttpResponse:
     if made.sentence and (request.GET.get("links") or request.GET.get("device")):
         response.headers["HX-Replace-Url"] = f"{reverse('traces:page', args=[pk])}?{request.GET.urlencode()}"
     return response
+
+
+@require_safe
+def saved(request: HttpRequest, pk: int, step: int, form: str) -> StreamingHttpResponse:
+    """The spans of a step as a file: `chrome` for Perfetto, or `csv`."""
+    trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
+    if step not in trace.steps or form not in FORMS:
+        raise Http404(f"trace {pk} has no step {step} as '{form}'; it can be had as {' or '.join(FORMS)}")
+    return as_file(page.step_of(trace, step), form, f"trace-{pk}-step-{step}")
 
 
 def _step(request: HttpRequest, trace: Trace) -> int:

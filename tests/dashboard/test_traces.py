@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def test_a_job_of_two_ranks_is_uploaded_read_and_shown(member: Client, real: lis
     assert "Certain: " in text
     assert member.get(f"/traces/{trace.pk}/?step=3").context["step"] == 3
     assert "Two ranks" in member.get("/traces/").content.decode()
+
+
+def test_a_step_is_taken_away_as_a_file(member: Client, real: list[bytes]) -> None:
+    trace, page = shown(member, ("rank0.json", real[0]), ("rank3.json", real[1].replace(b'"rank": 1', b'"rank": 3')))
+    spans = page.context["gantt"].figure["layout"]["meta"]["total"]
+    csv = b"".join(member.get(f"/traces/{trace.pk}/step-2.csv").streaming_content).decode()  # type: ignore[attr-defined]
+    assert len(csv.splitlines()) == spans + 1 and csv.startswith("rank,kind,lane")
+    chrome = b"".join(member.get(f"/traces/{trace.pk}/step-2.chrome").streaming_content)  # type: ignore[attr-defined]
+    assert sum(event["ph"] == "X" for event in json.loads(chrome)["traceEvents"]) >= spans
+    assert member.get(f"/traces/{trace.pk}/step-2.exe").status_code == 404
+    assert member.get(f"/traces/{trace.pk}/step-9.csv").status_code == 404
 
 
 def test_what_if_walks_through_a_real_step(member: Client, real: list[bytes]) -> None:

@@ -1,0 +1,75 @@
+"""Shapes of what the API says of traces."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ninja import Schema
+from pydantic import Field
+
+
+class TraceOut(Schema):
+    """`state`: queued, running (being read), succeeded or failed. `read` of `size` bytes are through."""
+
+    id: int
+    name: str
+    owner: str
+    state: str
+    detail: str = Field(description="why it could not be read")
+    size: int
+    read: int
+    created_at: datetime
+    ranks: int
+    steps: list[int]
+
+
+class TraceRank(Schema):
+    rank: int
+    file: str
+    device: str
+    operations: int
+    spans: dict[int, int] = Field(description="spans of each step")
+
+
+class TraceDetail(TraceOut):
+    """`notes` say what is missing, and how surely stages and micro-batches are known."""
+
+    notes: list[str]
+    files: list[TraceRank]
+
+
+class TraceAccount(Schema):
+    """Nanoseconds of one rank's step; the components add up to `total`."""
+
+    rank: int
+    total: int
+    components: dict[str, int]
+
+
+class TraceFinding(Schema):
+    rule: str
+    title: str
+    evidence: str
+    change: str
+    effect_ns: int
+    rank: int | None
+    address: str = Field(description="the place in the timeline of the trace's page; '' where there is none")
+
+
+class TraceOperation(Schema):
+    name: str
+    family: str
+    count: int
+    ns: int
+
+
+class TraceAnalysis(Schema):
+    """`why_not` says why nothing was judged; '' where rules were asked."""
+
+    step: int
+    verdict: str
+    accounts: list[TraceAccount]
+    findings: list[TraceFinding]
+    why_not: str
+    rules: int
+    largest: list[TraceOperation]

@@ -1,0 +1,130 @@
+"""Operations on traces of jobs that were not launched here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from django.http import Http404, HttpRequest
+from django.shortcuts import get_object_or_404
+from ninja import File, Form, Path, Query, Router, Status
+from ninja.files import UploadedFile
+
+from dashboard.api import schemas as s
+from dashboard.api import trace_schemas as t
+from dashboard.api.auth import READ, SUBMIT, require_member
+from dashboard.api.runs import limited
+from dashboard.traces import page, services
+from dashboard.traces.models import Trace, TraceState
+
+router = Router(tags=["traces"])
+TraceId = Annotated[s.Id, Path(description="number of the trace")]
+Name = Annotated[str, Form(max_length=200, pattern=r"^[^\x00]*$", description="empty: the name of the first file")]
+
+
+@router.get("", auth=READ, response={200: s.Envelope[list[t.TraceOut]], **s.refusals(400, 401, 403, 422)})
+def list_traces(
+    request: HttpRequest,
+    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+    per_page: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> Any:
+    """Traces, newest first."""
+    rows = Trace.objects.select_related("owner")
+    some = rows[(page - 1) * per_page : page * per_page]
+    return {"data": [_record(row) for row in some], "meta": {"count": rows.count(), "page": page, "per_page": per_page}}
+
+
+@router.post("", auth=SUBMIT, response={201: s.Envelope[t.TraceDetail], **s.refusals(400, 401, 403, 413, 422)})
+def upload_trace(
+    request: HttpRequest,
+    files: Annotated[
+        list[UploadedFile],
+        File(
+            description=f"Chrome traces of torch.profiler, .json or .json.gz, one a rank, {services.MAX_MIB} MiB in all"
+        ),
+    ],
+    name: Name = "",
+) -> Any:
+    """Keeps the files (multipart form, field `files`, once a rank) and queues them; ask again until they are read."""
+    require_member(request)
+    return Status(201, {"data": _detail(services.upload(owner=request.user, name=name, files=files))})
+
+
+@router.get("/{trace_id}", auth=READ, response={200: s.Envelope[t.TraceDetail], **s.refusals(*s.SEES)})
+def get_trace(request: HttpRequest, trace_id: TraceId) -> Any:
+    """One trace: its ranks and steps, and what is to be known of them."""
+    return {"data": _detail(_trace(trace_id))}
+
+
+@router.get("/{trace_id}/analysis", auth=READ, response={200: s.Envelope[t.TraceAnalysis], **s.refusals(*s.SEES)})
+def analysis(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None) -> Any:
+    """Where a step went (the middle one by default), what is wrong with it, and the largest operations. 404 until it is
+    read, and of a step that it does not have."""
+    trace, shown = _step(trace_id, step)
+    found, judged = page.step_of(trace, shown), page.findings(trace, shown)
+    data = {
+        "step": shown,
+        "verdict": page.sentence(found),
+        "accounts": [
+            {"rank": rank, "total": parts.total, "components": parts.as_dict()}
+            for rank, parts in sorted(found.breakdown.items())
+        ],
+        "findings": [
+            {name: getattr(one, name) for name in ("rule", "title", "evidence", "change", "effect_ns", "rank")}
+            | {"address": address}
+            for one, _, _, address in judged.found
+        ],
+        "why_not": judged.why_not,
+        "rules": judged.rules,
+        "largest": page.largest(trace),
+    }
+    return {"data": data, "meta": {"steps": trace.steps}}
+
+
+@router.get("/{trace_id}/spans", auth=READ, response={200: s.Envelope[s.SpansOut], **s.refusals(*s.SEES)})
+def spans(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None) -> Any:
+    """The spans of one step, the middle one by default; at most 20 000 of them in all."""
+    trace, shown = _step(trace_id, step)
+    return {"data": {"step": shown, "traced_steps": trace.steps, **limited(page.spans(trace, shown))}}
+
+
+@router.delete("/{trace_id}", auth=SUBMIT, response={204: None, **s.refusals(*s.SEES)})
+def delete_trace(request: HttpRequest, trace_id: TraceId) -> Any:
+    """Removes a trace with all that was read from it; its owner and admins may."""
+    require_member(request)
+    services.delete(trace=_trace(trace_id), user=request.user)
+    return Status(204, None)
+
+
+def _trace(pk: int) -> Trace:
+    return get_object_or_404(Trace.objects.select_related("owner"), pk=pk)
+
+
+def _step(pk: int, step: int | None) -> tuple[Trace, int]:
+    """The trace and the step that is asked for."""
+    trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
+    shown = trace.steps[len(trace.steps) // 2] if step is None else step
+    if shown not in trace.steps:
+        raise Http404
+    return trace, shown
+
+
+def _record(trace: Trace) -> dict[str, Any]:
+    same = ("id", "name", "state", "detail", "size", "read", "created_at", "steps")
+    return {name: getattr(trace, name) for name in same} | {
+        "owner": trace.owner.get_username(),
+        "ranks": len(trace.ranks),
+    }
+
+
+def _detail(trace: Trace) -> dict[str, Any]:
+    files = [
+        {
+            "rank": int(rank),
+            "file": own["file"],
+            "device": own["device"],
+            "operations": own["raw"],
+            "spans": own["steps"],
+        }
+        for rank, own in sorted(trace.ranks.items(), key=lambda item: int(item[0]))
+    ]
+    return _record(trace) | {"notes": trace.notes, "files": files}
