@@ -35,14 +35,18 @@ class UnitCost:
     """What W needs beyond what the layer keeps: other ranks' rows (sequence parallelism)."""
     loss: int = 0
     """Most that its backward needs before anything is added to a gradient: the loss."""
+    put_off: int = 0
+    """What else its backward needs where W comes later: inputs of linear layers that it would have let go by then."""
+    ends: bool = False
+    """Makes the loss."""
     core: int = 0
     """What it lets go after the forward and makes again just before its backward (selective recomputation)."""
 
     @property
     def weights(self) -> int:
         """What W needs of it once B is done: about what it saved, inputs of linear layers and gradients as large as
-        their outputs."""
-        return self.boundary + self.inner + self.gathered
+        their outputs. A layer that makes the loss has no gradient of an output to keep."""
+        return self.inner + self.gathered + (0 if self.ends else self.boundary)
 
     @property
     def flat(self) -> int:

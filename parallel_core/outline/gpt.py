@@ -62,7 +62,8 @@ class GptOutline(Outline):
 
     @property
     def sample_bytes(self) -> int:
-        return _ID_BYTES * (self.model.seq + 1)
+        """Inputs, and targets beside them."""
+        return 2 * _ID_BYTES * (self.model.seq + 1)
 
     @property
     def kv_heads(self) -> int:
@@ -225,6 +226,7 @@ class GptOutline(Outline):
             boundary=self._entering(spec),
             inner=self._norm(spec) + 2 * rows * wide,
             passing=bsh + rows * wide + _apart(spec, h * wide) + self._gathered(spec),
+            put_off=rows * f,
             gathered=2 * self._foreign(spec),
         )
 
@@ -239,6 +241,7 @@ class GptOutline(Outline):
             passing=bsh + _apart(spec, matrix) + 2 * self._gathered(spec) + self._scattered(spec),
             gathered=self._foreign(spec),
             loss=_apart(spec, logits),
+            ends=True,
         )
 
     def _rows(self, spec: RunSpec) -> int:

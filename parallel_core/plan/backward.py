@@ -55,12 +55,23 @@ def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], 
     parts = {n: (_segments(spec, layers, units, whole), edges[units[-1] + 1]) for n, units in stages.items()}
     if len(stages) == 1 and spec.parallel.program is None and not TRAITS[spec.parallel.schedule].split:
         ((stage, units),) = stages.items()
-        live = _in_backward(*parts[stage], in_flight(spec, stage), _unproven(spec, stage))
+        segments, count = parts[stage][0], in_flight(spec, stage)
+        outputs = _unproven(spec, stage) if segments[-1].recomputed else count - 1  # else they end their graphs
+        live = _in_backward(*parts[stage], count, outputs)
         return _and_messages(live, _messages(spec, stage, edges[units[0]], edges[units[-1] + 1]))
-    live = _walked(spec, {n: _Part(*part) for n, part in parts.items()}, whole.resting * spec.fp32_elements)
-    ahead = AHEAD + (len(stages) == 1)  # and one on its way out
-    messages = sum(ahead * (edges[units[0]] * (n > 0) + edges[units[-1] + 1]) for n, units in stages.items())
-    return _and_messages(live, messages)
+    live = _walked(
+        spec, {n: _Part(*part, len(parts) == 1) for n, part in parts.items()}, whole.resting * spec.fp32_elements
+    )
+    return _and_messages(live, _posted(stages, edges))
+
+
+def _posted(stages: Mapping[int, Sequence[int]], edges: Sequence[int]) -> int:
+    """Elements in the hands of the network: receives posted ahead of what other ranks send to `stages`, and where there
+    is one stage alone a gradient on its way out. What goes from one stage of a rank to another is no message."""
+    entering = {n: edges[units[0]] * (n > 0 and n - 1 not in stages) for n, units in stages.items()}
+    leaving = {n: edges[units[-1] + 1] * (n + 1 not in stages) for n, units in stages.items()}
+    out = sum(entering.values()) if len(stages) == 1 else 0
+    return AHEAD * (sum(entering.values()) + sum(leaving.values())) + out
 
 
 def _and_messages(live: Live, messages: int) -> Live:
@@ -95,16 +106,16 @@ class _Segment:
 
         While a layer runs backward, those before it keep theirs and those behind it have let go, where the backward is
         `split` of all but what W needs. Where the next layer behind is another one of this segment, the gradient of its
-        input is there; the last layer counts it as passing.
+        input is there (`split`: W needs it anyway); the last layer counts it as passing.
         """
         instants, before, behind = [], 0, self.weights
         for i, unit in enumerate(self.units):
             before += unit.boundary + unit.inner
             behind -= unit.weights
-            gradient = self.units[i + 1].boundary if i < len(self.units) - 1 else 0
+            gradient = self.units[i + 1].boundary if i < len(self.units) - 1 and not split else 0
             kept = before + unit.core + output + split * behind
-            params = self.params[i]
-            instants.append(Live(kept, unit.passing + gradient, 0 if split else self.grads[i], params))
+            passing, params = unit.passing + gradient + split * unit.put_off, self.params[i]
+            instants.append(Live(kept, passing, 0 if split else self.grads[i], params))
             instants.append(Live(kept, unit.loss + gradient, self.resting, params))
         return max(instants, key=sum)
 
@@ -128,7 +139,7 @@ def _segments(spec: RunSpec, layers: Layers, units: Sequence[int], whole: Whole)
 def _in_backward(segments: Sequence[_Segment], output: int, in_flight: int, sent: int, split: bool = False) -> Live:
     """The worst instant of a backward (`split`: of a B), with `in_flight` micro-batches of which one runs backward.
 
-    The others keep everything, and `sent` of them their `output` (0 on the last stage): nothing yet proves it taken.
+    The others keep everything, and `sent` of them their `output` (0 on the last stage).
     """
     instants, before, needed = [], 0, sum(segment.weights for segment in segments)
     for i, segment in enumerate(segments):
@@ -142,15 +153,21 @@ def _in_backward(segments: Sequence[_Segment], output: int, in_flight: int, sent
 
 
 class _Part:
-    """A stage's share of its rank: what one micro-batch `keeps` from F to B, its `worst` instant in BW and `in_b`, and
-    what W needs of it."""
+    """A stage's share of its rank: what micro-batches keep from F to B, its `worst` instant in BW and `in_b`, and what
+    W needs of one."""
 
-    def __init__(self, segments: Sequence[_Segment], output: int) -> None:
+    def __init__(self, segments: Sequence[_Segment], output: int, alone: bool) -> None:
         self.worst = _in_backward(segments, output, 1, 0)
         self.in_b = _in_backward(segments, output, 1, 0, split=True)
-        self.keeps = _in_backward(segments, output, 2, 1).kept - self.worst.kept
         self.weights = sum(segment.weights for segment in segments)
         self.grads = max(grads for segment in segments for grads in segment.grads)
+        self._own = sum(segment.kept for segment in segments)
+        self._output, self._again, self._sent = output, segments[-1].recomputed, AHEAD if alone else 1
+
+    def keeps(self, count: int) -> int:
+        """Elements that `count` micro-batches keep. Their outputs are the ends of their graphs; where those are made
+        again, they are there until something proves them taken: few at a time, fewer where each comes back soon."""
+        return count * self._own + (min(count, self._sent) if self._again else count) * self._output
 
 
 def _walked(spec: RunSpec, parts: Mapping[int, _Part], resting: int) -> Live:
@@ -160,13 +177,12 @@ def _walked(spec: RunSpec, parts: Mapping[int, _Part], resting: int) -> Live:
     worst = Live(0, 0)
     for op in (part for pair in _program(spec.parallel, next(iter(parts))) for part in pair.parts()):
         n = op.stage
-        forward[n] += op.kind is Kind.F
-        held = sum(forward[i] * part.keeps + weights[i] * part.weights for i, part in parts.items())
+        forward[n] += (op.kind is Kind.F) - (op.kind in (Kind.B, Kind.BW))
+        held = sum(part.keeps(forward[i]) + weights[i] * part.weights for i, part in parts.items())
         live = Live(held, 0, parts[n].grads if op.kind is Kind.W else resting)
         if op.kind in (Kind.B, Kind.BW):
             worst_of = parts[n].in_b if op.kind is Kind.B else parts[n].worst
-            live = worst_of._replace(kept=held - parts[n].keeps + worst_of.kept, grads=max(worst_of.grads, resting))
-            forward[n] -= 1
+            live = worst_of._replace(kept=held + worst_of.kept, grads=max(worst_of.grads, resting))
         weights[n] += (op.kind is Kind.B) - (op.kind is Kind.W)
         worst = max(worst, live, key=sum)
     return worst

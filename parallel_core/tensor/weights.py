@@ -48,6 +48,7 @@ class WeightGradients:
         if self._put_off is None:
             self.add(given)
             return
+        given = given._replace(x=given.x.detach())  # with its graph it would hold the segment's input, too
         self._put_off.append(given)
         for kept in (given.x, given.grad):
             self._scope.kept(kept)

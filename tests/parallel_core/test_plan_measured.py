@@ -44,9 +44,11 @@ LLAMA = {**GPT, "kv_heads": 2, "positions": "rope", "activation": "swiglu", "nor
         ({**PIPELINE, "schedule": "zb-v"}, "fp32", True),
         ({**PIPELINE, "widths": [1, 2]}, "fp32", False),
         ({**PIPELINE, "widths": [2, 1], "schedule": "zb-h1"}, "fp32", False),
+        ({**PIPELINE, "schedule": "zb-h1", "recompute": "full"}, "fp32", False),
+        ({**PIPELINE, "schedule": "interleaved", "recompute": "full"}, "fp32", False),
     ],
 )
-def test_prediction_is_within_five_percent(
+def test_prediction_is_within_three_percent(
     yard: LocalYard, tmp_path: Path, split: dict[str, Any], precision: str, tied: bool
 ) -> None:
     _assert_predicted(yard, tmp_path, {**GPT, "tied": tied}, split, precision)
@@ -109,4 +111,4 @@ def _assert_predicted(
         assert measured is not None
         for category in ("params", "grads", "optimizer"):
             assert measured["peak"][category] == predicted.as_dict()[category]
-        assert measured["peak_total"] == pytest.approx(predicted.total, rel=0.05)
+        assert measured["peak_total"] == pytest.approx(predicted.total, rel=0.03)
