@@ -10,11 +10,14 @@
     single   plain PyTorch on one device
     ddp      torch.nn.parallel.DistributedDataParallel on two
     fully_shard  torch.distributed.fsdp.fully_shard on two, against this engine's ZeRO-3
-    tensor   DTensor tensor parallelism on two
+    tensor   DTensor tensor parallelism on two; tensor-wide: of a model twice as deep and wide
     gpipe    torch.distributed.pipelining's GPipe on two
     1f1b ... and its 1F1B, interleaved, looped-bfs, zb-h1, zb-v and dualpipe-v
+    activations  bytes that 1F1B keeps live, here and there
+    recompute  torch.utils.checkpoint on one device, at two depths: what is left of the activations, and its price
+    limits   the engine's share of what two processes of this machine can do at most
 
-All but the first seven are duels: the same model, batch, first weights and fused AdamW, both contestants in the *same*
+From `single` on all are duels: the same model, batch, first weights and fused AdamW, both contestants in the *same*
 processes and taking turns, so that whatever else the machine does meets both. Above 1 this engine is the faster one.
 """
 
@@ -26,7 +29,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from parallel_core.bench import alpa, analysis, duel, memory, predict, spans, start, whatif
+from parallel_core.bench import alpa, analysis, duel, limits, memory, predict, recompute, spans, start, whatif
 
 Bench = Callable[[int], dict[str, Any]]
 """Rounds -> results, JSON-able, with the printed line under `text`."""
@@ -40,6 +43,8 @@ BENCHES: dict[str, Bench] = {
     "analysis": analysis.run,
     "whatif": whatif.run,
     **duel.benches(),
+    "recompute": recompute.run,
+    "limits": limits.run,
 }
 
 
@@ -59,6 +64,8 @@ def run(names: Sequence[str], rounds: int, out: Path | None = None) -> int:
     for name in names or BENCHES:
         results[name] = BENCHES[name](rounds)
         print(f"{name:<11} {results[name]['text']}", flush=True)
+    if (summary := duel.best(results)) is not None:
+        print(f"{'best':<11} {summary}")
     if out is not None:
         out.write_text(json.dumps(results, indent=1) + "\n")
     return 0

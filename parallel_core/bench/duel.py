@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from parallel_core.bench import turns
+from parallel_core.bench.turns import Contestant
+from parallel_core.engine.distributed import Groups
 from parallel_core.launch_rank import Seat
-from parallel_core.local import LocalYard
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
 from parallel_core.spec import RunSpec
 
-Step = Callable[[int], float | None]
-"""Trains one step; returns the loss on ranks that know it."""
-
-TURN = 4
-"""Steps in a row before the other one's turn."""
+WIDE: dict[str, Any] = {"layers": 8, "hidden": 256}
+"""Of `tensor-wide`."""
 
 SPLITS: dict[str, dict[str, Any]] = {
     "single": {},
     "ddp": {"dp": 2},
     "fully_shard": {"dp": 2, "zero": 3},
     "tensor": {"tp": 2},
+    "tensor-wide": {"tp": 2},
     "gpipe": {"pp": 2, "schedule": "gpipe", "micro_batches": 4},
     "1f1b": {"pp": 2, "schedule": "1f1b", "micro_batches": 4},
     "interleaved": {"pp": 2, "schedule": "interleaved", "micro_batches": 4},
@@ -38,81 +32,68 @@ SPLITS: dict[str, dict[str, Any]] = {
     "zb-v": {"pp": 2, "schedule": "zb-v", "micro_batches": 4},
     "dualpipe-v": {"pp": 2, "schedule": "dualpipe-v", "micro_batches": 4},
 }
+PIPELINES = tuple(name for name, split in SPLITS.items() if "pp" in split)
 
 
 def spec_of(name: str) -> RunSpec:
     """The run both contestants train: no clipping, which PyTorch's own leave to the user."""
-    model = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128, "vocab": 1024}
+    model = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128, "vocab": 1024} | (WIDE if "wide" in name else {})
     train = {"global_batch": 16, "clip_norm": None, "weight_decay": 0.1, "steps": 1_000}
     return RunSpec.model_validate({"model": model, "parallel": SPLITS[name], "train": train})
 
 
 def benches() -> dict[str, Callable[[int], dict[str, Any]]]:
-    return {name: partial(run, name) for name in SPLITS}
+    return {**{name: partial(run, name) for name in SPLITS}, "activations": activations}
+
+
+def contestants(name: str, seat: Seat, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
+    """`ours` and `theirs`."""
+    from parallel_core.bench import ours, peers
+
+    return {
+        "ours": ours.build(seat.spec, seat.rank, groups, page, seat.folder),
+        "theirs": peers.build(name, seat.spec, seat.rank, seat.folder),
+    }
 
 
 def run(name: str, rounds: int) -> dict[str, Any]:
-    """Results: ours, theirs (median seconds a step), ratio theirs/ours with its range over rounds, loss_difference."""
-    spec = spec_of(name)
-    with tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
-        (Path(folder) / "duel.json").write_text(json.dumps({"name": name, "rounds": rounds}))
-        with LocalYard([sys.executable, "-m", "parallel_core.bench.duel_server"]) as yard:
-            outcome = yard.run(spec, Path(folder))
-        if not outcome.ok:
-            raise RuntimeError(outcome.failure())
-        done = [outcome.last(rank, "duel") for rank in range(spec.parallel.world)]
-    return _result([d for d in done if d is not None])
-
-
-def _result(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    ours, theirs = (np.max([rank[side] for rank in ranks], axis=0) for side in ("ours", "theirs"))
-    ratios = theirs / ours
-    low, ratio, high = (float(v) for v in np.percentile(ratios, (10, 50, 90)))
-    losses = next(rank["losses"] for rank in ranks if None not in rank["losses"])
-    difference = abs(losses[0] - losses[1]) / abs(losses[1])
+    """Results: ours, theirs (median seconds a step), ratio theirs/ours with its range over rounds, cpu (theirs/ours in
+    processor seconds), loss_difference."""
+    ranks = turns.hold("duel", name, spec_of(name), rounds)
+    ours, theirs = (turns.slowest(ranks, side) for side in ("ours", "theirs"))
+    low, ratio, high = turns.quotient(theirs, ours)
+    cpu = turns.worked(ranks, "theirs") / turns.worked(ranks, "ours")
+    losses = next(rank["losses"] for rank in ranks if None not in rank["losses"].values())
+    difference = abs(losses["ours"] - losses["theirs"]) / abs(losses["theirs"])
     text = (
-        f"{ratio:.2f}x PyTorch's own ({low:.2f}-{high:.2f}): {np.median(ours) * 1e3:.1f} ms against "
-        f"{np.median(theirs) * 1e3:.1f} ms a step; losses differ by {difference:.0e}"
+        f"{ratio:.2f}x PyTorch's own ({low:.2f}-{high:.2f}; {cpu:.2f}x in CPU time): {np.median(ours) * 1e3:.1f} ms "
+        f"against {np.median(theirs) * 1e3:.1f} ms a step; losses differ by {difference:.0e}"
     )
     return {
         "ours": float(np.median(ours)),
         "theirs": float(np.median(theirs)),
         "ratio": ratio,
         "range": [low, high],
+        "cpu": cpu,
         "loss_difference": difference,
         "text": text,
     }
 
 
-def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
-    """In the rank: set both up in one process group, then take turns."""
-    from parallel_core.bench import ours, peers
-    from parallel_core.engine.distributed import Rendezvous, connect, disconnect
-    from parallel_core.layout import Layout
-
-    asked = json.loads((seat.folder / "duel.json").read_text())
-    store = seat.store
-    at = Rendezvous(store["host"], store["port"], seat.spec.parallel.world, seat.listen_fd is not None, seat.listen_fd)
-    groups = connect(at, seat.rank, Layout.of(seat.spec), "gloo")
-    try:
-        mine = ours.build(seat.spec, seat.rank, groups, page, seat.folder)
-        other = peers.build(asked["name"], seat.spec, seat.rank, seat.folder)
-        sink.emit("duel", **_take_turns(mine, other, asked["rounds"]))
-    finally:
-        disconnect()
+def activations(rounds: int) -> dict[str, Any]:
+    """Results: `live` bytes of activations and buffers at the peak of a 1F1B step, ours and theirs, by rank."""
+    del rounds  # the same in every step
+    ranks = turns.hold("activations", "1f1b", spec_of("1f1b"), 1)
+    live = [rank["live"] for rank in ranks]
+    parts = [f"rank {i} {of['ours'] / 2**20:.1f} against {of['theirs'] / 2**20:.1f} MiB" for i, of in enumerate(live)]
+    return {"live": live, "text": f"1F1B keeps {', '.join(parts)} of PyTorch's own live at the peak"}
 
 
-def _take_turns(mine: Step, other: Step, rounds: int) -> dict[str, Any]:
-    """Median seconds a step of each turn; `losses` after the same number of steps."""
-    times: dict[str, list[float]] = {"ours": [], "theirs": []}
-    losses: list[float | None] = [None, None]
-    for turn in range(rounds + 1):  # the first turn warms up
-        for i, (side, step) in enumerate((("ours", mine), ("theirs", other))):
-            took = []
-            for n in range(turn * TURN, (turn + 1) * TURN):
-                start = time.perf_counter()
-                losses[i] = step(n)
-                took.append(time.perf_counter() - start)
-            if turn:
-                times[side].append(float(np.median(took)))
-    return {**times, "losses": losses}
+def best(results: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Our fastest pipeline against their fastest, of the duels in `results`; None of fewer than two."""
+    found = [name for name in PIPELINES if name in results]
+    if len(found) < 2:
+        return None
+    ours, theirs = (min(found, key=lambda name: results[name][side]) for side in ("ours", "theirs"))
+    ratio = results[theirs]["theirs"] / results[ours]["ours"]
+    return f"{ratio:.2f}x: our best pipeline ({ours}) against their best ({theirs}), of duels one after the other"

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parallel_core.bench.duel import Step
+from parallel_core.bench.turns import Contestant
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.distributed import Groups
 from parallel_core.engine.trainer import Trainer
+from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
 from parallel_core.spec import RunSpec
 
 
-def build(spec: RunSpec, rank: int, groups: Groups, page: Progress, cache: Path) -> Step:
+def build(spec: RunSpec, rank: int, groups: Groups, page: Progress, cache: Path) -> Contestant:
     trainer = Trainer(spec, rank, groups, CpuDevice(), page, cache)
 
     def step(number: int) -> float:
         return float(trainer.step(number).loss)
 
-    return step
+    def metered(number: int) -> MemoryMeter:
+        return trainer.metered_step(number)[1]
+
+    return Contestant(step, metered)

@@ -1,4 +1,4 @@
-"""From handing a run to the fork server to the start of its step 1, on two warm CPU ranks."""
+"""From handing a run to the fork server to the start of its step 1, on two and on four warm CPU ranks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from parallel_core.spec import RunSpec
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: seconds (one a round), median."""
-    spec = RunSpec.model_validate({"parallel": {"dp": 2}, "train": {"steps": 4, "warmup_steps": 1}})
-    seconds = []
+    """Results: by the number of ranks `seconds` (one a round), and their `median`."""
+    seconds: dict[int, list[float]] = {2: [], 4: []}
     with LocalYard() as yard, tempfile.TemporaryDirectory() as folder:
         yard.wait_ready()
         for i in range(rounds):
-            seconds.append(_one(yard, spec, Path(folder) / str(i), Path(folder)))
-    median = float(np.median(seconds))
-    return {"seconds": seconds, "median": median, "text": f"{median:.2f} s from submit to the start of step 1"}
+            for ranks, found in seconds.items():
+                run = {"parallel": {"dp": ranks}, "train": {"steps": 4, "warmup_steps": 1}}
+                found.append(_one(yard, RunSpec.model_validate(run), Path(folder) / f"{ranks}-{i}", Path(folder)))
+    median = {ranks: float(np.median(found)) for ranks, found in seconds.items()}
+    parts = " and ".join(f"{value:.2f} s on {ranks} ranks" for ranks, value in median.items())
+    return {"seconds": seconds, "median": median, "text": f"{parts} from submit to the start of step 1"}
 
 
 def _one(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> float:

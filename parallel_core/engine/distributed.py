@@ -65,6 +65,11 @@ def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tie
     if layout.world == 1:
         return Groups()
     dist.init_process_group(backend, store=rendezvous.open_store(), rank=rank, world_size=layout.world, timeout=TIMEOUT)
+    return groups_of(rank, layout, tied)
+
+
+def groups_of(rank: int, layout: Layout, tied: bool = False) -> Groups:
+    """The groups of a rank of the world that was joined; every rank of it asks for those of the same layouts."""
     place, replica, tensor = layout.coords(rank)
     pipeline = layout.pipeline_of(rank)
     ends = {layout.place(0), layout.place(layout.stages - 1)}  # one place, where the pipeline is a V

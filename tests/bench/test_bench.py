@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parallel_core import bench
-from parallel_core.bench import BENCHES, duel
+from parallel_core.bench import BENCHES, duel, limits, recompute
 
 RELATIVE = 1e-6
 """Largest difference of the losses after the same steps in fp32."""
@@ -23,6 +23,35 @@ def test_both_contestants_train_the_same(name: str) -> None:
     assert result["ours"] > 0 and result["theirs"] > 0 and f"{result['ratio']:.2f}x" in result["text"]
 
 
+def test_no_more_activations_are_live_than_with_pytorchs_own_pipeline() -> None:
+    live = duel.activations(1)["live"]
+    assert len(live) == 2 and all(0 < rank["ours"] <= rank["theirs"] for rank in live)
+
+
+@pytest.mark.full
+def test_recomputation_leaves_little_and_changes_nothing() -> None:
+    found = recompute.run(1)
+    assert 0 < found["16"]["share"] <= 0.15 and found["16"]["share"] < found["4"]["share"] <= 0.35
+    assert all(found[depth]["loss_difference"] < RELATIVE * 10 for depth in ("4", "16"))
+
+
+@pytest.mark.full
+def test_the_machines_limits_are_measured_beside_the_engine() -> None:
+    found = limits.run(1)
+    assert set(found["seconds"]) == {*limits.SINGLE, *limits.SPLIT} and all(v > 0 for v in found["seconds"].values())
+    assert set(found["shares"]) == {"ddp", "1f1b", "zb-v"} and found["cpu"] > 0
+
+
+def test_the_best_pipelines_are_named() -> None:
+    sides = {
+        "1f1b": {"ours": 2.0, "theirs": 3.0},
+        "zb-v": {"ours": 4.0, "theirs": 2.5},
+        "ddp": {"ours": 1, "theirs": 1},
+    }
+    assert (duel.best(sides) or "").startswith("1.25x: our best pipeline (1f1b) against their best (zb-v)")
+    assert duel.best({"1f1b": sides["1f1b"], "ddp": sides["ddp"]}) is None
+
+
 def test_recording_and_start_are_printed_and_written(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     line = [sys.executable, "-m", "parallel_core", "bench", "spans", "start", "--rounds", "1", "--json", str(out)]
@@ -30,6 +59,7 @@ def test_recording_and_start_are_printed_and_written(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text())
     assert list(results) == ["spans", "start"] and results["spans"]["spans_per_step"] > 10
+    assert set(results["start"]["median"]) == {"2", "4"}
     assert all(result["text"] in done.stdout for result in results.values())
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from parallel_core.bench.duel import Step
 from parallel_core.bench.peers.common import Batches, adamw, layers, mean_loss
+from parallel_core.bench.turns import Contestant, metered
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 
 
-def build(spec: RunSpec, rank: int, cache: Path) -> Step:
+def build(spec: RunSpec, rank: int, cache: Path) -> Contestant:
     layout = Layout.of(spec)
     batches = Batches(spec, cache, layout.micro_batches_of(*layout.coords(rank)[:2]))
     model = DistributedDataParallel(layers(spec), gradient_as_bucket_view=True)
@@ -29,4 +29,4 @@ def build(spec: RunSpec, rank: int, cache: Path) -> Step:
         dist.all_reduce(total)
         return float(total) / layout.dp
 
-    return step
+    return Contestant(step, metered(step, model))

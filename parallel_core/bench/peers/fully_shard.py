@@ -8,13 +8,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from parallel_core.bench.duel import Step
 from parallel_core.bench.peers.common import Batches, adamw, layers, mean_loss
+from parallel_core.bench.turns import Contestant, metered
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 
 
-def build(spec: RunSpec, rank: int, cache: Path) -> Step:
+def build(spec: RunSpec, rank: int, cache: Path) -> Contestant:
     layout = Layout.of(spec)
     batches = Batches(spec, cache, layout.micro_batches_of(*layout.coords(rank)[:2]))
     model = layers(spec)
@@ -34,4 +34,4 @@ def build(spec: RunSpec, rank: int, cache: Path) -> Step:
         dist.all_reduce(total)
         return float(total) / layout.dp
 
-    return step
+    return Contestant(step, metered(step, model))

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
-from parallel_core.bench.duel import Step
 from parallel_core.bench.peers.common import Batches, adamw, layers, mean_loss
+from parallel_core.bench.turns import Contestant, metered
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 
@@ -27,7 +27,7 @@ MULTI = {
 """Schedules of several stages on a rank; of one, InterleavedZeroBubble is ZB-H1."""
 
 
-def build(spec: RunSpec, rank: int, cache: Path) -> Step:
+def build(spec: RunSpec, rank: int, cache: Path) -> Contestant:
     layout, batches, units = Layout.of(spec), Batches(spec, cache), spec.model.units()
     numbers = layout.stages_of(rank)
     models = [layers(spec, [units[i] for i in layout.stage_units[stage]]) for stage in numbers]
@@ -42,7 +42,8 @@ def build(spec: RunSpec, rank: int, cache: Path) -> Step:
         else MULTI[name](list(stages), count, loss_fn=mean_loss)
     )
     walk = partial(schedule.step, return_outputs=False) if name in MULTI else schedule.step
-    optimizer = adamw(torch.nn.ModuleList(models), spec.train)
+    whole = torch.nn.ModuleList(models)
+    optimizer = adamw(whole, spec.train)
 
     def step(number: int) -> float | None:
         tokens, targets = batches(number)
@@ -57,4 +58,4 @@ def build(spec: RunSpec, rank: int, cache: Path) -> Step:
         dist.barrier()  # this engine's step ends on all ranks together too
         return float(torch.stack(losses).mean()) if losses else None
 
-    return step
+    return Contestant(step, metered(step, whole))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parallel_core.bench.duel import Step
 from parallel_core.bench.peers.common import Batches, adamw, layers, mean_loss
+from parallel_core.bench.turns import Contestant, metered
 from parallel_core.spec import RunSpec
 
 
-def build(spec: RunSpec, rank: int, cache: Path) -> Step:
+def build(spec: RunSpec, rank: int, cache: Path) -> Contestant:
     model, batches = layers(spec), Batches(spec, cache)
     optimizer = adamw(model, spec.train)
 
@@ -21,4 +21,4 @@ def build(spec: RunSpec, rank: int, cache: Path) -> Step:
         optimizer.step()
         return float(loss.detach())
 
-    return step
+    return Contestant(step, metered(step, model))

@@ -15,12 +15,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from parallel_core.bench.duel import Step
 from parallel_core.bench.peers.common import Batches, adamw, layers, mean_loss
+from parallel_core.bench.turns import Contestant, metered
 from parallel_core.spec import RunSpec
 
 
-def build(spec: RunSpec, rank: int, cache: Path) -> Step:
+def build(spec: RunSpec, rank: int, cache: Path) -> Contestant:
     model, batches = layers(spec), Batches(spec, cache)
     mesh = init_device_mesh("cpu", (spec.parallel.tp,))
     parallelize_module(model, mesh, _plan(model))
@@ -35,7 +35,7 @@ def build(spec: RunSpec, rank: int, cache: Path) -> Step:
         optimizer.step()
         return float(loss.detach())
 
-    return step
+    return Contestant(step, metered(step, model))
 
 
 def _plan(model: nn.Sequential) -> dict[str, ParallelStyle]:

@@ -1,0 +1,102 @@
+"""Contestants in the same ranks, step by step in turns: whatever else the machine does meets all of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from parallel_core.local import LocalYard
+from parallel_core.spec import RunSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallel_core.observe.memory import MemoryMeter
+
+Step = Callable[[int], float | None]
+"""Trains one step; returns the loss on ranks that know it."""
+
+TURN = 4
+"""Steps in a row before the next one's turn."""
+
+
+class Contestant(NamedTuple):
+    """One way to train, on one rank; `metered` trains a step under a meter that knows what is no activation."""
+
+    step: Step
+    metered: Callable[[int], MemoryMeter]
+
+
+def metered(step: Step, model: nn.Module) -> Callable[[int], MemoryMeter]:
+    """Of a contestant whose gradients autograd makes."""
+
+    def run(number: int) -> MemoryMeter:
+        from parallel_core.observe.memory import MemoryMeter
+
+        meter = MemoryMeter()
+        meter.follow(model.parameters())
+        with meter.measure():
+            step(number)
+        return meter
+
+    return run
+
+
+def take_turns(contestants: Mapping[str, Contestant], rounds: int, meter: Collection[str] = ()) -> dict[str, Any]:
+    """Of each contestant: `seconds` and `cpu` seconds a step, a median for each turn; its last `losses`; and, of those
+    to `meter`, the `live` bytes of activations and buffers at the peak of one more step."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    cpu: dict[str, list[float]] = {name: [] for name in contestants}
+    losses: dict[str, float | None] = {}
+    for turn in range(rounds + 1):  # the first turn warms up
+        for name, contestant in contestants.items():
+            took, worked = [], []
+            for n in range(turn * TURN, (turn + 1) * TURN):
+                start, work = time.perf_counter(), time.process_time()
+                losses[name] = contestant.step(n)
+                took.append(time.perf_counter() - start)
+                worked.append(time.process_time() - work)
+            if turn:
+                seconds[name].append(float(np.median(took)))
+                cpu[name].append(float(np.median(worked)))
+    live = {}
+    for name in meter:
+        peak = contestants[name].metered((rounds + 1) * TURN).peak
+        live[name] = peak["activations"] + peak["buffers"]
+    return {"seconds": seconds, "cpu": cpu, "losses": losses, "live": live}
+
+
+def hold(kind: str, name: str, spec: RunSpec, rounds: int) -> list[dict[str, Any]]:
+    """What `take_turns` found on each rank of `spec`'s world; `kind` names the field (see `turns_server`)."""
+    with tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
+        (Path(folder) / "field.json").write_text(json.dumps({"kind": kind, "name": name, "rounds": rounds}))
+        with LocalYard([sys.executable, "-m", "parallel_core.bench.turns_server"]) as yard:
+            outcome = yard.run(spec, Path(folder))
+        if not outcome.ok:
+            raise RuntimeError(outcome.failure())
+        done = [outcome.last(rank, "turns") for rank in range(spec.parallel.world)]
+    return [found for found in done if found is not None]
+
+
+def slowest(ranks: list[dict[str, Any]], name: str) -> np.ndarray:
+    """Seconds a step of one contestant in each turn: those of the slowest rank."""
+    out: np.ndarray = np.max([rank["seconds"][name] for rank in ranks], axis=0)
+    return out
+
+
+def worked(ranks: list[dict[str, Any]], name: str) -> float:
+    """Processor seconds a step of one contestant, of all ranks."""
+    return float(sum(np.median(rank["cpu"][name]) for rank in ranks))
+
+
+def quotient(above: np.ndarray, below: np.ndarray) -> tuple[float, float, float]:
+    """(10th percentile, median, 90th) of one over the other, turn by turn."""
+    low, middle, high = (float(v) for v in np.percentile(above / below, (10, 50, 90)))
+    return low, middle, high

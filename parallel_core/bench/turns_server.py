@@ -1,0 +1,42 @@
+"""The fork server of contests. What its ranks run is named here, in code: no order can ask for anything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from parallel_core.bench import duel, limits, recompute
+from parallel_core.bench.turns import Contestant, take_turns
+from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
+from parallel_core.launch_rank import Seat
+from parallel_core.launch_server import main
+from parallel_core.layout import Layout
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import FileSink
+
+Field = Callable[[str, Seat, Groups, Progress], Mapping[str, Contestant]]
+FIELDS: dict[str, tuple[Field, frozenset[str]]] = {
+    "duel": (duel.contestants, frozenset()),
+    "activations": (duel.contestants, frozenset({"ours", "theirs"})),
+    "limits": (limits.contestants, frozenset()),
+    "recompute": (recompute.contestants, frozenset({"kept", "ours", "theirs"})),
+}
+"""By kind: who takes part, and whose memory is metered."""
+
+
+def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
+    """In the rank: set all contestants up in one process group, then take turns."""
+    asked = json.loads((Path(seat.folder) / "field.json").read_text())
+    made, meter = FIELDS[asked["kind"]]
+    store = seat.store
+    at = Rendezvous(store["host"], store["port"], seat.spec.parallel.world, seat.listen_fd is not None, seat.listen_fd)
+    groups = connect(at, seat.rank, Layout.of(seat.spec), "gloo")
+    try:
+        sink.emit("turns", **take_turns(made(asked["name"], seat, groups, page), asked["rounds"], meter))
+    finally:
+        disconnect()
+
+
+if __name__ == "__main__":
+    main(be_rank)
