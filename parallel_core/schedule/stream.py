@@ -37,7 +37,7 @@ class Window:
         """Each rank's part. Micro-batches and versions count from the first micro-batch of the step: those of steps to
         come are `per_step` and more, versions from before it are below 0."""
         parts = (
-            program[_end(program, self.first) : _end(program, self.first + self.per_step)]
+            program[end_of(program, self.first) : end_of(program, self.first + self.per_step)]
             for program in self.stream.programs
         )
         return tuple(tuple(_shifted(op, -self.first) for op in part) for part in parts)
@@ -77,7 +77,7 @@ class Windows:
         return self._streams[steps]
 
 
-def _end(program: Program, before: int) -> int:
+def end_of(program: Program, before: int) -> int:
     """Where the backwards of all micro-batches under `before`, and what belongs to them, are done."""
     at = 1 + max((i for i, op in enumerate(program) if op.kind is Kind.BW and op.micro_batch < before), default=-1)
     while 0 < at < len(program) and program[at].kind not in COMPUTE | RECVS:

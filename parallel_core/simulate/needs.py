@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from parallel_core.profile.table import CostTable
-from parallel_core.schedule.traits import flushes
 from parallel_core.spec import RunSpec
 
 
@@ -28,15 +27,7 @@ def require(spec: RunSpec, table: CostTable) -> None:
             raise CannotPredict(f"the profile has tensor={has}, not {width}; profile that width too.")
     if spec.parallel.recompute == "selective" and "selective" not in {how for _, how in table.conditions}:
         raise CannotPredict("the profile has no recompute=selective; profile that too.")
-    if not flushes(spec.parallel.schedule):
-        raise CannotPredict(
-            f"schedule={spec.parallel.schedule} stays full from step to step; steps of that are not predicted."
-        )
     if spec.parallel.sequence:
         raise CannotPredict("sequence parallelism is not profiled yet; parallel.sequence=false is.")
-    if not spec.parallel.flushes:
-        raise CannotPredict(
-            f"a step of schedule={spec.parallel.schedule} begins in the one before; one of schedule=1f1b is whole."
-        )
     if spec.parallel.world > 1 and not table.links:
         raise CannotPredict("the profile has no links; profile with two ranks or more.")

@@ -19,17 +19,15 @@ from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.profile.table import CostTable, Curve, Fixed, Layers, Part, What
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op, Schedule
-from parallel_core.simulate import Costs, Spans, slowest
+from parallel_core.simulate import Costs, Spans, slowest, steady
 from parallel_core.simulate.needs import CannotPredict as CannotPredict
 from parallel_core.simulate.needs import require
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
 from parallel_core.spec import MAIN_BYTES, RunSpec
 
 _PART: dict[Kind, Part] = {Kind.F: "forward", Kind.BW: "backward", Kind.B: "input", Kind.W: "weights"}
-_MOST_SLOWDOWN = 8.0
-"""Of a layer by other busy devices; a larger ratio is noise of a layer that takes next to nothing."""
-_NORM_BYTES = 8
-"""Of one squared norm in the gather of the gradient norm."""
+_MOST_SLOWDOWN = 8.0  # of a layer by other busy devices; more is noise of a layer that takes next to nothing
+_NORM_BYTES = 8  # of one squared norm in the gather of the gradient norm
 
 
 @dataclass(frozen=True)
@@ -47,11 +45,19 @@ def predict_step(spec: RunSpec, table: CostTable, devices: Sequence[int] | None 
     Raises CannotPredict.
     """
     made = Maker(spec, table)
-    schedule = made.schedule()
     bound = devices or [rank % table.devices for rank in range(spec.parallel.world)]
-    spans = simulate_shared(schedule, made.costs(schedule), made.sharing(bound))
-    last = max(int(rows["end"].max()) for rows in spans.values())
-    return Prediction(last / 1e9 * made.slowest(bound) + table.beside("report"), spans)
+    sharing = made.sharing(bound)
+
+    def walk(steps: int) -> tuple[Schedule, dict[int, Spans]]:
+        schedule = made.schedule(steps)
+        return schedule, simulate_shared(schedule, made.costs(schedule), sharing)
+
+    if spec.parallel.flushes or spec.parallel.pp == 1:
+        _, spans = walk(1)
+        seconds = max(int(rows["end"].max()) for rows in spans.values()) / 1e9
+    else:
+        seconds, spans = steady.step(spec, walk)
+    return Prediction(seconds * made.slowest(bound) + table.beside("report"), spans)
 
 
 def _curve(rows: Sequence[Layers], seconds: Sequence[float]) -> Curve:
@@ -67,14 +73,17 @@ class Maker:
         self._busy = min(spec.parallel.world, table.busy)
         self._widths = self._layout.unit_widths()
 
-    def schedule(self) -> Schedule:
-        """The run's programs, each behind its DATA and SETUP."""
-        made, programs = build(self._spec), []
+    def schedule(self, steps: int = 1) -> Schedule:
+        """The run's programs, each behind its DATA and SETUP; of a stream each step's part behind its DATA."""
+        made, programs = build(self._spec, steps), []
         for q, program in enumerate(made.programs):
             place, replica = self._layout.seat(q)
             first = self._layout.stages_of(place)[0]
-            head = (Op(Kind.DATA, first, replica=replica), Op(Kind.SETUP, first, replica=replica))
-            programs.append((*head, *program))
+            data, setup = (Op(kind, first, replica=replica) for kind in (Kind.DATA, Kind.SETUP))
+            if made.sync == "flush":
+                programs.append((data, setup, *program))
+            else:
+                programs.append(tuple(steady.headed(program, steps, made.micro_batches // steps, data)))
         return replace(made, programs=tuple(programs))
 
     def sharing(self, devices: Sequence[int]) -> Sharing:
@@ -121,7 +130,7 @@ class Maker:
             compute[stage, kind] = times * work
         ns = {key: round(seconds * 1e9) for key, seconds in compute.items()}
         held = {key: round(seconds * 1e9) for key, seconds in waits.items()}
-        return HostCosts(Costs(ns, norm=True), held, messages, round(self._norm() * 1e9))
+        return HostCosts(Costs(ns, norm=schedule.sync == "flush"), held, messages, round(self._norm() * 1e9))
 
     # Layers
 
@@ -222,13 +231,17 @@ class Maker:
         flat = self._places(place)
         own = -(-spec.parallel.per_step // spec.parallel.copies[place])
         samples = own * spec.micro_batch_size if self._reads(place) else 0
+        zero = table.beside("zero", flat.size / (shards_of(spec) if spec.parallel.zero > 1 else 1), self._busy)
         for op in program:
             key = (op.stage, op.kind)
+            if key in compute or key in waits:
+                continue
             if op.kind is Kind.DATA:
                 compute[key] = table.beside("data", samples, self._busy) if samples else 0.0
             elif op.kind is Kind.SETUP:
-                kept = flat.size / (shards_of(spec) if spec.parallel.zero > 1 else 1)
-                compute[key] = table.beside("zero", kept, self._busy)
+                compute[key] = zero
+            elif op.kind is Kind.STASH:
+                compute[key] = 2 * zero  # a copy: read and written
             elif op.kind in REPLICA_COLLECTIVES:
                 first = next(other.stage for other in program if other.kind is op.kind)
                 seconds, waited = self._reduction(op.kind, place, flat) if op.stage == first else (0.0, False)
@@ -236,6 +249,7 @@ class Maker:
             elif op.kind is Kind.OPT_STEP:
                 last = [other.stage for other in program if other.kind is op.kind][-1]
                 compute[key] = self._optimizer(place, flat) if op.stage == last else 0.0
+                compute[key] += 0.0 if spec.parallel.flushes else zero  # behind every update, not once a step
 
     def _reads(self, place: int) -> bool:
         units = self._spec.model.units()

@@ -18,7 +18,7 @@ from parallel_core.schedule.ir import Kind, Op, Schedule
 from parallel_core.simulate import ROLE, ROLES, Costs, Spans, norm_row, span_rows
 
 _COMPUTE, _SEND, _RECV, _REDUCE, _STEP = ROLES
-_NORM = (Kind.NORM, -1)
+_NORM = (Kind.NORM, -1, 0)
 _DONE_NS = 1e-3
 
 
@@ -171,7 +171,8 @@ class _Fluid:
         if role == _RECV:
             return self._await((op.kind is Kind.RECV_ACT, op.stage, op.micro_batch), op, rank)
         if role == _REDUCE:
-            return self._meet((op.kind, op.stage), self._schedule.placement[op.stage], rank, self._cost(op))
+            what = (op.kind, op.stage, op.version)
+            return self._meet(what, self._schedule.placement[op.stage], rank, self._cost(op))
         if role == _STEP and self._costs.compute.norm and rank not in self._came[_NORM]:
             ranks = range(self._schedule.pipeline_ranks)
             return self._meet(_NORM, ranks, rank, (self._costs.compute.of(op), self._costs.norm_ns))
@@ -208,7 +209,7 @@ class _Fluid:
         for rank in self._waiting.pop(what, ()):
             self._until[rank] = at
 
-    def _meet(self, what: tuple[Kind, int], group: Sequence[int], rank: int, cost: tuple[float, float]) -> bool:
+    def _meet(self, what: tuple[Kind, int, int], group: Sequence[int], rank: int, cost: tuple[float, float]) -> bool:
         """The last one to come lets all of the group work on it; each one's own work, if costs differ."""
         came = self._came[what]
         came[rank] = self._clock

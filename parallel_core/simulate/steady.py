@@ -1,0 +1,53 @@
+"""A pipeline that stays full: what a step takes at its steady rate, and what one of its steps looks like.
+
+Filling and draining happen once a run, so a step takes what a stream of some more steps takes more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from parallel_core.schedule.ir import Kind, Op, Program, Schedule
+from parallel_core.schedule.stream import Windows, end_of
+from parallel_core.simulate import Spans
+from parallel_core.spec import RunSpec
+
+MORE_STEPS = 4
+"""By which the longer of two streams is longer."""
+
+Walk = Callable[[int], tuple[Schedule, dict[int, Spans]]]
+"""Steps of a stream -> its programs, each step's behind its DATA, and their spans."""
+
+
+def headed(program: Program, steps: int, per_step: int, head: Op) -> Iterator[Op]:
+    """The program of a stream with `head` in front of each step's part."""
+    ends = [0, *(end_of(program, step * per_step) for step in range(1, steps)), len(program)]
+    for begin, end in pairwise(ends):
+        yield head
+        yield from program[begin:end]
+
+
+def step(spec: RunSpec, walk: Walk) -> tuple[float, dict[int, Spans]]:
+    """(seconds, spans from 0) of a step while the pipeline is full; micro-batches count from its first."""
+    full = Windows(spec).edge
+    short, spans = walk(2 * full + 1)
+    longer = walk(2 * full + 1 + MORE_STEPS)[1]
+    more = _last(longer) - _last(spans)
+    parts = {rank: _part(short.programs[rank], rows, full) for rank, rows in spans.items()}
+    begin = min(int(rows["start"].min()) for rows in parts.values())
+    for rows in parts.values():
+        rows["start"] -= begin
+        rows["end"] -= begin
+        rows["micro_batch"] -= full * (short.micro_batches // (2 * full + 1))
+    return more / MORE_STEPS / 1e9, parts
+
+
+def _last(spans: dict[int, Spans]) -> int:
+    return max(int(rows["end"].max()) for rows in spans.values())
+
+
+def _part(program: Program, rows: Spans, number: int) -> Spans:
+    """Rows of the step `number`: from one DATA to the next."""
+    heads = [i for i, op in enumerate(program) if op.kind is Kind.DATA]
+    return rows[heads[number] : heads[number + 1]].copy()
