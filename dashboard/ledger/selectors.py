@@ -89,6 +89,12 @@ def asked(worker: str) -> QuerySet[Profile]:
     return Profile.objects.filter(worker__name=worker, state=ProfileState.ASKED).order_by("id")
 
 
+def measured(most: int = 12) -> list[tuple[str, str]]:
+    """(number, name) of what workers have profiled, newest first: the clusters of this yard whose costs are known."""
+    done = Profile.objects.filter(state=ProfileState.DONE).select_related("worker").defer("table")
+    return [(str(profile.pk), str(profile)) for profile in done.order_by("-done_at")[:most]]
+
+
 def waiting() -> list[Profile]:
     """What no worker has answered yet, oldest first."""
     return list(Profile.objects.filter(state=ProfileState.ASKED).select_related("worker").order_by("id"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django import forms
@@ -20,6 +21,8 @@ SCHEDULES_OF = {
     "async": (*Space().schedules, "1f1b-stash", "1f1b-2bw"),
 }
 MOST_TOKENS = 1e6
+FLEET = "fleet:"
+"""Begins the name of a cluster that is this yard, by one of its profiles."""
 
 
 class SetupForm(forms.Form):
@@ -147,7 +150,24 @@ class PlannerForm(SetupForm):
     space: Space
     chosen: Plan | None = None
 
+    def __init__(self, given: dict[str, Any], measured: Sequence[tuple[str, str]] = ()) -> None:
+        """`measured` = (number, name) of each profile of this fleet: clusters beside the presets."""
+        super().__init__(given)
+        if measured:
+            own = [(f"{FLEET}{number}", name) for number, name in measured]
+            listed = self.fields["cluster"].choices  # type: ignore[attr-defined]
+            self.fields["cluster"].choices = [("This fleet, measured", own), ("Presets", listed)]  # type: ignore[attr-defined]
+
+    @property
+    def fleet(self) -> str | None:
+        """Number of the profile where this fleet is asked for: its own page plans it, from measured costs."""
+        asked = str(self["cluster"].value())
+        number = asked.removeprefix(FLEET)
+        return number if asked.startswith(FLEET) and number.isdecimal() else None
+
     def clean(self) -> dict[str, Any]:
+        if self.fleet is not None:
+            return dict(self.cleaned_data)
         values = super().clean()
         if self.errors:
             return values
@@ -163,6 +183,10 @@ class PlannerForm(SetupForm):
             except ValueError as error:
                 self.add_error("plan", str(error))
         return values
+
+    def is_valid(self) -> bool:
+        """Whether the search over presets can answer."""
+        return super().is_valid() and self.fleet is None
 
     @property
     def more(self) -> list[forms.BoundField]:

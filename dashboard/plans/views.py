@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from typing import Any
+from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
@@ -11,6 +12,8 @@ from django.views.decorators.http import require_safe
 from django.views.decorators.vary import vary_on_headers
 
 from dashboard.charts.theme import LEGEND
+from dashboard.ledger import selectors as ledger
+from dashboard.ledger.fleet_page import MIB
 from dashboard.plans import planner_charts, planner_page
 from dashboard.plans.forms import PlannerForm
 from dashboard.plans.launch import launch
@@ -18,6 +21,7 @@ from dashboard.plans.setups import searched
 from dashboard.plans.tabs import TABS
 from parallel_core.plan.cluster import accuracy, arguments, exported
 from parallel_core.plan.cluster.drawn import MOST_ROWS
+from parallel_core.plan.cluster.hardware import GIB
 from parallel_core.plan.cluster.questions import QUESTIONS, ask
 
 EXPORTED = 200
@@ -33,12 +37,21 @@ def framed(tab: str, **context: Any) -> dict[str, Any]:
 @vary_on_headers("HX-Request")
 def planner(request: HttpRequest) -> HttpResponse:
     """The best plans of a model on a cluster; `?plan=` looks at one of them, or at any other."""
-    form = PlannerForm(request.GET.dict())
-    context = framed("page", form=form, valid=form.is_valid())
+    form = PlannerForm(request.GET.dict(), ledger.measured())
+    context = framed("page", form=form, valid=form.is_valid(), fleet=_of_fleet(form))
     if context["valid"]:
         context |= _planned(form)
     part = request.headers.get("HX-Request")
     return render(request, "plans/planner_result.html" if part else "plans/planner.html", context)
+
+
+def _of_fleet(form: PlannerForm) -> str:
+    """Address of the plans for this fleet, where it is the cluster that is asked for; else ''."""
+    if form.fleet is None or form.errors:
+        return ""
+    devices, memory = form.cleaned_data["devices"], form.cleaned_data["memory"]
+    asked = {"profile": form.fleet, "devices": devices, "memory": memory and memory * GIB / MIB}
+    return urlencode({name: value for name, value in asked.items() if value})
 
 
 def _planned(form: PlannerForm) -> dict[str, Any]:

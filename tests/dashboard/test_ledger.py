@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.control.controller import Controller
@@ -63,6 +64,21 @@ def test_alpas_plans_come_with_the_others(member: Client, profile: Profile) -> N
     assert member.get("/partition/alpa").status_code == 422
     odd = member.get("/partition/alpa", {"profile": profile.pk, "workers": 3, "samples": 4, "replicas": "3"})
     assert odd.status_code == 200
+
+
+def test_this_fleet_is_a_cluster_of_the_planner(member: Client, profile: Profile) -> None:
+    text = member.get("/planner/").content.decode()
+    assert "This fleet, measured" in text and f'value="fleet:{profile.pk}"' in text
+    asked = {"cluster": f"fleet:{profile.pk}", "devices": "2", "memory": "2"}
+    page = member.get("/planner/", asked)
+    assert page.context["fleet"] == f"profile={profile.pk}&devices=2&memory=2048.0"
+    assert "cannot be planned" not in page.content.decode()
+    splits = member.get(f"{reverse('ledger:fleet-found')}?{page.context['fleet']}").content.decode()
+    assert "Launch this plan" in splits
+    assert member.get("/planner/plans.json", asked).status_code == 422
+    for wrong in ("fleet:0", "fleet:x", "fleet:"):
+        refused = member.get("/planner/", {"cluster": wrong})
+        assert refused.status_code == 200 and "cannot be planned" in refused.content.decode()
 
 
 def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) -> None:
