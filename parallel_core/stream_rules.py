@@ -19,7 +19,7 @@ def check_stream(spec: RunSpec) -> None:
     if flushes(spec.parallel.schedule):
         _check_stage_clip(spec)
         return
-    for check in (_check_clip, _check_shared, _check_precision):
+    for check in (_check_clip, _check_shared):
         check(spec)
 
 
@@ -54,13 +54,4 @@ def _check_shared(spec: RunSpec) -> None:
             ("parallel.zero", "parallel.schedule"),
             f"zero={spec.parallel.zero} gathers parameters after each update while schedule={name} still uses older "
             "versions; use zero=0, or schedule=1f1b.",
-        )
-
-
-def _check_precision(spec: RunSpec) -> None:
-    if spec.train.precision == "fp16":
-        raise rule(
-            ("train.precision", "parallel.schedule"),
-            f"precision=fp16 skips a step on all stages at once when one overflows, and schedule="
-            f"{spec.parallel.schedule} has no step of all stages; use bf16 or fp32.",
         )

@@ -27,7 +27,8 @@ from parallel_core.spec import ModelSpec, RunSpec
 
 class Totals(NamedTuple):
     """Of one step over all ranks. `grad_norm` is that of the loss itself; where it is not finite in fp16, every rank
-    skipped the step. `loss_scale` is the one that the step ran under, `skipped` counts such steps so far."""
+    skipped the step. `loss_scale` is the one that the step ran under, `skipped` counts such steps so far. Without a
+    flush both are those of the rank's own stage behind the step: its skipped updates."""
 
     loss: float
     grad_norm: float
@@ -45,6 +46,9 @@ class Gathering(NamedTuple):
     mine: torch.Tensor
     table: torch.Tensor
     work: Any
+    loss_scale: float = 1.0
+    skipped: int = 0
+    """Of the own stage, where each has its own."""
 
 
 class StepTotals:
@@ -106,7 +110,9 @@ class StepTotals:
         table = begun.table.cpu().numpy().reshape(self._world, self._width)
         squares = table[self._rows, self._columns]
         loss_sum, stop = table[self._losses, -1].sum(), table[:, -2].any()
-        return Totals(float(loss_sum), float(np.sqrt(squares.sum())), stop=bool(stop), step=begun.step)
+        return Totals(
+            float(loss_sum), float(np.sqrt(squares.sum())), begun.loss_scale, begun.skipped, bool(stop), begun.step
+        )
 
 
 class StageNorm:

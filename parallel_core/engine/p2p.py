@@ -7,6 +7,7 @@ data moves while the rank computes. A send returns at once; its tensor is kept u
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -70,15 +71,21 @@ class Links:
         dtype: torch.dtype,
         device: Device,
         delay: Callable[[int], float] = lambda rank: 0.0,
+        mark: int = 0,
     ) -> None:
+        """`mark`: elements behind a gradient in its message (`scaled`), which is flat then."""
         self._here, self._peers, self._groups, self._edges = here, peers, groups, edges
-        self._dtype, self._device = dtype, device.torch
+        self._dtype, self._device, self._mark = dtype, device.torch, mark
         self._proves: Mapping[Key, Sequence[Key]] = {}
         self._left: dict[Link, deque[Op]] = {}
         self._posted: dict[Link, deque[_Posted]] = {}
         self._sent: dict[Key, tuple[list[Any], Tensor]] = {}
         takers = [rank for peer in peers.values() for rank in peer.takers]
         self._slow = {rank: SlowLink(late) for rank in takers if (late := delay(rank))}
+
+    def edge(self, stage: int) -> tuple[int, ...]:
+        """Shape of what enters a stage, and of its gradient."""
+        return self._edges[stage]
 
     def begin_step(self, traffic: Traffic) -> None:
         """What the receives of this step prove."""
@@ -135,6 +142,8 @@ class Links:
             return
         op, (peer, activations) = self._left[link].popleft(), link
         shape = self._edges[op.stage if activations else op.stage + 1]
+        if self._mark and not activations:
+            shape = (math.prod(shape) + self._mark,)
         buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
         work = dist.irecv(buffer, self._peers[peer].giver, group=self._groups[peer < self._here, activations])
         self._posted[link].append(_Posted(buffer, work))

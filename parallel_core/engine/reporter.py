@@ -134,9 +134,12 @@ class Reporter:
         if due:
             values["memory"] = float(self._device.memory_used())
         self._add(step, now, values)
-        if self._rank == 0:
-            for totals in known:
+        for totals in known:
+            if self._rank == 0:
                 self._add(totals.step, now, self._of_all_ranks(totals))
+            if staleness is not None and self._spec.train.precision == "fp16":
+                own = {"stage_loss_scale": totals.loss_scale, "stage_skipped": float(totals.skipped)}
+                self._add(totals.step, now, own)
         if due:
             self.flush()
         if last or now - self._logged >= LOG_S:

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from parallel_core.engine.executor import Parts, Prepared, Walker, total_loss
 from parallel_core.engine.norm import Gathering, clip_factor
 from parallel_core.engine.p2p import Traffic
 from parallel_core.engine.receipts import Key, receipts
+from parallel_core.engine.scaled import marked, rescaled
 from parallel_core.engine.stage import Batch
 from parallel_core.engine.versions import WeightVersions
 from parallel_core.observe.progress import Progress
@@ -57,6 +59,7 @@ class StreamExecutor(Walker):
         self._ages: list[int] = []
         self._squares = torch.zeros(())
         self._updates = 0
+        self._scale = parts.loss_scale
 
     def ahead(self, step: int, steps: int) -> int:
         """Steps behind step `step` of a stream of `steps` steps whose micro-batches already go forward in it."""
@@ -96,6 +99,7 @@ class StreamExecutor(Walker):
         size = self._windows.per_step
         done = {i: loss for i, loss in self._losses.items() if i < size}
         begun = self._parts.totals.begin(step, total_loss(done), self._squares / max(self._updates, 1))
+        begun = begun._replace(loss_scale=self._scale.value, skipped=self._scale.skipped)
         self.versions.use_newest()
         for part in (self.versions, self._parts.chunks, self._parts.links):
             part.renumber(size)
@@ -123,9 +127,20 @@ class StreamExecutor(Walker):
         return super()._forward(op)
 
     def _backward(self, op: Op) -> int:
+        """The gradient enters with the scale that this stage has now: it may have changed since that came."""
         self.versions.use(op.version)
+        came = Kind.RECV_GRAD, op.stage, op.micro_batch
+        if self._scale.dynamic and came in self._arrived and op.stage + 1 not in self._stages:
+            shape = self._parts.links.edge(op.stage + 1)
+            self._arrived[came] = rescaled(self._arrived[came], shape, self._scale.value)
         self._ages.append(self.versions.updates - self._read.pop(op.micro_batch))
         return super()._backward(op)
+
+    def _hand_on(self, op: Op, to: int, send: Kind, receive: Kind, tensor: Tensor) -> None:
+        """A gradient that leaves the rank says which scale it has."""
+        if self._scale.dynamic and receive is Kind.RECV_GRAD and to not in self._stages:
+            tensor = marked(tensor, self._scale.value)
+        super()._hand_on(op, to, send, receive, tensor)
 
     def _stash(self, op: Op) -> int:
         self.versions.stash(op.version)
@@ -137,21 +152,24 @@ class StreamExecutor(Walker):
 
     @torch.no_grad()
     def _optimise(self, op: Op) -> int:
-        """Update by the mean over the micro-batches of the round, whose losses are parts of that of a step."""
+        """Update by the mean over the micro-batches of the round, whose losses are parts of that of a step; none where
+        fp16 overflowed on this stage, whose scale then falls."""
         parts, start = self._parts, self._scope.mark()
         parts.shared.sum()
-        weight = self._windows.per_step / (op.version - self.versions.newest)
+        weight = self._windows.per_step / (op.version - self.versions.newest) / self._scale.value
         squares = parts.totals.squares() * weight**2
         self._squares = squares if not self._updates else self._squares + squares
         self._updates += 1
-        clip = 1.0
-        if self._train.clip_norm is not None:
-            clip = clip_factor(parts.stage_norm.of(squares), self._train.clip_norm)
+        clip, taken = 1.0, True
+        if self._train.clip_norm is not None or self._scale.dynamic:
+            norm = parts.stage_norm.of(squares)
+            clip, taken = clip_factor(norm, self._train.clip_norm), self._scale.judge(norm)
             self._scope.span(Kind.NORM, LANE_COLLECTIVE, start)
-        # Autograd is right that weights change between a forward and its backward: `versions` answers for that.
-        with torch.autograd._unsafe_preserve_version_counter(self._flat.values):
-            parts.optimizer.step(weight * clip)
-        self.versions.updated(op.version)
+        if taken:
+            # Autograd is right that weights change between a forward and its backward: `versions` answers for that.
+            with torch.autograd._unsafe_preserve_version_counter(self._flat.values):
+                parts.optimizer.step(weight * clip)
+        self.versions.updated(op.version, taken)
         self._flat.grads.zero_()
         parts.reducer.begin_step()
         return 0

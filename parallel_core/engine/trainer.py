@@ -34,7 +34,7 @@ from parallel_core.engine.shared import SharedGradients
 from parallel_core.engine.stop import Stopped, StopRequest
 from parallel_core.engine.stream import StreamExecutor
 from parallel_core.engine.unshard import Unsharder
-from parallel_core.engine.updates import Updates
+from parallel_core.engine.updates import numbers_of
 from parallel_core.engine.versions import WeightVersions
 from parallel_core.faults import broken
 from parallel_core.layout import Layout
@@ -44,6 +44,7 @@ from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import Sink
 from parallel_core.observe.scope import Scope
 from parallel_core.observe.when import first_timed, followed_steps, is_traced, metered_step
+from parallel_core.plan.traffic import mark_bytes
 from parallel_core.plan.units import boundary_shapes
 from parallel_core.schedule import build
 from parallel_core.schedule.stream import Windows
@@ -77,7 +78,7 @@ class Trainer:
         self.chunks = Chunks(spec, stages, tensor, groups.data, device, self.scope)
         self.loss_scale = self.chunks.loss_scale
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
-        self._updates = Updates(spec.parallel, self.place.place)
+        self._numbers = numbers_of(spec, self.layout, self.place.place, groups.world, device)
         self.stop = StopRequest()
         self._ids = self.layout.micro_batches_of(self.place.place, self.place.replica)
         sampler = Sampler(spec, open_dataset(spec, corpus_cache))
@@ -106,9 +107,10 @@ class Trainer:
         shapes = boundary_shapes(spec)
         edges = [shapes[units[0]] for units in layout.stage_units]
         dtype = DTYPES[spec.train.precision]
+        mark = mark_bytes(spec) // dtype.itemsize
         return Parts(
             self.chunks,
-            Links(here, peers, groups.links, edges, dtype, self.device, self.faults.link_delay),
+            Links(here, peers, groups.links, edges, dtype, self.device, self.faults.link_delay, mark),
             self._reducer(groups),
             StepTotals(spec, layout, flat, groups.world, self.device, self.stop),
             StageNorm(flat, groups.tensor, self.place.tensor),
@@ -145,14 +147,15 @@ class Trainer:
         return {"value": self.flat.pieces(), **self.optimizer.buffers()}
 
     def scalars(self) -> dict[str, float]:
-        """The numbers that a checkpoint keeps; the same on every rank."""
+        """The numbers that a checkpoint keeps; the same on every rank, and every rank calls it."""
         scale = {f"loss_scale.{name}": float(value) for name, value in self.loss_scale.state().items()}
-        return {**self.optimizer.scalars(), **self._updates.scalars(self.optimizer.scalars()["steps"]), **scale}
+        return self._numbers.scalars({**self.optimizer.scalars(), **scale})
 
     def load_scalars(self, saved: Mapping[str, float]) -> None:
         """Raises KeyError where one is missing."""
-        self.optimizer.load_scalars({**saved, "steps": self._updates.restore(saved)})
-        self.loss_scale.restore({name: saved[f"loss_scale.{name}"] for name in self.loss_scale.state()})
+        own = self._numbers.restore(saved)
+        self.optimizer.load_scalars(own)
+        self.loss_scale.restore({name: own[f"loss_scale.{name}"] for name in self.loss_scale.state()})
 
     def step(self, step: int) -> Totals:
         """One step, and its totals; a pipeline that does not flush stays full, but waits for them."""

@@ -1,14 +1,57 @@
-"""How many updates each place of the pipeline has made, known to every rank: a checkpoint keeps the numbers of all.
+"""Numbers of which each place of the pipeline has its own, known to every rank: a checkpoint keeps those of all.
 
-Places with different numbers of replicas do not make as many a step (`ParallelSpec.updates`), and AdamW's correction of
-its moments depends on how many there were.
+Places with different numbers of replicas do not make as many updates a step (`ParallelSpec.updates`), and AdamW's
+correction of its moments depends on how many there were. Where fp16 does not flush each place has its own loss scale,
+too, and skips updates on its own (`Apart`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
-from parallel_core.spec import ParallelSpec
+import torch
+import torch.distributed as dist
+
+from parallel_core.engine.device import Device
+from parallel_core.engine.distributed import Group
+from parallel_core.layout import Layout
+from parallel_core.spec import ParallelSpec, RunSpec
+
+
+class Numbers(Protocol):
+    """`scalars` of a checkpoint out of a rank's own ones, called by every rank between steps, with the pipeline empty;
+    `restore` says what a rank's own ones are. Raises KeyError where one is missing."""
+
+    def scalars(self, mine: Mapping[str, float]) -> dict[str, float]: ...
+    def restore(self, saved: Mapping[str, float]) -> dict[str, float]: ...
+
+
+def numbers_of(spec: RunSpec, layout: Layout, place: int, group: Group, device: Device) -> Numbers:
+    """Those of a rank of `place`; `group` is the world."""
+    if spec.train.precision == "fp16" and not spec.parallel.flushes:
+        return Apart(layout, place, group, device)
+    return Updates(spec.parallel, place)
+
+
+class Apart:
+    """`<name>.<place>` of each place, where they differ; `<name>` is then that of the place whose scale is least."""
+
+    def __init__(self, layout: Layout, place: int, group: Group, device: Device) -> None:
+        self._layout, self._place, self._group, self._device = layout, place, group, device
+
+    def scalars(self, mine: Mapping[str, float]) -> dict[str, float]:
+        given = torch.tensor(list(mine.values()), dtype=torch.float64, device=self._device.torch)
+        table = given.new_empty(self._layout.world * len(given))
+        dist.all_gather_single(table, given, group=self._group)
+        rows = table.view(self._layout.world, -1).tolist()
+        each = [dict(zip(mine, rows[self._layout.rank(place)], strict=True)) for place in range(self._layout.pp)]
+        apart = {name for name in mine if len({own[name] for own in each}) > 1}
+        least = min(each, key=lambda own: own["loss_scale.value"])
+        return least | {f"{name}.{place}": own[name] for place, own in enumerate(each) for name in own if name in apart}
+
+    def restore(self, saved: Mapping[str, float]) -> dict[str, float]:
+        return {name: saved.get(f"{name}.{self._place}", value) for name, value in saved.items()}
 
 
 class Updates:
@@ -18,14 +61,13 @@ class Updates:
         self._a_step = [split.updates(other) for other in range(split.pp)]
         self._first, self._place = [0.0] * split.pp, place
 
-    def scalars(self, mine: float) -> dict[str, float]:
-        """`steps.<place>` of each, where they differ; `mine` = those of the own place."""
-        steps = (mine - self._first[self._place]) / self._a_step[self._place]
+    def scalars(self, mine: Mapping[str, float]) -> dict[str, float]:
+        """With `steps.<place>` of each, where they differ."""
+        steps = (mine["steps"] - self._first[self._place]) / self._a_step[self._place]
         each = [first + steps * made for first, made in zip(self._first, self._a_step, strict=True)]
-        return {f"steps.{place}": made for place, made in enumerate(each)} if len(set(each)) > 1 else {}
+        return {**mine, **({f"steps.{i}": made for i, made in enumerate(each)} if len(set(each)) > 1 else {})}
 
-    def restore(self, saved: Mapping[str, float]) -> float:
-        """The own number out of a checkpoint's, whose stages hold the same layers where they differ. Raises KeyError
-        where it is missing."""
+    def restore(self, saved: Mapping[str, float]) -> dict[str, float]:
+        """Of a checkpoint whose stages hold the same layers where they differ."""
         self._first = [saved.get(f"steps.{place}", saved["steps"]) for place in range(len(self._first))]
-        return self._first[self._place]
+        return {**saved, "steps": self._first[self._place]}

@@ -65,9 +65,9 @@ class WeightVersions:
         """Nobody needs it any more. Raises KeyError if it is not kept."""
         self._spare.append(self._kept.pop(version))
 
-    def updated(self, version: int) -> None:
-        """The flat buffer holds `version` now."""
-        self.newest, self.updates = version, self.updates + 1
+    def updated(self, version: int, changed: bool = True) -> None:
+        """The flat buffer holds `version` now; not `changed`: with the values of the one before."""
+        self.newest, self.updates = version, self.updates + changed
 
     def renumber(self, by: int) -> None:
         """The step is over: numbers count from the next one, `by` micro-batches later."""

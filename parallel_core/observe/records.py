@@ -70,14 +70,15 @@ MAGIC = b"TY"
 
 # Names of the metric series. Rank 0 alone emits the run-level ones; every rank emits RANK_SERIES. Loss scale and
 # skipped steps (how many so far) exist in fp16 alone; mfu and hfu (see analysis.meters) from the first timed step on;
-# staleness (mean of the step, in updates) where the pipeline does not flush.
+# staleness (mean of the step, in updates) where the pipeline does not flush; there each stage has its own loss scale
+# and skips its own updates, and the run-level ones are those of the first stage: what overflows behind it reaches it.
 RUN_SERIES = (
     *("loss", "grad_norm", "step_time", "tokens_per_s", "tflops", "mfu", "hfu"),
     *("loss_scale", "skipped_steps"),
 )
 TRACED_SERIES = ("bubble_share", "exposed_share", "recompute_share")
 """Emitted by no rank: whoever has the spans of all ranks makes one point of each traced step (analysis.meters)."""
-RANK_SERIES = ("rank_step_time", "memory", "staleness")
+RANK_SERIES = ("rank_step_time", "memory", "staleness", "stage_loss_scale", "stage_skipped")
 
 
 @dataclass(frozen=True)

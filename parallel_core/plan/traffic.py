@@ -19,6 +19,8 @@ from parallel_core.plan.peak import by_stage, flat_bytes, unsharded
 from parallel_core.plan.units import boundary_elements
 from parallel_core.spec import RunSpec
 
+MARK_BYTES = 4
+"""Of the loss scale behind a gradient on its way between stages that have each their own (`engine.scaled`)."""
 GroupKind = Literal["tensor", "data", "next", "before"]
 
 
@@ -98,6 +100,11 @@ def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[Talk]:
     return [sums, Talk("data", replicas, "gathers of layers for forward and backward", calls, gathered)]
 
 
+def mark_bytes(spec: RunSpec) -> int:
+    """Behind each gradient between stages."""
+    return MARK_BYTES if spec.train.precision == "fp16" and not spec.parallel.flushes else 0
+
+
 def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[Talk]:
     """Activations to the place of the next stage and gradients back, over all stages whose neighbour is elsewhere."""
     place, replica, _ = layout.coords(rank)
@@ -114,9 +121,10 @@ def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[Talk]:
         times = len(takers) // len(givers)
         out, back = ("gradients", "activations") if place == b else ("activations", "gradients")
         kind: GroupKind = "next" if place == a else "before"
+        size_of = {"activations": moved, "gradients": moved + m * mark_bytes(spec)}
         talks = [
-            Talk(kind, takers, f"sends {out} of stage {there}'s input", times * m, times * moved),
-            Talk(kind, givers, f"receives {back} of stage {there}'s input", m, moved),
+            Talk(kind, takers, f"sends {out} of stage {there}'s input", times * m, times * size_of[out]),
+            Talk(kind, givers, f"receives {back} of stage {there}'s input", m, size_of[back]),
         ]
         found.extend(sorted((talk for talk in talks if talk.calls), key=lambda talk: talk.what.split()[1]))
     return found

@@ -52,7 +52,7 @@ def run_specs(
             },
             "train": {
                 "global_batch": dp * m * draw(st.integers(1, 3)),
-                "precision": draw(st.sampled_from(["fp32", "fp64", "bf16", *([] if asynchronous else ["fp16"])])),
+                "precision": draw(st.sampled_from(["fp32", "fp64", "bf16", "fp16"])),
                 "clip": "stage" if asynchronous else "global",
             },
         },

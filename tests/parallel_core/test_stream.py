@@ -197,12 +197,6 @@ def test_compute_alone_is_that_of_1f1b() -> None:
             "zero=0, or schedule=1f1b.",
         ),
         (
-            {"train": {"precision": "fp16"}},
-            "train.precision",
-            "precision=fp16 skips a step on all stages at once when one overflows, and schedule=1f1b-stash has no step "
-            "of all stages; use bf16 or fp32.",
-        ),
-        (
             {"parallel": {"schedule": "1f1b-2bw", "pp": 4, "micro_batches": 2}},
             "parallel.micro_batches",
             "schedule=1f1b-2bw with pipeline=4 needs at least 3 micro-batches, or two versions do not last; got 2.",

@@ -37,6 +37,7 @@ SPLITS: list[dict[str, Any]] = [
     {"pp": 2, "micro_batches": 4, "schedule": "interleaved"},
     {"pp": 2, "micro_batches": 4, "schedule": "zb-v"},
     {"dp": 2, "pp": 2, "micro_batches": 2, "schedule": "1f1b-stash"},
+    {"pp": 2, "micro_batches": 2, "schedule": "1f1b-2bw", "precision": "fp16"},
     {"pp": 2, "replicas": (2, 1), "widths": (1, 2), "micro_batches": 4},
     {"pp": 3, "widths": (1, 2, 1), "micro_batches": 4, "schedule": "gpipe"},
 ]
@@ -58,7 +59,9 @@ def test_the_bytes_of_every_group_are_those_of_the_spans(tmp_path: Path) -> None
     with LocalYard() as yard:
         for i, split in enumerate(SPLITS):
             train = {"steps": 6, "warmup_steps": 2, "global_batch": 8, "clip_norm": None}
-            spec = RunSpec.model_validate({"model": MODEL, "parallel": split, "train": train})
+            train |= {"precision": split.get("precision", "fp32")}
+            parallel = {name: value for name, value in split.items() if name != "precision"}
+            spec = RunSpec.model_validate({"model": MODEL, "parallel": parallel, "train": train})
             outcome = yard.run(spec, tmp_path / str(i))
             assert outcome.ok, outcome.failure()
             for rank, rows in outcome.traced().items():

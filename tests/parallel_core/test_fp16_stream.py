@@ -1,0 +1,173 @@
+"""fp16 in pipelines that never flush: every stage scales, overflows and skips on its own, as in a replay of that."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import manifest as manifests
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.scaled import marked, rescaled
+from parallel_core.engine.trainer import Trainer
+from parallel_core.layout import Layout
+from parallel_core.spec import RunSpec
+from tests.parallel_core import delayed, parity, ranks, test_checkpoint
+from tests.parallel_core.delayed import round_ends, version_of
+
+FIRST = (2.0**18, 2.0**25)
+"""Scales that the places begin with: the last one's gradients overflow, and with them those in front."""
+TRAIN = {"precision": "fp16", "clip": "stage", "clip_norm": 0.3, "loss_scale_window": 3, "lr": 1e-3, "steps": 3}
+Scales = list[list[tuple[float, int]]]
+"""Of each stage, behind each step: its scale, and the updates that it skipped so far."""
+CASES: list[dict[str, Any]] = [
+    {"schedule": "1f1b-stash", "micro_batches": 4},
+    {"schedule": "1f1b-naive", "micro_batches": 4},
+    {"schedule": "1f1b-vertical", "micro_batches": 4},
+    {"schedule": "1f1b-2bw", "micro_batches": 2},
+]
+
+
+def spec_of(split: dict[str, Any], **train: Any) -> RunSpec:
+    rooms = {"model": parity.MODEL, "train": parity.TRAIN | TRAIN | train, "parallel": {"pp": 2, **split}}
+    rooms["train"] |= {"warmup_steps": 1}
+    return RunSpec.model_validate(rooms)
+
+
+def begin(trainer: Trainer) -> None:
+    """Each place with a scale of its own."""
+    trainer.loss_scale.value = FIRST[trainer.place.place]
+
+
+def _observe(trainer: Trainer) -> Any:
+    begin(trainer)
+    totals = [trainer.step(step) for step in range(parity.STEPS)]
+    return [total.loss for total in totals], [(total.loss_scale, total.skipped) for total in totals]
+
+
+def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    return ranks.with_trainer(spec, rank, meeting, folder, _observe)
+
+
+class _Stage(delayed._Stage):
+    """Versions are master weights; an update of gradients that are not finite leaves them as they are."""
+
+    def __init__(self, spec: RunSpec, first: parity.Tensors, scale: float) -> None:
+        super().__init__(spec, first)
+        self.scale, self.good, self.skipped = scale, 0, 0
+
+    def update(self, version: int) -> float:
+        scale, train = self.scale, self.train
+        if not all(np.isfinite(sum_).all() for sum_ in self.gathered.values()):
+            self.scale, self.good, self.skipped = scale * train.loss_scale_backoff, 0, self.skipped + 1
+            self.gathered = {name: np.zeros_like(sum_) for name, sum_ in self.gathered.items()}
+            self.versions[version], self.newest = self.versions[self.newest], version
+            return float("inf")
+        self.good += 1
+        if self.good == train.loss_scale_window:
+            self.scale, self.good = scale * train.loss_scale_growth, 0
+        self.gathered = {name: sum_ / np.float32(scale) for name, sum_ in self.gathered.items()}
+        return super().update(version)
+
+
+def replayed(spec: RunSpec, trainer: Trainer) -> tuple[list[float], Scales]:
+    layout, per_step, units = Layout.of(spec), spec.parallel.per_step, spec.model.units()
+    before, model = parity._copy(trainer.flat.named()), trainer.chunks.stages[0]
+    stages = []
+    for held, scale in zip(layout.stage_units, FIRST, strict=True):
+        names = [name for name in before if any(name.startswith(f"{units[i]}.") for i in held)]
+        stages.append(_Stage(spec, {name: before[name] for name in names}, scale))
+    _join(model.layers[layout.stage_units[0][-1]], stages)
+    losses, scales = [], []
+    for step in range(parity.STEPS):
+        model.begin_step([trainer.reader.read(step)])
+        loss = 0.0
+        for own in range(per_step):
+            micro_batch = step * per_step + own
+            trainer.flat.grads.zero_()
+            _put(trainer, stages, [version_of(spec, s, micro_batch) for s in range(len(stages))])
+            loss += float(model.forward(own, None))
+            if spec.parallel.schedule == "1f1b-naive":
+                _put(trainer, stages, [stage.newest for stage in stages])
+            trainer.loss_scale.value = stages[-1].scale
+            model.backward(own, None)
+            for s, stage in enumerate(stages):
+                stage.add({name: grad.numpy() * per_step for name, grad in trainer.flat.named_grads().items()})
+                if micro_batch + 1 in round_ends(spec, s):
+                    stage.update(micro_batch + 1)
+        losses.append(loss)
+        scales.append([(stage.scale, stage.skipped) for stage in stages])
+    return losses, [list(of_stage) for of_stage in zip(*scales, strict=True)]
+
+
+def _join(last: nn.Module, stages: list[_Stage]) -> None:
+    """The gradient that enters the first stage takes its scale."""
+
+    def rescale(grad: Tensor) -> Tensor:
+        return grad * (stages[0].scale / stages[1].scale)
+
+    def follow(module: nn.Module, inputs: Any, out: Tensor) -> None:
+        out.register_hook(rescale)
+
+    last.register_forward_hook(follow)
+
+
+def _put(trainer: Trainer, stages: list[_Stage], versions: list[int]) -> None:
+    values = {n: v for stage, version in zip(stages, versions, strict=True) for n, v in stage.versions[version].items()}
+    for slot in trainer.flat:
+        slot.parameter.data = torch.from_numpy(values[slot.name]).to(slot.parameter.dtype)
+
+
+def _replayer(spec: RunSpec) -> ranks.Work:
+    def work(alone: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+        return ranks.with_trainer(alone, rank, meeting, folder, partial(replayed, spec))
+
+    return work
+
+
+def test_equals_a_replay_with_a_scale_a_stage() -> None:
+    """The same scales behind every step and the same skipped updates; losses to the roundoff of fp16."""
+    specs = [spec_of(case) for case in CASES]
+    for spec, seen in zip(specs, ranks.run_many(specs, _work, ranks.scratch()), strict=True):
+        split = {"micro_batches": spec.parallel.per_step}
+        train = spec.train.model_dump() | {"clip": "global"}
+        alone = RunSpec.model_validate({"model": parity.MODEL, "train": train, "parallel": split})
+        losses, scales = ranks.run(alone, _replayer(spec), ranks.scratch())[0]
+        assert [of_rank[1] for of_rank in seen] == scales, spec.parallel.schedule
+        np.testing.assert_allclose(seen[0][0], losses, rtol=2e-3, err_msg=spec.parallel.schedule)
+        assert scales[1][-1][1] > 0, "the last stage overflowed"
+        assert all(of_first != of_last for of_first, of_last in zip(*scales, strict=True)), "two scales, not one"
+
+
+def _saved(trainer: Trainer, folder: Path) -> list[float]:
+    begin(trainer)
+    return test_checkpoint.saved_in_passing(trainer, folder)
+
+
+def test_resume_keeps_the_scales_of_all_stages(tmp_path: Path) -> None:
+    """Bit by bit, Adam's numbers of updates too."""
+    saved = test_checkpoint.SAVED
+    spec = spec_of(CASES[0], steps=test_checkpoint.END, checkpoint_every=saved)
+    first, again = tmp_path / "first", tmp_path / "again"
+    want = test_checkpoint.on_ranks(spec, partial(_saved, folder=first))
+    got = test_checkpoint.on_ranks(spec, partial(test_checkpoint.resumed, folder=first, again=again))
+    assert got[0] == want[0][saved:]
+    kept = manifests.read(folders.path_of(first, saved)).scalars
+    assert kept["loss_scale.value.0"] != kept["loss_scale.value.1"]
+    assert kept["loss_scale.value"] == min(kept["loss_scale.value.0"], kept["loss_scale.value.1"])
+    assert manifests.read(folders.path_of(again, saved)).scalars == kept
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 5, 7), (1,)])
+def test_a_message_says_its_scale(shape: tuple[int, ...]) -> None:
+    grad = torch.randn(shape).half()
+    message = marked(grad, 2.0**20)
+    assert message.nbytes == grad.nbytes + 4
+    assert torch.equal(rescaled(message.clone(), shape, 2.0**20), grad)
+    assert torch.equal(rescaled(message, shape, 2.0**18), grad * 0.25)
