@@ -9,7 +9,7 @@ from dashboard.charts.gantt import WORDS
 from dashboard.runs import traces
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
-from parallel_core.analysis.align import Alignment, Name, Side, align, sentence
+from parallel_core.analysis.align import Alignment, Name, Row, Side, align, sentence
 from parallel_core.schedule.ir import Kind
 
 SHOWN = 300
@@ -56,14 +56,19 @@ def _side(trace: Trace, rank: int) -> Side:
     return Side(trace.spec, rank, trace.spans[rank])
 
 
-def _rows(found: Alignment) -> list[tuple[str, str, str, str]]:
-    """(status, its word, left, right): the rows around differences first, where not all are shown."""
+def around_differences(found: Alignment) -> list[Row]:
+    """All rows; of more than SHOWN those around the first difference."""
     rows = list(found.rows)
-    if len(rows) > SHOWN:
-        first = next((i for i, row in enumerate(rows) if row.status != "same"), 0)
-        begin = max(0, min(first - 5, len(rows) - SHOWN))
-        rows = rows[begin : begin + SHOWN]
-    return [(row.status, STATUS[row.status], _words(row.a), _words(row.b)) for row in rows]
+    if len(rows) <= SHOWN:
+        return rows
+    first = next((i for i, row in enumerate(rows) if row.status != "same"), 0)
+    begin = max(0, min(first - 5, len(rows) - SHOWN))
+    return rows[begin : begin + SHOWN]
+
+
+def _rows(found: Alignment) -> list[tuple[str, str, str, str]]:
+    """(status, its word, left, right)."""
+    return [(row.status, STATUS[row.status], _words(row.a), _words(row.b)) for row in around_differences(found)]
 
 
 def _words(name: Name | None) -> str:

@@ -67,6 +67,8 @@ class TraceSpans(models.Model):
     step = models.IntegerField()
     count = models.IntegerField()
     data = models.BinaryField()
+    names = models.JSONField(default=dict, blank=True)
+    """operators, kernels -> their names, in order (parallel_core.traces.kineto.SEQUENCE of them at most)."""
 
     class Meta:
         ordering = ("step", "rank")

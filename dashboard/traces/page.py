@@ -48,7 +48,7 @@ def step_of(trace: Trace, step: int) -> Step:
 
 def spans(trace: Trace, step: int) -> dict[int, NDArray[np.void]]:
     """rank -> SPAN rows of a step."""
-    rows = trace.spans.filter(step=step).order_by("rank")
+    rows = trace.spans.filter(step=step).order_by("rank").defer("names")
     return {row.rank: np.frombuffer(bytes(row.data), SPAN) for row in rows}
 
 

@@ -149,7 +149,9 @@ def _keep(trace: Trace, folder: Path) -> None:
         for rank, found in ranks.items():
             for step, count in found["steps"].items():
                 data = np.load(folder / f"{rank}-{step}.npy", allow_pickle=False).tobytes()
-                TraceSpans.objects.create(trace=trace, rank=int(rank), step=int(step), count=count, data=data)
+                names = json.loads((folder / f"{rank}-{step}.json").read_text())
+                key = {"trace": trace, "rank": int(rank), "step": int(step)}
+                TraceSpans.objects.create(**key, count=count, data=data, names=names)
         done = {"state": TraceState.READY, "notes": report["notes"], "ranks": ranks, "read": trace.size}
         Trace.objects.filter(pk=trace.pk).update(**done)
     services.drop_files(trace)

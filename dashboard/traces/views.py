@@ -19,8 +19,10 @@ from dashboard.runs.services import Invalid
 from dashboard.runs.trace_views import FORMS, as_file
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
+from dashboard.traces.operators import side_by_side
 from dashboard.traces.whatif import whatif
 from parallel_core import limits
+from parallel_core.traces.kineto import SEQUENCE
 
 PER_PAGE = 50
 OPEN = (TraceState.QUEUED, TraceState.READING)
@@ -84,6 +86,15 @@ def changed(request: HttpRequest, pk: int) -> HttpResponse:
     if made.sentence and (request.GET.get("links") or request.GET.get("device")):
         response.headers["HX-Replace-Url"] = f"{reverse('traces:page', args=[pk])}?{request.GET.urlencode()}"
     return response
+
+
+@require_safe
+def operators(request: HttpRequest, pk: int) -> HttpResponse:
+    """The part of the page that holds two ranks against each other."""
+    trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
+    step = _step(request, trace)
+    context = {"operators": side_by_side(trace, step, request.GET), "trace": trace, "step": step, "most": SEQUENCE}
+    return render(request, "traces/operators.html", context)
 
 
 @require_safe

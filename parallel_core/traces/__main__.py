@@ -1,7 +1,8 @@
 """`python -m parallel_core.traces OUT FILE...`: reads traces in a process of its own, within a limit of memory.
 
 Prints a line of JSON now and then, {"read": bytes, "of": bytes}. Leaves in OUT `report.json` and, for each rank and
-step, `<rank>-<step>.npy` with its SPAN rows. Exit code 3: memory ran out.
+step, `<rank>-<step>.npy` with its SPAN rows and `<rank>-<step>.json` with the names of operators and kernels. Exit
+code 3: memory ran out.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ def write(found: Together, folder: Path) -> None:
     for rank, trace in found.ranks.items():
         for step, rows in trace.steps.items():
             np.save(folder / f"{rank}-{step}.npy", rows)
+            sequences = {"operators": trace.operations.get(step, []), "kernels": trace.kernels.get(step, [])}
+            (folder / f"{rank}-{step}.json").write_text(json.dumps(sequences))
     (folder / "report.json").write_text(json.dumps(report))
 
 

@@ -24,6 +24,8 @@ from parallel_core.traces.nesting import NONE, innermost, outermost, parents
 
 JOIN_NS = 2_000
 TOP = 20
+SEQUENCE = 2_000
+"""Names that are kept of a step, to hold two ranks against each other."""
 _FORWARD = names.Meaning(Kind.F, LANE_COMPUTE)
 MEANING = np.dtype([("kind", "u1"), ("lane", "u1"), ("stage", "<i2"), ("micro_batch", "<i4")])
 
@@ -43,6 +45,10 @@ class RankTrace:
     """Different ones that annotations name; 0 = none does."""
     host: str = ""
     """Where it was recorded; '' where the trace does not say."""
+    operations: dict[int, list[str]] = field(default_factory=dict)
+    """Of each step the names of its first SEQUENCE operators, as the host began them (ATen)."""
+    kernels: dict[int, list[str]] = field(default_factory=dict)
+    """The same of what the device did; {} without one."""
 
     def move(self, ns: int) -> None:
         """Moves every span."""
@@ -62,6 +68,32 @@ def read(trace: Collected) -> RankTrace:
     rows = _rows(work, meanings)
     out.stages, out.micro_batches = (len(np.unique(rows[name][rows[name] >= 0])) for name in ("stage", "micro_batch"))
     _into_steps(out, trace, rows, moments)
+    host = _outermost(trace.host[trace.host["link"] == OPERATION])
+    out.operations = _sequences(trace, host, host["start"], out.steps)
+    out.kernels = _sequences(trace, work, moments, out.steps) if len(trace.device) else {}
+    return out
+
+
+def _outermost(host: NDArray[np.void]) -> NDArray[np.void]:
+    """Those that no other operation of their thread contains."""
+    keep = np.zeros(len(host), np.bool_)
+    for thread in np.unique(host["thread"]):
+        mine = np.flatnonzero(host["thread"] == thread)
+        keep[mine[outermost(host["start"][mine], host["end"][mine])]] = True
+    return host[keep]
+
+
+def _sequences(
+    trace: Collected, work: NDArray[np.void], moments: NDArray[np.int64], steps: Mapping[int, Any]
+) -> dict[int, list[str]]:
+    """The names of `work` (by start) whose moments lie in each step; a trace without marked steps is one."""
+    windows = _windows(trace)
+    out = {}
+    for step in steps:
+        low, high = windows.get(step, (-(1 << 62), 1 << 62))
+        mine = work["name"][(moments >= low) & (moments < high)][:SEQUENCE].tolist()
+        if mine:
+            out[step] = [trace.names[i] for i in mine]
     return out
 
 

@@ -84,6 +84,26 @@ def test_a_step_is_taken_away_as_a_file(member: Client, real: list[bytes]) -> No
     assert member.get(f"/traces/{trace.pk}/step-9.csv").status_code == 404
 
 
+def test_ranks_are_held_against_each_other(member: Client, real: list[bytes]) -> None:
+    other = real[1].replace(b'"aten::relu"', b'"aten::gelu"')
+    trace, _ = shown(
+        member,
+        ("rank0.json", real[0]),
+        ("rank1.json", real[1]),
+        ("rank2.json", other.replace(b'"rank": 1', b'"rank": 2')),
+    )
+    address = reverse("traces:operators", args=(trace.pk,))
+    alike = member.get(f"{address}?step=2").context["operators"]
+    assert alike.sentence.startswith("The same ") and alike.sentence.endswith("in the same order on rank 0 and rank 1.")
+    assert alike.levels == {"operators": "operators (ATen)"} and alike.total == len(alike.rows) > 10
+    differing = member.get(f"{address}?step=2&a=1&b=2").context["operators"]
+    assert "2 are only on rank 1 (aten::relu), 2 are only on rank 2 (aten::gelu)" in differing.sentence
+    assert {row[0] for row in differing.rows} == {"same", "only_a", "only_b"}
+    assert f'hx-get="{address}?' in member.get(f"/traces/{trace.pk}/").content.decode()
+    TraceSpans.objects.update(names={})
+    assert "upload it again" in member.get(address).content.decode()
+
+
 def test_what_if_walks_through_a_real_step(member: Client, real: list[bytes]) -> None:
     trace, page = shown(member, ("rank0.json", real[0]), ("rank1.json", real[1]))
     address = reverse("traces:whatif", args=(trace.pk,))

@@ -273,6 +273,12 @@ def test_a_kernel_is_what_the_code_around_its_launch_was_doing() -> None:
     assert seen[Kind.BUCKET][1] == 300_000
     assert seen[Kind.OPT_STEP][1] == 60_000
     assert seen[Kind.SEND_ACT][1] == 30_000
+    assert found.kernels[4][0] == "sm90_xmma_gemm_f32" and len(found.kernels[4]) == 6, "by their launch, in their order"
+    assert found.operations[4] == [
+        "autograd::engine::evaluate_function: AddmmBackward0",
+        "autograd::engine::evaluate_function: CheckpointFunctionBackward",
+        "nccl:send 0->1",
+    ]
     assert seen[Kind.STEP][1] == 1_230_000, "kernels launched in a step belong to it, though they end behind it"
 
 

@@ -1,0 +1,79 @@
+"""Rank against rank of an imported trace: what the host began (ATen) and what the device did, name by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dashboard.runs.page_operators import STATUS, around_differences
+from dashboard.traces.models import Trace
+from parallel_core.analysis.align import Alignment, Name, align
+
+LEVELS = {"operators": "operators (ATen)", "kernels": "kernels"}
+NAMED = 3
+"""Names that are only on one side which the sentence tells."""
+LONGEST = 90
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a page shows of two ranks; `rows` are (status, its word, left, right)."""
+
+    sentence: str = ""
+    why_not: str = ""
+    ranks: list[int] = field(default_factory=list)
+    a: int = 0
+    b: int = 0
+    level: str = "operators"
+    levels: dict[str, str] = field(default_factory=dict)
+    rows: Sequence[tuple[str, str, str, str]] = ()
+    total: int = 0
+
+
+def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
+    """`?a=` and `?b=` are ranks, `?level=` one of LEVELS."""
+    kept = {row["rank"]: row["names"] for row in trace.spans.filter(step=step).values("rank", "names")}
+    levels = {level: words for level, words in LEVELS.items() if any(names.get(level) for names in kept.values())}
+    if not levels:
+        return Side(why_not="The names of this trace's operations were not kept; upload it again to compare its ranks.")
+    ranks = sorted(kept)
+    level = given.get("level") if given.get("level") in levels else next(iter(levels))
+    a, b = _rank(given.get("a"), ranks, 0), _rank(given.get("b"), ranks, min(1, len(ranks) - 1))
+    left, right = (kept[rank].get(str(level), []) for rank in (a, b))
+    found, names = _aligned(left, right)
+    rows = [
+        (row.status, STATUS[row.status], _word(names, row.a), _word(names, row.b)) for row in around_differences(found)
+    ]
+    said = _sentence(found, names, (f"rank {a}", f"rank {b}"), LEVELS[str(level)])
+    return Side(said, "", ranks, a, b, str(level), levels, rows, len(found.rows))
+
+
+def _rank(text: Any, ranks: Sequence[int], usual: int) -> int:
+    asked = int(text) if str(text or "").isdecimal() and len(str(text)) < 10 else -1
+    return asked if asked in ranks else ranks[usual]
+
+
+def _aligned(left: Sequence[str], right: Sequence[str]) -> tuple[Alignment, list[str]]:
+    """The alignment, whose operations are numbers of the names."""
+    names = list(dict.fromkeys([*left, *right]))
+    number = {name: i for i, name in enumerate(names)}
+    return align(*([(number[name], 0, -1) for name in side] for side in (left, right))), names
+
+
+def _word(names: Sequence[str], operation: Name | None) -> str:
+    return names[operation[0]][:LONGEST] if operation else ""
+
+
+def _sentence(found: Alignment, names: Sequence[str], who: tuple[str, str], what: str) -> str:
+    if found.equal:
+        return f"The same {found.same} {what} in the same order on {who[0]} and {who[1]}."
+    parts = [f"{found.same} {what} are the same"]
+    parts += [f"{found.moved} stand elsewhere in the order"] if found.moved else []
+    for count, status, rank in ((found.only_a, "only_a", who[0]), (found.only_b, "only_b", who[1])):
+        if count:
+            own = Counter(_word(names, row.a or row.b) for row in found.rows if row.status == status)
+            most = ", ".join(name[:40] for name, _ in own.most_common(NAMED))
+            parts.append(f"{count} are only on {rank} ({most}{', …' if len(own) > NAMED else ''})")
+    return f"{', '.join(parts)}."
