@@ -18,8 +18,11 @@ from parallel_core.plan.alpa.plans import Named, beside
 from parallel_core.profile.measure import measure_for
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.predict import predict_step
+from parallel_core.spec import RunSpec
 
 MICRO_BATCHES, RUN = 4, 3
+TRIES, QUIET = 3, 0.03
+"""Times that a profile or a run is made until its repeats spread, or others use, at most so much of the devices."""
 EQUAL, UNEQUAL = 2, 4
 """Ranks of the plans with equal meshes, and of those with meshes that differ."""
 
@@ -27,8 +30,7 @@ EQUAL, UNEQUAL = 2, 4
 def run(rounds: int) -> dict[str, Any]:
     """Results: rows (one a plan that ran), mean_error (simulated) and bias of those whose meshes differ, mean_equal of
     the others, mean_equation (Alpa's equation 2, of plans with a device a rank), others."""
-    spec = spec_of({})
-    table = measure_for(spec, seconds=max(1.0, rounds / 2), recompute=("none",))
+    table = _profile(rounds)
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
         rows = [
             _row(yard, table, named, Path(folder) / str(i), Path(folder))
@@ -45,6 +47,26 @@ def run(rounds: int) -> dict[str, Any]:
         "others": float(np.mean([row["others"] for row in rows])),
     }
     return {**found, "text": "\n".join([_text(found), *map(_line, rows)])}
+
+
+def _profile(rounds: int) -> CostTable:
+    """The first of some whose repeats agree, else the one whose repeats agree best: other processes spread them."""
+    tables: list[CostTable] = []
+    while len(tables) < TRIES and not (tables and _spread(tables[-1]) <= QUIET):
+        tables.append(measure_for(spec_of({}), seconds=max(1.0, rounds / 2), recompute=("none",)))
+    return min(tables, key=_spread)
+
+
+def _spread(table: CostTable) -> float:
+    return float(np.median([row.jitter for row in table.layers]))
+
+
+def _quietest(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> tuple[float, float]:
+    """`measured` of the first run that others hardly disturbed, else of the least disturbed one."""
+    tries: list[tuple[float, float]] = []
+    while len(tries) < TRIES and not (tries and tries[-1][1] <= QUIET):
+        tries.append(measured(yard, spec, folder.with_name(f"{folder.name}-{len(tries)}"), corpora))
+    return min(tries, key=lambda found: found[1])
 
 
 def plans(table: CostTable, ranks: int) -> list[Named]:
@@ -67,7 +89,7 @@ def _meshes(named: Named) -> tuple[tuple[int, int], ...]:
 
 def _row(yard: LocalYard, table: CostTable, named: Named, folder: Path, corpora: Path) -> dict[str, Any]:
     assert named.spec is not None and named.plan is not None
-    found = held(predict_step(named.spec, table).seconds, *measured(yard, named.spec, folder, corpora))
+    found = held(predict_step(named.spec, table).seconds, *_quietest(yard, named.spec, folder, corpora))
     ranks = named.spec.parallel.world
     return {"label": named.name, "ranks": ranks, "equation_error": named.plan.seconds / found["measured"] - 1, **found}
 
