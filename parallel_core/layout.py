@@ -19,7 +19,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from parallel_core.plan.partition import flop_weights, min_max_cut
+from parallel_core.plan.partition import flop_weights, min_max_cut, min_max_cut_over
 from parallel_core.schedule import places
 from parallel_core.spec import RunSpec
 
@@ -54,8 +54,7 @@ class Layout:
     def of(cls, spec: RunSpec) -> Layout:
         split = spec.parallel
         units = len(spec.model.units())
-        cuts = split.cuts if split.cuts is not None else min_max_cut(flop_weights(spec.model), split.stages)
-        edges = (0, *cuts, units)
+        edges = (0, *(_balanced(spec) if split.cuts is None else split.cuts), units)
         stages = tuple(tuple(range(a, b)) for a, b in pairwise(edges))
         turns = split.replicas is not None
         return cls(split.copies, split.tensor_ranks, split.per_step, stages, places(split), split.flushes, turns)
@@ -191,3 +190,12 @@ class Layout:
     def micro_batches_of(self, place: int, replica: int) -> tuple[int, ...]:
         """Global micro-batch ids of a step that replica `replica` of `place` works on, ascending."""
         return tuple(range(replica, self.micro_batches, self.replicas[place]))
+
+
+def _balanced(spec: RunSpec) -> tuple[int, ...]:
+    """Cuts that give every device as many FLOPs as may be."""
+    split, weights = spec.parallel, flop_weights(spec.model)
+    devices = [copies * width for copies, width in zip(split.copies, split.tensor_ranks, strict=True)]
+    if len(set(devices)) == 1:
+        return min_max_cut(weights, split.stages)
+    return min_max_cut_over(tuple(weights), tuple(devices[place] for place in places(split)))

@@ -58,7 +58,7 @@ class ParallelSpec(_Spec):
     `micro_batches` counts per data-parallel replica. `chunks` is the number of stages ("model chunks", "virtual
     stages") on each pipeline rank; None = what the schedule is made for. `program` is the CSV of schedule "custom"
     (`schedule.table`), for one replica. `cuts` are unit indices (of
-    `ModelSpec.units`) at which the stages 1, 2, .. begin; None lets the engine balance the stages by FLOP count.
+    `ModelSpec.units`) at which the stages 1, 2, .. begin; None lets the engine balance the devices by FLOPs.
     """
 
     dp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1

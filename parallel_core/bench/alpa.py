@@ -106,4 +106,5 @@ def _text(found: dict[str, Any]) -> str:
 def _line(row: dict[str, Any]) -> str:
     said = f"simulated {seconds_text(row['predicted'])}, {row['error']:+.1%}"
     equation = f"; equation 2 {row['equation_error']:+.1%}" if row["ranks"] == EQUAL else ""
-    return f"  {row['label']:<28} measured {seconds_text(row['measured'])}; {said}{equation}"
+    others = f"; others used {percent_text(row['others'])}"
+    return f"  {row['label']:<34} measured {seconds_text(row['measured'])}; {said}{equation}{others}"

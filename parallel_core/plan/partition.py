@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
 
 from parallel_core.outline import outline_of
 from parallel_core.spec import ModelSpec
@@ -30,6 +33,31 @@ def min_max_cut(weights: Sequence[int], stages: int) -> tuple[int, ...]:
         else:
             low = middle + 1
     return _fill(weights, low, stages)
+
+
+@lru_cache(maxsize=64)
+def min_max_cut_over(weights: tuple[int, ...], devices: tuple[int, ...]) -> tuple[int, ...]:
+    """The same for stages on `devices[s]` devices each: the least possible largest sum a device.
+
+    A dynamic programme over how many layers the first stages hold, O(n^2) a stage. Raises ValueError where a stage
+    would be empty.
+    """
+    if len(devices) > len(weights):
+        raise ValueError(f"cannot cut {len(weights)} layers into {len(devices)} stages.")
+    sums = np.concatenate([[0.0], np.cumsum(weights, dtype=np.float64)])
+    count = np.arange(len(sums))
+    least = np.where(count > 0, sums / devices[0], np.inf)
+    begins = []
+    for own in devices[1:]:
+        last = np.where(count[:, None] < count, (sums - sums[:, None]) / own, np.inf)
+        worst = np.maximum(least[:, None], last)
+        begins.append(worst.argmin(axis=0))
+        least = worst.min(axis=0)
+    cuts, at = [], len(weights)
+    for chosen in reversed(begins):
+        at = int(chosen[at])
+        cuts.append(at)
+    return tuple(reversed(cuts))
 
 
 def _fill(weights: Sequence[int], bound: int, stages: int = 1) -> tuple[int, ...]:

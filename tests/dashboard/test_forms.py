@@ -142,6 +142,16 @@ def test_the_live_check_answers_with_messages_and_memory_and_queues_nothing(
     assert not Run.objects.exists()
 
 
+def test_the_live_check_says_the_meshes_of_stages(member_client: Client, two_cpus: None) -> None:
+    split = {"parallel__pp": "2", "parallel__micro_batches": "4", "parallel__widths": "1, 2"}
+    said = member_client.post("/runs/new/check", filled(**split, parallel__replicas="2, 1")).content.decode()
+    assert "PP-1F1B 2-1 x TP 1-2" in said
+    assert "4 CPU devices asked for, 2 × 1 + 1 × 2 by stage (replicas × tensor ranks)" in said
+    assert "2 × 1 + 1 × 2 needs 4 CPU devices on one host; the largest worker has 2." in said
+    refused = member_client.post("/runs/new/", filled(**split, parallel__tp="2"))
+    assert "leave widths empty" in str(refused.context["form"].errors["parallel__widths"])
+
+
 def test_a_model_beyond_memory_is_queued_only_on_insistence(member_client: Client, two_cpus: None) -> None:
     big = filled(model__layers="100", model__hidden="1024")
     refused = member_client.post("/runs/new/", big)

@@ -81,6 +81,13 @@ def test_stages_and_places_are_inverse(spec: RunSpec) -> None:
     )
 
 
+def test_stages_on_more_devices_hold_more_layers() -> None:
+    shapes: list[dict[str, object]] = [{}, {"widths": (2, 1)}, {"replicas": (2, 1)}]
+    even, wide, copied = (layout(pp=2, micro_batches=4, **shape) for shape in shapes)
+    assert len(even.stage_units[0]) < len(wide.stage_units[0]) == len(copied.stage_units[0])
+    assert layout(pp=2, micro_batches=4, replicas=(2, 1), widths=(1, 2)).stage_units == even.stage_units
+
+
 def test_stages_go_round_and_round() -> None:
     box = layout(pp=2, schedule="interleaved", chunks=3)
     assert [box.place(stage) for stage in range(6)] == [0, 1, 0, 1, 0, 1]

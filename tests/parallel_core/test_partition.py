@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_core.plan.partition import flop_weights, min_max_cut
+from parallel_core.plan.partition import flop_weights, min_max_cut, min_max_cut_over
 from parallel_core.spec import ModelSpec
 
 
@@ -24,6 +24,18 @@ def test_no_other_cut_has_a_smaller_largest_stage(data: st.DataObject, weights: 
     assert len(cuts) == stages - 1
     assert all(a < b for a, b in pairwise((0, *cuts, len(weights))))
     assert max(sums(weights, cuts)) == min(max(sums(weights, other)) for other in every)
+
+
+@given(st.data(), st.lists(st.integers(0, 9), min_size=1, max_size=7))
+def test_no_other_cut_has_a_smaller_largest_stage_a_device(data: st.DataObject, weights: list[int]) -> None:
+    devices = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=len(weights))))
+
+    def largest(cuts: tuple[int, ...]) -> float:
+        return max(total / own for total, own in zip(sums(weights, cuts), devices, strict=True))
+
+    cuts = min_max_cut_over(tuple(weights), devices)
+    assert all(a < b for a, b in pairwise((0, *cuts, len(weights))))
+    assert largest(cuts) == min(map(largest, combinations(range(1, len(weights)), len(devices) - 1)))
 
 
 def test_ties_leave_the_first_stages_light() -> None:
