@@ -13,6 +13,7 @@ from parallel_core.local import LocalYard
 from parallel_core.plan.strategy import label
 from parallel_core.profile.measure import devices_of, measure_for
 from parallel_core.profile.table import CostTable
+from parallel_core.schedule.traits import flushes
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 
@@ -29,6 +30,8 @@ SPLITS: tuple[dict[str, Any], ...] = (
     {"pp": 2, "schedule": "1f1b", "micro_batches": 4, "recompute": "full"},
     {"pp": 2, "schedule": "interleaved", "micro_batches": 4},
     {"pp": 2, "schedule": "zb-v", "micro_batches": 4},
+    {"pp": 2, "schedule": "1f1b-stash", "micro_batches": 4},
+    {"pp": 2, "schedule": "1f1b-2bw", "micro_batches": 4},
     {"dp": 2, "tp": 2},
     {"dp": 2, "pp": 2, "micro_batches": 4},
     {"tp": 2, "pp": 2, "micro_batches": 4},
@@ -39,7 +42,9 @@ STEPS, WARMUP = 23, 3
 
 def spec_of(split: dict[str, Any]) -> RunSpec:
     """The default GPT, batch 16."""
-    train = {"global_batch": 16, "steps": STEPS, "warmup_steps": WARMUP}
+    train: dict[str, Any] = {"global_batch": 16, "steps": STEPS, "warmup_steps": WARMUP}
+    if not flushes(split.get("schedule", "1f1b")):
+        train["clip"] = "stage"  # the only clipping that there is
     return RunSpec.model_validate({"parallel": split, "train": train, "trace": {"memory": False}})
 
 
