@@ -13,6 +13,10 @@ from parallel_core.limits import MAX_LAYERS
 from parallel_core.plan.capacity import largest_layers, least_layers
 from parallel_core.spec import RunSpec
 
+MARGIN = 0.005
+"""Of the limit that a prediction leaves free: the memory model's mean error (`bench memory`), so that what is said to
+fit does."""
+
 
 @dataclass(frozen=True)
 class Search:
@@ -71,4 +75,4 @@ def trial(spec: RunSpec, layers: int, cap: int | None) -> RunSpec:
 
 def search_for(spec: RunSpec, limit: int) -> Search:
     """The search for the most layers of the spec's own kind within `limit` bytes a rank, before anything was run."""
-    return Search(largest_layers(spec, limit), least=least_layers(spec.parallel))
+    return Search(largest_layers(spec, int(limit * (1 - MARGIN))), least=least_layers(spec.parallel))

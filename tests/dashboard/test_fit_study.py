@@ -12,7 +12,7 @@ from dashboard.runs import services
 from dashboard.runs.models import Run, State
 from dashboard.studies import fit, fit_runs
 from dashboard.studies.models import Study
-from parallel_core.plan.capacity import largest_layers
+from parallel_core.plan.largest import search_for
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.test_study_form import MATRIX, NEW
@@ -70,7 +70,7 @@ def finish(study: Study, truth: dict[str, int]) -> list[int]:
 
 
 def predictions(study: Study) -> dict[str, int]:
-    return {run.label: largest_layers(RunSpec.model_validate(run.spec), CAP * MIB) for run in study.runs.all()}
+    return {run.label: search_for(RunSpec.model_validate(run.spec), CAP * MIB).guess for run in study.runs.all()}
 
 
 def test_each_search_begins_with_what_was_predicted_under_the_cap(study: Study) -> None:
@@ -79,7 +79,7 @@ def test_each_search_begins_with_what_was_predicted_under_the_cap(study: Study) 
     for run in runs:
         spec = RunSpec.model_validate(run.spec)
         assert spec.trace.memory_cap == CAP * MIB and spec.trace.memory
-        assert spec.model.layers == largest_layers(spec, CAP * MIB) > 1
+        assert spec.model.layers == search_for(spec, CAP * MIB).guess > 1
         assert run.name == f"{run.label}, {spec.model.layers} layers"
 
 
