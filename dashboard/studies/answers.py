@@ -26,7 +26,7 @@ class Answer:
 
 def of_overview(view: Overview) -> list[Answer]:
     """The three that every study has first: cheapest memory, largest model, exactness."""
-    made = (_memory(view), _largest(view), _exactness(view), _pipelines(view), *_recompute(view), _quiet(view))
+    made = (_memory(view), _largest(view), _exactness(view), _pipelines(view), *recomputation(view), _quiet(view))
     return [answer for answer in made if answer]
 
 
@@ -90,8 +90,10 @@ def _unsplit(row: Row, done: Sequence[Row]) -> Row | None:
     return next((o for o in done if o.spec.parallel.world == 1 and rest(o) == rest(row)), None)
 
 
-def _recompute(view: Overview) -> list[Answer | None]:
-    return [_bought(view, "full", "Recomputation"), _bought(view, "selective", "Selective recomputation")]
+def recomputation(view: Overview) -> list[Answer]:
+    """What each kind of recomputation bought; [] where no two runs differ in it alone."""
+    made = (_bought(view, "full", "Recomputation"), _bought(view, "selective", "Selective recomputation"))
+    return [answer for answer in made if answer]
 
 
 def _bought(view: Overview, how: Recompute, question: str) -> Answer | None:

@@ -9,10 +9,21 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from dashboard.studies import answers, figures, findings, fit, postmortem, scaling
+from dashboard.studies import answers, figures, findings, fit, method, postmortem, scaling, written
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row, held_equal
 from dashboard.studies.views import numbers, view_of
+from parallel_core.analysis.quantities import percent_text
+
+SHARES = {
+    "Compute": ("compute",),
+    "Recompute": ("recompute",),
+    "Communication": ("exposed_p2p", "exposed_collective"),
+    "Bubble": ("bubble",),
+    "Optimizer": ("optimizer",),
+    "Other": ("data", "other"),
+}
+"""Columns of the table of strategies: together they are the whole traced step."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +39,16 @@ class Bar:
 
 @require_GET
 def report(request: HttpRequest, pk: int) -> HttpResponse:
-    """Verdict, answers, all numbers, and of each chart its sentence and its numbers; `?baseline=` as on the page."""
+    """Method, table of strategies, written answers, and of each chart its sentence and its numbers.
+
+    `?baseline=` is as on the page; with `?download=1` it is a file to keep.
+    """
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
     if study.kind == fit.KIND:
         return redirect("studies:page", pk)  # its one table says it all
     view = view_of(request, study)
     alike = scaling.like_for_like(study.kind, view)
+    steps = written.steps_of(alike)
     charts = [
         *scaling.of_overview(study, view).values(),
         *figures.of_overview(alike).values(),
@@ -45,6 +60,10 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
         "view": view,
         "verdict": scaling.verdict(study, view),
         "equal": held_equal([row.spec for row in view.rows], max((row.run.devices for row in view.rows), default=0)),
+        "method": method.of_overview(view, steps.values()),
+        "shares": SHARES,
+        "table": [(row, shares(row)) for row in view.rows],
+        "written": written.of_overview(alike, steps),
         "answers": answers.of_overview(alike),
         "judgement": findings.of_overview(view),
         "postmortem": postmortem.of_study(study, view),
@@ -53,13 +72,24 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
         "made_at": timezone.now(),
         "address": request.build_absolute_uri(study_address(study, view)),
     }
-    return render(request, "studies/report.html", context)
+    response = render(request, "studies/report.html", context)
+    if request.GET.get("download"):
+        response["Content-Disposition"] = f'attachment; filename="study-{study.pk}-report.html"'
+    return response
 
 
 def study_address(study: Study, view: Overview) -> str:
     """The live page with the report's own baseline."""
     chosen = f"?baseline={view.baseline.run.pk}" if view.baseline else ""
     return f"/studies/{study.pk}/{chosen}"
+
+
+def shares(row: Row) -> list[str]:
+    """Of the traced step, in the order of SHARES; empty texts where none was traced."""
+    parts = row.entry.result.breakdown if row.entry.result else None
+    if parts is None:
+        return [""] * len(SHARES)
+    return [percent_text(sum(map(parts.share, names))) for names in SHARES.values()]
 
 
 def bars(view: Overview) -> list[Bar]:

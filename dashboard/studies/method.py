@@ -1,0 +1,163 @@
+"""How a study was measured: hardware, links, versions, data, seed, steps and repeats, in words made from its runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dashboard.charts.theme import DISTURBED_ABOVE
+from dashboard.fleet.models import Worker
+from dashboard.ledger.models import Profile, ProfileState
+from dashboard.runs.models import Attempt, RankInfo
+from dashboard.runs.traces import Trace
+from dashboard.studies.selectors import Overview, held_equal
+from parallel_core.analysis.quantities import bytes_text, flops_text, percent_text, plural_text, seconds_text
+from parallel_core.profile.table import CostTable, Link
+from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES
+
+LINK_WORDS = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "send": "send",
+}
+NAMED = 8
+"""Devices of a host that are named one by one."""
+
+
+class Line(NamedTuple):
+    """What was held or measured, and how it was."""
+
+    term: str
+    text: str
+
+
+def of_overview(view: Overview, traced: Iterable[Trace]) -> list[Line]:
+    """In the order of a paper's method section; what is not known says so. `traced` = steps of these runs."""
+    newest = _newest(view)
+    lines = [
+        Line("Hardware", _hardware(newest)),
+        Line("Links", _links(newest, traced)),
+        Line("Versions", _versions(newest)),
+        Line("Model and data", _data(view)),
+        Line("Seed", _shared([str(row.spec.train.seed) for row in view.rows])),
+        Line("Steps", _steps(view)),
+        Line("Repeats", _repeats(view)),
+        Line("Disturbance", _disturbance(view)),
+    ]
+    return lines if view.rows else []
+
+
+def _newest(view: Overview) -> list[Attempt]:
+    """The attempts that measured: of each run the newest that was given devices."""
+    found = Attempt.objects.filter(run__in=[row.run.pk for row in view.rows]).order_by("number").select_related("run")
+    return list({attempt.run_id: attempt for attempt in found if attempt.devices}.values())
+
+
+def _used(newest: Sequence[Attempt]) -> dict[str, set[tuple[str, int]]]:
+    """worker -> (kind, index) of every device that a run had."""
+    used: dict[str, set[tuple[str, int]]] = {}
+    for attempt in newest:
+        kind = str(attempt.run.spec.get("train", {}).get("device", "cpu"))
+        for node in attempt.devices:
+            used.setdefault(node["worker"], set()).update((kind, index) for index in node["devices"])
+    return used
+
+
+def _hardware(newest: Sequence[Attempt]) -> str:
+    used = _used(newest)
+    hosts = Worker.objects.in_bulk(used, field_name="name")
+    said = [_host(name, devices, hosts.get(name)) for name, devices in sorted(used.items())]
+    peaks = [run.summary.get("meters", {}).get("peak_flops_per_s") for run in (attempt.run for attempt in newest)]
+    best = max((peak / attempt.run.devices for peak, attempt in zip(peaks, newest, strict=True) if peak), default=None)
+    rate = f" A device reached {flops_text(best)} in large matrix products." if best else ""
+    return f"{'; '.join(said)}.{rate}" if said else "No run has been given devices yet."
+
+
+def _host(name: str, used: set[tuple[str, int]], host: Worker | None) -> str:
+    if host is None:
+        return f"{name}: {plural_text(len(used), 'device')}, host forgotten since"
+    mine = [device for device in host.devices if (device["kind"], device["index"]) in used]
+    names = Counter(str(device.get("name") or device["kind"]) for device in mine)
+    listed = ", ".join(f"{n} x {text}" if n > 1 else text for text, n in list(names.items())[:NAMED])
+    sizes = {device.get("memory_total", 0) for device in mine} - {0}
+    memory = f", {bytes_text(min(sizes))} of memory{' at least' if len(sizes) > 1 else ' each'}" if sizes else ""
+    return f"{name}: {plural_text(len(used), 'device')} ({listed or 'not listed any more'}){memory}"
+
+
+def _links(newest: Sequence[Attempt], traced: Iterable[Trace]) -> str:
+    """From the worker's profile where there is one; else the best rates that the traced steps themselves show."""
+    profile = Profile.objects.filter(worker__name__in=_used(newest), state=ProfileState.DONE).first()
+    table = CostTable.model_validate(profile.table) if profile else None
+    if profile and table and table.links:
+        said = "; ".join(_link(link) for link in table.links)
+        return f"Profiled on {profile.worker.name}: {said}."
+    best = rates([trace.spans for trace in traced])
+    if not best:
+        return "Not measured: no traced step sent anything, and the host was not profiled."
+    said = ", ".join(f"{bytes_text(rate)}/s {what}" for what, rate in best.items())
+    return f"Best rates of the traced steps, waits included: {said}. The host was not profiled."
+
+
+def _link(link: Link) -> str:
+    alpha, beta = link.time.line
+    rate = f" and {bytes_text(1 / beta)}/s" if beta else ""
+    return f"{LINK_WORDS[link.what]} of {link.ranks}: {seconds_text(alpha)}{rate}"
+
+
+def rates(steps: Sequence[Mapping[int, np.ndarray]]) -> dict[str, float]:
+    """Bytes a second of the fastest message and the fastest gradient collective in `steps` (spans by rank)."""
+    found: dict[str, float] = {}
+    for words, kinds in (("between stages", P2P), ("between replicas", REPLICA_COLLECTIVES)):
+        for rows in (rows for step in steps for rows in step.values()):
+            kept = rows[np.isin(rows["kind"], [int(kind) for kind in kinds]) & (rows["bytes"] > 0)]
+            kept = kept[kept["end"] > kept["start"]]
+            if len(kept):
+                fastest = float((kept["bytes"] / (kept["end"] - kept["start"])).max()) * 1e9
+                found[words] = max(found.get(words, 0.0), fastest)
+    return found
+
+
+def _versions(newest: Sequence[Attempt]) -> str:
+    hellos = RankInfo.objects.filter(attempt__in=[attempt.pk for attempt in newest]).values_list("hello", flat=True)
+    torch = sorted({str(hello["torch"]) for hello in hellos if hello.get("torch")})
+    yard = sorted(set(Worker.objects.filter(name__in=_used(newest)).values_list("version", flat=True)) - {""})
+    said = [f"{name} {' and '.join(found)}" for name, found in (("Trainyard", yard), ("PyTorch", torch)) if found]
+    return f"{', '.join(said)}." if said else "Not told by the ranks."
+
+
+def _data(view: Overview) -> str:
+    corpora = _shared([row.spec.train.corpus for row in view.rows])
+    devices = max((row.run.devices for row in view.rows), default=0)
+    return f"{held_equal([row.spec for row in view.rows], devices)}; corpus {corpora}"
+
+
+def _shared(values: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(values))
+    said = unique[0] if len(unique) == 1 else f"{', '.join(unique)}, not the same in all runs" if unique else "none"
+    return f"{said}."
+
+
+def _steps(view: Overview) -> str:
+    steps = _shared([str(row.spec.train.steps) for row in view.rows]).removesuffix(".")
+    return f"{steps} a run; {view.source}. Step times are medians, whiskers the 10th and 90th percentile."
+
+
+def _repeats(view: Overview) -> str:
+    counts = Counter(row.spec.model_dump_json() for row in view.rows)
+    most, least = max(counts.values(), default=0), min(counts.values(), default=0)
+    how = f"{least} to {most} times" if least != most else "once" if most == 1 else f"{most} times"
+    alone = sum(row.run.exclusive for row in view.rows)
+    return f"Each setting ran {how}; {alone} of {len(view.rows)} runs had their host to themselves."
+
+
+def _disturbance(view: Overview) -> str:
+    known = [row.entry.others for row in view.rows if row.entry.others is not None]
+    if not known:
+        return "Not measured."
+    noisy = sum(share > DISTURBED_ABOVE for share in known)
+    took = f"Other processes took at most {percent_text(max(known))} of the devices"
+    return f"{took}; {noisy} of {len(known)} runs count as disturbed."

@@ -1,0 +1,156 @@
+"""The questions that a study is made to answer, each with an answer written from its own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from dashboard.charts import capacity
+from dashboard.runs import traces
+from dashboard.runs.traces import Trace
+from dashboard.studies import answers
+from dashboard.studies.selectors import Overview, Row
+from parallel_core.analysis import sentences
+from parallel_core.analysis.align import Side, align, sentence
+from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, ratio_text
+from parallel_core.analysis.sentences import COMPONENT_NAMES
+from parallel_core.plan.traffic import talks
+from parallel_core.simulate.replay import FREE, Change, replay
+
+READ = 24
+"""Runs whose traced step is read, the fastest first."""
+LOSSES = tuple(name for name in COMPONENT_NAMES if name != "compute")
+
+
+class Written(NamedTuple):
+    """`lines` are whole sentences."""
+
+    question: str
+    lines: list[str]
+
+
+def steps_of(view: Overview) -> dict[int, Trace]:
+    """run id -> the traced step that stands for it."""
+    done = [row for row in view.rows if row.entry.done and row.entry.result][:READ]
+    found = ((row.run.pk, traces.typical(row.run)) for row in done)
+    return {pk: trace for pk, trace in found if trace is not None}
+
+
+def of_overview(view: Overview, steps: Mapping[int, Trace]) -> list[Written]:
+    """All seven, once two runs have a result; what was not measured is said."""
+    done = [row for row in view.rows if row.entry.done and row.entry.result]
+    if view.base is None or len(done) < 2:
+        return []
+    return [
+        Written("Which is fastest, which slowest, and why?", _extremes(view, done)),
+        Written("Is there a reason to use the slowest?", [_slowest(done)]),
+        Written("What would the speedup be with free communication?", _free(done, steps)),
+        Written("Do the ranks run the same operators?", _operators(done, steps)),
+        Written("How does recomputation help?", _recompute(view)),
+        Written("Which takes the least memory?", _memory(view)),
+        Written("How many layers fit?", _layers(view)),
+    ]
+
+
+def _extremes(view: Overview, done: Sequence[Row]) -> list[str]:
+    if view.base is None:
+        return []
+    said = [sentences.fastest(view.results, view.base), *_goes(done[0])]
+    said += [sentences.slowest(view.results, view.base), *_goes(done[-1])]
+    first, last = (row.entry.result.breakdown if row.entry.result else None for row in (done[0], done[-1]))
+    return [*said, sentences.difference_sentence(last, first)] if first and last else said
+
+
+def _goes(row: Row) -> list[str]:
+    """Where its traced step goes."""
+    parts = row.entry.result.breakdown if row.entry.result else None
+    if parts is None:
+        return []
+    name = max(LOSSES, key=parts.share)
+    lost = f", the largest loss is {COMPONENT_NAMES[name]} with {percent_text(parts.share(name))}"
+    compute = f"{percent_text(parts.share('compute'))} of its traced step is compute"
+    return [f"{compute}{lost if parts.share(name) else ''}."]
+
+
+def _slowest(done: Sequence[Row]) -> str:
+    """What it has that the fastest has not: memory, room for layers, or quiet links."""
+    fast, slow = done[0], done[-1]
+    reasons = [text for text in (_lighter(slow, fast), _deeper(slow, fast), _quieter(slow, fast)) if text]
+    if not reasons:
+        return (
+            f"No number of this study speaks for {slow.entry.label}: {fast.entry.label} is faster, takes no more "
+            f"memory, holds as many layers and sends no more."
+        )
+    return f"Yes. Against {fast.entry.label}, {slow.entry.label} {', '.join(reasons)}."
+
+
+def _lighter(slow: Row, fast: Row) -> str:
+    a, b = (row.entry.result.memory_total if row.entry.result else None for row in (slow, fast))
+    return f"takes {bytes_text(a)} instead of {bytes_text(b)} on its worst rank" if a and b and a < b else ""
+
+
+def _deeper(slow: Row, fast: Row) -> str:
+    a, b = slow.entry.largest, fast.entry.largest
+    return f"would hold {count_text(a)} layers instead of {count_text(b)}" if a and b and a > b else ""
+
+
+def _quieter(slow: Row, fast: Row) -> str:
+    a, b = _wire(slow), _wire(fast)
+    if a >= b:
+        return ""
+    return f"sends {bytes_text(a)} a step from a device instead of {bytes_text(b)}" if a else "sends nothing"
+
+
+def _wire(row: Row) -> int:
+    """Bytes that the busiest rank has on the wire in a step."""
+    return max(sum(talk.wire for talk in talks(row.spec, rank)) for rank in range(row.spec.parallel.world))
+
+
+def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> list[str]:
+    """Each traced step walked again with messages and collectives that take no time."""
+    said = []
+    for row in done:
+        trace = steps.get(row.run.pk)
+        if trace is None or row.spec.parallel.world == 1 or row.entry.speed is None:
+            continue
+        try:
+            measured = trace.measured
+        except ValueError:
+            continue  # a stream without a flush, or too long: its step cannot be walked again
+        gain = measured.step / replay(trace.spec, measured, Change(links=FREE)).step
+        now = row.entry.speed.ratio
+        said.append(
+            (now * gain, f"{row.entry.label} would reach {ratio_text(now * gain)} instead of {ratio_text(now)}.")
+        )
+    return [text for _, text in sorted(said, reverse=True)] or ["No traced step of several devices can be replayed."]
+
+
+def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> list[str]:
+    """The first two ranks of the fastest run of each way to split."""
+    said: dict[str, str] = {}
+    for row in done:
+        trace = steps.get(row.run.pk)
+        if trace is None or row.entry.family in said or not {0, 1} <= trace.spans.keys():
+            continue
+        a, b = (Side(trace.spec, rank, trace.spans[rank]) for rank in (0, 1))
+        told = sentence(a, b, align(a.operations(), b.operations()), ("rank 0", "rank 1"))
+        said[row.entry.family] = f"{row.entry.label}, rank 0 against rank 1: {told}"
+    return list(said.values()) or ["No run of several ranks has been traced."]
+
+
+def _recompute(view: Overview) -> list[str]:
+    found = answers.recomputation(view)
+    return [f"{one.question}: {one.answer}, {one.detail}" for one in found] or [
+        "Not measured: no two runs differ in recomputation alone."
+    ]
+
+
+def _memory(view: Overview) -> list[str]:
+    least = sentences.least_memory(view.results)
+    return [least, sentences.memory_title(view.results, view.limit)] if least else ["No run was metered."]
+
+
+def _layers(view: Overview) -> list[str]:
+    known = sorted(((e.largest, e.label) for e in view.entries if e.largest is not None), reverse=True)
+    listed = ", ".join(f"{label} {count_text(most)}" for most, label in known)
+    return [capacity.title(view.entries, view.limit), *([f"Predicted: {listed}."] if known and view.limit else [])]

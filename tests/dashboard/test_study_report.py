@@ -1,0 +1,103 @@
+"""The study's report: method first, then the table of strategies, then the written answers, all of its own numbers."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from django.test import Client
+
+from dashboard.runs.models import RankInfo
+from dashboard.studies import method, written
+from dashboard.studies.models import Study
+from dashboard.studies.report_views import SHARES
+from dashboard.studies.selectors import overview
+from parallel_core.analysis.breakdown import COMPONENTS
+from parallel_core.observe.records import SPAN
+from parallel_core.schedule.ir import Kind
+from tests.dashboard import factory
+
+SPLITS: tuple[dict[str, Any], ...] = ({}, {"dp": 2}, {"pp": 2, "schedule": "naive"}, {"pp": 2, "micro_batches": 4})
+
+
+@pytest.fixture
+def study(alice: Any) -> Study:
+    return factory.study(alice, "Four ways", SPLITS)
+
+
+@pytest.fixture
+def reader(bob: Any) -> Client:
+    client = Client()
+    client.force_login(bob)
+    return client
+
+
+def _answers(study: Study) -> dict[str, str]:
+    view = overview(study.runs.all(), study.baseline)
+    return {one.question: " ".join(one.lines) for one in written.of_overview(view, written.steps_of(view))}
+
+
+def test_method_comes_first_and_the_answers_follow_the_table(reader: Client, study: Study) -> None:
+    text = reader.get(f"/studies/{study.pk}/report/").content.decode()
+    heads = re.findall(r"<h2>(.*?)</h2>", text)
+    assert heads[0] == "Method"
+    assert heads[1] == "All strategies"
+    assert "Questions and answers" in heads[2:5]
+    view = overview(study.runs.all(), study.baseline)
+    steps = written.steps_of(view)
+    assert all(html.escape(line.text) in text for line in method.of_overview(view, steps.values()))
+    assert len(written.of_overview(view, steps)) == 7
+    assert all(html.escape(line) in text for one in written.of_overview(view, steps) for line in one.lines)
+    kept = reader.get(f"/studies/{study.pk}/report/?download=1")
+    assert f'filename="study-{study.pk}-report.html"' in kept["Content-Disposition"]
+
+
+def test_the_columns_of_the_table_are_the_whole_step() -> None:
+    assert sorted(name for names in SHARES.values() for name in names) == sorted(COMPONENTS)
+
+
+def test_method_says_what_the_runs_had(study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    said = dict(method.of_overview(view, written.steps_of(view).values()))
+    assert "yard-a: 2 devices (core 0, core 1), 4 GiB of memory each" in said["Hardware"]
+    assert said["Links"].startswith("Not measured"), "the factory's messages have no bytes"
+    assert said["Seed"] == "7."
+    assert said["Steps"].startswith("43 a run; measured, 40 steps, 3 skipped")
+    assert said["Repeats"].startswith("Each setting ran once; 8 of 8")
+    info = RankInfo.objects.filter(attempt__run__study=study).first()
+    assert info is not None
+    RankInfo.objects.filter(pk=info.pk).update(hello={**info.hello, "torch": "9.8.7"})
+    assert "PyTorch 9.8.7" in dict(method.of_overview(view, []))["Versions"]
+
+
+def test_links_are_as_fast_as_their_fastest_message() -> None:
+    rows = np.zeros(4, SPAN)
+    rows["kind"] = [Kind.SEND_ACT, Kind.RECV_ACT, Kind.ALLREDUCE, Kind.F]
+    rows["bytes"] = [1000, 1000, 4000, 9000]
+    rows["end"] = [500, 1000, 1000, 1]
+    assert method.rates([{0: rows[:2]}, {1: rows[2:]}]) == {"between stages": 2e9, "between replicas": 4e9}
+    assert method.rates([{0: rows[3:]}]) == {}
+
+
+def test_every_answer_is_of_the_numbers(study: Study) -> None:
+    said = _answers(study)
+    assert "the largest loss is bubble" in said["Which is fastest, which slowest, and why?"]
+    assert "DP would reach " in said["What would the speedup be with free communication?"]
+    assert "different samples" in said["Do the ranks run the same operators?"]
+    assert "less activations" in said["How does recomputation help?"]
+    assert "layers would fit with" in said["How many layers fit?"]
+    slow = said["Is there a reason to use the slowest?"]
+    assert slow.startswith("Yes. Against DP, Naive layer-wise + AR takes ")
+
+
+def test_answers_change_with_the_runs(alice: Any) -> None:
+    study = factory.study(alice, "Plain", ({}, {"dp": 2}), recompute=False)
+    said = _answers(study)
+    assert said["How does recomputation help?"].startswith("Not measured")
+    assert said["Is there a reason to use the slowest?"].startswith("Yes. Against DP, Single ")
+    assert "sends nothing" in said["Is there a reason to use the slowest?"]
+    alone = factory.study(alice, "One", ({},), recompute=False)
+    assert _answers(alone) == {}
