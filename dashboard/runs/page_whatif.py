@@ -25,7 +25,14 @@ from parallel_core.schedule.traits import flushes
 from parallel_core.simulate.replay import FREE, Change, Replay, ideal_limit, replay
 from parallel_core.spec import field_errors
 
-LINKS = (("", "as measured"), ("2", "2 times as fast"), ("4", "4 times"), ("10", "10 times"), ("free", "free"))
+LINKS = (
+    ("", "as measured"),
+    *((f"{k:g}", f"{k:g} times as fast") for k in (1.5, 2, 3, 4, 6, 10, 20, 50, 100)),
+    ("free", "free"),
+)
+"""What the slider walks: the address holds the keys."""
+SLOWEST_FASTEST = "0.25 16"
+"""Ends of the slider of a device's speed."""
 TRIED = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 """Schedules that the list of single changes tries."""
 LEAST_GAIN = 0.005
@@ -46,7 +53,8 @@ class WhatIfForm(forms.Form):
         super().__init__(given, auto_id="w-%s", use_required_attribute=False)
         split = trace.spec.parallel
         self.fields["schedule"].choices = [("", "as measured"), *((n, CHOICE_LABELS[n]) for n in names() if flushes(n))]  # type: ignore[attr-defined]
-        self.fields["device"].widget.attrs |= {"step": "any", "placeholder": "1"}
+        self.fields["device"].widget.attrs |= {"step": "any", "placeholder": "1", "data-slider": SLOWEST_FASTEST}
+        self.fields["links"].widget.attrs["data-slider"] = ""
         self.fields["micro_batches"].widget.attrs["placeholder"] = str(split.micro_batches)
         if split.pp == 1:
             for name in ("schedule", "balanced", "micro_batches"):

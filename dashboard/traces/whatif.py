@@ -13,10 +13,10 @@ from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt import length
 from dashboard.charts.timeline import Step
+from dashboard.runs.page_whatif import LINKS, SLOWEST_FASTEST
 from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text, significant
 from parallel_core.simulate.imported import FREE, replayed
 
-LINKS = (("", "as measured"), ("2", "2 times as fast"), ("4", "4 times"), ("10", "10 times"), ("free", "free"))
 IDEAS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Free communication", {"links": "free"}),
     ("Links 2 times as fast", {"links": "2"}),
@@ -37,7 +37,8 @@ class WhatIfForm(forms.Form):
 
     def __init__(self, given: Mapping[str, Any], ranks: int) -> None:
         super().__init__(given, auto_id="w-%s", use_required_attribute=False)
-        self.fields["device"].widget.attrs |= {"step": "any", "placeholder": "1"}
+        self.fields["device"].widget.attrs |= {"step": "any", "placeholder": "1", "data-slider": SLOWEST_FASTEST}
+        self.fields["links"].widget.attrs["data-slider"] = ""
         if ranks == 1:
             del self.fields["links"]
         for name, one in self.fields.items():

@@ -225,3 +225,27 @@ def test_what_happens_before_the_stream_is_open_is_not_missed(
     held[0].continue_()
     expect(state(page)).to_have_attribute("data-state", "cancelled")
     assert same_page(page)
+
+
+def test_a_slider_changes_what_if_and_its_chart_stays_the_same_element(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto(f"/runs/{stocked['dp']}/?tab=whatif")
+    mark(page)
+    said = page.locator("#whatif-result .verdict")
+    expect(said).to_contain_text("as it was measured")
+    page.locator("#chart-whatif").evaluate("element => { element.kept = true; }")
+    device = page.get_by_role("slider", name="Device, times as fast")
+    device.focus()
+    page.keyboard.press("End")
+    expect(said).to_contain_text("a device 16 times as fast")
+    expect(page.get_by_label("Device, times as fast", exact=True)).to_have_value("16")
+    expect(page).to_have_url(re.compile("device=16"))
+    links = page.get_by_role("slider", name="Links")
+    links.focus()
+    page.keyboard.press("End")
+    expect(said).to_contain_text("free communication, a device 16 times as fast")
+    expect(links).to_have_attribute("aria-valuetext", "free")
+    assert page.locator("#chart-whatif").evaluate("element => element.kept === true")
+    assert same_page(page)
+    page.reload()
+    expect(device).to_have_value("4")  # the exponent: 2 to the 4th
+    expect(said).to_contain_text("free communication, a device 16 times as fast")
