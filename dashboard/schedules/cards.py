@@ -249,7 +249,8 @@ CARDS: tuple[Card, ...] = (
     Card(
         "alpa",
         "Alpa",
-        "No strategy of its own: a search over stages, their devices and, inside a stage, how each matrix is cut.",
+        "No strategy of its own: a search over stages, their devices and, inside a stage, how each matrix is cut. "
+        "Drawn is one such plan: two replicas of stage 0, two tensor ranks of stage 1.",
         "What the plan says; stages may differ in their degrees.",
         "What the plan says.",
         "As little as the search finds.",
@@ -258,6 +259,8 @@ CARDS: tuple[Card, ...] = (
         "Zheng et al. 2022, sections 4 and 5",
         "Models whose layers differ much from each other.",
         "Uniform transformers, where the even split is near the best.",
-        None,
+        {"pp": 2, "replicas": [2, 1], "widths": [1, 2], "micro_batches": 8},
+        seen=("PP-1F1B 2-1 x TP", "PP-1F1B 1-2 x TP", "TP 2-1", "TP 1-2"),
+        preset="meshes",
     ),
 )

@@ -15,6 +15,7 @@ from dashboard.runs.models import Run, State
 from dashboard.schedules.cards import CARDS, Card
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
+from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.plan.memory import worst_stage
 from parallel_core.plan.traffic import talks
@@ -111,7 +112,7 @@ def _picture(spec: RunSpec) -> list[Rect]:
     schedule does not show what is special (cuts inside of layers)."""
     if spec.parallel.world == 1 or (spec.parallel.pp == 1 and spec.parallel.tp > 1):
         return []
-    ns, tp = 1000, spec.parallel.tp
+    ns, layout = 1000, Layout.of(spec)
     chunks, made = spec.parallel.chunks_per_rank, build(spec, STREAMED)
     each = {Kind.F: ns, Kind.B: ns, Kind.W: ns, Kind.BW: 2 * ns}
     whole = dict.fromkeys((Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER), ns * chunks)
@@ -123,11 +124,11 @@ def _picture(spec: RunSpec) -> list[Rect]:
         Rect(
             phase_of(int(row["kind"])),
             round(_WIDE * int(row["start"]) / end, 2),
-            (rank * tp + tensor) * _ROW,
+            device * _ROW,
             round(_WIDE * int(row["end"] - row["start"]) / end, 2),
         )
         for rank, rows in spans.items()
-        for tensor in range(tp)
+        for device in layout.walkers(rank)
         for row in rows
         if int(row["kind"]) in _DRAWN and row["end"] > row["start"]
     ]
