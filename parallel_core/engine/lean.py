@@ -6,9 +6,6 @@ first, then micro-batches, so gradients travel once a micro-batch (DeepSpeed's Z
 buckets are whole at a time: one that fills and one under way. A stage's backward first waits for what is under way,
 because memory is at its peak there.
 
-gloo's reduce-scatter copies the bucket, sums all of it on every rank, and takes its part: on a CPU replicas send each
-other the parts instead, which is half the bytes, and each adds up its own.
-
 What is added by autograd while weights are put off (`tensor.weights`), of norms mostly, waits in `parameter.grad`: a
 bucket opened in B would be whole until W.
 """
@@ -30,7 +27,6 @@ from parallel_core.engine.reduction import gather
 from parallel_core.engine.unshard import Unsharder
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
-from parallel_core.plan.lean import in_rows
 from parallel_core.plan.places import Bucket
 from parallel_core.schedule.ir import Kind
 
@@ -54,14 +50,11 @@ class _Filling:
 
 
 class _UnderWay(NamedTuple):
-    """`came` gets one row, of sums, or one from each replica."""
-
     start: Any
     work: Any
     whole: Tensor
-    came: Tensor
+    out: Tensor
     mine: Tensor
-    first: bool
 
 
 class LeanReducer:
@@ -78,7 +71,7 @@ class LeanReducer:
         """`unsharder` (ZeRO-3) lets go of a bucket's parameters when all of its gradients are in."""
         self._flat, self._group, self._scope, self._delay = chunks.flat, group, scope, delay
         self._weights, self._moved = chunks.weights, 0
-        self._unsharder, self._rows = unsharder, in_rows(chunks.flat.values.device.type)
+        self._unsharder = unsharder
         self._weights.listener, self._weights.sums = partial(self._arrived, _LINEAR), self.sums
         self._under_way: _UnderWay | None = None
         self._buckets: list[_Filling] = []
@@ -152,13 +145,12 @@ class LeanReducer:
     def _launch(self, bucket: _Filling) -> None:
         self._settle()
         assert bucket.whole is not None
-        start, came, group = self._scope.mark(), bucket.mine, self._group
-        if self._rows or bucket.sent:
+        start, out = self._scope.mark(), bucket.mine
+        if bucket.sent:
             with self._scope.making("grads"):
-                came = bucket.whole.new_empty(bucket.size if self._rows else len(bucket.mine))
-        exchange = dist.all_to_all_single if self._rows else dist.reduce_scatter_single
-        work = late(exchange(came, bucket.whole, group=group, async_op=True), self._delay)
-        self._under_way = _UnderWay(start, work, bucket.whole, came, bucket.mine, not bucket.sent)
+                out = torch.empty_like(bucket.mine)
+        work = dist.reduce_scatter_single(out, bucket.whole, group=self._group, async_op=True)
+        self._under_way = _UnderWay(start, late(work, self._delay), bucket.whole, out, bucket.mine)
         self._moved += bucket.whole.nbytes
         bucket.whole, bucket.sent = None, bucket.sent + 1
         bucket.came = bucket.came - bucket.needs
@@ -167,12 +159,9 @@ class LeanReducer:
     def _settle(self) -> None:
         if self._under_way is None:
             return
-        start, work, whole, came, mine, first = self._under_way
+        start, work, whole, out, mine = self._under_way
         self._under_way = None
         work.wait()
-        if came is not mine:
-            total, *others = came.view(-1, len(mine))
-            for row in others:
-                total.add_(row)
-            (mine.copy_ if first else mine.add_)(total)
+        if out is not mine:
+            mine.add_(out)
         self._scope.span(Kind.BUCKET, LANE_COLLECTIVE, start, whole.nbytes)

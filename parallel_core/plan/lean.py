@@ -2,8 +2,8 @@
 run: their sizes layer by layer (see `engine.lean` and `engine.unshard`).
 
 A bucket is there from the first gradient that is added to it until the next one is sent, or a backward begins to fill
-its own: at most the one that fills, the one under way, and what comes out of that, its part or the parts (`in_rows`). A
-matrix tied within the rank keeps its own bucket open from the last layer to the first.
+its own: at most the one that fills, the one under way, and what comes out of that, its part. A matrix tied within the
+rank keeps its own bucket open from the last layer to the first.
 
 Of parameters those of the layer that runs are there: most in its backward, where its gradients are, too.
 """
@@ -29,33 +29,24 @@ NOTHING = Whole({}, 0)
 """Without ZeRO-2 all gradients lie in the flat buffer."""
 
 
-def in_rows(device: str) -> bool:
-    """Whether replicas send each other the parts of a bucket, and each adds up its own (`engine.lean`)."""
-    return device == "cpu"
-
-
-def whole_buckets(
-    places: Places, stages: Mapping[int, Mapping[int, list[str]]], shards: int, times: int, rows: bool
-) -> Whole:
+def whole_buckets(places: Places, stages: Mapping[int, Mapping[int, list[str]]], shards: int, times: int) -> Whole:
     """Of a rank whose stages (number -> unit -> its parameters) lie at `places`.
 
-    A step fills a bucket so many `times`. Where parts come in `rows` there are as many of them as the bucket has; else
-    what comes out behind the first is added to what is there. A layer needs most when its last parameter's gradient,
-    the first in its backward, has come.
+    A step fills a bucket so many `times`; what comes out behind the first is added to what is there. A layer needs most
+    when its last parameter's gradient, the first in its backward, has come.
     """
-    part = 1.0 if rows else 1 / shards if times > 1 else 0.0
-    later = 1.0 if rows else part * (times > 2)
-    filled_in = [_in_stage(places, stage) for stage in range(len(stages))]
-    resting = max((_size(row[-1]) for row in filled_in if times > 1 or len(filled_in) > 1), default=0)
+    part = 1 / shards if times > 1 else 0.0
+    rows = [_in_stage(places, stage) for stage in range(len(stages))]
+    resting = max((_size(row[-1]) for row in rows if times > 1 or len(rows) > 1), default=0)
     open_too = _tied(places, [name for units in stages.values() for names in units.values() for name in names])
     at: dict[int, int] = {}
-    for units, row in zip(stages.values(), filled_in, strict=True):
+    for units, row in zip(stages.values(), rows, strict=True):
         last = next(iter(units))
         for unit, names in units.items():
             filled = [i for i, bucket in enumerate(row) if set(names if unit == last else names[-1:]) & {*bucket.names}]
             at[unit] = max((_live(row, i, part, open_too) for i in filled), default=_size(open_too))
-    always = _size(open_too) if len(filled_in) > 1 else 0
-    return Whole(at, round(resting * (1 + later)) + always)
+    always = _size(open_too) if len(rows) > 1 else 0
+    return Whole(at, round(resting * (1 + part * (times > 2))) + always)
 
 
 def whole_layers(places: Places, units: Mapping[int, list[str]]) -> dict[int, int]:

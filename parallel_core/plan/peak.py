@@ -25,7 +25,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.plan.backward import Layers, at_peak
-from parallel_core.plan.lean import NOTHING, Whole, in_rows, whole_buckets, whole_layers
+from parallel_core.plan.lean import NOTHING, Whole, whole_buckets, whole_layers
 from parallel_core.plan.places import TIED, Home, Places, alone_of, bucket_bytes, home, shards_of
 from parallel_core.plan.places import place as place_all
 from parallel_core.plan.under_way import copies
@@ -149,8 +149,7 @@ def _whole(spec: RunSpec, costs: Sequence[UnitCost], stages: Mapping[int, Sequen
         return NOTHING
     places = places_of(spec, costs, list(stages.values()))
     named = {n: {unit: _names(spec, costs, unit) for unit in units} for n, units in stages.items()}
-    rows = in_rows(spec.train.device)
-    found = whole_buckets(places, named, shards_of(spec), spec.parallel.micro_batches, rows)
+    found = whole_buckets(places, named, shards_of(spec), spec.parallel.micro_batches)
     if spec.parallel.zero < 3:
         return found
     return found._replace(params=whole_layers(places, {u: names for of in named.values() for u, names in of.items()}))

@@ -138,7 +138,7 @@ def test_memory_is_what_is_predicted(tied: bool, tmp_path: Path) -> None:
             for name in ("optimizer",) if tied else ("params", "grads", "optimizer"):
                 assert peak[name] == getattr(predicted, name), (name, spec.parallel)
             assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.03)
-            assert peak["params"] < 0.65 * plain.params and peak["grads"] < 0.65 * plain.grads
+            assert peak["params"] < 0.62 * plain.params and peak["grads"] < 0.62 * plain.grads
             assert sizes == {predicted.optimizer // 12}, "2 moments and a master weight in fp32"
 
 
