@@ -36,10 +36,11 @@ def _alone(name: str) -> RunSpec:
 def contestants(name: str, seat: Seat, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
     from parallel_core.bench import ours
 
+    assert groups.store is not None
     made = {side: ours.build(_alone(side), 0, Groups(), page, seat.folder) for side in SINGLE}
     for side in SPLIT:
         spec = duel.spec_of(side)
-        made[side] = ours.build(spec, seat.rank, groups_of(seat.rank, Layout.of(spec)), page, seat.folder)
+        made[side] = ours.build(spec, seat.rank, groups_of(seat.rank, Layout.of(spec), groups.store), page, seat.folder)
     return made
 
 

@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import nn
 
+from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device
-from parallel_core.engine.distributed import Group
 from parallel_core.engine.flat import FlatParameters, Shard
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.stage import Batch, Stage

@@ -9,10 +9,9 @@ from itertools import pairwise
 
 import torch.distributed as dist
 
+from parallel_core.engine.collectives import Group
+from parallel_core.engine.host_group import open_group
 from parallel_core.layout import Layout
-
-Group = dist.ProcessGroup | None
-"""None is a group of one: nothing to communicate."""
 
 TIMEOUT = timedelta(minutes=10)
 """Of a collective; a hang is found long before by the no-progress watchdog."""
@@ -47,10 +46,11 @@ class Rendezvous:
 class Groups:
     """The process groups of one rank."""
 
-    world: Group = None
+    store: dist.Store | None = None
+    world: dist.ProcessGroup | None = None
     tensor: Group = None
     data: Group = None
-    links: Mapping[tuple[bool, bool], Group] = field(default_factory=dict)
+    links: Mapping[tuple[bool, bool], dist.ProcessGroup | None] = field(default_factory=dict)
     """(to a higher pipeline rank?, activations?) -> group of the pipeline.
 
     In each of them a pair of ranks sends one way and one kind, so that messages are first in, first out and a receive
@@ -64,22 +64,24 @@ def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tie
     """Join the world and make this rank's groups. A world of one needs neither store nor group."""
     if layout.world == 1:
         return Groups()
-    dist.init_process_group(backend, store=rendezvous.open_store(), rank=rank, world_size=layout.world, timeout=TIMEOUT)
-    return groups_of(rank, layout, tied)
+    store = rendezvous.open_store()
+    dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world, timeout=TIMEOUT)
+    return groups_of(rank, layout, store, tied)
 
 
-def groups_of(rank: int, layout: Layout, tied: bool = False) -> Groups:
+def groups_of(rank: int, layout: Layout, store: dist.Store, tied: bool = False) -> Groups:
     """The groups of a rank of the world that was joined; every rank of it asks for those of the same layouts."""
     place, replica, tensor = layout.coords(rank)
     pipeline = layout.pipeline_of(rank)
     ends = {layout.place(0), layout.place(layout.stages - 1)}  # one place, where the pipeline is a V
     # A group is named by how many its members are in already: tensor and data groups, which some lack, come behind.
     return Groups(
+        store=store,
         world=dist.group.WORLD,
         # Nothing but the messages of its kind: beside a pipeline that stays full the world is at work all the time.
         links={kind: _group(pipeline, fresh=i > 0 or not layout.flushes) for i, kind in enumerate(_links(layout))},
-        tensor=_group([layout.rank(place, replica, t) for t in range(layout.widths[place])]),
-        data=_group([layout.rank(place, r, tensor) for r in range(layout.replicas[place])]),
+        tensor=near_group([layout.rank(place, replica, t) for t in range(layout.widths[place])], rank, store),
+        data=near_group([layout.rank(place, r, tensor) for r in range(layout.replicas[place])], rank, store),
         tied=_group([layout.rank(end, replica, tensor) for end in sorted(ends)] if tied and place in ends else []),
     )
 
@@ -97,7 +99,14 @@ def disconnect() -> None:
         dist.destroy_process_group()
 
 
-def _group(ranks: Sequence[int], fresh: bool = False) -> Group:
+def near_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
+    """The group of global `ranks`, all of which ask for it: CPU ranks of one host talk through memory."""
+    if len(ranks) > 1 and dist.get_backend() == "gloo" and (near := open_group(ranks, rank, store)) is not None:
+        return near
+    return _group(ranks)
+
+
+def _group(ranks: Sequence[int], fresh: bool = False) -> dist.ProcessGroup | None:
     """The group of global `ranks`, made by its members alone; the world itself where that is who they are."""
     if len(ranks) < 2:
         return None

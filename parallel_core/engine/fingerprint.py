@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from parallel_core.engine.distributed import Group
+from parallel_core.engine.collectives import Group, all_gather
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.norm import held
 from parallel_core.engine.shares import split
@@ -99,7 +98,7 @@ class Fingerprints:
         device = self._trainer.device.torch
         given = torch.tensor([_signed(value) for value in mine], device=device)
         out = given.new_empty(self._trainer.layout.world * self._width)
-        dist.all_gather_single(out, given, group=self._group)
+        all_gather(out, given, self._group).wait()
         return [[value & _MASK for value in row] for row in out.view(-1, self._width).tolist()]
 
     def _compare_tensors(self, table: list[list[int]], step: int) -> int:

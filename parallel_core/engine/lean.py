@@ -17,11 +17,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallel_core.engine.chunks import Chunks
-from parallel_core.engine.distributed import Group
+from parallel_core.engine.collectives import Group, reduce_scatter
 from parallel_core.engine.injected import late
 from parallel_core.engine.reduction import gather
 from parallel_core.engine.unshard import Unsharder
@@ -149,7 +148,7 @@ class LeanReducer:
         if bucket.sent:
             with self._scope.making("grads"):
                 out = torch.empty_like(bucket.mine)
-        work = dist.reduce_scatter_single(out, bucket.whole, group=self._group, async_op=True)
+        work = reduce_scatter(out, bucket.whole, self._group)
         self._under_way = _UnderWay(start, late(work, self._delay), bucket.whole, out, bucket.mine)
         self._moved += bucket.whole.nbytes
         bucket.whole, bucket.sent = None, bucket.sent + 1

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 
 import torch
-import torch.distributed as dist
 
+from parallel_core.engine.collectives import Group, all_gather
 from parallel_core.engine.device import Device
-from parallel_core.engine.distributed import Group
 from parallel_core.observe.host import CpuOthers
 
 
@@ -41,6 +40,6 @@ class Neighbours:
             return [mine]
         given = torch.tensor(mine, dtype=torch.float64, device=self._device.torch)
         out = torch.empty(self._world * len(mine), dtype=torch.float64, device=self._device.torch)
-        dist.all_gather_single(out, given, group=self._group)
+        all_gather(out, given, self._group).wait()
         rows: list[list[float]] = out.view(self._world, -1).tolist()
         return rows

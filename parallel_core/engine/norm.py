@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
+from parallel_core.engine.collectives import Group, all_gather, all_reduce
 from parallel_core.engine.device import Device
-from parallel_core.engine.distributed import Group
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.stop import StopRequest
 from parallel_core.layout import Layout
@@ -100,7 +99,7 @@ class StepTotals:
         if self._group is None:
             return Gathering(step, mine, mine, None)
         out = torch.empty(self._world * self._width, dtype=mine.dtype, device=mine.device)
-        work = dist.all_gather_single(out, mine, group=self._group, async_op=True)
+        work = all_gather(out, mine, self._group)
         return Gathering(step, mine, out, work)
 
     def result(self, begun: Gathering) -> Totals:
@@ -130,7 +129,7 @@ class StageNorm:
         """From `StepTotals.squares`; every rank of the tensor group calls it."""
         total = (squares * self._counted).sum()
         if self._group is not None:
-            dist.all_reduce(total, group=self._group)
+            all_reduce(total, self._group).wait()
         return float(total.sqrt())
 
 

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel_core.engine.device import Device
-from parallel_core.engine.distributed import Group
 from parallel_core.engine.injected import SlowLink
 from parallel_core.engine.receipts import Key, key
 from parallel_core.schedule.ir import AHEAD, RECVS, Kind, Op
@@ -66,7 +65,7 @@ class Links:
         self,
         here: int,
         peers: Mapping[int, Peer],
-        groups: Mapping[tuple[bool, bool], Group],
+        groups: Mapping[tuple[bool, bool], dist.ProcessGroup | None],
         edges: Sequence[tuple[int, ...]],
         dtype: torch.dtype,
         device: Device,

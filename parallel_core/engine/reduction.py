@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallel_core.engine.distributed import Group
+from parallel_core.engine.collectives import Group, all_gather, all_reduce, reduce_scatter
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.injected import late
 from parallel_core.observe.recorder import LANE_COLLECTIVE
@@ -92,9 +91,9 @@ class GradientReducer:
     def _begin(self, bucket: _Bucket) -> None:
         start = self._scope.mark()
         if len(bucket.part) == len(bucket.grads):
-            work = dist.all_reduce(bucket.grads, group=self._group, async_op=True)
+            work = all_reduce(bucket.grads, self._group)
         else:
-            work = dist.reduce_scatter_single(bucket.part, bucket.grads, group=self._group, async_op=True)
+            work = reduce_scatter(bucket.part, bucket.grads, self._group)
         self._begun.append((start, late(work, self._delay), bucket.grads.nbytes))
 
     def finish(self) -> int:
@@ -123,9 +122,7 @@ def gather(flat: FlatParameters, group: Group, delay: float) -> int:
     whole."""
     begun = [
         late(
-            dist.all_gather_single(
-                flat.values[place.start : place.stop], flat.values[part], group=group, async_op=True
-            ),
+            all_gather(flat.values[place.start : place.stop], flat.values[part], group),
             delay,
         )
         for place, part in zip(flat.buckets, flat.parts, strict=True)

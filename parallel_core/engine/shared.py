@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from parallel_core.engine.collectives import all_reduce
 from parallel_core.engine.distributed import Groups
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.outline.splits import summed_by_rows
@@ -26,9 +26,9 @@ class SharedGradients:
     @torch.no_grad()
     def sum(self) -> None:
         if self._embedding is not None and len(self._embedding):  # the same elements on first and last stage
-            dist.all_reduce(self._embedding, group=self._tied)
+            all_reduce(self._embedding, self._tied).wait()
         if self._by_rows:
             together = torch.cat(self._by_rows)  # one message instead of one a norm
-            dist.all_reduce(together, group=self._tensor)
+            all_reduce(together, self._tensor).wait()
             for mine, total in zip(self._by_rows, together.split([len(g) for g in self._by_rows]), strict=True):
                 mine.copy_(total)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device
-from parallel_core.engine.distributed import Group
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.unshard import Unsharder
 from parallel_core.models.attention import Core

@@ -18,10 +18,9 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallel_core.engine.distributed import Group
+from parallel_core.engine.collectives import Group, all_gather
 from parallel_core.engine.flat import FlatParameters, hollow
 from parallel_core.engine.injected import late
 from parallel_core.observe.recorder import LANE_COLLECTIVE
@@ -99,7 +98,7 @@ class Unsharder:
         start = self._scope.mark()
         with self._scope.making("params"):
             whole = bucket.part.new_empty(bucket.size)
-        late(dist.all_gather_single(whole, bucket.part, group=self._group, async_op=True), self._delay).wait()
+        late(all_gather(whole, bucket.part, self._group), self._delay).wait()
         for parameter, at in bucket.parameters:
             parameter.data = whole[at : at + parameter.numel()].view(parameter.shape)
         bucket.whole = whole

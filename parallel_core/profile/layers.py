@@ -18,6 +18,7 @@ from torch import Tensor
 from parallel_core.data.dataset import open_dataset
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine.chunks import Chunks
+from parallel_core.engine.collectives import Group, rank_in
 from parallel_core.engine.device import Device
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.stage import Batch
@@ -62,14 +63,12 @@ def spec_of(model: ModelSpec, precision: Precision, tp: int, recompute: Recomput
 class LayerBench:
     """The layers of `model` as `stages` (lists of unit names), ready to be timed."""
 
-    def __init__(
-        self, spec: RunSpec, stages: Sequence[Sequence[str]], device: Device, group: dist.ProcessGroup | None = None
-    ) -> None:
+    def __init__(self, spec: RunSpec, stages: Sequence[Sequence[str]], device: Device, group: Group = None) -> None:
         """`group` is a tensor group that really talks (None: its collectives are counted)."""
         self.device, self.recorder = device, device.recorder(0, 0)
         self.scope, tp = Scope(self.recorder), spec.parallel.tp
         self.group = CountingGroup(tp, self.scope)
-        talking = TensorGroup(dist.get_rank(group), tp, group, self.scope) if group else self.group
+        talking = TensorGroup(rank_in(group), tp, group, self.scope) if group else self.group
         self.chunks = Chunks(spec, dict(enumerate(stages)), talking, None, device, self.scope)
         self.stages = list(self.chunks.stages.values())
 

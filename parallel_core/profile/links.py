@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from parallel_core.engine.collectives import Group, all_gather, all_reduce, reduce_scatter
 from parallel_core.engine.device import Device
+from parallel_core.engine.distributed import near_group
 from parallel_core.profile.table import Curve, Link, What
 
 SIZES = tuple(2**k for k in range(10, 25, 2))
@@ -21,27 +24,36 @@ _LEAST, _MOST = 8, 60
 Send = Callable[[], None]
 
 
+class Meeting(NamedTuple):
+    """A rank of the world, and what it measures with."""
+
+    rank: int
+    world: int
+    store: dist.Store
+    device: Device
+
+
 def group_sizes(world: int) -> list[int]:
     """2, 4, 8, ... and the world itself."""
     return sorted({world, *(2**k for k in range(1, 10) if 2**k < world)}) if world > 1 else []
 
 
-def measure(rank: int, world: int, device: Device, sizes: Sequence[int] = SIZES) -> list[Link]:
+def measure(at: Meeting, sizes: Sequence[int] = SIZES) -> list[Link]:
     """Every rank of the world calls it; rank 0 gets the links, the others none."""
     found = []
-    for ranks in group_sizes(world):
-        group = dist.new_group(list(range(ranks)))
+    for ranks in group_sizes(at.world):
         dist.barrier()
-        if rank < ranks:
+        if at.rank < ranks:
+            group = near_group(range(ranks), at.rank, at.store)
             for what in ("all_reduce", "all_gather", "reduce_scatter"):
-                found.append(_collective(what, group, ranks, device, sizes))
+                found.append(_collective(what, group, ranks, at.device, sizes))
             if ranks == 2:
-                found.append(_send(rank, group, device, sizes))
+                found.append(_send(at, group, sizes))
         dist.barrier()
-    return found if rank == 0 else []
+    return found if at.rank == 0 else []
 
 
-def _collective(what: What, group: dist.ProcessGroup, ranks: int, device: Device, sizes: Sequence[int]) -> Link:
+def _collective(what: What, group: Group, ranks: int, device: Device, sizes: Sequence[int]) -> Link:
     """Back to back, so that all ranks come to each one together. Sizes are those of the whole tensor."""
     timed = []
     for size in sizes:
@@ -53,26 +65,27 @@ def _collective(what: What, group: dist.ProcessGroup, ranks: int, device: Device
     return _link(what, ranks, sizes, timed)
 
 
-def _sender(what: What, whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> Send:
+def _sender(what: What, whole: torch.Tensor, part: torch.Tensor, group: Group) -> Send:
     def send() -> None:
         if what == "all_reduce":
-            work = dist.all_reduce(whole, group=group, async_op=True)
+            work = all_reduce(whole, group)
         elif what == "all_gather":
-            work = dist.all_gather_single(whole, part, group=group, async_op=True)
+            work = all_gather(whole, part, group)
         else:
-            work = dist.reduce_scatter_single(part, whole, group=group, async_op=True)
+            work = reduce_scatter(part, whole, group)
         work.wait()
 
     return send
 
 
-def _send(rank: int, group: dist.ProcessGroup, device: Device, sizes: Sequence[int]) -> Link:
+def _send(at: Meeting, group: Group, sizes: Sequence[int]) -> Link:
     """There and back, halved; receives are posted before, as the engine does."""
-    timed, work, peer = [], [], 1 - rank
+    timed, work, peer = [], [], 1 - at.rank
+    pair = dist.new_group([0, 1], use_local_synchronization=True)
     for size in sizes:
-        there, back = (torch.zeros(max(1, size // 4), device=device.torch) for _ in range(2))
-        turn = _turn(rank, peer, there, back, group)
-        took, worked = _repeat(turn, device, group)
+        there, back = (torch.zeros(max(1, size // 4), device=at.device.torch) for _ in range(2))
+        turn = _turn(at.rank, peer, there, back, pair)
+        took, worked = _repeat(turn, at.device, group)
         work.append(worked / 2)
         timed.append([seconds / 2 for seconds in took])
     link = _link("send", 2, sizes, timed)
@@ -94,7 +107,7 @@ def _turn(rank: int, peer: int, there: torch.Tensor, back: torch.Tensor, group: 
     return turn
 
 
-def _repeat(send: Send, device: Device, group: dist.ProcessGroup) -> tuple[list[float], float]:
+def _repeat(send: Send, device: Device, group: Group) -> tuple[list[float], float]:
     """(seconds of each repeat, processor seconds of one), after three to warm up; as many on all ranks of the group."""
     for _ in range(3):
         send()
@@ -104,7 +117,7 @@ def _repeat(send: Send, device: Device, group: dist.ProcessGroup) -> tuple[list[
     device.synchronise()
     enough = min(_MOST, max(_LEAST, ENOUGH_S / (time.perf_counter() - began)))
     count = torch.tensor([enough], dtype=torch.float64, device=device.torch)
-    dist.broadcast(count, 0, group=group)
+    all_reduce(count, group, dist.ReduceOp.MAX).wait()
     took, worked = [], time.process_time()
     for _ in range(int(count.item())):
         began = time.perf_counter()

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device, open_device
-from parallel_core.engine.distributed import Rendezvous, connect, disconnect
+from parallel_core.engine.distributed import Rendezvous, connect, disconnect, near_group
 from parallel_core.launch_rank import Seat
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
@@ -32,9 +33,9 @@ def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
     device, world = open_device(seat.spec.train.device), seat.spec.parallel.world
     store = seat.store
     at = Rendezvous(store["host"], store["port"], world, seat.listen_fd is not None, seat.listen_fd)
-    connect(at, seat.rank, Layout.of(seat.spec), device.backend)
+    groups = connect(at, seat.rank, Layout.of(seat.spec), device.backend)
     try:
-        _Rank(seat, sink, page, device, order).measure()
+        _Rank(seat, sink, page, device, order, groups.store).measure()
     finally:
         disconnect()
 
@@ -42,9 +43,11 @@ def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
 class _Rank:
     """One rank of `world`; those below `order.devices` have a device of their own and time layers."""
 
-    def __init__(self, seat: Seat, sink: FileSink, page: Progress, device: Device, order: Order) -> None:
+    def __init__(
+        self, seat: Seat, sink: FileSink, page: Progress, device: Device, order: Order, store: dist.Store | None
+    ) -> None:
         self.rank, self.world, self.spec = seat.rank, seat.spec.parallel.world, seat.spec
-        self.sink, self.page, self.device, self.order = sink, page, device, order
+        self.sink, self.page, self.device, self.order, self.store = sink, page, device, order, store
         self.levels = sorted({1, order.devices})
 
     def measure(self) -> None:
@@ -57,8 +60,9 @@ class _Rank:
                 for found in rows:
                     self.sink.emit("profile", about="layers", row=found.model_dump(mode="json"))
         self.page.at(0, "links")
-        if self.world > 1:
-            for link in links.measure(self.rank, self.world, self.device, self.order.sizes or links.SIZES):
+        if self.store is not None:
+            meeting = links.Meeting(self.rank, self.world, self.store, self.device)
+            for link in links.measure(meeting, self.order.sizes or links.SIZES):
                 self.sink.emit("profile", about="link", row=link.model_dump(mode="json"))
 
     def _layers(self, tp: int, recompute: Any, first: bool) -> list[Layers]:
@@ -83,10 +87,13 @@ class _Rank:
         """Rows of a tensor group whose ranks have a device each, and talk."""
         if not 1 < tp <= self.order.devices:
             return []
-        group, specs = dist.new_group(list(range(tp))), [self._spec(tp, recompute, n) for n in self.order.samples]
-        if self.rank >= tp:
+        if self.rank >= tp or self.store is None:
             self._turns([], [tp])
             return []
+        group, specs = (
+            near_group(range(tp), self.rank, self.store),
+            [self._spec(tp, recompute, n) for n in self.order.samples],
+        )
         bench = _Pair(specs, self.device, group)
         self._turns([bench], [tp])
         return bench.rows(tp, joined=True)
@@ -124,7 +131,7 @@ class _Rank:
 class _Pair:
     """The layers one by one and as a whole, and what repeats of them took."""
 
-    def __init__(self, specs: Sequence[RunSpec], device: Device, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, specs: Sequence[RunSpec], device: Device, group: Group = None) -> None:
         units = specs[-1].model.units()
         self.specs, self.each = specs, LayerBench(specs[-1], [[unit] for unit in units], device, group)
         self.whole = LayerBench(specs[-1], [units], device, group)

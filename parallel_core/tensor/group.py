@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
+from parallel_core.engine.collectives import Group, all_gather, all_reduce, reduce_scatter
 from parallel_core.engine.injected import late
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
@@ -28,7 +29,7 @@ class TensorGroup:
     Every collective is recorded as a child span of the operation that `scope` is at, and ends `delay` seconds late.
     """
 
-    def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None, scope: Scope, delay: float = 0.0) -> None:
+    def __init__(self, rank: int, size: int, group: Group, scope: Scope, delay: float = 0.0) -> None:
         self.rank, self.size, self._group, self._scope, self._delay = rank, size, group, scope, delay
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
@@ -48,14 +49,14 @@ class TensorGroup:
         """Everyone's (1, rows / size, width), in the order of ranks, as (1, rows, width)."""
         mine = mine.contiguous()
         out = mine.new_empty(1, self.size * mine.shape[1], mine.shape[2])
-        work = dist.all_gather_single(out.view(-1), mine.view(-1), group=self._group, async_op=True)
+        work = all_gather(out.view(-1), mine.view(-1), self._group)
         return Begun(out, late(work, self._delay), out.nbytes)
 
     def begin_scatter(self, tensor: Tensor) -> Begun:
         """This rank's rows of the sum over the group: (..., width) -> (1, rows / size, width)."""
         tensor = tensor.contiguous()
         out = tensor.new_empty(1, tensor[..., 0].numel() // self.size, tensor.shape[-1])
-        work = dist.reduce_scatter_single(out.view(-1), tensor.view(-1), group=self._group, async_op=True)
+        work = reduce_scatter(out.view(-1), tensor.view(-1), self._group)
         return Begun(out, late(work, self._delay), tensor.nbytes)
 
     def end(self, begun: Begun) -> Tensor:
@@ -67,7 +68,7 @@ class TensorGroup:
         return begun.tensor
 
     def _begin(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
-        return late(dist.all_reduce(tensor, op, group=self._group, async_op=True), self._delay)
+        return late(all_reduce(tensor, self._group, op), self._delay)
 
     def _record(self, start: Any, moved: int) -> None:
         self._scope.span(Kind.TP_COLLECTIVE, LANE_COLLECTIVE, start, moved)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallel_core.engine.collectives import Group, all_gather, size_of
 from parallel_core.models.batchnorm import BatchNorm
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
@@ -15,20 +15,21 @@ from parallel_core.schedule.ir import Kind
 class ReplicaGroup:
     """The replicas of one stage; every exchange is recorded as a child span of the operation `scope` is at."""
 
-    def __init__(self, group: dist.ProcessGroup, scope: Scope) -> None:
+    def __init__(self, group: Group, scope: Scope) -> None:
+        assert group is not None
         self._group, self._scope = group, scope
-        self._size = dist.get_world_size(group)
+        self._size = size_of(group)
 
     def gather(self, mine: Tensor) -> Tensor:
         """Everyone's (n,) numbers as (replicas, n), in the same order on each."""
         start = self._scope.mark()
         out = mine.new_empty(self._size * len(mine))
-        dist.all_gather_single(out, mine.contiguous(), group=self._group)
+        all_gather(out, mine.contiguous(), self._group).wait()
         self._scope.span(Kind.GATHER, LANE_COLLECTIVE, start, out.nbytes)
         return out.view(self._size, -1)
 
 
-def synchronise(unit: nn.Module, group: dist.ProcessGroup | None, scope: Scope) -> None:
+def synchronise(unit: nn.Module, group: Group, scope: Scope) -> None:
     """Let the batch norms of `unit` count the samples of all replicas."""
     if group is None:
         return

@@ -1,0 +1,51 @@
+"""Collectives over a group, whatever it talks through: NCCL or gloo (torch.distributed), or shared memory."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel_core.engine.host_group import HostGroup
+
+Group = dist.ProcessGroup | HostGroup | None
+"""None is a group of one: nothing to communicate."""
+
+
+class Work(Protocol):
+    """A collective under way. Works of a group end in the order in which they were begun."""
+
+    def wait(self) -> Any: ...
+
+
+def size_of(group: dist.ProcessGroup | HostGroup) -> int:
+    return group.size if isinstance(group, HostGroup) else dist.get_world_size(group)
+
+
+def rank_in(group: dist.ProcessGroup | HostGroup) -> int:
+    return group.rank if isinstance(group, HostGroup) else dist.get_rank(group)
+
+
+def all_reduce(tensor: Tensor, group: Group, op: Any = dist.ReduceOp.SUM) -> Work:
+    """Begins the reduction of `tensor` (contiguous) over the group, in place."""
+    if isinstance(group, HostGroup):
+        return group.all_reduce(tensor, op)
+    work: Work = dist.all_reduce(tensor, op, group=group, async_op=True)
+    return work
+
+
+def all_gather(out: Tensor, mine: Tensor, group: Group) -> Work:
+    """Begins to bring everybody's `mine` into `out`, in the order of ranks; both flat."""
+    if isinstance(group, HostGroup):
+        return group.all_gather(out, mine)
+    work: Work = dist.all_gather_single(out, mine, group=group, async_op=True)
+    return work
+
+
+def reduce_scatter(out: Tensor, tensor: Tensor, group: Group) -> Work:
+    """Begins the sum of `tensor`, of which `out` gets this rank's part; both flat."""
+    if isinstance(group, HostGroup):
+        return group.reduce_scatter(out, tensor)
+    work: Work = dist.reduce_scatter_single(out, tensor, group=group, async_op=True)
+    return work
