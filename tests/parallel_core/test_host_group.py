@@ -1,0 +1,105 @@
+"""Collectives through shared memory: the sums and the order of gloo's, in any size, and gloo where they are off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallel_core.engine import host_group
+from parallel_core.engine.collectives import all_gather, all_reduce, reduce_scatter
+from parallel_core.engine.distributed import Rendezvous, connect, disconnect
+from parallel_core.engine.host_group import HALF, HostGroup
+from parallel_core.layout import Layout
+from parallel_core.observe.memory import MemoryMeter
+from parallel_core.spec import RunSpec
+from tests.parallel_core.ranks import run
+
+RANKS = 3
+SIZES = (1, 1000, HALF // 8 + 5)
+"""Elements of a rank's part: the last takes several pieces."""
+
+
+def spec() -> RunSpec:
+    return RunSpec.model_validate({"parallel": {"dp": RANKS}, "train": {"global_batch": RANKS}})
+
+
+def drawn(seed: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def _talk(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    groups = connect(meeting, rank, Layout.of(of), "gloo")
+    group, wrong = groups.data, []
+    try:
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
+            for size in SIZES:
+                given = [drawn(100 * r + size % 7, RANKS * size, dtype) for r in range(RANKS)]
+                total = (given[0] + given[1]) + given[2]
+                summed, largest = given[rank].clone(), given[rank].clone()
+                part, whole = torch.empty(size, dtype=dtype), torch.empty(RANKS * size, dtype=dtype)
+                works = [
+                    all_reduce(summed, group),
+                    all_reduce(largest, group, dist.ReduceOp.MAX),
+                    reduce_scatter(part, given[rank], group),
+                    all_gather(whole, given[rank][:size], group),
+                ]
+                works[2].wait()  # and all before it
+                pairs = {
+                    "sum": (summed, total),
+                    "max": (largest, torch.stack(given).amax(0)),
+                    "part": (part, total[rank * size : (rank + 1) * size]),
+                }
+                works[3].wait()
+                pairs["whole"] = (whole, torch.cat([one[:size] for one in given]))
+                wrong += [
+                    f"{what} of {size} {dtype}" for what, (got, want) in pairs.items() if not torch.equal(got, want)
+                ]
+        meter, mine = MemoryMeter(), torch.ones(9)
+        with meter.measure():
+            all_reduce(mine, group).wait()
+        return type(group).__name__, wrong, meter.peak_total, float(mine[0])
+    finally:
+        disconnect()
+
+
+def test_sums_parts_and_wholes_are_exact_on_every_rank(tmp_path: Path) -> None:
+    for kind, wrong, metered, one in run(spec(), _talk, tmp_path):
+        assert kind == HostGroup.__name__ and not wrong
+        assert metered <= 9 * 4, "the memory that ranks share is no activation"
+        assert one == RANKS
+
+
+def _gloo(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    groups = connect(meeting, rank, Layout.of(of), "gloo")
+    try:
+        mine = torch.full((5,), float(rank + 1))
+        all_reduce(mine, groups.data).wait()
+        return isinstance(groups.data, HostGroup), mine.tolist()
+    finally:
+        disconnect()
+
+
+def test_it_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(host_group.SWITCH, "0")
+    assert run(spec(), _gloo, tmp_path) == [(False, [6.0] * 5)] * RANKS
+
+
+def _apart(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    """The last rank cannot open the memory of the first, as on another host."""
+    if rank == RANKS - 1:
+        host_group._open = lambda told, length: None
+    return _gloo(of, rank, meeting, folder)
+
+
+def test_ranks_that_share_no_memory_all_take_gloo(tmp_path: Path) -> None:
+    assert run(spec(), _apart, tmp_path) == [(False, [6.0] * 5)] * RANKS
+
+
+@pytest.mark.parametrize(("seen", "value", "reached"), [(4, 5, False), (5, 5, True), (2**31 - 1, -(2**31), False)])
+def test_turns_are_counted_around_the_end_of_their_word(seen: int, value: int, reached: bool) -> None:
+    assert host_group._reached(seen, value) is reached
+    assert host_group._reached(value, seen) is (not reached or seen == value)
