@@ -1,4 +1,4 @@
-"""Collectives over a group, whatever it talks through: NCCL or gloo (torch.distributed), or shared memory."""
+"""Collectives and messages, whatever they go through: NCCL or gloo (torch.distributed), or shared memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel_core.engine.host_group import HostGroup
+from parallel_core.engine.host_links import HostLinks
 
 Group = dist.ProcessGroup | HostGroup | None
 """None is a group of one: nothing to communicate."""
 
+LinkGroup = dist.ProcessGroup | HostLinks | None
+"""What messages of one kind go through."""
+
 
 class Work(Protocol):
-    """A collective under way. Works of a group end in the order in which they were begun."""
+    """A collective or a message under way. Works of a group end in the order in which they were begun."""
 
     def wait(self) -> Any: ...
 
@@ -48,4 +52,22 @@ def reduce_scatter(out: Tensor, tensor: Tensor, group: Group) -> Work:
     if isinstance(group, HostGroup):
         return group.reduce_scatter(out, tensor)
     work: Work = dist.reduce_scatter_single(out, tensor, group=group, async_op=True)
+    return work
+
+
+def isend(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
+    """Begins to send `tensor` (contiguous) to a global rank."""
+    if isinstance(group, HostLinks):
+        return group.isend(tensor, rank)
+    work = dist.isend(tensor, rank, group=group)
+    assert work is not None
+    return work
+
+
+def irecv(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
+    """Posts a receive from a global rank into `tensor`."""
+    if isinstance(group, HostLinks):
+        return group.irecv(tensor, rank)
+    work = dist.irecv(tensor, rank, group=group)
+    assert work is not None
     return work

@@ -9,8 +9,9 @@ from itertools import pairwise
 
 import torch.distributed as dist
 
-from parallel_core.engine.collectives import Group
+from parallel_core.engine.collectives import Group, LinkGroup
 from parallel_core.engine.host_group import open_group
+from parallel_core.engine.host_links import Kind, open_links
 from parallel_core.layout import Layout
 
 TIMEOUT = timedelta(minutes=10)
@@ -50,7 +51,7 @@ class Groups:
     world: dist.ProcessGroup | None = None
     tensor: Group = None
     data: Group = None
-    links: Mapping[tuple[bool, bool], dist.ProcessGroup | None] = field(default_factory=dict)
+    links: Mapping[tuple[bool, bool], LinkGroup] = field(default_factory=dict)
     """(to a higher pipeline rank?, activations?) -> group of the pipeline.
 
     In each of them a pair of ranks sends one way and one kind, so that messages are first in, first out and a receive
@@ -78,15 +79,14 @@ def groups_of(rank: int, layout: Layout, store: dist.Store, tied: bool = False) 
     return Groups(
         store=store,
         world=dist.group.WORLD,
-        # Nothing but the messages of its kind: beside a pipeline that stays full the world is at work all the time.
-        links={kind: _group(pipeline, fresh=i > 0 or not layout.flushes) for i, kind in enumerate(_links(layout))},
+        links=near_links(pipeline, _links(layout), rank, store, layout.flushes),
         tensor=near_group([layout.rank(place, replica, t) for t in range(layout.widths[place])], rank, store),
         data=near_group([layout.rank(place, r, tensor) for r in range(layout.replicas[place])], rank, store),
         tied=_group([layout.rank(end, replica, tensor) for end in sorted(ends)] if tied and place in ends else []),
     )
 
 
-def _links(layout: Layout) -> list[tuple[bool, bool]]:
+def _links(layout: Layout) -> list[Kind]:
     """Activations go to where the next stage stands, gradients back: two links on a line, four in a loop or a V."""
     places = [layout.place(stage) for stage in range(layout.stages)]
     ways = sorted({here < there for here, there in pairwise(places) if here != there}, reverse=True)
@@ -104,6 +104,20 @@ def near_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
     if len(ranks) > 1 and dist.get_backend() == "gloo" and (near := open_group(ranks, rank, store)) is not None:
         return near
     return _group(ranks)
+
+
+def near_links(
+    ranks: Sequence[int], kinds: Sequence[Kind], rank: int, store: dist.Store, flushes: bool = True
+) -> Mapping[Kind, LinkGroup]:
+    """The links of each of `kinds` between global `ranks`, all of which ask for them, as `near_group`.
+
+    A group is for nothing but the messages of its kind; beside a pipeline that stays full the world is at work all the
+    time, so none of them is the world.
+    """
+    several = bool(kinds) and len(ranks) > 1 and dist.get_backend() == "gloo"
+    if several and (near := open_links(ranks, kinds, rank, store)) is not None:
+        return near
+    return {kind: _group(ranks, fresh=i > 0 or not flushes) for i, kind in enumerate(kinds)}
 
 
 def _group(ranks: Sequence[int], fresh: bool = False) -> dist.ProcessGroup | None:

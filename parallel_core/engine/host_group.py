@@ -4,77 +4,31 @@ Each rank has a slot of two halves. A message goes through them piece by piece: 
 says so, waits until the others have said it, and reads theirs; meanwhile the other half is free for the next piece.
 All add in the order of ranks, so all get the same bits. Nothing runs in the background: a work is done when somebody
 waits for it, in the order in which works were begun, which is the same on every rank of a group.
-
-Waiting is a futex (man 2 futex) behind a short look, so ranks that share a core do not take turns at looking. Linux
-alone has it: elsewhere, between hosts and on other devices `open_group` says None, and gloo or NCCL it is.
 """
 
 from __future__ import annotations
 
-import ctypes
+import collections
 import mmap
 import os
-import platform
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-SWITCH = "TRAINYARD_SHARED_MEMORY"
-"""The environment variable that turns it off where it is 0, for all ranks of a run."""
+from parallel_core.engine import host_memory
+from parallel_core.engine.host_memory import Counter
+
 HALF = 1 << 22
-"""Bytes of a piece: it stays in a core's cache between the one who writes it and those who read."""
+"""Bytes of a piece."""
 _HEAD, _LINE = 4096, 64
-_LOOKS = 200
-_SYSCALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
-_WAIT, _WAKE, _ALL = 0, 1, 2**31 - 1
-_TIMEOUT_S = 600.0
 _POSTED, _READ = 0, 1
 
-_made: Counter[tuple[int, ...]] = Counter()
+_made: collections.Counter[tuple[int, ...]] = collections.Counter()
 """Groups of the same ranks so far: members count alike, so they find each other's."""
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-_SECOND = _Timespec(1, 0)
-
-
-class _Counter:
-    """A number in shared memory that grows, and that others can wait for."""
-
-    def __init__(self, memory: mmap.mmap, offset: int, libc: ctypes.CDLL) -> None:
-        self._value = ctypes.c_int32.from_buffer(memory, offset)
-        self._at, self._libc = ctypes.c_void_p(ctypes.addressof(self._value)), libc
-
-    def tell(self, value: int) -> None:
-        self._value.value = value
-        self._libc.syscall(_SYSCALL, self._at, _WAKE, _ALL, None, None, 0)
-
-    def reach(self, value: int) -> None:
-        """Raises TimeoutError after ten minutes."""
-        word = self._value
-        for _ in range(_LOOKS):
-            if _reached(word.value, value):
-                return
-        until = time.monotonic() + _TIMEOUT_S
-        while not _reached(seen := word.value, value):
-            self._libc.syscall(_SYSCALL, self._at, _WAIT, seen, ctypes.byref(_SECOND), None, 0)
-            if time.monotonic() > until:
-                raise TimeoutError(f"a rank of this host has not come for {_TIMEOUT_S:.0f} s")
-
-
-def _reached(seen: int, value: int) -> bool:
-    """Counted in 32 bits, which a long run goes through more than once."""
-    return (seen - value) & 0xFFFFFFFF < 0x80000000
 
 
 class HostWork:
@@ -97,8 +51,7 @@ class HostGroup:
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._counters = [[_Counter(memory, _LINE * (2 * r + k), libc) for k in (0, 1)] for r in range(size)]
+        self._counters = [[Counter(memory, _LINE * (2 * r + k)) for k in (0, 1)] for r in range(size)]
         whole = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEAD)
         self._slots = whole.view(2, size, HALF)
         self._turn = 0
@@ -166,56 +119,31 @@ class HostGroup:
     def _let_go(self) -> None:
         self._counters[self.rank][_READ].tell(self._turn)
 
-    def _others(self, which: int) -> Iterator[_Counter]:
+    def _others(self, which: int) -> Iterator[Counter]:
         return (own[which] for r, own in enumerate(self._counters) if r != self.rank)
 
 
 def open_group(ranks: Sequence[int], rank: int, store: dist.Store) -> HostGroup | None:
     """Of the global `ranks`, all of which ask for it; None on each of them where not all can share memory."""
-    if os.environ.get(SWITCH) == "0":
-        return None
+    memory = share(meeting(ranks), ranks, rank, store, _HEAD + 2 * len(ranks) * HALF)
+    return HostGroup(memory, list(ranks).index(rank), len(ranks)) if memory else None
+
+
+def meeting(ranks: Sequence[int]) -> str:
+    """A name that `ranks` alone have, and once."""
     turn = _made[tuple(ranks)]
     _made[tuple(ranks)] += 1
-    key = f"host-group/{'-'.join(map(str, ranks))}/{turn}"
-    length = _HEAD + 2 * len(ranks) * HALF
-    made = None
+    return f"host-memory/{'-'.join(map(str, ranks))}/{turn}"
+
+
+def share(key: str, ranks: Sequence[int], rank: int, store: dist.Store, length: int) -> mmap.mmap | None:
+    """Memory that all of `ranks` have; None on each of them where one has not. `key` = their `meeting`."""
+    made = host_memory.create(length) if rank == ranks[0] else None
     if rank == ranks[0]:
-        made = _create(length)
-        store.set(key, f"{_host()} /proc/{os.getpid()}/fd/{made}" if made is not None else "none")
-    memory = _open(store.get(key).decode(), length)
+        store.set(key, host_memory.address(made))
+    memory = host_memory.open_file(store.get(key).decode(), length)
     store.set(f"{key}/{rank}", "shared" if memory else "apart")
     alike = [store.get(f"{key}/{other}") for other in ranks]  # read by all before the file is closed
     if made is not None:
         os.close(made)
-    if memory is None or b"apart" in alike:
-        return None
-    return HostGroup(memory, list(ranks).index(rank), len(ranks))
-
-
-def _create(length: int) -> int | None:
-    """A file in memory that goes when the last of its users does."""
-    if _SYSCALL is None or not hasattr(os, "memfd_create"):
-        return None
-    made = os.memfd_create("trainyard-group", os.MFD_CLOEXEC)
-    os.ftruncate(made, length)
-    return made
-
-
-def _open(told: str, length: int) -> mmap.mmap | None:
-    host, _, path = told.partition(" ")
-    if _SYSCALL is None or host != _host():
-        return None
-    with suppress(OSError):
-        file = os.open(path, os.O_RDWR)
-        try:
-            return mmap.mmap(file, length)
-        finally:
-            os.close(file)
-    return None
-
-
-def _host() -> str:
-    """Of this boot of this machine."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return "unknown"
+    return None if b"apart" in alike else memory

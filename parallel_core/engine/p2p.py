@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from parallel_core.engine.collectives import LinkGroup, irecv, isend
 from parallel_core.engine.device import Device
+from parallel_core.engine.host_links import HostLinks
 from parallel_core.engine.injected import SlowLink
 from parallel_core.engine.receipts import Key, key
 from parallel_core.schedule.ir import AHEAD, RECVS, Kind, Op
@@ -65,7 +66,7 @@ class Links:
         self,
         here: int,
         peers: Mapping[int, Peer],
-        groups: Mapping[tuple[bool, bool], dist.ProcessGroup | None],
+        groups: Mapping[tuple[bool, bool], LinkGroup],
         edges: Sequence[tuple[int, ...]],
         dtype: torch.dtype,
         device: Device,
@@ -79,6 +80,10 @@ class Links:
         self._left: dict[Link, deque[Op]] = {}
         self._posted: dict[Link, deque[_Posted]] = {}
         self._sent: dict[Key, tuple[list[Any], Tensor]] = {}
+        largest = max((math.prod(edge) for edge in edges), default=0) + mark
+        for group in groups.values():
+            if isinstance(group, HostLinks):
+                group.size = largest * dtype.itemsize
         takers = [rank for peer in peers.values() for rank in peer.takers]
         self._slow = {rank: SlowLink(late) for rank in takers if (late := delay(rank))}
 
@@ -113,7 +118,7 @@ class Links:
         tensor = tensor.contiguous()
         group = self._groups[op.peer > self._here, op.kind is Kind.SEND_ACT]
         takers = self._peers[op.peer].takers
-        works = [self._start(partial(dist.isend, tensor, rank, group=group), rank) for rank in takers]
+        works = [self._start(partial(isend, tensor, rank, group), rank) for rank in takers]
         if works:
             self._sent[key(op)] = (works, tensor)
         return len(works) * tensor.nbytes
@@ -144,7 +149,7 @@ class Links:
         if self._mark and not activations:
             shape = (math.prod(shape) + self._mark,)
         buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
-        work = dist.irecv(buffer, self._peers[peer].giver, group=self._groups[peer < self._here, activations])
+        work = irecv(buffer, self._peers[peer].giver, self._groups[peer < self._here, activations])
         self._posted[link].append(_Posted(buffer, work))
 
 

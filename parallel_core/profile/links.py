@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from parallel_core.engine.collectives import Group, all_gather, all_reduce, reduce_scatter
+from parallel_core.engine.collectives import (
+    Group,
+    LinkGroup,
+    all_gather,
+    all_reduce,
+    irecv,
+    isend,
+    reduce_scatter,
+)
 from parallel_core.engine.device import Device
-from parallel_core.engine.distributed import near_group
+from parallel_core.engine.distributed import near_group, near_links
+from parallel_core.engine.host_links import HostLinks, Kind
 from parallel_core.profile.table import Curve, Link, What
 
 SIZES = tuple(2**k for k in range(10, 25, 2))
@@ -21,6 +30,8 @@ ENOUGH_S = 0.15
 """Of repeating one message of one size."""
 _LEAST, _MOST = 8, 60
 
+FORTH: Kind = (True, True)
+BACK: Kind = (False, False)
 Send = Callable[[], None]
 
 
@@ -80,11 +91,14 @@ def _sender(what: What, whole: torch.Tensor, part: torch.Tensor, group: Group) -
 
 def _send(at: Meeting, group: Group, sizes: Sequence[int]) -> Link:
     """There and back, halved; receives are posted before, as the engine does."""
-    timed, work, peer = [], [], 1 - at.rank
-    pair = dist.new_group([0, 1], use_local_synchronization=True)
+    timed, work = [], []
+    pair = near_links(range(2), [FORTH, BACK], at.rank, at.store)
+    for way in pair.values():
+        if isinstance(way, HostLinks):
+            way.size = max(sizes)
     for size in sizes:
         there, back = (torch.zeros(max(1, size // 4), device=at.device.torch) for _ in range(2))
-        turn = _turn(at.rank, peer, there, back, pair)
+        turn = _turn(at.rank, there, back, pair)
         took, worked = _repeat(turn, at.device, group)
         work.append(worked / 2)
         timed.append([seconds / 2 for seconds in took])
@@ -92,14 +106,14 @@ def _send(at: Meeting, group: Group, sizes: Sequence[int]) -> Link:
     return link.model_copy(update={"work": Curve(sizes=tuple(sizes), seconds=tuple(work))})
 
 
-def _turn(rank: int, peer: int, there: torch.Tensor, back: torch.Tensor, group: dist.ProcessGroup) -> Send:
+def _turn(rank: int, there: torch.Tensor, back: torch.Tensor, pair: Mapping[Kind, LinkGroup]) -> Send:
+    mine, theirs = (BACK, FORTH) if rank else (FORTH, BACK)
+
     def turn() -> None:
-        coming = dist.irecv(back, peer, group=group)
-        assert coming is not None
+        coming = irecv(back, 1 - rank, pair[theirs])
         if rank:
             coming.wait()
-        going = dist.isend(there, peer, group=group)
-        assert going is not None
+        going = isend(there, 1 - rank, pair[mine])
         if not rank:
             coming.wait()
         going.wait()

@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallel_core.engine import host_group
-from parallel_core.engine.collectives import all_gather, all_reduce, reduce_scatter
+from parallel_core.engine import host_memory
+from parallel_core.engine.collectives import all_gather, all_reduce, irecv, isend, reduce_scatter
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.host_group import HALF, HostGroup
+from parallel_core.engine.host_links import SLOTS, HostLinks
 from parallel_core.layout import Layout
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.spec import RunSpec
@@ -84,14 +85,14 @@ def _gloo(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 
 
 def test_it_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(host_group.SWITCH, "0")
+    monkeypatch.setenv(host_memory.SWITCH, "0")
     assert run(spec(), _gloo, tmp_path) == [(False, [6.0] * 5)] * RANKS
 
 
 def _apart(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     """The last rank cannot open the memory of the first, as on another host."""
     if rank == RANKS - 1:
-        host_group._open = lambda told, length: None
+        host_memory.open_file = lambda told, length: None  # type: ignore[assignment,misc]
     return _gloo(of, rank, meeting, folder)
 
 
@@ -101,5 +102,38 @@ def test_ranks_that_share_no_memory_all_take_gloo(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("seen", "value", "reached"), [(4, 5, False), (5, 5, True), (2**31 - 1, -(2**31), False)])
 def test_turns_are_counted_around_the_end_of_their_word(seen: int, value: int, reached: bool) -> None:
-    assert host_group._reached(seen, value) is reached
-    assert host_group._reached(value, seen) is (not reached or seen == value)
+    assert host_memory.reached(seen, value) is reached
+    assert host_memory.reached(value, seen) is (not reached or seen == value)
+
+
+def _post(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    """More messages than a channel has slots, ahead of their receives; then to and fro, in two types and sizes."""
+    groups = connect(meeting, rank, Layout.of(of), "gloo")
+    (forth, back), wrong = (groups.links[True, True], groups.links[False, False]), 0
+    try:
+        for link in (forth, back):
+            if isinstance(link, HostLinks):
+                link.size = 4096 * 8
+        for i in range(3 * SLOTS):
+            if rank == 0:
+                isend(torch.full((i % 7 + 1,), float(i)), 1, forth).wait()
+            else:
+                irecv(got := torch.empty(i % 7 + 1), 0, forth).wait()
+                wrong += got.tolist() != [float(i)] * (i % 7 + 1)
+        for i in range(20):
+            mine, theirs = (forth, back) if rank == 0 else (back, forth)
+            answers = [torch.empty(2048 * (n + 1), dtype=torch.float64) for n in range(2)]
+            coming = [irecv(answer, 1 - rank, theirs) for answer in answers]
+            going = [isend(drawn(i + n + rank, 2048 * (n + 1), torch.float64), 1 - rank, mine) for n in range(2)]
+            for work in (*coming, *going):
+                work.wait()
+            wanted = [drawn(i + n + 1 - rank, 2048 * (n + 1), torch.float64) for n in range(2)]
+            wrong += sum(not torch.equal(*pair) for pair in zip(answers, wanted, strict=True))
+        return type(forth).__name__, wrong
+    finally:
+        disconnect()
+
+
+def test_messages_come_whole_and_in_order(tmp_path: Path) -> None:
+    pipeline = RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 2}, "train": {"global_batch": 2}})
+    assert run(pipeline, _post, tmp_path) == [(HostLinks.__name__, 0)] * 2

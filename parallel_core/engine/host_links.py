@@ -1,0 +1,161 @@
+"""Messages between ranks of one host, through memory that they share: for CPU ranks, in place of gloo's sockets.
+
+From each rank to each other one there is a channel: slots, and the numbers of those that are full, first in, first out.
+A send copies its tensor into a free slot and is over; the receiver copies it out where it waits for it. The slot that
+was freed last is used next, so only as many are ever touched as there were messages under way.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel_core.engine import host_group, host_memory
+from parallel_core.engine.host_memory import Counter
+
+SLOTS = 256
+"""Messages that may be under way on a channel; one more waits for a free slot."""
+_LINE = 64
+_HEAD = 4096
+_PAGE = 4096
+
+
+Kind = tuple[bool, bool]
+"""See `distributed.Groups.links`."""
+
+
+class Channel:
+    """One end of what goes from one rank to another, in messages of `size` bytes at most."""
+
+    def __init__(self, memory: mmap.mmap, size: int) -> None:
+        self._posted, self._freed = Counter(memory, 0), Counter(memory, _LINE)
+        numbers = np.frombuffer(memory, np.int32, 2 * SLOTS, 2 * _LINE)
+        self._full, self._empty = numbers[:SLOTS], numbers[SLOTS:]
+        self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEAD).view(SLOTS, _room(size))
+        self._free = list(reversed(range(SLOTS)))
+        self._sent = self._taken = self._back = 0
+
+    def put(self, tensor: Tensor) -> None:
+        """Sends; waits only where every slot is full."""
+        if not self._free:
+            self._freed.reach(self._back + 1)
+        while self._back != self._freed.value:
+            self._free.append(int(self._empty[self._back % SLOTS]))
+            self._back = _next(self._back)
+        slot = self._free.pop()
+        _view(self._slots[slot], tensor).copy_(tensor)
+        self._full[self._sent % SLOTS] = slot
+        self._sent = _next(self._sent)
+        self._posted.tell(self._sent)
+
+    def take(self, tensor: Tensor) -> None:
+        """Receives the next message."""
+        self._posted.reach(self._taken + 1)
+        slot = int(self._full[self._taken % SLOTS])
+        tensor.copy_(_view(self._slots[slot], tensor))
+        self._empty[self._taken % SLOTS] = slot
+        self._taken = _next(self._taken)
+        self._freed.tell(self._taken)
+
+
+class Sent:
+    """The work of a message that is out of the sender's hands."""
+
+    def wait(self) -> bool:
+        return True
+
+
+SENT = Sent()
+
+
+class Awaited(NamedTuple):
+    """The work of a receive; those of a channel are waited for in the order in which they were posted."""
+
+    links: HostLinks
+    giver: int
+    tensor: Tensor
+
+    def wait(self) -> bool:
+        self.links.take(self.giver, self.tensor)
+        return True
+
+
+class HostLinks:
+    """The messages of one kind that global rank `rank` has with others of its host. `size` = bytes of the largest."""
+
+    def __init__(self, name: str, rank: int, store: dist.Store) -> None:
+        self._name, self._rank, self._store, self.size = name, rank, store, 0
+        self._to: dict[int, Channel] = {}
+        self._of: dict[int, Channel] = {}
+        self._files: list[int] = []
+
+    def isend(self, tensor: Tensor, taker: int) -> Sent:
+        channel = self._to.get(taker) or self._open_to(taker)
+        with torch.no_grad(), torch._C._DisableTorchDispatch():  # the slots are nobody's activations
+            channel.put(tensor)
+        return SENT
+
+    def irecv(self, tensor: Tensor, giver: int) -> Awaited:
+        return Awaited(self, giver, tensor)
+
+    def take(self, giver: int, tensor: Tensor) -> None:
+        channel = self._of.get(giver) or self._open_of(giver)
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            channel.take(tensor)
+
+    def _open_to(self, taker: int) -> Channel:
+        """Made by who sends; the file stays open until the process ends, for the other end finds it here."""
+        file = host_memory.create(_length(self.size))
+        told = host_memory.address(file)
+        memory = host_memory.open_file(told, _length(self.size))
+        if file is None or memory is None:
+            raise OSError("memory that ranks of this host share could be had when they met, and now it cannot")
+        self._files.append(file)
+        self._store.set(self._key(self._rank, taker), told)
+        made = self._to[taker] = Channel(memory, self.size)
+        return made
+
+    def _open_of(self, giver: int) -> Channel:
+        told = self._store.get(self._key(giver, self._rank)).decode()
+        memory = host_memory.open_file(told, _length(self.size))
+        if memory is None:
+            raise OSError(f"rank {giver} has sent something through memory that this rank cannot open: {told}")
+        made = self._of[giver] = Channel(memory, self.size)
+        return made
+
+    def _key(self, giver: int, taker: int) -> str:
+        return f"{self._name}/{giver}-{taker}"
+
+
+def open_links(
+    ranks: Sequence[int], kinds: Sequence[Kind], rank: int, store: dist.Store
+) -> dict[Kind, HostLinks] | None:
+    """Links of each kind between the global `ranks`, all of which ask for them; None where not all can share memory."""
+    name = host_group.meeting(ranks)
+    if host_group.share(name, ranks, rank, store, _PAGE) is None:
+        return None
+    return {kind: HostLinks(f"{name}/{kind[0]:d}{kind[1]:d}", rank, store) for kind in kinds}
+
+
+def _room(size: int) -> int:
+    return max(1, math.ceil(size / _PAGE)) * _PAGE
+
+
+def _length(size: int) -> int:
+    return _HEAD + SLOTS * _room(size)
+
+
+def _view(slot: Tensor, like: Tensor) -> Tensor:
+    return slot[: like.nbytes].view(like.dtype).view(like.shape)
+
+
+def _next(count: int) -> int:
+    """Counts as a 32 bit number in memory does."""
+    return (count + 1 + 2**31) % 2**32 - 2**31
