@@ -200,7 +200,7 @@ class GptOutline(Outline):
             parameters=self._parameters(spec, 1),
             boundary=self._entering(spec),
             inner=self._norm(spec) + qkv + bsh // t + self._core(spec),
-            passing=bsh + qkv + bsh // t + (0 if fused_attention(spec) else 2 * matrix) + self._gathered(spec),
+            passing=bsh + qkv + bsh // t + (0 if fused_attention(spec) else 2 * matrix),
             gathered=2 * self._foreign(spec),
         )
 
@@ -225,7 +225,7 @@ class GptOutline(Outline):
             parameters=self._parameters(spec, 2),
             boundary=self._entering(spec),
             inner=self._norm(spec) + 2 * rows * wide,
-            passing=bsh + rows * wide + _apart(spec, h * wide) + self._gathered(spec),
+            passing=bsh + rows * wide + _apart(spec, h * wide),
             put_off=rows * f,
             gathered=2 * self._foreign(spec),
         )
@@ -238,7 +238,7 @@ class GptOutline(Outline):
             parameters=self._parameters(spec, -1),
             boundary=self._entering(spec),
             inner=self._norm(spec) + spec.fp32_elements * logits,
-            passing=bsh + _apart(spec, matrix) + 2 * self._gathered(spec) + self._scattered(spec),
+            passing=bsh + _apart(spec, matrix) + self._gathered(spec) + self._scattered(spec),
             gathered=self._foreign(spec),
             loss=_apart(spec, logits),
             ends=True,

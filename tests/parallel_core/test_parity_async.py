@@ -47,9 +47,10 @@ def _round_robin(name: str) -> dict[str, Case]:
 
 def _more(name: str) -> dict[str, Case]:
     turns = {"schedule": name, "global_batch": 12}
+    whole = {"recompute": "full", "cuts": (3,)}  # of blocks: the replay makes one again from where it begins
     return {
         f"{name}-2-1": turns | {"replicas": (2, 1), "pp": 2, "micro_batches": 4},
-        f"{name}-1-2-short": turns | {"replicas": (1, 2), "pp": 2, "micro_batches": 3, "recompute": "full"},
+        f"{name}-1-2-short": turns | {"replicas": (1, 2), "pp": 2, "micro_batches": 3} | whole,
         f"{name}-3-1-short": turns | {"replicas": (3, 1), "pp": 2, "micro_batches": 7, "global_batch": 14},
         f"{name}-2-2": turns | {"replicas": (2, 2), "pp": 2, "micro_batches": 4},
         f"{name}-2-1-tp": turns | {"replicas": (2, 1), "pp": 2, "tp": 2, "micro_batches": 4},
