@@ -12,9 +12,8 @@ block at a time; embedding and head are not recomputed. `activations` are what i
 gradients of activations, messages and tokens. Without a flush, `params` are those of all weight versions that a stage
 keeps (Narayanan et al. 2019, section 3.3).
 
-All ranks of a stage need the same. Not counted: the framework itself, a CUDA context, workspace inside kernels, the memory
-that ranks of a host talk through, what gloo or NCCL hold on to until a collective is collected, the
-allocator's rounding.
+All ranks of a stage need the same. Not counted: the framework itself, a CUDA context, workspace inside kernels, memory
+that ranks of a host talk through, what gloo or NCCL hold until a collective is collected, the allocator's rounding.
 """
 
 from __future__ import annotations
