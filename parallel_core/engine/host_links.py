@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from parallel_core.engine.host_memory import Counter
 
 SLOTS = 256
 """Messages that may be under way on a channel; one more waits for a free slot."""
+_SOON_S = 1e-3
 _LINE = 64
 _HEAD = 4096
 _PAGE = 4096
@@ -97,8 +99,8 @@ class HostLinks:
         self._files: list[int] = []
 
     def isend(self, tensor: Tensor, taker: int) -> Sent:
-        channel = self._to.get(taker) or self._open_to(taker)
         with torch.no_grad(), torch._C._DisableTorchDispatch():  # the slots are nobody's activations
+            channel = self._to.get(taker) or self._open_to(taker)
             channel.put(tensor)
         return SENT
 
@@ -106,8 +108,8 @@ class HostLinks:
         return Awaited(self, giver, tensor)
 
     def take(self, giver: int, tensor: Tensor) -> None:
-        channel = self._of.get(giver) or self._open_of(giver)
         with torch.no_grad(), torch._C._DisableTorchDispatch():
+            channel = self._of.get(giver) or self._open_of(giver)
             channel.take(tensor)
 
     def _open_to(self, taker: int) -> Channel:
@@ -123,7 +125,10 @@ class HostLinks:
         return made
 
     def _open_of(self, giver: int) -> Channel:
-        told = self._store.get(self._key(giver, self._rank)).decode()
+        key = self._key(giver, self._rank)
+        while not self._store.check([key]):  # a store that waits would keep a send of another thread waiting
+            time.sleep(_SOON_S)
+        told = self._store.get(key).decode()
         memory = host_memory.open_file(told, _length(self.size))
         if memory is None:
             raise OSError(f"rank {giver} has sent something through memory that this rank cannot open: {told}")
