@@ -138,7 +138,7 @@ def test_a_rank_out_of_memory_ends_its_group_with_its_own_traceback(bench: Bench
     spec = tiny(dp=1, pp=2, micro_batches=4, cuts=[1])
     small, large = (memory.total for memory in predict(RunSpec.model_validate(spec)))
     assert large > 1.5 * small
-    attempt = bench.send(spec | {"trace": {"memory_cap": (small + large) // 2}})
+    attempt = bench.send(spec | {"trace": {"memory_cap": (small + 4 * large) // 5}})
     end = bench.wait_end(attempt)
     assert (end["outcome"], end["cause"], end["rank"]) == ("failed", "out_of_memory", 1)
     assert "MemoryCapExceeded" in end["traceback"] and "stage.py" in end["traceback"]
