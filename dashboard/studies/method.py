@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -26,6 +27,8 @@ LINK_WORDS = {
 }
 NAMED = 8
 """Devices of a host that are named one by one."""
+_CORE = re.compile(r", core \d+$")
+"""What tells the cores of one processor apart."""
 
 
 class Line(NamedTuple):
@@ -81,7 +84,7 @@ def _host(name: str, used: set[tuple[str, int]], host: Worker | None) -> str:
     if host is None:
         return f"{name}: {plural_text(len(used), 'device')}, host forgotten since"
     mine = [device for device in host.devices if (device["kind"], device["index"]) in used]
-    names = Counter(str(device.get("name") or device["kind"]) for device in mine)
+    names = Counter(_CORE.sub(", a core", str(device.get("name") or device["kind"])) for device in mine)
     listed = ", ".join(f"{n} x {text}" if n > 1 else text for text, n in list(names.items())[:NAMED])
     sizes = {device.get("memory_total", 0) for device in mine} - {0}
     memory = f", {bytes_text(min(sizes))} of memory{' at least' if len(sizes) > 1 else ' each'}" if sizes else ""

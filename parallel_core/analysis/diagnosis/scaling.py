@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.analysis.diagnosis.case import Case, Finding
-from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.quantities import ns_text, percent_text, plural_text
 from parallel_core.analysis.sentences import COMPONENT_NAMES
 
 LEAST = 0.70
@@ -28,8 +28,8 @@ def check(case: Case) -> Finding | None:
     lost = round((1 - kept) * case.step_ns)
     return Finding(
         "scaling",
-        f"{percent_text(kept)} of the earlier speed a device is left on {case.layout.world} devices.",
-        f"{before.layout.world} devices took {ns_text(before.step_ns)} a step, {case.layout.world} take "
+        f"{percent_text(kept)} of the earlier speed a device is left on {plural_text(case.layout.world, 'device')}.",
+        f"{plural_text(before.layout.world, 'device')} took {ns_text(before.step_ns)} a step, {case.layout.world} take "
         f"{ns_text(case.step_ns)}; {COMPONENT_NAMES[worst]} grew most, by {ns_text(max(grown[worst], 0))}.",
         "Give each device more work (a larger batch), or split along the axis whose account did not grow.",
         effect_ns=lost,
