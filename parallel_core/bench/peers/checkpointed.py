@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from parallel_core.bench.peers.common import Batches, adamw, layers, mean_loss
-from parallel_core.bench.turns import Contestant, metered
+from parallel_core.bench.peers.common import Batches, layers, trained
+from parallel_core.bench.turns import Contestant
 from parallel_core.spec import RunSpec
 
 
@@ -28,14 +28,4 @@ def build(spec: RunSpec, rank: int, cache: Path) -> Contestant:
     plain, batches = layers(spec), Batches(spec, cache)
     blocks = [_Block(plain[i], plain[i + 1]) for i in range(1, len(plain) - 1, 2)]
     model = nn.Sequential(plain[0], *blocks, plain[-1])
-    optimizer = adamw(model, spec.train)
-
-    def step(number: int) -> float:
-        tokens, targets = batches(number)
-        loss = mean_loss(model(tokens), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
-
-    return Contestant(step, metered(step, model))
+    return trained(model, batches, spec.train)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallel_core.bench.turns import Contestant, metered
 from parallel_core.data.dataset import open_dataset
 from parallel_core.data.sampler import Sampler
 from parallel_core.models.initial import initial
@@ -68,3 +70,21 @@ class Batches:
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         drawn = self._sampler.micro_batches(step, self._ids)
         return torch.from_numpy(drawn.inputs).flatten(0, 1), torch.from_numpy(drawn.targets).flatten(0, 1)
+
+
+def trained(model: nn.Module, batches: Batches, train: TrainSpec, replicas: int = 1) -> Contestant:
+    """A plain training loop; the loss reported is the mean over `replicas`, as this engine's is."""
+    optimizer = adamw(model, train)
+
+    def step(number: int) -> float:
+        tokens, targets = batches(number)
+        loss = mean_loss(model(tokens), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total = loss.detach()
+        if replicas > 1:
+            dist.all_reduce(total)
+        return float(total) / replicas
+
+    return Contestant(step, metered(step, model))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from parallel_core.bench.peers.common import Batches, adamw, layers, mean_loss
-from parallel_core.bench.turns import Contestant, metered
+from parallel_core.bench.peers.common import Batches, layers, trained
+from parallel_core.bench.turns import Contestant
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 
@@ -17,16 +16,4 @@ def build(spec: RunSpec, rank: int, cache: Path) -> Contestant:
     layout = Layout.of(spec)
     batches = Batches(spec, cache, layout.micro_batches_of(*layout.coords(rank)[:2]))
     model = DistributedDataParallel(layers(spec), gradient_as_bucket_view=True)
-    optimizer = adamw(model, spec.train)
-
-    def step(number: int) -> float:
-        tokens, targets = batches(number)
-        loss = mean_loss(model(tokens), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total = loss.detach()
-        dist.all_reduce(total)
-        return float(total) / layout.dp
-
-    return Contestant(step, metered(step, model))
+    return trained(model, batches, spec.train, layout.dp)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from parallel_core.bench.peers.common import Batches, adamw, layers, mean_loss
-from parallel_core.bench.turns import Contestant, metered
+from parallel_core.bench.peers.common import Batches, layers, trained
+from parallel_core.bench.turns import Contestant
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 
@@ -22,16 +21,4 @@ def build(spec: RunSpec, rank: int, cache: Path) -> Contestant:
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = adamw(model, spec.train)
-
-    def step(number: int) -> float:
-        tokens, targets = batches(number)
-        loss = mean_loss(model(tokens), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total = loss.detach()
-        dist.all_reduce(total)
-        return float(total) / layout.dp
-
-    return Contestant(step, metered(step, model))
+    return trained(model, batches, spec.train, layout.dp)
