@@ -1,7 +1,7 @@
 """Memory that ranks of one host share, and numbers in it that can be waited for.
 
 Waiting is a futex (man 2 futex) behind a short look, so ranks that share a core do not take turns at looking. Linux
-alone has it: elsewhere, and between hosts, `open_file` says None, and gloo it is.
+on x86 alone has both: elsewhere, and between hosts, `open_file` says None, and gloo it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from pathlib import Path
 SWITCH = "TRAINYARD_SHARED_MEMORY"
 """The environment variable that turns it off where it is 0, for all ranks of a run."""
 _LOOKS = 200
-_SYSCALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+_SYSCALL = {"x86_64": 202}.get(platform.machine())
+"""x86 alone shows others a rank's writes in the order in which they were made; elsewhere a counter could run ahead of
+what it counts."""
 _WAIT, _WAKE, _ALL = 0, 1, 2**31 - 1
 _TIMEOUT_S = 600.0
 

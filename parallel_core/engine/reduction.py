@@ -1,8 +1,9 @@
 """Gradients summed over the replicas of a stage, in buckets that start while backward is still running.
 
 A bucket is a slice of the flat gradient buffer (Li et al. 2020, "PyTorch Distributed", section 3.2: buckets in the
-order in which backward finishes them, launched from hooks), so nothing is copied. Gradients are sums of parts of a loss
-that is already divided by the global count: they are added, not averaged.
+order in which backward finishes them, launched from hooks), so nothing is copied. Through memory (`host_group`), which
+has nobody in the background, a bucket that was launched is summed when it is waited for. Gradients are sums of parts of
+a loss that is already divided by the global count: they are added, not averaged.
 
 Under ZeRO-1 (Rajbhandari et al. 2020, section 5.1) a bucket is reduce-scattered: a replica gets the sums of the part it
 owns, updates that part, and gathers the parameters that the others have updated. ZeRO-2 is in `lean`.

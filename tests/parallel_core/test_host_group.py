@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,11 @@ from tests.parallel_core.ranks import run
 RANKS = 3
 SIZES = (1, 1000, HALF // 8 + 5)
 """Elements of a rank's part: the last takes several pieces."""
+
+
+shared = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not hasattr(os, "memfd_create"), reason="ranks share memory on Linux on x86 alone"
+)
 
 
 def spec() -> RunSpec:
@@ -67,6 +74,7 @@ def _talk(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
         disconnect()
 
 
+@shared
 def test_sums_parts_and_wholes_are_exact_on_every_rank(tmp_path: Path) -> None:
     for kind, wrong, metered, one in run(spec(), _talk, tmp_path):
         assert kind == HostGroup.__name__ and not wrong
@@ -134,6 +142,7 @@ def _post(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
         disconnect()
 
 
+@shared
 def test_messages_come_whole_and_in_order(tmp_path: Path) -> None:
     pipeline = RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 2}, "train": {"global_batch": 2}})
     assert run(pipeline, _post, tmp_path) == [(HostLinks.__name__, 0)] * 2
