@@ -13,7 +13,7 @@ from parallel_core.analysis.quantities import significant
 from parallel_core.plan.cluster import accuracy
 from parallel_core.plan.cluster.fit import FREE
 from parallel_core.plan.cluster.store import table
-from parallel_core.plan.cluster.zero_bubble import PREDICTED, BubbleRow, bubble_rows, models
+from parallel_core.plan.cluster.zero_bubble import models
 
 QUICK = ("1.5B", "6.2B")
 """Models of the zero-bubble tables that are simulated without being asked: the others take some seconds."""
@@ -85,7 +85,11 @@ def memory() -> Section:
 def bubbles() -> Section:
     """The zero-bubble tables, a part a model that is simulated when it is asked for."""
     text = "T_W and T_comm come from two published rates of a row; its other four rates are then predicted."
-    return Section("bubbles", "Bubble rates", [text], template="plans/accuracy/bubbles.html", more={"models": _parts()})
+    other = (
+        "Beside them, our own search for an order gets what the published scheduler got: profiled times and a limit."
+    )
+    more = {"models": [{"model": model, "quick": model in QUICK} for model in models()]}
+    return Section("bubbles", "Bubble rates", [text, other], template="plans/accuracy/bubbles.html", more=more)
 
 
 def constants() -> Section:
@@ -106,43 +110,3 @@ SECTIONS: tuple[Callable[[], Section], ...] = (step_times, record, other_times, 
 def _errors(found: accuracy.Summary) -> str:
     each = f"mean error {100 * found.mean:.1f} %, worst {100 * found.worst:.1f} %"
     return f"{found.count} rows, {each}, bias {errors.signed(found.bias)}"
-
-
-def _parts() -> list[dict[str, Any]]:
-    return [{"model": model, "quick": model in QUICK} for model in models()]
-
-
-@dataclass(frozen=True)
-class Bubbles:
-    """A model's table: `worst` in percentage points over the rates that were predicted."""
-
-    model: str
-    worst: float
-    columns: list[str]
-    rows: list[list[str]]
-
-
-def bubbles_of(model: str) -> Bubbles:
-    """Simulates the rows of one model. Raises KeyError for one that is not in the tables."""
-    if model not in models():
-        raise KeyError(model)
-    found = bubble_rows(model)
-    worst = max(abs(row.points(name)) for row in found for name in PREDICTED)
-    columns = ["micro-batches", "T_W derived (profiled)", "T_comm derived (profiled)", *PREDICTED]
-    return Bubbles(model, worst, columns, [_cells(row) for row in found])
-
-
-def _cells(row: BubbleRow) -> list[str]:
-    derived = [
-        f"{_percent(row.weights)} ({_percent(row.profiled_weights)})",
-        f"{_percent(row.message)} ({_percent(row.profiled_message)})",
-    ]
-    return [f"{row.stages} stages, {row.micro_batches}", *derived, *(_rate(row, name) for name in PREDICTED)]
-
-
-def _rate(row: BubbleRow, name: str) -> str:
-    return f"{_percent(row.predicted[name])} against {_percent(row.measured[name])} ({row.points(name):+.2f})"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f}"

@@ -6,7 +6,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from dashboard.plans import accuracy_page
+from dashboard.plans import accuracy_bubbles, accuracy_page
 from dashboard.plans.views import framed
 
 
@@ -20,7 +20,7 @@ def page(request: HttpRequest) -> HttpResponse:
 def bubbles(request: HttpRequest, model: str) -> HttpResponse:
     """The zero-bubble rows of one model; some seconds the first time."""
     try:
-        found = accuracy_page.bubbles_of(model)
+        tables = accuracy_bubbles.tables_of(model)
     except KeyError as error:
         raise Http404(f"The tables have no model {model}.") from error
-    return render(request, "plans/accuracy/bubbles_part.html", {"found": found})
+    return render(request, "plans/accuracy/bubbles_part.html", {"tables": tables})

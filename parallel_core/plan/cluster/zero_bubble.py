@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
+from parallel_core.plan.cluster.published_orders import needed_by_weights
 from parallel_core.plan.cluster.store import rows
 from parallel_core.plan.order import Times, bubble_rate, find, handmade
 from parallel_core.schedule.ir import Schedule
@@ -58,8 +59,7 @@ def _row(row: dict[str, Any]) -> BubbleRow:
     p, m, rates, profiled = row["pp"], row["micro_batches"], row["bubble"], row["profiled_ms"]
     weights, message = derive(p, m, rates["1F1B"], rates["ZB-H1"])
     times = _times(weights, message)
-    # What W needs of what F left: 32 of 34 + 5as/h bytes (Table 1).
-    kept = 32 / (34 + 5 * row["heads"] * row["seq"] / row["hidden"])
+    kept = needed_by_weights(row)
     chunks = (row["layers"] + 2) // p
     predicted = {
         "ZB-H2": bubble_rate(handmade("zb-h2", p, m), times),

@@ -1,0 +1,73 @@
+"""A model's part of the zero-bubble tables on the Accuracy page: rates that we predict, and orders that we find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from parallel_core.analysis.quantities import plural_text
+from parallel_core.plan.cluster.published_orders import LIMITS, Searched, searched
+from parallel_core.plan.cluster.zero_bubble import PREDICTED, BubbleRow, bubble_rows, models
+
+
+@dataclass(frozen=True)
+class Table:
+    """`title` = its finding; the first cell of a row names it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def tables_of(model: str) -> list[Table]:
+    """Simulates and searches the rows of one model. Raises KeyError for one that is not in the tables."""
+    if model not in models():
+        raise KeyError(model)
+    return [_predicted(model), _found(model)]
+
+
+def _predicted(model: str) -> Table:
+    rows = bubble_rows(model)
+    worst = max(abs(row.points(name)) for row in rows for name in PREDICTED)
+    columns = ["micro-batches", "T_W derived (profiled)", "T_comm derived (profiled)", *PREDICTED]
+    title = f"{model}: {plural_text(len(rows), 'row')}, worst {worst:.2f} percentage points"
+    return Table(title, columns, [_cells(row) for row in rows])
+
+
+def _cells(row: BubbleRow) -> list[str]:
+    derived = [
+        f"{_percent(row.weights)} ({_percent(row.profiled_weights)})",
+        f"{_percent(row.message)} ({_percent(row.profiled_message)})",
+    ]
+    rates = (_against(row.predicted[name], row.measured[name], row.points(name)) for name in PREDICTED)
+    return [_row_name(row), *derived, *rates]
+
+
+def _found(model: str) -> Table:
+    every = searched(model)
+    longer, equal = sum(one.longer for one in every), sum(one.equal for one in every)
+    shorter = len(every) - longer - equal
+    title = (
+        f"{model}, our order against the published automatic scheduler at equal memory: "
+        f"shorter in {shorter} of {len(every)}, equal in {equal}, longer in {longer or 'none'}"
+    )
+    columns = ["micro-batches", *(f"room for {times}p, {name}" for name, times in LIMITS.items()), "no order below"]
+    pairs = [every[i : i + len(LIMITS)] for i in range(0, len(every), len(LIMITS))]
+    return Table(title, columns, [_pair(pair) for pair in pairs])
+
+
+def _pair(pair: Sequence[Searched]) -> list[str]:
+    rates = (_against(one.found, one.published, one.points) for one in pair)
+    return [_row_name(pair[0]), *rates, ", ".join(_percent(one.least) for one in pair)]
+
+
+def _row_name(row: BubbleRow | Searched) -> str:
+    return f"{row.stages} stages, {row.micro_batches}"
+
+
+def _against(ours: float, published: float, points: float) -> str:
+    return f"{_percent(ours)} against {_percent(published)} ({points:+.2f})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"

@@ -1,0 +1,84 @@
+"""Orders of our search beside those of the zero-bubble papers' automatic scheduler (Qi et al. 2024, Tables 5 and 6).
+
+Both are given the same: the paper's profiled T_F, T_B, T_W and T_comm of a row, and room for p or 2p micro-batches on a
+rank. Rates count as in the paper (section 5.3): (cost - m (T_F + T_B + T_W)) / cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from parallel_core.plan.cluster.store import rows
+from parallel_core.plan.orders.problem import Problem
+from parallel_core.plan.orders.search import find
+from parallel_core.schedule.traits import Shape
+
+LIMITS = {"ZB-1p": 1, "ZB-2p": 2}
+"""Micro-batches that a rank may keep, in p."""
+EFFORT = 100_000
+"""Operations that a search times: from a tenth of a second to two, with the longest rows."""
+PLACES = 1e-4
+"""Rates are published in percent with two places."""
+_NS = 1_000_000
+"""Of a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """One row at one limit. Rates are shares of the step: the published scheduler's, ours, and the least that any
+    order of these times can have by our bound."""
+
+    model: str
+    stages: int
+    micro_batches: int
+    name: str
+    published: float
+    found: float
+    least: float
+
+    @property
+    def points(self) -> float:
+        """Found less published rate in percentage points."""
+        return 100 * (self.found - self.published)
+
+    @property
+    def equal(self) -> bool:
+        """As far as the published rate is written out."""
+        return abs(self.found - self.published) <= PLACES
+
+    @property
+    def longer(self) -> bool:
+        return self.found > self.published + PLACES
+
+
+@lru_cache(maxsize=16)
+def searched(model: str) -> tuple[Searched, ...]:
+    """Every row of the model at every limit, in the tables' order."""
+    return tuple(
+        _searched(row, name) for row in rows("zero_bubble_2024") if row["model"] == model for name in LIMITS
+    )  # fmt: skip
+
+
+def problem_of(row: dict[str, Any], limit: float, shape: Shape = "line") -> Problem:
+    """What the paper's scheduler was asked: the profiled times of a row; `limit` micro-batches a rank."""
+    profiled = row["profiled_ms"]
+    f, b, w, message = (profiled[name] * _NS for name in ("F", "B", "W", "comm"))
+    p, m = row["pp"], row["micro_batches"]
+    return Problem.uniform(p, m, (f, b, w), message, limit, shape, needed_by_weights(row), barrier=False)
+
+
+def needed_by_weights(row: dict[str, Any]) -> float:
+    """The part of what F left that W still needs: 32 of 34 + 5as/h bytes (Qi et al. 2024, Table 1)."""
+    return float(32 / (34 + 5 * row["heads"] * row["seq"] / row["hidden"]))
+
+
+def _searched(row: dict[str, Any], name: str) -> Searched:
+    problem = problem_of(row, LIMITS[name] * row["pp"])
+    made = find(problem, EFFORT)
+    work = row["micro_batches"] * (problem.forward[0] + problem.grad[0] + problem.weight[0])
+    found, least = (max(0.0, 1 - work / length) for length in (made.length, made.bound))
+    return Searched(
+        row["model"], row["pp"], row["micro_batches"], name, row["bubble"][name], found, least
+    )  # fmt: skip
