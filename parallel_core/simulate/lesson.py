@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -68,12 +69,12 @@ class Lesson:
         busy = sum(int((rows["end"] - rows["start"])[1:].sum()) for rows in own)
         return busy / (len(own) * self.length) if self.length else 0.0
 
-    @property
+    @cached_property
     def in_flight(self) -> tuple[float, ...]:
         """For each device, the most micro-batches forward but not yet backward (their activations are kept)."""
         return self._shares(peak_in_flight(self.schedule))
 
-    @property
+    @cached_property
     def kept(self) -> tuple[float, ...]:
         """The same with those whose weight gradients are still to come."""
         return self._shares(peak_kept(self.schedule))

@@ -72,6 +72,7 @@ class Maker:
         self._spec, self._table, self._layout = spec, table, Layout.of(spec)
         self._busy = min(spec.parallel.world, table.busy)
         self._widths = self._layout.unit_widths()
+        self._known: dict[tuple[int, str, int], list[Layers]] = {}
 
     def schedule(self, steps: int = 1) -> Schedule:
         """The run's programs, each behind its DATA and SETUP; of a stream each step's part behind its DATA."""
@@ -156,13 +157,21 @@ class Maker:
         rows = self._rows(unit, busy) or self._rows(unit, 1)
         return _curve(rows, [self._of_row(row, unit, kind) + self._talk(row, unit, kind, waits=False) for row in rows])
 
-    def _how(self, unit: int) -> str:
-        """How the layer recomputes."""
+    @cached_property
+    def _hows(self) -> tuple[str, ...]:
+        """How each layer recomputes."""
         split, units = self._spec.parallel, self._spec.model.units()
-        return split.recompute if block_of(units[unit]) in recomputed(split, units) else "none"
+        again = recomputed(split, units)
+        return tuple(split.recompute if block_of(unit) in again else "none" for unit in units)
 
     def _rows(self, unit: int, busy: int) -> list[Layers]:
-        tp, how = self._widths[unit], self._how(unit)
+        """The measured rows that speak of the layer. Kept: a model has many layers and few kinds of them."""
+        key = self._widths[unit], self._hows[unit], busy
+        if key not in self._known:
+            self._known[key] = self._measured(*key)
+        return self._known[key]
+
+    def _measured(self, tp: int, how: str, busy: int) -> list[Layers]:
         if joined := self._table.of(tp, how, tp, joined=True):
             return joined
         return self._table.of(tp, how, busy) or self._table.of(tp, "none" if how == "full" else how, busy)
@@ -171,7 +180,7 @@ class Maker:
         """The layer as fast as it is without a stop behind it."""
         part = _PART[kind]
         found = row.seconds[part][unit] * row.whole[part] / max(sum(row.seconds[part]), 1e-12)
-        if self._how(unit) == "full" and row.recompute == "none" and kind in (Kind.BW, Kind.B):
+        if self._hows[unit] == "full" and row.recompute == "none" and kind in (Kind.BW, Kind.B):
             found += row.seconds["forward"][unit]
         return found
 
