@@ -36,6 +36,7 @@ def case_of(spec: RunSpec, outcome: Outcome) -> Case:
         spec.trace.memory_cap,
         max((share for share in others if share is not None), default=None),
         summary.get("timed", {}).get("median"),
+        lr=points(first, "lr")["value"],
     )
 
 

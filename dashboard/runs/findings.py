@@ -117,6 +117,7 @@ def case_of(run: Run, earlier: Run | None = None) -> Case:
         (run.summary or {}).get("cpu_others"),
         timed.median if timed else None,
         case_of(earlier) if earlier else None,
+        lr=selectors.series(run, "lr").value,
     )
 
 

@@ -26,11 +26,15 @@ Part = dict[str, Any]
 
 @dataclass(frozen=True)
 class Breakage:
-    """`runs` = what the runs before, broken and as proof have of their own: parallel, and faults in `inject`."""
+    """`runs` = what the runs before, broken and as proof have of their own: parallel, and faults in `inject`.
+
+    `about` = the rules whose findings explain the symptom, in the order in which they are told.
+    """
 
     key: str
     title: str
     symptom: str
+    about: tuple[str, ...]
     runs: tuple[Part, Part, Part]
 
 
@@ -39,6 +43,7 @@ BREAKAGES = (
         "doubled",
         "Replicas doubled, speed and loss lost",
         "Replicas and micro-batches were doubled: each device does less, and the loss springs up.",
+        ("divergence", "exposed_reduction"),
         (
             {"parallel": {"dp": 1, "micro_batches": 2}},
             {
@@ -52,6 +57,7 @@ BREAKAGES = (
         "nan",
         "NaN, and devices that idle",
         "The loss is NaN after some steps, and the devices of the pipeline are idle for much of each step.",
+        ("divergence", "few_micro_batches"),
         (
             {"parallel": {"pp": 1}},
             {
@@ -65,6 +71,7 @@ BREAKAGES = (
         "naive",
         "Layers split, nothing faster",
         "The layers were spread over two devices, and a step takes as long as on one.",
+        ("few_micro_batches",),
         (
             {"parallel": {"pp": 1}},
             {"parallel": {"pp": 2, "schedule": "naive", "micro_batches": 8}},

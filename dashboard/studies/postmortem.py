@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dashboard.runs.findings import case_of
@@ -9,13 +10,16 @@ from dashboard.runs.models import ENDED
 from dashboard.studies.breakages import BEFORE, BROKEN, BY_KEY, KIND, PROOF, Breakage
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row
-from parallel_core.analysis.diagnosis import Finding, diagnose
-from parallel_core.analysis.quantities import ratio_text, seconds_text, significant
+from parallel_core.analysis.diagnosis import Case, Finding, diagnose, disturbed
+from parallel_core.analysis.quantities import percent_text, ratio_text, seconds_text, significant
 
 
 @dataclass(frozen=True)
 class Postmortem:
-    """`findings` of the broken run, held against the one before; `proof` says what the change did, '' so far."""
+    """`findings` of the broken run, held against the one before: first what the scenario is about, then the rest.
+
+    `proof` says what the change did, '' so far; `disturbed` that other processes used the devices, '' where not.
+    """
 
     breakage: Breakage
     broken: Row
@@ -24,6 +28,19 @@ class Postmortem:
     proof_run: Row
     waits: str = ""
     """What has to end before anything can be said; '' once it has."""
+    disturbed: str = ""
+
+    @property
+    def proof_ended(self) -> bool:
+        return self.proof_run.run.state in ENDED
+
+    @property
+    def causes(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.rule in self.breakage.about]
+
+    @property
+    def besides(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.rule not in self.breakage.about]
 
 
 def of_study(study: Study, view: Overview) -> Postmortem | None:
@@ -35,20 +52,38 @@ def of_study(study: Study, view: Overview) -> Postmortem | None:
     before, broken, proof = (rows[i] for i in (BEFORE, BROKEN, PROOF))
     if broken.run.state not in ENDED:
         return Postmortem(breakage, broken, [], "", proof, "The broken run has not ended yet.")
-    found = diagnose(case_of(broken.run, before.run if before.entry.done else None))
-    said = _proof(broken, proof) if proof.entry.done else ""
-    return Postmortem(breakage, broken, found, said, proof)
+    case = case_of(broken.run, before.run if before.entry.done else None)
+    found = _told(case, breakage)
+    said = _proof(breakage, broken, proof) if proof.entry.done else ""
+    noise = disturbed.check(case)
+    return Postmortem(breakage, broken, found, said, proof, disturbed=noise.title if noise else "")
 
 
-def _proof(broken: Row, proof: Row) -> str:
-    """Step time, loss and findings of the run that has the change."""
-    left = diagnose(case_of(proof.run))
+def _told(case: Case, breakage: Breakage) -> list[Finding]:
+    """What the scenario is about is asked for even on busy devices: it was made large. The rest follows by its cost."""
+    found = [one for one in diagnose(case, breakage.about) if one.rule != "disturbed"]
+    places = {rule: i for i, rule in enumerate(breakage.about)}
+    return sorted(found, key=lambda one: places.get(one.rule, len(places)))
+
+
+def _proof(breakage: Breakage, broken: Row, proof: Row) -> str:
+    """Step time, bubble, loss and findings of the run that has the change."""
+    left = _told(case_of(proof.run), breakage)
     parts = [f"{seconds_text(proof.entry.traced_median)} a step" if proof.entry.traced_median else "it ended"]
     if broken.entry.traced_median and proof.entry.traced_median:
         parts[0] += (
             f", {ratio_text(broken.entry.traced_median / proof.entry.traced_median)} the speed of the broken run"
         )
+    if broken.entry.bubble is not None and proof.entry.bubble is not None:
+        parts.append(f"bubble {percent_text(proof.entry.bubble)} instead of {percent_text(broken.entry.bubble)}")
     if proof.run.loss is not None:
-        parts.append(f"last loss {significant(proof.run.loss)}")
+        parts.append(f"last loss {significant(proof.run.loss)}{_instead(broken.run.loss, proof.run.loss)}")
     parts.append("the rules find nothing" if not left else f"the rules still find: {left[0].title}")
     return "; ".join(parts).removesuffix(".") + "."
+
+
+def _instead(loss: float | None, of: float) -> str:
+    """The broken run's last loss, where it is another one."""
+    if loss is None or math.isclose(loss, of, rel_tol=0.01):
+        return ""
+    return f" instead of {significant(loss) if math.isfinite(loss) else 'NaN'}"

@@ -117,7 +117,9 @@ class Reporter:
         log.info("peak %.4g GFLOP/s (%s)", own.flops_per_s / 1e9, own.source)
         self._peak = Peak(total, own.source)
 
-    def step(self, step: int, known: Sequence[Totals], took: float, staleness: Staleness | None, last: bool) -> None:
+    def step(
+        self, step: int, known: Sequence[Totals], took: float, staleness: Staleness | None, lr: float, *, last: bool
+    ) -> None:
         """The points of one step, and of the `known` totals; written when FLUSH_S have passed, with the first step and
         with the last."""
         now = time.time()
@@ -128,6 +130,7 @@ class Reporter:
         if self._rank == 0:
             values |= {
                 "step_time": took,
+                "lr": lr,
                 **self._work.speeds(took, self._peak.flops_per_s if self._peak else None),
             }
         due = last or now - self._flushed >= FLUSH_S

@@ -266,7 +266,8 @@ def _train(
             # first of all: the span of the step ends when it is asked for
             report.spans(step, trainer.recorder)
         stop = trainer.pace.stopping
-        report.step(step, known, took, trainer.pace.staleness, last=stop or step + 1 == spec.train.steps)
+        last = stop or step + 1 == spec.train.steps
+        report.step(step, known, took, trainer.pace.staleness, trainer.optimizer.lr, last=last)
         if prints.due(step):  # before the checkpoint: none is kept of replicas that differ
             report.fingerprint(prints.check(step))
         if saver is not None:

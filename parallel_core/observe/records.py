@@ -73,7 +73,7 @@ MAGIC = b"TY"
 # staleness (mean of the step, in updates) where the pipeline does not flush; there each stage has its own loss scale
 # and skips its own updates, and the run-level ones are those of the first stage: what overflows behind it reaches it.
 RUN_SERIES = (
-    *("loss", "grad_norm", "step_time", "tokens_per_s", "tflops", "mfu", "hfu"),
+    *("loss", "grad_norm", "step_time", "lr", "tokens_per_s", "tflops", "mfu", "hfu"),
     *("loss_scale", "skipped_steps"),
 )
 TRACED_SERIES = ("bubble_share", "exposed_share", "recompute_share")

@@ -107,10 +107,10 @@ class _End:
 def _report(spec: RunSpec, device: Device) -> float:
     """Of telling about one step."""
     reporter, totals = Reporter(spec, 0, _Nowhere(), device), Totals(1.0, 1.0)
-    reporter.step(0, [totals], 1.0, None, last=False)
+    reporter.step(0, [totals], 1.0, None, 1e-3, last=False)
     began = time.perf_counter()
     for step in range(_COUNT):
-        reporter.step(step, [totals], 1.0, None, last=False)
+        reporter.step(step, [totals], 1.0, None, 1e-3, last=False)
     return (time.perf_counter() - began) / _COUNT
 
 

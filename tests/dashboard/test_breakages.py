@@ -73,10 +73,24 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
     client.force_login(alice)
     part = client.get(f"/studies/{study.pk}/findings/").content.decode()
     found = postmortem.of_study(study, overview(study.runs.all(), study.baseline))
-    assert found and "few_micro_batches" in [finding.rule for finding in found.findings]
-    assert 'data-rule="few_micro_batches"' in part and "set parallel.schedule" in part
+    assert found and found.findings[0].rule == "few_micro_batches", "the scaling that it costs comes behind the cause"
+    assert [cause.rule for cause in found.causes] == ["few_micro_batches"]
+    assert 'data-rule="few_micro_batches"' in part and "Set parallel.schedule to 1f1b." in part
+    assert "bubble" in found.proof
     assert "the speed of the broken run" in found.proof and found.proof in part.replace("&#x27;", "'")
     assert breakages.BY_KEY["naive"].symptom in client.get(f"/studies/{study.pk}/report/").content.decode()
+
+
+def test_busy_devices_are_a_caution_and_not_the_cause(client: Client, alice: Any) -> None:
+    study = ended(alice, "naive")
+    broken = study.runs.get(position=breakages.BROKEN)
+    broken.summary = {**broken.summary, "cpu_others": 0.5}
+    broken.save()
+    client.force_login(alice)
+    found = postmortem.of_study(study, overview(study.runs.all(), study.baseline))
+    assert found and [cause.rule for cause in found.causes] == ["few_micro_batches"]
+    assert "disturbed" not in [finding.rule for finding in found.findings] and found.disturbed.startswith("50 %")
+    assert "Read the times with care" in client.get(f"/studies/{study.pk}/findings/").content.decode()
 
 
 def test_the_loss_comes_first_and_a_missing_run_tells_nothing(alice: Any) -> None:

@@ -209,6 +209,10 @@ def test_causes_of_a_divergence() -> None:
     (rate,) = diagnose(healthy(spec(), loss=nan, grad_norm=np.where(np.arange(40) < 25, 1.0, 50.0)))
     assert "train.lr is 0.0003" in rate.evidence
     assert "step 25" in rate.title
+    assert "come down to 3 at step 0" in rate.evidence
+    (jump,) = diagnose(healthy(spec(), loss=nan, lr=np.where(np.arange(40) < 24, 3e-4, 3e-2)))
+    assert "jumped from 0.0003 to 0.03 at step 24" in jump.evidence
+    assert "100 times" in jump.change
 
 
 def test_a_disturbed_run_is_not_judged_by_its_times() -> None:

@@ -9,7 +9,7 @@ was not given what it judges by.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from parallel_core.analysis.diagnosis import (
@@ -64,12 +64,13 @@ def checked(case: Case) -> int:
     return sum(not (rule.replays and case.too_long) for rule in RULES.values())
 
 
-def diagnose(case: Case) -> list[Finding]:
+def diagnose(case: Case, always: Collection[str] = ()) -> list[Finding]:
     """All findings: urgent ones first, then by the time they cost, then by memory.
 
-    While other processes use the devices, rules that judge by times are not asked.
+    While other processes use the devices, rules that judge by times are not asked, but those named in `always`.
     """
     disturbed_now = disturbed.check(case) is not None
-    found = [rule.check(case) for rule in RULES.values() if not (rule.timing and disturbed_now)]
+    asked = [rule for name, rule in RULES.items() if not (rule.timing and disturbed_now) or name in always]
+    found = [rule.check(case) for rule in asked]
     made = [finding for finding in found if finding is not None]
     return sorted(made, key=lambda finding: (not finding.urgent, -finding.effect_ns, -finding.effect_bytes))

@@ -66,6 +66,8 @@ class Case:
     others: float | None = None
     median_s: float | None = None
     earlier: Case | None = None
+    lr: Floats = field(default_factory=lambda: NO_POINTS)
+    """The rate of each update, as it was taken."""
 
     @cached_property
     def layout(self) -> Layout:

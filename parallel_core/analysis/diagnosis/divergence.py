@@ -18,6 +18,8 @@ from parallel_core.schedule.traits import TRAITS
 SPRING, POINTS, LAST, MEAN = 1.5, 10, 3, 5
 SKIPPED, SKIPPED_SHARE = 3, 0.2
 GRADIENTS_GREW = 10.0
+JUMP = 3.0
+"""From one step to the next; a warm-up takes hundreds of steps for as much."""
 SPIKE = 1.25
 
 
@@ -70,7 +72,26 @@ def _overflowing(case: Case) -> Finding | None:
 
 def _finding(case: Case, title: str, at: int) -> Finding:
     evidence, change = _cause(case, at)
-    return Finding("divergence", title, evidence, change, tab="metrics", urgent=True)
+    return Finding("divergence", title, f"{_before(case, at)}{evidence}", change, tab="metrics", urgent=True)
+
+
+def _before(case: Case, at: int) -> str:
+    """The lowest loss before it went wrong, '' where nothing is known of the time before."""
+    earlier = case.loss[:at]
+    if not np.isfinite(earlier).any():
+        return ""
+    best = int(np.nanargmin(np.where(np.isfinite(earlier), earlier, np.nan)))
+    return f"It had come down to {significant(float(earlier[best]))} at step {case.loss_steps[best]}. "
+
+
+def _jump(case: Case, at: int) -> tuple[int, float] | None:
+    """(index of the step, times as high) of the largest rise of the learning rate up to `at`, where it is a jump."""
+    rates = case.lr[: at + 1]
+    if len(rates) < 2 or not (rates > 0).all():
+        return None
+    rises = rates[1:] / rates[:-1]
+    most = int(rises.argmax())
+    return (most + 1, float(rises[most])) if rises[most] >= JUMP else None
 
 
 def _cause(case: Case, at: int) -> tuple[str, str]:
@@ -85,6 +106,13 @@ def _cause(case: Case, at: int) -> tuple[str, str]:
         return (
             "Its schedule applies gradients of older weights.",
             "Lower train.lr, or use a schedule that flushes, such as 1f1b.",
+        )
+    if (jump := _jump(case, at)) is not None:
+        step, factor = jump
+        rates = f"from {case.lr[step - 1]:.3g} to {case.lr[step]:.3g}"
+        return (
+            f"The learning rate jumped {rates} at step {case.loss_steps[step]}.",
+            f"Undo that jump of {factor:.3g} times, or warm the rate up over hundreds of steps.",
         )
     batch = f"train.lr is {case.spec.train.lr:g} at a batch of {case.spec.train.global_batch}"
     before = case.grad_norm[: at + 1][np.isfinite(case.grad_norm[: at + 1])]

@@ -24,14 +24,14 @@ def check(case: Case) -> Finding | None:
         return None
     change, words = _better(case, naive)
     saved = case.saved(change) if change else 0
-    if saved < MATTERS * case.typical.step:
+    if change is None or saved < MATTERS * case.typical.step:
         return None
     what = "the naive schedule runs one stage at a time" if naive else f"{split.micro_batches} micro-batches"
     return Finding(
         "few_micro_batches",
         f"{percent_text(bubble)} of the step is bubble: {what} on {split.pp} stages.",
         f"{words} would save {ns_text(saved)} of a step, by replaying the measured one.",
-        f"{words}: {'set parallel.schedule' if naive else 'raise parallel.micro_batches'}.",
+        f"{'Set parallel.schedule to 1f1b' if naive else f'Raise parallel.micro_batches to {change.micro_batches}'}.",
         effect_ns=saved,
         tab="whatif",
     )

@@ -28,7 +28,7 @@ def check(case: Case) -> Finding | None:
     lost = round((1 - kept) * case.step_ns)
     return Finding(
         "scaling",
-        f"{percent_text(kept)} of the earlier speed a device is left on {plural_text(case.layout.world, 'device')}.",
+        f"{percent_text(kept)} of the earlier speed is left to each of {plural_text(case.layout.world, 'device')}.",
         f"{plural_text(before.layout.world, 'device')} took {ns_text(before.step_ns)} a step, {case.layout.world} take "
         f"{ns_text(case.step_ns)}; {COMPONENT_NAMES[worst]} grew most, by {ns_text(max(grown[worst], 0))}.",
         "Give each device more work (a larger batch), or split along the axis whose account did not grow.",
