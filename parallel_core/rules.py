@@ -53,6 +53,17 @@ def _got(item: Mapping[str, Any]) -> str:
     return f"; got {'nothing' if value in ('', None) else plain[:40]}"
 
 
+_NEEDED = {
+    "int_": "A whole number",
+    "float_": "A number",
+    "finite_number": "A number",
+    "bool_": "True or false",
+    "tuple_type": "A list",
+    "string_type": "A text",
+}
+"""By how pydantic's name of the error begins."""
+
+
 def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
     """Pydantic's errors in words for a person: what is wrong and what would be right."""
     bounds = {"greater_than_equal": "ge", "greater_than": "gt", "less_than_equal": "le", "less_than": "lt"}
@@ -61,17 +72,16 @@ def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
         bound = bounds[kind]
         given = got.replace("'", "")  # a number that came as text
         return f"Must be {words[bound]} {ctx[bound]}{given}."
-    if kind.startswith("int_"):
-        return f"A whole number is needed{got}."
-    if kind.startswith("float_") or kind == "finite_number":
-        return f"A number is needed{got}."
+    needed = next((what for start, what in _NEEDED.items() if kind.startswith(start)), None)
+    if needed:
+        return f"{needed} is needed{got}."
     if kind == "literal_error":
         return f"Must be {ctx['expected']}{got}."
     if kind == "string_too_long":
         return f"At most {ctx['max_length']} characters."
     if kind == "union_tag_invalid":
         return f"Must be {ctx['expected_tags']}; got {ctx['tag']!r}."
-    if kind in ("model_type", "dict_type"):
+    if kind in ("model_type", "dict_type", "model_attributes_type"):
         return "An object with named fields is needed."
     if kind in ("missing", "union_tag_not_found"):
         return "This field is needed."

@@ -203,6 +203,19 @@ def test_numbers_out_of_range_are_refused_at_their_field(room: str, field: str, 
     assert list(errors(**{room: {field: value}})) == [f"{room}.{field}"]
 
 
+@pytest.mark.parametrize(
+    ("rooms", "field", "message"),
+    [
+        ({"parallel": {"sequence": 1.5}}, "parallel.sequence", "True or false is needed; got 1.5."),
+        ({"parallel": {"widths": "2-1"}}, "parallel.widths", "A list is needed; got '2-1'."),
+        ({"train": {"corpus": 5}}, "train.corpus", "A text is needed; got 5."),
+        ({"inject": [5]}, "inject.0", "An object with named fields is needed."),
+    ],
+)
+def test_a_wrong_type_says_which_is_right(rooms: dict[str, Any], field: str, message: str) -> None:
+    assert errors(**rooms) == {field: message}
+
+
 @pytest.mark.parametrize("model", [[], 3, None, "gpt", {"kind": [1]}, {"kind": "llama"}], ids=str)
 def test_a_model_that_is_none_is_refused_at_its_field(model: Any) -> None:
     with pytest.raises(ValidationError) as caught:
