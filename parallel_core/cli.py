@@ -21,6 +21,7 @@ from parallel_core.cli_models import Wrong, checkpoint_of
 from parallel_core.faults import parse, sentences
 from parallel_core.found import case_of
 from parallel_core.found import sentences as findings
+from parallel_core.launch import ServerLost
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard, Outcome, points
 from parallel_core.observe.records import Frame
@@ -42,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Wrong as error:
         print(error, file=sys.stderr)
         return 2
+    except ServerLost as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -174,4 +174,6 @@ def _peer_lost(error: BaseException) -> bool:
     import torch.distributed as dist
 
     told = str(error).lower()
-    return isinstance(error, (dist.DistError, RuntimeError)) and any(word in told for word in _PEER_WORDS)
+    return isinstance(error, (dist.DistError, RuntimeError, ConnectionError)) and any(
+        word in told for word in _PEER_WORDS
+    )

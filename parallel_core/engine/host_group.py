@@ -2,7 +2,8 @@
 
 Each rank has a slot of two halves. A message goes through them piece by piece: a rank copies its piece into one half,
 says so, waits until the others have said it, and reads theirs; meanwhile the other half is free for the next piece.
-All add in the order of ranks, so all get the same bits. Nothing runs in the background: a work is done when somebody
+All add in the order of ranks, so all get the same bits; 16-bit numbers of more than two ranks are added in fp32 and
+rounded once. Nothing runs in the background: a work is done when somebody
 waits for it, in the order in which works were begun, which is the same on every rank of a group.
 """
 
@@ -13,7 +14,7 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from parallel_core.engine import host_memory
 from parallel_core.engine.host_memory import Counter
+from parallel_core.engine.host_peers import NOBODY, Peers
 
 HALF = 1 << 22
 """Bytes of a piece."""
@@ -38,8 +40,8 @@ class HostWork:
         self._group, self._act, self.done = group, act, False
 
     def run(self) -> None:
+        self.done = True  # what raised is not done again
         self._act()
-        self.done = True
 
     def wait(self) -> bool:
         self._group.finish(self)
@@ -47,10 +49,10 @@ class HostWork:
 
 
 class HostGroup:
-    """`rank` of `size` ranks that share `memory`."""
+    """`rank` of `size` ranks that share `memory`; `peers` are the processes of the others."""
 
-    def __init__(self, memory: mmap.mmap, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, peers: Peers = NOBODY) -> None:
+        self.rank, self.size, self._peers = rank, size, peers
         self._counters = [[Counter(memory, _LINE * (2 * r + k)) for k in (0, 1)] for r in range(size)]
         whole = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEAD)
         self._slots = whole.view(2, size, HALF)
@@ -64,11 +66,11 @@ class HostGroup:
 
     def all_gather(self, out: Tensor, mine: Tensor) -> HostWork:
         """`out` (size x n) of everybody's `mine` (n)."""
-        return self._begin(lambda: self._all_gather(out.view(self.size, -1), mine.view(-1)))
+        return self._begin(lambda: self._all_gather(out.view(self.size, mine.numel()), mine.view(-1)))
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> HostWork:
         """`out` (n): this rank's part of the sum of `tensor` (size x n)."""
-        return self._begin(lambda: self._reduce_scatter(out.view(-1), tensor.view(self.size, -1)))
+        return self._begin(lambda: self._reduce_scatter(out.view(-1), tensor.view(self.size, out.numel())))
 
     def finish(self, work: HostWork) -> None:
         """Does everything that was begun up to `work`."""
@@ -83,10 +85,7 @@ class HostGroup:
 
     def _all_reduce(self, flat: Tensor, combine: Any) -> None:
         for part in flat.split(HALF // flat.element_size()):
-            slots = self._exchange(part, part.dtype, (len(part),))
-            combine(slots[0], slots[1], out=part)
-            for other in slots[2:]:
-                combine(part, other, out=part)
+            _combined(self._exchange(part, part.dtype, (len(part),)), part, combine)
             self._let_go()
 
     def _all_gather(self, out: Tensor, mine: Tensor) -> None:
@@ -98,22 +97,19 @@ class HostGroup:
     def _reduce_scatter(self, out: Tensor, rows: Tensor) -> None:
         most = HALF // out.element_size() // self.size
         for part, given in zip(out.split(most), rows.split(most, 1), strict=True):
-            slots = self._exchange(given, part.dtype, (self.size, len(part)))[:, self.rank]
-            torch.add(slots[0], slots[1], out=part)
-            for other in slots[2:]:
-                part.add_(other)
+            _combined(self._exchange(given, part.dtype, (self.size, len(part)))[:, self.rank], part, torch.add)
             self._let_go()
 
     def _exchange(self, mine: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """Everybody's piece, in the order of ranks; valid until `_let_go`."""
         self._turn += 1
         for counter in self._others(_READ):  # this half, two pieces ago
-            counter.reach(self._turn - 2)
+            counter.reach(self._turn - 2, self._peers.look)
         slots = self._slots[self._turn & 1, :, : mine.nbytes].view(dtype).view(self.size, *shape)
         slots[self.rank].copy_(mine)
         self._counters[self.rank][_POSTED].tell(self._turn)
         for counter in self._others(_POSTED):
-            counter.reach(self._turn)
+            counter.reach(self._turn, self._peers.look)
         return slots
 
     def _let_go(self) -> None:
@@ -123,10 +119,28 @@ class HostGroup:
         return (own[which] for r, own in enumerate(self._counters) if r != self.rank)
 
 
+def _combined(slots: Tensor, out: Tensor, combine: Any) -> None:
+    """`out` (n) of `slots` (ranks x n), combined in their order."""
+    narrow = len(slots) > 2 and out.is_floating_point() and out.itemsize < 4
+    total = torch.empty_like(out, dtype=torch.float32) if narrow else out
+    combine(slots[0].to(total.dtype), slots[1], out=total)
+    for other in slots[2:]:
+        combine(total, other, out=total)
+    if narrow:
+        out.copy_(total)
+
+
+class Shared(NamedTuple):
+    """Memory that some ranks have, and the processes of the others."""
+
+    memory: mmap.mmap
+    peers: Peers
+
+
 def open_group(ranks: Sequence[int], rank: int, store: dist.Store) -> HostGroup | None:
     """Of the global `ranks`, all of which ask for it; None on each of them where not all can share memory."""
-    memory = share(meeting(ranks), ranks, rank, store, _HEAD + 2 * len(ranks) * HALF)
-    return HostGroup(memory, list(ranks).index(rank), len(ranks)) if memory else None
+    shared = share(meeting(ranks), ranks, rank, store, _HEAD + 2 * len(ranks) * HALF)
+    return HostGroup(shared.memory, list(ranks).index(rank), len(ranks), shared.peers) if shared else None
 
 
 def meeting(ranks: Sequence[int]) -> str:
@@ -136,14 +150,16 @@ def meeting(ranks: Sequence[int]) -> str:
     return f"host-memory/{'-'.join(map(str, ranks))}/{turn}"
 
 
-def share(key: str, ranks: Sequence[int], rank: int, store: dist.Store, length: int) -> mmap.mmap | None:
+def share(key: str, ranks: Sequence[int], rank: int, store: dist.Store, length: int) -> Shared | None:
     """Memory that all of `ranks` have; None on each of them where one has not. `key` = their `meeting`."""
     made = host_memory.create(length) if rank == ranks[0] else None
     if rank == ranks[0]:
         store.set(key, host_memory.address(made))
     memory = host_memory.open_file(store.get(key).decode(), length)
-    store.set(f"{key}/{rank}", "shared" if memory else "apart")
-    alike = [store.get(f"{key}/{other}") for other in ranks]  # read by all before the file is closed
+    store.set(f"{key}/{rank}", str(os.getpid()) if memory else "apart")
+    told = {other: store.get(f"{key}/{other}").decode() for other in ranks}  # by all before the file is closed
     if made is not None:
         os.close(made)
-    return None if b"apart" in alike else memory
+    if memory is None or "apart" in told.values():
+        return None
+    return Shared(memory, Peers({other: int(pid) for other, pid in told.items() if other != rank}))

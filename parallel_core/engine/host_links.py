@@ -20,49 +20,75 @@ from torch import Tensor
 
 from parallel_core.engine import host_group, host_memory
 from parallel_core.engine.host_memory import Counter
+from parallel_core.engine.host_peers import NOBODY, Peers
 
 SLOTS = 256
-"""Messages that may be under way on a channel; one more waits for a free slot."""
+"""Messages that may be under way on a channel, at least; one more than there are slots waits for a free one."""
 _SOON_S = 1e-3
 _LINE = 64
-_HEAD = 4096
 _PAGE = 4096
-
 
 Kind = tuple[bool, bool]
 """See `distributed.Groups.links`."""
 
 
-class Channel:
-    """One end of what goes from one rank to another, in messages of `size` bytes at most."""
+class Form(NamedTuple):
+    """Of a channel: `slots` (a power of two, for numbers go round in 32 bits) of `size` bytes."""
 
-    def __init__(self, memory: mmap.mmap, size: int) -> None:
-        self._posted, self._freed = Counter(memory, 0), Counter(memory, _LINE)
-        numbers = np.frombuffer(memory, np.int32, 2 * SLOTS, 2 * _LINE)
-        self._full, self._empty = numbers[:SLOTS], numbers[SLOTS:]
-        self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEAD).view(SLOTS, _room(size))
-        self._free = list(reversed(range(SLOTS)))
+    size: int
+    slots: int = SLOTS
+
+    @classmethod
+    def of(cls, size: int, messages: int) -> Form:
+        """For messages of `size` bytes at most, of which `messages` may be under way with nobody waiting."""
+        return cls(size, max(SLOTS, 1 << max(0, messages - 1).bit_length()))
+
+    @property
+    def head(self) -> int:
+        """Bytes of the counters, and of the numbers of full and of empty slots."""
+        return _pages(2 * _LINE + 8 * self.slots)
+
+    @property
+    def room(self) -> int:
+        return max(_PAGE, _pages(self.size))
+
+    @property
+    def length(self) -> int:
+        return self.head + self.slots * self.room
+
+
+class Channel:
+    """One end of what goes from one rank to another, in messages of `form.size` bytes at most."""
+
+    def __init__(self, memory: mmap.mmap, form: Form, peers: Peers = NOBODY) -> None:
+        self._posted, self._freed, self._peers = Counter(memory, 0), Counter(memory, _LINE), peers
+        self._count = form.slots
+        numbers = np.frombuffer(memory, np.int32, 2 * form.slots, 2 * _LINE)
+        self._full, self._empty = numbers[: form.slots], numbers[form.slots :]
+        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=form.head)
+        self._slots = slots.view(form.slots, form.room)
+        self._free = list(reversed(range(form.slots)))
         self._sent = self._taken = self._back = 0
 
     def put(self, tensor: Tensor) -> None:
         """Sends; waits only where every slot is full."""
         if not self._free:
-            self._freed.reach(self._back + 1)
+            self._freed.reach(self._back + 1, self._peers.look)
         while self._back != self._freed.value:
-            self._free.append(int(self._empty[self._back % SLOTS]))
+            self._free.append(int(self._empty[self._back % self._count]))
             self._back = _next(self._back)
         slot = self._free.pop()
         _view(self._slots[slot], tensor).copy_(tensor)
-        self._full[self._sent % SLOTS] = slot
+        self._full[self._sent % self._count] = slot
         self._sent = _next(self._sent)
         self._posted.tell(self._sent)
 
     def take(self, tensor: Tensor) -> None:
         """Receives the next message."""
-        self._posted.reach(self._taken + 1)
-        slot = int(self._full[self._taken % SLOTS])
+        self._posted.reach(self._taken + 1, self._peers.look)
+        slot = int(self._full[self._taken % self._count])
         tensor.copy_(_view(self._slots[slot], tensor))
-        self._empty[self._taken % SLOTS] = slot
+        self._empty[self._taken % self._count] = slot
         self._taken = _next(self._taken)
         self._freed.tell(self._taken)
 
@@ -77,23 +103,26 @@ class Sent:
 SENT = Sent()
 
 
-class Awaited(NamedTuple):
+class Awaited:
     """The work of a receive; those of a channel are waited for in the order in which they were posted."""
 
-    links: HostLinks
-    giver: int
-    tensor: Tensor
+    def __init__(self, links: HostLinks, giver: int, tensor: Tensor) -> None:
+        self._links, self._giver, self._tensor, self._done = links, giver, tensor, False
 
     def wait(self) -> bool:
-        self.links.take(self.giver, self.tensor)
+        if not self._done:  # a second wait must not take the next message
+            self._done = True
+            self._links.take(self._giver, self._tensor)
         return True
 
 
 class HostLinks:
-    """The messages of one kind that global rank `rank` has with others of its host. `size` = bytes of the largest."""
+    """The messages of one kind that global rank `rank` has with others of its host, through channels of `form`."""
 
-    def __init__(self, name: str, rank: int, store: dist.Store) -> None:
-        self._name, self._rank, self._store, self.size = name, rank, store, 0
+    def __init__(self, name: str, rank: int, store: dist.Store, peers: Peers = NOBODY) -> None:
+        self._name, self._rank, self._store, self._peers = name, rank, store, peers
+        self.form = Form(0)
+        """Set, alike on all ranks, before the first message."""
         self._to: dict[int, Channel] = {}
         self._of: dict[int, Channel] = {}
         self._files: list[int] = []
@@ -114,25 +143,30 @@ class HostLinks:
 
     def _open_to(self, taker: int) -> Channel:
         """Made by who sends; the file stays open until the process ends, for the other end finds it here."""
-        file = host_memory.create(_length(self.size))
+        length = self.form.length
+        file = host_memory.create(length)
         told = host_memory.address(file)
-        memory = host_memory.open_file(told, _length(self.size))
+        memory = host_memory.open_file(told, length)
         if file is None or memory is None:
-            raise OSError("memory that ranks of this host share could be had when they met, and now it cannot")
+            raise OSError(
+                f"{length:,} bytes of address space that ranks of this host share cannot be had for messages from rank "
+                f"{self._rank} to rank {taker}; {host_memory.SWITCH}=0 sends them through sockets"
+            )
         self._files.append(file)
         self._store.set(self._key(self._rank, taker), told)
-        made = self._to[taker] = Channel(memory, self.size)
+        made = self._to[taker] = Channel(memory, self.form, self._peers)
         return made
 
     def _open_of(self, giver: int) -> Channel:
         key = self._key(giver, self._rank)
         while not self._store.check([key]):  # a store that waits would keep a send of another thread waiting
+            self._peers.look()
             time.sleep(_SOON_S)
         told = self._store.get(key).decode()
-        memory = host_memory.open_file(told, _length(self.size))
+        memory = host_memory.open_file(told, self.form.length)
         if memory is None:
             raise OSError(f"rank {giver} has sent something through memory that this rank cannot open: {told}")
-        made = self._of[giver] = Channel(memory, self.size)
+        made = self._of[giver] = Channel(memory, self.form, self._peers)
         return made
 
     def _key(self, giver: int, taker: int) -> str:
@@ -144,20 +178,19 @@ def open_links(
 ) -> dict[Kind, HostLinks] | None:
     """Links of each kind between the global `ranks`, all of which ask for them; None where not all can share memory."""
     name = host_group.meeting(ranks)
-    if host_group.share(name, ranks, rank, store, _PAGE) is None:
+    shared = host_group.share(name, ranks, rank, store, _PAGE)
+    if shared is None:
         return None
-    return {kind: HostLinks(f"{name}/{kind[0]:d}{kind[1]:d}", rank, store) for kind in kinds}
+    return {kind: HostLinks(f"{name}/{kind[0]:d}{kind[1]:d}", rank, store, shared.peers) for kind in kinds}
 
 
-def _room(size: int) -> int:
-    return max(1, math.ceil(size / _PAGE)) * _PAGE
-
-
-def _length(size: int) -> int:
-    return _HEAD + SLOTS * _room(size)
+def _pages(size: int) -> int:
+    return math.ceil(size / _PAGE) * _PAGE
 
 
 def _view(slot: Tensor, like: Tensor) -> Tensor:
+    if like.nbytes > len(slot):
+        raise ValueError(f"a message of {like.nbytes:,} bytes does not fit a slot of {len(slot):,}")
     return slot[: like.nbytes].view(like.dtype).view(like.shape)
 
 

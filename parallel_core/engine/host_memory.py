@@ -11,6 +11,7 @@ import mmap
 import os
 import platform
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,8 +48,11 @@ class Counter:
         self._value.value = value
         self._libc.syscall(_SYSCALL, self._at, _WAKE, _ALL, None, None, 0)
 
-    def reach(self, value: int) -> None:
-        """Raises TimeoutError after ten minutes."""
+    def reach(self, value: int, look: Callable[[], None] = lambda: None) -> None:
+        """`look` is called about once a second, and raises where nobody is left who could count on.
+
+        Raises TimeoutError after ten minutes.
+        """
         word = self._value
         for _ in range(_LOOKS):
             if reached(word.value, value):
@@ -56,6 +60,9 @@ class Counter:
         until = time.monotonic() + _TIMEOUT_S
         while not reached(seen := word.value, value):
             self._libc.syscall(_SYSCALL, self._at, _WAIT, seen, ctypes.byref(_SECOND), None, 0)
+            if reached(word.value, value):
+                return
+            look()
             if time.monotonic() > until:
                 raise TimeoutError(f"a rank of this host has not come for {_TIMEOUT_S:.0f} s")
 
@@ -66,35 +73,49 @@ def reached(seen: int, value: int) -> bool:
 
 
 def create(length: int) -> int | None:
-    """A file in memory, which goes when the last of its users does; None where there is none to be had."""
+    """A file in memory, which goes when the last of its users does; None where there is none to be had.
+
+    Pages come as they are written to, so a length costs nothing by itself.
+    """
     if _SYSCALL is None or os.environ.get(SWITCH) == "0" or not hasattr(os, "memfd_create"):
         return None
-    made = os.memfd_create("trainyard", os.MFD_CLOEXEC)
-    os.ftruncate(made, length)
-    return made
+    with suppress(OSError):  # too many files are open, or the host forbids it
+        made = os.memfd_create("trainyard", os.MFD_CLOEXEC)
+        with suppress(OSError):
+            os.ftruncate(made, length)
+            return made
+        os.close(made)
+    return None
 
 
 def address(file: int | None) -> str:
-    """Where others find what `create` made, as long as it is open here."""
-    return "none" if file is None else f"{_host()} /proc/{os.getpid()}/fd/{file}"
+    """Where others find what `create` made, as long as it is open here; how they know that it is this one."""
+    if file is None:
+        return "none"
+    made = os.fstat(file)
+    return f"{_host()} {made.st_dev}:{made.st_ino} /proc/{os.getpid()}/fd/{file}"
 
 
 def open_file(told: str, length: int) -> mmap.mmap | None:
-    """The memory at an `address`; None where it is another host's, or nobody's."""
-    host, _, path = told.partition(" ")
+    """The memory at an `address`; None where it is another host's, nobody's, or cannot be had."""
+    host, _, there = told.partition(" ")
     if _SYSCALL is None or host != _host():
         return None
+    identity, _, path = there.partition(" ")
     with suppress(OSError):
-        file = os.open(path, os.O_RDWR)
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            return mmap.mmap(file, length)
+            found = os.fstat(file)
+            if f"{found.st_dev}:{found.st_ino}" == identity and found.st_size >= length:
+                return mmap.mmap(file, length)
         finally:
             os.close(file)
     return None
 
 
 def _host() -> str:
-    """Of this boot of this machine."""
+    """Of this boot of this machine, and of these names of processes: containers of a machine have their own."""
     with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
     return "unknown"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from parallel_core.engine.collectives import LinkGroup, irecv, isend
 from parallel_core.engine.device import Device
-from parallel_core.engine.host_links import HostLinks
+from parallel_core.engine.host_links import Form, HostLinks
 from parallel_core.engine.injected import SlowLink
 from parallel_core.engine.receipts import Key, key
 from parallel_core.schedule.ir import AHEAD, RECVS, Kind, Op
@@ -72,8 +72,10 @@ class Links:
         device: Device,
         delay: Callable[[int], float] = lambda rank: 0.0,
         mark: int = 0,
+        messages: int = 0,
     ) -> None:
-        """`mark`: elements behind a gradient in its message (`scaled`), which is flat then."""
+        """`mark`: elements behind a gradient in its message (`scaled`), which is flat then; `messages`: no fewer than a
+        rank sends to another in a step, all of which it may send before the other takes one."""
         self._here, self._peers, self._groups, self._edges = here, peers, groups, edges
         self._dtype, self._device, self._mark = dtype, device.torch, mark
         self._proves: Mapping[Key, Sequence[Key]] = {}
@@ -83,7 +85,7 @@ class Links:
         largest = max((math.prod(edge) for edge in edges), default=0) + mark
         for group in groups.values():
             if isinstance(group, HostLinks):
-                group.size = largest * dtype.itemsize
+                group.form = Form.of(largest * dtype.itemsize, messages)
         takers = [rank for peer in peers.values() for rank in peer.takers]
         self._slow = {rank: SlowLink(late) for rank in takers if (late := delay(rank))}
 

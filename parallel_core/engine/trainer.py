@@ -107,10 +107,10 @@ class Trainer:
         shapes = boundary_shapes(spec)
         edges = [shapes[units[0]] for units in layout.stage_units]
         dtype = DTYPES[spec.train.precision]
-        mark = mark_bytes(spec) // dtype.itemsize
+        mark, messages = mark_bytes(spec) // dtype.itemsize, spec.parallel.per_step * layout.stages
         return Parts(
             self.chunks,
-            Links(here, peers, groups.links, edges, dtype, self.device, self.faults.link_delay, mark),
+            Links(here, peers, groups.links, edges, dtype, self.device, self.faults.link_delay, mark, messages),
             self._reducer(groups),
             StepTotals(spec, layout, flat, groups.world, self.device, self.stop),
             StageNorm(flat, groups.tensor, self.place.tensor),

@@ -21,7 +21,7 @@ from parallel_core.engine.collectives import (
 )
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import near_group, near_links
-from parallel_core.engine.host_links import HostLinks, Kind
+from parallel_core.engine.host_links import Form, HostLinks, Kind
 from parallel_core.profile.table import Curve, Link, What
 
 SIZES = tuple(2**k for k in range(10, 25, 2))
@@ -95,7 +95,7 @@ def _send(at: Meeting, group: Group, sizes: Sequence[int]) -> Link:
     pair = near_links(range(2), [FORTH, BACK], at.rank, at.store)
     for way in pair.values():
         if isinstance(way, HostLinks):
-            way.size = max(sizes)
+            way.form = Form(max(sizes))
     for size in sizes:
         there, back = (torch.zeros(max(1, size // 4), device=at.device.torch) for _ in range(2))
         turn = _turn(at.rank, there, back, pair)

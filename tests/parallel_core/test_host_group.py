@@ -15,15 +15,16 @@ from parallel_core.engine import host_memory
 from parallel_core.engine.collectives import all_gather, all_reduce, irecv, isend, reduce_scatter
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.host_group import HALF, HostGroup
-from parallel_core.engine.host_links import SLOTS, HostLinks
+from parallel_core.engine.host_links import SLOTS, Form, HostLinks
 from parallel_core.layout import Layout
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.spec import RunSpec
 from tests.parallel_core.ranks import run
 
 RANKS = 3
-SIZES = (1, 1000, HALF // 8 + 5)
+SIZES = (0, 1, 1000, HALF // 8 + 5)
 """Elements of a rank's part: the last takes several pieces."""
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
 
 shared = pytest.mark.skipif(
@@ -39,14 +40,21 @@ def drawn(seed: int, size: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+def rounded_once(given: list[torch.Tensor]) -> torch.Tensor:
+    """The sum in the order of ranks; of 16-bit numbers in fp32, rounded at the end."""
+    narrow = given[0].is_floating_point() and given[0].itemsize < 4
+    first, second, third = (one.float() if narrow else one for one in given)
+    return ((first + second) + third).to(given[0].dtype)
+
+
 def _talk(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     groups = connect(meeting, rank, Layout.of(of), "gloo")
     group, wrong = groups.data, []
     try:
-        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
+        for dtype in TYPES:
             for size in SIZES:
                 given = [drawn(100 * r + size % 7, RANKS * size, dtype) for r in range(RANKS)]
-                total = (given[0] + given[1]) + given[2]
+                total = rounded_once(given)
                 summed, largest = given[rank].clone(), given[rank].clone()
                 part, whole = torch.empty(size, dtype=dtype), torch.empty(RANKS * size, dtype=dtype)
                 works = [
@@ -56,6 +64,7 @@ def _talk(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
                     all_gather(whole, given[rank][:size], group),
                 ]
                 works[2].wait()  # and all before it
+                works[0].wait()  # which is over
                 pairs = {
                     "sum": (summed, total),
                     "max": (largest, torch.stack(given).amax(0)),
@@ -121,7 +130,7 @@ def _post(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     try:
         for link in (forth, back):
             if isinstance(link, HostLinks):
-                link.size = 4096 * 8
+                link.form = Form(4096 * 8)
         for i in range(3 * SLOTS):
             if rank == 0:
                 isend(torch.full((i % 7 + 1,), float(i)), 1, forth).wait()

@@ -1,0 +1,124 @@
+"""Shared memory between ranks at its edges: counters that go round, peers that end, memory that is not to be had."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_core.engine import host_memory
+from parallel_core.engine.host_group import HALF, HostGroup
+from parallel_core.engine.host_links import SLOTS, Channel, Form
+from parallel_core.engine.host_memory import Counter
+from parallel_core.engine.host_peers import Peers
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not hasattr(os, "memfd_create"), reason="ranks share memory on Linux on x86 alone"
+)
+LAST = 2**31 - 1
+"""Of what 32 bits count up to before they go below 0."""
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    made = host_memory.create(mmap.PAGESIZE)
+    assert made is not None
+    yield made
+    os.close(made)
+
+
+def test_messages_go_on_where_their_numbers_go_round() -> None:
+    form = Form(64)
+    memory = mmap.mmap(-1, form.length)
+    giver, taker = Channel(memory, form), Channel(memory, form)
+    giver._sent = giver._back = taker._taken = LAST - 5
+    for counter in (giver._posted, giver._freed):
+        counter.tell(LAST - 5)
+    for ahead in (1, 3, SLOTS):
+        for i in range(ahead):
+            giver.put(torch.tensor([i, -i]))
+        for i in range(ahead):
+            taker.take(got := torch.empty(2, dtype=torch.int64))
+            assert got.tolist() == [i, -i]
+    assert giver._sent == taker._taken < 0
+
+
+def test_collectives_go_on_where_their_turns_go_round() -> None:
+    memory = mmap.mmap(-1, 4096 + 4 * HALF)
+    groups = [HostGroup(memory, rank, 2) for rank in range(2)]
+    mine = [torch.full((3,), float(rank + 1)) for rank in range(2)]
+    for group in groups:
+        group._turn = LAST - 4
+        for counter in group._counters[group.rank]:
+            counter.tell(LAST - 4)
+
+    def sum_up(group: HostGroup) -> None:
+        for _ in range(10):
+            group.all_reduce(mine[group.rank]).wait()
+
+    threads = [threading.Thread(target=sum_up, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [tensor.tolist() for tensor in mine] == [[3.0 * 2**9] * 3] * 2
+
+
+def test_a_step_of_many_micro_batches_is_sent_with_nobody_taking() -> None:
+    form = Form.of(8, SLOTS * 4 - 1)
+    channel = Channel(mmap.mmap(-1, form.length), form)
+    for _ in range(SLOTS * 4 - 1):
+        channel.put(torch.zeros(2))
+    assert Form.of(8, 3).slots == SLOTS
+
+
+def test_a_message_that_is_too_long_is_said_so() -> None:
+    form = Form(8)
+    channel = Channel(mmap.mmap(-1, form.length), form)
+    with pytest.raises(ValueError, match=r"4,104 bytes does not fit a slot of 4,096"):
+        channel.put(torch.zeros(513, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("reaped", [False, True])
+def test_who_waits_for_a_rank_that_ended_is_told(file: int, reaped: bool) -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    if reaped:
+        os.waitpid(pid, 0)
+    counter = Counter(mmap.mmap(file, mmap.PAGESIZE), 0)
+    with pytest.raises(ConnectionResetError, match="closed by peer: rank 5"):
+        counter.reach(1, Peers({4: os.getpid(), 5: pid}).look)
+    counter.tell(1)
+    counter.reach(1, Peers({5: pid}).look)  # what it said before it ended holds
+    if not reaped:
+        os.waitpid(pid, 0)
+
+
+def test_only_the_memory_that_was_meant_is_opened(file: int) -> None:
+    """Processes of another container have the same numbers: there, files of the same path are others."""
+    told = host_memory.address(file)
+    assert host_memory.open_file(told, mmap.PAGESIZE) is not None
+    assert host_memory.open_file(told, mmap.PAGESIZE + 1) is None, "it is shorter"
+    with tempfile.TemporaryFile() as other:
+        os.ftruncate(other.fileno(), mmap.PAGESIZE)
+        elsewhere = told.rpartition("/")[0] + f"/{other.fileno()}"
+        assert host_memory.open_file(elsewhere, mmap.PAGESIZE) is None
+    assert host_memory.open_file("x" + told, mmap.PAGESIZE) is None, "of another host"
+    assert str(Path("/proc/self/ns/pid").readlink()) in told
+
+
+def test_without_memory_there_are_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    assert host_memory.create(8) is None
+    assert host_memory.open_file(host_memory.address(None), 8) is None
