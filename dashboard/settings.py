@@ -38,6 +38,7 @@ INSTALLED_APPS = [
     "django_htmx",
     "dashboard.accounts",
     "dashboard.fleet",
+    "dashboard.analyst",
     "dashboard.traces",
     "dashboard.studies",
     "dashboard.runs",

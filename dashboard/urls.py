@@ -12,6 +12,7 @@ urlpatterns = [
     path("planner/", include("dashboard.plans.urls")),
     path("partition/", include("dashboard.ledger.urls")),
     path("fleet/", include("dashboard.fleet.urls")),
+    path("searches/", include("dashboard.analyst.urls")),
     path("traces/", include("dashboard.traces.urls")),
     path("schedules/", include("dashboard.schedules.urls")),
     path("", include("dashboard.studies.urls")),

@@ -29,7 +29,7 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 EVENTS = "trainyard:events"
 GROUP = "controller"
 LIVE = "trainyard:live"
-"""Short 'new data' entries for the SSE reader: fields run, study (or ''), what (JSON list of topics)."""
+"""Short 'new data' entries for the SSE reader: fields run, study (or ''), or search, and what (JSON list of topics)."""
 
 START_TASK = "workers.start"
 HEARTBEAT_S = 2.0

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+from dashboard.analyst.models import Search
+from dashboard.analyst.services import ask
 from dashboard.ledger.fleet_page import run_address
 from dashboard.ledger.models import Profile
 from parallel_core.analysis.quantities import bytes_text, seconds_text
-from parallel_core.plan.alpa.costs import LayerCosts, Measured
-from parallel_core.plan.alpa.inter import Mesh, Plan, Search
-from parallel_core.plan.alpa.plans import Named, beside, summary
-from parallel_core.profile.table import CostTable
-from parallel_core.simulate.predict import predict_step
-from parallel_core.spec import RunSpec
-
-MOST_DEVICES = 16
-"""More would be searched for longer than a page may take."""
-MOST_RUNS = 6
+from parallel_core.searches.alpa import MOST_DEVICES, Answer, Question
+from parallel_core.searches.alpa import Row as Found
 
 
 @dataclass(frozen=True)
@@ -34,54 +30,63 @@ class Row:
 
 
 class Part:
-    """`samples` of a micro-batch, `devices` of one host."""
+    """`samples` of a micro-batch, `devices` of one host. Raises ValueError where the profile cannot say."""
 
     def __init__(self, profile: Profile, samples: int, devices: int) -> None:
-        spec, self.table = RunSpec.model_validate(profile.spec), CostTable.model_validate(profile.table)
-        self.devices = min(devices, MOST_DEVICES)
-        self.micro_batches = max(1, spec.train.global_batch // samples)
-        costs = LayerCosts(spec, Measured(self.table), samples)
-        self.units = costs.units
-        self.found = beside(Search(costs, Mesh(1, self.devices), self.micro_batches))
+        self.profile, self.samples, self.devices = profile, samples, min(devices, MOST_DEVICES)
+        question = Question.model_validate(self._question())
+        question.costs()  # what is wrong with them is said at once
+        self.micro_batches = question.micro_batches
+
+    def _question(self) -> dict[str, Any]:
+        sizes = {"samples": self.samples, "devices": self.devices}
+        return {"spec": self.profile.spec, "table": self.profile.table, **sizes}
+
+    @cached_property
+    def search(self) -> Search:
+        """A finished profile never changes again."""
+        about = {"profile": self.profile.pk, "done": str(self.profile.done_at)}
+        return ask("alpa", about | {"samples": self.samples, "devices": self.devices}, self._question)
+
+    @cached_property
+    def found(self) -> Answer:
+        return Answer.model_validate(self.search.answer)
 
     def sentence(self) -> str:
         """What the search says first."""
-        best = self.found[0].plan
-        if best is None:
-            return f"{self.devices} devices cannot share out these micro-batches."
-        able = next((named for named in self.found[1:] if named.spec is not None and named.plan is not None), None)
-        first = f"{seconds_text(best.seconds)} a step is the least of any plan: {_shape(best)}."
-        if able is None or able.plan is None:
+        best, able = self.found.rows[0], self.found.runnable
+        least = best.seconds or 0.0
+        first = f"{seconds_text(least)} a step is the least of any plan: {_shape(best)}."
+        if able is None:
             return f"{first} No run of this model has such a plan."
-        if self.found[0].spec is not None:
+        if best.spec is not None:
             return f"{first} It can run."
-        return f"{first} The best that can run takes {able.plan.seconds / best.seconds:.2f} times as long."
+        return f"{first} The best that can run takes {able / least:.2f} times as long."
 
-    def stages(self) -> list[str]:
+    def stages(self) -> tuple[str, ...]:
         """A line a stage of the optimum."""
-        return summary(self.found[0].plan, self.units) if self.found[0].plan else []
+        return self.found.stages
 
     def rows(self) -> list[Row]:
         """The optimum, the fastest that can run, and the plans of others."""
-        even = [named for named in self.found if named.name.startswith("Alpa, ")]
-        return [self._row(named) for named in self.found if named not in even[MOST_RUNS:]]
-
-    def _row(self, named: Named) -> Row:
-        plan, spec = named.plan, named.spec
-        if plan is None:
-            return Row(named.name, note=named.why_not)
-        return Row(
-            named.name,
-            ", ".join(map(str, plan.cuts)) or "none",
-            _shape(plan),
-            seconds_text(plan.seconds),
-            seconds_text(predict_step(spec, self.table).seconds) if spec else "",
-            bytes_text(max(stage.memory for stage in plan.stages)),
-            named.why_not,
-            run_address(spec) if spec else "",
-        )
+        return [_row(found) for found in self.found.rows]
 
 
-def _shape(plan: Plan) -> str:
+def _row(found: Found) -> Row:
+    if found.seconds is None:
+        return Row(found.name, note=found.why_not)
+    return Row(
+        found.name,
+        ", ".join(map(str, found.cuts)) or "none",
+        _shape(found),
+        seconds_text(found.seconds),
+        seconds_text(found.simulated) if found.simulated else "",
+        bytes_text(found.memory or 0),
+        found.why_not,
+        run_address(found.spec) if found.spec else "",
+    )
+
+
+def _shape(found: Found) -> str:
     """`2 x 1, 1 x 2`: dp x tp of each stage."""
-    return ", ".join(f"{stage.dp} × {stage.tp}" for stage in plan.stages)
+    return ", ".join(f"{dp} × {tp}" for dp, tp in found.meshes)

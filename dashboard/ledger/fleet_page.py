@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlencode
 
 from django import forms
 from django.urls import reverse
 
+from dashboard.analyst.models import Search
+from dashboard.analyst.services import ask
 from dashboard.charts import splits as splits_chart
 from dashboard.charts.chart import Chart
 from dashboard.ledger.models import Profile, ProfileState
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
-from parallel_core.plan.fleet import MOST_DEVICES, Split, Splits, splits
-from parallel_core.profile.table import CostTable
-from parallel_core.spec import RunSpec
+from parallel_core.plan.fleet import MOST_DEVICES
+from parallel_core.searches.splits import Answer, Way
 
 MIB = 1 << 20
 LISTED = 12
@@ -49,49 +49,59 @@ class Row:
 
 
 class FleetPage:
-    """What a valid form asks for."""
+    """What a valid form asks for. Only where `search` is answered is there more than that."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.profile: Profile = values["profile"]
         own = len(self.profile.worker.devices) or 1
         self.devices = min(values["devices"] or own, MOST_DEVICES)
-        self.memory: float | None = values["memory"]
-        self.found = _splits(self.profile.pk, self.profile.done_at, self.devices, self.memory)
+        self.memory: float | None = values["memory"] * MIB if values["memory"] else None
+
+    @cached_property
+    def search(self) -> Search:
+        """A finished profile never changes again."""
+        asked = {"devices": self.devices, "memory": self.memory}
+        about = {"profile": self.profile.pk, "done": str(self.profile.done_at), **asked}
+        return ask("splits", about, lambda: {"spec": self.profile.spec, "table": self.profile.table, **asked})
+
+    @cached_property
+    def found(self) -> Answer:
+        return Answer.model_validate(self.search.answer)
+
+    @property
+    def query(self) -> str:
+        """The parameters of this page."""
+        given = {"profile": self.profile.pk, "devices": self.devices, "memory": self.memory and self.memory / MIB}
+        return urlencode({name: value for name, value in given.items() if value})
 
     def sentences(self) -> list[str]:
         """The fastest, the one of least memory, and what a single device would take."""
         able = self.found.able
         if not able:
-            return [f"0 of {len(self.found.refused)} splits can run here."]
-        best, least = able[0], min(able, key=lambda split: split.memory)
-        first = f"{seconds_text(best.seconds or 0)} a step: {best.name} is the fastest of {len(able)} splits."
-        alone = next((split for split in able if split.spec.parallel.world == 1), None)
-        gain = (
-            f" It is {(alone.seconds or 0) / (best.seconds or 1):.2f} times as fast as {alone.name}." if alone else ""
-        )
+            return [f"0 of {sum(count for count, _ in self.found.refused)} splits can run here."]
+        best, least = able[0], min(able, key=lambda way: way.memory)
+        first = f"{seconds_text(best.seconds)} a step: {best.name} is the fastest of {len(able)} splits."
+        alone = next((way for way in able if way.devices == 1), None)
+        gain = f" It is {alone.seconds / best.seconds:.2f} times as fast as {alone.name}." if alone else ""
         return [first + gain, f"Least memory: {least.name}, {bytes_text(least.memory)}."]
 
-    def refused(self) -> list[tuple[int, str]]:
+    def refused(self) -> tuple[tuple[int, str], ...]:
         """(how many, why), most first."""
-        counts = Counter(split.why_not for split in self.found.refused)
-        return [(count, reason) for reason, count in counts.most_common()]
+        return self.found.refused
 
     def rows(self) -> list[Row]:
         """The fastest, and what nothing beats in both time and memory."""
-        front = self.found.pareto()
-        return [
-            self._row(split, split in front) for i, split in enumerate(self.found.able) if i < LISTED or split in front
-        ]
+        return [self._row(way) for i, way in enumerate(self.found.able) if i < LISTED or way.best]
 
-    def _row(self, split: Split, best: bool) -> Row:
-        slower = (split.seconds or 0) / (self.found.able[0].seconds or 1) - 1
+    def _row(self, way: Way) -> Row:
+        slower = way.seconds / self.found.able[0].seconds - 1
         return Row(
-            split.name,
-            seconds_text(split.seconds or 0),
+            way.name,
+            seconds_text(way.seconds),
             f"+{percent_text(slower)}" if slower > 0.0005 else "",
-            bytes_text(split.memory),
-            best,
-            run_address(split.spec),
+            bytes_text(way.memory),
+            way.best,
+            run_address(way.spec),
         )
 
     def chart(self) -> Chart | None:
@@ -99,18 +109,9 @@ class FleetPage:
         if not self.found.able:
             return None
         source = f"predicted from the profile of {self.profile.worker.name}, {self.profile.software}"
-        return splits_chart.chart(self.found.able, self.found.pareto(), source)
+        return splits_chart.chart(self.found.able, source)
 
 
-def run_address(spec: RunSpec) -> str:
-    """New run, filled in with `spec`."""
-    asked = spec.model_dump(mode="json", exclude_defaults=True)
+def run_address(asked: Mapping[str, Any]) -> str:
+    """New run, filled in with a RunSpec (those of its fields that are not left at their default)."""
     return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked)})}"
-
-
-@lru_cache(maxsize=32)
-def _splits(pk: int, done_at: datetime | None, devices: int, memory: float | None) -> Splits:
-    """Of a finished profile, which never changes again."""
-    profile = Profile.objects.get(pk=pk)
-    spec, table = RunSpec.model_validate(profile.spec), CostTable.model_validate(profile.table)
-    return splits(spec, table, devices, memory * MIB if memory else None)

@@ -1,11 +1,16 @@
-"""Plans for this fleet: the page, and its part that takes a while."""
+"""Plans for this fleet: the page, and its part that the analyst works out."""
 
 from __future__ import annotations
 
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.views.decorators.http import require_safe
+from typing import Any
 
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_safe
+from django.views.decorators.vary import vary_on_headers
+
+from dashboard.analyst.shown import unanswered
 from dashboard.ledger import selectors
 from dashboard.ledger.fleet_page import FleetForm, FleetPage
 from dashboard.ledger.models import Profile, ProfileState
@@ -19,26 +24,33 @@ def _form(request: HttpRequest) -> FleetForm:
 
 @require_safe
 def fleet(request: HttpRequest) -> HttpResponse:
-    """The form; what it finds comes as a part."""
+    """The form, and what it finds as far as that is known."""
     form = _form(request)
     any_profile = Profile.objects.filter(state=ProfileState.DONE).exists()
-    context = {
-        "tabs": TABS,
-        "tab": "fleet",
-        "form": form,
-        "any": any_profile,
-        "valid": any_profile and form.is_valid(),
-        "query": request.GET.urlencode(),
-    }
-    return render(request, "ledger/fleet.html", context)
+    context = {"tabs": TABS, "tab": "fleet", "form": form, "any": any_profile}
+    return render(request, "ledger/fleet.html", context | (_found(form) if any_profile else {}))
 
 
 @require_safe
+@vary_on_headers("HX-Request")
 def found(request: HttpRequest) -> HttpResponse:
-    """The ranked splits of the address."""
+    """The ranked splits of the address, for the page; a browser that comes here by itself is led there."""
     form = _form(request)
+    if not request.headers.get("HX-Request"):
+        return redirect(f"{reverse('ledger:fleet')}?{request.GET.urlencode()}")
+    return render(request, "ledger/fleet_result.html", {"form": form, **_found(form)}, status=_status(form))
+
+
+def _status(form: FleetForm) -> int:
+    return 200 if form.is_valid() else 422
+
+
+def _found(form: FleetForm) -> dict[str, Any]:
     if not form.is_valid():
-        return render(request, "ledger/fleet_result.html", {"form": form}, status=422)
+        return {}
     page = FleetPage(form.cleaned_data)
-    context = {"page": page, "chart": page.chart(), "record": selectors.time_record().sentence()}
-    return render(request, "ledger/fleet_result.html", context)
+    addresses = (f"{reverse(name)}?{page.query}" for name in ("ledger:fleet-found", "ledger:fleet"))
+    wait = unanswered(page.search, "Simulating every split", *addresses)
+    if wait:
+        return {"page": page, "wait": wait}
+    return {"page": page, "chart": page.chart(), "record": selectors.time_record().sentence()}

@@ -13,6 +13,7 @@ from django.views.decorators.vary import vary_on_headers
 
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_submit
+from dashboard.analyst.shown import unanswered
 from dashboard.charts import layers
 from dashboard.ledger import selectors, services
 from dashboard.ledger.alpa_part import Part
@@ -76,18 +77,28 @@ def _page(form: CutForm) -> dict[str, Any]:
 
 
 @require_safe
+@vary_on_headers("HX-Request")
 def alpa(request: HttpRequest) -> HttpResponse:
     """Alpa's plans for the profile, micro-batch and devices of the address: a part that comes when it is looked at."""
     form = CutForm(request.GET.dict())
     if not form.is_valid():
         return HttpResponse(status=422)
+    context: dict[str, Any] = {"tabs": TABS, "tab": "partition"}
+    context["back"] = f"{reverse('ledger:partition')}?{request.GET.urlencode()}"
     try:
         asked = Page(form.cleaned_data["profile"], form.cleaned_data).asked
         part = Part(asked.profile, asked.samples, asked.workers)
-        context = {"part": part, "rows": part.rows()}
     except ValueError as error:
-        context = {"part": None, "why_not": str(error)}
-    return render(request, "ledger/alpa.html", context)
+        context |= {"part": None, "why_not": str(error)}
+    else:
+        context |= _alpa(part, request.get_full_path(), context["back"])
+    alone = not request.headers.get("HX-Request")
+    return render(request, "ledger/alpa_page.html" if alone else "ledger/alpa.html", context)
+
+
+def _alpa(part: Part, here: str, page: str) -> dict[str, Any]:
+    wait = unanswered(part.search, "Searching Alpa's plans", here, page)
+    return {"wait": wait} if wait else {"part": part, "rows": part.rows()}
 
 
 @require_safe

@@ -34,7 +34,10 @@ def _client(url: str) -> redis.Redis:
 
 def publish(run: int | None, study: int | None, what: Iterable[str]) -> None:
     """Appends one entry now. `run` None = about the fleet. Unreachable broker: a warning, no exception."""
-    fields: dict[Any, Any] = {"run": run or "", "study": study or "", "what": json.dumps(sorted(set(what)))}
+    _append({"run": run or "", "study": study or "", "what": json.dumps(sorted(set(what)))})
+
+
+def _append(fields: dict[Any, Any]) -> None:
     try:
         _client(settings.REDIS_URL).xadd(LIVE, fields, maxlen=KEEP_ENTRIES, approximate=True)
     except redis.RedisError as error:
@@ -44,3 +47,8 @@ def publish(run: int | None, study: int | None, what: Iterable[str]) -> None:
 def announce(run: int | None, study: int | None, *what: str) -> None:
     """Publishes once the surrounding transaction has committed (at once outside of one)."""
     transaction.on_commit(lambda: publish(run, study, what), robust=True)
+
+
+def announce_search(search: int) -> None:
+    """The same of a search that has moved on."""
+    transaction.on_commit(lambda: _append({"search": search, "what": json.dumps(["state"])}), robust=True)

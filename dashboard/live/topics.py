@@ -4,6 +4,7 @@ run:<id>    everything about one run
 study:<id>  what a study's page shows of its runs
 runs        what the runs list shows of any run
 fleet       workers
+search:<id> how far a search of the analyst is
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 
-FORM = re.compile(r"run:[1-9]\d{0,17}|study:[1-9]\d{0,17}|runs|fleet")
+FORM = re.compile(r"run:[1-9]\d{0,17}|study:[1-9]\d{0,17}|search:[1-9]\d{0,17}|runs|fleet")
 MAX_TOPICS = 100
 EVERYTHING = "*"
 """In place of names: more happened than can be told; fetch again what is shown."""
@@ -27,7 +28,7 @@ def parse_topics(text: str) -> frozenset[str]:
     topics = frozenset(filter(None, text.split(",")))
     wrong = sorted(topic for topic in topics if not FORM.fullmatch(topic))
     if wrong:
-        raise ValueError(f"no such topic: {wrong[0][:40]!r}; use run:<id>, study:<id>, runs or fleet")
+        raise ValueError(f"no such topic: {wrong[0][:40]!r}; use run:<id>, study:<id>, search:<id>, runs or fleet")
     if not 1 <= len(topics) <= MAX_TOPICS:
         raise ValueError(f"name 1 to {MAX_TOPICS} topics, got {len(topics)}")
     return topics
@@ -37,9 +38,11 @@ def topics_of(fields: Mapping[bytes, bytes]) -> dict[str, set[str]]:
     """topic -> what changed, of one entry of the LIVE stream; {} where the entry cannot be read."""
     try:
         what = {str(item) for item in json.loads(fields[b"what"])}
-        run, study = fields.get(b"run", b"").decode(), fields.get(b"study", b"").decode()
+        run, study, search = (fields.get(name, b"").decode() for name in (b"run", b"study", b"search"))
     except (KeyError, ValueError, TypeError):
         return {}
+    if search:
+        return {f"search:{search}": what}
     if not run:
         return {"fleet": what}
     out = {f"run:{run}": what, "runs": what & OF_LISTS}

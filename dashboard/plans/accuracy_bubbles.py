@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallel_core.analysis.quantities import plural_text
-from parallel_core.plan.cluster.published_orders import LIMITS, Searched, searched
-from parallel_core.plan.cluster.zero_bubble import PREDICTED, BubbleRow, bubble_rows, models
+from parallel_core.plan.cluster.published_orders import LIMITS, Searched
+from parallel_core.plan.cluster.zero_bubble import PREDICTED, BubbleRow
+from parallel_core.searches.bubbles import Answer
 
 
 @dataclass(frozen=True)
@@ -19,15 +20,12 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-def tables_of(model: str) -> list[Table]:
-    """Simulates and searches the rows of one model. Raises KeyError for one that is not in the tables."""
-    if model not in models():
-        raise KeyError(model)
-    return [_predicted(model), _found(model)]
+def tables_of(model: str, found: Answer) -> list[Table]:
+    """What was predicted and searched of the rows of one model."""
+    return [_predicted(model, found.predicted), _found(model, found.orders)]
 
 
-def _predicted(model: str) -> Table:
-    rows = bubble_rows(model)
+def _predicted(model: str, rows: Sequence[BubbleRow]) -> Table:
     worst = max(abs(row.points(name)) for row in rows for name in PREDICTED)
     columns = ["micro-batches", "T_W derived (profiled)", "T_comm derived (profiled)", *PREDICTED]
     title = f"{model}: {plural_text(len(rows), 'row')}, worst {worst:.2f} percentage points"
@@ -43,8 +41,7 @@ def _cells(row: BubbleRow) -> list[str]:
     return [_row_name(row), *derived, *rates]
 
 
-def _found(model: str) -> Table:
-    every = searched(model)
+def _found(model: str, every: Sequence[Searched]) -> Table:
     longer, equal = sum(one.longer for one in every), sum(one.equal for one in every)
     shorter = len(every) - longer - equal
     title = (

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.urls import reverse
 from django.views.decorators.http import require_safe
+from django.views.decorators.vary import vary_on_headers
 
+from dashboard.analyst.services import ask
+from dashboard.analyst.shown import unanswered
 from dashboard.plans import accuracy_bubbles, accuracy_page
 from dashboard.plans.views import framed
+from parallel_core.plan.cluster.zero_bubble import models
+from parallel_core.searches.bubbles import Answer
 
 
 @require_safe
@@ -17,10 +23,15 @@ def page(request: HttpRequest) -> HttpResponse:
 
 
 @require_safe
+@vary_on_headers("HX-Request")
 def bubbles(request: HttpRequest, model: str) -> HttpResponse:
-    """The zero-bubble rows of one model; some seconds the first time."""
-    try:
-        tables = accuracy_bubbles.tables_of(model)
-    except KeyError as error:
-        raise Http404(f"The tables have no model {model}.") from error
-    return render(request, "plans/accuracy/bubbles_part.html", {"tables": tables})
+    """The zero-bubble rows of one model: a part of the page, or a page of its own for a browser without JavaScript."""
+    if model not in models():
+        raise Http404(f"The tables have no model {model}.")
+    search = ask("bubbles", {"model": model}, lambda: {"model": model})
+    wait = unanswered(search, f"{model}: simulating every rate", request.path, reverse("plans:accuracy"))
+    context = framed("accuracy", model=model, wait=wait)
+    if wait is None:
+        context["tables"] = accuracy_bubbles.tables_of(model, Answer.model_validate(search.answer))
+    part = "part" if request.headers.get("HX-Request") else "page"
+    return render(request, f"plans/accuracy/bubbles_{part}.html", context)

@@ -27,7 +27,8 @@ def launch(job: Job, plan: Plan) -> tuple[str, str]:
         return "", f"This yard's engine has no {' and no '.join(lacks)}."
     kind = next((device["kind"] for worker in reporting() for device in worker.devices), "cpu")
     try:
-        return run_address(run_of(job, plan, kind)), ""
+        asked = run_of(job, plan, kind).model_dump(mode="json", exclude_defaults=True)
+        return run_address(asked), ""
     except ValidationError as error:
         return "", f"This yard cannot run it: {next(iter(field_errors(error).values()))}"
 

@@ -20,6 +20,7 @@ from parallel_core.plan.orders.problem import OrderError
 from parallel_core.plan.strategy import label
 from parallel_core.profile.table import CostTable
 from parallel_core.rules import divisors
+from parallel_core.searches import Told, silent
 from parallel_core.simulate.predict import CannotPredict, predict_step
 from parallel_core.spec import RunSpec
 
@@ -59,12 +60,17 @@ class Splits:
         return front
 
 
-def splits(spec: RunSpec, table: CostTable, devices: int, memory: float | None = None) -> Splits:
+def splits(spec: RunSpec, table: CostTable, devices: int, memory: float | None = None, told: Told = silent) -> Splits:
     """All ways to train the model of `spec` with its batch on at most `devices`, `memory` bytes each (None: any).
 
-    The fastest pipeline is tried with an order that is searched for it, too.
+    The fastest pipeline is tried with an order that is searched for it, too. `told` hears (how many are judged, of how
+    many).
     """
-    found = [_judged(one, table, memory) for one in _candidates(spec, min(devices, MOST_DEVICES))]
+    tried = list(_candidates(spec, min(devices, MOST_DEVICES)))
+    found = []
+    for done, one in enumerate(tried):
+        told(done, len(tried))
+        found.append(_judged(one, table, memory))
     able = [split for split in found if not split.why_not]
     pipelines = [split for split in sorted(able, key=_time) if split.spec.parallel.pp > 1]
     if pipelines:

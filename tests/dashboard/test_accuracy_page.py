@@ -10,6 +10,7 @@ from django.test import Client
 from dashboard.charts import errors
 from dashboard.plans import accuracy_page
 from parallel_core.plan.cluster import accuracy
+from tests.dashboard.analysed import answered
 
 PAGE = "/planner/accuracy/"
 
@@ -49,11 +50,13 @@ def test_bars_end_at_the_errors_and_fitted_rows_are_outlined() -> None:
 
 
 def test_bubble_rates_are_simulated_for_a_model_of_the_tables(reader: Client) -> None:
-    text = reader.get(f"{PAGE}bubbles/1.5B").content.decode()
+    text = answered(reader, f"{PAGE}bubbles/1.5B", part=True).content.decode()
     assert "1.5B: 3 rows, worst 0.3" in text
     assert "against 4.33" in text
     assert "at equal memory: shorter in 1 of 6, equal in 5, longer in none" in text
     assert "15.85 against 15.85 (+0.00)" in text and "room for 2p, ZB-2p" in text
+    assert "Back to Accuracy" not in text
+    assert "Back to Accuracy" in reader.get(f"{PAGE}bubbles/1.5B").content.decode()
     assert reader.get(f"{PAGE}bubbles/7B").status_code == 404
 
 

@@ -10,6 +10,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from dashboard.analyst.models import Search
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.ledger import selectors
@@ -18,6 +19,7 @@ from dashboard.ledger.services import answer_profile, ask_profile, settle
 from dashboard.runs import services
 from dashboard.runs.models import Run, State
 from parallel_core.spec import ModelSpec, RunSpec
+from tests.dashboard.analysed import answered
 from tests.dashboard.peer import Peer
 from tests.parallel_core.tables import table
 
@@ -54,7 +56,7 @@ def test_alpas_plans_come_with_the_others(member: Client, profile: Profile) -> N
     page = member.get("/partition/", {"profile": profile.pk, "workers": 2, "samples": 4})
     address = page.context["page"].alpa
     assert address in page.content.decode().replace("&amp;", "&")
-    answer = member.get(address)
+    answer = answered(member, address, part=True)
     rows = {row.name: row for row in answer.context["rows"]}
     assert {"Alpa's optimum", "Alpa, 2 replicas", "Alpa, 2 stages", "Alpa, 2 tensor ranks"} <= set(rows)
     spec = RunSpec.model_validate_json(parse_qs(urlsplit(rows["Alpa, 2 tensor ranks"].run).query)["spec"][0])
@@ -73,7 +75,7 @@ def test_this_fleet_is_a_cluster_of_the_planner(member: Client, profile: Profile
     page = member.get("/planner/", asked)
     assert page.context["fleet"] == f"profile={profile.pk}&devices=2&memory=2048.0"
     assert "cannot be planned" not in page.content.decode()
-    splits = member.get(f"{reverse('ledger:fleet-found')}?{page.context['fleet']}").content.decode()
+    splits = answered(member, f"{reverse('ledger:fleet-found')}?{page.context['fleet']}", part=True).content.decode()
     assert "Launch this plan" in splits
     assert member.get("/planner/plans.json", asked).status_code == 422
     for wrong in ("fleet:0", "fleet:x", "fleet:"):
@@ -82,9 +84,7 @@ def test_this_fleet_is_a_cluster_of_the_planner(member: Client, profile: Profile
 
 
 def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) -> None:
-    whole = member.get("/partition/fleet/").content.decode()
-    assert "/partition/fleet/found?" in whole and "No profile yet" not in whole
-    answer = member.get("/partition/fleet/found", {"devices": 2})
+    answer = answered(member, "/partition/fleet/?devices=2")
     rows, text = answer.context["page"].rows(), answer.content.decode()
     assert f"{rows[0].seconds} a step: {rows[0].name} is the fastest of" in text
     assert text.count("Launch this plan") == len(rows)
@@ -92,9 +92,22 @@ def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) 
     run = services.submit(owner=profile.asked_by, spec=spec.model_dump(mode="json"))
     settled = Prediction.objects.get(run=run)
     assert settled.seconds == pytest.approx(answer.context["page"].found.able[0].seconds)
-    assert member.get("/partition/fleet/found", {"devices": 0}).status_code == 422
-    little = member.get("/partition/fleet/found", {"memory": 1}).content.decode()
-    assert "too large" in little
+    little = answered(member, "/partition/fleet/?memory=1")
+    able, refused = little.context["page"].found.able, little.context["page"].refused()
+    assert refused[-1][1] == "too large" or refused[0][1] == "too large"
+    assert all(way.memory <= 1 << 20 for way in able)
+    assert f"{refused[0][0]} splits: {refused[0][1]}" in little.content.decode()
+
+
+def test_devices_that_cannot_be_are_said_before_anything_is_searched(member: Client, profile: Profile) -> None:
+    wrong = member.get("/partition/fleet/found", {"devices": 0}, headers={"HX-Request": "true"})
+    assert wrong.status_code == 422 and "greater than or equal to 1" in wrong.content.decode()
+    assert "greater than or equal to 1" in member.get("/partition/fleet/", {"devices": 0}).content.decode()
+    alone = member.get("/partition/fleet/found", {"devices": 2})
+    assert alone.status_code == 302 and alone.headers["Location"] == "/partition/fleet/?devices=2"
+    odd = member.get("/partition/alpa", {"profile": profile.pk, "cuts": "9,2"}, headers={"HX-Request": "true"})
+    assert odd.status_code == 200 and "cuts must rise" in odd.content.decode()
+    assert not Search.objects.exists()
 
 
 def test_without_a_profile_the_fleet_page_says_what_to_do(member: Client) -> None:

@@ -14,9 +14,9 @@ from django.test import Client
 from dashboard.runs import profiles, spec_fields
 from dashboard.runs.models import Run
 from dashboard.traces.models import Trace, TraceState
-from dashboard.traces.reading import read_next
 from parallel_core.observe.records import encode
 from tests.dashboard import factory
+from tests.dashboard.analysed import read_next
 
 pytestmark = pytest.mark.django_db
 EVENTS = [

@@ -18,10 +18,10 @@ from django.urls import reverse
 from dashboard.body_limit import MAX_BODY, limit_of
 from dashboard.traces import reading, services
 from dashboard.traces.models import Trace, TraceSpans, TraceState
-from dashboard.traces.reading import Analyst, read_next
 from parallel_core import limits
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
+from tests.dashboard.analysed import analyse_until, finish, lane_of, read_next
 from tests.parallel_core import profiled
 
 pytestmark = pytest.mark.django_db
@@ -217,33 +217,19 @@ def test_a_reader_without_memory_says_so(member: Client, real: list[bytes], monk
     assert trace.detail
 
 
-def test_one_that_was_deleted_while_it_was_read_leaves_nothing(
-    member: Client, real: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_was_deleted_while_it_was_read_leaves_nothing(member: Client, real: list[bytes]) -> None:
     send(member, ("rank0.json", real[0]))
-
-    def follow(trace: Trace, *args: Any) -> bool:
-        trace.delete()
-        return False
-
-    monkeypatch.setattr(reading, "_follow", follow)
-    assert read_next()
+    lane = lane_of(reading)
+    assert lane.move()
+    Trace.objects.get().delete()
+    finish(lane)
     assert not TraceSpans.objects.exists()
 
 
 def test_an_analyst_takes_up_what_another_left(member: Client, real: list[bytes]) -> None:
     send(member, ("rank0.json", real[0]))
     Trace.objects.update(state=TraceState.READING, tries=1)
-    analyst = Analyst()
-    seen: list[str] = []
-
-    def stopping() -> bool:
-        seen.append(Trace.objects.get().state)
-        return seen[-1] == TraceState.READY or len(seen) > 60
-
-    analyst._stopping.is_set = stopping  # type: ignore[method-assign]
-    analyst.run()
-    assert Trace.objects.get().state == TraceState.READY
+    analyse_until(lambda: Trace.objects.get().state == TraceState.READY)
 
 
 def test_rules_that_need_no_more_than_spans_judge_a_trace(member: Client, real: list[bytes]) -> None:

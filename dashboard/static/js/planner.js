@@ -2,6 +2,7 @@
 // Without this file all of it still works: plans are links in the table, and can be typed.
 
 import "./live.js";
+import "./searches.js";
 
 const form = document.querySelector("#planner-form");
 

@@ -4,7 +4,7 @@
  *   const stop = subscribe("run:12", (what) => { ... });   // what: ["points", "log"], or ["*"] = fetch everything
  *   onConnection((connected) => { ... });
  *
- * Topics: run:<id>, study:<id>, runs, fleet. When the stream has opened, at first or after a loss, every callback is
+ * Topics: run:<id>, study:<id>, search:<id>, runs, fleet. When the stream has opened, at first or after a loss, every callback is
  * called once with ["*"], so that pages fetch what came between their rendering, or the loss, and now. The set of topics may change at any time; the stream then reopens and resumes
  * behind the last message, missing nothing.
  */

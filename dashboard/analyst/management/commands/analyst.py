@@ -1,4 +1,4 @@
-"""`manage.py analyst`: the process that reads uploaded traces."""
+"""`manage.py analyst`: the process that searches and reads uploaded traces."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from dashboard.traces.reading import Analyst
+from dashboard.analyst import searching
+from dashboard.analyst.process import Analyst, Lane
+from dashboard.traces import reading
 
 
 class Command(BaseCommand):
-    help = "Reads uploaded traces. A second one waits until the first ends."
+    help = "Answers searches and reads uploaded traces. A second one waits until the first ends."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        analyst = Analyst()
+        analyst = Analyst([Lane(lane.recover, lane.take) for lane in (searching, reading)])
 
         def stop(number: int, frame: FrameType | None) -> None:
             analyst.stop()

@@ -1,0 +1,89 @@
+"""A process that works for the analyst: it ends with it, has a limit of memory, and tells what it finds in lines."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from dashboard.yard.processes import die_with_parent
+
+TICK_S = 0.1
+"""The longest that the analyst waits for a line before it looks at its other work."""
+
+
+class Child:
+    """`python -m MODULE ARGUMENTS`, with `given` on its standard input. Leaving the context kills it."""
+
+    def __init__(self, module: str, arguments: Sequence[str], memory: int, given: bytes = b"") -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+        with tempfile.TemporaryFile() as source:
+            source.write(given)
+            source.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=source,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                preexec_fn=_bounded(memory),
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+        self._errors.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def lines(self) -> Iterator[bytes | None]:
+        """What it prints, line by line, until it closes its output; None each TICK_S in which nothing came."""
+        assert self._process.stdout is not None
+        output, rest = self._process.stdout.fileno(), b""
+        while True:
+            if not select.select([output], [], [], TICK_S)[0]:
+                yield None
+                continue
+            came = os.read(output, 1 << 20)
+            if not came:
+                return
+            *whole, rest = (rest + came).split(b"\n")
+            yield from whole
+
+    def wait(self) -> int:
+        """Its exit code, once its output is closed."""
+        return self._process.wait()
+
+    def last_words(self) -> str:
+        """The last line of what it wrote to standard error."""
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        return said[-1] if said else f"exit code {self._process.returncode}"
+
+
+def _bounded(memory: int) -> Callable[[], None]:
+    """What it does first: it dies with the analyst, and cannot take all memory."""
+    die = die_with_parent()
+
+    def first() -> None:
+        if die:
+            die()
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        os.nice(10)
+
+    return first

@@ -1,0 +1,78 @@
+"""The analyst: does what takes longer than a page may. Each kind of work is a lane; all lanes move on in turns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from dashboard.control.lock import lock_of_database
+
+POLL_S = 0.2
+
+Work = Iterator[None]
+"""A piece of work, done bit by bit; closing it ends the process that does it."""
+
+
+@dataclass
+class Lane:
+    """`recover` puts back what another analyst left undone; `take` claims the oldest piece of work, None without."""
+
+    recover: Callable[[], None]
+    take: Callable[[], Work | None]
+    work: Work | None = field(default=None, init=False)
+
+    def move(self) -> bool:
+        """Does a bit of its work; False where there is none."""
+        if self.work is None:
+            self.work = self.take()
+        if self.work is None:
+            return False
+        try:
+            next(self.work)
+        except StopIteration:
+            self.work = None
+        return True
+
+    def drop(self) -> None:
+        """Ends its work where it stands."""
+        work, self.work = self.work, None
+        if work is not None and hasattr(work, "close"):
+            work.close()
+
+
+class Analyst:
+    """Works until stopped; a second one waits for the lock."""
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self._lanes = lanes
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Until `stop`. What is under way then is put back by the next analyst."""
+        lock, mine = lock_of_database("analyst"), False
+        try:
+            while not self._stopping.is_set():
+                mine = self._turn(mine) if lock.hold() else self._drop()
+        finally:
+            self._drop()
+            lock.release()
+
+    def _turn(self, mine: bool) -> bool:
+        if not mine:
+            for lane in self._lanes:
+                lane.recover()
+        moved = [lane.move() for lane in self._lanes]
+        if not any(moved):
+            self._stopping.wait(POLL_S)
+        return True
+
+    def _drop(self) -> bool:
+        """The lock is another's: it recovers what is under way here."""
+        for lane in self._lanes:
+            lane.drop()
+        self._stopping.wait(POLL_S)
+        return False

@@ -1,0 +1,102 @@
+"""The lane of searches: each is worked out by the engine in a process of its own, and its answer kept.
+
+The row is the truth: one conditional update claims a search. One that was under way when the analyst died is claimed
+again; one that ends its process again and again is given up, and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+from django.utils import timezone
+
+from dashboard.analyst.child import Child
+from dashboard.analyst.models import Search, SearchState
+from dashboard.analyst.process import Work
+from dashboard.live.announce import announce_search
+from parallel_core.searches import EXIT_MEMORY
+
+log = logging.getLogger(__name__)
+MAX_TRIES = 3
+MEMORY_BYTES = 3 << 30
+"""Address space of the process that searches."""
+LIMIT_S = 900.0
+LOOK_S = 0.5
+"""How often a search under way is looked at: it may have been stopped."""
+MAX_WORDS = 500
+
+
+def recover() -> None:
+    """What another analyst was at is queued again."""
+    Search.objects.filter(state=SearchState.RUNNING).update(state=SearchState.QUEUED)
+
+
+def take() -> Work | None:
+    """Claims the oldest search; None where none is queued."""
+    search = Search.objects.filter(state=SearchState.QUEUED).order_by("pk").first()
+    if search is None:
+        return None
+    claim = {"state": SearchState.RUNNING, "tries": search.tries + 1, "done": 0, "of": 0}
+    if not Search.objects.filter(pk=search.pk, state=SearchState.QUEUED).update(**claim):
+        return iter(())
+    if search.tries >= MAX_TRIES:
+        _end(search, SearchState.FAILED, detail=f"It ended the process that worked on it {search.tries} times.")
+        return iter(())
+    announce_search(search.pk)
+    return _work(search)
+
+
+def _work(search: Search) -> Work:
+    given = json.dumps(search.question).encode()
+    with Child("parallel_core.searches", [search.kind], MEMORY_BYTES, given) as child:
+        started = looked = time.monotonic()
+        for line in child.lines():
+            if line is not None:
+                _hear(search, json.loads(line))
+            elif time.monotonic() > started + LIMIT_S:
+                _end(search, SearchState.FAILED, detail=f"It took longer than {LIMIT_S / 60:.0f} minutes.")
+                return
+            elif time.monotonic() > looked + LOOK_S:
+                looked = time.monotonic()
+                if not _under_way(search).exists():
+                    return
+            yield
+        _ended(search, child)
+
+
+def _hear(search: Search, line: dict[str, Any]) -> None:
+    """One line of the process (parallel_core.searches.__main__)."""
+    if "answer" in line:
+        _end(search, SearchState.DONE, answer=line["answer"])
+    elif "refused" in line:
+        _end(search, SearchState.REFUSED, detail=line["refused"])
+    elif _under_way(search).update(done=line["done"], of=line["of"]):
+        announce_search(search.pk)
+
+
+def _ended(search: Search, child: Child) -> None:
+    """Its process is over: where it did not answer, the reason is kept, or it is tried again."""
+    code = child.wait()
+    if code == EXIT_MEMORY:
+        words = f"It needs more than the {MEMORY_BYTES >> 30} GiB of memory that a search may take."
+        _end(search, SearchState.FAILED, detail=words)
+    elif code < 0:  # killed: by whom, and whether they would again, is not known
+        _under_way(search).update(state=SearchState.QUEUED)
+    elif _under_way(search).exists():
+        log.warning("search %s: %s", search.pk, child.last_words())
+        _end(search, SearchState.FAILED, detail=f"It broke off: {child.last_words()}"[:MAX_WORDS])
+
+
+def _under_way(search: Search) -> Any:
+    """The row, unless somebody stopped it or it has its answer."""
+    return Search.objects.filter(pk=search.pk, state=SearchState.RUNNING)
+
+
+def _end(search: Search, state: SearchState, **what: Any) -> None:
+    if state != SearchState.FAILED:  # which can be asked again
+        what["question"] = {}
+    if _under_way(search).update(state=state, ended_at=timezone.now(), **what):
+        announce_search(search.pk)

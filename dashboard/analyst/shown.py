@@ -1,0 +1,46 @@
+"""How a page shows a search that has no answer yet: what it waits for, or why there will be none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.utils import timezone
+
+from dashboard.analyst.models import WAITING, Search, SearchState
+from parallel_core.analysis.quantities import plural_text, seconds_text
+
+PATIENCE_S = 10
+"""Longer than this no search waits, unless another is worked on or no analyst is there."""
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """`what` = what is done, as `Simulating every split`; `part` = the address that answers with the part of the page
+    in which this stands, `page` that of the page."""
+
+    search: Search
+    what: str
+    part: str
+    page: str
+
+    @property
+    def refused(self) -> bool:
+        return self.search.state == SearchState.REFUSED
+
+    def sentence(self) -> str:
+        """How far it is."""
+        search = self.search
+        if search.state == SearchState.RUNNING:
+            return f"{self.what}: {search.done} of {search.of}." if search.of else f"{self.what}…"
+        ahead = Search.objects.filter(state__in=WAITING, pk__lt=search.pk).count()
+        if ahead:
+            return f"{self.what}: waits for {plural_text(ahead, 'search')} asked before it."
+        waited = (timezone.now() - search.asked_at).total_seconds()
+        if waited > PATIENCE_S and not Search.objects.filter(state=SearchState.RUNNING).exists():
+            return f"{self.what}: no analyst has taken it up for {seconds_text(waited)}; ./run starts one."
+        return f"{self.what}: begins in a moment."
+
+
+def unanswered(search: Search, what: str, part: str, page: str) -> Unanswered | None:
+    """None where there is an answer."""
+    return None if search.state == SearchState.DONE else Unanswered(search, what, part, page)

@@ -1,0 +1,37 @@
+"""What people do with a search beside waiting for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.http import require_POST
+
+from dashboard.accounts.guards import member_required
+from dashboard.analyst import services
+from dashboard.analyst.models import Search
+
+
+@require_POST
+@member_required
+def again(request: HttpRequest, pk: int) -> HttpResponse:
+    """Asks a failed search once more."""
+    services.again(search=get_object_or_404(Search, pk=pk), user=request.user)
+    return _back(request)
+
+
+@require_POST
+@member_required
+def stop(request: HttpRequest, pk: int) -> HttpResponse:
+    """Ends a search for all who wait for it."""
+    services.stop(search=get_object_or_404(Search, pk=pk), user=request.user)
+    return _back(request)
+
+
+def _back(request: HttpRequest) -> Any:
+    """To the page that the button stood on."""
+    asked = request.POST.get("next", "")
+    safe = url_has_allowed_host_and_scheme(asked, {request.get_host()}, require_https=request.is_secure())
+    return redirect(asked if safe else "plans:page")

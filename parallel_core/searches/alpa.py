@@ -1,0 +1,94 @@
+"""Alpa's two levels for a profiled model on the devices of a host (`plan.alpa`), as a question and an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallel_core.plan.alpa.costs import LayerCosts, Measured
+from parallel_core.plan.alpa.inter import Mesh, Search
+from parallel_core.plan.alpa.plans import Named, beside, summary
+from parallel_core.profile.table import CostTable
+from parallel_core.searches import Told, Value, silent
+from parallel_core.simulate.predict import predict_step
+from parallel_core.spec import RunSpec
+
+MOST_DEVICES = 16
+"""Of a host; with more, plans are too many to be searched in seconds."""
+MOST_RUNS = 6
+"""Plans that are split as a run is, the fastest of them."""
+_OURS = "Alpa, "
+
+
+class Question(Value):
+    """Micro-batches of `samples`, on `devices` of one host."""
+
+    spec: RunSpec
+    table: CostTable
+    samples: int
+    devices: int
+
+    def costs(self) -> LayerCosts:
+        """Raises ValueError where the profile has no costs of such micro-batches."""
+        return LayerCosts(self.spec, Measured(self.table), self.samples)
+
+    @property
+    def micro_batches(self) -> int:
+        return max(1, self.spec.train.global_batch // self.samples)
+
+
+class Row(Value):
+    """One plan: seconds of a step by equation 2, `simulated` as a run, bytes of its fullest stage; (dp, tp) of each
+    stage. `seconds` None: `why_not` it cannot be; `spec` None: `why_not` no run has it."""
+
+    name: str
+    cuts: tuple[int, ...] = ()
+    meshes: tuple[tuple[int, int], ...] = ()
+    seconds: float | None = None
+    simulated: float | None = None
+    memory: float | None = None
+    why_not: str = ""
+    spec: dict[str, Any] | None = None
+
+
+class Answer(Value):
+    """`rows`: the optimum, the fastest that can run, the plans of others. `stages`: a line a stage of the optimum.
+    `runnable` = seconds of the best plan that can run."""
+
+    rows: tuple[Row, ...]
+    stages: tuple[str, ...]
+    runnable: float | None
+
+
+def answer(question: Question, told: Told = silent) -> Answer:
+    """Searches both levels. Raises ValueError where the devices cannot share out the micro-batches."""
+    costs = question.costs()
+    found = beside(Search(costs, Mesh(1, question.devices), question.micro_batches))
+    best = found[0].plan
+    if best is None:
+        raise ValueError(f"{question.devices} devices cannot share out these micro-batches.")
+    even = [named for named in found if named.name.startswith(_OURS)]
+    shown = [named for named in found if named not in even[MOST_RUNS:]]
+    rows = []
+    for done, named in enumerate(shown):
+        told(done, len(shown))
+        rows.append(_row(named, question.table))
+    able = next((named.plan for named in found if named.spec is not None and named.plan is not None), None)
+    return Answer(
+        rows=tuple(rows), stages=tuple(summary(best, costs.units)), runnable=able.seconds if able else None
+    )  # fmt: skip
+
+
+def _row(named: Named, table: CostTable) -> Row:
+    plan, spec = named.plan, named.spec
+    if plan is None:
+        return Row(name=named.name, why_not=named.why_not)
+    return Row(
+        name=named.name,
+        cuts=plan.cuts,
+        meshes=tuple((stage.dp, stage.tp) for stage in plan.stages),
+        seconds=plan.seconds,
+        simulated=predict_step(spec, table).seconds if spec else None,
+        memory=max(stage.memory for stage in plan.stages),
+        why_not=named.why_not,
+        spec=spec.model_dump(mode="json", exclude_defaults=True) if spec else None,
+    )

@@ -1,0 +1,251 @@
+"""Searches that pages leave to the analyst: asked once, shown while they wait, kept, and never lost or left hanging."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.analyst import searching, services, shown
+from dashboard.analyst.child import Child
+from dashboard.analyst.models import Search, SearchState
+from parallel_core.processes import alive
+from tests.dashboard.analysed import DEADLINE_S, analyse_until, finish, lane_of, search_next
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PART = "/planner/accuracy/bubbles/1.5B"
+HX = {"HX-Request": "true"}
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def member(alice: Any) -> Client:
+    client = Client()
+    client.force_login(alice)
+    return client
+
+
+@pytest.fixture
+def viewer(bob: Any) -> Client:
+    client = Client()
+    client.force_login(bob)
+    return client
+
+
+def asked(model: str = "1.5B") -> Search:
+    return services.ask("bubbles", {"model": model}, lambda: {"model": model})
+
+
+def text(client: Client, address: str = PART) -> str:
+    return str(client.get(address, headers=HX).content.decode())
+
+
+def test_a_question_is_asked_once_and_its_answer_kept_for_all(member: Client, viewer: Client) -> None:
+    waiting = text(viewer)
+    search = Search.objects.get()
+    assert f'data-search="{search.pk}"' in waiting and "1.5B: simulating every rate: begins in a moment." in waiting
+    assert text(member).count("data-search=") == 1 and Search.objects.count() == 1
+    assert search_next() and not search_next()
+    for client in (member, viewer):
+        assert "1.5B: 3 rows" in text(client)
+        assert "1.5B: 3 rows" in client.get(PART).content.decode(), "without JavaScript the address is a page"
+    search.refresh_from_db()
+    assert (search.state, search.question, search.tries) == (SearchState.DONE, {}, 1)
+
+
+def test_the_page_says_how_far_it_is_and_what_it_waits_for(viewer: Client) -> None:
+    first, second = asked("28.3B"), asked("1.5B")
+    assert "waits for 1 search asked before it." in text(viewer)
+    Search.objects.filter(pk=first.pk).update(state=SearchState.RUNNING, done=1, of=2)
+    said = text(viewer, "/planner/accuracy/bubbles/28.3B")
+    assert "28.3B: simulating every rate: 1 of 2." in said and 'aria-valuenow="50"' in said
+    Search.objects.filter(pk=first.pk).delete()
+    Search.objects.filter(pk=second.pk).update(asked_at=timezone.now() - timezone.timedelta(seconds=40))
+    assert "no analyst has taken it up for 40 s" in text(viewer)
+
+
+def test_progress_and_the_answer_are_kept_as_they_come() -> None:
+    search, lane = asked(), lane_of(searching)
+    assert lane.move()
+    search.refresh_from_db()
+    assert (search.state, search.tries) == (SearchState.RUNNING, 1)
+    finish(lane)
+    search.refresh_from_db()
+    assert search.state == SearchState.DONE and search.answer["predicted"][0]["model"] == "1.5B"
+    assert search.ended_at and shown.unanswered(search, "", "", "") is None
+
+
+def test_a_question_without_an_answer_says_why_and_offers_no_second_try(viewer: Client) -> None:
+    search = services.ask("bubbles", {"model": "1.5B"}, lambda: {"model": "7B"})
+    assert search_next()
+    said = text(viewer)
+    assert "The tables have no model 7B" in said and "Ask again" not in said
+    search.refresh_from_db()
+    assert search.state == SearchState.REFUSED
+
+
+def test_a_search_that_breaks_says_so_and_can_be_asked_again(member: Client, viewer: Client) -> None:
+    search = services.ask("bubbles", {"model": "1.5B"}, lambda: {"models": "1.5B"})
+    assert search_next()
+    assert "It broke off:" in text(viewer) and "Traceback" not in text(viewer)
+    Search.objects.update(question={"model": "1.5B"})
+    address = f"/searches/{search.pk}/again"
+    assert viewer.post(address).status_code == 403
+    back = member.post(address, {"next": PART})
+    assert back.status_code == 302 and back.headers["Location"] == PART
+    assert search_next() and "1.5B: 3 rows" in text(viewer)
+    assert member.post(address, {"next": "https://elsewhere.example/"}).headers["Location"] == "/planner/"
+    search.refresh_from_db()
+    assert search.state == SearchState.DONE, "what is answered is not asked again"
+
+
+def test_one_that_is_stopped_ends_its_process(member: Client, viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "LOOK_S", 0.0)
+    started: list[int] = []
+    monkeypatch.setattr(searching, "Child", lambda *given: _noted(Child(*given), started))
+    search, lane = asked("28.3B"), lane_of(searching)
+    assert lane.move()
+    address = f"/searches/{search.pk}/stop"
+    assert viewer.post(address).status_code == 403
+    assert member.post(address, {"next": PART}).status_code == 302
+    finish(lane)
+    assert not alive(started[0])
+    assert "Stopped by alice." in text(viewer, "/planner/accuracy/bubbles/28.3B")
+
+
+def _noted(child: Child, started: list[int]) -> Child:
+    started.append(child.pid)
+    return child
+
+
+def test_one_whose_process_is_killed_is_tried_again_and_given_up_in_the_end(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(searching, "Child", lambda *given: _noted(Child(*given), started))
+    search, lane = asked("28.3B"), lane_of(searching)
+    for tries in range(1, searching.MAX_TRIES + 1):
+        assert lane.move()
+        os.kill(started[-1], signal.SIGKILL)
+        finish(lane)
+        search.refresh_from_db()
+        assert (search.state, search.tries) == (SearchState.QUEUED, tries)
+    assert search_next()
+    assert "It ended the process that worked on it 3 times." in text(viewer, "/planner/accuracy/bubbles/28.3B")
+
+
+def test_memory_and_time_have_limits(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "LIMIT_S", -1.0)
+    asked()
+    assert search_next()
+    assert "It took longer than" in text(viewer)
+    monkeypatch.setattr(searching, "MEMORY_BYTES", 1 << 20)
+    Search.objects.update(state=SearchState.QUEUED, detail="")
+    assert search_next()
+    assert Search.objects.get().state in (SearchState.FAILED, SearchState.QUEUED)
+
+
+def test_an_analyst_takes_up_what_another_left() -> None:
+    asked()
+    Search.objects.update(state=SearchState.RUNNING, tries=1)
+    analyse_until(lambda: Search.objects.get().state == SearchState.DONE)
+    assert Search.objects.get().tries == 2
+
+
+def test_a_crowd_is_turned_away_and_old_answers_go(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "MOST_WAITING", 1)
+    asked("28.3B")
+    said = text(viewer)
+    assert services.TOO_MANY in said and Search.objects.count() == 1
+    monkeypatch.setattr(services, "KEPT", 1)
+    Search.objects.update(state=SearchState.DONE)
+    old = Search.objects.get()
+    Search.objects.create(kind="bubbles", key="k", question={}, state=SearchState.DONE)
+    asked("1.5B")
+    assert not Search.objects.filter(pk=old.pk).exists() and Search.objects.count() == 2
+
+
+SEED = """
+import django; django.setup()
+from dashboard.analyst.services import ask
+ask("bubbles", {"model": "28.3B"}, lambda: {"model": "28.3B"})
+"""
+
+
+class Deployment:
+    """A database file with one search, and as many analysts as a test starts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {**os.environ, "TRAINYARD_HOME": str(folder), "TRAINYARD_TESTING": "1"}
+        self.env |= {"DJANGO_SETTINGS_MODULE": "dashboard.settings", "REDIS_URL": f"unix://{folder}/none.sock"}
+        self.env.pop("DATABASE_URL", None)
+        self.analysts: list[subprocess.Popen[bytes]] = []
+        for command in (["manage.py", "migrate", "-v", "0"], ["-c", SEED]):
+            subprocess.run([sys.executable, *command], cwd=ROOT, env=self.env, check=True)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        made = subprocess.Popen([sys.executable, "manage.py", "analyst"], cwd=ROOT, env=self.env)
+        self.analysts.append(made)
+        return made
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        database = sqlite3.connect(self.folder / "trainyard.sqlite3", timeout=20)
+        try:
+            with database:
+                return database.execute(statement).fetchall()
+        finally:
+            database.close()
+
+    def wait(self, state: str) -> tuple[Any, ...]:
+        def look() -> tuple[Any, ...]:
+            return self.sql("SELECT state, tries, answer FROM analyst_search")[0]
+
+        _until(lambda: look()[0] == state)
+        return look()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    made = Deployment(tmp_path)
+    yield made
+    for analyst in made.analysts:
+        analyst.kill()
+        analyst.wait(10)
+
+
+def test_a_killed_analyst_leaves_no_process_and_the_next_one_answers(deployment: Deployment) -> None:
+    first = deployment.start()
+    deployment.wait("running")
+    _until(lambda: bool(_children(first.pid)))
+    (child,) = _children(first.pid)
+    first.kill()
+    first.wait(10)
+    _until(lambda: not alive(child))
+    assert deployment.wait("running")[1:] == (1, None)
+    deployment.sql("""UPDATE analyst_search SET question = '{"model": "1.5B"}'""")  # one that takes a second
+    second = deployment.start()
+    assert deployment.wait("succeeded")[1] == 2
+    second.terminate()
+    assert second.wait(20) == 0

@@ -1,0 +1,95 @@
+"""Searches as questions and answers in JSON: the same numbers as the engine's own, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from parallel_core.plan.cluster.zero_bubble import bubble_rows
+from parallel_core.plan.fleet import splits
+from parallel_core.searches import EXIT_MEMORY, KINDS, Told, alpa
+from parallel_core.searches import bubbles as bubbles_kind
+from parallel_core.searches import splits as splits_kind
+from parallel_core.searches.__main__ import work
+from parallel_core.spec import ModelSpec, RunSpec
+from tests.parallel_core.tables import table
+
+MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
+SPEC = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 16}})
+PROFILED = {"spec": SPEC.model_dump(mode="json"), "table": table(MODEL).dump()}
+
+
+def said(kind: str, question: dict[str, Any]) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    assert work(kind, json.dumps(question), lines.append) == 0
+    return lines
+
+
+def test_splits_are_those_of_the_engine() -> None:
+    own = splits(SPEC, table(MODEL), 2)
+    *_, last = said("splits", {**PROFILED, "devices": 2})
+    found = splits_kind.Answer.model_validate(last["answer"])
+    assert [(way.name, way.seconds, way.memory) for way in found.able] == [
+        (split.name, split.seconds, split.memory) for split in own.able
+    ]
+    assert [way.name for way in found.able if way.best] == [split.name for split in own.pareto()]
+    assert {why: count for count, why in found.refused} == Counter(split.why_not for split in own.refused)
+    assert [RunSpec.model_validate(way.spec) for way in found.able] == [split.spec for split in own.able]
+
+
+def test_splits_tell_how_far_they_are() -> None:
+    told: list[tuple[int, int]] = []
+    splits(SPEC, table(MODEL), 2, None, lambda done, of: told.append((done, of)))
+    assert [done for done, _ in told] == list(range(told[0][1]))
+
+
+def test_alpas_answer_can_be_told_in_full() -> None:
+    found = alpa.Answer.model_validate(said("alpa", {**PROFILED, "samples": 4, "devices": 2})[-1]["answer"])
+    best = found.rows[0]
+    assert best.name == "Alpa's optimum" and best.seconds is not None
+    assert all(row.seconds is None or row.seconds >= best.seconds for row in found.rows)
+    assert len(found.stages) == len(best.meshes) and found.runnable is not None and found.runnable >= best.seconds
+    runs = [row for row in found.rows if row.spec]
+    assert runs and all(RunSpec.model_validate(row.spec).parallel.world <= 2 for row in runs)
+    assert {row.simulated is None for row in runs} == {False}
+
+
+def test_a_process_of_its_own_answers_on_its_output() -> None:
+    command = [sys.executable, "-m", "parallel_core.searches", "bubbles"]
+    ended = subprocess.run(command, input=b'{"model": "1.5B"}', capture_output=True, check=True)
+    first, *_, last = map(json.loads, ended.stdout.splitlines())
+    assert {"done", "of"} == set(first)
+    found = bubbles_kind.Answer.model_validate(last["answer"])
+    assert found.predicted == bubble_rows("1.5B")
+
+
+def test_what_has_no_answer_says_why_and_what_is_no_question_breaks() -> None:
+    assert said("bubbles", {"model": "7B"}) == [
+        {"refused": "The tables have no model 7B; they have 1.5B, 6.2B, 14.6B, 28.3B."}
+    ]
+    with pytest.raises(ValidationError):
+        said("bubbles", {"models": "1.5B"})
+    assert len(KINDS) == 3
+
+
+@pytest.mark.parametrize("wrong", [MemoryError, ValidationError])
+def test_a_mistake_of_ours_is_no_refusal(monkeypatch: pytest.MonkeyPatch, wrong: type[Exception]) -> None:
+    def answer(question: bubbles_kind.Question, told: Told) -> bubbles_kind.Answer:
+        if wrong is MemoryError:
+            raise MemoryError
+        return bubbles_kind.Answer.model_validate({"predicted": 3})
+
+    monkeypatch.setattr(bubbles_kind, "answer", answer)
+    lines: list[dict[str, Any]] = []
+    if wrong is MemoryError:
+        assert work("bubbles", '{"model": "1.5B"}', lines.append) == EXIT_MEMORY
+    else:
+        with pytest.raises(ValidationError):
+            work("bubbles", '{"model": "1.5B"}', lines.append)
+    assert not lines
