@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import lru_cache
 from itertools import pairwise
 
 import torch.distributed as dist
@@ -48,7 +49,8 @@ class Groups:
     """The process groups of one rank."""
 
     store: dist.Store | None = None
-    world: dist.ProcessGroup | None = None
+    world: Group = None
+    """All ranks. Of a pipeline that stays full never through memory: its totals travel while ranks are steps apart."""
     tensor: Group = None
     data: Group = None
     links: Mapping[tuple[bool, bool], LinkGroup] = field(default_factory=dict)
@@ -75,14 +77,20 @@ def groups_of(rank: int, layout: Layout, store: dist.Store, tied: bool = False) 
     place, replica, tensor = layout.coords(rank)
     pipeline = layout.pipeline_of(rank)
     ends = {layout.place(0), layout.place(layout.stages - 1)}  # one place, where the pipeline is a V
+
+    @lru_cache
+    def near(*ranks: int) -> Group:
+        """One group of these ranks, whatever it is for: they begin everything in the same order."""
+        return near_group(ranks, rank, store)
+
     # A group is named by how many its members are in already: tensor and data groups, which some lack, come behind.
     return Groups(
         store=store,
-        world=dist.group.WORLD,
+        world=near(*range(layout.world)) if layout.flushes else dist.group.WORLD,
         links=near_links(pipeline, _links(layout), rank, store, layout.flushes),
-        tensor=near_group([layout.rank(place, replica, t) for t in range(layout.widths[place])], rank, store),
-        data=near_group([layout.rank(place, r, tensor) for r in range(layout.replicas[place])], rank, store),
-        tied=_group([layout.rank(end, replica, tensor) for end in sorted(ends)] if tied and place in ends else []),
+        tensor=near(*(layout.rank(place, replica, t) for t in range(layout.widths[place]))),
+        data=near(*(layout.rank(place, r, tensor) for r in range(layout.replicas[place]))),
+        tied=near(*(layout.rank(end, replica, tensor) for end in sorted(ends))) if tied and place in ends else None,
     )
 
 

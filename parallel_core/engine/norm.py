@@ -64,9 +64,10 @@ class StepTotals:
         stop: StopRequest | None = None,
     ) -> None:
         model = spec.model
-        self._flat, self._group, self._device, self._stop = flat, group, device, stop or StopRequest()
+        self._group, self._device, self._stop = group, device, stop or StopRequest()
         named = [held(model, layout, place) for place in range(layout.pp)]
-        self._names = sorted(slot.name for slot in flat)
+        names, grads = sorted(slot.name for slot in flat), flat.owned_grads()
+        self._grads = [grads[name] for name in names]
         self._width = max(map(len, named)) + 2
         self._world = layout.world if group is not None else 1
         places: dict[str, list[tuple[int, int]]] = {}
@@ -86,8 +87,7 @@ class StepTotals:
 
     def squares(self) -> torch.Tensor:
         """Squared norm of every parameter's gradient, as this rank has it; in order of their names."""
-        grads = self._flat.owned_grads()
-        return torch.stack(torch._foreach_norm([grads[name] for name in self._names])).double().square()
+        return torch.stack(torch._foreach_norm(self._grads)).double().square()
 
     def begin(self, step: int, loss: torch.Tensor | None, squares: torch.Tensor) -> Gathering:
         """Sends this rank's part; nobody waits."""

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
+from parallel_core.engine.collectives import Group, all_gather
 from parallel_core.engine.device import Device
-from parallel_core.engine.distributed import Group
 from parallel_core.layout import Layout
 from parallel_core.spec import ParallelSpec, RunSpec
 
@@ -43,7 +42,7 @@ class Apart:
     def scalars(self, mine: Mapping[str, float]) -> dict[str, float]:
         given = torch.tensor(list(mine.values()), dtype=torch.float64, device=self._device.torch)
         table = given.new_empty(self._layout.world * len(given))
-        dist.all_gather_single(table, given, group=self._group)
+        all_gather(table, given, self._group).wait()
         rows = table.view(self._layout.world, -1).tolist()
         each = [dict(zip(mine, rows[self._layout.rank(place)], strict=True)) for place in range(self._layout.pp)]
         apart = {name for name in mine if len({own[name] for own in each}) > 1}
