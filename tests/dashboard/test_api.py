@@ -19,7 +19,7 @@ from dashboard.api.models import ApiToken, Scope
 from dashboard.fleet.models import Worker
 from dashboard.runs import services
 from dashboard.runs.models import Corpus, Run
-from dashboard.traces.reading import read_next
+from tests.dashboard.analysed import read_next
 
 pytestmark = pytest.mark.django_db
 TINY = {"model": {"layers": 1, "hidden": 16, "heads": 2, "seq": 16}, "train": {"steps": 6, "global_batch": 4}}
