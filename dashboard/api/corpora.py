@@ -5,27 +5,28 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from django.http import HttpRequest
-from ninja import File, Query, Router, Status
+from ninja import File, Router, Status
 from ninja.files import UploadedFile
 
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, require_member
+from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
 from dashboard.runs import corpora
 from dashboard.runs.models import Corpus
 
 router = Router(tags=["corpora"])
 
 
-@router.get("", auth=READ, response={200: s.Envelope[list[s.CorpusOut]], **s.refusals(400, 401, 403, 422)})
+@router.get("", auth=READ, response={200: s.Envelope[list[s.CorpusOut]], **s.refusals(*LISTS)})
 def list_corpora(
     request: HttpRequest,
-    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
-    per_page: Annotated[int, Query(ge=1, le=200)] = 50,
+    page: PageNumber = 1,
+    per_page: PerPage = 50,
 ) -> Any:
     """Uploaded texts, newest first. `stdlib`, the built-in one, is always there and not among them."""
     rows = Corpus.objects.select_related("owner").order_by("-pk")
-    some = rows[(page - 1) * per_page : page * per_page]
-    return {"data": [_record(row) for row in some], "meta": {"count": rows.count(), "page": page, "per_page": per_page}}
+    some, meta = page_of(rows, page, per_page)
+    return {"data": [_record(row) for row in some], "meta": meta}
 
 
 @router.post("", auth=SUBMIT, response={201: s.Envelope[s.CorpusOut], **s.refusals(400, 401, 403, 413, 422)})

@@ -12,6 +12,7 @@ from ninja import Path, Query, Router, Status
 
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, require_member
+from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.control.orders import resume_from
 from dashboard.runs import generating, resuming, selectors, services, submission
 from dashboard.runs.list_views import as_row
@@ -44,7 +45,7 @@ def submit(request: HttpRequest, payload: s.SubmitIn) -> Any:
     return Status(201, {"data": detail(run)})
 
 
-@router.get("", auth=READ, response={200: s.Envelope[list[s.RunOut]], **s.refusals(400, 401, 403, 422)})
+@router.get("", auth=READ, response={200: s.Envelope[list[s.RunOut]], **s.refusals(*LISTS)})
 def list_runs(
     request: HttpRequest,
     q: s.Text = "",
@@ -54,14 +55,14 @@ def list_runs(
     tag: s.Text = "",
     study: s.Id | None = None,
     sort: Sort = "-id",
-    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+    page: PageNumber = 1,
     per_page: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Any:
     """Runs, newest first unless sorted otherwise. `meta` has count, page, per_page."""
     filters = selectors.Filters(q.strip(), tuple(state), owner, strategy, tag, study, sort)
     rows = selectors.list_runs(filters).defer("spec", "summary")
-    some = rows[(page - 1) * per_page : page * per_page]
-    return {"data": [record(run) for run in some], "meta": {"count": rows.count(), "page": page, "per_page": per_page}}
+    some, meta = page_of(rows, page, per_page)
+    return {"data": [record(run) for run in some], "meta": meta}
 
 
 @router.get("/{run_id}", auth=READ, response={200: s.Envelope[s.RunDetail], **s.refusals(*s.SEES)})

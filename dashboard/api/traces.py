@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 from django.http import Http404, HttpRequest
 from django.shortcuts import get_object_or_404
-from ninja import File, Form, Path, Query, Router, Status
+from ninja import File, Form, Path, Router, Status
 from ninja.files import UploadedFile
 
 from dashboard.api import schemas as s
 from dashboard.api import trace_schemas as t
 from dashboard.api.auth import READ, SUBMIT, require_member
+from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
 from dashboard.api.runs import limited
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
@@ -21,16 +22,16 @@ TraceId = Annotated[s.Id, Path(description="number of the trace")]
 Name = Annotated[str, Form(max_length=200, pattern=r"^[^\x00]*$", description="empty: the name of the first file")]
 
 
-@router.get("", auth=READ, response={200: s.Envelope[list[t.TraceOut]], **s.refusals(400, 401, 403, 422)})
+@router.get("", auth=READ, response={200: s.Envelope[list[t.TraceOut]], **s.refusals(*LISTS)})
 def list_traces(
     request: HttpRequest,
-    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
-    per_page: Annotated[int, Query(ge=1, le=200)] = 50,
+    page: PageNumber = 1,
+    per_page: PerPage = 50,
 ) -> Any:
     """Traces, newest first."""
     rows = Trace.objects.select_related("owner")
-    some = rows[(page - 1) * per_page : page * per_page]
-    return {"data": [_record(row) for row in some], "meta": {"count": rows.count(), "page": page, "per_page": per_page}}
+    some, meta = page_of(rows, page, per_page)
+    return {"data": [_record(row) for row in some], "meta": meta}
 
 
 @router.post("", auth=SUBMIT, response={201: s.Envelope[t.TraceDetail], **s.refusals(400, 401, 403, 413, 422)})

@@ -12,11 +12,12 @@ from django.core.files.storage import default_storage
 from django.db.models import Count
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
-from ninja import Path, Query, Router
+from ninja import Path, Router
 from ninja.errors import HttpError
 
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ, WORKER
+from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
 from dashboard.api.runs import clean, record
 from dashboard.fleet import selectors as fleet
 from dashboard.runs.corpora import storage_name
@@ -34,18 +35,17 @@ StudyId = Annotated[s.Id, Path(description="number of the study")]
     "/studies",
     auth=READ,
     tags=["studies"],
-    response={200: s.Envelope[list[s.StudyOut]], **s.refusals(400, 401, 403, 422)},
+    response={200: s.Envelope[list[s.StudyOut]], **s.refusals(*LISTS)},
 )
 def list_studies(
     request: HttpRequest,
-    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
-    per_page: Annotated[int, Query(ge=1, le=200)] = 50,
+    page: PageNumber = 1,
+    per_page: PerPage = 50,
 ) -> Any:
     """Studies, newest first."""
     rows = Study.objects.select_related("owner")
-    some = list(rows[(page - 1) * per_page : page * per_page])
+    some, meta = page_of(rows, page, per_page)
     counts = _counts([study.pk for study in some])
-    meta = {"count": rows.count(), "page": page, "per_page": per_page}
     return {"data": [_study(study, counts.get(study.pk, {})) for study in some], "meta": meta}
 
 

@@ -91,10 +91,8 @@ class FitForm(MatrixForm):
 
     def create(self, owner: Any) -> Study:
         return services.create(
-            owner=owner,
-            name=self.cleaned_data["name"],
+            **self.common(owner),
             kind=self.kind,
-            base=self.base(),
             plan=self._plan(),
             asked={**self._asked(), "cap": self.cleaned_data["cap"], "searching": True},
             retries=fit.RETRIES,

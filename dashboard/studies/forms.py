@@ -118,6 +118,13 @@ class StudyForm(forms.Form):
         """Queues the study. Raises services.Invalid and PermissionDenied."""
         raise NotImplementedError
 
+    def common(self, owner: Any) -> dict[str, Any]:
+        """What every kind of study is created with."""
+        given: dict[str, Any] = {
+            name: self.cleaned_data[name] for name in ("name", "repeats") if name in self.cleaned_data
+        }
+        return {"owner": owner, "base": self.base(), **given}
+
     def estimate(self) -> Estimate:
         specs = [variant.spec for variant in self.plan().variants]
         return estimate(specs, calibration(self.cleaned_data["train__device"]), self.cleaned_data["repeats"])
@@ -186,8 +193,7 @@ class MatrixForm(StudyForm):
         return feasible(variants.matrix(self.base(), **self._asked()))
 
     def create(self, owner: Any) -> Study:
-        common = {"owner": owner, "name": self.cleaned_data["name"], "repeats": self.cleaned_data["repeats"]}
-        return services.create_matrix(base=self.base(), **common, **self._asked())
+        return services.create_matrix(**self.common(owner), **self._asked())
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
@@ -234,8 +240,7 @@ class SweepForm(StudyForm):
         return feasible(variants.sweep(self.base(), **self._asked()))
 
     def create(self, owner: Any) -> Study:
-        common = {"owner": owner, "name": self.cleaned_data["name"], "repeats": self.cleaned_data["repeats"]}
-        return services.create_sweep(base=self.base(), **common, **self._asked())
+        return services.create_sweep(**self.common(owner), **self._asked())
 
 
 class StashingForm(StudyForm):
@@ -264,8 +269,7 @@ class StashingForm(StudyForm):
         return feasible(variants.stashing(self.base(), **self._asked()))
 
     def create(self, owner: Any) -> Study:
-        common = {"owner": owner, "name": self.cleaned_data["name"], "repeats": self.cleaned_data["repeats"]}
-        return services.create_stashing(base=self.base(), **common, **self._asked())
+        return services.create_stashing(**self.common(owner), **self._asked())
 
 
 def initial_of(study: Study) -> dict[str, Any]:

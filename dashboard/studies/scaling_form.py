@@ -71,13 +71,10 @@ class ScalingForm(StudyForm):
 
     def create(self, owner: Any) -> Study:
         return services.create(
-            owner=owner,
-            name=self.cleaned_data["name"],
+            **self.common(owner),
             kind=self.kind,
-            base=self.base(),
             plan=scaling.plan(self.base(), **self._asked()),
             asked=self._asked() | {"cores": shared()[1]},
-            repeats=self.cleaned_data["repeats"],
             note=shared_cores().removeprefix("; "),
         )
 

@@ -1,39 +1,17 @@
 """Peak rates of known devices, dense (no sparsity), by the name that the driver gives and by the run's precision.
 
-16-bit rates are those of tensor cores with fp32 accumulation. fp32 is the plain rate, since the engine multiplies fp32
-without rounding to TF32. A device or precision that is not listed is measured instead (`engine.peak`).
+They are those of the planner's catalogue (`data/hardware.json`): 16-bit rates are of tensor cores with fp32
+accumulation, fp32 the plain rate, since the engine multiplies fp32 without rounding to TF32. A device or precision that
+is not listed is measured instead (`engine.peak`).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
+from parallel_core.plan.cluster.store import rows
 from parallel_core.spec import Precision
-
-
-class Chip(NamedTuple):
-    """`words` all occur in the driver's name for the device. Peaks in TFLOP/s; None = not listed."""
-
-    words: tuple[str, ...]
-    half: float
-    fp32: float | None
-    fp64: float | None
-    bf16: bool
-    source: str
-
-
-CHIPS = (
-    Chip(("B200",), 2250.0, None, None, True, "NVIDIA Blackwell data sheet"),
-    Chip(("H200",), 989.4, 66.9, 66.9, True, "NVIDIA H200 data sheet"),
-    Chip(("H100", "PCIe"), 756.5, 51.2, 51.2, True, "NVIDIA H100 data sheet"),
-    Chip(("H100",), 989.4, 66.9, 66.9, True, "NVIDIA H100 data sheet"),
-    Chip(("A100",), 312.0, 19.5, 19.5, True, "NVIDIA A100 data sheet"),
-    Chip(("V100", "SXM2"), 125.0, 15.7, 7.8, False, "NVIDIA V100 data sheet"),
-    Chip(("RTX 4090",), 165.2, 82.6, None, True, "NVIDIA Ada architecture paper"),
-    Chip(("L4",), 121.0, 30.3, None, True, "NVIDIA L4 data sheet"),
-    Chip(("T4",), 65.0, 8.1, None, False, "NVIDIA T4 data sheet"),
-)
-"""The first that fits holds."""
 
 
 class Peak(NamedTuple):
@@ -44,11 +22,18 @@ class Peak(NamedTuple):
 
 
 def listed(device: str, precision: Precision) -> Peak | None:
-    """Peak of the device that the driver calls `device`; None where this table does not know it."""
+    """Peak of the device that the driver calls `device`; None where the catalogue does not know it."""
     tokens = device.replace("-", " ").split()
-    for chip in CHIPS:
-        if all(word in tokens or (" " in word and word in device) for word in chip.words):
-            half = chip.half if precision == "fp16" or chip.bf16 else None
-            rate = {"fp32": chip.fp32, "fp64": chip.fp64}.get(precision, half)
-            return None if rate is None else Peak(rate * 1e12, chip.source)
+    for row in _named():
+        driver = row["driver"]
+        if all(word in tokens or (" " in word and word in device) for word in driver["words"]):
+            half = row["half_tflops"] if precision == "fp16" or row["bf16"] else None
+            rate = {"fp32": driver["fp32_tflops"], "fp64": driver["fp64_tflops"]}.get(precision, half)
+            return None if rate is None else Peak(rate * 1e12, driver["source"])
     return None
+
+
+@lru_cache(maxsize=1)
+def _named() -> list[dict[str, Any]]:
+    """Rows that a driver's name leads to, those of more words first: an H100 PCIe is an H100, too."""
+    return sorted((row for row in rows("hardware") if "driver" in row), key=lambda row: -len(row["driver"]["words"]))

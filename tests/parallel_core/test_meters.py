@@ -14,6 +14,7 @@ from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.records import SPAN
 from parallel_core.plan.chips import listed
+from parallel_core.plan.cluster.hardware import devices
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
@@ -58,8 +59,8 @@ def test_without_a_peak_there_is_no_utilisation() -> None:
 @pytest.mark.parametrize(
     ("name", "precision", "tflops"),
     [
-        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
-        ("NVIDIA H100 PCIe", "fp16", 756.5),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.0),
+        ("NVIDIA H100 PCIe", "fp16", 756.0),
         ("NVIDIA A100-SXM4-80GB", "fp32", 19.5),
         ("Tesla V100-SXM2-16GB", "fp16", 125.0),
         ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
@@ -69,6 +70,13 @@ def test_listed_peaks(name: str, precision: Any, tflops: float) -> None:
     found = listed(name, precision)
     assert found is not None
     assert found.flops_per_s == tflops * 1e12
+
+
+def test_a_listed_peak_is_the_one_that_plans_are_made_with() -> None:
+    driver = {"H100-SXM5-80GB": "NVIDIA H100 80GB HBM3", "T4": "Tesla T4", "B200-SXM": "NVIDIA B200"}
+    for name, called in driver.items():
+        peak = listed(called, "fp16")
+        assert peak is not None and peak.flops_per_s == devices()[name].half and "NVIDIA" in peak.source
 
 
 def test_what_is_not_listed_is_measured() -> None:
