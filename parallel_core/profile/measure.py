@@ -99,6 +99,7 @@ def _table(spec: RunSpec, order: Order, found: list[dict[str, Any]]) -> CostTabl
             "layers": _mean_rows(Layers.model_validate(header["row"]) for header in about["layers"]),
             "links": [header["row"] for header in about.get("link", ())],
             "fixed": _fixed(about["fixed"]),
+            "crowded": _crowded(about.get("crowd", [])),
         }
     )
 
@@ -120,6 +121,18 @@ def _mean(values: list[dict[str, Any]]) -> dict[str, Any]:
     return {part: np.mean([value[part] for value in values], axis=0).tolist() for part in values[0]}
 
 
+def _crowded(headers: list[dict[str, Any]]) -> dict[int, Any]:
+    """By the ranks that share a device; the mean of what they measured."""
+    if not headers:
+        return {}
+    return {headers[0]["ranks"]: _mean_curve([header["curve"] for header in headers])}
+
+
+def _mean_curve(curves: list[dict[str, Any]]) -> dict[str, Any]:
+    seconds = np.mean([curve["seconds"] for curve in curves], axis=0).tolist()
+    return {"sizes": curves[0]["sizes"], "seconds": seconds}
+
+
 def _fixed(headers: list[dict[str, Any]]) -> dict[str, dict[int, Any]]:
     """By name and number of busy devices; where several ranks measured at once, their mean."""
     same: dict[tuple[str, int], list[dict[str, Any]]] = {}
@@ -128,8 +141,7 @@ def _fixed(headers: list[dict[str, Any]]) -> dict[str, dict[int, Any]]:
             same.setdefault((name, header["busy"]), []).append(curve)
     out: dict[str, dict[int, Any]] = {}
     for (name, busy), curves in same.items():
-        seconds = np.mean([curve["seconds"] for curve in curves], axis=0).tolist()
-        out.setdefault(name, {})[busy] = {"sizes": curves[0]["sizes"], "seconds": seconds}
+        out.setdefault(name, {})[busy] = _mean_curve(curves)
     return out
 
 

@@ -18,6 +18,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
 from parallel_core.profile import links
+from parallel_core.profile.crowd import passes
 from parallel_core.profile.fixed import FixedBench
 from parallel_core.profile.layers import LayerBench, draw, layer_bytes, row, spec_of
 from parallel_core.profile.order import Order
@@ -59,6 +60,10 @@ class _Rank:
                 rows += self._joined(tp, recompute)
                 for found in rows:
                     self.sink.emit("profile", about="layers", row=found.model_dump(mode="json"))
+        if (each := self.world // self.order.devices) > 1:
+            self.page.at(0, "shared devices")
+            specs = [self._spec(1, self.order.recompute[0], samples) for samples in self.order.samples]
+            self.sink.emit("profile", about="crowd", ranks=each, curve=passes(specs, self.device).model_dump())
         self.page.at(0, "links")
         if self.store is not None:
             meeting = links.Meeting(self.rank, self.world, self.store, self.device)

@@ -142,6 +142,8 @@ class CostTable(_Value):
     links: Annotated[tuple[Link, ...], Field(max_length=1000)] = ()
     fixed: dict[Fixed, dict[int, Curve]] = {}
     """What a step costs beside its layers, by the number of busy devices."""
+    crowded: dict[int, Curve] = {}
+    """Seconds of a pass through all layers, by its samples, while so many ranks share each device."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -194,6 +196,19 @@ class CostTable(_Value):
         """The measured link among the nearest number of ranks; None where that kind was never measured."""
         able = [link for link in self.links if link.what == what]
         return min(able, key=lambda link: (abs(link.ranks - ranks), link.ranks), default=None)
+
+    def crowding(self, samples: float) -> float:
+        """How many times longer ranks that share devices take for micro-batches of so many samples than their turns
+        alone would; 1 where that was not measured."""
+        rows = self.of(1, "none", self.busy)
+        if not self.crowded or not rows:
+            return 1.0
+        passes = Curve(
+            sizes=tuple(float(row.samples) for row in rows),
+            seconds=tuple(row.whole["forward"] + row.whole["backward"] for row in rows),
+        )
+        ranks, curve = next(iter(self.crowded.items()))
+        return max(1.0, curve.at(samples) / (ranks * passes.at(samples)))
 
     def beside(self, name: Fixed, size: float = 0.0, busy: int = 1) -> float:
         """Seconds of a fixed cost at `size`, 0 where it was not measured."""

@@ -94,7 +94,8 @@ class Maker:
             for kind in _PART:
                 alone, busy = self._stage(stage, kind, 1), self._stage(stage, kind, self._table.busy)
                 slowdown[stage, kind] = min(max(busy / alone, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN) if alone else 1.0
-        return Sharing(self._bound(devices), slowdown, self._table.busy)
+        crowding = self._table.crowding(self._spec.micro_batch_size)
+        return Sharing(self._bound(devices), slowdown, self._table.busy, crowding)
 
     def _bound(self, devices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The devices of each pipeline rank."""

@@ -51,12 +51,14 @@ class Sharing:
     """`devices[q]` are the devices that pipeline rank q's tensor ranks are bound to.
 
     `slowdown[stage, kind]` is how many times longer an operation takes while `full` devices of the host are busy,
-    against one alone; in between it grows in proportion.
+    against one alone; in between it grows in proportion. Ranks that share a device take `crowding` times as long as
+    their turns.
     """
 
     devices: tuple[tuple[int, ...], ...]
     slowdown: Mapping[tuple[int, Kind], float]
     full: int = 1
+    crowding: float = 1.0
 
     def stretch(self, op: Op, busy: int) -> float:
         """How many times longer `op` takes while `busy` devices work."""
@@ -64,6 +66,10 @@ class Sharing:
             return 1.0
         most = self.slowdown.get((op.stage, op.kind), 1.0)
         return 1.0 + (most - 1.0) * min(1.0, (busy - 1) / (self.full - 1))
+
+    def turns(self, ranks: int) -> float:
+        """How many times longer anything takes while so many ranks are at work on its device."""
+        return ranks * self.crowding if ranks > 1 else 1.0
 
 
 def simulate_shared(schedule: Schedule, costs: HostCosts, sharing: Sharing) -> dict[int, Spans]:
@@ -147,7 +153,7 @@ class _Fluid:
         at_work = Counter(device for rank in self._work for device in self._sharing.devices[rank])
         return {
             rank: 1.0
-            / max(at_work[device] for device in self._sharing.devices[rank])
+            / self._sharing.turns(max(at_work[device] for device in self._sharing.devices[rank]))
             / self._sharing.stretch(self._op(rank), len(at_work))
             for rank in self._work
         }

@@ -104,6 +104,19 @@ def test_busy_devices_slow_each_other() -> None:
     assert slow - quick == pytest.approx(0.25 * 3 * 8 * FORWARD, rel=1e-6)
 
 
+def test_ranks_that_share_a_device_take_longer_than_their_turns() -> None:
+    """Four replicas on two devices: two of them at once, each as slow as was measured, and what follows likewise."""
+    free = [{"what": "all_reduce", "ranks": 2, "time": {"sizes": [0], "seconds": [0]}}]
+    turns = {"sizes": SAMPLES, "seconds": [2 * 3 * FORWARD * samples for samples in SAMPLES]}
+    lossy = {**turns, "seconds": [1.1 * seconds for seconds in turns["seconds"]]}
+    plain, fair, slow = (
+        predicted(table(MODEL, links=free, crowded=known), dp=4) for known in ({}, {2: turns}, {2: lossy})
+    )
+    assert plain == fair == pytest.approx(2 * 3 * 4 * FORWARD, rel=1e-6)
+    assert slow == pytest.approx(1.1 * fair, rel=1e-6)
+    assert predicted(table(MODEL, links=free, crowded={2: lossy}), dp=2) == pytest.approx(3 * 8 * FORWARD, rel=1e-6)
+
+
 def test_the_slowest_of_several_devices_is_waited_for() -> None:
     noisy = table(MODEL, layers=[{**row, "jitter": 0.05} for row in table(MODEL).dump()["layers"]])
     assert predicted(noisy) == predicted()

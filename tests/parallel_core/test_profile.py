@@ -62,6 +62,7 @@ def test_tensor_groups_are_timed_talking_too(profiled: CostTable) -> None:
 
 
 def test_links_of_both_ranks(profiled: CostTable) -> None:
+    assert not profiled.crowded and profiled.crowding(4) == 1.0  # a device each
     assert {link.what for link in profiled.links} == {"all_reduce", "all_gather", "reduce_scatter", "send"}
     for link in profiled.links:
         assert link.ranks == 2 and link.time.sizes == (1024, 65536)
@@ -85,6 +86,14 @@ def test_models_without_tensor_groups() -> None:
     found = measure(model, Order(samples=(2,), devices=1, seconds=0.05), ranks=1)
     assert [row.unit for row in found.sizes] == model.units()
     assert not found.links
+
+
+def test_more_ranks_than_devices_are_timed_sharing_them() -> None:
+    order = Order(samples=(1, 2), devices=1, seconds=0.02, sizes=(1024,))
+    known = measure(MODEL, order, ranks=2)
+    (ranks,), (curve,) = known.crowded, known.crowded.values()
+    assert ranks == 2 and curve.sizes == (1, 2) and all(curve.seconds)
+    assert known.crowding(2) >= 1.0
 
 
 def test_samples_and_widths() -> None:
