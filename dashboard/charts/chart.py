@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dashboard.charts.svg import drawn
 from dashboard.charts.theme import DISTURBED_ABOVE, Figure, name
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Speedup
@@ -36,6 +37,11 @@ class Chart:
     def script_id(self) -> str:
         """Id of the JSON script that holds the figure in a page."""
         return f"figure-{self.key}"
+
+    @property
+    def picture(self) -> str:
+        """The figure as SVG, for pages without scripts; '' where it is of a kind that is not drawn there."""
+        return drawn(self.figure)
 
     @property
     def empty(self) -> bool:

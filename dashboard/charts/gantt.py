@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import Figure, var
+from dashboard.charts.updates import behind_the_norm
 from parallel_core.analysis.quantities import bytes_text, significant
 from parallel_core.analysis.waits import Waited, origin
 from parallel_core.schedule.ir import COMPUTE, P2P, Kind
@@ -129,7 +130,9 @@ def chart(
         "numbers are micro-batches, hatched is idle"
     )
     columns = ("run", "rank", *(f"{phase}, ms{' in view' if window else ''}" for phase in _PHASES))
-    return Chart(key, title, subtitle, source + part, made, columns, _table(runs, window))
+    unnamed = int(not any(label for label, _ in runs))
+    table = [row[unnamed:] for row in _table(runs, window)]
+    return Chart(key, title, subtitle, source + part, made, columns[unnamed:], table)
 
 
 def _counted(meta: Mapping[str, int]) -> str:
@@ -208,7 +211,7 @@ def _bars(
     parts, zero = [np.empty(0, BAR)], origin(spans)
     for rank, every in spans.items():
         chosen = slice(None) if window is None else inside(every, zero, window)
-        rows = every[chosen]
+        rows = (behind_the_norm(every) if len(spans) > 1 else every)[chosen]
         out = np.zeros(len(rows), BAR)
         out["kind"], out["micro_batch"], out["rank"] = rows["kind"], rows["micro_batch"], rank
         out["start"], out["end"] = (rows["start"] - zero) / 1e6, (rows["end"] - zero) / 1e6
@@ -283,7 +286,8 @@ def _table(runs: Sequence[tuple[str, Spans]], window: tuple[float, float] | None
     out = []
     for label, spans in runs:
         zero = origin(spans)
-        for rank, every in sorted(spans.items()):
+        for rank, whole in sorted(spans.items()):
+            every = behind_the_norm(whole) if len(spans) > 1 else whole
             rows = every if window is None else every[inside(every, zero, window)]
             busy = dict.fromkeys(_PHASES, 0)
             for kind in np.unique(rows["kind"]):

@@ -1,4 +1,4 @@
-"""A run as one printable page that needs nothing else: no script, no stylesheet, no picture."""
+"""A run as one printable page that needs nothing else: no script, no stylesheet, no picture of another file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from dashboard.charts import theme
+from dashboard.charts import svg, theme
 from dashboard.runs import findings, page_charts, selectors
+from dashboard.runs.metric_rows import metrics_of
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.page_tabs import spec_groups
 from dashboard.runs.page_tiles import memory_limit, tiles
@@ -42,11 +43,15 @@ class Strip:
 
 @require_safe
 def report(request: HttpRequest, pk: int) -> HttpResponse:
-    """Verdict, findings, one traced step, and of each chart its sentence and its numbers."""
+    """Verdict, findings, one traced step, and of each chart its sentence, its picture and its numbers.
+
+    Of a step whose Gantt is a heatmap the longest spans are drawn instead.
+    """
     run = get_object_or_404(Run.objects.select_related("owner", "study"), pk=pk)
     spans = selectors.spans(run)
-    drawn = strips(spans)
     gantt = page_charts.timeline(run)
+    drawn = [] if gantt and gantt.picture else strips(spans)
+    metrics = zip(metrics_of(run), page_charts.metrics(run), strict=True)
     context = {
         "run": run,
         "verdict": verdict(run),
@@ -56,7 +61,11 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
         "strips": drawn,
         "shown": sum(len(strip.bars) for strip in drawn),
         "total": sum(int((~np.isin(rows["kind"], HIDDEN)).sum()) for rows in spans.values()),
-        "charts": [*([gantt] if gantt else []), *(chart for chart in page_charts.metrics(run) if chart.rows)],
+        "gantt": gantt,
+        "metrics": [
+            (metric.title, chart, svg.drawn(chart.figure, svg.HALF)) for metric, chart in metrics if not chart.empty
+        ],
+        "hatches": svg.hatches(),
         "memory": page_charts.memory_rows(run, memory_limit(run, selectors.attempt_of(run))),
         "spec_groups": spec_groups(run.spec),
         "made_at": timezone.now(),

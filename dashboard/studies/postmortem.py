@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dashboard.runs.findings import case_of
 from dashboard.runs.models import ENDED
-from dashboard.studies.breakages import BEFORE, BROKEN, BY_KEY, KIND, PROOF, Breakage
+from dashboard.studies.breakages import BEFORE, BROKEN, BY_KEY, KIND, NAMES, PROOF, Breakage
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis.diagnosis import Case, Finding, diagnose, disturbed
@@ -29,6 +29,11 @@ class Postmortem:
     waits: str = ""
     """What has to end before anything can be said; '' once it has."""
     disturbed: str = ""
+
+    @property
+    def proof_name(self) -> str:
+        """The run's label without the word that stands before it."""
+        return self.proof_run.entry.label.removeprefix(f"{NAMES[PROOF]}: ")
 
     @property
     def proof_ended(self) -> bool:

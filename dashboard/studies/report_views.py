@@ -1,14 +1,13 @@
-"""A study as one printable page that needs nothing else: no script, no stylesheet, no picture."""
+"""A study as one printable page that needs nothing else: no script, no stylesheet, no picture of another file."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
+from dashboard.charts import svg
 from dashboard.studies import answers, figures, findings, fit, method, postmortem, scaling, written
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row, held_equal
@@ -24,17 +23,6 @@ SHARES = {
     "Other": ("data", "other"),
 }
 """Columns of the table of strategies: together they are the whole traced step."""
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A speedup as lengths in percent of the widest mark: the bar, its whisker's two ends, and the ideal."""
-
-    row: Row
-    width: float
-    low: float
-    high: float
-    ideal: float
 
 
 @require_GET
@@ -68,7 +56,7 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
         "judgement": findings.of_overview(view),
         "postmortem": postmortem.of_study(study, view),
         "charts": charts,
-        "bars": bars(alike),
+        "hatches": svg.hatches(),
         "made_at": timezone.now(),
         "address": request.build_absolute_uri(study_address(study, view)),
     }
@@ -89,13 +77,4 @@ def shares(row: Row) -> list[str]:
     parts = row.entry.result.breakdown if row.entry.result else None
     if parts is None:
         return [""] * len(SHARES)
-    return [percent_text(sum(map(parts.share, names))) for names in SHARES.values()]
-
-
-def bars(view: Overview) -> list[Bar]:
-    found = [(row, row.entry.speed) for row in view.rows if row.entry.speed]
-    widest = max((max(speed.high, row.entry.ideal or 0) for row, speed in found), default=1.0)
-    return [
-        Bar(row, *(100 * value / widest for value in (speed.ratio, speed.low, speed.high, row.entry.ideal or 0)))
-        for row, speed in found
-    ]
+    return [percent_text(sum(map(parts.share, names))).replace("under ", "< ") for names in SHARES.values()]

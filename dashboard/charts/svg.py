@@ -1,0 +1,182 @@
+"""A figure as a picture that needs no script: what a report carries of a chart.
+
+The figures of this package use a small part of Plotly's language: bars that lie, lines, areas, markers and words over
+linear axes. That part is drawn here, in the light colours, for paper. What is not drawn raises nothing: `drawn` is ''
+then, and the report shows the numbers alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from django.utils.safestring import SafeString, mark_safe
+
+from dashboard.charts import svg_traces
+from dashboard.charts.svg_traces import CHARACTER, Axis, Plot, label, text
+from dashboard.charts.theme import Figure
+
+WIDTH, HALF = 800, 400
+"""Pixels of a picture as wide as a page, and of one of two side by side."""
+LEGEND_ROW = 20
+STYLESHEET = Path(__file__).resolve().parent.parent / "static" / "css" / "trainyard.css"
+_COLOUR = re.compile(r"--([\w-]+):\s*light-dark\((#[0-9a-f]{6}),")
+_VAR = re.compile(r"var\(--([\w-]+)\)")
+_TAG = re.compile(r"<[^>]*>")
+
+
+@cache
+def light() -> dict[str, str]:
+    """Custom property -> its colour in the light theme: the stylesheet holds each colour once."""
+    return {**dict(_COLOUR.findall(STYLESHEET.read_text())), "sans": "inherit"}
+
+
+def drawn(figure: Figure, width: int = WIDTH) -> SafeString:
+    """An `svg` of `width` pixels, which scales with the page; '' where the figure is empty or of another kind."""
+    data = [trace for trace in figure["data"] if trace.get("x") is not None]
+    if not data or any(trace["type"] not in svg_traces.DRAW for trace in figure["data"]):
+        return mark_safe("")
+    plot = _plot(figure["layout"], data, width)
+    names = _legend(data)
+    head = _head(names, plot)
+    parts = [
+        *_axes(plot, figure["layout"]),
+        *(part for trace in data for part in svg_traces.DRAW[trace["type"]](trace, plot)),
+    ]
+    height = plot.height + head.height
+    body = f'{head.body}<g transform="translate(0 {head.height})">{"".join(parts)}</g>'
+    made = f'<svg viewBox="0 0 {width} {height}" class="figure" aria-hidden="true">{body}</svg>'
+    return mark_safe(_painted(made))
+
+
+def hatches() -> SafeString:
+    """The patterns that all pictures of a page share."""
+    return mark_safe(
+        _painted(f'<svg width="0" height="0" class="hatches" aria-hidden="true">{svg_traces.HATCHES}</svg>')
+    )
+
+
+def _painted(made: str) -> str:
+    return _VAR.sub(lambda found: light().get(found[1], "#000"), made)
+
+
+def _plot(layout: dict[str, Any], data: list[dict[str, Any]], width: int) -> Plot:
+    left = 16 + max(
+        (CHARACTER * len(_TAG.sub("", line)) for tick in _y_words(layout, data) for line in tick.split("<br>")),
+        default=0,
+    )
+    top, height = 8, int(layout["height"]) - max(0, int(layout["margin"]["t"]) - 8)
+    floor = height - 44
+    stacked = layout.get("barmode") == "stack"
+    x = _axis(layout.get("xaxis", {}), _reach(data, "x", stacked), left, width - 24)
+    ys = {}
+    for name in ("y", "y2"):
+        own = [trace for trace in data if trace.get("yaxis", "y") == name]
+        if own:
+            given = layout.get("yaxis" if name == "y" else "yaxis2", {})
+            low, high = given.get("domain", (0, 1))
+            ends = floor - low * (floor - top), floor - high * (floor - top)
+            ys[name] = _axis(given, _reach(own, "y", any("stackgroup" in trace for trace in own)), *ends)
+    return Plot(x, ys, left, width - 24, top, floor, height, float(layout.get("bargap", 0.2)), stacked, len(data))
+
+
+def _y_words(layout: dict[str, Any], data: list[dict[str, Any]]) -> list[str]:
+    """What stands beside the vertical axis."""
+    words = [str(word) for word in layout.get("yaxis", {}).get("ticktext", ())]
+    return words or [number(value) for value in nice(*_reach(data, "y", stacked=False))]
+
+
+def _axis(given: dict[str, Any], reach: tuple[float, float], begin: float, end: float) -> Axis:
+    """Its range as given, else what the data reach with some room; from 0 where the figure asks for it."""
+    low, high = reach
+    if given.get("rangemode") == "tozero":
+        low, high = min(0.0, low), high * 1.08
+    elif high > low:
+        low, high = low - 0.05 * (high - low), high + 0.05 * (high - low)
+    low, high = (float(end) for end in given.get("range") or (low, high))
+    return Axis(low, high if high != low else low + 1, begin, end)
+
+
+def _reach(data: list[dict[str, Any]], name: str, stacked: bool) -> tuple[float, float]:
+    """Least and greatest value of an axis over all traces; bars begin at 0 and may be stacked."""
+    values: list[float] = []
+    sums: dict[Any, float] = {}
+    for trace in data:
+        own = [0.0 if value is None else float(value) for value in trace[name]]
+        bars = trace["type"] == "bar" and name == "x"
+        values += [v for v, raw in zip(own, trace[name], strict=True) if raw is not None and math.isfinite(v)]
+        values += [0.0] if bars or "stackgroup" in trace else []
+        if (stacked and bars and "base" not in trace) or "stackgroup" in trace:
+            for i, value in enumerate(own):
+                key = trace["y"][i] if bars else trace["x"][i]
+                sums[key] = sums.get(key, 0.0) + value
+    values += list(sums.values())
+    return (min(values), max(values)) if values else (0.0, 1.0)
+
+
+def nice(low: float, high: float, most: int = 7) -> list[float]:
+    """Round values from `low` to `high`, at most about `most` of them."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def number(value: float) -> str:
+    return f"{value:g}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
+def _axes(plot: Plot, layout: dict[str, Any]) -> list[str]:
+    """Grid, ticks and titles."""
+    given, out = layout.get("xaxis", {}), []
+    for value in given.get("tickvals") or nice(plot.x.low, plot.x.high):
+        at = plot.x(value)
+        out.append(f'<path d="M{at:.1f} {plot.top}V{plot.floor}" stroke="var(--grid)"/>')
+        words = f"{number(value)}{given.get('ticksuffix', '')}"
+        out.append(text(at, plot.floor + 16, words, "middle", "ink-2"))
+    title = str(given.get("title", {}).get("text", ""))
+    out.append(text((plot.left + plot.right) / 2, plot.floor + 36, title, "middle", "ink-2"))
+    for name, axis in plot.ys.items():
+        own = layout.get("yaxis" if name == "y" else "yaxis2", {})
+        if own.get("ticktext"):
+            for value, words in zip(own["tickvals"], own["ticktext"], strict=True):
+                out += label(plot.left - 8, axis(value) + 4, str(words))
+            continue
+        for value in nice(axis.low, axis.high, int(own.get("nticks", 5))):
+            at = axis(value)
+            out.append(f'<path d="M{plot.left:.1f} {at:.1f}H{plot.right}" stroke="var(--grid)"/>')
+            out.append(text(plot.left - 8, at + 4, number(value), "end", "ink-2"))
+    return out
+
+
+class Head(NamedTuple):
+    """The legend: its height in pixels, and what is drawn."""
+
+    height: int
+    body: str
+
+
+def _legend(data: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Traces whose name and look a reader needs; none where there is only one."""
+    named = [trace for trace in data if trace.get("name") and not isinstance(svg_traces.colour(trace), list)]
+    unique = list({trace["name"]: trace for trace in named if trace.get("mode") != "text"}.values())
+    return unique if len(unique) > 1 else []
+
+
+def _head(names: list[dict[str, Any]], plot: Plot) -> Head:
+    at, row, out = 8.0, 0, []
+    for trace in names:
+        wide = 34 + CHARACTER * len(trace["name"])
+        if at + wide > plot.right:
+            at, row = 8.0, row + 1
+        y = 14 + LEGEND_ROW * row
+        out.append(svg_traces.swatch(trace, at, y - 4))
+        out.append(text(at + 24, y, trace["name"], "start", "ink-2", safe=True))
+        at += wide
+    return Head(LEGEND_ROW * (row + 1) if names else 0, "".join(out))

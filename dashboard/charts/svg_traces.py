@@ -1,0 +1,241 @@
+"""The traces of a figure as elements of an SVG: bars, lines with areas, markers and words."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+DASH = {"dash": "6 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "12 4", "longdashdot": "12 4 2 4"}
+HATCHES = (
+    '<defs><pattern id="hatch-idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect width="6" height="6" fill="var(--phase-idle)"/><path d="M0 0V6" stroke="var(--phase-idle-line)"/></pattern>'
+    '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<path d="M1 0V6" stroke="#fff" stroke-width="2"/></pattern></defs>'
+)
+CLEAR = "rgba(0,0,0,0)"
+CHARACTER = 7.0
+"""Pixels of a mean character at 13 pixels."""
+LEAST_TEXT = 6.0
+"""Pixels a digit takes inside a bar: where it does not fit it is left out."""
+_BREAK = re.compile(r"<br>")
+_TAG = re.compile(r"<[^>]*>")
+
+
+class Axis(NamedTuple):
+    """Values from `low` to `high` lie at pixels from `begin` to `end`."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
+
+
+@dataclass
+class Plot:
+    """Where things stand, in pixels; `sums` are the ends of what was stacked so far."""
+
+    x: Axis
+    ys: dict[str, Axis]
+    left: float
+    right: float
+    top: float
+    floor: float
+    height: int
+    bargap: float
+    stacked: bool
+    traces: int
+    sums: dict[Any, float] = field(default_factory=dict)
+
+    def y(self, trace: dict[str, Any]) -> Axis:
+        return self.ys[trace.get("yaxis", "y")]
+
+
+def text(x: float, y: float, words: str, anchor: str, fill: str, *, size: int = 12, safe: bool = False) -> str:
+    """A line of words; escaped, but for those of a figure that already are (`safe`)."""
+    shown = words if safe else html.escape(words, quote=False)
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="var(--{fill})">{shown}</text>'
+    )
+
+
+def label(x: float, y: float, words: str) -> list[str]:
+    """The name of a row as Plotly shows it: lines, bold where it says so; names in it are escaped already."""
+    lines = _BREAK.split(words)
+    first = y - 7 * (len(lines) - 1)
+    out = []
+    for i, line in enumerate(lines):
+        made = text(x, first + 15 * i, _TAG.sub("", line), "end", "ink-2" if "<sub>" in line else "ink", safe=True)
+        out.append(made.replace("<text ", '<text font-weight="600" ') if "<b>" in line else made)
+    return out
+
+
+def colour(trace: dict[str, Any]) -> Any:
+    """The fill or the hue of the trace; a list where each point has its own."""
+    if "stackgroup" in trace:
+        return trace.get("fillcolor")
+    own = trace.get("marker" if trace["type"] == "bar" or "lines" not in trace.get("mode", "") else "line", {})
+    return own.get("color") or own.get("line", {}).get("color")
+
+
+def swatch(trace: dict[str, Any], x: float, y: float) -> str:
+    """What stands for the trace in the legend."""
+    if trace["type"] == "bar" or "stackgroup" in trace:
+        fill, line = colour(trace), trace.get("marker", {}).get("line", {})
+        edge = f' stroke="{line.get("color")}"' if fill == CLEAR else ""
+        return f'<rect x="{x:.1f}" y="{y - 6:.1f}" width="16" height="11" fill="{_fill(trace, 0)}"{edge}/>'
+    if "lines" in trace.get("mode", ""):
+        return f'<path d="M{x:.1f} {y:.1f}h18" {_stroke(trace)}/>'
+    return _mark(trace, 0, x + 8, y)
+
+
+def bars(trace: dict[str, Any], plot: Plot) -> list[str]:
+    """Lying bars: with a base of their own, else stacked or from 0; with their whiskers and words."""
+    out, axis = [], plot.y(trace)
+    row = abs(axis(1) - axis(0))
+    for i, (y, long) in enumerate(zip(trace["y"], trace["x"], strict=True)):
+        begin = _each(trace["base"], i) if "base" in trace else plot.sums.get(y, 0.0) if plot.stacked else 0.0
+        if plot.stacked and "base" not in trace:
+            plot.sums[y] = begin + long
+        tall = row * (_each(trace["width"], i) if trace.get("width") is not None else 1 - plot.bargap)
+        x0, x1 = plot.x(max(begin, plot.x.low)), plot.x(min(begin + long, plot.x.high))
+        rect = f'x="{x0:.2f}" y="{axis(y) - tall / 2:.1f}" width="{max(x1 - x0, 0):.2f}" height="{tall:.1f}"'
+        out.append(f'<rect {rect} fill="{_fill(trace, i)}"{_edge(trace, i)}/>')
+        if _pattern(trace, i) and not _idle(trace):
+            out.append(f'<rect {rect} fill="url(#hatch)"/>')
+        out += _whisker(trace, i, plot, axis(y)) + _inside(trace, i, (x0, x1), axis(y))
+    return out
+
+
+def scatter(trace: dict[str, Any], plot: Plot) -> list[str]:
+    """Lines with gaps at None, areas on top of each other, markers, words."""
+    mode, axis = trace.get("mode", "lines"), plot.y(trace)
+    if "stackgroup" in trace:
+        return [_area(trace, plot, axis)]
+    points = [
+        None if x is None or y is None else (plot.x(float(x)), axis(float(y)))
+        for x, y in zip(trace["x"], trace["y"], strict=True)
+    ]
+    opacity = f' opacity="{trace["opacity"]}"' if "opacity" in trace else ""
+    out = [f'<path d="{_path(points)}" fill="none" {_stroke(trace)}{opacity}/>'] if "lines" in mode else []
+    for i, point in enumerate(points):
+        if point is None:
+            continue
+        if "markers" in mode:
+            out.append(_mark(trace, i, *point))
+        if "text" in mode and _each(trace["text"], i):
+            above = -10 if "top" in str(trace.get("textposition")) else 4
+            words = _TAG.sub("", str(_each(trace["text"], i)))
+            over = point[0] + 6 + CHARACTER * len(words) > plot.right + 20
+            side, anchor = (-6, "end") if over else (6, "start")
+            out.append(text(point[0] + side, point[1] + above, words, anchor, "ink", safe=True))
+    return out
+
+
+def _path(points: Sequence[tuple[float, float] | None]) -> str:
+    parts, pen = [], "M"
+    for point in points:
+        if point is not None:
+            parts.append(f"{pen}{point[0]:.1f} {point[1]:.1f}")
+        pen = "M" if point is None else "L"
+    return "".join(parts)
+
+
+def _area(trace: dict[str, Any], plot: Plot, axis: Axis) -> str:
+    """On top of the areas of its group before it; steps where its line has them."""
+    group = trace["stackgroup"]
+    low: list[tuple[float, float]] = []
+    high: list[tuple[float, float]] = []
+    steps = trace.get("line", {}).get("shape") == "hv"
+    for i, (x, y) in enumerate(zip(trace["x"], trace["y"], strict=True)):
+        below = plot.sums.get((group, i), 0.0)
+        plot.sums[group, i] = below + y
+        for line, value in ((low, below), (high, below + y)):
+            if steps and line:
+                line.append((plot.x(x), line[-1][1]))
+            line.append((plot.x(x), axis(value)))
+    return f'<path d="{_path([*high, *reversed(low)])}Z" fill="{colour(trace)}"/>'
+
+
+def _mark(trace: dict[str, Any], i: int, x: float, y: float) -> str:
+    marker = trace.get("marker", {})
+    symbol, size = str(_each(marker.get("symbol", "circle"), i)), float(_each(marker.get("size", 8), i))
+    fill, line = _each(marker.get("color"), i), marker.get("line", {})
+    edge = _each(line.get("color", fill), i)
+    if not size or symbol == "arrow":
+        return ""
+    if symbol.startswith("line-ns"):
+        return f'<path d="M{x:.1f} {y - size / 2:.1f}v{size:g}" stroke="{edge}" stroke-width="{line.get("width", 2)}"/>'
+    hollow = symbol.endswith("open")
+    look = f'fill="{"#fff" if hollow else fill}" stroke="{edge or fill}" stroke-width="{2 if hollow else 0}"'
+    if symbol.startswith("square"):
+        return f'<rect x="{x - size / 2:.1f}" y="{y - size / 2:.1f}" width="{size:g}" height="{size:g}" {look}/>'
+    turned = f' transform="rotate(45 {x:.1f} {y:.1f})"' if symbol.startswith("diamond") else ""
+    if turned:
+        return (
+            f'<rect x="{x - size / 2:.1f}" y="{y - size / 2:.1f}" width="{size:g}" height="{size:g}" {look}{turned}/>'
+        )
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size / 2:g}" {look}/>'
+
+
+def _stroke(trace: dict[str, Any]) -> str:
+    line = trace.get("line", {})
+    dash = DASH.get(line.get("dash", "solid"))
+    return f'stroke="{line.get("color")}" stroke-width="{line.get("width", 2)}"' + (
+        f' stroke-dasharray="{dash}"' if dash else ""
+    )
+
+
+def _whisker(trace: dict[str, Any], i: int, plot: Plot, y: float) -> list[str]:
+    error = trace.get("error_x")
+    if not error:
+        return []
+    ends = [plot.x(trace["x"][i] - error["arrayminus"][i]), plot.x(trace["x"][i] + error["array"][i])]
+    caps = "".join(f"M{x:.1f} {y - 3:.1f}v6" for x in ends)
+    return [f'<path d="M{ends[0]:.1f} {y:.1f}H{ends[1]:.1f}{caps}" stroke="{error["color"]}" stroke-width="1.25"/>']
+
+
+def _inside(trace: dict[str, Any], i: int, ends: tuple[float, float], y: float) -> list[str]:
+    words = str(_each(trace.get("text", ""), i)).strip()
+    if not words:
+        return []
+    if trace.get("textposition") == "outside":
+        return [text(ends[1] + 4, y + 4, words, "start", "ink-2", safe=True)]
+    if ends[1] - ends[0] < LEAST_TEXT * len(words) + 2:
+        return []
+    made = text(sum(ends) / 2, y + 4, words, "middle", "ink", size=11, safe=True)
+    return [made.replace("var(--ink)", str(trace.get("insidetextfont", {}).get("color", "var(--ink)")))]
+
+
+def _idle(trace: dict[str, Any]) -> bool:
+    return bool(trace.get("marker", {}).get("color") == "var(--phase-idle)")
+
+
+def _fill(trace: dict[str, Any], i: int) -> str:
+    if _idle(trace):
+        return "url(#hatch-idle)"
+    return str(_each(colour(trace), i)).replace(CLEAR, "none")
+
+
+def _edge(trace: dict[str, Any], i: int) -> str:
+    line = trace.get("marker", {}).get("line", {})
+    if not line.get("width"):
+        return ""
+    return f' stroke="{_each(line.get("color"), i)}" stroke-width="{line["width"]}"'
+
+
+def _pattern(trace: dict[str, Any], i: int) -> str:
+    return str(_each(trace.get("marker", {}).get("pattern", {}).get("shape", ""), i))
+
+
+def _each(value: Any, i: int) -> Any:
+    """Of a list its element; anything else holds for all."""
+    return value[i] if isinstance(value, (list, tuple)) else value
+
+
+DRAW: dict[str, Callable[[dict[str, Any], Plot], list[str]]] = {"bar": bars, "scatter": scatter}
