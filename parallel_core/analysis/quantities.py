@@ -63,9 +63,11 @@ def percent_text(share: float) -> str:
 
 
 def difference_text(difference: float) -> str:
-    """A relative difference to one or two digits: `2e-07`."""
+    """A relative difference to one or two digits: `2e-07`; from a hundredth on in per cent: `17 %`."""
     if difference == 0:
         return "0"
+    if 0.01 <= difference < math.inf:
+        return f"{significant(100 * difference, 2)} %"
     return "infinity" if math.isinf(difference) else f"{difference:.1e}".replace(".0e", "e")
 
 

@@ -120,7 +120,7 @@ def test_parity_sentence_counts_who_is_off() -> None:
     )
     assert (
         sentences.parity_sentence({"DP": exact, "TP": off}, "Single", 1e-4)
-        == "1 of 2 differ from Single: TP by 1e-02 at step 0."
+        == "1 of 2 differ from Single: TP by 1 % at step 0."
     )
 
 
@@ -193,6 +193,7 @@ def test_every_sentence_changes_with_its_numbers(sentence: Callable[[Result, Res
         (seconds_text(7500), "2 h 5 min"),
         (percent_text(0.001), "under 1 %"),
         (difference_text(2.04e-7), "2e-07"),
+        (difference_text(1.7), "170 %"),
     ],
 )
 def test_numbers_as_people_read_them(text: str, expected: str) -> None:
