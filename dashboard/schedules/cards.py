@@ -243,7 +243,7 @@ CARDS: tuple[Card, ...] = (
         "Models of tens of billions of parameters and more.",
         "Small ones: three kinds of overhead at once.",
         {"tp": 2, "pp": 2, "micro_batches": 8},
-        seen=("DP 2 x", "TP 2 x", "DP 4 x", "DP x", "TP x"),
+        seen=("DP 2 x", "TP 2 x", "DP 4 x"),
         preset="dp2tp2",
     ),
     Card(

@@ -10,27 +10,20 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from dashboard.charts.theme import LEGEND, phase_of
+from dashboard.charts.theme import LEGEND
 from dashboard.runs.models import Run, State
 from dashboard.schedules.cards import CARDS, Card
+from dashboard.schedules.pictures import ROW, WIDE, Rect, picture
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
-from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.plan.memory import worst_stage
 from parallel_core.plan.traffic import talks
-from parallel_core.schedule import build
-from parallel_core.schedule.ir import COMPUTE, Kind
-from parallel_core.simulate import Costs, simulate
 from parallel_core.spec import RunSpec
 
 MODEL = {"layers": 24, "hidden": 1024, "heads": 16, "seq": 1024, "vocab": 32768}
 TRAIN = {"global_batch": 32, "precision": "bf16"}
 RUNS_SHOWN = 3
-STREAMED = 2
-"""Steps that are drawn of a schedule that does not flush, so that what others lose between steps is seen."""
-_WIDE, _ROW = 320, 14
-_DRAWN = COMPUTE | {Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.OPT_STEP}
 
 
 @dataclass(frozen=True)
@@ -40,16 +33,6 @@ class Bar:
     category: str
     label: str
     text: str
-    width: float
-
-
-@dataclass(frozen=True)
-class Rect:
-    """A piece of the picture of one step, in pixels."""
-
-    phase: str
-    x: float
-    y: float
     width: float
 
 
@@ -66,7 +49,7 @@ class Predicted:
 @require_safe
 def strategies(request: HttpRequest) -> HttpResponse:
     cards = [{"card": card, "predicted": predicted(card), "runs": _runs(card)} for card in CARDS]
-    context = {"cards": cards, "model": spec_of(CARDS[0]).model, "wide": _WIDE, "legend": LEGEND}
+    context = {"cards": cards, "model": spec_of(CARDS[0]).model, "wide": WIDE, "legend": LEGEND}
     return render(request, "schedules/strategies.html", context)
 
 
@@ -96,9 +79,9 @@ def _predicted(key: str) -> Predicted:
         for name in CATEGORIES
         if (size := memory.as_dict()[name])
     ]
-    rects = _picture(spec)
+    rects = picture(spec)
     rows = max((rect.y for rect in rects), default=0)
-    return Predicted(_sentence(spec, memory.total, whole), bars, rects, int(rows) + _ROW)
+    return Predicted(_sentence(spec, memory.total, whole), bars, rects, int(rows) + ROW)
 
 
 def _sentence(spec: RunSpec, size: int, whole: int) -> str:
@@ -107,35 +90,8 @@ def _sentence(spec: RunSpec, size: int, whole: int) -> str:
     return f"{bytes_text(size)} on the worst device, {percent_text(size / whole)} of a single one's; {traffic}."
 
 
-def _picture(spec: RunSpec) -> list[Rect]:
-    """One step, a row a device, where forward takes 1, backward 2, a reduction 1 and the optimizer 1/4; [] where the
-    schedule does not show what is special (cuts inside of layers)."""
-    if spec.parallel.world == 1 or (spec.parallel.pp == 1 and spec.parallel.tp > 1):
-        return []
-    ns, layout = 1000, Layout.of(spec)
-    chunks, made = spec.parallel.chunks_per_rank, build(spec, STREAMED)
-    each = {Kind.F: ns, Kind.B: ns, Kind.W: ns, Kind.BW: 2 * ns}
-    whole = dict.fromkeys((Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER), ns * chunks)
-    whole[Kind.OPT_STEP] = ns * chunks // 4
-    costs = Costs({(stage, kind): cost for stage in range(made.stages) for kind, cost in (each | whole).items()})
-    spans = simulate(made, costs)
-    end = max(int(rows["end"].max()) for rows in spans.values())
-    return [
-        Rect(
-            phase_of(int(row["kind"])),
-            round(_WIDE * int(row["start"]) / end, 2),
-            device * _ROW,
-            round(_WIDE * int(row["end"] - row["start"]) / end, 2),
-        )
-        for rank, rows in spans.items()
-        for device in layout.walkers(rank)
-        for row in rows
-        if int(row["kind"]) in _DRAWN and row["end"] > row["start"]
-    ]
-
-
 def _runs(card: Card) -> list[Run]:
-    """The newest runs of the yard that used it."""
+    """The newest runs of the yard that used it and were not broken on purpose."""
     if not card.seen:
         return []
     wanted, others = Q(), Q(pk__in=())
@@ -143,4 +99,4 @@ def _runs(card: Card) -> list[Run]:
         wanted |= Q(label__startswith=start)
         for longer in (name for other in CARDS if other is not card for name in other.seen if name.startswith(start)):
             others |= Q(label__startswith=longer)
-    return list(Run.objects.filter(wanted & ~others, state=State.SUCCEEDED).only("pk", "name")[:RUNS_SHOWN])
+    return list(Run.objects.filter(wanted & ~others, state=State.SUCCEEDED, broken=[]).only("pk", "name")[:RUNS_SHOWN])

@@ -1,0 +1,89 @@
+"""One step of a strategy as a small picture, a row a device: of its schedule, or of a few of its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dashboard.charts.theme import phase_of
+from parallel_core.layout import Layout
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import COMPUTE, Kind
+from parallel_core.simulate import Costs, simulate
+from parallel_core.spec import RunSpec
+
+STREAMED = 2
+"""Steps that are drawn of a schedule that does not flush, so that what others lose between steps is seen."""
+BLOCKS = 4
+"""Blocks that are drawn where what is special lies inside of layers."""
+WIDE, ROW = 320, 14
+_DRAWN = COMPUTE | {Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.OPT_STEP}
+
+
+@dataclass(frozen=True)
+class Rect:
+    """A piece of the picture, in pixels."""
+
+    phase: str
+    x: float
+    y: float
+    width: float
+
+
+def picture(spec: RunSpec) -> list[Rect]:
+    """[] where one device does nothing but compute."""
+    split = spec.parallel
+    if split.pp == 1 and split.tp > 1:
+        return _rects([[*_tensor(spec), ("optimizer", 0.5)]] * split.tp)
+    if split.world == 1:
+        return _rects([[*_again(), ("optimizer", 0.5)]]) if split.recompute != "none" else []
+    return _schedule(spec)
+
+
+def _tensor(spec: RunSpec) -> list[tuple[str, float]]:
+    """Attention and MLP of each block, with a sum of their outputs behind each, on the way back of the gradients.
+
+    With sequence parallelism the sum is a reduce-scatter and, before the next, a gather; backward gathers once more.
+    """
+    whole, part = ("communication", 0.3), ("communication", 0.15)
+    ahead, back = ([part] * 2, [part] * 3) if spec.parallel.sequence else ([whole], [whole])
+    return [*[("forward", 1.0), *ahead] * 2 * BLOCKS, *[("backward", 2.0), *back] * 2 * BLOCKS]
+
+
+def _again() -> list[tuple[str, float]]:
+    """Each block forward once more before its backward."""
+    return [*[("forward", 1.0)] * BLOCKS, *[("recompute", 1.0), ("backward", 2.0)] * BLOCKS]
+
+
+def _rects(rows: list[list[tuple[str, float]]]) -> list[Rect]:
+    """Rows of (phase, time), each as wide as the picture."""
+    out = []
+    for device, pieces in enumerate(rows):
+        whole, at = sum(took for _, took in pieces), 0.0
+        for phase, took in pieces:
+            out.append(Rect(phase, round(WIDE * at / whole, 2), device * ROW, round(WIDE * took / whole, 2)))
+            at += took
+    return out
+
+
+def _schedule(spec: RunSpec) -> list[Rect]:
+    """Forward takes 1, backward 2, a reduction 1 and the optimizer 1/4."""
+    ns, layout = 1000, Layout.of(spec)
+    chunks, made = spec.parallel.chunks_per_rank, build(spec, STREAMED)
+    each = {Kind.F: ns, Kind.B: ns, Kind.W: ns, Kind.BW: 2 * ns}
+    whole = dict.fromkeys((Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER), ns * chunks)
+    whole[Kind.OPT_STEP] = ns * chunks // 4
+    costs = Costs({(stage, kind): cost for stage in range(made.stages) for kind, cost in (each | whole).items()})
+    spans = simulate(made, costs)
+    end = max(int(rows["end"].max()) for rows in spans.values())
+    return [
+        Rect(
+            phase_of(int(row["kind"])),
+            round(WIDE * int(row["start"]) / end, 2),
+            device * ROW,
+            round(WIDE * int(row["end"] - row["start"]) / end, 2),
+        )
+        for rank, rows in spans.items()
+        for device in layout.walkers(rank)
+        for row in rows
+        if int(row["kind"]) in _DRAWN and row["end"] > row["start"]
+    ]
