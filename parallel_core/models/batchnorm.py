@@ -2,7 +2,8 @@
 
 One replica normalises a micro-batch with its own mean and variance (Ioffe and Szegedy 2015). Several do as one would
 on their micro-batches joined: they exchange means and variances forward, two sums of gradients backward. Running
-statistics move with every micro-batch's first forward pass; a recomputation leaves them alone.
+statistics move with every micro-batch's first forward pass; a recomputation leaves them alone. Numbers of 16 bits are
+normalised, and summed, in fp32, as torch's own kernel does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from parallel_core.models.numerics import wide
 from parallel_core.models.passing import Follower
 
 Gather = Callable[[Tensor], Tensor]
@@ -24,7 +26,7 @@ EPS = 1e-5
 
 
 class _AcrossReplicas(torch.autograd.Function):
-    """Normalises (samples, channels, height, width) by mean and inverse deviation of all replicas, `moments`."""
+    """Normalises (samples, channels, height, width) by mean and inverse deviation of all replicas, `moments` (wide)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, moments: Tensor, gather: Gather) -> Tensor:
@@ -32,21 +34,23 @@ class _AcrossReplicas(torch.autograd.Function):
         ctx.save_for_backward(x, weight, moments)
         ctx.gather = gather
         scale = weight * inverse
-        return x * _wide(scale) + _wide(bias - mean * scale)
+        return (x * _planes(scale) + _planes(bias - mean * scale)).to(x.dtype)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, (mean, inverse) = ctx.saved_tensors
-        normal = (x - _wide(mean)) * _wide(inverse)
+        given, grad = grad, wide(grad)
+        normal = (x - _planes(mean)) * _planes(inverse)
         grad_bias, grad_weight = _sum(grad), _sum(grad * normal)
         sums = ctx.gather(torch.cat([grad_bias, grad_weight]))
         of_bias, of_weight = (sums.sum(0) / (len(sums) * x.numel() // x.shape[1])).chunk(2)
-        grad_x = _wide(weight * inverse) * (grad - _wide(of_bias) - normal * _wide(of_weight))
-        return grad_x, grad_weight, grad_bias, None, None
+        grad_x = _planes(weight * inverse) * (grad - _planes(of_bias) - normal * _planes(of_weight))
+        own = given.dtype
+        return grad_x.to(own), grad_weight.to(own), grad_bias.to(own), None, None
 
 
-def _wide(x: Tensor) -> Tensor:
+def _planes(x: Tensor) -> Tensor:
     return x[:, None, None]
 
 
@@ -78,12 +82,12 @@ class BatchNorm(Follower):
     @torch.no_grad()
     def _moments(self, x: Tensor, gather: Gather) -> Tensor:
         """Mean and inverse deviation over all replicas' samples, (2, channels)."""
-        var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+        var, mean = torch.var_mean(wide(x), (0, 2, 3), correction=0)
         means, variances = gather(torch.cat([mean, var])).chunk(2, 1)
         mean = means.mean(0)
         var = (variances + (means - mean).square()).mean(0)
         if not self.passing.again:
             count = len(means) * x.numel() // x.shape[1]
-            self.running_mean.lerp_(mean, MOMENTUM)
-            self.running_var.lerp_(var * count / (count - 1), MOMENTUM)
+            self.running_mean.lerp_(mean.to(x.dtype), MOMENTUM)
+            self.running_var.lerp_((var * count / (count - 1)).to(x.dtype), MOMENTUM)
         return torch.stack([mean, torch.rsqrt(var + EPS)])

@@ -102,6 +102,25 @@ def test_batch_norm_over_replicas_is_torchs_over_all_samples(replicas: int) -> N
     torch.testing.assert_close(mine.running_var, torchs.running_var)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_batch_norm_over_replicas_counts_16_bit_numbers_in_fp32(dtype: torch.dtype) -> None:
+    """Far from 0, where 16 bits have few digits left, and with gradients whose sums 16 bits do not hold."""
+    torch.manual_seed(0)
+    half = (torch.randn(3, 5, 8, 8, dtype=torch.float64) + 20).to(dtype)
+    (mine, torchs), pull = _norms(5), torch.randn(3, 5, 8, 8, dtype=torch.float64).to(dtype) * 1e3
+    mine.to(dtype).gather = lambda numbers: torch.stack([numbers, numbers])
+    x, true = half.clone().requires_grad_(), torch.cat([half.double()] * 2).requires_grad_()
+    out, wanted = mine(x), torchs(true)
+    out.backward(pull)
+    wanted.backward(torch.cat([pull.double()] * 2))
+    digits = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(out.double(), wanted[:3], rtol=digits, atol=digits)
+    assert true.grad is not None
+    torch.testing.assert_close(x.grad.double(), true.grad[:3], rtol=digits, atol=digits * float(true.grad.abs().max()))
+    for a, b in zip(mine.parameters(), torchs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad.double() * 2, b.grad, rtol=0.01, atol=digits * float(b.grad.abs().max()))
+
+
 def test_recomputation_leaves_running_statistics_alone() -> None:
     norm, _ = _norms(2)
     x = torch.randn(4, 2, 3, 3, dtype=torch.float64)
