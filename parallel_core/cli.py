@@ -18,16 +18,20 @@ from parallel_core.analysis.meters import Work, step_shares
 from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.cli_models import Wrong, checkpoint_of
+from parallel_core.cli_numbers import places, whole
 from parallel_core.faults import parse, sentences
 from parallel_core.found import case_of
 from parallel_core.found import sentences as findings
 from parallel_core.launch import ServerLost
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard, Outcome, points
+from parallel_core.observe.host import cores
 from parallel_core.observe.records import Frame
 from parallel_core.outline import outline_of
 from parallel_core.spec import DRAWN, RunSpec, field_errors
 
+RANKS_A_CORE = 32
+"""Most ranks that may share a core of this host: each is a process, whose share of the time falls with their number."""
 STREAMED = 3
 """Steps shown of a pipeline that never flushes: one to fill it, one that is full, one to drain it."""
 
@@ -46,6 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ServerLost as error:
         print(error, file=sys.stderr)
         return 1
+    except OSError as error:
+        if error.filename is None:  # nothing that was named: ours to mend
+            raise
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="train as the spec says, on this host")
     train.add_argument("spec", type=Path, help="a RunSpec as JSON ('-' reads stdin)")
     train.add_argument("--out", type=Path, help="folder for records and logs (default: run-<date>-<time>)")
-    train.add_argument("--devices", type=_indices, help="device of each rank, e.g. 0,1 (default: 0 to ranks - 1)")
+    train.add_argument("--devices", type=places, help="device of each rank, e.g. 0,1 (default: 0 to ranks - 1)")
     train.add_argument("--corpora", type=Path, help="folder of uploaded texts, named by their sha256")
     train.add_argument("--resume", type=Path, help="a checkpoint, or a run's folder: its newest one; any layout")
     inject_help = "break the run on purpose, e.g. straggler:rank=1,factor=2; may stand several times"
@@ -68,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     schedule.set_defaults(run=_schedule)
     calibrate = commands.add_parser("calibrate", help="find the model whose step takes 50-200 ms here (JSON)")
     calibrate.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    calibrate.add_argument("--index", type=int, default=0, help="which device")
+    calibrate.add_argument("--index", type=whole(0), default=0, help="which device")
     calibrate.set_defaults(run=_calibrate)
     cli_plan.add(commands)
     cli_order.add(commands)
@@ -77,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_profile.add(commands)
     bench = commands.add_parser("bench", help="this engine against PyTorch's own, and its own costs")
     bench.add_argument("names", nargs="*", metavar="name", help="which benchmarks (default: all; 'list' names them)")
-    bench.add_argument("--rounds", type=int, default=5, help="turns each contestant gets")
+    bench.add_argument("--rounds", type=whole(1), default=5, help="turns each contestant gets")
     bench.add_argument("--json", type=Path, help="write the results to this file too")
     bench.set_defaults(run=_bench)
     return parser
@@ -108,9 +117,9 @@ def _train(options: argparse.Namespace) -> int:
     folder = options.out or Path(time.strftime("run-%Y%m%d-%H%M%S"))
     if next(folder.glob("events-*.bin"), None) is not None:
         raise Wrong(f"{folder} holds the records of a run already; give another --out")
-    if options.devices is not None and len(options.devices) != spec.parallel.world:
-        raise Wrong(f"--devices names {len(options.devices)} devices, the run has {spec.parallel.world} ranks")
+    _require_devices(spec, options.devices)
     resume = _checkpoint(options.resume, spec) if options.resume else None
+    folder.mkdir(parents=True, exist_ok=True)
     show = partial(_show, outline_of(spec.model).target)
     with LocalYard() as yard:
         outcome = yard.run(spec, folder, devices=options.devices, corpora=options.corpora, resume=resume, on_frame=show)
@@ -118,6 +127,17 @@ def _train(options: argparse.Namespace) -> int:
     if outcome.ok:
         print("\n".join(findings(case_of(spec, outcome))))
     return 0 if outcome.ok else 1
+
+
+def _require_devices(spec: RunSpec, devices: Sequence[int] | None) -> None:
+    ranks, most = spec.parallel.world, RANKS_A_CORE * len(cores())
+    if devices is not None and len(devices) != ranks:
+        raise Wrong(f"--devices names {len(devices)} devices, the run has {ranks} ranks")
+    if spec.train.device == "cpu" and ranks > most:
+        raise Wrong(
+            f"parallel.dp x tp x pp makes {ranks:,} ranks, and the {len(cores())} cores of this host take turns for "
+            f"{most} at most; use fewer"
+        )
 
 
 def _checkpoint(path: Path, spec: RunSpec) -> Path:
@@ -200,7 +220,3 @@ def _bench(options: argparse.Namespace) -> int:
     from parallel_core import bench
 
     return bench.run(options.names, options.rounds, options.json)
-
-
-def _indices(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]

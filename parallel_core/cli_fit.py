@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallel_core.analysis.quantities import bytes_text, plural_text
+from parallel_core.cli_numbers import whole
 
 if TYPE_CHECKING:
     from parallel_core.local import Outcome
@@ -25,7 +26,7 @@ def add(commands: Commands) -> None:
     """Adds the command to the engine's."""
     fit = commands.add_parser("fit", help="find the most layers that fit, by real runs, beside the prediction")
     fit.add_argument("spec", type=Path, help="a RunSpec of a GPT as JSON ('-' reads stdin)")
-    fit.add_argument("--cap", type=int, required=True, help="MiB that a rank may hold; more ends it out of memory")
+    fit.add_argument("--cap", type=whole(1), required=True, help="MiB that a rank may hold; more ends it out of memory")
     fit.add_argument("--corpora", type=Path, help="folder of uploaded texts, named by their sha256")
     fit.set_defaults(run=run)
 
@@ -37,9 +38,8 @@ def run(options: argparse.Namespace) -> int:
     from parallel_core.plan.largest import search_for
 
     spec, cap = read_spec(options.spec), options.cap * MIB
-    if spec.model.kind != "gpt" or options.cap < 1:
-        wrong = "--cap: use 1 or more" if options.cap < 1 else f"model.kind={spec.model.kind}: layers are sought of gpt"
-        print(wrong, file=sys.stderr)
+    if spec.model.kind != "gpt":
+        print(f"model.kind={spec.model.kind}: layers are sought of gpt", file=sys.stderr)
         return 2
     search = search_for(spec, cap)
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-fit-") as folder:

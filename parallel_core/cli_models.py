@@ -15,6 +15,7 @@ from parallel_core.analysis.quantities import bytes_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.cli_numbers import whole
 from parallel_core.data import token_file
 from parallel_core.data.corpus import CorpusError
 from parallel_core.launch import Wish
@@ -32,13 +33,13 @@ def add(commands: Any) -> None:
     take = commands.add_parser("import-llama", help="make a checkpoint of Llama weights (safetensors and config.json)")
     take.add_argument("weights", type=Path, help="folder with config.json and *.safetensors")
     take.add_argument("--out", type=Path, required=True, help="folder for spec.json and the checkpoint")
-    take.add_argument("--seq", type=int, default=1024, help="sequence length of the model (default: 1024)")
+    take.add_argument("--seq", type=whole(1), default=1024, help="sequence length of the model (default: 1024)")
     take.set_defaults(run=_import)
     _add_generate(commands)
     pack = commands.add_parser("pack-tokens", help="make a token file of raw tokens, to train on as tokens:NAME")
     pack.add_argument("source", type=Path, help="little-endian numbers, one behind the other")
     pack.add_argument("--bytes", type=int, choices=(2, 4), default=2, help="of a token (default: 2)")
-    pack.add_argument("--vocab", type=int, required=True, help="every token is below it")
+    pack.add_argument("--vocab", type=whole(2), required=True, help="every token is below it")
     pack.add_argument("--name", required=True, help="what a spec calls it, behind 'tokens:'")
     pack.add_argument("--out", type=Path, required=True, help="data folder: --corpora of train, or a worker's corpora")
     pack.set_defaults(run=_pack)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from parallel_core import cli_alpa
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
+from parallel_core.cli_numbers import whole
 
 if TYPE_CHECKING:
     from parallel_core.plan.cluster.hardware import Cluster
@@ -31,10 +32,10 @@ def add(commands: Commands) -> None:
     plan = commands.add_parser("plan", help="the best ways to split a model over a GPU cluster, predicted")
     plan.add_argument("--model", default="gpt-175b", choices=presets(), metavar="KEY", help=", ".join(presets()))
     plan.add_argument("--cluster", default="selene", choices=clusters(), metavar="KEY", help=", ".join(clusters()))
-    plan.add_argument("--devices", type=int, help="how many devices (default: the cluster's)")
-    plan.add_argument("--batch", type=int, default=1536, help="sequences of a step (default: 1536)")
-    plan.add_argument("--adapters", type=int, default=0, help="rank of adapters on a frozen base (default: none)")
-    plan.add_argument("--top", type=int, default=10, help="layouts listed, each with its fastest plan (default: 10)")
+    plan.add_argument("--devices", type=whole(1), help="how many devices (default: the cluster's)")
+    plan.add_argument("--batch", type=whole(1), default=1536, help="sequences of a step (default: 1536)")
+    plan.add_argument("--adapters", type=whole(0), default=0, help="rank of adapters on a frozen base (default: none)")
+    plan.add_argument("--top", type=whole(1), default=10, help="layouts listed, each with its fastest plan (10)")
     plan.add_argument("--ask", choices=[*QUESTIONS, "all"], help="answer a question about the best plans")
     plan.add_argument("--json", action="store_true", help="the listed plans as JSON")
     plan.add_argument("--accuracy", action="store_true", help="predictions against published measurements instead")

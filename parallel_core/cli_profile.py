@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
+from parallel_core.cli_numbers import above, whole
 
 if TYPE_CHECKING:
     from parallel_core.profile.table import CostTable, Layers, Link
@@ -23,8 +24,8 @@ def add(commands: Commands) -> None:
     profile = commands.add_parser("profile", help="time the layers of a spec's model, and this host's links")
     profile.add_argument("spec", type=Path, help="a RunSpec as JSON: its model, batch, precision and device")
     profile.add_argument("--out", type=Path, help="write the cost table to this file")
-    profile.add_argument("--ranks", type=int, help="ranks that links are timed between (default: 4, on a GPU host all)")
-    profile.add_argument("--seconds", type=float, default=2.0, help="spent on each condition of the layers, at least")
+    profile.add_argument("--ranks", type=whole(1), help="ranks that links are timed between (default: 4, GPUs: all)")
+    profile.add_argument("--seconds", type=above(0), default=2.0, help="of each condition of the layers, at least")
     profile.add_argument("--json", action="store_true", help="print the table as JSON")
     profile.add_argument("--quick", action="store_true", help="no tensor groups and no recomputation")
     profile.set_defaults(run=_profile)

@@ -222,6 +222,8 @@ def describe_exit(code: int) -> str:
     """An exit code as words: 'signal 9 (SIGKILL)' or 'exit code 1'."""
     if code >= 0:
         return f"exit code {code}"
+    if code == -signal.SIGBUS:
+        return f"signal {-code} (SIGBUS: a page of memory that ranks share, or of a mapped file, could not be had)"
     try:
         return f"signal {-code} ({signal.Signals(-code).name})"
     except ValueError:

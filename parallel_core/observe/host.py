@@ -24,10 +24,15 @@ def peak_rss() -> int:
     return _status("VmHWM")
 
 
+def cores() -> list[int]:
+    """Those that this process may use, ascending."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 def core_of(device: int) -> int:
     """The core that CPU device `device` stands for, among those this process may use."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    return cores[device % len(cores)]
+    usable = cores()
+    return usable[device % len(usable)]
 
 
 class CpuOthers:

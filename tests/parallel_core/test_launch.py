@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from parallel_core import processes
-from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, Event, ForkServer, ServerLost, StartOrder
+from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, Event, ForkServer, ServerLost, StartOrder, describe_exit
 from parallel_core.observe import progress
 from parallel_core.observe.records import events_path, log_path, read_file
 from parallel_core.spec import RunSpec
@@ -206,6 +206,11 @@ def test_a_later_host_must_be_told_where_the_store_is(shared: Yard) -> None:
 def test_stopping_what_is_not_there_reports_it_gone(shared: Yard) -> None:
     shared.server.stop(999)
     shared.until("gone", attempt=999)
+
+
+def test_a_signal_is_told_with_what_it_means() -> None:
+    assert describe_exit(-signal.SIGKILL) == "signal 9 (SIGKILL)"
+    assert "memory that ranks share" in describe_exit(-signal.SIGBUS)
 
 
 def test_a_rank_killed_from_outside_ends_its_group(yard: Yard) -> None:

@@ -1,0 +1,53 @@
+"""Absurd numbers and paths on the command line: what is wrong, what would be right, no stack trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parallel_core.cli import main
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train s.json --devices -1", "--devices: numbers from 0 on with commas between are needed, as 0,1; got '-1'"),
+        ("train s.json --devices 0,x", "got '0,x'"),
+        ("bench ddp --rounds 0", "--rounds: a whole number from 1 on is needed; got '0'"),
+        ("bench ddp --rounds 1e9", "got '1e9'"),
+        ("calibrate --index -2", "--index: a whole number from 0 on"),
+        ("fit s.json --cap 0", "--cap: a whole number from 1 on"),
+        ("order s.json --keep nan", "--keep: a number above 0 is needed; got 'nan'"),
+        ("order s.json --effort -5", "--effort: a whole number from 1 on"),
+        ("plan --devices 0", "--devices: a whole number from 1 on"),
+        ("plan --adapters -1", "--adapters: a whole number from 0 on"),
+        ("profile s.json --seconds inf", "--seconds: a number above 0 is needed; got 'inf'"),
+        ("profile s.json --ranks two", "--ranks: a whole number from 1 on"),
+        ("import-llama w --out o --seq 0", "--seq: a whole number from 1 on"),
+    ],
+)
+def test_a_wrong_number_is_told_what_is_right(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(line.split())
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["/proc/none", "spec.json"])
+def test_a_folder_that_cannot_be_made_is_named(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spec.json").write_text("{}")
+    assert main(["train", "spec.json", "--out", out]) == 2
+    assert out in (said := capsys.readouterr().err) and "Traceback" not in said
+
+
+def test_more_ranks_than_a_host_can_bear_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text('{"parallel": {"dp": 16384}, "train": {"global_batch": 16384}}')
+    assert main(["train", str(spec), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "parallel.dp x tp x pp makes 16,384 ranks" in said and "at most; use fewer" in said
+    assert not (tmp_path / "out").exists()
