@@ -38,13 +38,21 @@ class HostWork:
 
     def __init__(self, group: HostGroup, act: Callable[[], None]) -> None:
         self._group, self._act, self.done = group, act, False
+        self._error: Exception | None = None
 
     def run(self) -> None:
-        self.done = True  # what raised is not done again
-        self._act()
+        self.done = True
+        try:
+            self._act()
+        except Exception as error:
+            self._error = error
+            raise
 
     def wait(self) -> bool:
+        """Raises what the collective did, however often it is waited for."""
         self._group.finish(self)
+        if self._error is not None:
+            raise self._error
         return True
 
 
@@ -60,17 +68,19 @@ class HostGroup:
         self._begun: deque[HostWork] = deque()
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> HostWork:
-        """Of a contiguous tensor, in place: SUM or MAX."""
-        combine = torch.maximum if op == dist.ReduceOp.MAX else torch.add
-        return self._begin(lambda: self._all_reduce(tensor.view(-1), combine))
+        """Of a contiguous tensor, in place: SUM or MAX. Of all of them, what is read is what is there at the end."""
+        combine, flat = torch.maximum if op == dist.ReduceOp.MAX else torch.add, tensor.view(-1)
+        return self._begin(lambda: self._all_reduce(flat, combine))
 
     def all_gather(self, out: Tensor, mine: Tensor) -> HostWork:
         """`out` (size x n) of everybody's `mine` (n)."""
-        return self._begin(lambda: self._all_gather(out.view(self.size, mine.numel()), mine.view(-1)))
+        rows, flat = out.view(self.size, mine.numel()), mine.view(-1)
+        return self._begin(lambda: self._all_gather(rows, flat))
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> HostWork:
         """`out` (n): this rank's part of the sum of `tensor` (size x n)."""
-        return self._begin(lambda: self._reduce_scatter(out.view(-1), tensor.view(self.size, out.numel())))
+        flat, rows = out.view(-1), tensor.view(self.size, out.numel())
+        return self._begin(lambda: self._reduce_scatter(flat, rows))
 
     def finish(self, work: HostWork) -> None:
         """Does everything that was begun up to `work`."""

@@ -71,6 +71,20 @@ def test_collectives_go_on_where_their_turns_go_round() -> None:
     assert [tensor.tolist() for tensor in mine] == [[3.0 * 2**9] * 3] * 2
 
 
+def test_a_collective_that_failed_fails_whenever_it_is_waited_for() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    group = HostGroup(mmap.mmap(-1, 4096 + 4 * HALF), 0, 2, Peers({1: pid}))
+    first, second = (group.all_reduce(torch.ones(2)) for _ in range(2))
+    for work in (second, first, second):
+        with pytest.raises(ConnectionResetError):
+            work.wait()
+    os.waitpid(pid, 0)
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        group.all_reduce(torch.ones(4, 4).t())
+
+
 def test_a_step_of_many_micro_batches_is_sent_with_nobody_taking() -> None:
     form = Form.of(8, SLOTS * 4 - 1)
     channel = Channel(mmap.mmap(-1, form.length), form)
