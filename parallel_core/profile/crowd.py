@@ -28,9 +28,10 @@ def passes(specs: Sequence[RunSpec], device: Device) -> Curve:
     for spec in specs:
         bench.read(draw(spec, device))
         first = _pass(bench)
-        told = torch.tensor(min(_MOST, max(_LEAST, _ENOUGH_S / first)), device=device.torch)
+        repeats = min(_MOST, max(_LEAST, round(_ENOUGH_S / first)))
+        told = torch.tensor(repeats, device=device.torch)
         dist.broadcast(told, 0)  # ranks that begin together, and repeat as often, are at work at the same time
-        took = [_pass(bench) for _ in range(int(told.item()) + _ENDS)]
+        took = [_pass(bench) for _ in range(int(told) + _ENDS)]
         seconds.append(float(np.median(took[1:-1])))
     return Curve(sizes=tuple(float(spec.train.global_batch) for spec in specs), seconds=tuple(seconds))
 
