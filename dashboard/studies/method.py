@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import Attempt, RankInfo
 from dashboard.runs.traces import Trace
+from dashboard.studies.link_rates import Rate, rates
 from dashboard.studies.selectors import Overview, held_equal
-from parallel_core.analysis.quantities import bytes_text, flops_text, percent_text, plural_text, seconds_text
+from parallel_core.analysis.quantities import (
+    bytes_text,
+    count_text,
+    flops_text,
+    percent_text,
+    plural_text,
+    seconds_text,
+)
 from parallel_core.profile.table import CostTable, Link
-from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES
 
 LINK_WORDS = {
     "all_reduce": "all-reduce",
@@ -92,36 +97,30 @@ def _host(name: str, used: set[tuple[str, int]], host: Worker | None) -> str:
 
 
 def _links(newest: Sequence[Attempt], traced: Iterable[Trace]) -> str:
-    """From the worker's profile where there is one; else the best rates that the traced steps themselves show."""
+    """From the worker's profile where there is one; else the least that the traced steps prove."""
     profile = Profile.objects.filter(worker__name__in=_used(newest), state=ProfileState.DONE).first()
     table = CostTable.model_validate(profile.table) if profile else None
     if profile and table and table.links:
         said = "; ".join(_link(link) for link in table.links)
         return f"Profiled on {profile.worker.name}: {said}."
-    best = rates([trace.spans for trace in traced])
+    best = rates((trace.spans, trace.layout) for trace in traced)
     if not best:
         return "Not measured: no traced step sent anything, and the host was not profiled."
-    said = ", ".join(f"{bytes_text(rate)}/s {what}" for what, rate in best.items())
-    return f"Best rates of the traced steps, waits included: {said}. The host was not profiled."
+    said = ", ".join(_best(among, rate) for among, rate in best.items())
+    return (
+        f"At least {said}. From the traced steps: a message counts from the start of its send to its arrival, a "
+        f"collective from the last rank that came. Latency is in it. The host itself was not profiled."
+    )
+
+
+def _best(among: str, rate: Rate) -> str:
+    return f"{bytes_text(rate.per_s)}/s between {among} (best of {count_text(rate.messages)}, {bytes_text(rate.size)})"
 
 
 def _link(link: Link) -> str:
     alpha, beta = link.time.line
     rate = f" and {bytes_text(1 / beta)}/s" if beta else ""
     return f"{LINK_WORDS[link.what]} of {link.ranks}: {seconds_text(alpha)}{rate}"
-
-
-def rates(steps: Sequence[Mapping[int, np.ndarray]]) -> dict[str, float]:
-    """Bytes a second of the fastest message and the fastest gradient collective in `steps` (spans by rank)."""
-    found: dict[str, float] = {}
-    for words, kinds in (("between stages", P2P), ("between replicas", REPLICA_COLLECTIVES)):
-        for rows in (rows for step in steps for rows in step.values()):
-            kept = rows[np.isin(rows["kind"], [int(kind) for kind in kinds]) & (rows["bytes"] > 0)]
-            kept = kept[kept["end"] > kept["start"]]
-            if len(kept):
-                fastest = float((kept["bytes"] / (kept["end"] - kept["start"])).max()) * 1e9
-                found[words] = max(found.get(words, 0.0), fastest)
-    return found
 
 
 def _versions(newest: Sequence[Attempt]) -> str:

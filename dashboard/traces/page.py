@@ -20,7 +20,7 @@ from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.diagnosis.case import Finding
 from parallel_core.analysis.diagnosis.imported import RULES, diagnose
 from parallel_core.analysis.diagnosis.place import place
-from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.quantities import ns_text, percent_text, plural_text
 from parallel_core.analysis.sentences import COMPONENT_NAMES, Result
 from parallel_core.analysis.stats import Stats
 from parallel_core.observe.records import SPAN
@@ -82,7 +82,9 @@ def timeline(trace: Trace, step: int, window: Window | None = None) -> Chart:
     if many:
         first = dict(sorted(found.spans.items())[:DRAWN_RANKS])
         drawn = kept(("drawn", trace.pk, step), lambda: Step(first))
-    made = drawn.chart(_least(found), f"imported from {len(trace.ranks)} files, step {step}{part}", window)
+    made = drawn.chart(
+        _least(found), f"imported from {plural_text(len(trace.ranks), 'file')}, step {step}{part}", window
+    )
     if drawn.long:
         made.figure["layout"]["meta"]["window"] = f"{reverse('traces:gantt', args=(trace.pk,))}?step={step}"
     return made
@@ -96,7 +98,8 @@ def where(found: Step) -> Chart:
         for s in [parts.total / 1e9]
     ]
     longest = max(entries, key=lambda entry: entry.result.step.median if entry.result else 0)
-    made = chart_of_breakdown.chart(entries, f"The longest step is that of {longest.label}", "imported")
+    title = f"The longest step is that of {longest.label}" if len(entries) > 1 else f"One step of {longest.label}"
+    made = chart_of_breakdown.chart(entries, title, "imported")
     made.figure["layout"]["xaxis"]["title"]["text"] = "ms"
     return replace(made, subtitle="Where the step of each rank goes, in ms: parts add up to it")
 

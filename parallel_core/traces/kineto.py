@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.observe.recorder import LANE_COMPUTE, LANE_HOST
+from parallel_core.observe.recorder import LANE_COMPUTE, LANE_HOST, LANE_P2P
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.traces import names
@@ -125,6 +125,10 @@ def _of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDA
     host, known = trace.host, [names.marker(name) for name in trace.names]
     lane_host = [i for i, meaning in enumerate(known) if meaning and meaning.lane == LANE_HOST]
     talk = _talk(trace)
+    carried = [names.communication(name) for name, own in zip(trace.names, talk[0], strict=True) if own]
+    if not any(meaning.lane == LANE_P2P for meaning in carried if meaning):
+        # Nothing tells of the messages themselves (shared memory, say): what stands around them does.
+        lane_host += [i for i, meaning in enumerate(known) if meaning and meaning.lane == LANE_P2P]
     whole = np.isin(host["name"], lane_host)
     through = np.array(
         [bool(m) or bool(names.STEP.match(n)) for m, n in zip(known, trace.names, strict=True)], np.bool_

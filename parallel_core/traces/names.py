@@ -2,7 +2,8 @@
 
 Sources: PyTorch's own annotations (`ProfilerStep#`, `Optimizer.step#`, `enumerate(DataLoader)`,
 `autograd::engine::evaluate_function: `), NCCL's and Gloo's operation names, torch.distributed.pipelining's
-`PP:<stage><F|B|W><micro-batch>` and `Forward <i>`, and this engine's own operations as text (`1F3`).
+`PP:<stage><F|B|W><micro-batch>`, `PP:<stage><SEND|RECV>_<F|B><micro-batch>` and `Forward <i>`, and this engine's own
+operations as text (`1F3`, `1RECV_GRAD3`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from parallel_core.schedule.ir import Kind
 
 STEP = re.compile(r"ProfilerStep#(\d+)")
 _OWN = re.compile(r"(?:PP:)?(\d+)(F|BW|B|I|W)(\d+)")
+_MESSAGE = re.compile(r"(?:PP:)?(\d+)(SEND|RECV)_(ACT|GRAD|F|B)(\d+)")
 _UPDATE = re.compile(r"\d+OPT_STEP")
 _PASS = re.compile(r"(Forward|Backward)(?:_| )(\d+)")
 
@@ -71,6 +73,8 @@ def _annotation(name: str) -> Meaning | None:
     if own := _OWN.fullmatch(name):
         kinds = {"F": Kind.F, "BW": Kind.BW, "B": Kind.BW, "I": Kind.B, "W": Kind.W}
         return Meaning(kinds[own[2]], LANE_COMPUTE, int(own[1]), int(own[3]))
+    if sent := _MESSAGE.fullmatch(name):
+        return Meaning(_SENT[sent[2], sent[3] in ("ACT", "F")], LANE_P2P, int(sent[1]), int(sent[4]))
     if half := _PASS.fullmatch(name):
         return Meaning(Kind.F if half[1] == "Forward" else Kind.BW, LANE_COMPUTE, -1, int(half[2]))
     if name.lower() in _PLAIN:
@@ -78,6 +82,12 @@ def _annotation(name: str) -> Meaning | None:
     return None
 
 
+_SENT = {
+    ("SEND", True): Kind.SEND_ACT,
+    ("SEND", False): Kind.SEND_GRAD,
+    ("RECV", True): Kind.RECV_ACT,
+    ("RECV", False): Kind.RECV_GRAD,
+}
 _PLAIN = {"forward": Kind.F, "backward": Kind.BW, "optimizer": Kind.OPT_STEP}
 
 

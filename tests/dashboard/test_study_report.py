@@ -12,12 +12,15 @@ from django.test import Client
 
 from dashboard.runs.models import RankInfo
 from dashboard.studies import method, written
+from dashboard.studies.link_rates import Rate, rates
 from dashboard.studies.models import Study
 from dashboard.studies.report_views import SHARES
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.breakdown import COMPONENTS
+from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
 SPLITS: tuple[dict[str, Any], ...] = ({}, {"dp": 2}, {"pp": 2, "schedule": "naive"}, {"pp": 2, "micro_batches": 4})
@@ -73,13 +76,23 @@ def test_method_says_what_the_runs_had(study: Study) -> None:
     assert "PyTorch 9.8.7" in dict(method.of_overview(view, []))["Versions"]
 
 
-def test_links_are_as_fast_as_their_fastest_message() -> None:
-    rows = np.zeros(4, SPAN)
-    rows["kind"] = [Kind.SEND_ACT, Kind.RECV_ACT, Kind.ALLREDUCE, Kind.F]
-    rows["bytes"] = [1000, 1000, 4000, 9000]
-    rows["end"] = [500, 1000, 1000, 1]
-    assert method.rates([{0: rows[:2]}, {1: rows[2:]}]) == {"between stages": 2e9, "between replicas": 4e9}
-    assert method.rates([{0: rows[3:]}]) == {}
+def test_a_link_is_at_least_as_fast_as_its_fastest_message() -> None:
+    """Receives that were asked for late, and waits for a late rank, make no link look faster or slower."""
+    rows = np.zeros(1, SPAN)
+    rows["stage"], rows["bytes"], rows["end"] = 0, 1000, 100
+    rows["kind"] = Kind.SEND_ACT
+    late = rows.copy()
+    late["kind"], late["stage"], late["start"], late["end"] = Kind.RECV_ACT, 1, 480, 500
+    pipeline = Layout.of(RunSpec.model_validate({"parallel": {"pp": 2}}))
+    found = rates([({0: rows, 1: late}, pipeline)])
+    assert found == {"stages": Rate(2e9, 1000, 1)}, "from its send at 0 to its arrival at 500 ns"
+    first = rows.copy()
+    first["kind"], first["bytes"], first["end"] = Kind.ALLREDUCE, 4000, 2000
+    second = first.copy()
+    second["start"] = 1000
+    replicas = Layout.of(RunSpec.model_validate({"parallel": {"dp": 2}}))
+    assert rates([({0: first, 1: second}, replicas)]) == {"replicas": Rate(4e9, 4000, 2)}
+    assert rates([({0: first}, Layout.of(RunSpec.model_validate({})))]) == {}
 
 
 def test_every_answer_is_of_the_numbers(study: Study) -> None:

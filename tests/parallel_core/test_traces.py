@@ -43,6 +43,24 @@ def changed(path: Path, to: Path, data: bytes) -> Path:
     return made
 
 
+def host(name: str, start: int, end: int, cat: str = "user_annotation") -> dict[str, Any]:
+    """An event of the host in microseconds, as the profiler writes it."""
+    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": end - start}
+
+
+def test_messages_that_only_annotations_tell_of_are_waits_and_not_gaps() -> None:
+    """Stages of one host talk through its memory: no library's operation stands for the wait."""
+    made = [host("ProfilerStep#3", 0, 100), host("0F0", 0, 20), host("aten::mm", 0, 20, "cpu_op")]
+    made += [host("0SEND_ACT0", 20, 22), host("PP:0RECV_B0", 22, 70), host("0BW0", 70, 100)]
+    made += [host("aten::mm", 70, 100, "cpu_op"), host("aten::empty", 30, 31, "cpu_op")]
+    rows = kineto.read(Collected(made)).steps[3]
+    found = {Kind(row["kind"]): (int(row["end"] - row["start"]) // 1000, int(row["micro_batch"])) for row in rows}
+    assert found[Kind.SEND_ACT] == (2, 0)
+    assert found[Kind.RECV_GRAD] == (48, 0)
+    library = kineto.read(Collected([*made[:-1], host("gloo:recv", 40, 70)])).steps[3]
+    assert Kind.RECV_GRAD not in {Kind(kind) for kind in library["kind"]}, "the library's own word is nearer"
+
+
 # Real ones
 
 

@@ -1,0 +1,62 @@
+"""How fast the links of a study were at least, by the messages and collectives of its traced steps.
+
+A message is counted from the beginning of its send to its arrival, a collective from the last rank that came to it to
+its end: no data can move before, so that no rate is larger than the link's. Latency, and what the processor did
+meanwhile, are in it: small messages look slower than the link is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.analysis import waits
+from parallel_core.layout import Layout
+from parallel_core.schedule.ir import RECVS, REPLICA_COLLECTIVES, Kind
+
+Spans = Mapping[int, NDArray[np.void]]
+AMONG = {"stages": tuple(RECVS), "replicas": tuple(REPLICA_COLLECTIVES), "tensor ranks": (Kind.TP_COLLECTIVE,)}
+
+
+class Rate(NamedTuple):
+    """Bytes a second of the fastest of `messages`, and its bytes."""
+
+    per_s: float
+    size: int
+    messages: int
+
+
+def rates(steps: Iterable[tuple[Spans, Layout]]) -> dict[str, Rate]:
+    """For each key of AMONG that anything was sent between: the fastest of all `steps`."""
+    taken: dict[str, list[NDArray[np.float64]]] = {}
+    for spans, layout in steps:
+        for among, found in _moved(spans, layout):
+            taken.setdefault(among, []).append(found)
+    out = {}
+    for among in AMONG:
+        size, ns = np.concatenate([np.empty((2, 0)), *taken.get(among, [])], axis=1)
+        if len(size):
+            best = int((size / ns).argmax())
+            out[among] = Rate(float(size[best] / ns[best] * 1e9), int(size[best]), len(size))
+    return out
+
+
+def _moved(spans: Spans, layout: Layout) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """(what between, rows of bytes and of nanoseconds) of whatever had bytes and whose beginning is known."""
+    rows = waits.ordered(spans)
+    sends, came = waits.sends(rows, layout), waits.arrivals(rows, layout)
+    for rank, own in rows.items():
+        yield "stages", _taken(waits.of_kinds(own, *RECVS), waits.received(rank, own, layout, sends))
+        for among in ("replicas", "tensor ranks"):
+            for kind in AMONG[among]:
+                if (rank, kind) in came:
+                    yield among, _taken(waits.of_kinds(own, kind), came[rank, kind])
+
+
+def _taken(own: NDArray[np.void], causes: waits.Causes) -> NDArray[np.float64]:
+    ns = own["end"] - causes.at
+    known = (causes.ranks >= 0) & (ns > 0) & (own["bytes"] > 0)
+    return np.array([own["bytes"][known], ns[known]], np.float64)
