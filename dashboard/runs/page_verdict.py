@@ -200,6 +200,8 @@ def fix(run: Run) -> str:
     """The one change that would most likely mend a failed run."""
     if run.cause == "out_of_memory":
         return _less_memory(RunSpec.model_validate(run.spec))
+    if "ReplicasDiffer" in run.detail:
+        return "Go on from a checkpoint of before, on another device: a device or its memory changed a value by itself."
     return {
         "user_code": "Clone it and change what the traceback names; the log below has the lines before it.",
         "killed_by_signal": "Clone it as it is: the signal came from outside; if it returns, see the kernel log.",
