@@ -39,6 +39,12 @@ def settle(page: Page) -> None:
     )
 
 
+UNSEEN = """() => [...document.querySelectorAll("nav [aria-current]")]
+    .filter((link) => link.getBoundingClientRect().right > innerWidth)
+    .map((link) => `the link to this page is not seen: ${link.textContent}`)"""
+"""Rows of links scroll on a phone: they begin where the page stands in them."""
+
+
 @pytest.mark.parametrize(
     ("viewport", "scheme"),
     [
@@ -57,7 +63,7 @@ def test_every_page_is_accessible_and_fits(
     for address in addresses(stocked):
         page.goto(address)
         settle(page)
-        if found := [*violations(page), *overflow(page)]:
+        if found := [*violations(page), *overflow(page), *page.evaluate(UNSEEN)]:
             wrong[address] = found
         assert page.evaluate("() => window.hacked") is None, address
     assert not wrong
