@@ -25,7 +25,7 @@ MIB = 1 << 20
 def add(commands: Commands) -> None:
     """Adds the command to the engine's."""
     fit = commands.add_parser("fit", help="find the most layers that fit, by real runs, beside the prediction")
-    fit.add_argument("spec", type=Path, help="a RunSpec of a GPT as JSON ('-' reads stdin)")
+    fit.add_argument("spec", type=Path, help="a RunSpec as JSON, of a model with a layer count ('-' reads stdin)")
     fit.add_argument("--cap", type=whole(1), required=True, help="MiB that a rank may hold; more ends it out of memory")
     fit.add_argument("--corpora", type=Path, help="folder of uploaded texts, named by their sha256")
     fit.set_defaults(run=run)
@@ -35,11 +35,12 @@ def run(options: argparse.Namespace) -> int:
     """Exit code: 0 found, 1 a run failed for another reason than memory, 2 what was asked cannot be."""
     from parallel_core.cli import read_spec
     from parallel_core.local import LocalYard
+    from parallel_core.plan.capacity import fixed_depth
     from parallel_core.plan.largest import search_for
 
     spec, cap = read_spec(options.spec), options.cap * MIB
-    if spec.model.kind != "gpt":
-        print(f"model.kind={spec.model.kind}: layers are sought of gpt", file=sys.stderr)
+    if fixed := fixed_depth(spec.model):
+        print(f"model.kind: {fixed}", file=sys.stderr)
         return 2
     search = search_for(spec, cap)
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-fit-") as folder:

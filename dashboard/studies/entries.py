@@ -12,7 +12,7 @@ from dashboard.runs.selectors import timed
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats, speedup
-from parallel_core.plan.capacity import largest_layers
+from parallel_core.plan.capacity import fixed_depth, largest_layers
 from parallel_core.plan.memory import worst_stage
 from parallel_core.plan.strategy import family, ideal_speedup
 from parallel_core.spec import RunSpec
@@ -62,7 +62,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
 
 def _largest(spec: RunSpec, setting: Setting) -> int | None:
     """Most layers that would fit, of a model that can have more; None where nobody asks."""
-    if not setting.details or not setting.limit or spec.model.kind != "gpt":
+    if not setting.details or not setting.limit or fixed_depth(spec.model):
         return None
     return largest_layers(spec, setting.limit)
 

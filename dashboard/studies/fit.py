@@ -174,7 +174,7 @@ def single_of(found: Sequence[Hunt], hunt: Hunt) -> Hunt | None:
 
 def _hunt(runs: Sequence[Run], spec: RunSpec, label: str) -> Hunt:
     tried = {_layers(run): run.state == State.SUCCEEDED for run in runs if _answers(run)}
-    search = Search(spec.model.layers, tried, least=least_layers(spec.parallel))
+    search = Search(spec.model.layers, tried, least=least_layers(spec))
     return Hunt(label, spec, runs, search)
 
 

@@ -15,10 +15,9 @@ from dashboard.studies.feasible import feasible
 from dashboard.studies.forms import DETAIL, MODEL, TRAIN, MatrixForm, calibration
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
+from parallel_core.plan.capacity import fixed_depth
 
-MODEL_WITHOUT_DEPTH = tuple(
-    path for path in MODEL if path not in ("model.kind", "model.layers", "model.width", "model.image")
-)
+MODEL_WITHOUT_DEPTH = tuple(path for path in MODEL if path not in ("model.layers", "model.width"))
 TRAIN_OF_ONE = tuple(path for path in TRAIN if path != "train.warmup_steps")
 LEAST_RUNS = 2
 """Of a search: the count that was predicted, and the next one."""
@@ -57,6 +56,8 @@ class FitForm(MatrixForm):
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
+        if self.spec is not None and (fixed := fixed_depth(self.spec.model)):
+            self.add_error("model__kind", fixed)
         if "cap" in cleaned and not self._limit(cleaned):
             why = (
                 "CPU devices have no memory of their own: name a cap."

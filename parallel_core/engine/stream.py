@@ -15,7 +15,6 @@ from torch import Tensor
 from parallel_core.engine.executor import Parts, Prepared, Walker, total_loss
 from parallel_core.engine.norm import Gathering, clip_factor
 from parallel_core.engine.p2p import Traffic
-from parallel_core.engine.receipts import Key, receipts
 from parallel_core.engine.scaled import marked, rescaled
 from parallel_core.engine.stage import Batch
 from parallel_core.engine.versions import WeightVersions
@@ -23,6 +22,7 @@ from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_HOST
 from parallel_core.observe.scope import Scope
 from parallel_core.schedule.ir import Kind, Op
+from parallel_core.schedule.receipts import Key, receipts
 from parallel_core.schedule.stream import Window, Windows
 from parallel_core.spec import TrainSpec
 

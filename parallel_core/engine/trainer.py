@@ -27,7 +27,6 @@ from parallel_core.engine.pace import Flushed, Pace, Streamed
 from parallel_core.engine.peak import device_peak
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reader import Reader
-from parallel_core.engine.receipts import receipts
 from parallel_core.engine.reduction import GradientReducer, Reducer
 from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.shared import SharedGradients
@@ -47,6 +46,7 @@ from parallel_core.observe.when import first_timed, followed_steps, is_traced, m
 from parallel_core.plan.traffic import mark_bytes
 from parallel_core.plan.units import boundary_shapes
 from parallel_core.schedule import build
+from parallel_core.schedule.receipts import receipts
 from parallel_core.schedule.stream import Windows
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec

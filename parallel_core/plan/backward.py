@@ -7,7 +7,7 @@ whose backward runs needs gradients on top. Under ZeRO-2 the buckets that it fil
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, groupby
@@ -16,10 +16,12 @@ from typing import NamedTuple
 from parallel_core.outline import UnitCost, block_of
 from parallel_core.outline.recompute import recomputed
 from parallel_core.plan.lean import Whole
+from parallel_core.plan.messages import Hands
 from parallel_core.plan.under_way import in_flight, micro_batches, peers, unproven_gradients
 from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.schedule import plain
-from parallel_core.schedule.ir import AHEAD, Kind, Program
+from parallel_core.schedule.ir import AHEAD, Kind, Op, Schedule
+from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import ParallelSpec, RunSpec
 
@@ -59,19 +61,7 @@ def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], 
         outputs = _unproven(spec, stage) if segments[-1].recomputed else count - 1  # else they end their graphs
         live = _in_backward(*parts[stage], count, outputs)
         return _and_messages(live, _messages(spec, stage, edges[units[0]], edges[units[-1] + 1]))
-    live = _walked(
-        spec, {n: _Part(*part, len(parts) == 1) for n, part in parts.items()}, whole.resting * spec.fp32_elements
-    )
-    return _and_messages(live, _posted(stages, edges))
-
-
-def _posted(stages: Mapping[int, Sequence[int]], edges: Sequence[int]) -> int:
-    """Elements in the hands of the network: receives posted ahead of what other ranks send to `stages`, and where there
-    is one stage alone a gradient on its way out. What goes from one stage of a rank to another is no message."""
-    entering = {n: edges[units[0]] * (n > 0 and n - 1 not in stages) for n, units in stages.items()}
-    leaving = {n: edges[units[-1] + 1] * (n + 1 not in stages) for n, units in stages.items()}
-    out = sum(entering.values()) if len(stages) == 1 else 0
-    return AHEAD * (sum(entering.values()) + sum(leaving.values())) + out
+    return _walked(spec, stages, layers, {n: _Part(*part) for n, part in parts.items()}, whole)
 
 
 def _and_messages(live: Live, messages: int) -> Live:
@@ -106,13 +96,16 @@ class _Segment:
 
         While a layer runs backward, those before it keep theirs and those behind it have let go, where the backward is
         `split` of all but what W needs. Where the next layer behind is another one of this segment, the gradient of its
-        input is there (`split`: W needs it anyway); the last layer counts it as passing.
+        input is there, and that of the output until the end (`split`: W needs both anyway); the last layer counts them
+        as passing.
         """
         instants, before, behind = [], 0, self.weights
         for i, unit in enumerate(self.units):
             before += unit.boundary + unit.inner
             behind -= unit.weights
-            gradient = self.units[i + 1].boundary if i < len(self.units) - 1 and not split else 0
+            last = i == len(self.units) - 1
+            gradient = 0 if last or split else self.units[i + 1].boundary + output
+            gradient += output if last and unit.gathered else 0  # of its own rows, beside the one that it gathers
             kept = before + unit.core + output + split * behind
             passing, params = unit.passing + gradient + split * unit.put_off, self.params[i]
             instants.append(Live(kept, passing, 0 if split else self.grads[i], params))
@@ -156,47 +149,56 @@ class _Part:
     """A stage's share of its rank: what micro-batches keep from F to B, its `worst` instant in BW and `in_b`, and what
     W needs of one."""
 
-    def __init__(self, segments: Sequence[_Segment], output: int, alone: bool) -> None:
+    def __init__(self, segments: Sequence[_Segment], output: int) -> None:
         self.worst = _in_backward(segments, output, 1, 0)
         self.in_b = _in_backward(segments, output, 1, 0, split=True)
         self.weights = sum(segment.weights for segment in segments)
         self.grads = max(grads for segment in segments for grads in segment.grads)
-        self._own = sum(segment.kept for segment in segments)
-        self._output, self._again, self._sent = output, segments[-1].recomputed, AHEAD if alone else 1
-
-    def keeps(self, count: int) -> int:
-        """Elements that `count` micro-batches keep. Their outputs are the ends of their graphs; where those are made
-        again, they are there until something proves them taken: few at a time, fewer where each comes back soon."""
-        return count * self._own + (min(count, self._sent) if self._again else count) * self._output
+        self.again = segments[-1].recomputed
+        """Its output is made again; elsewhere it is the end of a graph that is kept."""
+        self.keeps = sum(segment.kept for segment in segments) + (0 if self.again else output)
 
 
-def _walked(spec: RunSpec, parts: Mapping[int, _Part], resting: int) -> Live:
-    """The worst instant of a rank's program: what all its stages keep, with at most one in its backward. Between
-    backwards whole buckets of `resting` elements are under way."""
+def _walked(
+    spec: RunSpec, stages: Mapping[int, Sequence[int]], layers: Layers, parts: Mapping[int, _Part], whole: Whole
+) -> Live:
+    """The worst instant of a rank's program: what all its stages keep, with at most one in its backward, and what is in
+    hand for others. Between backwards whole buckets are under way."""
     forward, weights = Counter[int](), Counter[int]()
-    worst = Live(0, 0)
-    for op in (part for pair in _program(spec.parallel, next(iter(parts))) for part in pair.parts()):
+    edges = {n: layers.edges[units[0]] for n, units in stages.items()}
+    edges |= {n + 1: layers.edges[units[-1] + 1] for n, units in stages.items()}
+    both = {n: edges[n + 1] for n, part in parts.items() if n + 1 in parts and not part.again}
+    resting, worst = whole.resting * spec.fp32_elements, Live(0, 0)
+    again = frozenset(n for n, part in parts.items() if part.again)
+    for op, in_hand in _walk(spec.parallel, next(iter(parts)), edges, again):
         n = op.stage
         forward[n] += (op.kind is Kind.F) - (op.kind in (Kind.B, Kind.BW))
-        held = sum(part.keeps(forward[i]) + weights[i] * part.weights for i, part in parts.items())
-        live = Live(held, 0, parts[n].grads if op.kind is Kind.W else resting)
+        held = sum(part.keeps * forward[i] + weights[i] * part.weights for i, part in parts.items())
+        # What one stage hands to the next one of its rank, both keep: it is one tensor.
+        held -= sum(size * forward[i + 1] for i, size in both.items())
+        live = Live(held, in_hand, parts[n].grads if op.kind is Kind.W else resting)
         if op.kind in (Kind.B, Kind.BW):
             worst_of = parts[n].in_b if op.kind is Kind.B else parts[n].worst
-            live = worst_of._replace(kept=held + worst_of.kept, grads=max(worst_of.grads, resting))
+            kept = held + worst_of.kept - both.get(n - 1, 0)
+            live = Live(kept, in_hand + worst_of.passing, max(worst_of.grads, resting), worst_of.params)
         weights[n] += (op.kind is Kind.B) - (op.kind is Kind.W)
         worst = max(worst, live, key=sum)
     return worst
 
 
+def _walk(split: ParallelSpec, stage: int, edges: Mapping[int, int], again: frozenset[int]) -> Iterator[tuple[Op, int]]:
+    """The program of one replica of the rank that holds `stage`."""
+    made = _messaged(split)
+    return Hands(made, made.placement[stage][0], edges, again).walk()
+
+
 @lru_cache(maxsize=64)
-def _program(split: ParallelSpec, stage: int) -> Program:
-    """Compute operations of one replica of the rank that holds `stage`."""
-    made = plain(split)
-    return made.programs[made.placement[stage][0]]
+def _messaged(split: ParallelSpec) -> Schedule:
+    return communicate(plain(split))
 
 
 def _unproven(spec: RunSpec, stage: int) -> int:
-    """Outputs that the next stage had not taken when it sent the gradient that came first (`engine.receipts`)."""
+    """Outputs that the next stage had not taken when it sent the gradient that came first (`schedule.receipts`)."""
     behind = in_flight(spec, stage + 1) if stage + 1 < spec.parallel.pp else 0
     return max(0, in_flight(spec, stage) - behind) if behind else 0
 

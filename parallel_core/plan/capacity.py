@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from parallel_core.outline import outline_of
 from parallel_core.plan.memory import worst_stage
-from parallel_core.spec import ParallelSpec, RunSpec
+from parallel_core.spec import ModelSpec, RunSpec
 
 EXACT_UP_TO = 64
 """Layers (for each pipeline stage) up to which every count is tried; beyond, memory grows by a constant a layer."""
 
 
 def largest_layers(spec: RunSpec, limit: int) -> int:
-    """The most transformer layers with which the predicted worst rank stays within `limit` bytes; 0 if none does.
+    """The most layers (`model.layers`) with which the predicted worst rank stays within `limit` bytes; 0 if none does.
 
     Everything but the number of layers stays as it is; own cuts are replaced by the balanced ones. May be more than
     `limits.MAX_LAYERS`: what a spec may say is another question. Exact up to EXACT_UP_TO layers a stage. Beyond, it
@@ -24,7 +25,7 @@ def largest_layers(spec: RunSpec, limit: int) -> int:
 
 @lru_cache(maxsize=512)
 def _largest(spec: RunSpec, limit: int) -> int:
-    least = least_layers(spec.parallel)
+    least = least_layers(spec)
     most = EXACT_UP_TO * spec.parallel.stages
     if _bytes(spec, most) <= limit:
         return _along_the_line(spec, limit, most)
@@ -46,9 +47,19 @@ def _along_the_line(spec: RunSpec, limit: int, start: int) -> int:
     return start + (limit - here) * start // max(there - here, 1)
 
 
-def least_layers(split: ParallelSpec) -> int:
-    """The fewest layers that leave no stage of a GPT's pipeline empty: a layer is two units."""
-    return -(-split.stages // 2)
+def least_layers(spec: RunSpec) -> int:
+    """The fewest layers that leave no stage of the pipeline empty: a layer of a GPT is two units."""
+    one, two = (len(outline_of(spec.model.model_copy(update={"layers": layers})).units()) for layers in (1, 2))
+    return -(-spec.parallel.stages // (two - one))
+
+
+def fixed_depth(model: ModelSpec) -> str:
+    """Why there is no largest layer count to look for, and what can be varied instead; '' where there is one."""
+    fields = outline_of(model).fields
+    if "layers" in fields:
+        return ""
+    own = ", ".join(fields)
+    return f"a {model.kind} model has no layer count, its depth is fixed; vary {own} (a sweep of model.{fields[0]})."
 
 
 def _bytes(spec: RunSpec, layers: int) -> int:

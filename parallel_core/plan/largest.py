@@ -75,4 +75,4 @@ def trial(spec: RunSpec, layers: int, cap: int | None) -> RunSpec:
 
 def search_for(spec: RunSpec, limit: int) -> Search:
     """The search for the most layers of the spec's own kind within `limit` bytes a rank, before anything was run."""
-    return Search(largest_layers(spec, int(limit * (1 - MARGIN))), least=least_layers(spec.parallel))
+    return Search(largest_layers(spec, int(limit * (1 - MARGIN))), least=least_layers(spec))

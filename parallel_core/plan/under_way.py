@@ -54,7 +54,7 @@ def unproven_gradients(split: ParallelSpec, stage: int) -> int:
     """Most gradients that a replica of `stage` (1 or more) has sent and that nothing proves to be taken, in a backward.
 
     Of a pipeline that stays full: what a replica before sends forward proves that it took what came back for those as
-    many before as there are devices from it on (`engine.receipts`). One that flushes drains: two at the end.
+    many before as there are devices from it on (`schedule.receipts`). One that flushes drains: two at the end.
     """
     if split.replicas is None:
         return 2 if split.flushes else 1

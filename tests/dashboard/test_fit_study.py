@@ -146,3 +146,28 @@ def test_one_strategy_in_two_precisions_is_two_searches(client: Client, alice: A
     study = Study.objects.latest("pk")
     assert [hunt.label for hunt in fit.hunts(study.runs.all())] == ["Single, m = 1, fp32", "Single, m = 1, bf16"]
     assert client.get(f"{NEW}?clone={study.pk}").context["kind"].key == "fit"
+
+
+def test_a_model_of_fixed_depth_is_refused_in_words(client: Client, alice: Any) -> None:
+    factory.worker(devices=2)
+    client.force_login(alice)
+    vgg = {**ASKED, "model__kind": "vgg16"}
+    for name in ("hidden", "heads", "seq", "vocab"):
+        vgg.pop(f"model__{name}", None)
+    answer = client.post(NEW, vgg)
+    assert answer.status_code == 422
+    assert "has no layer count, its depth is fixed; vary width, image" in answer.content.decode()
+    assert not Study.objects.exists()
+
+
+def test_an_mlp_is_sought_as_a_gpt_is(client: Client, alice: Any) -> None:
+    factory.worker(devices=2)
+    client.force_login(alice)
+    mlp = {**ASKED, "model__kind": "mlp", "cap": "2"}
+    for name in ("heads", "seq", "vocab"):
+        mlp.pop(f"model__{name}", None)
+    answer = client.post(NEW, mlp)
+    assert answer.status_code == 302, answer.content.decode()
+    specs = [RunSpec.model_validate(run.spec) for run in Study.objects.latest("pk").runs.all()]
+    assert [spec.model.kind for spec in specs] == ["mlp", "mlp"]
+    assert all(spec.model.layers == search_for(spec, 2 * MIB).guess > 1 for spec in specs)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from parallel_core.plan.capacity import EXACT_UP_TO, largest_layers
+from parallel_core.plan.capacity import EXACT_UP_TO, fixed_depth, largest_layers, least_layers
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 
@@ -53,3 +53,29 @@ def test_own_cuts_do_not_bind_a_larger_model() -> None:
     cut = spec({**split, "cuts": [3]})
     limit = worst_stage(spec(split, 33)).total
     assert largest_layers(cut, limit) == largest_layers(spec(split), limit)
+
+
+DEEP = ({"kind": "mlp", "hidden": 64}, {"kind": "gnmt", "hidden": 32, "seq": 16, "vocab": 64})
+
+
+@pytest.mark.parametrize("model", DEEP, ids=lambda model: model["kind"])
+@pytest.mark.parametrize(
+    "split", [{}, {"dp": 2, "zero": 1}, {"pp": 4, "micro_batches": 4, "recompute": "full"}], ids=str
+)
+def test_every_kind_with_a_layer_count_has_a_largest_one(model: dict[str, Any], split: dict[str, Any]) -> None:
+    def of(layers: int) -> RunSpec:
+        data = {"model": {**model, "layers": layers}, "parallel": split, "train": {"global_batch": 16}}
+        return RunSpec.model_validate(data)
+
+    assert fixed_depth(of(8).model) == ""
+    assert of(least_layers(of(8))).parallel.stages == of(8).parallel.stages, "the fewest are enough for its stages"
+    for layers in (7, 12):
+        limit = worst_stage(of(layers)).total
+        found = largest_layers(of(8), limit)
+        assert worst_stage(of(found)).total <= limit < worst_stage(of(found + 1)).total
+
+
+@pytest.mark.parametrize("kind", ["vgg16", "resnet50"])
+def test_a_kind_of_fixed_depth_says_what_can_be_varied(kind: str) -> None:
+    said = fixed_depth(RunSpec.model_validate({"model": {"kind": kind}}).model)
+    assert said.startswith(f"a {kind} model has no layer count, its depth is fixed; vary width, image")

@@ -54,7 +54,7 @@ CAP = 3 << 20
 def test_real_runs_find_what_was_predicted(tmp_path: Path) -> None:
     spec = RunSpec.model_validate({"model": GPT, "train": {"global_batch": 8}})
     search = search_for(spec, CAP)
-    assert least_layers(spec.parallel) < search.guess <= largest_layers(spec, CAP)
+    assert least_layers(spec) < search.guess <= largest_layers(spec, CAP)
     with LocalYard() as yard:
         while (layers := search.following) is not None:
             outcome = yard.run(trial(spec, layers, CAP), tmp_path / str(layers), corpora=tmp_path)

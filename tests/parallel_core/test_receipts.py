@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from parallel_core.engine.receipts import key, other_end, receipts
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import SENDS, Kind
+from parallel_core.schedule.receipts import key, other_end, receipts
 from parallel_core.spec import RunSpec
 from tests.parallel_core.strategies import run_specs
 

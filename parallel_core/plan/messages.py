@@ -1,0 +1,99 @@
+"""What a rank holds for its messages while it walks its program, operation by operation, in elements.
+
+Receives are posted AHEAD of need, each with its buffer; a tensor that was sent is kept until a message from the same
+peer proves that it was taken (`schedule.receipts`). Between two stages of one rank a tensor is handed over in place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from parallel_core.schedule.ir import AHEAD, RECVS, SENDS, Kind, Op, Schedule
+from parallel_core.schedule.receipts import Key, key, receipts
+
+Link = tuple[int, bool]
+"""Peer, and whether activations travel."""
+_BACKWARDS = (Kind.B, Kind.BW)
+
+
+class Hands:
+    """Of the rank `here` of a schedule with its messages. `edges[s]` = elements that enter stage s.
+
+    An output that was sent counts where its stage is one of `again`, which makes it again; elsewhere it ends a graph
+    that its stage keeps anyway.
+    """
+
+    def __init__(self, made: Schedule, here: int, edges: Mapping[int, int], again: frozenset[int]) -> None:
+        self._program, self._edges, self._again = made.programs[here], edges, again
+        self._stages = {op.stage for op in self._program if op.kind not in RECVS | SENDS}
+        self._proves = receipts(made, here)
+        self._left: dict[Link, deque[int]] = {}
+        self._posted: dict[Link, deque[int]] = {}
+        self._sent: dict[Key, int] = {}
+        self._waiting: dict[Key, int] = {}
+        """What has come, or was made by another stage of the rank, and is not used yet."""
+
+    def walk(self) -> Iterator[tuple[Op, int]]:
+        """Each compute operation, and what is in hand while it runs; its own input and output are not."""
+        for op in self._program:
+            if op.kind in RECVS:
+                self._left.setdefault(_link(op), deque()).append(self._size(op))
+        for link in self._left:
+            self._posted[link] = deque()
+            for _ in range(AHEAD):
+                self._post(link)
+        for op in self._program:
+            if op.kind in RECVS:
+                self._receive(op)
+            elif op.kind in SENDS:
+                self._send(op)
+            for part in op.parts():
+                if part.kind in (Kind.F, Kind.W, *_BACKWARDS):
+                    yield part, self._used(part)
+                    self._hand_on(part)
+
+    def _used(self, part: Op) -> int:
+        """Takes the operation's input out of what waits; the rest is in hand."""
+        self._waiting.pop(_input(part), None)
+        return sum(sum(sizes) for sizes in (self._sent.values(), self._waiting.values(), *self._posted.values()))
+
+    def _hand_on(self, part: Op) -> None:
+        """To another stage of the rank, whose input it then is."""
+        forward = part.kind is Kind.F
+        to = part.stage + (1 if forward else -1)
+        if part.kind is Kind.W or to not in self._stages:
+            return
+        kind = Kind.RECV_ACT if forward else Kind.RECV_GRAD
+        if not forward or part.stage in self._again:
+            self._waiting[kind, to, part.micro_batch] = self._edges[max(to, part.stage)]
+
+    def _receive(self, op: Op) -> None:
+        link = _link(op)
+        size = self._posted[link].popleft()
+        self._post(link)
+        if op.kind is Kind.RECV_GRAD:  # an activation is its stage's from here on
+            self._waiting[key(op)] = size
+        for sent in self._proves.get(key(op), ()):
+            self._sent.pop(sent, None)
+
+    def _send(self, op: Op) -> None:
+        if op.kind is Kind.SEND_GRAD or op.stage in self._again:
+            self._sent[key(op)] = self._size(op)
+
+    def _post(self, link: Link) -> None:
+        if self._left[link]:
+            self._posted[link].append(self._left[link].popleft())
+
+    def _size(self, op: Op) -> int:
+        """Activations enter the stage that receives them, as their gradients leave it."""
+        inward = op.kind in (Kind.RECV_ACT, Kind.SEND_GRAD)
+        return self._edges[op.stage if inward else op.stage + 1]
+
+
+def _input(part: Op) -> Key:
+    return (Kind.RECV_ACT if part.kind is Kind.F else Kind.RECV_GRAD), part.stage, part.micro_batch
+
+
+def _link(op: Op) -> Link:
+    return op.peer, op.kind is Kind.RECV_ACT
