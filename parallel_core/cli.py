@@ -17,7 +17,7 @@ from parallel_core import cli_fit, cli_models, cli_order, cli_plan, cli_profile
 from parallel_core.analysis.meters import Work, step_shares
 from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import manifest as manifests
-from parallel_core.cli_models import Wrong, checkpoint_of
+from parallel_core.cli_models import Wrong, checkpoint_of, require_few
 from parallel_core.cli_numbers import places, whole
 from parallel_core.faults import parse, sentences
 from parallel_core.found import case_of
@@ -32,6 +32,8 @@ from parallel_core.spec import DRAWN, RunSpec, field_errors
 
 RANKS_A_CORE = 32
 """Most ranks that may share a core of this host: each is a process, whose share of the time falls with their number."""
+MOST_PRINTED = 131_072
+"""Operations of a schedule that is written out: some seconds."""
 STREAMED = 3
 """Steps shown of a pipeline that never flushes: one to fill it, one that is full, one to drain it."""
 
@@ -108,6 +110,8 @@ def read_spec(path: Path, drawn: bool = False, inject: Sequence[str] = ()) -> Ru
         raise Wrong("\n".join(lines)) from error
     except (OSError, ValueError) as error:
         raise Wrong(f"{path} is no spec: {error}") from error
+    except RecursionError as error:
+        raise Wrong(f"{path} is no spec: its lists stand too deep in each other") from error
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -196,6 +200,7 @@ def _schedule(options: argparse.Namespace) -> int:
     from parallel_core.simulate.picture import caption, picture
 
     spec = read_spec(options.spec, drawn=True)
+    require_few(spec, MOST_PRINTED, "print")
     made = schedule.build(spec, 1 if spec.parallel.flushes else STREAMED)
     check(made)
     if options.csv or options.json:

@@ -23,9 +23,25 @@ from parallel_core.local import LocalYard
 from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
 from parallel_core.wish import inference, read_wish
 
+MOST_RANKS = 2_048
+"""Of pipelines whose programs are written out."""
+
 
 class Wrong(Exception):
     """What the person gave cannot be used; the text says why."""
+
+
+def require_few(spec: RunSpec, most: int, verb: str) -> None:
+    """Raises Wrong where a step has more than `most` forwards and backwards, or more than MOST_RANKS pipeline ranks."""
+    split = spec.parallel
+    ranks, each = sum(split.copies), 2 * split.stages * split.dp
+    if ranks > MOST_RANKS:
+        raise Wrong(
+            f"parallel.dp, parallel.pp: {ranks} pipeline ranks are too many to {verb}; use at most {MOST_RANKS}."
+        )
+    if (count := each * split.micro_batches) > most:
+        fewer = max(1, most // each)
+        raise Wrong(f"parallel.micro_batches: {count} operations are too many to {verb}; use at most {fewer}.")
 
 
 def add(commands: Any) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Commands = Any
 """What argparse's add_subparsers returns; it has no public type."""
+MOST_SEARCHED = 32_768
+"""Operations of an order: more take minutes."""
 
 
 def add(commands: Commands) -> None:
@@ -35,6 +37,7 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code: 0 found, 2 what was asked cannot be."""
     from parallel_core.cli import read_spec
+    from parallel_core.cli_models import require_few
     from parallel_core.plan.orders.problem import OrderError
     from parallel_core.profile.table import CostTableError
     from parallel_core.simulate.predict import CannotPredict
@@ -43,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if spec.parallel.pp < 2:
         print("parallel.pp=1: there is nothing to order; use 2 or more.", file=sys.stderr)
         return 2
+    require_few(spec, MOST_SEARCHED, "search")
     try:
         best = _in_units(spec, options) if options.table is None else _measured(spec, options)
     except (CostTableError, CannotPredict, OrderError) as error:

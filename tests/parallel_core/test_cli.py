@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from parallel_core import processes
+from parallel_core.cli import main
 from parallel_core.local import LocalYard
 from parallel_core.observe import progress
 from parallel_core.observe.records import events_path, log_path, read_file
@@ -156,3 +157,28 @@ def test_ranks_do_not_outlive_a_killed_command(endless: tuple[subprocess.Popen[s
     running, pids = endless
     running.kill()
     assert processes.wait_gone([(pid, 0) for pid in pids.values()], LIMIT_S) == []
+
+
+@pytest.mark.parametrize(
+    ("parallel", "command", "said"),
+    [
+        ({"dp": 16_384}, "schedule", "16384 pipeline ranks are too many to print; use at most 2048"),
+        ({"pp": 64, "micro_batches": 4096}, "schedule", "524288 operations are too many to print; use at most 1024"),
+        ({"pp": 64, "micro_batches": 512}, "order", "65536 operations are too many to search; use at most 256"),
+    ],
+)
+def test_what_would_take_minutes_is_refused_with_what_would_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], parallel: dict[str, Any], command: str, said: str
+) -> None:
+    path = tmp_path / "spec.json"
+    train = {"global_batch": max(parallel.values())}
+    path.write_text(json.dumps({"model": {"layers": 64}, "parallel": parallel, "train": train}))
+    assert main([command, str(path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_of_brackets_alone_is_no_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text("[" * 100_000)
+    assert main(["schedule", str(path)]) == 2
+    assert "stand too deep" in capsys.readouterr().err
