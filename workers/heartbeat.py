@@ -80,7 +80,7 @@ class Heartbeat(threading.Thread):
             attempts=self._supervisor.roll.progress(),
             token_files=token_file.listing(self._corpora),
         )
-        calibration: dict[str, Any] | None = self._supervisor.calibration.result
+        calibration: dict[str, Any] | None = self._supervisor.between.calibration.result
         if calibration:
             body["calibration"] = calibration
         return body

@@ -21,17 +21,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from parallel_core.launch import Event, ForkServer, ServerLost, Store
+from parallel_core.launch import Event, Store
 from parallel_core.observe.asked import Wish, ask
 from workers import corpora, ending, standstill
 from workers.attempt import Attempt, end_processes
+from workers.between import Between
 from workers.calibration import Calibration
 from workers.contract import START_LIMIT_S, STOP_GRACE_S, AttemptBody, ControlEntry, Device
 from workers.ending import Ending
 from workers.folder import Folder, Meta, Stop, unsettled
+from workers.forking import Forking
 from workers.intake import take
 from workers.orders import Order
-from workers.profiling import Profiling
 from workers.recovery import publish_end, recover
 from workers.relay import Relay
 from workers.roll import Roll
@@ -42,7 +43,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.2
 LATE_S = 1.5
 """How much longer than the grace the fork server may take before we kill the ranks ourselves."""
-RESPAWN_S = 1.0
 
 
 class Supervisor(threading.Thread):
@@ -57,11 +57,9 @@ class Supervisor(threading.Thread):
     ) -> None:
         super().__init__(name="supervisor", daemon=True)
         self._settings, self._relay, self._devices = settings, relay, devices
-        self.calibration, self.profiling = calibration, Profiling()
-        self._server: ForkServer | None = None
-        self._server_ready = False
-        self._spawn_at = 0.0
+        self.between = Between(calibration, relay)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._server = Forking(lambda event: self._inbox.put(lambda: self._on_event(event)))
         self._live: dict[int, Attempt] = {}
         self.roll = Roll()
         self.on_running: Callable[[], None] = lambda: None
@@ -94,8 +92,7 @@ class Supervisor(threading.Thread):
 
     def close(self) -> None:
         """Ends the fork server; to be called when `idle` is set."""
-        if self._server is not None:
-            self._server.close(timeout=0.3)
+        self._server.close()
 
     # The thread
 
@@ -117,10 +114,9 @@ class Supervisor(threading.Thread):
 
     def _tick(self) -> None:
         """What is due by the clock."""
-        if self._server is None and not self._leaving and time.monotonic() >= self._spawn_at:
-            self._start_server()
-        self._calibrate()
-        self._profile()
+        if not self._leaving:
+            self._server.keep_up()
+        self._measure()
         for attempt in list(self._live.values()):
             if attempt.launched is None:
                 self._launch_if_ready(attempt)
@@ -130,8 +126,7 @@ class Supervisor(threading.Thread):
                 log.warning("attempt %d: the fork server did not end it in time", attempt.number)
                 self._conclude(attempt)
         if self._leaving and not self._live:
-            self.calibration.stop()
-            self.profiling.stop()
+            self.between.stop()
             self.idle.set()
 
     # Accepting
@@ -163,28 +158,19 @@ class Supervisor(threading.Thread):
             if not attempt.order.opens_store and time.monotonic() - attempt.accepted > START_LIMIT_S:
                 self._stop(attempt, "timed_out", ending.STORE_LATE)
             return
-        if self._server is None or self.calibration.running or self.profiling.running:
+        if not self._server.up or self.between.running:
             return
         self._relay.follow(attempt.folder, attempt.order.ranks)
         attempt.launched = time.monotonic()
-        try:
-            self._server.start(attempt.start_order(self._settings))
-        except ServerLost:
+        if not self._server.start(attempt.start_order(self._settings)):
             attempt.launched = None  # `lost` is on its way; the next server gets the order
 
     # The fork server
 
-    def _start_server(self) -> None:
-        try:
-            self._server = ForkServer(lambda event: self._inbox.put(lambda: self._on_event(event)))
-        except OSError:
-            log.exception("the fork server cannot be started")
-        self._spawn_at = time.monotonic() + RESPAWN_S
-
     def _on_event(self, event: Event) -> None:
         kind = event["event"]
         if kind == "ready":
-            self._server_ready = True
+            self._server.ready = True
         elif kind == "lost":
             self._server_lost(event.get("code"))
         elif attempt := self._live.get(event["attempt"]):
@@ -210,38 +196,27 @@ class Supervisor(threading.Thread):
     def _server_lost(self, code: int | None) -> None:
         """Its ranks died with it. Attempts that were launched fail; the others wait for the next server."""
         log.error("the fork server has ended (%s)", code)
-        self._server, self._server_ready = None, False
+        self._server.lost()
         for attempt in list(self._live.values()):
             if attempt.launched is not None:
                 lost = ending.of_server_loss(attempt.folder.path, attempt.order.ranks, code)
                 attempt.ended_by = attempt.ended_by or lost
                 self._conclude(attempt)
 
-    def _calibrate(self) -> None:
-        """At the first boot, once the fork server no longer loads the engine beside it."""
-        if self.calibration.poll():
+    def _measure(self) -> None:
+        """While nothing else uses the devices, and the fork server no longer loads the engine beside it."""
+        if self.between.ended():
             for attempt in list(self._live.values()):
                 self._launch_if_ready(attempt)
-        elif not (self.calibration.tried or self._live or self._leaving) and self._server_ready:
-            self.calibration.begin()
-
-    def _profile(self) -> None:
-        """What was asked for, once nothing else uses the devices."""
-        if (answer := self.profiling.poll()) is not None:
-            self._relay.tell("profile", answer)
-            for attempt in list(self._live.values()):
-                self._launch_if_ready(attempt)
-        busy = self._live or self._leaving or self.calibration.running or self.profiling.running
-        if self.profiling.waiting and self._server_ready and not busy:
-            self.profiling.begin()
+        if self._server.ready and not self._live and not self._leaving:
+            self.between.begin()
 
     # Stopping
 
     def _control(self, entry: ControlEntry) -> None:
         number, kind = int(entry["attempt"]), entry["kind"]
         if kind == "profile":
-            if answer := self.profiling.ask(number, entry["spec"]):
-                self._relay.tell("profile", answer)
+            self.between.ask(number, entry["spec"])
             return
         attempt = self._live.get(number)
         if kind in ("cancel", "fence"):
@@ -272,20 +247,14 @@ class Supervisor(threading.Thread):
         if attempt.number not in self._live or (attempt.meta.stop and reason != "fenced"):
             return
         attempt.mark_stop(reason, how, time.monotonic() + grace + LATE_S)
-        if attempt.launched is None or self._server is None:
+        if attempt.launched is None or not self._server.stop(attempt.number, grace):
             self._conclude(attempt)
-            return
-        try:
-            self._server.stop(attempt.number, grace)
-        except ServerLost:
-            log.info("attempt %d ends with its fork server", attempt.number)
 
     def _watch_progress(self, attempt: Attempt) -> None:
         limit = self._settings.no_progress_s
         if attempt.started and attempt.still_for() > limit:
             how = standstill.report(attempt.folder.path, attempt.order.ranks, limit, attempt.order.spec)
-            if self._server is not None:
-                self._server.dump(attempt.number)
+            self._server.dump(attempt.number)
             self._stop(attempt, "no_progress", how)
 
     def _leave(self) -> None:

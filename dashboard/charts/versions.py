@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
@@ -36,27 +36,7 @@ def chart(grids: Sequence[Grid], source: str) -> Chart:
     cells = [{use.micro_batch: use for use in grid.of(stage)} for grid, stage in rows]
     most = max((use.late for grid in grids for use in grid.uses), default=0)
     figure = {
-        "data": [
-            {
-                "type": "heatmap",
-                "x": columns,
-                "y": list(range(len(rows))),
-                "z": [[row[i].late if i in row else None for i in columns] for row in cells],
-                "text": [[_text(row.get(i)) for i in columns] for row in cells],
-                "texttemplate": "%{text}",
-                "textfont": {"size": 12, "color": var("ink")},
-                "customdata": [[_said(row.get(i)) for i in columns] for row in cells],
-                "hovertemplate": "%{customdata}<extra></extra>",
-                "colorscale": [[0, var("sunken")], [1, var("accent-soft")]],
-                "zmin": 0,
-                "zmax": max(most, 1),
-                "showscale": False,
-                "xgap": 2,
-                "ygap": 2,
-            }
-        ]
-        if rows
-        else [],
+        "data": [_heatmap(columns, cells, most)] if rows else [],
         "layout": theme.layout(
             ROW_PX * max(len(rows), 1) + 70,
             xaxis=theme.axis("micro-batch, from the run's first", dtick=max(1, len(columns) // 16), zeroline=False),
@@ -68,6 +48,27 @@ def chart(grids: Sequence[Grid], source: str) -> Chart:
         f"its gradient is late, at most {plural_text(most, 'update')}"
     )
     return Chart("versions", _title(grids), subtitle, source, figure, COLUMNS, [_row(*row) for row in rows])
+
+
+def _heatmap(columns: Sequence[int], cells: Sequence[dict[int, Use]], most: int) -> dict[str, Any]:
+    """A row of cells by micro-batch for each stage; `most` = updates that the latest gradient is late."""
+    return {
+        "type": "heatmap",
+        "x": columns,
+        "y": list(range(len(cells))),
+        "z": [[row[i].late if i in row else None for i in columns] for row in cells],
+        "text": [[_text(row.get(i)) for i in columns] for row in cells],
+        "texttemplate": "%{text}",
+        "textfont": {"size": 12, "color": var("ink")},
+        "customdata": [[_said(row.get(i)) for i in columns] for row in cells],
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "colorscale": [[0, var("sunken")], [1, var("accent-soft")]],
+        "zmin": 0,
+        "zmax": max(most, 1),
+        "showscale": False,
+        "xgap": 2,
+        "ygap": 2,
+    }
 
 
 def _text(use: Use | None) -> str:

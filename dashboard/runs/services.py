@@ -55,31 +55,27 @@ def submit(
     """
     if not may_submit(owner):
         raise PermissionDenied("Your account may look at runs but not submit them.")
+    clean_name, clean_tags = name.strip(), _clean_tags(tags)
     parsed, errors = _parse(spec)
-    errors |= _check_retries(retries)
+    errors |= _check_retries(retries) | _check_words(clean_name, clean_tags)
     if parsed is not None and resume_from is not None and wish is None:
         errors |= resuming.check(parsed, resume_from)
-    clean_name, clean_tags = name.strip(), _clean_tags(tags)
-    errors |= _check_words(clean_name, clean_tags)
     if errors or parsed is None:
         raise Invalid(errors)
+    about = {"owner": owner, "study": study, "position": position, "exclusive": exclusive, "retries_left": retries}
+    about |= {"name": clean_name or label(parsed), "tags": clean_tags}
+    return _queue(parsed, about, resume_from, wish)
+
+
+def _queue(spec: RunSpec, about: dict[str, Any], resume_from: ResumeFrom | None, wish: dict[str, Any] | None) -> Run:
+    """Writes the row with its Event and prediction; `about` = those of its fields that do not follow from the spec."""
+    origin = {"resume_run_id": resume_from["run"], "resume_step": resume_from["step"]} if resume_from else {}
     with transaction.atomic():
-        run = Run.objects.create(
-            **_of_spec(parsed, wish),
-            name=clean_name or label(parsed),
-            owner=owner,
-            study=study,
-            position=position,
-            tags=clean_tags,
-            exclusive=exclusive,
-            retries_left=retries,
-            resume_run_id=resume_from["run"] if resume_from else None,
-            resume_step=resume_from["step"] if resume_from else None,
-            queued_at=timezone.now(),
-        )
+        run = Run.objects.create(**_of_spec(spec, wish), **about, **origin, queued_at=timezone.now())
         if not wish:
             ledger.predict(run)
-        states.record(run, "queued", f"Submitted by {owner.get_username()}{_origin(resume_from, wish)}.", actor=owner)
+        said = f"Submitted by {run.owner.get_username()}{_origin(resume_from, wish)}."
+        states.record(run, "queued", said, actor=run.owner)
     return run
 
 

@@ -11,6 +11,7 @@ from django.db import transaction
 from dashboard.accounts.roles import may_submit
 from dashboard.fleet.models import Worker
 from dashboard.runs import services as runs
+from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.studies import variants
 from dashboard.studies.estimate import START_S, Estimate, estimate, step_seconds
@@ -170,24 +171,29 @@ def create(
         raise PermissionDenied("Your account may look at studies but not create them.")
     plan = feasible(plan)
     _check(name, plan, repeats)
+    kept = {**asked, "repeats": repeats, "note": note, "skipped": [[s.name, s.reason] for s in plan.skipped]}
     with transaction.atomic():
-        kept = {**asked, "repeats": repeats, "note": note, "skipped": [[s.name, s.reason] for s in plan.skipped]}
         study = Study.objects.create(name=name.strip(), owner=owner, kind=kind, base=base, settings=kept)
-        for turn in range(repeats):
-            for i, variant in enumerate(plan.variants):
-                run = runs.submit(
-                    owner=owner,
-                    spec=variant.spec.model_dump(mode="json"),
-                    name=variant.name + (f" #{turn + 1}" if repeats > 1 else ""),
-                    study=study,
-                    position=turn * len(plan.variants) + i,
-                    exclusive=True,
-                    retries=retries,
-                )
-                if turn == i == 0:
-                    study.baseline = run
+        study.baseline = _queue(study, plan, repeats, retries)[0]
         study.save(update_fields=("baseline",))
     return study
+
+
+def _queue(study: Study, plan: Plan, repeats: int, retries: int) -> list[Run]:
+    """Submits every variant as often as it is repeated."""
+    return [
+        runs.submit(
+            owner=study.owner,
+            spec=variant.spec.model_dump(mode="json"),
+            name=variant.name + (f" #{turn + 1}" if repeats > 1 else ""),
+            study=study,
+            position=turn * len(plan.variants) + i,
+            exclusive=True,
+            retries=retries,
+        )
+        for turn in range(repeats)
+        for i, variant in enumerate(plan.variants)
+    ]
 
 
 def _check(name: str, plan: Plan, repeats: int) -> None:
