@@ -17,7 +17,7 @@ from dashboard.analyst.services import ask
 from dashboard.charts import splits as splits_chart
 from dashboard.charts.chart import Chart
 from dashboard.ledger.models import Profile, ProfileState
-from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, seconds_text, slower_text
 from parallel_core.plan.fleet import MOST_DEVICES
 from parallel_core.searches.splits import Answer, Way
 
@@ -98,7 +98,7 @@ class FleetPage:
         return Row(
             way.name,
             seconds_text(way.seconds),
-            f"+{percent_text(slower)}" if slower > 0.0005 else "",
+            slower_text(slower),
             bytes_text(way.memory),
             way.best,
             run_address(way.spec),

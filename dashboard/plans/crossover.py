@@ -7,13 +7,12 @@ from typing import Any
 
 from django import forms
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
 from django.views.decorators.http import require_safe
 from django.views.decorators.vary import vary_on_headers
 
 from dashboard.charts import crossover as crossover_chart
 from dashboard.charts.crossover import Dot
-from dashboard.plans.views import framed
+from dashboard.plans.views import answered, framed
 from dashboard.runs.models import Run, State
 from parallel_core.analysis.quantities import significant
 from parallel_core.plan.crossover import RANGES, Along, Case, limits
@@ -83,8 +82,7 @@ def page(request: HttpRequest) -> HttpResponse:
             "charts": [crossover_chart.chart(case, along, dots(case, along)) for along in RANGES],
             "limits": [(one.name, significant(one.speedup), one.formula) for one in limits(case)],
         }
-    template = "plans/crossover_result.html" if request.headers.get("HX-Request") else "plans/crossover.html"
-    return render(request, template, context)
+    return answered(request, "crossover", context)
 
 
 def sentences(case: Case) -> list[str]:

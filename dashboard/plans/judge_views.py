@@ -12,7 +12,7 @@ from django.views.decorators.vary import vary_on_headers
 from dashboard.accounts.roles import may_submit
 from dashboard.plans import judge_page, scenarios
 from dashboard.plans.judge_forms import LETTERS, query, read_forms
-from dashboard.plans.views import framed
+from dashboard.plans.views import answered, framed
 from dashboard.studies.breakages import BREAKAGES
 
 
@@ -34,8 +34,7 @@ def judge(request: HttpRequest) -> HttpResponse:
             "several": len(judge_page.several_clusters(found)),
             "query": query(forms),
         }
-    part = request.headers.get("HX-Request")
-    return render(request, "plans/judge_result.html" if part else "plans/judge.html", context)
+    return answered(request, "judge", context)
 
 
 @require_safe

@@ -10,7 +10,14 @@ import numpy as np
 
 from dashboard.plans.forms import PlannerForm
 from dashboard.plans.setups import Setup, searched
-from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text, significant
+from parallel_core.analysis.quantities import (
+    bytes_text,
+    count_text,
+    percent_text,
+    seconds_text,
+    significant,
+    slower_text,
+)
 from parallel_core.plan.cluster import search
 from parallel_core.plan.cluster.advice import Advice, advise
 from parallel_core.plan.cluster.alone import pure
@@ -116,7 +123,7 @@ def ranked(made: View) -> list[Ranked]:
                 seconds,
                 float(made.found.peak[i]),
                 utilisation(job, cluster, plan, seconds),
-                f"+{percent_text(slower)}" if slower > 0.0005 else "",
+                slower_text(slower),
                 i in front,
                 made.judged is not None and plan == made.judged.plan,
                 address(made.form, plan=plan.label()),

@@ -7,13 +7,12 @@ from typing import Any
 
 from django import forms
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
 from django.views.decorators.http import require_safe
 from django.views.decorators.vary import vary_on_headers
 
 from dashboard.charts import serving as serving_chart
 from dashboard.plans.forms import SetupForm
-from dashboard.plans.views import framed
+from dashboard.plans.views import answered, framed
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
 from parallel_core.plan.cluster.inference import MOST_TOKENS, Ask, Served, cache_bytes, serve
 
@@ -70,8 +69,7 @@ def page(request: HttpRequest) -> HttpResponse:
             "rows": rows(made, best),
             "chart": serving_chart.chart(made) if made.fits.any() else None,
         }
-    template = "plans/serving_result.html" if request.headers.get("HX-Request") else "plans/serving.html"
-    return render(request, template, context)
+    return answered(request, "serving", context)
 
 
 def sentences(form: ServingForm, best: int | None) -> list[str]:

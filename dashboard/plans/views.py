@@ -33,6 +33,12 @@ def framed(tab: str, **context: Any) -> dict[str, Any]:
     return {"tabs": TABS, "tab": tab, **context}
 
 
+def answered(request: HttpRequest, page: str, context: dict[str, Any]) -> HttpResponse:
+    """`plans/<page>.html`, of which HTMX gets the part that answers the form."""
+    part = "_result" if request.headers.get("HX-Request") else ""
+    return render(request, f"plans/{page}{part}.html", context)
+
+
 @require_safe
 @vary_on_headers("HX-Request")
 def planner(request: HttpRequest) -> HttpResponse:
@@ -41,8 +47,7 @@ def planner(request: HttpRequest) -> HttpResponse:
     context = framed("page", form=form, valid=form.is_valid(), fleet=_of_fleet(form))
     if context["valid"]:
         context |= _planned(form)
-    part = request.headers.get("HX-Request")
-    return render(request, "plans/planner_result.html" if part else "plans/planner.html", context)
+    return answered(request, "planner", context)
 
 
 def _of_fleet(form: PlannerForm) -> str:

@@ -62,6 +62,13 @@ def percent_text(share: float) -> str:
     return "under 1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
 
 
+def slower_text(share: float) -> str:
+    """How much longer something takes, of 0 .. : `+12 %`, `under 1 %`, '' where it is as good as nothing."""
+    if share <= 0.0005:
+        return ""
+    return f"+{percent_text(share)}" if share >= 0.005 else percent_text(share)
+
+
 def difference_text(difference: float) -> str:
     """A relative difference to one or two digits: `2e-07`; from a hundredth on in per cent: `17 %`."""
     if difference == 0:

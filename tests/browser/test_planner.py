@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.test_everywhere import settle
+from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -53,3 +54,40 @@ def test_judge_gives_its_verdict_first(page: Page) -> None:
     page.get_by_label("Plan", exact=True).first.fill("TP 8 x PP 16 x DP 8, SP")
     page.get_by_label("Plan", exact=True).first.press("Enter")
     expect(page.locator("#verdict")).to_contain_text("A works")
+
+
+def test_a_long_search_is_waited_for_without_a_reload(page: Page, yard: YardProcess) -> None:
+    analyst = yard.part("manage.py", "analyst")
+    page.goto("/planner/accuracy/")
+    page.evaluate("window.same = true")
+    analyst.suspend()  # so that it waits however fast this machine is
+    try:
+        page.get_by_role("link", name="Simulate 14.6B").click()
+        waiting = page.locator("[data-search]", has_text="14.6B: simulating every rate")
+        expect(waiting.get_by_role("progressbar")).to_be_visible()
+        expect(waiting.get_by_role("button", name="Stop this search")).to_be_visible()
+    finally:
+        analyst.resume()
+    expect(page.get_by_role("heading", name="14.6B: 3 rows")).to_be_visible()
+    expect(waiting).to_have_count(0)
+    assert page.evaluate("window.same"), "the page was loaded anew"
+    page.reload()
+    page.get_by_role("link", name="Simulate 14.6B").click()
+    expect(page.get_by_role("heading", name="14.6B: 3 rows")).to_be_visible()
+
+
+def test_a_search_is_stopped_and_asked_again(page: Page, yard: YardProcess) -> None:
+    analyst = yard.part("manage.py", "analyst")
+    analyst.suspend()
+    try:
+        page.goto("/planner/accuracy/bubbles/28.3B")
+        page.get_by_role("button", name="Stop this search").click()
+        page.wait_for_url("**/planner/accuracy/")
+        page.goto("/planner/accuracy/bubbles/28.3B")
+        expect(page.get_by_text("Stopped by admin.")).to_be_visible()
+        page.get_by_role("button", name="Ask again").click()
+        page.goto("/planner/accuracy/bubbles/28.3B")
+        expect(page.get_by_role("progressbar")).to_be_visible()
+        page.get_by_role("button", name="Stop this search").click()
+    finally:
+        analyst.resume()

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from parallel_core.analysis import sentences
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.parity import parity
-from parallel_core.analysis.quantities import bytes_text, difference_text, percent_text, seconds_text, significant
+from parallel_core.analysis.quantities import (
+    bytes_text,
+    difference_text,
+    percent_text,
+    seconds_text,
+    significant,
+    slower_text,
+)
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats, speedup, summarise
 
@@ -192,6 +199,9 @@ def test_every_sentence_changes_with_its_numbers(sentence: Callable[[Result, Res
         (seconds_text(200), "3 min 20 s"),
         (seconds_text(7500), "2 h 5 min"),
         (percent_text(0.001), "under 1 %"),
+        (slower_text(0.0004), ""),
+        (slower_text(0.002), "under 1 %"),
+        (slower_text(0.124), "+12 %"),
         (difference_text(2.04e-7), "2e-07"),
         (difference_text(1.7), "170 %"),
     ],
