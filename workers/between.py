@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from workers.calibration import Calibration
 from workers.profiling import Profiling
-from workers.relay import Relay
 
 
 class Between:
     """One measurement at a time; answers go to the controller. Used by the supervisor's thread alone."""
 
-    def __init__(self, calibration: Calibration, relay: Relay) -> None:
-        self.calibration, self._profiling, self._relay = calibration, Profiling(), relay
+    def __init__(self, calibration: Calibration, tell: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """`tell(kind, body)` publishes an event (`Relay.tell`)."""
+        self.calibration, self._profiling, self._tell = calibration, Profiling(), tell
 
     @property
     def running(self) -> bool:
@@ -22,14 +23,14 @@ class Between:
     def ask(self, number: int, spec: dict[str, Any]) -> None:
         """A profile is wanted; what is wrong with it is told at once."""
         if answer := self._profiling.ask(number, spec):
-            self._relay.tell("profile", answer)
+            self._tell("profile", answer)
 
     def ended(self) -> bool:
         """Whether one has just ended, well or not: attempts may have the devices again."""
         calibrated = self.calibration.poll()
         answer = self._profiling.poll()
         if answer is not None:
-            self._relay.tell("profile", answer)
+            self._tell("profile", answer)
         return calibrated or answer is not None
 
     def begin(self) -> None:

@@ -57,7 +57,7 @@ class Supervisor(threading.Thread):
     ) -> None:
         super().__init__(name="supervisor", daemon=True)
         self._settings, self._relay, self._devices = settings, relay, devices
-        self.between = Between(calibration, relay)
+        self.between = Between(calibration, relay.tell)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._server = Forking(lambda event: self._inbox.put(lambda: self._on_event(event)))
         self._live: dict[int, Attempt] = {}
