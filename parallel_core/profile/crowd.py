@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from parallel_core.engine.device import Device
 from parallel_core.profile.layers import LayerBench, draw
+from parallel_core.profile.repeats import expected
 from parallel_core.profile.table import Curve
 from parallel_core.spec import RunSpec
 
@@ -32,7 +32,7 @@ def passes(specs: Sequence[RunSpec], device: Device) -> Curve:
         told = torch.tensor(repeats, device=device.torch)
         dist.broadcast(told, 0)  # ranks that begin together, and repeat as often, are at work at the same time
         took = [_pass(bench) for _ in range(int(told) + _ENDS)]
-        seconds.append(float(np.median(took[1:-1])))
+        seconds.append(expected(took[1:-1]))
     return Curve(sizes=tuple(float(spec.train.global_batch) for spec in specs), seconds=tuple(seconds))
 
 

@@ -26,6 +26,7 @@ from parallel_core.models.passing import Sample
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
+from parallel_core.profile.repeats import expected
 from parallel_core.profile.table import PARTS, LayerBytes, Layers, Part
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import ModelSpec, Precision, Recompute, RunSpec
@@ -164,7 +165,7 @@ def row(
     messages: Any,
     joined: bool = False,
 ) -> Layers:
-    """Medians and spreads over repeats."""
+    """What was found over repeats: of a layer the median and the spread, of the whole what it takes on average."""
     seconds, spread = {}, {}
     for part in PARTS:
         low, middle, high = np.percentile(np.array(each[part]), (10, 50, 90), axis=0)
@@ -176,7 +177,7 @@ def row(
         busy=busy,
         seconds=seconds,
         spread=spread,
-        whole={part: float(np.median(np.array(whole[part])[:, 0])) for part in PARTS},
+        whole={part: expected(np.array(whole[part])[:, 0]) for part in PARTS},
         messages=messages,
         joined=joined,
         jitter=_jitter(np.array(whole["forward"])[:, 0], np.array(whole["backward"])[:, 0]),

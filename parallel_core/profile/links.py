@@ -22,13 +22,16 @@ from parallel_core.engine.collectives import (
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import near_group, near_links
 from parallel_core.engine.host_links import Form, HostLinks, Kind
+from parallel_core.profile.repeats import expected
 from parallel_core.profile.table import Curve, Link, What
 
 SIZES = tuple(2**k for k in range(10, 25, 2))
 """Bytes: 1 KiB to 16 MiB, the size of a gradient bucket."""
-ENOUGH_S = 0.15
+ENOUGH_S = 0.05
 """Of repeating one message of one size."""
 _LEAST, _MOST = 8, 60
+_BETWEEN = 1 << 23
+"""Bytes that go through the caches between two messages."""
 
 FORTH: Kind = (True, True)
 BACK: Kind = (False, False)
@@ -65,14 +68,14 @@ def measure(at: Meeting, sizes: Sequence[int] = SIZES) -> list[Link]:
 
 
 def _collective(what: What, group: Group, ranks: int, device: Device, sizes: Sequence[int]) -> Link:
-    """Back to back, so that all ranks come to each one together. Sizes are those of the whole tensor."""
-    timed = []
+    """All ranks come to each one together. Sizes are those of the whole tensor."""
+    timed, layers = [], _Layers(device, group)
     for size in sizes:
         elements = max(1, size // (4 * ranks)) * ranks
         whole = torch.zeros(elements, device=device.torch)
         part = whole[: elements // ranks].clone()
         send = _sender(what, whole, part, group)
-        timed.append(_repeat(send, device, group)[0])
+        timed.append(_repeat(send, layers)[0])
     return _link(what, ranks, sizes, timed)
 
 
@@ -91,7 +94,7 @@ def _sender(what: What, whole: torch.Tensor, part: torch.Tensor, group: Group) -
 
 def _send(at: Meeting, group: Group, sizes: Sequence[int]) -> Link:
     """There and back, halved; receives are posted before, as the engine does."""
-    timed, work = [], []
+    timed, work, layers = [], [], _Layers(at.device, group)
     pair = near_links(range(2), [FORTH, BACK], at.rank, at.store)
     for way in pair.values():
         if isinstance(way, HostLinks):
@@ -99,7 +102,7 @@ def _send(at: Meeting, group: Group, sizes: Sequence[int]) -> Link:
     for size in sizes:
         there, back = (torch.zeros(max(1, size // 4), device=at.device.torch) for _ in range(2))
         turn = _turn(at.rank, there, back, pair)
-        took, worked = _repeat(turn, at.device, group)
+        took, worked = _repeat(turn, layers, fresh=there)
         work.append(worked / 2)
         timed.append([seconds / 2 for seconds in took])
     link = _link("send", 2, sizes, timed)
@@ -121,27 +124,50 @@ def _turn(rank: int, there: torch.Tensor, back: torch.Tensor, pair: Mapping[Kind
     return turn
 
 
-def _repeat(send: Send, device: Device, group: Group) -> tuple[list[float], float]:
+class _Layers:
+    """What a run does between two messages, as far as they feel it: other tensors go through the caches."""
+
+    def __init__(self, device: Device, group: Group) -> None:
+        self.device, self.group = device, group
+        self._tensors = torch.zeros(_BETWEEN // 4, device=device.torch)
+
+    def work(self, fresh: torch.Tensor | None) -> None:
+        """`fresh` is the last that was written. All ranks of the group are through at once."""
+        self._tensors.add_(1.0)
+        if fresh is not None:
+            fresh.zero_()
+        self.most(0.0)
+        self.device.synchronise()
+
+    def most(self, mine: float) -> float:
+        """The largest of the numbers of all ranks."""
+        told = torch.tensor([mine], dtype=torch.float64, device=self.device.torch)
+        all_reduce(told, self.group, dist.ReduceOp.MAX).wait()
+        return float(told.item())
+
+
+def _repeat(send: Send, layers: _Layers, fresh: torch.Tensor | None = None) -> tuple[list[float], float]:
     """(seconds of each repeat, processor seconds of one), after three to warm up; as many on all ranks of the group."""
     for _ in range(3):
         send()
-    device.synchronise()
     began = time.perf_counter()
+    layers.work(fresh)
     send()
-    device.synchronise()
-    enough = min(_MOST, max(_LEAST, ENOUGH_S / (time.perf_counter() - began)))
-    count = torch.tensor([enough], dtype=torch.float64, device=device.torch)
-    all_reduce(count, group, dist.ReduceOp.MAX).wait()
-    took, worked = [], time.process_time()
-    for _ in range(int(count.item())):
-        began = time.perf_counter()
+    layers.device.synchronise()
+    count = layers.most(min(_MOST, max(_LEAST, ENOUGH_S / (time.perf_counter() - began))))
+    took, worked = [], 0.0
+    for _ in range(int(count)):
+        layers.work(fresh)
+        began, used = time.perf_counter(), time.process_time()
         send()
-        device.synchronise()
+        layers.device.synchronise()
         took.append(time.perf_counter() - began)
-    return took, (time.process_time() - worked) / len(took)
+        worked += time.process_time() - used
+    return took, worked / len(took)
 
 
 def _link(what: What, ranks: int, sizes: Sequence[int], timed: Sequence[Sequence[float]]) -> Link:
-    low, middle, high = zip(*(np.percentile(took, (10, 50, 90)).tolist() for took in timed), strict=True)
+    low, high = zip(*(np.percentile(took, (10, 90)).tolist() for took in timed), strict=True)
     spread = tuple((h - lo) / 2 for lo, h in zip(low, high, strict=True))
-    return Link(what=what, ranks=ranks, time=Curve(sizes=tuple(sizes), seconds=middle), spread=spread)
+    time_of = Curve(sizes=tuple(sizes), seconds=tuple(map(expected, timed)))
+    return Link(what=what, ranks=ranks, time=time_of, spread=spread)

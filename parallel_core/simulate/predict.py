@@ -11,23 +11,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from parallel_core.layout import Layout
-from parallel_core.outline import UnitCost, aligned, block_of, outline_of
+from parallel_core.outline import block_of
 from parallel_core.outline.recompute import recomputed
-from parallel_core.plan.peak import places_of, unsharded
-from parallel_core.plan.places import Places, shards_of
-from parallel_core.plan.units import boundary_elements, unit_costs
-from parallel_core.profile.table import CostTable, Curve, Fixed, Layers, Part, What
+from parallel_core.plan.units import boundary_elements
+from parallel_core.profile.table import CostTable, Curve, Layers, Part
 from parallel_core.schedule import build
-from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op, Schedule
+from parallel_core.schedule.ir import Kind, Op, Schedule
 from parallel_core.simulate import Costs, Spans, slowest, steady
+from parallel_core.simulate.ends import Ends
 from parallel_core.simulate.needs import CannotPredict as CannotPredict
 from parallel_core.simulate.needs import require
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
-from parallel_core.spec import MAIN_BYTES, RunSpec
+from parallel_core.spec import RunSpec
 
 _PART: dict[Kind, Part] = {Kind.F: "forward", Kind.BW: "backward", Kind.B: "input", Kind.W: "weights"}
 _MOST_SLOWDOWN = 8.0  # of a layer by other busy devices; more is noise of a layer that takes next to nothing
-_NORM_BYTES = 8  # of one squared norm in the gather of the gradient norm
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,7 @@ class Maker:
         self._spec, self._table, self._layout = spec, table, Layout.of(spec)
         self._busy = min(spec.parallel.world, table.busy)
         self._widths = self._layout.unit_widths()
+        self._ends = Ends(spec, table, self._layout, self._busy)
         self._known: dict[tuple[int, str, int], list[Layers]] = {}
 
     def schedule(self, steps: int = 1) -> Schedule:
@@ -119,11 +118,11 @@ class Maker:
                 compute[stage, kind] = self._stage(stage, kind, 1) + operation
                 waits[stage, kind] = self._waited(stage, kind)
                 if self._spec.parallel.zero > 2:
-                    seconds, waited = self._unsharded(kind)
+                    seconds, waited = self._ends.unsharded(kind)
                     (waits if waited else compute)[stage, kind] += seconds
         for q, program in enumerate(schedule.programs):
             if self._layout.seat(q)[1] == 0:  # other replicas of a place cost the same
-                self._beside(program, compute, waits)
+                self._ends.add(program, compute, waits)
         messages = self._messages()
         for (stage, kind), (_, size) in messages.items():
             taken = stage + 1 if kind is Kind.SEND_ACT else stage - 1
@@ -132,7 +131,7 @@ class Maker:
             compute[stage, kind] = times * work
         ns = {key: round(seconds * 1e9) for key, seconds in compute.items()}
         held = {key: round(seconds * 1e9) for key, seconds in waits.items()}
-        return HostCosts(Costs(ns, norm=schedule.sync == "flush"), held, messages, round(self._norm() * 1e9))
+        return HostCosts(Costs(ns, norm=schedule.sync == "flush"), held, messages, round(self._ends.norm() * 1e9))
 
     # Layers
 
@@ -218,93 +217,3 @@ class Maker:
     def _send_work(self, size: int) -> float:
         link = self._table.link("send", 2)
         return link.work.at(size) if link is not None and link.work is not None else 0.0
-
-    def _exchange(self, what: What, ranks: int, size: float) -> tuple[float, bool]:
-        """(seconds, whether ranks share devices in it) of a collective of `size` bytes in all."""
-        link = self._table.link(what, ranks)
-        return (link.time.at(size), link.ranks > self._table.devices) if link else (0.0, False)
-
-    # Beside the layers
-
-    @cached_property
-    def _costs(self) -> list[UnitCost]:
-        return unit_costs(self._spec)
-
-    def _places(self, place: int) -> Places:
-        return places_of(self._spec, self._costs, [self._units(stage) for stage in self._layout.stages_of(place)])
-
-    def _beside(
-        self, program: Sequence[Op], compute: dict[tuple[int, Kind], float], waits: dict[tuple[int, Kind], float]
-    ) -> None:
-        """Data, zeroing, replicas' collectives and optimizer of one rank: once, whatever its number of stages."""
-        spec, table, place = self._spec, self._table, self._layout.place(program[0].stage)
-        flat = self._places(place)
-        own = -(-spec.parallel.per_step // spec.parallel.copies[place])
-        samples = own * spec.micro_batch_size if self._reads(place) else 0
-        zero = table.beside("zero", flat.size / (shards_of(spec) if spec.parallel.zero > 1 else 1), self._busy)
-        for op in program:
-            key = (op.stage, op.kind)
-            if key in compute or key in waits:
-                continue
-            if op.kind is Kind.DATA:
-                compute[key] = table.beside("data", samples, self._busy) if samples else 0.0
-            elif op.kind is Kind.SETUP:
-                compute[key] = zero
-            elif op.kind is Kind.STASH:
-                compute[key] = 2 * zero  # a copy: read and written
-            elif op.kind in REPLICA_COLLECTIVES:
-                first = next(other.stage for other in program if other.kind is op.kind)
-                seconds, waited = self._reduction(op.kind, place, flat) if op.stage == first else (0.0, False)
-                (waits if waited else compute)[key] = seconds
-            elif op.kind is Kind.OPT_STEP:
-                last = [other.stage for other in program if other.kind is op.kind][-1]
-                compute[key] = self._optimizer(place, flat) if op.stage == last else 0.0
-                compute[key] += 0.0 if spec.parallel.flushes else zero  # behind every update, not once a step
-
-    def _reads(self, place: int) -> bool:
-        units = self._spec.model.units()
-        held = {units[unit] for stage in self._layout.stages_of(place) for unit in self._units(stage)}
-        return bool(outline_of(self._spec.model).readers() & held)
-
-    def _reduction(self, kind: Kind, place: int, flat: Places) -> tuple[float, bool]:
-        """(seconds, whether they are a wait) of all buckets of a rank, one after the other."""
-        spec = self._spec
-        size = spec.element_bytes if kind is Kind.GATHER else MAIN_BYTES[spec.train.precision]
-        names: dict[Kind, What] = {
-            Kind.ALLREDUCE: "all_reduce",
-            Kind.REDUCE_SCATTER: "reduce_scatter",
-            Kind.GATHER: "all_gather",
-        }
-        each = [
-            self._exchange(names[kind], spec.parallel.copies[place], size * (bucket.stop - bucket.start))
-            for bucket in flat.buckets
-        ]
-        times = spec.parallel.micro_batches if spec.parallel.zero > 1 and kind is Kind.REDUCE_SCATTER else 1
-        return times * sum(seconds for seconds, _ in each), any(waited for _, waited in each)
-
-    def _unsharded(self, kind: Kind) -> tuple[float, bool]:
-        """(seconds, whether they are a wait) of gathering layers in one operation, under ZeRO-3."""
-        forward, backward = unsharded(self._spec)
-        sizes = {Kind.F: forward, Kind.BW: backward}.get(kind, ())
-        each = [self._exchange("all_gather", self._spec.parallel.dp, size) for size in sizes]
-        return sum(seconds for seconds, _ in each), any(waited for _, waited in each)
-
-    def _optimizer(self, place: int, flat: Places) -> float:
-        spec, table = self._spec, self._table
-        owned = flat.size / shards_of(spec)
-        kind: Fixed = "optimizer" if spec.train.clip_norm is None else "scaled_optimizer"
-        seconds = table.beside("norm", owned, self._busy)
-        seconds += table.beside(kind, owned, self._busy)
-        ends = {self._layout.place(0), self._layout.place(self._layout.stages - 1)}
-        if spec.model.tied and len(ends) > 1 and place in ends:
-            shared = aligned(outline_of(spec.model).shared() // self._widths[0]) / shards_of(spec)
-            seconds += self._exchange("all_reduce", 2, shared * MAIN_BYTES[spec.train.precision])[0]
-        return seconds
-
-    def _norm(self) -> float:
-        """Seconds of the small gather that every rank waits in."""
-        world = self._spec.parallel.world
-        if world == 1:
-            return 0.0
-        numbers = max(len(cost.parameters) for cost in self._costs) * len(self._costs) // self._layout.pp + 2
-        return self._exchange("all_gather", world, _NORM_BYTES * numbers * world)[0]

@@ -1,0 +1,114 @@
+"""What a step costs beside its layers: data, zeroing, the collectives of replicas, the optimizer and the norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from parallel_core.layout import Layout
+from parallel_core.outline import UnitCost, aligned, outline_of
+from parallel_core.plan.peak import places_of, unsharded
+from parallel_core.plan.places import Places, shards_of
+from parallel_core.plan.units import unit_costs
+from parallel_core.profile.table import CostTable, Fixed, What
+from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op
+from parallel_core.spec import MAIN_BYTES, RunSpec
+
+_NORM_BYTES = 8
+"""Of one squared norm in the gather of the gradient norm."""
+
+
+class Ends:
+    """Of the ranks of one run, while `busy` devices of the host are at work."""
+
+    def __init__(self, spec: RunSpec, table: CostTable, layout: Layout, busy: int) -> None:
+        self._spec, self._table, self._layout, self._busy = spec, table, layout, busy
+
+    @cached_property
+    def _costs(self) -> list[UnitCost]:
+        return unit_costs(self._spec)
+
+    def _places(self, place: int) -> Places:
+        stages = self._layout.stages_of(place)
+        return places_of(self._spec, self._costs, [self._layout.stage_units[stage] for stage in stages])
+
+    def add(
+        self, program: Sequence[Op], compute: dict[tuple[int, Kind], float], waits: dict[tuple[int, Kind], float]
+    ) -> None:
+        """To `compute` and `waits` (seconds by stage and kind), those of a rank: once, however many stages it has."""
+        spec, table, place = self._spec, self._table, self._layout.place(program[0].stage)
+        flat = self._places(place)
+        own = -(-spec.parallel.per_step // spec.parallel.copies[place])
+        samples = own * spec.micro_batch_size if self._reads(place) else 0
+        zero = table.beside("zero", flat.size / (shards_of(spec) if spec.parallel.zero > 1 else 1), self._busy)
+        for op in program:
+            key = (op.stage, op.kind)
+            if key in compute or key in waits:
+                continue
+            if op.kind is Kind.DATA:
+                compute[key] = table.beside("data", samples, self._busy) if samples else 0.0
+            elif op.kind is Kind.SETUP:
+                compute[key] = zero
+            elif op.kind is Kind.STASH:
+                compute[key] = 2 * zero  # a copy: read and written
+            elif op.kind in REPLICA_COLLECTIVES:
+                first = next(other.stage for other in program if other.kind is op.kind)
+                seconds, waited = self._reduction(op.kind, place, flat) if op.stage == first else (0.0, False)
+                (waits if waited else compute)[key] = seconds
+            elif op.kind is Kind.OPT_STEP:
+                last = [other.stage for other in program if other.kind is op.kind][-1]
+                compute[key] = self._optimizer(place, flat) if op.stage == last else 0.0
+                compute[key] += 0.0 if spec.parallel.flushes else zero  # behind every update, not once a step
+
+    def _reads(self, place: int) -> bool:
+        units = self._spec.model.units()
+        held = {units[unit] for stage in self._layout.stages_of(place) for unit in self._layout.stage_units[stage]}
+        return bool(outline_of(self._spec.model).readers() & held)
+
+    def _reduction(self, kind: Kind, place: int, flat: Places) -> tuple[float, bool]:
+        """(seconds, whether they are a wait) of all buckets of a rank, one after the other."""
+        spec = self._spec
+        size = spec.element_bytes if kind is Kind.GATHER else MAIN_BYTES[spec.train.precision]
+        names: dict[Kind, What] = {
+            Kind.ALLREDUCE: "all_reduce",
+            Kind.REDUCE_SCATTER: "reduce_scatter",
+            Kind.GATHER: "all_gather",
+        }
+        each = [
+            self._exchange(names[kind], spec.parallel.copies[place], size * (bucket.stop - bucket.start))
+            for bucket in flat.buckets
+        ]
+        times = spec.parallel.micro_batches if spec.parallel.zero > 1 and kind is Kind.REDUCE_SCATTER else 1
+        return times * sum(seconds for seconds, _ in each), any(waited for _, waited in each)
+
+    def unsharded(self, kind: Kind) -> tuple[float, bool]:
+        """(seconds, whether they are a wait) of gathering layers in one operation, under ZeRO-3."""
+        forward, backward = unsharded(self._spec)
+        sizes = {Kind.F: forward, Kind.BW: backward}.get(kind, ())
+        each = [self._exchange("all_gather", self._spec.parallel.dp, size) for size in sizes]
+        return sum(seconds for seconds, _ in each), any(waited for _, waited in each)
+
+    def _optimizer(self, place: int, flat: Places) -> float:
+        spec, table = self._spec, self._table
+        owned = flat.size / shards_of(spec)
+        kind: Fixed = "optimizer" if spec.train.clip_norm is None else "scaled_optimizer"
+        seconds = table.beside("norm", owned, self._busy)
+        seconds += table.beside(kind, owned, self._busy)
+        ends = {self._layout.place(0), self._layout.place(self._layout.stages - 1)}
+        if spec.model.tied and len(ends) > 1 and place in ends:
+            shared = aligned(outline_of(spec.model).shared() // self._layout.widths[0]) / shards_of(spec)
+            seconds += self._exchange("all_reduce", 2, shared * MAIN_BYTES[spec.train.precision])[0]
+        return seconds
+
+    def norm(self) -> float:
+        """Seconds of the small gather that every rank waits in."""
+        world = self._spec.parallel.world
+        if world == 1:
+            return 0.0
+        numbers = max(len(cost.parameters) for cost in self._costs) * len(self._costs) // self._layout.pp + 2
+        return self._exchange("all_gather", world, _NORM_BYTES * numbers * world)[0]
+
+    def _exchange(self, what: What, ranks: int, size: float) -> tuple[float, bool]:
+        """(seconds, whether ranks share devices in it) of a collective of `size` bytes in all."""
+        link = self._table.link(what, ranks)
+        return (link.time.at(size), link.ranks > self._table.devices) if link else (0.0, False)
