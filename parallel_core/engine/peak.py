@@ -1,7 +1,7 @@
 """The most FLOP/s that a rank's device can do: from the catalogue, else measured by a matrix product of its own.
 
 The measured one is what utilisation on a CPU is held against: the best of some square products in the run's precision,
-by the same library and thread that train, at the same moment on every rank. It takes about 50 ms, before the timed
+by the same library and thread that train, at the same moment on every rank. It takes about 20 ms, before the timed
 steps begin.
 """
 
@@ -17,7 +17,7 @@ from parallel_core.plan.chips import Peak, listed
 from parallel_core.spec import Precision
 
 SIDES = {"cpu": (128, 256, 512), "cuda": (1024, 4096, 8192)}
-BUDGET_S = 0.04
+BUDGET_S = 0.015
 """No product is begun after it: a number type that the library multiplies slowly stays with small ones."""
 
 
