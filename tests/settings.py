@@ -1,10 +1,12 @@
 """Settings of the test run: a throw-away data folder, everything else as deployed."""
 
 import os
-import tempfile
+
+from tests import scratch
 
 os.environ.setdefault("TRAINYARD_TESTING", "1")
-os.environ.setdefault("TRAINYARD_HOME", tempfile.mkdtemp(prefix="trainyard-test-"))
+if "TRAINYARD_HOME" not in os.environ:
+    os.environ["TRAINYARD_HOME"] = str(scratch.fresh_folder("home"))
 os.environ["ALLOWED_HOSTS"] = "localhost,127.0.0.1,testserver"
 
 from dashboard.settings import *  # noqa: F403

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,8 @@ from typing import Any, TypeVar
 
 import httpx
 import psutil
+
+from tests.scratch import fresh_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 UP_LIMIT_S = 90.0
@@ -98,7 +99,7 @@ class YardProcess(Web):
     command: Sequence[str] = (sys.executable, "-m", "dashboard.yard", "up")
 
     def __init__(self, **env: str) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="ty-yard-"))
+        self.home = fresh_folder("yard")
         self.port = free_port()
         self.env = {k: v for k, v in os.environ.items() if k not in OF_THE_SUITE}
         self.env |= {"TRAINYARD_HOME": str(self.home), "TRAINYARD_PORT": str(self.port), **env}

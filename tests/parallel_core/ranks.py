@@ -21,6 +21,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.spec import RunSpec
+from tests.scratch import fresh_folder
 
 torch.set_num_threads(1)  # a thread pool in the parent would not survive the fork
 
@@ -57,6 +58,7 @@ def run_many(specs: Sequence[RunSpec], work: Work, folder: Path) -> list[list[An
 
 def _be(turns: list[tuple[RunSpec, Rendezvous]], rank: int, work: Work, folder: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    tempfile.tempdir = str(folder)  # what a rank makes goes with the folder: no exit handler runs here
     results: list[Any] = []
     try:
         for spec, meeting in turns:
@@ -80,4 +82,5 @@ def with_trainer(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, us
 
 
 def scratch() -> Path:
-    return Path(tempfile.mkdtemp(prefix="ty-ranks-"))
+    """A folder for the ranks of one run."""
+    return fresh_folder("ranks")
