@@ -113,7 +113,11 @@ def test_memory_that_runs_out_on_one_rank_ends_the_other_where_it_waits(bench: B
 def test_a_rank_killed_at_any_moment_ends_all(bench: Bench, kind: str) -> None:
     """While ranks build, and in step 2 or later; the next run finds nothing of it."""
     spec, chance = spec_of(KINDS[kind]), random.Random(kind)
-    world, files = spec.parallel.world, bench.open_files()
+    whole = spec.model_copy(update={"train": spec.train.model_copy(update={"steps": 5})})
+    world = spec.parallel.world
+    bench.start(whole)
+    assert [code for _, code in bench.end()] == [0] * world
+    files = bench.open_files()
     for moment in range(MOMENTS):
         folder, pids = bench.start(spec)
         if moment % 4:
@@ -126,5 +130,5 @@ def test_a_rank_killed_at_any_moment_ends_all(bench: Bench, kind: str) -> None:
         assert time.monotonic() - began < SOON_S
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "not even a zombie"
     assert bench.open_files() == files
-    bench.start(spec.model_copy(update={"train": spec.train.model_copy(update={"steps": 5})}))
+    bench.start(whole)
     assert [code for _, code in bench.end()] == [0] * world
