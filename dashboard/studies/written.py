@@ -12,7 +12,7 @@ from dashboard.studies import answers
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align, sentence
-from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, ratio_text
+from parallel_core.analysis.quantities import bytes_text, count_text, listed_text, percent_text, ratio_text
 from parallel_core.analysis.sentences import COMPONENT_NAMES
 from parallel_core.plan.traffic import talks
 from parallel_core.simulate.replay import FREE, Change, replay
@@ -81,7 +81,7 @@ def _slowest(done: Sequence[Row]) -> str:
             f"No number of this study speaks for {slow.entry.label}: {fast.entry.label} is faster, takes no more "
             f"memory, holds as many layers and sends no more."
         )
-    return f"Yes. Against {fast.entry.label}, {slow.entry.label} {', '.join(reasons)}."
+    return f"Yes. Against {fast.entry.label}, {slow.entry.label} {listed_text(reasons)}."
 
 
 def _lighter(slow: Row, fast: Row) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _RATES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -76,6 +77,11 @@ def difference_text(difference: float) -> str:
     if 0.01 <= difference < math.inf:
         return f"{significant(100 * difference, 2)} %"
     return "infinity" if math.isinf(difference) else f"{difference:.1e}".replace(".0e", "e")
+
+
+def listed_text(parts: Sequence[str]) -> str:
+    """'a, b and c'."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def plural_text(count: int, what: str) -> str:

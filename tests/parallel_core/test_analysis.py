@@ -17,6 +17,7 @@ from parallel_core.analysis.parity import parity
 from parallel_core.analysis.quantities import (
     bytes_text,
     difference_text,
+    listed_text,
     percent_text,
     seconds_text,
     significant,
@@ -206,6 +207,10 @@ def test_every_sentence_changes_with_its_numbers(sentence: Callable[[Result, Res
         (difference_text(1.7), "170 %"),
     ],
 )
+def test_lists_end_with_and() -> None:
+    assert [listed_text(parts) for parts in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+
+
 def test_numbers_as_people_read_them(text: str, expected: str) -> None:
     assert text == expected
 
