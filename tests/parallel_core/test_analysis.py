@@ -178,6 +178,10 @@ def test_every_sentence_is_short_and_has_a_number(
     assert text.endswith(".")
 
 
+def test_lists_end_with_and() -> None:
+    assert [listed_text(parts) for parts in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+
+
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_every_sentence_changes_with_its_numbers(sentence: Callable[[Result, Result], str]) -> None:
     base = Result("Single", stats(0.2), 1.0, {"params": 5 * MIB, "grads": 200 * MIB}, Breakdown(compute=60, bubble=40))
@@ -207,10 +211,6 @@ def test_every_sentence_changes_with_its_numbers(sentence: Callable[[Result, Res
         (difference_text(1.7), "170 %"),
     ],
 )
-def test_lists_end_with_and() -> None:
-    assert [listed_text(parts) for parts in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
-
-
 def test_numbers_as_people_read_them(text: str, expected: str) -> None:
     assert text == expected
 
