@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import platform
 import signal
 import sys
 import traceback
@@ -58,6 +59,7 @@ def engine() -> RunRank:
     from parallel_core.engine.distributed import Rendezvous
     from parallel_core.engine.trainer import run_rank
 
+    platform.processor()  # starts a process the first time
     def run(seat: Seat, sink: FileSink, page: progress.Progress) -> None:
         connect = Rendezvous(
             host=seat.store["host"],
