@@ -60,6 +60,7 @@ def engine() -> RunRank:
     from parallel_core.engine.trainer import run_rank
 
     platform.processor()  # starts a process the first time
+
     def run(seat: Seat, sink: FileSink, page: progress.Progress) -> None:
         connect = Rendezvous(
             host=seat.store["host"],
