@@ -3,8 +3,8 @@
 Each rank has a slot of two halves. A message goes through them piece by piece: a rank copies its piece into one half,
 says so, waits until the others have said it, and reads theirs; meanwhile the other half is free for the next piece.
 All add in the order of ranks, so all get the same bits; 16-bit numbers of more than two ranks are added in fp32 and
-rounded once. Nothing runs in the background: a work is done when somebody
-waits for it, in the order in which works were begun, which is the same on every rank of a group.
+rounded once. Nothing runs in the background: a work is done when somebody waits for it, in the order in which works
+were begun, which is the same on every rank of a group.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -55,22 +56,20 @@ class FixedBench:
             faults = Injected(spec.inject, 0, device)
             self._readers[samples] = Reader(spec, sampler, (0,), units, device, Scope(self._recorder), faults)
         self._took: dict[int, dict[Fixed, dict[float, list[float]]]] = {}
-        self._turn = 0
+        self._turns: Counter[int] = Counter()
 
     def once(self, busy: int, keep: bool) -> None:
         """Times everything once, while so many devices are busy."""
-        self._turn += 1
         found = self._took.setdefault(busy, {})
-        left_out: Fixed = (
-            "optimizer" if len(found.get("norm", {}).get(self._ends[0].elements, ())) % 2 else "scaled_optimizer"
-        )
+        turn = self._turns[busy] = self._turns[busy] + 1
+        left_out: Fixed = "optimizer" if turn % 2 else "scaled_optimizer"
         for end in self._ends:
             for name, act in end.acts.items():
                 if name != left_out:  # a step has one of the two, and the second would find the caches full
                     self._time(found, name, float(end.elements), act, keep)
-        self._recorder.begin_step(self._turn)
+        self._recorder.begin_step(turn)
         for samples, reader in self._readers.items():
-            self._time(found, "data", float(samples), partial(reader.read, self._turn), keep)
+            self._time(found, "data", float(samples), partial(reader.read, turn), keep)
 
     def curves(self, busy: int) -> dict[Fixed, Curve]:
         """Elements or, for `data`, samples on the x axis; 0 where it has none."""
