@@ -51,7 +51,7 @@ def chart(case: Case, along: Along, dots: Sequence[Dot]) -> Chart:
         data.append(_mark(turn / unit, highest))
     layout = theme.layout(
         320,
-        xaxis=theme.axis(axis, type="log", dtick="D2"),
+        xaxis=theme.log_axis(axis, values[0] / unit, values[-1] / unit),
         yaxis=theme.axis("times as fast as one device", range=[0, highest]),
         hovermode="closest",
     )

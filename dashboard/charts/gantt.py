@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
+from dashboard.charts.labels import covered
 from dashboard.charts.theme import Figure, var
 from dashboard.charts.updates import behind_the_norm
 from parallel_core.analysis.quantities import bytes_text, significant
@@ -96,7 +97,8 @@ def figure_of(
     span_ms = max((length(spans) / 1e6 for _, spans in runs), default=0) or 1.0
     phases = np.array(["idle" if row["idle"] else theme.phase_of(int(row["kind"])) for row in kept])
     least = (window[1] - window[0]) * LEAST_DIGIT if window else 0.0
-    data = [_trace(phase, own, words, least) for phase in (*_STEP, *_PHASES) if len(own := kept[phases == phase])]
+    kept["covered"] = covered(kept, kept[kept["kind"] == Kind.R], LEAST_DIGIT * span_ms)
+    data = [_trace(phase, own, words, least) for phase in ("idle", *_PHASES) if len(own := kept[phases == phase])]
     layout = theme.layout(
         int(ROW_PX * height) + 56,
         barmode="overlay",
@@ -157,11 +159,11 @@ BAR = np.dtype(
         ("waited", "f8"),  # ms
         ("for", "i4"),  # the rank it waited for
         ("idle", "?"),
+        ("covered", "?"),  # no room for its number
     ]
 )
 _PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimizer", "other")
-_STEP = ("idle",)
-_ON = {"forward": "on-forward", "backward": "on-backward", "weight": "on-weight"}
+_ON = {"forward": "on-forward", "backward": "on-backward", "weight": "on-weight", "recompute": "on-forward"}
 """Colour of the numbers in bars whose fill asks for one."""
 
 
@@ -259,7 +261,7 @@ def _trace(phase: str, rows: NDArray[np.void], words: Words, least: float) -> di
 
 def _number(kind: Kind, row: np.void, least: float) -> str:
     """The micro-batch, where it can be read: a text costs the browser as much as ten bars, even one that is hidden."""
-    if kind not in COMPUTE or kind is Kind.R or row["micro_batch"] < 0:
+    if kind not in COMPUTE or row["covered"] or row["micro_batch"] < 0:
         return ""
     number = str(row["micro_batch"])
     return number if row["end"] - row["start"] >= least * len(number) else ""

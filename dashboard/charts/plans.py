@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import var
-from parallel_core.analysis.quantities import bytes_text, significant
+from parallel_core.analysis.quantities import bytes_text, seconds_text, significant
 from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.plan.cluster.step import WORDS
 
@@ -51,10 +51,11 @@ def scatter(points: Sequence[Point], limit: float, title: str, shown: str) -> Ch
     data.insert(0, _line([p.seconds for p in front], [p.peak / GIB for p in front], "ink-2", "dot"))
     widest = 1.06 * max((p.seconds for p in points), default=1)
     data.append(_line([0, widest], [limit / GIB] * 2, "bad", "solid"))
+    heights = [limit / GIB, *(p.peak / GIB for p in points)]
     layout = theme.layout(
         420,
         xaxis=theme.axis("seconds a step (left is faster)", range=[0, widest]),
-        yaxis=theme.axis("GiB on the fullest rank (down is less)", type="log"),
+        yaxis=theme.log_axis("GiB on the fullest rank (down is less)", min(heights), max(heights)),
         hovermode="closest",
     )
     subtitle = "Step time against memory of the fullest rank; dotted = none is better in both, red line = the device"
@@ -128,7 +129,7 @@ def _falls(values: Sequence[float], phases: Sequence[str]) -> dict[str, Any]:
             "line": {"color": var("bar"), "width": 1.25},
             "pattern": {**theme.hatch("", "phase-idle-line", 6), "shape": [*hatched, ""]},
         },
-        "text": [f"{significant(ms)} ms" for ms in values],
+        "text": [seconds_text(ms / 1e3) for ms in values],
         "textposition": "outside",
         "textfont": {"color": var("ink")},
         "cliponaxis": False,

@@ -129,9 +129,10 @@ def scatter(trace: dict[str, Any], plot: Plot) -> list[str]:
         if "markers" in mode:
             out.append(_mark(trace, i, *point))
         if "text" in mode and _each(trace["text"], i):
-            above = -10 if "top" in str(trace.get("textposition")) else 4
+            place = str(_each(trace.get("textposition", ""), i))
+            above = -10 if "top" in place else 16 if "bottom" in place else 4
             words = _TAG.sub("", str(_each(trace["text"], i)))
-            over = point[0] + 6 + CHARACTER * len(words) > plot.right + 20
+            over = "left" in place or point[0] + 6 + CHARACTER * len(words) > plot.right + 20
             side, anchor = (-6, "end") if over else (6, "start")
             out.append(text(point[0] + side, point[1] + above, words, anchor, "ink", safe=True))
     return out

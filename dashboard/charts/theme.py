@@ -7,8 +7,10 @@ and dark, and static/js/charts.js puts the computed values in. Plotly itself nev
 from __future__ import annotations
 
 import html
+import math
 from typing import Any
 
+from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.schedule.ir import COLLECTIVES, P2P, Kind
 
 Figure = dict[str, Any]
@@ -78,6 +80,7 @@ def layout(height: int, left: int = 8, **more: Any) -> dict[str, Any]:
         "hoverlabel": {"bgcolor": var("surface"), "bordercolor": var("line-strong"), "font": {"color": var("ink")}},
         "showlegend": False,
         "dragmode": "zoom",
+        "separators": ".\N{NO-BREAK SPACE}",
         **more,
     }
 
@@ -91,8 +94,18 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
         "tickfont": {"color": var("ink-2")},
         "automargin": True,
         "fixedrange": False,
+        "separatethousands": True,
+        "minexponent": 6,
         **more,
     }
+
+
+def log_axis(title: str, low: float, high: float) -> dict[str, Any]:
+    """A logarithmic axis with the values 1, 2 and 5 of each power between `low` and `high`, as plain numbers."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
+    words = [count_text(round(tick)) if tick >= 1 else significant(tick) for tick in ticks]
+    return axis(title, type="log", tickvals=ticks, ticktext=words)
 
 
 def rows_axis(labels: list[str], **more: Any) -> dict[str, Any]:

@@ -7,12 +7,17 @@ from typing import Any
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, Entry, pairs
+from dashboard.charts.labels import placed
 from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.quantities import bytes_text, seconds_text
 
 MIB = 1 << 20
 NEAR = 0.06
 """Labels closer than this part of either axis would overlap."""
+ROOM = 1.15
+"""Of the greatest value, so that names have room beside the points."""
+WIDTH, HEIGHT = 1040.0, 290.0
+"""Pixels between the axes of the chart where it is as wide as a page."""
 COLUMNS = ("run", "step", "worst-rank memory", "best trade")
 
 Point = tuple[Entry, float, float]
@@ -30,8 +35,10 @@ def chart(entries: Sequence[Entry], source: str) -> Chart:
         "data": [_line(best), *([_arrows(points)] if _pairs(points) else []), _dots(points)] if points else [],
         "layout": theme.layout(
             360,
-            xaxis=theme.axis("ms a step (left is faster)", range=[0, 1.2 * max((p[1] for p in points), default=1)]),
-            yaxis=theme.axis("MiB on the worst rank (down is less)", rangemode="tozero"),
+            xaxis=theme.axis("ms a step (left is faster)", range=[0, ROOM * max((p[1] for p in points), default=1)]),
+            yaxis=theme.axis(
+                "MiB on the worst rank (down is less)", range=[0, ROOM * max((p[2] for p in points), default=1)]
+            ),
             hovermode="closest",
         ),
     }
@@ -106,8 +113,9 @@ def _dots(points: Sequence[Point]) -> dict[str, Any]:
         "mode": "markers+text",
         "x": [ms for _, ms, _ in points],
         "y": [mib for _, _, mib in points],
-        "text": _labels(points),
-        "textposition": "top right",
+        "text": [theme.name(e.label) for e, _, _ in points],
+        "textposition": _places(points),
+        "meta": {"narrow": {"text": _labels(points), "textposition": "top right"}},
         "textfont": {"size": 12, "color": var("ink")},
         "marker": {
             "size": 10,
@@ -121,8 +129,16 @@ def _dots(points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
+def _places(points: Sequence[Point]) -> list[str]:
+    """Where each name stands on a wide screen."""
+    widest = ROOM * max((p[1] for p in points), default=1) or 1
+    highest = ROOM * max((p[2] for p in points), default=1) or 1
+    spots = [(WIDTH * x / widest, HEIGHT * (1 - y / highest), entry.label) for entry, x, y in points]
+    return placed(spots, WIDTH, HEIGHT)
+
+
 def _labels(points: Sequence[Point]) -> list[str]:
-    """Names at the points; of points that lie together the first carries all names that fit, the rest none."""
+    """Names on a phone; of points that lie together the first carries all names that fit, the rest none."""
     width, height = max((p[1] for p in points), default=1) or 1, max((p[2] for p in points), default=1) or 1
     out = [""] * len(points)
     anchors: list[tuple[int, list[str]]] = []

@@ -135,8 +135,13 @@ class PlannerForm(SetupForm):
         label="Adapters, rank", min_value=1, required=False, help_text="frozen base; empty: all is trained"
     )
     tokens = forms.FloatField(label="Tokens wanted, billions", min_value=0, max_value=MOST_TOKENS)
-    price = forms.FloatField(label="Price of a device-hour", min_value=0, max_value=1e6)
-    plan = forms.CharField(label="Why not this one?", required=False, max_length=200)
+    price = forms.FloatField(label="Price of a device-hour", min_value=0, max_value=1e6, help_text="in your currency")
+    plan = forms.CharField(
+        label="Why not this one?",
+        required=False,
+        max_length=200,
+        help_text="empty shows the fastest; a point of the chart below can be clicked, too",
+    )
 
     DEFAULTS = {
         **SetupForm.DEFAULTS,
@@ -153,6 +158,7 @@ class PlannerForm(SetupForm):
     def __init__(self, given: dict[str, Any], measured: Sequence[tuple[str, str]] = ()) -> None:
         """`measured` = (number, name) of each profile of this fleet: clusters beside the presets."""
         super().__init__(given)
+        self.fields["plan"].widget.attrs["placeholder"] = "TP 8 x PP 16 x DP 8, 1f1b, ZeRO-1, SP"
         if measured:
             own = [(f"{FLEET}{number}", name) for number, name in measured]
             listed = self.fields["cluster"].choices  # type: ignore[attr-defined]
@@ -191,3 +197,8 @@ class PlannerForm(SetupForm):
     @property
     def more(self) -> list[forms.BoundField]:
         return self.group("state", "precision", "schedules", "offload", "adapters", "tokens", "price")
+
+    @property
+    def asks_more(self) -> bool:
+        """Whether one of `more` is not at its default, or wrong."""
+        return any(f.errors or str(f.value() or "") != str(self.DEFAULTS.get(f.name, "")) for f in self.more)

@@ -71,6 +71,21 @@ def verdict(made: View) -> list[str]:
     return [f"This plan cannot run. {' '.join(judged.sentences)}", more]
 
 
+def standing(made: View) -> tuple[str, str]:
+    """Where the plan that is looked at stands among all, and the address of the fastest where that is another one."""
+    judged, best = made.judged, made.best
+    if judged is None:
+        return "", ""
+    fits = "the one plan that fits" if made.found.timed == 1 else f"{count_text(made.found.timed)} plans that fit"
+    if best is not None and judged.plan == made.found.plans.row(best):
+        return f"Fastest of {fits}", ""
+    fastest = address(made.form, plan="") if best is not None else ""
+    if best is None or not judged.fits or judged.seconds is None:
+        return "Asked about: it cannot run", fastest
+    slower = slower_text(judged.seconds / float(made.found.seconds[best]) - 1).removeprefix("+")
+    return f"{slower} slower than the fastest of {fits}" if slower else f"As fast as the fastest of {fits}", fastest
+
+
 def tiles(made: View) -> list[tuple[str, str, str]]:
     """(name, value, what it is made of) of the plan that is looked at."""
     judged, (job, cluster) = made.judged, made.setup

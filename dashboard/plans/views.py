@@ -67,6 +67,7 @@ def _planned(form: PlannerForm) -> dict[str, Any]:
         "view": made,
         "judged": judged,
         "verdict": planner_page.verdict(made),
+        "standing": planner_page.standing(made),
         "tiles": planner_page.tiles(made),
         "ranked": planner_page.ranked(made),
         "charts": planner_charts.all_charts(made),

@@ -13,6 +13,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("studies/<int:pk>/", views.page, name="page"),
     path("studies/<int:pk>/charts.json", views.charts, name="charts"),
     path("studies/<int:pk>/findings/", views.of_rules, name="findings"),
+    path("studies/<int:pk>/questions/", views.questions, name="questions"),
     path("studies/<int:pk>/gantt.json", views.gantt, name="gantt"),
     path("studies/<int:pk>/table.csv", views.table_csv, name="csv"),
     path("studies/<int:pk>/add/", add_views.add_run, name="add"),

@@ -19,7 +19,7 @@ from django.views.decorators.http import require_GET, require_POST
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.runs.models import ENDED, Run, State
-from dashboard.studies import answers, figures, findings, fit, fit_views, postmortem, scaling, streams, table
+from dashboard.studies import answers, figures, findings, fit, fit_views, postmortem, scaling, streams, table, written
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, held_equal, overview
 
@@ -133,6 +133,16 @@ def of_rules(request: HttpRequest, pk: int) -> HttpResponse:
     return render(request, "studies/parts/findings.html", context)
 
 
+@require_GET
+def questions(request: HttpRequest, pk: int) -> HttpResponse:
+    """The part of the page with what a study is made to answer; it comes after the page, because it replays steps."""
+    study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
+    view = view_of(request, study)
+    alike = scaling.like_for_like(study.kind, view)
+    asked = written.of_overview(alike, written.steps_of(alike))
+    return render(request, "studies/parts/questions.html", {"study": study, "asked": asked, "open": bool(view.open)})
+
+
 def gantt_src(name: str, runs: list[int], **kwargs: Any) -> str:
     return f"{reverse(name, kwargs=kwargs)}?{urlencode({'show': ','.join(map(str, runs))})}"
 
@@ -165,11 +175,11 @@ def table_csv(request: HttpRequest, pk: int) -> HttpResponse:
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="study-{study.pk}.csv"'
-    written = csv.writer(response)
+    file = csv.writer(response)
     if study.kind == fit.KIND:
-        written.writerows(fit_views.rows(study))
+        file.writerows(fit_views.rows(study))
     else:
-        written.writerows([table.COLUMNS, *table.rows(view_of(request, study))])
+        file.writerows([table.COLUMNS, *table.rows(view_of(request, study))])
     return response
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from django.urls import reverse
+
 from dashboard.charts import capacity
 from dashboard.runs import traces
 from dashboard.runs.traces import Trace
@@ -19,14 +21,25 @@ from parallel_core.simulate.replay import FREE, Change, replay
 
 READ = 24
 """Runs whose traced step is read, the fastest first."""
+FIRST = 5
+"""Lines of an answer that a page shows before it is unfolded."""
 LOSSES = tuple(name for name in COMPONENT_NAMES if name != "compute")
 
 
 class Written(NamedTuple):
-    """`lines` are whole sentences."""
+    """`lines` are whole sentences; `links` = (words, address) of the places that show more, on the study's page."""
 
     question: str
     lines: list[str]
+    links: list[tuple[str, str]]
+
+    @property
+    def first(self) -> list[str]:
+        return self.lines[:FIRST]
+
+    @property
+    def rest(self) -> list[str]:
+        return self.lines[FIRST:]
 
 
 def steps_of(view: Overview) -> dict[int, Trace]:
@@ -42,14 +55,20 @@ def of_overview(view: Overview, steps: Mapping[int, Trace]) -> list[Written]:
     if view.base is None or len(done) < 2:
         return []
     return [
-        Written("Which is fastest, which slowest, and why?", _extremes(view, done)),
-        Written("Is there a reason to use the slowest?", [_slowest(done)]),
-        Written("What would the speedup be with free communication?", _free(done, steps)),
-        Written("Do the ranks run the same operators?", _operators(done, steps)),
-        Written("How does recomputation help?", _recompute(view)),
-        Written("Which takes the least memory?", _memory(view)),
-        Written("How many layers fit?", _layers(view)),
+        Written("Which is fastest, which slowest, and why?", _extremes(view, done), _to(done[0], done[-1])),
+        Written("Is there a reason to use the slowest?", [_slowest(done)], [("Time against memory", "#tradeoff")]),
+        Written("What would the speedup be with free communication?", *_free(done, steps)),
+        Written("Do the ranks run the same operators?", *_operators(done, steps)),
+        Written("How does recomputation help?", _recompute(view), [("Time against memory", "#tradeoff")]),
+        Written("Which takes the least memory?", _memory(view), [("Memory", "#memory")]),
+        Written("How many layers fit?", _layers(view), [("Largest model", "#capacity")]),
     ]
+
+
+def _to(*rows: Row, tab: str = "") -> list[tuple[str, str]]:
+    """The runs' own pages, each at the tab that shows it."""
+    place = f"?tab={tab}#details" if tab else ""
+    return [(row.entry.label, reverse("runs:page", args=[row.run.pk]) + place) for row in rows]
 
 
 def _extremes(view: Overview, done: Sequence[Row]) -> list[str]:
@@ -106,9 +125,10 @@ def _wire(row: Row) -> int:
     return max(sum(talk.wire for talk in talks(row.spec, rank)) for rank in range(row.spec.parallel.world))
 
 
-def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> list[str]:
-    """Each traced step walked again with messages and collectives that take no time."""
-    said = []
+def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Each traced step walked again with messages and collectives that take no time; and where to ask more of the
+    first of them."""
+    said: list[tuple[float, str, Row]] = []
     for row in done:
         trace = steps.get(row.run.pk)
         if trace is None or row.spec.parallel.world == 1 or row.entry.speed is None:
@@ -119,15 +139,18 @@ def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> list[str]:
             continue  # a stream without a flush, or too long: its step cannot be walked again
         gain = measured.step / replay(trace.spec, measured, Change(links=FREE)).step
         now = row.entry.speed.ratio
-        said.append(
-            (now * gain, f"{row.entry.label} would reach {ratio_text(now * gain)} instead of {ratio_text(now)}.")
-        )
-    return [text for _, text in sorted(said, reverse=True)] or ["No traced step of several devices can be replayed."]
+        sentence = f"{row.entry.label} would reach {ratio_text(now * gain)} instead of {ratio_text(now)}."
+        said.append((now * gain, sentence, row))
+    said.sort(key=lambda one: one[0], reverse=True)
+    if not said:
+        return ["No traced step of several devices can be replayed."], []
+    return [text for _, text, _ in said], _to(said[0][2], tab="whatif")
 
 
-def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> list[str]:
-    """The first two ranks of the fastest run of each way to split."""
+def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], list[tuple[str, str]]]:
+    """The first two ranks of the fastest run of each way to split; and those runs' own tables."""
     said: dict[str, str] = {}
+    rows: list[Row] = []
     for row in done:
         trace = steps.get(row.run.pk)
         if trace is None or row.entry.family in said or not {0, 1} <= trace.spans.keys():
@@ -135,7 +158,8 @@ def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> list[str]:
         a, b = (Side(trace.spec, rank, trace.spans[rank]) for rank in (0, 1))
         told = sentence(a, b, align(a.operations(), b.operations()), ("rank 0", "rank 1"))
         said[row.entry.family] = f"{row.entry.label}, rank 0 against rank 1: {told}"
-    return list(said.values()) or ["No run of several ranks has been traced."]
+        rows.append(row)
+    return list(said.values()) or ["No run of several ranks has been traced."], _to(*rows, tab="operators")
 
 
 def _recompute(view: Overview) -> list[str]:

@@ -58,6 +58,24 @@ def test_method_comes_first_and_the_answers_follow_the_table(reader: Client, stu
     assert f'filename="study-{study.pk}-report.html"' in kept["Content-Disposition"]
 
 
+def test_the_page_answers_the_same_questions_and_each_leads_to_its_place(reader: Client, study: Study) -> None:
+    page = reader.get(f"/studies/{study.pk}/").content.decode()
+    assert f'hx-get="/studies/{study.pk}/questions/"' in page and "Answering the questions" in page
+    part = reader.get(f"/studies/{study.pk}/questions/").content.decode()
+    view = overview(study.runs.all(), study.baseline)
+    asked = written.of_overview(view, written.steps_of(view))
+    assert all(html.escape(text) in part for one in asked for text in (one.question, *one.lines))
+    for words, address in (link for one in asked for link in one.links):
+        assert words in part and f'href="{address}"' in part
+        if address.startswith("#"):
+            assert f'id="{address[1:]}"' in page
+        else:
+            assert reader.get(address.partition("#")[0]).status_code == 200
+    assert {"?tab=whatif#details", "?tab=operators#details"} <= {a[a.find("?") :] for o in asked for _, a in o.links}
+    study.runs.exclude(pk=study.baseline_id).delete()
+    assert "Which is fastest" not in reader.get(f"/studies/{study.pk}/questions/").content.decode()
+
+
 def test_the_columns_of_the_table_are_the_whole_step() -> None:
     assert sorted(name for names in SHARES.values() for name in names) == sorted(COMPONENTS)
 

@@ -42,6 +42,7 @@ function fitted(figure, box) {
   if (layout.meta?.sharesRows && wide && box.closest(".grid2")) layout.yaxis.showticklabels = false;
   if (box.clientWidth < 480) {
     layout.font.size = 11;
+    for (const trace of copy.data) Object.assign(trace, trace.meta?.narrow);
     if (layout.yaxis?.tickfont) layout.yaxis.tickfont.size = 10;
     if (layout.yaxis?.ticktext) layout.yaxis.ticktext = layout.yaxis.ticktext.map(wrapped);
   }

@@ -1,0 +1,74 @@
+"""Names at the points of a scatter and numbers in bars, so that none is covered by another, a point or a bar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+CHARACTER, LINE, GAP, DOT = 6.6, 16.0, 7.0, 6.0
+"""Pixels of a letter of 12 px, of a line, between a point and its name, and of a point's radius."""
+
+
+class Box(NamedTuple):
+    """Pixels from the left and from the top."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: Box) -> bool:
+        return (
+            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+        )
+
+
+_SIDES = ("top right", "bottom right", "top left", "bottom left", "middle right", "middle left")
+"""As Plotly calls them, the first that is free is taken."""
+
+
+def placed(points: Sequence[tuple[float, float, str]], width: float, height: float) -> list[str]:
+    """Where each name stands, one of Plotly's words a point. `points` = (x, y, name) in pixels, y downwards, of a
+    chart that is `width` x `height`. Where no side is free a name stands at the top right as any other."""
+    dots = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y, _ in points]
+    taken: list[Box] = []
+    out = [_SIDES[0]] * len(points)
+    for i in sorted(range(len(points)), key=lambda i: points[i][0]):
+        others = [*dots[:i], *dots[i + 1 :], *taken]
+        boxes = {side: _box(*points[i], side) for side in _SIDES}
+        free = (
+            side
+            for side, box in boxes.items()
+            if box.left >= 0 and box.right <= width and box.top >= -LINE and box.bottom <= height
+            if not any(map(box.meets, others))
+        )
+        out[i] = next(free, _SIDES[0])
+        taken.append(boxes[out[i]])
+    return out
+
+
+def _box(x: float, y: float, name: str, side: str) -> Box:
+    across, vertical = CHARACTER * len(name), side.split()[0]
+    left = x + GAP if side.endswith("right") else x - GAP - across
+    top = {"top": y - LINE - 2, "middle": y - LINE / 2, "bottom": y + 2}[vertical]
+    return Box(left, top, left + across, top + LINE)
+
+
+def covered(bars: NDArray[np.void], over: NDArray[np.void], margin: float) -> NDArray[np.bool_]:
+    """Of each bar whether it has no room for a number: its middle lies under, or within `margin` of, one of `over` in
+    the same row; or it is one of those, and narrower than twice the margin.
+
+    Fields of both: y (the row), kind, start, end. `over` are the bars of one kind; they do not overlap each other.
+    """
+    upper = np.isin(bars["kind"], np.unique(over["kind"]))
+    out = upper & (bars["end"] - bars["start"] < 2 * margin)
+    middle = (bars["start"] + bars["end"]) / 2
+    for row in np.unique(over["y"]):
+        own = np.sort(over[over["y"] == row], order="start")
+        before = np.searchsorted(own["start"], middle + margin, side="right") - 1
+        under = (before >= 0) & (own["end"][before] > middle - margin)
+        out |= under & (bars["y"] == row) & ~upper
+    return out

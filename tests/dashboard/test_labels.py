@@ -1,0 +1,46 @@
+"""Names and numbers in charts stand where they can be read."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dashboard.charts.gantt import BAR
+from dashboard.charts.labels import DOT, covered, placed
+from dashboard.charts.labels import _box as box
+from parallel_core.schedule.ir import Kind
+
+
+def test_names_that_would_cover_each_other_take_other_sides() -> None:
+    points = [(100.0, 100.0, "DP"), (112.0, 98.0, "PP-1F1B"), (108.0, 112.0, "TP"), (400.0, 20.0, "Single")]
+    sides = placed(points, 500, 200)
+    assert sides[3] == "top right"
+    boxes = [box(*point, side) for point, side in zip(points, sides, strict=True)]
+    for i, one in enumerate(boxes):
+        assert not any(one.meets(other) for other in boxes[i + 1 :])
+        for x, y, _ in points[:i] + points[i + 1 :]:
+            assert not (one.left < x + DOT and x - DOT < one.right and one.top < y + DOT and y - DOT < one.bottom)
+
+
+def test_a_name_stays_inside_and_a_crowd_still_gets_names() -> None:
+    assert placed([(495.0, 100.0, "Single")], 500, 200) == ["top left"]
+    assert placed([(50.0, 198.0, "A"), (50.0, 198.0, "B")] * 8, 500, 200).count("top right") > 1
+
+
+def _bars(*rows: tuple[Kind, float, float, float]) -> np.ndarray:
+    out = np.zeros(len(rows), BAR)
+    for i, (kind, y, start, end) in enumerate(rows):
+        out[i]["kind"], out[i]["y"], out[i]["start"], out[i]["end"] = kind, y, start, end
+    return out
+
+
+def test_a_number_is_left_out_where_recomputation_lies_over_the_middle() -> None:
+    bars = _bars(
+        (Kind.BW, 0, 0, 10),  # recomputed over its middle
+        (Kind.R, 0, 4, 6),
+        (Kind.BW, 0, 20, 30),  # recomputed at its start alone
+        (Kind.R, 0, 20, 22),
+        (Kind.BW, 1, 0, 10),  # another rank: nothing lies over it
+        (Kind.R, 1, 40, 40.5),  # too narrow for a number of its own
+    )
+    assert covered(bars, bars[bars["kind"] == Kind.R], 0.5).tolist() == [True, False, False, False, False, True]
+    assert not covered(bars, bars[:0], 0.5).any()
