@@ -8,7 +8,7 @@ from typing import Any
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import var
-from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.quantities import signed_percent_text, significant
 from parallel_core.plan.cluster.accuracy import Row
 
 SLOW = "predicted too slow"
@@ -43,18 +43,13 @@ def _bars(found: Sequence[Row]) -> dict[str, Any]:
             "color": ["rgba(0,0,0,0)" if row.fitted else var("bar") for row in found],
             "line": {"color": var("bar"), "width": 1.25},
         },
-        "text": [signed(row.error) for row in found],
+        "text": [signed_percent_text(row.error) for row in found],
         "textposition": "outside",
         "textfont": {"color": var("ink"), "size": 12},
         "customdata": [f"{significant(row.predicted)} against {significant(row.measured)} {row.unit}" for row in found],
         "hovertemplate": "%{customdata}<extra></extra>",
         "cliponaxis": False,
     }
-
-
-def signed(error: float) -> str:
-    """A relative error as percent with its sign: `+1.9 %`; `0.0 %` where it rounds to nothing."""
-    return "0.0 %" if abs(error) < 0.0005 else f"{100 * error:+.1f} %"
 
 
 def table(found: Sequence[Row]) -> list[list[str]]:

@@ -32,6 +32,8 @@ def store_summary(pk: int) -> None:
     changes: dict[str, Any] = {"summary": summary}
     if summary["timed"]:
         changes["step_time"] = summary["timed"]["median"]
+    if rate := (summary.get("meters") or {}).get("tokens_per_s"):
+        changes["tokens_per_s"] = rate  # of the median step, as the step time is
     Run.objects.filter(pk=pk).update(**changes)
     if not run.wish:
         ledger.settle(run, summary)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import models
 
+from parallel_core.analysis.quantities import signed_percent_text
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
@@ -73,10 +74,5 @@ class Prediction(models.Model):
         return signed_error(self.memory, self.measured_memory)
 
 
-def signed(share: float) -> str:
-    """`+3.1 %`, with a real minus sign."""
-    return f"{share * 100:+.1f} %".replace("-", "−")
-
-
 def signed_error(said: float | None, measured: float | None) -> str:
-    return signed(said / measured - 1) if said and measured else ""
+    return signed_percent_text(said / measured - 1) if said and measured else ""

@@ -11,7 +11,8 @@ from functools import lru_cache
 
 from django.db.models import F, QuerySet
 
-from dashboard.ledger.models import Prediction, Profile, ProfileState, signed
+from dashboard.ledger.models import Prediction, Profile, ProfileState
+from parallel_core.analysis.quantities import signed_percent_text
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.predict import CannotPredict, predict_step
 from parallel_core.spec import RunSpec
@@ -63,7 +64,7 @@ class Record:
         one = what.removesuffix("s") if len(self.errors) == 1 else what
         return (
             f"{len(self.errors)} {one}, mean error {self.mean * 100:.1f} %, "
-            f"bias {signed(self.bias)}, worst {signed(self.worst)}{left}."
+            f"bias {signed_percent_text(self.bias)}, worst {signed_percent_text(self.worst)}{left}."
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from dashboard.charts import errors
 from dashboard.charts.chart import Chart
 from dashboard.ledger import selectors
-from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.quantities import signed_percent_text, significant
 from parallel_core.plan.cluster import accuracy
 from parallel_core.plan.cluster.fit import FREE
 from parallel_core.plan.cluster.store import table
@@ -60,7 +60,7 @@ def other_times() -> Section:
     """Times that no constant was fitted on: a layer by itself, and a run with replicas."""
     layers, replicas = accuracy.layer_times(), accuracy.with_replicas()
     found = accuracy.summary(layers)
-    text = f"One layer of the 22 B model: {_errors(found)}. With 8 replicas: {errors.signed(replicas[0].error)}."
+    text = f"One layer of the 22 B model: {_errors(found)}. With 8 replicas: {signed_percent_text(replicas[0].error)}."
     return Section("layers", "One layer, and replicas", [text], [errors.chart("layers", text, [*layers, *replicas])])
 
 
@@ -109,4 +109,4 @@ SECTIONS: tuple[Callable[[], Section], ...] = (step_times, record, other_times, 
 
 def _errors(found: accuracy.Summary) -> str:
     each = f"mean error {100 * found.mean:.1f} %, worst {100 * found.worst:.1f} %"
-    return f"{found.count} rows, {each}, bias {errors.signed(found.bias)}"
+    return f"{found.count} rows, {each}, bias {signed_percent_text(found.bias)}"

@@ -29,7 +29,7 @@ class SetupForm(forms.Form):
     """Valid forms have `setup`."""
 
     model = forms.ChoiceField(label="Model")
-    batch = forms.IntegerField(label="Batch", min_value=1, help_text="sequences a step, over all replicas")
+    batch = forms.IntegerField(label="Batch", min_value=1, help_text="sequences a step")
     cluster = forms.ChoiceField(label="Cluster")
     devices = forms.IntegerField(label="Devices", min_value=1, required=False)
 

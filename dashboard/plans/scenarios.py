@@ -102,6 +102,8 @@ class Card:
     """A scenario with the verdict that Judge gives on it now."""
 
     scenario: Scenario
+    setups: list[tuple[str, str]]
+    """(letter, what it stands for) of each set-up."""
     verdict: str
     judge: str
     planner: str
@@ -111,7 +113,16 @@ def cards() -> list[Card]:
     out = []
     for scenario in SCENARIOS:
         forms = read_forms(dict(parse_qsl(scenario.query())))
-        sentences = judge_page.verdict(judge_page.cases(forms)) if all(f.is_valid() for f in forms) else []
+        cases = judge_page.cases(forms) if all(f.is_valid() for f in forms) else []
+        sentences = judge_page.verdict(cases) if cases else []
         judge = f"{reverse('plans:judge')}?{scenario.query()}"
-        out.append(Card(scenario, " ".join(sentences), judge, f"{reverse('plans:page')}?{scenario.planner()}"))
+        named = [(case.letter, _named(case, len({c.setup.cluster for c in cases}) > 1)) for case in cases]
+        out.append(Card(scenario, named, " ".join(sentences), judge, f"{reverse('plans:page')}?{scenario.planner()}"))
     return out
+
+
+def _named(case: judge_page.Case, with_cluster: bool) -> str:
+    """The plan, and where the set-ups differ in it the cluster."""
+    cluster = case.setup.cluster
+    where = f" on {cluster.devices} x {cluster.device.name}" if with_cluster else ""
+    return f"{case.judged.plan.label()}{where}"

@@ -111,7 +111,7 @@ def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[Talk]) -> str:
     if not total:
         return f"{text}; it talks to nobody."
     most = max(spoken, key=lambda talk: talk.wire)
-    return f"{text}; of {bytes_text(total)} a step on the wire, most is {most.what}."
+    return f"{text}; {bytes_text(total)} a step on the wire. Largest part, {bytes_text(most.wire)}: {most.what}."
 
 
 def _head(layout: Layout, place: int) -> str:

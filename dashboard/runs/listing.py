@@ -36,7 +36,7 @@ COLUMNS = (
     Column("step", "Steps", True, "steps done"),
     Column("loss", "Loss", True),
     Column("step_time", "Step time", True, "median of the timed steps"),
-    Column("tokens_per_s", "Throughput/s", True),
+    Column("tokens_per_s", "Throughput", True, "of the median step; while it runs, of the newest"),
     Column("memory", "Memory", True, "measured peak of the worst rank"),
     Column("owner", "Owner"),
     Column("created", "Age"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors
-from dashboard.runs.models import Attempt, Run
+from dashboard.runs.models import ENDED, Attempt, Run
 from dashboard.runs.page_verdict import rate_text, target_of
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text, significant
 from parallel_core.plan.memory import worst_stage
@@ -17,6 +17,7 @@ from parallel_core.spec import RunSpec
 
 WIDTH, HEIGHT = 120, 32
 BUCKETS = 60
+METERS = ("mfu", "hfu")
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,8 @@ def tiles(run: Run) -> list[Tile]:
     rate = selectors.series(run, "tokens_per_s", buckets=BUCKETS)
     return [
         Tile("loss", "Loss", _last(loss, lambda v: significant(v, 4)), _fall(loss), line(loss.value)),
-        Tile("step_time", "Step time", _last(seconds, seconds_text), _spread(run), line(seconds.value)),
-        Tile(
-            "tokens_per_s",
-            "Throughput",
-            _last(rate, lambda v: rate_text(v, target_of(run))),
-            _utilisation(run),
-            line(rate.value),
-        ),
+        Tile("step_time", "Step time", *_step_time(run, seconds), line(seconds.value)),
+        Tile("tokens_per_s", "Throughput", *_throughput(run, rate), line(rate.value)),
         _memory(run),
     ]
 
@@ -79,15 +74,28 @@ def _fall(series: selectors.Series) -> str:
     return f"from {significant(float(series.value[0]), 4)} at step {series.step[0]}" if len(series.value) > 1 else ""
 
 
-def _spread(run: Run) -> str:
-    timed = selectors.timed(run)
-    return f"median {seconds_text(timed.median)} (n = {timed.n})" if timed else ""
+def _step_time(run: Run, seconds: selectors.Series) -> tuple[str, str]:
+    """The newest step and the median of the timed ones; the median first once the run has ended, as everywhere."""
+    timed, newest = selectors.timed(run), _last(seconds, seconds_text)
+    if timed is None:
+        return newest, ""
+    median = seconds_text(timed.median)
+    if run.state in ENDED:
+        return median, f"median (n = {timed.n}), the last {newest}"
+    return newest, f"median {median} (n = {timed.n})"
 
 
-def _utilisation(run: Run) -> str:
-    """`MFU 41 %, HFU 55 %` of the newest step; empty before the first timed one."""
-    named = (("MFU", selectors.series(run, "mfu", buckets=1)), ("HFU", selectors.series(run, "hfu", buckets=1)))
-    return ", ".join(f"{name} {percent_text(float(found.value[-1]))}" for name, found in named if found.shown)
+def _throughput(run: Run, rate: selectors.Series) -> tuple[str, str]:
+    """With `MFU 41 %, HFU 55 %`: of the newest step, at the end of the median one; empty before the first timed one."""
+    meters = run.summary.get("meters") or {}
+    if meters.get("tokens_per_s"):
+        shares = {name: meters.get(name) for name in METERS}
+        value = rate_text(meters["tokens_per_s"], target_of(run))
+    else:
+        found = {name: selectors.series(run, name, buckets=1) for name in METERS}
+        shares = {name: float(one.value[-1]) for name, one in found.items() if one.shown}
+        value = _last(rate, lambda v: rate_text(v, target_of(run)))
+    return value, ", ".join(f"{name.upper()} {percent_text(share)}" for name, share in shares.items() if share)
 
 
 def _memory(run: Run) -> Tile:

@@ -22,6 +22,7 @@ from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies import answers, figures, findings, fit, fit_views, postmortem, scaling, streams, table, written
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, held_equal, overview
+from dashboard.studies.ways import WAYS
 
 PER_PAGE = 20
 MAX_GANTTS = 12
@@ -50,7 +51,7 @@ def list_page(request: HttpRequest) -> HttpResponse:
     verdicts = _verdicts(list(listed))
     for study in listed:
         study.verdict = verdicts[study.pk]  # type: ignore[attr-defined]
-    context = {"page": listed, "studies": listed.object_list, "may_submit": may_submit(request.user)}
+    context = {"page": listed, "studies": listed.object_list, "may_submit": may_submit(request.user), "ways": WAYS}
     return render(request, "studies/list.html", context)
 
 

@@ -23,6 +23,8 @@ READ = 24
 """Runs whose traced step is read, the fastest first."""
 FIRST = 5
 """Lines of an answer that a page shows before it is unfolded."""
+MOST_NAMED = 4
+"""Strategies whose largest model is named."""
 LOSSES = tuple(name for name in COMPONENT_NAMES if name != "compute")
 
 
@@ -176,5 +178,10 @@ def _memory(view: Overview) -> list[str]:
 
 def _layers(view: Overview) -> list[str]:
     known = sorted(((e.largest, e.label) for e in view.entries if e.largest is not None), reverse=True)
-    listed = ", ".join(f"{label} {count_text(most)}" for most, label in known)
-    return [capacity.title(view.entries, view.limit), *([f"Predicted: {listed}."] if known and view.limit else [])]
+    said = [capacity.title(view.entries, view.limit)]
+    if view.limit and len(known) > 1:
+        named = ", ".join(f"{label} {count_text(most)}" for most, label in known[1:MOST_NAMED])
+        least, label = known[-1]
+        said.append(f"Next are {named}; " if len(known) > MOST_NAMED else "")
+        said[-1] += f"{label} holds the fewest, {count_text(least)}. All are predicted."
+    return said

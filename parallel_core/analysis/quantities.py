@@ -35,7 +35,7 @@ def seconds_text(seconds: float) -> str:
     if seconds >= 60:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
     scale, unit = next(((s, u) for s, u in _TIMES if abs(seconds) >= s), _TIMES[-1])
-    return f"{significant(seconds / scale)} {unit}"
+    return minus_text(f"{significant(seconds / scale)} {unit}")
 
 
 def ns_text(nanoseconds: float) -> str:
@@ -61,6 +61,16 @@ def count_text(count: int) -> str:
 def percent_text(share: float) -> str:
     """A share 0 .. 1 as whole percent; `under 1 %` where rounding would hide it."""
     return "under 1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
+
+
+def signed_percent_text(share: float) -> str:
+    """A relative error with its sign and one decimal: `+1.9 %`, `−0.3 %`; `0.0 %` where it rounds to nothing."""
+    return "0.0 %" if abs(share) < 0.0005 else minus_text(f"{100 * share:+.1f} %")
+
+
+def minus_text(number: str) -> str:
+    """A number in words with a minus sign instead of a hyphen, which lines and reading programs break at."""
+    return number.replace("-", "\N{MINUS SIGN}", 1) if number.startswith("-") else number
 
 
 def slower_text(share: float) -> str:

@@ -14,6 +14,7 @@ from parallel_core.analysis.parity import Parity
 from parallel_core.analysis.quantities import (
     bytes_text,
     difference_text,
+    minus_text,
     ns_text,
     percent_text,
     ratio_text,
@@ -245,4 +246,4 @@ def _largest(memory: Mapping[str, int]) -> tuple[str, float]:
 
 
 def _signed(nanoseconds: int) -> str:
-    return f"{'-' if nanoseconds < 0 else ''}{ns_text(abs(nanoseconds))}"
+    return minus_text(f"{'-' if nanoseconds < 0 else ''}{ns_text(abs(nanoseconds))}")

@@ -108,9 +108,13 @@ def test_every_scenario_has_a_verdict_and_opens_both_pages(reader: Client) -> No
     assert len(found) == 6
     for card in found:
         assert "works" in card.verdict
+        assert [letter for letter, _ in card.setups] == list("ABCD")[: len(card.scenario.setups)]
         judge = reader.get(card.judge)
         assert judge.context["valid"], card.scenario.key
         assert " ".join(judge.context["verdict"]) == card.verdict
+    said = {card.scenario.key: [text for _, text in card.setups] for card in found}
+    assert said["200b"][0] == "DP 1024, micro-batch 1"
+    assert said["refresh"][1].startswith("TP 8 x PP 8 x DP 4") and " on 256 x H100" in said["refresh"][1]
     planned = reader.get(found[0].planner)
     assert planned.context["valid"]
     assert urlsplit(found[0].planner).path == "/planner/"

@@ -11,8 +11,10 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.runs import page_charts, page_tiles, selectors
+from dashboard.runs.page_verdict import rate_text, verdict
 from dashboard.studies.table import METERS
 from parallel_core.analysis.meters import Work
+from parallel_core.analysis.quantities import seconds_text
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
@@ -53,6 +55,13 @@ def test_tile_study_table_and_csv(alice: Any, client: Client) -> None:
     run = study.runs.first()
     throughput = next(tile for tile in page_tiles.tiles(run) if tile.key == "tokens_per_s")
     assert throughput.note.startswith("MFU ")
+    run.refresh_from_db()
+    assert run.tokens_per_s == pytest.approx(run.summary["meters"]["tokens_per_s"])
+    assert run.tokens_per_s * run.step_time == pytest.approx(RunSpec.model_validate(run.spec).tokens_per_step)
+    listed = client.get(reverse("runs:list")).content.decode()
+    assert throughput.value == rate_text(run.tokens_per_s) and listed.count(throughput.value) >= 1
+    median = next(tile for tile in page_tiles.tiles(run) if tile.key == "step_time")
+    assert median.value == seconds_text(run.step_time) and f"{median.value} a step" in verdict(run).sentence
     page = client.get(reverse("studies:page", args=[study.pk])).content.decode()
     assert ">MFU</th>" in page
     text = client.get(reverse("studies:csv", args=[study.pk])).content.decode()

@@ -17,6 +17,7 @@ from dashboard.runs.models import Run, State
 from dashboard.studies import answers, figures
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import held_equal, overview
+from dashboard.studies.ways import WAYS
 from parallel_core.plan.capacity import largest_layers
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
@@ -141,6 +142,15 @@ def test_list_has_a_verdict_a_study_and_says_when_empty(reader: Client, alice: A
     assert "No study yet" in reader.get("/studies/").content.decode()
     factory.study(alice, "Starter", SPLITS[:2], recompute=False)
     assert "Single" in reader.get("/studies/").content.decode()
+
+
+def test_the_list_leads_to_the_page_that_answers_each_other_question(reader: Client) -> None:
+    page = reader.get("/studies/").content.decode()
+    for way in WAYS:
+        address, _, place = way.address.partition("#")
+        answer = reader.get(address)
+        assert f'href="{way.address}"' in page and answer.status_code == 200
+        assert not place or f'id="{place}"' in answer.content.decode()
 
 
 @pytest.mark.parametrize("address", ("/studies/", "/studies/1/", "/compare/", "/studies/1/charts.json"))

@@ -20,6 +20,7 @@ from parallel_core.analysis.quantities import (
     listed_text,
     percent_text,
     seconds_text,
+    signed_percent_text,
     significant,
     slower_text,
 )
@@ -202,6 +203,10 @@ def test_every_sentence_changes_with_its_numbers(sentence: Callable[[Result, Res
         (bytes_text(31 * MIB), "31 MiB"),
         (seconds_text(0.0482), "48.2 ms"),
         (seconds_text(200), "3 min 20 s"),
+        (seconds_text(-0.0042), "\N{MINUS SIGN}4.2 ms"),
+        (signed_percent_text(0.019), "+1.9 %"),
+        (signed_percent_text(-0.02), "\N{MINUS SIGN}2.0 %"),
+        (signed_percent_text(-0.0001), "0.0 %"),
         (seconds_text(7500), "2 h 5 min"),
         (percent_text(0.001), "under 1 %"),
         (slower_text(0.0004), ""),

@@ -8,6 +8,8 @@ from typing import Any
 from django import template
 from django.utils import timezone
 
+from dashboard.runs.models import Run
+from dashboard.runs.page_verdict import rate_text, target_of
 from parallel_core.analysis import quantities
 
 register = template.Library()
@@ -31,6 +33,12 @@ def seconds_text(value: Any) -> str:
 def number_text(value: Any) -> str:
     """Three significant digits."""
     return NOTHING if value is None else quantities.significant(value)
+
+
+@register.filter
+def throughput(run: Run) -> str:
+    """`18.2 k tokens/s`: of the median step once a run has ended, of the newest one before."""
+    return NOTHING if run.tokens_per_s is None else rate_text(run.tokens_per_s, target_of(run))
 
 
 @register.filter

@@ -1,0 +1,56 @@
+"""What a person may come for besides a study that is there: each question leads to the page that answers it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from django.urls import reverse
+
+
+class Way(NamedTuple):
+    """`view` = name of the page, `place` = what follows its address."""
+
+    question: str
+    answer: str
+    view: str
+    place: str = ""
+
+    @property
+    def address(self) -> str:
+        return reverse(self.view) + self.place
+
+
+WAYS = (
+    Way(
+        "How would I split my model over a GPU cluster?",
+        "The fastest of all plans that fit, what holds it back, and why any other one fails.",
+        "plans:page",
+    ),
+    Way(
+        "Which plan trains 200 B parameters on 40 GB GPUs?",
+        "Ready cases, each with its verdict, and why the other set-up cannot.",
+        "plans:scenarios",
+        "#case-200b",
+    ),
+    Way(
+        "Why did scaling get worse, or the loss diverge?",
+        "Scenarios that break: one click runs before, broken and proof, and names the cause.",
+        "plans:scenarios",
+        "#breakages",
+    ),
+    Way(
+        "Where does a pipeline's bubble come from?",
+        "Two schedules side by side, played step by step; no run needed.",
+        "schedules:page",
+    ),
+    Way(
+        "What does each strategy hold, send and wait for?",
+        "One card each, with its memory and traffic, and a run to try it.",
+        "schedules:strategies",
+    ),
+    Way(
+        "Why is a job of mine slow that ran elsewhere?",
+        "Files of torch.profiler, one a rank, become a timeline with its accounts.",
+        "traces:list",
+    ),
+)
