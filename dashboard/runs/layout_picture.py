@@ -79,6 +79,12 @@ class Picture:
     said: list[Said]
     world: int
 
+    @property
+    def groups(self) -> dict[str, str]:
+        """Of GROUPS what the chosen rank has: the key shows nothing that is not in the mesh."""
+        there = {cell.role for row in self.rows for cells in row for cell in cells}
+        return {key: name for key, name in GROUPS.items() if key in there}
+
 
 def picture(spec: RunSpec, rank: int) -> Picture:
     """`rank` beyond the run's last is taken as 0."""

@@ -64,7 +64,7 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
     if tab == "ranks":
         return {"profiles": profiles.listed(run), "ranks": rank_rows(run), "equal": equal_sentence(run)}
     if tab == "layout":
-        return {"layout": _layout(run, rank), "layout_groups": layout_picture.GROUPS}
+        return {"layout": _layout(run, rank)}
     if tab == "logs":
         return _logs(run, rank)
     if tab == "spec":

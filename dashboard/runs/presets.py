@@ -8,6 +8,7 @@ from typing import Any
 TINY = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128, "vocab": 256}
 GPT2_SMALL = {"layers": 12, "hidden": 768, "heads": 12, "seq": 1024, "vocab": 50304, "tied": True}
 GPT2_MEDIUM = {"layers": 24, "hidden": 1024, "heads": 16, "seq": 1024, "vocab": 50304, "tied": True}
+FAMILY = "Tiny GPT"
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,16 @@ class Preset:
     title: str
     blurb: str
     spec: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def family(self) -> str:
+        """What the title begins with where many presets have it in common; '' of the others."""
+        return FAMILY if self.title.startswith(f"{FAMILY}, ") else ""
+
+    @property
+    def short(self) -> str:
+        """The title below its family."""
+        return self.title.removeprefix(f"{FAMILY}, ")
 
 
 def _tiny(**parallel: Any) -> dict[str, Any]:

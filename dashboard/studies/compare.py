@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dashboard.runs.spec_fields import ENTRIES
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.quantities import bytes_text, difference_text, seconds_text, significant
@@ -27,6 +28,12 @@ class Difference:
 
     field: str
     values: Sequence[str]
+
+    @property
+    def words(self) -> str:
+        """The field as the New run form calls it; '' of one that no form shows."""
+        entry = ENTRIES.get(self.field)
+        return entry.label if entry else ""
 
 
 def flat(spec: RunSpec) -> dict[str, Any]:

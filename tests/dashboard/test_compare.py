@@ -26,6 +26,7 @@ def spec(**sections: Any) -> RunSpec:
 def test_only_differing_fields_are_listed() -> None:
     found, same = compare.differences([spec(parallel={"dp": 2}), spec(parallel={"tp": 2}), spec()])
     assert [(d.field, d.values) for d in found] == [("parallel.dp", ["2", "1", "1"]), ("parallel.tp", ["1", "2", "1"])]
+    assert [d.words for d in found] == ["Data parallel", "Tensor parallel"]
     assert same == len(compare.flat(spec())) - 2
 
 

@@ -28,6 +28,7 @@ def test_every_rank_stands_once_and_the_chosen_one_has_its_groups() -> None:
     assert sorted(cells) == list(range(8))
     assert {rank: role for rank, role in cells.items() if role} == {3: "chosen", 2: "tensor", 1: "data", 7: "next"}
     assert drawn.sentence.startswith("Rank 3 holds 5 of 10 layers")
+    assert list(drawn.groups) == ["tensor", "data", "next"]
 
 
 def test_a_matrix_shows_the_part_that_is_held() -> None:
