@@ -9,9 +9,13 @@ from torch import Tensor
 
 from parallel_core.engine.host_group import HostGroup
 from parallel_core.engine.host_links import HostLinks
+from parallel_core.engine.host_table import HostTable
 
 Group = dist.ProcessGroup | HostGroup | None
 """None is a group of one: nothing to communicate."""
+
+TableGroup = Group | HostTable
+"""What can gather."""
 
 LinkGroup = dist.ProcessGroup | HostLinks | None
 """What messages of one kind go through."""
@@ -39,9 +43,9 @@ def all_reduce(tensor: Tensor, group: Group, op: Any = dist.ReduceOp.SUM) -> Wor
     return work
 
 
-def all_gather(out: Tensor, mine: Tensor, group: Group) -> Work:
+def all_gather(out: Tensor, mine: Tensor, group: TableGroup) -> Work:
     """Begins to bring everybody's `mine` into `out`, in the order of ranks; both flat."""
-    if isinstance(group, HostGroup):
+    if isinstance(group, HostGroup | HostTable):
         return group.all_gather(out, mine)
     work: Work = dist.all_gather_single(out, mine, group=group, async_op=True)
     return work

@@ -10,9 +10,10 @@ from itertools import pairwise
 
 import torch.distributed as dist
 
-from parallel_core.engine.collectives import Group, LinkGroup
+from parallel_core.engine.collectives import Group, LinkGroup, TableGroup
 from parallel_core.engine.host_group import open_group
 from parallel_core.engine.host_links import Kind, open_links
+from parallel_core.engine.host_table import open_table
 from parallel_core.layout import Layout
 
 TIMEOUT = timedelta(minutes=10)
@@ -50,7 +51,9 @@ class Groups:
 
     store: dist.Store | None = None
     world: Group = None
-    """All ranks. Of a pipeline that stays full never through memory: its totals travel while ranks are steps apart."""
+    """All ranks."""
+    totals: TableGroup = None
+    """All ranks, for the totals of steps. In a pipeline that stays full they travel while ranks are steps apart."""
     tensor: Group = None
     data: Group = None
     links: Mapping[tuple[bool, bool], LinkGroup] = field(default_factory=dict)
@@ -84,9 +87,11 @@ def groups_of(rank: int, layout: Layout, store: dist.Store, tied: bool = False) 
         return near_group(ranks, rank, store)
 
     # A group is named by how many its members are in already: tensor and data groups, which some lack, come behind.
+    world = near(*range(layout.world))
     return Groups(
         store=store,
-        world=near(*range(layout.world)) if layout.flushes else dist.group.WORLD,
+        world=world,
+        totals=world if layout.flushes else near_table(range(layout.world), rank, store),
         links=near_links(pipeline, _links(layout), rank, store, layout.flushes),
         tensor=near(*(layout.rank(place, replica, t) for t in range(layout.widths[place]))),
         data=near(*(layout.rank(place, r, tensor) for r in range(layout.replicas[place]))),
@@ -110,6 +115,13 @@ def disconnect() -> None:
 def near_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
     """The group of global `ranks`, all of which ask for it: CPU ranks of one host talk through memory."""
     if len(ranks) > 1 and dist.get_backend() == "gloo" and (near := open_group(ranks, rank, store)) is not None:
+        return near
+    return _group(ranks)
+
+
+def near_table(ranks: Sequence[int], rank: int, store: dist.Store) -> TableGroup:
+    """What gathers among global `ranks`, all of which ask for it, without their meeting; as `near_group`."""
+    if len(ranks) > 1 and dist.get_backend() == "gloo" and (near := open_table(ranks, rank, store)) is not None:
         return near
     return _group(ranks)
 

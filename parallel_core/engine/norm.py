@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from parallel_core.engine.collectives import Group, all_gather, all_reduce
+from parallel_core.engine.collectives import Group, TableGroup, all_gather, all_reduce
 from parallel_core.engine.device import Device
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.stop import StopRequest
@@ -59,7 +59,7 @@ class StepTotals:
         spec: RunSpec,
         layout: Layout,
         flat: FlatParameters,
-        group: Group,
+        group: TableGroup,
         device: Device,
         stop: StopRequest | None = None,
     ) -> None:

@@ -7,6 +7,7 @@ for the others at the end of a step: its totals are gathered beside the steps th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from parallel_core.engine.norm import Gathering, clip_factor
 from parallel_core.engine.p2p import Traffic
 from parallel_core.engine.scaled import marked, rescaled
 from parallel_core.engine.stage import Batch
-from parallel_core.engine.versions import WeightVersions
+from parallel_core.engine.versions import WeightVersions, views_of_weights
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_HOST
 from parallel_core.observe.scope import Scope
@@ -53,6 +54,9 @@ class StreamExecutor(Walker):
         self._runs |= {Kind.STASH: self._stash, Kind.DROP: self._drop}
         self._windows, self._here = windows, here
         self.versions = WeightVersions(parts.chunks.flat, scope)
+        self._saved_as_views = {
+            number for number, stage in self._stages.items() if any(map(views_of_weights, stage.layers))
+        }
         self._steps: dict[Window, _Step] = {}
         self._read: dict[int, int] = {}
         """Micro-batch -> updates that the weights of its forward had seen."""
@@ -124,7 +128,8 @@ class StreamExecutor(Walker):
 
     def _forward(self, op: Op) -> int:
         self._read[op.micro_batch] = self.versions.use(op.version)
-        return super()._forward(op)
+        with self.versions.saving() if op.stage in self._saved_as_views else nullcontext():
+            return super()._forward(op)
 
     def _backward(self, op: Op) -> int:
         """The gradient enters with the scale that this stage has now: it may have changed since that came."""

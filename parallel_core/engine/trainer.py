@@ -112,7 +112,7 @@ class Trainer:
             self.chunks,
             Links(here, peers, groups.links, edges, dtype, self.device, self.faults.link_delay, mark, messages),
             self._reducer(groups),
-            StepTotals(spec, layout, flat, groups.world, self.device, self.stop),
+            StepTotals(spec, layout, flat, groups.totals, self.device, self.stop),
             StageNorm(flat, groups.tensor, self.place.tensor),
             self.optimizer,
             SharedGradients(flat, groups, spec.parallel.sequence),

@@ -7,8 +7,8 @@ needs a parameter's values in backward makes its gradient, too. What `lean` does
 Two layers are spared a second gather: one that is recomputed goes backward at once, and so does the last one. A matrix
 that two layers share stays from the backward of the last to that of the first.
 
-Autograd saves some parameters as views of their memory (the matrices of an LSTM), which would keep all of it: what it
-saves of a bucket is kept as a place in it.
+Autograd saves some parameters as views of their memory, which would keep all of it: what it saves of a bucket is kept
+as a place in it (`spot`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from parallel_core.engine.collectives import Group, all_gather
 from parallel_core.engine.flat import FlatParameters, hollow
 from parallel_core.engine.injected import late
+from parallel_core.engine.spot import Spot
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
 from parallel_core.plan.places import Bucket
@@ -42,13 +43,11 @@ class _View(NamedTuple):
     """A tensor in the memory of a bucket."""
 
     bucket: _Gathered
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
+    spot: Spot
 
     def tensor(self) -> Tensor:
         assert self.bucket.whole is not None
-        return self.bucket.whole.as_strided(self.size, self.stride, self.offset)
+        return self.spot.within(self.bucket.whole)
 
 
 class Unsharder:
@@ -113,10 +112,9 @@ class Unsharder:
 
 def _pack(held: Sequence[_Gathered], saved: Tensor) -> Tensor | _View:
     """What is kept of a tensor for a backward."""
-    memory = saved.untyped_storage().data_ptr()
     for bucket in held:
-        if bucket.whole is not None and bucket.whole.untyped_storage().data_ptr() == memory:
-            return _View(bucket, saved.shape, saved.stride(), int(saved.storage_offset()))
+        if bucket.whole is not None and (spot := Spot.of(saved, bucket.whole)) is not None:
+            return _View(bucket, spot)
     return saved
 
 

@@ -2,17 +2,20 @@
 
 The parameters are views of the flat buffer, which always holds the newest version. A stashed version is a copy of that
 buffer; to use it the parameters are pointed at the copy, and nothing is moved. Autograd saves parameters as objects, so
-a backward sees what they point at when it runs.
+a backward sees what they point at when it runs; of layers that give it views of them (`views_of_weights`), `saving`
+keeps places in the version instead.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.spot import Spot
 from parallel_core.observe.scope import Scope
 
 
@@ -30,8 +33,7 @@ class WeightVersions:
     def __init__(self, flat: FlatParameters, scope: Scope) -> None:
         self._flat, self._scope = flat, scope
         self._parameters = [slot.parameter for slot in flat]
-        self._live = _views(flat, flat.values)
-        self._seen = self._live
+        self._live = self._seen = _Copy(flat.values, _views(flat, flat.values), 0)
         self._kept: dict[int, _Copy] = {}
         self._spare: list[_Copy] = []
         self.newest = 0
@@ -48,7 +50,7 @@ class WeightVersions:
             self._show(self._live)
             return self.updates
         kept = self._kept[version]
-        self._show(kept.views)
+        self._show(kept)
         return kept.updates
 
     def use_newest(self) -> None:
@@ -79,11 +81,26 @@ class WeightVersions:
         self._scope.kept(values, "params")
         return _Copy(values, _views(self._flat, values), 0)
 
-    def _show(self, views: list[Tensor]) -> None:
-        if views is not self._seen:
-            for parameter, view in zip(self._parameters, views, strict=True):
+    def saving(self) -> AbstractContextManager[None]:
+        """In a forward pass: its backward will see the weights of the version in use then, and no memory of now."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, saved: Tensor) -> Tensor | Spot:
+        return Spot.of(saved, self._seen.values) or saved
+
+    def _unpack(self, kept: Tensor | Spot) -> Tensor:
+        return kept.within(self._seen.values) if isinstance(kept, Spot) else kept
+
+    def _show(self, copy: _Copy) -> None:
+        if copy.values is not self._seen.values:
+            for parameter, view in zip(self._parameters, copy.views, strict=True):
                 parameter.data = view
-            self._seen = views
+            self._seen = copy
+
+
+def views_of_weights(layer: nn.Module) -> bool:
+    """Whether autograd saves views of its parameters, not the parameters."""
+    return any(isinstance(module, nn.RNNBase) for module in layer.modules())
 
 
 def _views(flat: FlatParameters, values: Tensor) -> list[Tensor]:

@@ -4,6 +4,9 @@ One replica normalises a micro-batch with its own mean and variance (Ioffe and S
 on their micro-batches joined: they exchange means and variances forward, two sums of gradients backward. Running
 statistics move with every micro-batch's first forward pass; a recomputation leaves them alone. Numbers of 16 bits are
 normalised, and summed, in fp32, as torch's own kernel does.
+
+Many norms one behind the other amplify rounding at a high learning rate, about ten times a step in ResNet-50 at 1e-2:
+replicas drift from one device as fast as that does from itself when nudged by 1e-15 (tests: `test_rounding`).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,12 +95,16 @@ def replay(spec: RunSpec) -> Trained:
             "parallel": {
                 "micro_batches": spec.parallel.per_step,
                 # without a stash, what is recomputed comes from weights that its forward did not have
-                "recompute": spec.parallel.recompute if spec.parallel.schedule == "1f1b-naive" else "none",
+                **(_recomputed(spec) if spec.parallel.schedule == "1f1b-naive" else {}),
             },
             "train": spec.train.model_dump() | {"clip": "global"},
         }
     )
     return ranks.run(alone, _replayer(spec), ranks.scratch())[0]
+
+
+def _recomputed(spec: RunSpec) -> dict[str, Any]:
+    return {name: getattr(spec.parallel, name) for name in ("recompute", "recompute_layers")}
 
 
 def _replayer(spec: RunSpec) -> ranks.Work:

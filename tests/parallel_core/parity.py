@@ -113,17 +113,17 @@ def assert_equal(got: Trained, want: Trained) -> None:
     np.testing.assert_allclose(got.losses, want.losses, rtol=1e-12)
     np.testing.assert_allclose(got.norms, want.norms, rtol=1e-9)
     for step in range(STEPS):
-        _assert_close(got.grads[step], want.grads[step], f"gradient of step {step}")
+        assert_close(got.grads[step], want.grads[step], f"gradient of step {step}")
     assert_moved_alike(got, want)
 
 
 def assert_moved_alike(got: Trained, want: Trained) -> None:
     """The changes of the parameters, by the rule of this module."""
     moved = {name: want.after[name] - want.before[name] for name in want.after}
-    _assert_close({name: got.after[name] - got.before[name] for name in got.after}, moved, "change of parameter")
+    assert_close({name: got.after[name] - got.before[name] for name in got.after}, moved, "change of parameter")
 
 
-def _assert_close(got: Tensors, want: Tensors, what: str) -> None:
+def assert_close(got: Tensors, want: Tensors, what: str) -> None:
     assert got.keys() == want.keys()
     largest = max(float(np.abs(value).max()) for value in want.values())
     for name, b in want.items():

@@ -15,6 +15,7 @@ import torch
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.engine import checkpoint
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.stop import Stopped
 from parallel_core.engine.trainer import Trainer, run_rank
@@ -135,6 +136,45 @@ def test_sigterm_drains_and_saves_behind_the_same_step(tmp_path: Path) -> None:
     assert manifests.read(folders.path_of(tmp_path / "run", steps[0])).scalars["steps"] == steps[0] * M
     points = series(read_file(events_path(tmp_path, 0)))
     assert [step for step, _ in points["loss"]] == list(range(steps[0])), "no step's loss is lost"
+
+
+def _stopped_behind(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> int:
+    """Steps done where one rank is asked to stop in front of step 2; the state is saved."""
+
+    def use(trainer: Trainer) -> int:
+        saver = checkpoint.Saver(trainer, SaveOrder(folder / "run"), FileSink(folder, rank))
+        for step in range(spec.train.steps):
+            trainer.stop.asked = rank == 1 and step >= 2
+            trainer.advance(step)
+            if trainer.pace.stopping:
+                saver.save(step + 1)
+                saver.wait()
+                return step + 1
+        return -1
+
+    return int(ranks.with_trainer(spec, rank, meeting, folder, use))
+
+
+@pytest.mark.parametrize("name", ["1f1b-stash", pytest.param("1f1b-2bw", marks=pytest.mark.full)])
+def test_a_run_that_was_stopped_goes_on_as_one_that_drained_there(name: str, tmp_path: Path) -> None:
+    """Bit by bit: but not as one that stayed full, whose updates there were by gradients of older weights."""
+    long = {"steps": 14}
+    first, second = ranks.run(spec_of(name, long), _stopped_behind, tmp_path)
+    assert 7 <= first == second < 14, "the step of a regular checkpoint must not come twice"
+    resume = folders.path_of(tmp_path / "run", first)
+
+    def last(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[bytes]:
+        def use(trainer: Trainer) -> list[bytes]:
+            begin = checkpoint.load(trainer, resume) if spec.train.keep == 1 else 0
+            for step in range(begin, 14):
+                trainer.advance(step)
+            return [value.numpy().tobytes() for value in trainer.flat.named().values()]
+
+        return ranks.with_trainer(spec, rank, meeting, folder, use)
+
+    kinds = ({"keep": 1}, {"checkpoint_every": first}, {})
+    went_on, drained, full = ranks.run_many([spec_of(name, long | kind) for kind in kinds], last, tmp_path)
+    assert went_on == drained != full
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from parallel_core.engine.collectives import all_gather, all_reduce, irecv, isen
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.host_group import HALF, HostGroup
 from parallel_core.engine.host_links import SLOTS, Form, HostLinks
+from parallel_core.engine.host_table import HostTable
 from parallel_core.layout import Layout
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.spec import RunSpec
@@ -155,3 +156,38 @@ def _post(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 def test_messages_come_whole_and_in_order(tmp_path: Path) -> None:
     pipeline = RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 2}, "train": {"global_batch": 2}})
     assert run(pipeline, _post, tmp_path) == [(HostLinks.__name__, 0)] * 2
+
+
+def _steps_apart(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    """The first rank waits for all but its last gather while the others have begun theirs and wait for none."""
+    groups = connect(meeting, rank, Layout.of(of), "gloo")
+    store, steps = groups.store, 5
+    assert store is not None
+    try:
+        table = [torch.empty(2 * 3, dtype=torch.float64) for _ in range(steps)]
+        mine = [torch.full((3,), 10.0 * step + rank, dtype=torch.float64) for step in range(steps)]
+        works = [all_gather(*given, groups.totals) for given in zip(table[:-1], mine[:-1], strict=True)]
+        if rank:
+            store.get("the first rank has waited")
+            works.append(all_gather(table[-1], mine[-1], groups.totals))
+            store.set("the others wait", "")
+        for work in works:
+            work.wait()
+        if not rank:
+            works.append(all_gather(table[-1], mine[-1], groups.totals))
+            store.set("the first rank has waited", "")
+            store.get("the others wait")
+            works[-1].wait()
+        return type(groups.totals).__name__, [row[::3].tolist() for row in table]
+    finally:
+        disconnect()
+
+
+@pytest.mark.parametrize("switch", ["1", "0"])
+def test_totals_of_ranks_that_are_steps_apart(switch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(host_memory.SWITCH, switch)
+    split = {"pp": 2, "micro_batches": 2, "schedule": "1f1b-stash"}
+    stream = RunSpec.model_validate({"parallel": split, "train": {"global_batch": 2, "clip_norm": None}})
+    for kind, rows in run(stream, _steps_apart, tmp_path):
+        assert rows == [[10.0 * step, 10.0 * step + 1] for step in range(5)]
+        assert (kind == HostTable.__name__) is (switch == "1" and platform.machine() == "x86_64")
