@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
@@ -23,7 +23,7 @@ from parallel_core.schedule import names
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.traits import flushes
 from parallel_core.simulate.replay import FREE, Change, Replay, ideal_limit, replay
-from parallel_core.spec import field_errors
+from parallel_core.spec import RunSpec, field_errors
 
 LINKS = (
     ("", "as measured"),
@@ -49,9 +49,9 @@ class WhatIfForm(forms.Form):
     balanced = forms.BooleanField(label="Balanced stages", required=False)
     no_recompute = forms.BooleanField(label="No recomputation", required=False)
 
-    def __init__(self, trace: Trace, given: Mapping[str, Any]) -> None:
+    def __init__(self, spec: RunSpec, given: Mapping[str, Any]) -> None:
         super().__init__(given, auto_id="w-%s", use_required_attribute=False)
-        split = trace.spec.parallel
+        split = spec.parallel
         self.fields["schedule"].choices = [("", "as measured"), *((n, CHOICE_LABELS[n]) for n in names() if flushes(n))]  # type: ignore[attr-defined]
         self.fields["device"].widget.attrs |= {"step": "any", "placeholder": "1", "data-slider": SLOWEST_FASTEST}
         self.fields["links"].widget.attrs["data-slider"] = ""
@@ -88,28 +88,33 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         measured = trace.measured
     except ValueError as error:
         return {"why_not": f"{str(error)[:1].upper()}{str(error)[1:]}"}
-    form = WhatIfForm(trace, given)
-    made = _replayed(trace, form)
+    form = WhatIfForm(trace.spec, given)
+    made = replayed(form, lambda change: replay(trace.spec, measured, change))
     again = replay(trace.spec, measured, Change())
     return {
         "form": form,
         "made": made is not None,
-        "sentence": _sentence(trace, form.change(), made) if made else "",
+        "sentence": sentence(form.change(), made, measured.step) if made else "",
         "limit": _limit(trace),
         "chart": _chart(trace, made) if made else None,
         "ideas": ideas(trace),
-        "check": f"Replayed unchanged: {ns_text(again.step)}, measured {ns_text(measured.step)} "
-        f"({percent_text(abs(again.step / measured.step - 1))} off).",
+        "check": check(again.step, measured.step),
         "whatif_step": trace.step,
     }
 
 
-def _replayed(trace: Trace, form: WhatIfForm) -> Replay | None:
+def check(again: float, measured: float) -> str:
+    """What the unchanged replay says of itself; ns."""
+    off = percent_text(abs(again / measured - 1))
+    return f"Replayed unchanged: {ns_text(again)}, measured {ns_text(measured)} ({off} off)."
+
+
+def replayed(form: WhatIfForm, how: Callable[[Change], Replay]) -> Replay | None:
     """None, with the errors in the form, where the change makes no valid run."""
     if not form.is_valid():
         return None
     try:
-        return replay(trace.spec, trace.measured, form.change())
+        return how(form.change())
     except ValidationError as error:
         for name, message in field_errors(error).items():
             field = name.removeprefix("parallel.")
@@ -118,19 +123,26 @@ def _replayed(trace: Trace, form: WhatIfForm) -> Replay | None:
 
 
 def ideas(trace: Trace) -> list[dict[str, Any]]:
-    """Single changes, the most helpful first: its words, its address, the step it predicts, and the gain."""
+    """Single changes to a run's step."""
+    measured, at = trace.measured, {"tab": "whatif", "step": trace.step}
+    return single_changes(trace.spec, measured.step, lambda change: replay(trace.spec, measured, change), at)
+
+
+def single_changes(
+    spec: RunSpec, measured: float, how: Callable[[Change], Replay], at: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The most helpful first: its words, its address (that of `at` with the change), the step it predicts, the gain."""
     found = []
-    for words, asked, change in _candidates(trace):
+    for words, asked, change in _candidates(spec):
         try:
-            made = replay(trace.spec, trace.measured, change)
+            made = how(change)
         except ValidationError:
             continue  # it does not go together with this run
-        gain = trace.measured.step / made.step
-        found.append((gain, words, asked, made))
+        found.append((measured / made.step, words, asked, made))
     return [
         {
             "words": words,
-            "address": urlencode({"tab": "whatif", "step": trace.step, **asked}),
+            "address": urlencode({**at, **asked}),
             "step": ns_text(made.step),
             "gain": "no change" if abs(gain - 1) < LEAST_GAIN else ratio_text(gain),
         }
@@ -138,8 +150,8 @@ def ideas(trace: Trace) -> list[dict[str, Any]]:
     ]
 
 
-def _candidates(trace: Trace) -> list[tuple[str, dict[str, Any], Change]]:
-    split = trace.spec.parallel
+def _candidates(spec: RunSpec) -> list[tuple[str, dict[str, Any], Change]]:
+    split = spec.parallel
     out: list[tuple[str, dict[str, Any], Change]] = []
     if split.world > 1:
         out.append(("Free communication", {"links": "free"}, Change(links=FREE)))
@@ -157,19 +169,20 @@ def _candidates(trace: Trace) -> list[tuple[str, dict[str, Any], Change]]:
     return out
 
 
-def _sentence(trace: Trace, change: Change, made: Replay) -> str:
-    said = _words(trace, change)
+def sentence(change: Change, made: Replay, measured: float) -> str:
+    """What the change does to a step of `measured` ns."""
+    said = _words(change)
     if not said:
         return f"{ns_text(made.step)} is the step as it was measured. Change something, or take a line of the table."
-    gain = trace.measured.step / made.step
+    gain = measured / made.step
     if abs(gain - 1) < LEAST_GAIN:
         return f"{ns_text(made.step)} a step, as measured: {', '.join(said)} would change nothing."
     word = "faster" if gain > 1 else "slower"
     times = ratio_text(gain if gain > 1 else 1 / gain)
-    return f"{ns_text(made.step)} instead of {ns_text(trace.measured.step)}, {times} {word}: {', '.join(said)}."
+    return f"{ns_text(made.step)} instead of {ns_text(measured)}, {times} {word}: {', '.join(said)}."
 
 
-def _words(trace: Trace, change: Change) -> list[str]:
+def _words(change: Change) -> list[str]:
     plain = Change()
     parts = [
         (change.links != 1, "free communication" if change.links == FREE else f"links {change.links:g} times as fast"),
@@ -197,11 +210,22 @@ def _limit(trace: Trace) -> str:
 
 
 def _chart(trace: Trace, made: Replay) -> Chart:
-    predicted = {trace.layout.walkers(q)[0]: _with_step(rows) for q, rows in made.spans.items()}
-    mine = {rank: rows for rank, rows in trace.spans.items() if rank in predicted}
-    runs = [("measured", mine), ("predicted", predicted)]
-    title = f"{ns_text(trace.measured.step)} measured, {ns_text(made.step)} predicted"
-    chart = gantt.chart(runs, title, f"step {trace.step}, measured and replayed", key="whatif")
+    predicted = {trace.layout.walkers(q)[0]: rows for q, rows in made.spans.items()}
+    return beside(trace.spans, trace.measured.step, predicted, made.step, f"step {trace.step}")
+
+
+def beside(
+    measured: Mapping[int, np.ndarray],
+    took: float,
+    predicted: Mapping[int, np.ndarray],
+    takes: float,
+    source: str,
+) -> Chart:
+    """Both steps, by the ranks that `predicted` has; `took` and `takes` are their ns."""
+    mine = {rank: rows for rank, rows in measured.items() if rank in predicted}
+    runs = [("measured", mine), ("predicted", {rank: _with_step(rows) for rank, rows in predicted.items()})]
+    title = f"{ns_text(took)} measured, {ns_text(takes)} predicted"
+    chart = gantt.chart(runs, title, f"{source}, measured and replayed", key="whatif")
     return replace(chart, subtitle=f"{chart.subtitle}; one row a pipeline rank")
 
 

@@ -20,7 +20,7 @@ from dashboard.runs.trace_views import FORMS, as_file
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
 from dashboard.traces.operators import side_by_side
-from dashboard.traces.whatif import whatif
+from dashboard.traces.whatif_pipeline import whatif
 from parallel_core import limits
 from parallel_core.traces.kineto import SEQUENCE
 
@@ -83,7 +83,7 @@ def changed(request: HttpRequest, pk: int) -> HttpResponse:
     step = _step(request, trace)
     made = whatif(page.step_of(trace, step), step, request.GET)
     response = render(request, "traces/whatif.html", {"trace": trace, "step": step, "whatif": made})
-    if made.sentence and (request.GET.get("links") or request.GET.get("device")):
+    if made.sentence and any(request.GET.get(name) for name in (made.form.fields if made.form else ())):
         response.headers["HX-Replace-Url"] = f"{reverse('traces:page', args=[pk])}?{request.GET.urlencode()}"
     return response
 

@@ -13,8 +13,8 @@ from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt import length
 from dashboard.charts.timeline import Step
-from dashboard.runs.page_whatif import LINKS, SLOWEST_FASTEST
-from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text, significant
+from dashboard.runs.page_whatif import LEAST_GAIN, LINKS, SLOWEST_FASTEST, check
+from parallel_core.analysis.quantities import ns_text, ratio_text, significant
 from parallel_core.simulate.imported import FREE, replayed
 
 IDEAS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -25,8 +25,6 @@ IDEAS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Both: links and device twice as fast", {"links": "2", "device": 2}),
 )
 DRAWN_RANKS = 8
-LEAST_GAIN = 0.005
-"""Share of the step below which a change is said to change nothing."""
 
 
 class WhatIfForm(forms.Form):
@@ -55,9 +53,15 @@ class WhatIf:
     """What the page shows; `why_not` where nothing can be known."""
 
     why_not: str = ""
-    form: WhatIfForm | None = None
+    form: forms.Form | None = None
+    known: str = ""
+    """What was recovered of a pipeline, and how surely; '' of other jobs."""
     sentence: str = ""
     check: str = ""
+    foot: str = (
+        "Each span follows what ended last before it on its rank; collectives end for all ranks together. Schedules "
+        "and micro-batches are not changed: these ranks are no pipeline."
+    )
     ideas: list[dict[str, str]] = field(default_factory=list)
     chart: Chart | None = None
 
@@ -72,11 +76,11 @@ def whatif(found: Step, step: int, given: Mapping[str, Any]) -> WhatIf:
     except ValueError as error:
         return WhatIf(f"No what-if of this step: {error}.")
     measured = length(found.spans)
-    check = f"Replayed unchanged: {ns_text(unchanged)}, measured {ns_text(measured)} "
-    check += f"({percent_text(abs(unchanged / measured - 1))} off)."
+    said = check(unchanged, measured)
     if made is None:
-        return WhatIf(form=form, check=check, ideas=ideas)
-    return WhatIf("", form, _sentence(form, measured, length(made)), check, ideas, _chart(found, made, step))
+        return WhatIf(form=form, check=said, ideas=ideas)
+    sentence = _sentence(form, measured, length(made))
+    return WhatIf(form=form, sentence=sentence, check=said, ideas=ideas, chart=_chart(found, made, step))
 
 
 def _ideas(found: Step, step: int, measured: int) -> list[dict[str, str]]:

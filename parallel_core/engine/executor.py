@@ -176,11 +176,12 @@ class Executor(Walker):
         self._step = batch.step
         self._losses.clear()
         start = self._scope.mark()
-        self._flat.grads.zero_()
-        self._parts.chunks.begin_step([batch])
-        self._parts.reducer.begin_step()
-        self._parts.links.begin_step(self._traffic)
-        self._parts.links.expect(self._traffic)
+        with self._scope.named(Kind.SETUP.name):
+            self._flat.grads.zero_()
+            self._parts.chunks.begin_step([batch])
+            self._parts.reducer.begin_step()
+            self._parts.links.begin_step(self._traffic)
+            self._parts.links.expect(self._traffic)
         self._scope.micro_batch = -1
         self._scope.span(Kind.SETUP, LANE_HOST, start)
         self._walk(batch.step, self._program)
@@ -199,10 +200,11 @@ class Executor(Walker):
         if op is not self._last[op.kind]:
             return 0
         parts, start = self._parts, self._scope.mark()
-        parts.shared.sum()
-        squares, scale = parts.totals.squares(), parts.loss_scale.value
-        totals = parts.totals.result(parts.totals.begin(self._step, total_loss(self._losses), squares))
-        bounded = totals.grad_norm if self._train.clip == "global" else parts.stage_norm.of(squares)
+        with self._scope.named(Kind.NORM.name):
+            parts.shared.sum()
+            squares, scale = parts.totals.squares(), parts.loss_scale.value
+            totals = parts.totals.result(parts.totals.begin(self._step, total_loss(self._losses), squares))
+            bounded = totals.grad_norm if self._train.clip == "global" else parts.stage_norm.of(squares)
         self._scope.span(Kind.NORM, LANE_COLLECTIVE, start)
         norm, taken = totals.grad_norm / scale, parts.loss_scale.judge(totals.grad_norm)
         self._result = totals._replace(grad_norm=norm, loss_scale=scale, skipped=parts.loss_scale.skipped)

@@ -41,7 +41,8 @@ class Reader:
     def read(self, step: int) -> Batch:
         """A rank none of whose layers reads the samples draws none."""
         start = self._scope.mark()
-        batch = self._drawn(step) if self._reads else Batch(step, {}, 0.0)
+        with self._scope.named(Kind.DATA.name):
+            batch = self._drawn(step) if self._reads else Batch(step, {}, 0.0)
         self._scope.micro_batch = -1
         self._scope.span(Kind.DATA, LANE_HOST, start)
         return batch

@@ -97,7 +97,8 @@ class Unsharder:
         start = self._scope.mark()
         with self._scope.making("params"):
             whole = bucket.part.new_empty(bucket.size)
-        late(all_gather(whole, bucket.part, self._group), self._delay).wait()
+        with self._scope.named(Kind.UNSHARD.name):
+            late(all_gather(whole, bucket.part, self._group), self._delay).wait()
         for parameter, at in bucket.parameters:
             parameter.data = whole[at : at + parameter.numel()].view(parameter.shape)
         bucket.whole = whole

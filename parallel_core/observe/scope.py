@@ -34,7 +34,7 @@ class Scope:
         self.version = 0
         self.meter: MemoryMeter | None = None
         self.named: Callable[[str], AbstractContextManager[Any]] = unnamed
-        """Around each operation, with its text: in a profiled step the profiler's annotation."""
+        """Around each operation, and what stands inside: in a profiled step the profiler's annotation of that text."""
 
     def span(self, kind: int, lane: int, start: Any, bytes: int = 0) -> None:
         """A span of the current operation from `start` (a mark) until now."""
@@ -53,7 +53,7 @@ class Scope:
     def recomputing(self) -> Iterator[None]:
         """A forward that is run again for its backward: with a graph, its tensors activations, its time a span R."""
         start = self.mark()
-        with torch.enable_grad(), self.keeping():
+        with self.named("RECOMPUTE"), torch.enable_grad(), self.keeping():
             yield
         self.span(Kind.R, LANE_COMPUTE, start)
 

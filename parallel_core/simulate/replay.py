@@ -76,11 +76,19 @@ def changed(spec: RunSpec, change: Change) -> RunSpec:
 
 def replay(spec: RunSpec, measured: Measured, change: Change) -> Replay:
     """The step of `spec` that `measured` holds, with `change`. Raises as `changed` does."""
+    after = changed(spec, change) if change.makes_a_program else spec
+    return replay_as(after, spec, measured, change, flop_weights(spec.model))
+
+
+def replay_as(after: RunSpec, spec: RunSpec, measured: Measured, change: Change, weights: Sequence[int]) -> Replay:
+    """The same for the program and the stages of `after`; `weights` are what the layers of both cost beside each
+    other."""
     if not change.makes_a_program:
         spans = simulate(build(spec), _Same(measured, change))
         return Replay(spec, spans, _length(spans))
-    after, scale = changed(spec, change), measured.step / _length(plan(spec, measured))
-    spans = simulate(build(after), _Typical(spec, after, measured, change))
+    plain = simulate(build(spec), _Typical(spec, spec, measured, Change(), weights))
+    spans = simulate(build(after), _Typical(spec, after, measured, change, weights))
+    scale = measured.step / _length(plain)
     for rows in spans.values():
         for side in ("start", "end"):
             rows[side] = (rows[side] * scale).round()
@@ -90,7 +98,7 @@ def replay(spec: RunSpec, measured: Measured, change: Change) -> Replay:
 def plan(spec: RunSpec, measured: Measured) -> dict[int, NDArray[np.void]]:
     """The step as it would have been with every operation at the median cost of its kind and stage: spans by pipeline
     rank. What a measured operation is later than here, it is by chance or by somebody else's doing."""
-    return simulate(build(spec), _Typical(spec, spec, measured, Change()))
+    return simulate(build(spec), _Typical(spec, spec, measured, Change(), flop_weights(spec.model)))
 
 
 def ideal_limit(spec: RunSpec) -> int:
@@ -140,7 +148,9 @@ class _Typical:
 
     message_bytes = 0
 
-    def __init__(self, before: RunSpec, after: RunSpec, measured: Measured, change: Change) -> None:
+    def __init__(
+        self, before: RunSpec, after: RunSpec, measured: Measured, change: Change, weights: Sequence[int]
+    ) -> None:
         self.norm, self._change = measured.norm, change
         self._begin = round(float(np.median(measured.begins)))
         self._latency = round(measured.typical / change.links / change.messages)
@@ -150,7 +160,7 @@ class _Typical:
         share = before.parallel.micro_batches / after.parallel.micro_batches
         self._stages = {
             (kind, stage): _scaled(cost, share)
-            for kind, costs in _by_kind(measured, before, after, change.balanced).items()
+            for kind, costs in _by_kind(measured, before, after, change.balanced, weights).items()
             for stage, cost in enumerate(costs)
         }
 
@@ -179,12 +189,14 @@ def _added(costs: Iterable[Cost]) -> Cost:
     return Cost(*(sum(parts) for parts in zip(Cost(), *costs, strict=True)))
 
 
-def _by_kind(measured: Measured, before: RunSpec, after: RunSpec, balanced: bool) -> dict[Kind, list[Cost]]:
+def _by_kind(
+    measured: Measured, before: RunSpec, after: RunSpec, balanced: bool, weights: Sequence[int]
+) -> dict[Kind, list[Cost]]:
     """F, B, W and BW of every stage of `after`."""
     old, new = Layout.of(before), Layout.of(after)
     found = {}
     for kind, costs in _of_stages(measured, old.stages).items():
-        again = _moved(costs, old, new, flop_weights(before.model))
+        again = _moved(costs, old, new, weights)
         found[kind] = [_scaled(_added(again), 1 / new.stages)] * new.stages if balanced else again
     return found
 

@@ -37,7 +37,8 @@ class TensorGroup:
         if self.size == 1:
             return tensor
         start = self._scope.mark()
-        self._begin(tensor, op).wait()
+        with self._scope.named(Kind.TP_COLLECTIVE.name):
+            self._begin(tensor, op).wait()
         self._record(start, tensor.nbytes)
         return tensor
 
@@ -63,7 +64,8 @@ class TensorGroup:
         """Wait for it. Only the wait is recorded: what computation hid costs nothing."""
         if begun.work is not None:
             start = self._scope.mark()
-            begun.work.wait()
+            with self._scope.named(Kind.TP_COLLECTIVE.name):
+                begun.work.wait()
             self._record(start, begun.moved)
         return begun.tensor
 

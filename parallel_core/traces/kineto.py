@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.observe.recorder import LANE_COMPUTE, LANE_HOST, LANE_P2P
+from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.traces import names
@@ -66,6 +66,7 @@ def read(trace: Collected) -> RankTrace:
         return out
     out.raw, out.top = len(work), _top(trace.names, work)
     rows = _rows(work, meanings)
+    _halve(rows)
     out.stages, out.micro_batches = (len(np.unique(rows[name][rows[name] >= 0])) for name in ("stage", "micro_batch"))
     _into_steps(out, trace, rows, moments)
     host = _outermost(trace.host[trace.host["link"] == OPERATION])
@@ -122,13 +123,14 @@ def _of_device(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], N
 
 def _of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.void]]:
     """Outermost operations, reads and updates whole; collectives; and what they are."""
-    host, known = trace.host, [names.marker(name) for name in trace.names]
+    host, known = _behind_norms(trace), [names.marker(name) for name in trace.names]
     lane_host = [i for i, meaning in enumerate(known) if meaning and meaning.lane == LANE_HOST]
     talk = _talk(trace)
     carried = [names.communication(name) for name, own in zip(trace.names, talk[0], strict=True) if own]
-    if not any(meaning.lane == LANE_P2P for meaning in carried if meaning):
-        # Nothing tells of the messages themselves (shared memory, say): what stands around them does.
-        lane_host += [i for i, meaning in enumerate(known) if meaning and meaning.lane == LANE_P2P]
+    for lane in (LANE_P2P, LANE_COLLECTIVE):
+        if not any(meaning.lane == lane for meaning in carried if meaning):
+            # Nothing tells of the messages or sums themselves (shared memory, say): what stands around them does.
+            lane_host += [i for i, meaning in enumerate(known) if meaning and meaning.lane == lane]
     whole = np.isin(host["name"], lane_host)
     through = np.array(
         [bool(m) or bool(names.STEP.match(n)) for m, n in zip(known, trace.names, strict=True)], np.bool_
@@ -148,6 +150,21 @@ def _of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDA
     return work, work["start"], meanings
 
 
+def _behind_norms(trace: Collected) -> NDArray[np.void]:
+    """The host's events; updates begin behind the norm that all ranks met in."""
+    host = trace.host.copy()
+    if names.NORM not in trace.names:
+        return host
+    norms = host[host["name"] == trace.names.index(names.NORM)]
+    means = [names.marker(name) for name in trace.names]
+    updates = [i for i, meaning in enumerate(means) if meaning and meaning.kind is Kind.OPT_STEP]
+    for i in np.flatnonzero(np.isin(host["name"], updates)).tolist():
+        held = (norms["thread"] == host["thread"][i]) & (norms["start"] >= host["start"][i])
+        ends = norms["end"][held & (norms["end"] <= host["end"][i])]
+        host["start"][i] = max([int(host["start"][i]), *ends.tolist()])
+    return host[np.lexsort((-host["end"], host["start"]))]
+
+
 def _talk(trace: Collected) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """(names of collectives and messages as the library carries them out, all names of the kind) by name index."""
     every = np.array([names.communication(name) is not None for name in trace.names], np.bool_)
@@ -158,7 +175,7 @@ def _talk(trace: Collected) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 def around(trace: Collected, threads: NDArray[np.int64], moments: NDArray[np.int64]) -> NDArray[np.void]:
     """MEANING rows: of the innermost marker around each moment on its thread; where that names no micro-batch, of the
     annotation around it on any thread (a backward runs on a thread of its own while the caller waits)."""
-    known = [names.marker(name) or names.communication(name) for name in trace.names]
+    known = [_around(name) for name in trace.names]
     host = trace.host[np.array([meaning is not None for meaning in known], np.bool_)[trace.host["name"]]]
     table = _meanings(known)
     out = np.full(len(moments), np.array(tuple(_FORWARD), MEANING))
@@ -173,11 +190,19 @@ def around(trace: Collected, threads: NDArray[np.int64], moments: NDArray[np.int
     return out
 
 
+def _around(name: str) -> names.Meaning | None:
+    """What an event says of the work inside it: of an annotated collective nothing, for that computes, too."""
+    own = names.marker(name)
+    return names.communication(name) if own is None or own.lane == LANE_COLLECTIVE else own
+
+
 def _annotate(out: NDArray[np.void], found: NDArray[np.int64], said: NDArray[np.void]) -> None:
     inside = np.flatnonzero(found != NONE)
     annotation = said[found[inside]]
     out["stage"][inside], out["micro_batch"][inside] = annotation["stage"], annotation["micro_batch"]
     halves = np.isin(annotation["kind"], (Kind.B, Kind.W)) & (out["kind"][inside] == Kind.BW)
+    # Behind a backward's markers its thread tidies up: that is no forward.
+    halves |= np.isin(annotation["kind"], (Kind.BW, Kind.B, Kind.W)) & (out["kind"][inside] == Kind.F)
     out["kind"][inside[halves]] = annotation["kind"][halves]
 
 
@@ -187,6 +212,14 @@ def _rows(work: NDArray[np.void], meanings: NDArray[np.void]) -> NDArray[np.void
         rows[name] = meanings[name]
     rows["start"], rows["end"] = work["start"], work["end"]
     return rows
+
+
+def _halve(rows: NDArray[np.void]) -> None:
+    """A `B` with a `W` of the same stage and micro-batch is the gradient of the input alone; without, it is both."""
+    named = rows["micro_batch"] >= 0
+    keys = rows["stage"].astype(np.int64) << 32 | rows["micro_batch"]
+    halves = np.isin(keys, keys[named & (rows["kind"] == Kind.W)]) & named & (rows["kind"] == Kind.BW)
+    rows["kind"][halves] = Kind.B
 
 
 def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moments: NDArray[np.int64]) -> None:

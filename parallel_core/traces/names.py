@@ -3,7 +3,7 @@
 Sources: PyTorch's own annotations (`ProfilerStep#`, `Optimizer.step#`, `enumerate(DataLoader)`,
 `autograd::engine::evaluate_function: `), NCCL's and Gloo's operation names, torch.distributed.pipelining's
 `PP:<stage><F|B|W><micro-batch>`, `PP:<stage><SEND|RECV>_<F|B><micro-batch>` and `Forward <i>`, and this engine's own
-operations as text (`1F3`, `1RECV_GRAD3`).
+operations as text (`1F3`, `1RECV_GRAD3`) with what stands inside them (`NORM`, `RECOMPUTE`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ STEP = re.compile(r"ProfilerStep#(\d+)")
 _OWN = re.compile(r"(?:PP:)?(\d+)(F|BW|B|I|W)(\d+)")
 _MESSAGE = re.compile(r"(?:PP:)?(\d+)(SEND|RECV)_(ACT|GRAD|F|B)(\d+)")
 _UPDATE = re.compile(r"\d+OPT_STEP")
+_SUMS = re.compile(r"\d+(ALLREDUCE|REDUCE_SCATTER|GATHER)|NORM|TP_COLLECTIVE|UNSHARD")
+NORM = "NORM"
+"""Around what all ranks meet in before an update."""
 _PASS = re.compile(r"(Forward|Backward)(?:_| )(\d+)")
 
 
@@ -75,10 +78,13 @@ def _annotation(name: str) -> Meaning | None:
         return Meaning(kinds[own[2]], LANE_COMPUTE, int(own[1]), int(own[3]))
     if sent := _MESSAGE.fullmatch(name):
         return Meaning(_SENT[sent[2], sent[3] in ("ACT", "F")], LANE_P2P, int(sent[1]), int(sent[4]))
+    if _SUMS.fullmatch(name):
+        return Meaning(Kind.BUCKET, LANE_COLLECTIVE)
     if half := _PASS.fullmatch(name):
         return Meaning(Kind.F if half[1] == "Forward" else Kind.BW, LANE_COMPUTE, -1, int(half[2]))
     if name.lower() in _PLAIN:
-        return Meaning(_PLAIN[name.lower()], LANE_COMPUTE if name.lower() != "optimizer" else LANE_HOST)
+        kind = _PLAIN[name.lower()]
+        return Meaning(kind, LANE_HOST if kind in _OF_HOST else LANE_COMPUTE)
     return None
 
 
@@ -88,7 +94,15 @@ _SENT = {
     ("RECV", True): Kind.RECV_ACT,
     ("RECV", False): Kind.RECV_GRAD,
 }
-_PLAIN = {"forward": Kind.F, "backward": Kind.BW, "optimizer": Kind.OPT_STEP}
+_PLAIN = {
+    "forward": Kind.F,
+    "backward": Kind.BW,
+    "optimizer": Kind.OPT_STEP,
+    "recompute": Kind.R,
+    "data": Kind.DATA,
+    "setup": Kind.SETUP,
+}
+_OF_HOST = (Kind.OPT_STEP, Kind.DATA, Kind.SETUP)
 
 
 def of_kernel(name: str) -> Meaning | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.body_limit import MAX_BODY, limit_of
+from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.traces import reading, services
 from dashboard.traces.models import Trace, TraceSpans, TraceState
 from parallel_core import limits
@@ -117,6 +119,44 @@ def test_what_if_walks_through_a_real_step(member: Client, real: list[bytes]) ->
     assert {row[0] for row in made.chart.rows} == {"measured", "predicted"}
     assert fast.headers["HX-Replace-Url"] == f"/traces/{trace.pk}/?step=2&links=free&device=2"
     assert "greater than or equal to 0.1" in member.get(f"{address}?device=0").content.decode()
+
+
+def annotated(rank: int, backwards: Sequence[int] = range(4)) -> bytes:
+    """GPipe on two ranks as torch.distributed.pipelining annotates it: 4 forwards, then `backwards`; 10 and 20 ms."""
+    events: list[dict[str, Any]] = []
+
+    def add(cat: str, name: str, start: float, took: float) -> None:
+        events.append({"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": start * 1e3, "dur": took * 1e3})
+
+    add("user_annotation", "ProfilerStep#2", 0, 170)
+    starts = [(f"PP:{rank}F{i}", 10 * (i + rank), 10) for i in range(4)]
+    starts += [(f"PP:{rank}B{i}", 50 + 20 * (i + 1 - rank), 20) for i in backwards]
+    for name, start, took in starts:
+        add("user_annotation", name, start, took)
+        add("cpu_op", "aten::mm", start, took)
+    add("user_annotation", "Optimizer.step#AdamW.step", 150, 10)
+    return json.dumps({"traceEvents": events, "distributedInfo": {"rank": rank}}).encode()
+
+
+def test_what_if_of_a_pipeline_asks_all_that_a_run_is_asked(member: Client) -> None:
+    trace, _ = shown(member, ("a.json", annotated(0)), ("b.json", annotated(1)))
+    address = reverse("traces:whatif", args=(trace.pk,))
+    whole = member.get(address).context["whatif"]
+    assert whole.known == "Certain: PP-GPipe, 2 stages, 4 micro-batches; annotations name every operation."
+    assert whole.check == "Replayed unchanged: 170 ms, measured 170 ms (0 % off)."
+    assert {f"Schedule {CHOICE_LABELS['zb-h1']}", "Balanced stages", "8 micro-batches"} <= {
+        idea["words"] for idea in whole.ideas
+    }
+    asked = member.get(f"{address}?step=2&schedule=zb-h1&links=free")
+    made = asked.context["whatif"]
+    assert "instead of 170 ms" in made.sentence and CHOICE_LABELS["zb-h1"] in made.sentence
+    assert {row[0] for row in made.chart.rows} == {"measured", "predicted"}
+    assert asked.headers["HX-Replace-Url"] == f"/traces/{trace.pk}/?step=2&schedule=zb-h1&links=free"
+    refused = member.get(f"{address}?schedule=dualpipe-v&micro_batches=2").content.decode()
+    assert "needs at least 4 micro-batches" in refused
+    cut, _ = shown(member, ("a.json", annotated(0)), ("b.json", annotated(1, range(3))))
+    why = member.get(reverse("traces:whatif", args=(cut.pk,))).content.decode()
+    assert "the step lacks the backward of micro-batch 3 on stage 1" in why
 
 
 def test_files_go_once_they_are_read(member: Client, real: list[bytes]) -> None:

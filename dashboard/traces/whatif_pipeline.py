@@ -1,0 +1,74 @@
+"""What if, of an imported trace: all that can be asked of a run where its ranks are the stages of a pipeline that could
+be recovered; of other jobs what `traces.whatif` can change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dashboard.charts.chart import Chart
+from dashboard.charts.timeline import Step
+from dashboard.runs.page_whatif import WhatIfForm, beside, check, replayed, sentence, single_changes
+from dashboard.traces import whatif as plain
+from dashboard.traces.whatif import DRAWN_RANKS, WhatIf
+from parallel_core.analysis.quantities import ns_text, plural_text
+from parallel_core.schedule.traits import CUSTOM, TRAITS
+from parallel_core.simulate.imported import MOST_SPANS
+from parallel_core.simulate.recovered import overtaken
+from parallel_core.simulate.recovered_replay import MOST_OFF, Recovered
+from parallel_core.simulate.replay import Change, Replay
+
+_FOOT = (
+    "Waiting is what stands between a rank's operations for as long as the other end had not sent. Other schedules and "
+    "micro-batches take the median cost of each stage's operations, and stages to be even inside."
+)
+
+
+def whatif(found: Step, step: int, given: Mapping[str, Any]) -> WhatIf:
+    """Of one step; `given` = the page's address."""
+    try:
+        pipeline = Recovered.of(found.spans) if found.total <= MOST_SPANS else None
+    except ValueError as error:
+        return WhatIf(f"No what-if of this step: {error}.")
+    return plain.whatif(found, step, given) if pipeline is None else _of_pipeline(pipeline, step, given)
+
+
+def _of_pipeline(found: Recovered, step: int, given: Mapping[str, Any]) -> WhatIf:
+    form = WhatIfForm(found.spec, given)
+    made = replayed(form, found.replay)
+    ideas = single_changes(found.spec, found.step, found.replay, {"step": step})
+    again = found.replay(Change()).step
+    return WhatIf(
+        form=form,
+        known=known(found),
+        sentence=sentence(form.change(), made, found.step) if made else "",
+        check=check(again, found.step),
+        foot=_FOOT,
+        ideas=ideas,
+        chart=_chart(found, made, step) if made else None,
+    )
+
+
+def known(found: Recovered) -> str:
+    """What was recovered, and how surely."""
+    pipeline, made = found.pipeline, found.pipeline.schedule
+    name = "an order of its own" if made.name == CUSTOM else TRAITS[made.name].label
+    size = f"{plural_text(made.stages, 'stage')}, {plural_text(made.micro_batches, 'micro-batch')}"
+    beside = [(pipeline.replicas, "replica"), (pipeline.width, "tensor rank")]
+    size += "".join(f", {plural_text(count, word)}" for count, word in beside if count > 1)
+    why = "annotations name every operation" if pipeline.stages_named else "stages by the order in which ranks begin"
+    out = [f"{'Certain' if pipeline.stages_named else 'Likely'}: {name}, {size}; {why}."]
+    if (skew := overtaken(pipeline)) > 0:
+        out.append(f"Clocks differ by {ns_text(skew)} at least: a stage began before the one ahead of it had ended.")
+    if found.off > MOST_OFF:
+        out.append("The unchanged replay is not the measured step: take what follows for rough.")
+    return " ".join(out)
+
+
+def _chart(found: Recovered, made: Replay, step: int) -> Chart:
+    """Measured over predicted, under the trace's own rank numbers."""
+    walkers = {q: found.walker(q) for q in list(made.spans)[:DRAWN_RANKS]}
+    measured = {theirs: found.rows[ours] for ours, theirs in walkers.values()}
+    predicted = {walkers[q][1]: rows for q, rows in made.spans.items() if q in walkers}
+    part = f", {len(walkers)} of {len(made.spans)} pipeline ranks" if len(made.spans) > len(walkers) else ""
+    return beside(measured, found.step, predicted, made.step, f"step {step}{part}")

@@ -1,0 +1,251 @@
+"""The pipeline of a job that was not launched here, read off the spans of one step.
+
+Annotations name the micro-batch of an operation, and mostly its stage. Where they name no stage, the order in which
+ranks come to their first micro-batch tells it, for a stage cannot begin before the one ahead of it has ended. Ranks
+with the same stages are replicas; or, where collectives begin in every one of their forwards, a tensor-parallel group.
+What each rank did in which order then is a schedule, which must be one that could run at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.schedule import compute_only, names
+from parallel_core.schedule.check import check
+from parallel_core.schedule.error import ScheduleError
+from parallel_core.schedule.ir import P2P, Kind, Op, Schedule
+from parallel_core.schedule.passes.communicate import communicate
+from parallel_core.schedule.passes.reduce import reduce_and_step
+from parallel_core.schedule.traits import TRAITS, flushes
+
+Spans = Mapping[int, NDArray[np.void]]
+_PASSES = (Kind.F, Kind.B, Kind.W, Kind.BW)
+_NAMED = 3
+"""Of what is missing, so much is named."""
+
+
+class NotRecovered(ValueError):
+    """Why there is no pipeline to be seen, as the end of a sentence."""
+
+
+class Done(NamedTuple):
+    """One operation of one rank; ns on the clock of the spans."""
+
+    kind: Kind
+    stage: int
+    micro_batch: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """`ranks[place][member]` are ranks of the trace: those of a place hold the same stages, replica by replica and in
+    each tensor rank by tensor rank. `done[rank]` is what a rank did, in order, micro-batches numbered within their
+    replica. `schedule` is the compute-only one of a replica, with the name of a known one or "custom"."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    replicas: int
+    done: Mapping[int, tuple[Done, ...]]
+    schedule: Schedule
+    stages_named: bool
+    """By annotations, not by the order in which ranks begin."""
+
+    @property
+    def width(self) -> int:
+        """Tensor ranks of a replica."""
+        return len(self.ranks[0]) // self.replicas
+
+
+def is_pipeline(spans: Spans) -> bool:
+    """Whether ranks send to each other, or annotations name several stages."""
+    kinds = [int(kind) for kind in P2P]
+    if any(np.isin(rows["kind"], kinds).any() for rows in spans.values()):
+        return True
+    return len({int(stage) for rows in spans.values() for stage in np.unique(rows["stage"][_passes(rows)])} - {-1}) > 1
+
+
+def recover(spans: Spans) -> Pipeline:
+    """Raises NotRecovered where the spans do not allow it: what is missing."""
+    done = {rank: operations(rows) for rank, rows in sorted(spans.items())}
+    bare = [rank for rank, own in done.items() if not own]
+    if bare:
+        raise NotRecovered(
+            "nothing names stages or micro-batches; torch.distributed.pipelining and this engine annotate them"
+            if len(bare) == len(done)
+            else f"nothing names the micro-batches of rank {bare[0]}"
+        )
+    named = all(one.stage >= 0 for own in done.values() for one in own)
+    done = done if named else _staged(done)
+    places = _places(done)
+    replicas, places = _members(done, places, spans)
+    done = {rank: _renumbered(own) for rank, own in done.items()}
+    made = _schedule(done, places)
+    return Pipeline(places, replicas, done, made, named)
+
+
+def _passes(rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    return np.isin(rows["kind"], [int(kind) for kind in (*_PASSES, Kind.R)]) & (rows["micro_batch"] >= 0)
+
+
+def operations(rows: NDArray[np.void]) -> tuple[Done, ...]:
+    """What annotations name, in order: each from its first span to its last, but not into the next one."""
+    own = rows[_passes(rows)]
+    kinds = own["kind"].astype(np.int64)
+    halves = set(zip(*(own[name][kinds == Kind.B].tolist() for name in ("stage", "micro_batch")), strict=True))
+    again = np.flatnonzero(kinds == Kind.R)
+    keys = list(zip(own["stage"].tolist(), own["micro_batch"].tolist(), strict=True))
+    for i in again.tolist():  # a recomputation is a part of the backward that asked for it
+        kinds[i] = Kind.B if keys[i] in halves else Kind.BW
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for kind, (stage, micro_batch), start, end in zip(
+        kinds.tolist(), keys, own["start"].tolist(), own["end"].tolist(), strict=True
+    ):
+        seen = found.setdefault((kind, stage, micro_batch), [start, end])
+        seen[0], seen[1] = min(seen[0], start), max(seen[1], end)
+    out = sorted((start, end, *name) for name, (start, end) in found.items())
+    nexts = [start for start, *_ in out[1:]] + [1 << 62] * bool(out)
+    return tuple(
+        Done(Kind(kind), stage, micro_batch, start, min(end, after))
+        for (start, end, kind, stage, micro_batch), after in zip(out, nexts, strict=True)
+    )
+
+
+def _staged(done: Mapping[int, tuple[Done, ...]]) -> dict[int, tuple[Done, ...]]:
+    """Numbers the stages by the order in which ranks do their first forward: who begins before the first of the stage
+    ahead has ended stands beside it."""
+    firsts = {rank: next((one for one in own if one.kind is Kind.F), None) for rank, own in done.items()}
+    stages: dict[int, int] = {}
+    ends: list[int] = []
+    for rank, first in sorted(firsts.items(), key=lambda item: item[1].start if item[1] else -1):
+        if first is None:
+            raise NotRecovered(f"rank {rank} has no forward in this step")
+        if not ends or first.start >= ends[-1]:
+            ends.append(first.end)
+        ends[-1] = min(ends[-1], first.end)
+        stages[rank] = len(ends) - 1
+    if len(ends) == 1:
+        raise NotRecovered("annotations name no stages, and all ranks begin together, as replicas do")
+    return {rank: tuple(one._replace(stage=stages[rank]) for one in own) for rank, own in done.items()}
+
+
+def _places(done: Mapping[int, tuple[Done, ...]]) -> tuple[tuple[int, ...], ...]:
+    held: dict[tuple[int, ...], list[int]] = {}
+    for rank, own in done.items():
+        held.setdefault(tuple(sorted({one.stage for one in own})), []).append(rank)
+    twice = [stage for stage, count in Counter(stage for stages in held for stage in stages).items() if count > 1]
+    if twice:
+        raise NotRecovered(f"stage {min(twice)} stands on ranks that do not hold the same stages beside it")
+    known = sorted(stage for stages in held for stage in stages)
+    absent = sorted(set(range(known[-1] + 1)) - set(known))
+    if absent:
+        raise NotRecovered(f"no rank did anything of stage {absent[0]}: its trace is missing")
+    if len(held) == 1:
+        raise NotRecovered("all ranks hold the same stages, as replicas do")
+    if len({len(stages) for stages in held}) > 1 or len({len(ranks) for ranks in held.values()}) > 1:
+        raise NotRecovered("stages have different numbers of ranks, or ranks of stages")
+    return tuple(tuple(held[stages]) for stages in sorted(held))
+
+
+def _members(
+    done: Mapping[int, tuple[Done, ...]], places: Sequence[tuple[int, ...]], spans: Spans
+) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """(replicas, the ranks of each place by replica): those with the same micro-batches belong together."""
+    ids = {rank: tuple(sorted({one.micro_batch for one in own})) for rank, own in done.items()}
+    counts = {len(own) for own in ids.values()}
+    if len(counts) > 1:
+        fewest = min(ids, key=lambda rank: len(ids[rank]))
+        most = max(counts)
+        raise NotRecovered(f"rank {fewest} worked on {len(ids[fewest])} micro-batches, another on {most}")
+    ordered = tuple(tuple(sorted(own, key=lambda rank: (ids[rank], rank))) for own in places)
+    sets = [[ids[rank] for rank in own] for own in ordered]
+    if any(own != sets[0] for own in sets):
+        raise NotRecovered("the ranks of one stage worked on other micro-batches than those of the next")
+    different = len(set(sets[0]))
+    if different > 1:
+        return different, ordered
+    return (1 if all(_meets_inside(spans[rank], own) for rank, own in done.items()) else len(places[0])), ordered
+
+
+def _meets_inside(rows: NDArray[np.void], done: Sequence[Done]) -> bool:
+    """Whether a collective begins in every forward, as in a tensor-parallel group."""
+    starts = np.sort(rows["start"][rows["kind"] == Kind.BUCKET])
+    inside = (np.diff(np.searchsorted(starts, (one.start, one.end))) for one in done if one.kind is Kind.F)
+    return all(count > 0 for (count,) in inside)
+
+
+def _renumbered(own: tuple[Done, ...]) -> tuple[Done, ...]:
+    number = {given: i for i, given in enumerate(sorted({one.micro_batch for one in own}))}
+    return tuple(one._replace(micro_batch=number[one.micro_batch]) for one in own)
+
+
+def _schedule(done: Mapping[int, tuple[Done, ...]], places: Sequence[tuple[int, ...]]) -> Schedule:
+    programs = []
+    for own in places:
+        orders = {tuple(Op(one.kind, one.stage, one.micro_batch) for one in done[rank]) for rank in own}
+        if len(orders) > 1:
+            raise NotRecovered(f"ranks {own[0]} and {own[-1]} hold the same stages but did not work in the same order")
+        programs.append(orders.pop())
+    homes = {op.stage: q for q, program in enumerate(programs) for op in program}
+    count = len({op.micro_batch for op in programs[0]})
+    _require_whole(programs, len(homes), count)
+    placement = tuple((homes[stage],) for stage in sorted(homes))
+    made = Schedule("custom", len(homes), count, placement, tuple(programs))
+    try:
+        check(reduce_and_step(communicate(made)))
+    except ScheduleError as error:
+        raise NotRecovered(f"no pipeline could have run in this order: {error.message}") from error
+    return next((known for known in _known(made) if known.programs == made.programs), made)
+
+
+def _require_whole(programs: Sequence[Sequence[Op]], stages: int, count: int) -> None:
+    """Every micro-batch forward and backward on every stage."""
+    there = {(op.kind, op.stage, op.micro_batch) for program in programs for op in program}
+    absent = []
+    for stage in range(stages):
+        for i in range(count):
+            if (Kind.F, stage, i) not in there:
+                absent.append(f"the forward of micro-batch {i} on stage {stage}")
+            halves = [(kind, stage, i) in there for kind in (Kind.BW, Kind.B, Kind.W)]
+            if not (halves[0] or all(halves[1:])):
+                absent.append(f"the backward of micro-batch {i} on stage {stage}")
+    if absent:
+        more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+        raise NotRecovered(
+            f"the step lacks {', '.join(absent[:_NAMED])}{more}: the trace is cut, or the pipeline does not run empty "
+            "between steps"
+        )
+
+
+def _known(made: Schedule) -> list[Schedule]:
+    """Schedules of this engine with as many ranks, stages and micro-batches, simplest first."""
+    pp, chunks = made.pipeline_ranks, made.stages // made.pipeline_ranks
+    fitting = [
+        name
+        for name in names()
+        if flushes(name)
+        and TRAITS[name].least <= chunks <= (TRAITS[name].most or chunks)
+        and not (TRAITS[name].pairs and made.micro_batches < 2 * pp)
+    ]
+    return [compute_only(name, pp, made.micro_batches, chunks=chunks) for name in fitting]
+
+
+def overtaken(pipeline: Pipeline) -> int:
+    """Most ns by which a stage began a forward before the stage ahead had ended its own: what clocks differ by, at
+    least."""
+    ends: dict[tuple[int, int, int], int] = {}
+    starts: dict[tuple[int, int, int], int] = {}
+    for own in pipeline.ranks:
+        for member, rank in enumerate(own):
+            for one in pipeline.done[rank]:
+                if one.kind is Kind.F:
+                    ends[member, one.stage, one.micro_batch] = one.end
+                    starts[member, one.stage, one.micro_batch] = one.start
+    before = ((ends.get((member, stage - 1, i)), at) for (member, stage, i), at in starts.items())
+    return max((end - at for end, at in before if end is not None), default=0)
