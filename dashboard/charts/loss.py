@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
-from dashboard.charts.theme import line_of
 from parallel_core.analysis.quantities import significant
 
 AXES = ("step", "samples", "seconds")
@@ -35,6 +34,12 @@ class Curve:
     dashed: bool = False
     dash: str = ""
     """Plotly's name of a pattern, where lines of one hue must be told apart; else solid, or dashed."""
+    role: str = ""
+    """What the run stands for, where that and not its strategy tells lines apart: its hue and pattern are a role's."""
+
+
+ROLES = {"before": ("line-single", "solid"), "broken": ("bad", "dot"), "proof": ("good", "dash")}
+"""Hue and pattern of each."""
 
 
 def chart(
@@ -70,9 +75,16 @@ def chart(
     source = f"{source}; {lines}{shown} of {total} points"
     if older:
         source += f"; faint: {sum(c.total for c in older)} points of earlier attempts, trained again"
-    subtitle = f"{unit.capitalize()} of each run; dashed = with recomputation"
-    subtitle += "; dots and long dashes = without a flush" if any(curve.dash for curve in drawn) else ""
+    subtitle = f"{unit.capitalize()} of each run; {_patterns(drawn)}"
     return Chart(key, title, subtitle, source, figure, columns, [_row(curve) for curve in curves])
+
+
+def _patterns(drawn: Sequence[Curve]) -> str:
+    """What dots and dashes mean."""
+    if any(curve.role for curve in drawn):
+        return "dotted = broken, dashed = proof"
+    words = "dashed = with recomputation"
+    return f"{words}; dots and long dashes = without a flush" if any(curve.dash for curve in drawn) else words
 
 
 def _x(curve: Curve, axis: str) -> list[float]:
@@ -103,17 +115,15 @@ def _faint(older: Sequence[Curve]) -> dict[str, Any]:
 
 
 def _trace(curve: Curve) -> dict[str, Any]:
+    usual = f"line-{curve.family}", curve.dash or ("dash" if curve.dashed else "solid")
+    hue, dash = ROLES[curve.role] if curve.role else usual
     return {
         "type": "scatter",
         "mode": "lines",
         "name": theme.name(curve.label),
         "x": _x(curve, "step"),
         "y": [float(v) if np.isfinite(v) else None for v in curve.value],
-        "line": {
-            "color": line_of(curve.family),
-            "width": 1.75,
-            "dash": curve.dash or ("dash" if curve.dashed else "solid"),
-        },
+        "line": {"color": theme.var(hue), "width": 1.75, "dash": dash},
         "hovertemplate": f"{theme.name(curve.label)}: %{{y:.6g}}<extra></extra>",
     }
 

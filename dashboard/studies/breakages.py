@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.studies import services, variants
 from dashboard.studies.feasible import feasible
@@ -18,6 +19,8 @@ from dashboard.studies.variants import Plan, Skipped, Spec, Variant
 KIND = "postmortem"
 BEFORE, BROKEN, PROOF = range(3)
 NAMES = ("Before", "Broken", "Proof")
+ROLES = ("before", "broken", "proof")
+"""As charts draw them."""
 TIMED_STEPS = 30
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128}
 BATCH = 16
@@ -80,6 +83,11 @@ BREAKAGES = (
     ),
 )
 BY_KEY = {breakage.key: breakage for breakage in BREAKAGES}
+
+
+def role_of(run: Run) -> str:
+    """What a run of such a study stands for, as charts draw it; "" of any other run."""
+    return ROLES[run.position] if run.study is not None and run.study.kind == KIND and run.position < len(ROLES) else ""
 
 
 def plan(breakage: Breakage) -> Plan:

@@ -13,6 +13,7 @@ from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.loss import Curve
 from dashboard.runs.metrics import thin
 from dashboard.runs.selectors import series, spans
+from dashboard.studies.breakages import role_of
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.quantities import percent_text
@@ -101,6 +102,7 @@ def _curve(row: Row, points: NDArray[np.void], origin: float | None = None) -> C
         family=row.entry.family,
         dashed=row.entry.recompute,
         dash=DASHES.get(row.spec.parallel.schedule, ""),
+        role=role_of(row.run),
     )
 
 

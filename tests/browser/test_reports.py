@@ -38,4 +38,7 @@ def test_a_kept_report_opens_offline_and_prints_whole(browser: Browser, saved: P
     assert page.locator("thead").first.evaluate(f"{style.replace('(node)', '(node).display')}") == "table-header-group"
     assert page.locator("body").evaluate(style.replace("(node)", "(node).backgroundColor")) == "rgb(255, 255, 255)"
     assert page.locator(".no-print").first.is_hidden()
+    tables = page.locator("section:has(table)").first
+    assert tables.evaluate(style.replace("(node)", "(node).breakInside")) == "auto", "no page is left half empty"
+    assert page.locator("div.whole").first.evaluate(style.replace("(node)", "(node).breakInside")) == "avoid"
     context.close()

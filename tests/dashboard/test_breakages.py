@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.runs.models import MemoryRecord, Run, SeriesChunk
-from dashboard.studies import breakages, postmortem
+from dashboard.studies import breakages, figures, postmortem
 from dashboard.studies.breakages import BREAKAGES, NAMES
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
@@ -77,6 +77,10 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
     assert [cause.rule for cause in found.causes] == ["few_micro_batches"]
     assert 'data-rule="few_micro_batches"' in part and "Set parallel.schedule to 1f1b." in part
     assert "bubble" in found.proof
+    lines = figures.losses(overview(study.runs.all(), study.baseline))
+    looks = {trace["line"]["color"] + trace["line"]["dash"] for trace in lines.figure["data"]}
+    assert looks == {"var(--line-single)solid", "var(--bad)dot", "var(--good)dash"}, "each has a hue and a pattern"
+    assert "dotted = broken, dashed = proof" in lines.subtitle
     assert "the speed of the broken run" in found.proof and found.proof in part.replace("&#x27;", "'")
     assert breakages.BY_KEY["naive"].symptom in client.get(f"/studies/{study.pk}/report/").content.decode()
 

@@ -16,6 +16,7 @@ from parallel_core.analysis.export import COLUMNS, chrome_trace, table
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard
 from parallel_core.observe.records import SPAN
+from parallel_core.plan.cluster.store import rows
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
@@ -87,6 +88,16 @@ def test_another_schedule_and_more_micro_batches() -> None:
     twelve = replay(made, found, Change(micro_batches=12)).step
     assert twelve == pytest.approx((12 + 3) * 3 * 400)
     assert replay(made, found, Change(schedule="1f1b")).step == found.step
+
+
+@pytest.mark.parametrize("row", rows("zero_bubble_2024"), ids=lambda row: f"{row['model']}-{row['micro_batches']}")
+def test_a_backward_is_halved_as_it_was_profiled_on_gpus(row: dict[str, Any]) -> None:
+    """Of a 1F1B with the published forward and whole backward, against a ZB-H1 with the published halves."""
+    f, b, w = (round(1000 * row["profiled_ms"][kind]) for kind in "FBW")
+    whole, halves = (spec(pp=4, schedule=name, micro_batches=12) for name in ("1f1b", "zb-h1"))
+    really = measured(halves, Costs.uniform(4, f, b, w)).step
+    made = replay(whole, measured(whole, Costs.uniform(4, f, b, w)), Change(schedule="zb-h1")).step
+    assert made == pytest.approx(really, rel=0.01)
 
 
 def test_a_schedule_of_more_stages_spreads_the_costs_over_the_layers() -> None:
