@@ -76,6 +76,7 @@ def chart(
     if older:
         source += f"; faint: {sum(c.total for c in older)} points of earlier attempts, trained again"
     subtitle = f"{unit.capitalize()} of each run; {_patterns(drawn)}"
+    subtitle += f"; all {len(drawn)} lines lie on one another" if _alike(drawn) else ""
     return Chart(key, title, subtitle, source, figure, columns, [_row(curve) for curve in curves])
 
 
@@ -85,6 +86,16 @@ def _patterns(drawn: Sequence[Curve]) -> str:
         return "dotted = broken, dashed = proof"
     words = "dashed = with recomputation"
     return f"{words}; dots and long dashes = without a flush" if any(curve.dash for curve in drawn) else words
+
+
+def _alike(drawn: Sequence[Curve]) -> bool:
+    """Whether no two lines can be told apart: the same steps, and at each the same value to a pixel."""
+    if len(drawn) < 2 or any(not np.array_equal(drawn[0].step, curve.step) for curve in drawn):
+        return False
+    values = np.stack([curve.value for curve in drawn])
+    if not np.isfinite(values).all():
+        return False
+    return bool(np.ptp(values, axis=0).max() <= np.ptp(values) / HEIGHT)
 
 
 def _x(curve: Curve, axis: str) -> list[float]:

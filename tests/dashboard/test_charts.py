@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,10 @@ def test_several_lines_are_named_beside_them() -> None:
     both = loss.chart([one, two], "t", "s")
     assert both.figure["layout"]["showlegend"]
     assert both.height > loss.chart([one], "t", "s").height
+    assert both.subtitle.endswith("; all 2 lines lie on one another")
+    apart = loss.chart([one, replace(two, value=np.array([1.0, 1.0, 2.0]))], "t", "s")
+    late = loss.chart([one, replace(two, step=np.arange(1, 4, dtype=np.int32))], "t", "s")
+    assert "lie on" not in apart.subtitle + late.subtitle
 
 
 def test_nothing_measured_draws_nothing_and_keeps_the_size() -> None:
