@@ -34,6 +34,8 @@ MAX_BARS = 2_000
 HEAD = frozenset({Kind.NORM, Kind.BUCKET})
 HIDDEN = frozenset({Kind.STEP})
 FULL, STRIP = 0.68, 0.13
+FRAME = 0.98
+"""Height of the frame around a span."""
 LEAST_DIGIT = 0.006
 """Of the width of a window: what a digit takes in a figure of 1 000 pixels."""
 
@@ -165,6 +167,21 @@ BAR = np.dtype(
 _PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimizer", "other")
 _ON = {"forward": "on-forward", "backward": "on-backward", "weight": "on-weight", "recompute": "on-forward"}
 """Colour of the numbers in bars whose fill asks for one."""
+
+
+def outline(row: int, begin: float, end: float) -> dict[str, Any]:
+    """A frame around what stands in a row of the first run between two moments, ms."""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "lit",
+        "base": [begin],
+        "x": [end - begin],
+        "y": [row],
+        "width": [FRAME],
+        "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 3, "color": var("accent")}},
+        "hoverinfo": "skip",
+    }
 
 
 def below(figure: Figure, pixels: int) -> None:

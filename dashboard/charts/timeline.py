@@ -8,7 +8,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 from dashboard.charts import gantt, heatmap
 from dashboard.charts.chart import Chart
@@ -32,6 +34,28 @@ def window_of(given: Mapping[str, str]) -> Window | None:
     except ValueError:
         return None
     return (low, high) if -MAX_MS < low < high < MAX_MS else None
+
+
+class Lit(NamedTuple):
+    """A span to look at: its rank, ms from the start of the step."""
+
+    rank: int
+    begin: float
+    end: float
+
+    @property
+    def query(self) -> str:
+        """As an address has it."""
+        return f"{self.rank}:{self.begin}:{self.end}"
+
+
+def lit_of(given: Mapping[str, str]) -> Lit | None:
+    """The span that an address asks for with `lit` = rank:from:to; None where it names none."""
+    rank, *ends = given.get("lit", "").split(":")
+    if not rank.isdecimal() or len(rank) > 5 or len(ends) != 2:
+        return None
+    found = window_of({"from": ends[0], "to": ends[1]})
+    return Lit(int(rank), *found) if found else None
 
 
 class Step:
@@ -88,13 +112,17 @@ class Step:
         zero = origin(self.spans)
         return sum(int(gantt.inside(rows, zero, window).sum()) for rows in self.spans.values())
 
-    def chart(self, title: str, source: str, window: Window | None = None) -> Chart:
-        """Bars, or a heatmap of more than MAX_BARS spans in view; a short step is always shown whole."""
+    def chart(self, title: str, source: str, window: Window | None = None, lit: Lit | None = None) -> Chart:
+        """Bars, or a heatmap of more than MAX_BARS spans in view; a short step is always shown whole. Among bars `lit`
+        is outlined."""
         if self.long and self.in_view(window) > MAX_BARS:
             made = heatmap.chart(self.spans, title, source, window, self.bins)
         else:
             shown = window if self.long else None
             made = gantt.chart([("", self.spans)], title, source, window=shown, waited=self.waited, places=self.places)
+            if lit is not None and lit.rank in self.spans:
+                made.figure["data"].append(gantt.outline(sorted(self.spans).index(lit.rank), lit.begin, lit.end))
+                made = replace(made, subtitle=f"{made.subtitle}; outlined: what the finding is about")
         made.figure["layout"]["meta"]["addressed"] = True  # what it is zoomed to stands in the page's address
         return made
 

@@ -90,8 +90,9 @@ def place_text(seen: Place) -> str:
 
 
 def place_address(step: int, seen: Place) -> str:
-    """The timeline of the step, zoomed to the place."""
-    return f"?{urlencode({'step': step, 'from': seen.begin, 'to': seen.end})}#timeline-title"
+    """The timeline of the step, zoomed to the place, its span lit."""
+    lit = f"{seen.rank}:{seen.start}:{seen.stop}"
+    return f"?{urlencode({'step': step, 'from': seen.begin, 'to': seen.end, 'lit': lit}, safe=':')}#timeline-title"
 
 
 STEPPED = ("timeline", "accounts", "whatif")

@@ -12,7 +12,7 @@ from django.urls import reverse
 from dashboard.charts import gantt, loss, theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.heatmap import Window
-from dashboard.charts.timeline import Step, kept
+from dashboard.charts.timeline import Lit, Step, kept
 from dashboard.runs import selectors
 from dashboard.runs.metric_rows import Metric, metrics_of
 from dashboard.runs.models import ENDED, MemoryRecord, Run, State
@@ -31,18 +31,18 @@ MEMORY_PX = 96
 BUCKETS = 600
 
 
-def timeline(run: Run, step: int | None = None, window: Window | None = None) -> Chart | None:
+def timeline(run: Run, step: int | None = None, window: Window | None = None, lit: Lit | None = None) -> Chart | None:
     """Gantt of one traced step (None = the newest complete one), with the worst rank's memory on the same axis.
 
-    More than MAX_BARS spans in view are a heatmap; its zoom asks for the `window` again.
+    More than MAX_BARS spans in view are a heatmap; its zoom asks for the `window` again. `lit` is framed.
     """
     shown = selectors.newest_traced_step(run) if step is None else step
     if shown is None or not (found := _step(run, shown)).total:
         return None
-    made = found.chart(_finding(run, shown, found), f"measured{_which(step)}", window)
+    made = found.chart(_finding(run, shown, found), f"measured{_which(step)}", window, lit)
     if not found.long:
         return _with_memory(run, made)
-    query = f"?step={step}" if step is not None else "?"
+    query = (f"?step={step}" if step is not None else "?") + (f"&lit={lit.query}" if lit else "")
     made.figure["layout"]["meta"]["window"] = reverse("runs:data", args=(run.pk, "gantt")) + query
     return made
 

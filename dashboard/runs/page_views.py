@@ -15,7 +15,7 @@ from django.views.decorators.http import require_safe
 
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
-from dashboard.charts.timeline import window_of
+from dashboard.charts.timeline import Lit, lit_of, window_of
 from dashboard.runs import generating, next_trace, page_charts, resuming, selectors
 from dashboard.runs.findings import findings
 from dashboard.runs.models import ENDED, Run, SeriesChunk, State
@@ -37,7 +37,7 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
         context = {**_head(request, run), **_text(run), **_tab(request, run, None)}
         return render(request, "runs/generated.html", context)
     step = _number(request, "step")
-    context = {**_head(request, run), **_first_screen(run, step), **_tab(request, run, step)}
+    context = {**_head(request, run), **_first_screen(run, step, lit_of(request.GET)), **_tab(request, run, step)}
     return render(request, "runs/page.html", context)
 
 
@@ -103,11 +103,11 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
     }
 
 
-def _first_screen(run: Run, step: int | None) -> dict[str, Any]:
+def _first_screen(run: Run, step: int | None, lit: Lit | None) -> dict[str, Any]:
     steps = selectors.traced_steps(run)
     return {
         "tiles": tiles(run),
-        "gantt": page_charts.timeline(run, step if step in steps else None) or page_charts.no_timeline(run),
+        "gantt": page_charts.timeline(run, step if step in steps else None, lit=lit) or page_charts.no_timeline(run),
         "steps": steps,
         "step": step if step in steps else None,
         "findings": findings(run, wait=False),
@@ -125,8 +125,8 @@ def _tab(request: HttpRequest, run: Run, step: int | None) -> dict[str, Any]:
 
 def _gantt(request: HttpRequest, run: Run) -> dict[str, Any]:
     """Of `step`; with `from` and `to` (ms from its start) of that window alone."""
-    window = window_of(request.GET)
-    return (page_charts.timeline(run, _number(request, "step"), window) or page_charts.no_timeline(run)).as_dict()
+    asked = window_of(request.GET), lit_of(request.GET)
+    return (page_charts.timeline(run, _number(request, "step"), *asked) or page_charts.no_timeline(run)).as_dict()
 
 
 def _metrics(request: HttpRequest, run: Run) -> dict[str, Any]:

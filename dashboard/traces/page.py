@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dashboard.charts import breakdown as chart_of_breakdown
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.heatmap import Window
-from dashboard.charts.timeline import Step, kept
+from dashboard.charts.timeline import Lit, Step, kept
 from dashboard.runs.findings import place_address, place_text
 from dashboard.traces.models import Trace
 from parallel_core.analysis.breakdown import mean
@@ -73,8 +73,8 @@ def _least(found: Step) -> str:
     return f"Rank {rank} is idle or not traced most: {percent_text(idle[rank])} of its step"
 
 
-def timeline(trace: Trace, step: int, window: Window | None = None) -> Chart:
-    """A step, at most DRAWN_RANKS ranks of it; a long one can be zoomed into (see `charts.timeline`)."""
+def timeline(trace: Trace, step: int, window: Window | None = None, lit: Lit | None = None) -> Chart:
+    """A step, at most DRAWN_RANKS ranks of it; a long one is zoomed into, `lit` is framed (see `charts.timeline`)."""
     found = step_of(trace, step)
     many = len(found.spans) > DRAWN_RANKS
     part = f", {DRAWN_RANKS} of {len(found.spans)} ranks" if many else ""
@@ -83,10 +83,11 @@ def timeline(trace: Trace, step: int, window: Window | None = None) -> Chart:
         first = dict(sorted(found.spans.items())[:DRAWN_RANKS])
         drawn = kept(("drawn", trace.pk, step), lambda: Step(first))
     made = drawn.chart(
-        _least(found), f"imported from {plural_text(len(trace.ranks), 'file')}, step {step}{part}", window
+        _least(found), f"imported from {plural_text(len(trace.ranks), 'file')}, step {step}{part}", window, lit
     )
     if drawn.long:
         made.figure["layout"]["meta"]["window"] = f"{reverse('traces:gantt', args=(trace.pk,))}?step={step}"
+        made.figure["layout"]["meta"]["window"] += f"&lit={lit.query}" if lit else ""
     return made
 
 

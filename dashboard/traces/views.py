@@ -14,7 +14,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
-from dashboard.charts.timeline import window_of
+from dashboard.charts.timeline import lit_of, window_of
 from dashboard.runs.services import Invalid
 from dashboard.runs.trace_views import FORMS, as_file
 from dashboard.traces import page, services
@@ -73,7 +73,9 @@ def one(request: HttpRequest, pk: int) -> HttpResponse:
 def gantt(request: HttpRequest, pk: int) -> JsonResponse:
     """The timeline of `?step=`; with `from` and `to` (ms from its start) of that window alone."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
-    return JsonResponse(page.timeline(trace, _step(request, trace), window_of(request.GET)).as_dict())
+    return JsonResponse(
+        page.timeline(trace, _step(request, trace), window_of(request.GET), lit_of(request.GET)).as_dict()
+    )
 
 
 @require_safe
@@ -119,7 +121,7 @@ def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
         "steps": trace.steps,
         "step": step,
         "verdict": page.sentence(found),
-        "gantt": page.timeline(trace, step),
+        "gantt": page.timeline(trace, step, lit=lit_of(request.GET)),
         "where": page.where(found),
         "findings": page.findings(trace, step),
         "largest": page.largest(trace),

@@ -205,6 +205,13 @@ def test_a_step_of_many_spans_is_a_heatmap_until_it_is_zoomed(client: Client, al
     near = client.get(f"{src}&from=1&to=200").json()
     assert {trace["type"] for trace in near["figure"]["data"]} == {"bar"}
     assert near["figure"]["layout"]["xaxis"]["range"] == whole["figure"]["layout"]["xaxis"]["range"]
+    lit = client.get(f"{src}&from=1&to=200&lit=1:10.5:12").json()
+    frame = lit["figure"]["data"][-1]
+    assert (frame["name"], frame["base"], frame["x"], frame["y"]) == ("lit", [10.5], [1.5], [1])
+    assert "outlined: what the finding is about" in lit["subtitle"]
+    assert client.get(f"{src}&lit=1:10.5:12").json()["figure"]["layout"]["meta"]["window"] == f"{src}&lit=1:10.5:12.0"
+    for broken in ("9:1:2", "1:5:4", "x:1:2", "1:1", "1:nan:2", "-1:1:2"):
+        assert client.get(f"{src}&from=1&to=200&lit={broken}").json()["figure"]["data"][-1]["name"] != "lit"
     for query in ("from=nan&to=5", "from=5&to=1", "from=x&to=inf"):
         assert client.get(f"{src}&{query}").json()["figure"]["data"][0]["type"] == "heatmap"
 

@@ -27,10 +27,10 @@ STEP = {
 
 
 def test_the_longest_span_of_its_kind_on_its_rank() -> None:
-    assert place("slow_link", None, STEP) == Place(0, 0, 50), "20 ms from 10 on, with 20 ms on both sides"
-    assert place("slow_link", 1, STEP) == Place(1, 0, 21)
-    assert place("straggler", 1, STEP) == Place(1, 0, 100), "no wider than the step"
-    assert place("data_stall", None, STEP) == Place(1, 0, 2)
+    assert place("slow_link", None, STEP) == Place(0, 0, 50, 10, 30), "20 ms from 10 on, with 20 ms on both sides"
+    assert place("slow_link", 1, STEP) == Place(1, 0, 21, 1, 11)
+    assert place("straggler", 1, STEP) == Place(1, 0, 100, 40, 80), "no wider than the step"
+    assert place("data_stall", None, STEP) == Place(1, 0, 2, 0, 1)
 
 
 def test_none_where_nothing_is_seen() -> None:

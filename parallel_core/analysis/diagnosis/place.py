@@ -37,11 +37,13 @@ LEAST = 0.02
 
 
 class Place(NamedTuple):
-    """A window of a step, ms from its start, and the rank to look at."""
+    """A window of a step, ms from its start, the rank to look at, and from when to when its span lasts."""
 
     rank: int
     begin: float
     end: float
+    start: float
+    stop: float
 
 
 def place(rule: str, rank: int | None, spans: Mapping[int, NDArray[np.void]]) -> Place | None:
@@ -63,4 +65,4 @@ def place(rule: str, rank: int | None, spans: Mapping[int, NDArray[np.void]]) ->
     took_ns, start, seen = found
     margin = max(AROUND * took_ns, (LEAST * whole - took_ns) / 2)
     begin, end = max(0.0, start - margin), min(float(whole), start + took_ns + margin)
-    return Place(seen, round(begin / 1e6, 4), round(end / 1e6, 4))
+    return Place(seen, *(round(at / 1e6, 4) for at in (begin, end, start, start + took_ns)))
