@@ -20,7 +20,8 @@ from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.diagnosis.case import Finding
 from parallel_core.analysis.diagnosis.imported import RULES, diagnose
 from parallel_core.analysis.diagnosis.place import place
-from parallel_core.analysis.quantities import ns_text, percent_text, plural_text
+from parallel_core.analysis.gaps import gaps
+from parallel_core.analysis.quantities import count_text, ns_text, percent_text, plural_text
 from parallel_core.analysis.sentences import COMPONENT_NAMES, Result
 from parallel_core.analysis.stats import Stats
 from parallel_core.observe.records import SPAN
@@ -29,6 +30,8 @@ DRAWN_RANKS = 32
 JUDGED = 5
 """Steps that rules look at: the shown one and those next to it."""
 KEPT_S = 3600
+MOSTLY = 0.5
+"""Of the time that no span covers: from here on short pauses are what it is."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,21 @@ def sentence(found: Step) -> str:
     parts = mean(found.breakdown.values())
     named = {name: ns for name, ns in parts.as_dict().items() if name != "compute"}
     second = max(named, key=lambda name: named[name])
-    word = "idle or not traced" if second == "other" else COMPONENT_NAMES[second]
+    word = _pauses(found, parts.other) if second == "other" else COMPONENT_NAMES[second]
     return (
         f"{ns_text(parts.total)} a step: {percent_text(parts.share('compute'))} compute, "
         f"{percent_text(parts.share(second))} {word}."
     )
+
+
+def _pauses(found: Step, other: float) -> str:
+    """What the time is that no span covers: mostly short pauses between operations, or idle."""
+    own = [gaps(rows) for rows in found.spans.values()]
+    many, ns = (sum(one[i] for one in own) / len(own) for i in range(2))
+    if ns < MOSTLY * other:
+        return "idle or not traced"
+    operations = count_text(round(many) + 1)
+    return f"between its {operations} operations: Python, autograd and the profiler, {ns_text(ns / many)} each"
 
 
 def _least(found: Step) -> str:

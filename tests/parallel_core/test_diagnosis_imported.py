@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from parallel_core.analysis.diagnosis.imported import diagnose
+from parallel_core.analysis.gaps import gaps
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 
@@ -43,7 +44,7 @@ def test_a_healthy_job_is_silent() -> None:
         (step(slow=2.0), "straggler"),
         (step(data=3.0), "data_stall"),
         (step(sums=6.0), "exposed_collectives"),
-        (step(slow=0.01, gap=0.4), "tiny_kernels"),
+        (step(slow=1.0, gap=0.05), "tiny_kernels"),
     ],
 )
 def test_each_rule_finds_its_fault_first(made: Step, rule: str) -> None:
@@ -62,6 +63,15 @@ def _short(rows: np.ndarray) -> np.ndarray:
     work = np.isin(out["kind"], (int(Kind.F), int(Kind.BW)))
     out["end"][work] = out["start"][work] + (out["end"][work] - out["start"][work]) // 5
     return out
+
+
+def test_pauses_are_told_from_waits() -> None:
+    made = {rank: _short(rows) for rank, rows in step(gap=0.05).items()}
+    (small,) = (one for one in diagnose([made] * 4) if one.rule == "tiny_kernels")
+    assert "448 µs each" in small.title
+    assert gaps(made[0]) == (20, 19 * 450_000 + 400_000) and gaps(made[0]).each == 447_500
+    assert gaps(step(gap=0.6)[0]) == (0, 0), "so long is nobody's Python"
+    assert gaps(made[0][:1]).each == 0
 
 
 def test_waiting_for_a_slow_rank_is_no_exposed_collective() -> None:

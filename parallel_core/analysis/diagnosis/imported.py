@@ -16,7 +16,8 @@ import numpy as np
 from parallel_core.analysis.diagnosis import data_stall, straggler, tiny_kernels
 from parallel_core.analysis.diagnosis.case import Case, Finding, Step
 from parallel_core.analysis.diagnosis.exposed_reduction import MOST
-from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.gaps import gaps
+from parallel_core.analysis.quantities import count_text, ns_text, percent_text
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import P2P
 from parallel_core.spec import RunSpec
@@ -54,6 +55,24 @@ def _exposed(case: _Imported) -> Finding | None:
     )
 
 
+def _small(case: _Imported) -> Finding | None:
+    """Threshold: that of `tiny_kernels`, for the short pauses between operations alone. A span here is one operation or
+    kernel, or neighbours of them, not a whole forward: how long it takes says nothing."""
+    found = [gaps(rows) for step in case.traced for rows in step.values()]
+    many, lost = (round(float(np.median([own[i] for own in found]))) for i in range(2))
+    if lost < tiny_kernels.BETWEEN * case.step_ns:
+        return None
+    return Finding(
+        "tiny_kernels",
+        f"{percent_text(lost / case.step_ns)} of the step passes between operations, {ns_text(lost / many)} each.",
+        f"A rank pauses {count_text(many)} times a step: Python, autograd and the profiler's own records take "
+        f"{ns_text(lost)} of {ns_text(case.step_ns)}.",
+        "Use larger micro-batches, or fuse operations (torch.compile, CUDA graphs); a step without the profiler loses "
+        "less.",
+        effect_ns=lost,
+    )
+
+
 def _straggler(case: _Imported) -> Finding | None:
     return None if case.pipeline else straggler.check(case)
 
@@ -61,7 +80,7 @@ def _straggler(case: _Imported) -> Finding | None:
 RULES: dict[str, Callable[[_Imported], Finding | None]] = {
     "straggler": _straggler,
     "data_stall": data_stall.check,
-    "tiny_kernels": tiny_kernels.check,
+    "tiny_kernels": _small,
     "exposed_collectives": _exposed,
 }
 

@@ -1,0 +1,38 @@
+"""Short pauses between the operations of a rank: the host's own time, not waiting.
+
+Between two operations a host runs Python and autograd, and in a profiled step it keeps the profiler's records, too:
+some 0.6 us an event on a CPU core, which is what the profiler adds to a loop of small operations.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.schedule.ir import Kind
+
+LONGEST_NS = 500_000
+"""Python between two operations takes tens to hundreds of us; longer is a wait, or work that was not recorded."""
+
+
+class Gaps(NamedTuple):
+    """Pauses of up to LONGEST_NS of one rank in one step: how many, and ns in all."""
+
+    many: int
+    ns: int
+
+    @property
+    def each(self) -> float:
+        """Mean ns; 0 without any."""
+        return self.ns / self.many if self.many else 0.0
+
+
+def gaps(rows: NDArray[np.void]) -> Gaps:
+    """Of a rank's spans, in any order; the step's own span is not one of its operations."""
+    own = rows[rows["kind"] != Kind.STEP]
+    own = own[np.argsort(own["start"], kind="stable")]
+    pauses = own["start"][1:] - np.maximum.accumulate(own["end"])[:-1]
+    short = pauses[(pauses > 0) & (pauses <= LONGEST_NS)]
+    return Gaps(len(short), int(short.sum()))
