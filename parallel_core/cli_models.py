@@ -76,7 +76,8 @@ def _add_generate(commands: Any) -> None:
     made.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default)")
     made.add_argument("--top-k", type=int, default=0, help="a temperature draws from so many likeliest (0: all)")
     made.add_argument("--seed", type=int, default=7, help="of what a temperature above 0 draws")
-    made.add_argument("--tp", type=int, default=1, help="devices that share the model (default: 1)")
+    made.add_argument("--tp", type=whole(1), default=1, help="devices that share each layer (default: 1)")
+    made.add_argument("--pp", type=whole(1), default=1, help="stages of the layers, one after the other (default: 1)")
     made.add_argument("--no-cache", action="store_true", help="make every token from the whole text again")
     made.set_defaults(run=_generate)
 
@@ -128,24 +129,24 @@ def _pack(options: argparse.Namespace) -> int:
 
 def _generate(options: argparse.Namespace) -> int:
     found, manifest = checkpoint_of(options.checkpoint)
-    spec = _inference(manifest, options.tp)
+    spec = _inference(manifest, options.tp, options.pp)
     wish = _wish(options, spec)
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-generate-") as folder:
         outcome = yard.run(spec, Path(folder), resume=found, wish=wish)
     if not outcome.ok:
         print(outcome.failure(), file=sys.stderr)
         return 1
-    said = [told for rank in range(options.tp) if (told := together(outcome.headers(rank, "generated")))]
+    said = [told for rank in range(spec.parallel.world) if (told := together(outcome.headers(rank, "generated")))]
     for tokens in said[0]["tokens"]:
         print(text([*wish["prompt"], *tokens], spec.model.vocab))
     print(timing(said, len(wish["prompt"])), file=sys.stderr)
     return 0
 
 
-def _inference(manifest: manifests.Manifest, tp: int) -> RunSpec:
-    """The spec of the checkpoint's model on `tp` devices."""
+def _inference(manifest: manifests.Manifest, tp: int, pp: int) -> RunSpec:
+    """The spec of the checkpoint's model on `pp` stages of `tp` devices."""
     try:
-        return inference(manifest.spec, tp)
+        return inference(manifest.spec, tp, pp)
     except ValidationError as error:
         raise Wrong(" ".join(field_errors(error).values())) from error
     except ValueError as error:

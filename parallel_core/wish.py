@@ -77,8 +77,8 @@ def _room(wish: TextWish, spec: RunSpec) -> dict[str, str]:
     return {}
 
 
-def inference(saved: Mapping[str, Any], tp: int) -> RunSpec:
-    """The spec of a checkpoint's model (its run's spec is `saved`) on `tp` devices, without dropout.
+def inference(saved: Mapping[str, Any], tp: int, pp: int = 1) -> RunSpec:
+    """The spec of a checkpoint's model (its run's spec is `saved`) on `pp` stages of `tp` devices, without dropout.
 
     Raises ValidationError where it cannot be split so, ValueError where the model makes no text.
     """
@@ -86,4 +86,4 @@ def inference(saved: Mapping[str, Any], tp: int) -> RunSpec:
     if model.get("kind", "gpt") != "gpt":
         raise ValueError(f"only a GPT generates text; this checkpoint is a {model['kind']} model")
     kept = {"precision": train["precision"], "device": train["device"]}
-    return RunSpec.model_validate({"model": {**model, "dropout": 0.0}, "parallel": {"tp": tp}, "train": kept})
+    return RunSpec.model_validate({"model": {**model, "dropout": 0.0}, "parallel": {"tp": tp, "pp": pp}, "train": kept})

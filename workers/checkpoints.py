@@ -61,7 +61,7 @@ def begin(settings: Settings, message: StartMessage, spec: RunSpec) -> Beginning
 
 def _to_generate(folder: Path, path: Path, spec: RunSpec) -> Beginning:
     manifest = manifests.read(path)
-    fits = inference(manifest.spec, spec.parallel.tp)
+    fits = inference(manifest.spec, spec.parallel.tp, spec.parallel.pp)
     if (fits.model, fits.train.precision) != (spec.model, spec.train.precision):
         raise CheckpointError("The checkpoint is of another model, or another precision, than the run.")
     return _at(folder, path, manifest)

@@ -64,7 +64,7 @@ class SubmitIn(Schema):
 
 
 class GenerateIn(Schema):
-    """Text to generate from the run's checkpoint of `step` (null: the newest) on `tp` devices.
+    """Text to generate from the run's checkpoint of `step` (null: the newest) on `pp` stages of `tp` devices.
 
     `prompt` is text where the vocabulary has at most 256 tokens (bytes), else `ids` are numbers of tokens.
     """
@@ -79,6 +79,7 @@ class GenerateIn(Schema):
     top_k: Annotated[int, Field(ge=0, le=limits.MAX_VOCAB)] = 0
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 7
     tp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
+    pp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
     name: Annotated[str, Field(max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] = ""
 
 

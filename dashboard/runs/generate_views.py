@@ -39,7 +39,12 @@ class GenerateForm(forms.Form):
         label="Top k", initial="0", required=False, help_text="draws from the k likeliest; 0: from all"
     )
     seed = forms.CharField(label="Seed", initial="7", required=False, help_text="of what is drawn")
-    tp = forms.CharField(label="Devices", initial="1", required=False, help_text="tensor parallel; divides the heads")
+    tp = forms.CharField(
+        label="Tensor parallel", initial="1", required=False, help_text="devices for each layer; divides the heads"
+    )
+    pp = forms.CharField(
+        label="Pipeline", initial="1", required=False, help_text="stages, one at work at a time: room, not speed"
+    )
 
     def __init__(self, run: Run, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, **kwargs})
@@ -61,14 +66,13 @@ class GenerateForm(forms.Form):
         if not self.is_valid():
             return None
         asked = dict(self.cleaned_data)
-        step, tp = int(asked.pop("step")), asked.pop("tp").strip() or "1"
+        step, split = int(asked.pop("step")), {name: asked.pop(name).strip() or "1" for name in ("tp", "pp")}
         try:
-            if not tp.isdecimal() or len(tp) > 5 or not 1 <= int(tp) <= limits.MAX_DEGREE:
-                raise services.Invalid({"tp": f"A whole number of devices is needed; got {tp!r}."})
+            degrees = generating.Split(**{name: _degree(name, given) for name, given in split.items()})
             # A browser sends lines with \r\n; a corpus has \n.
             prompt = generating.prompt_tokens(asked.pop("prompt").replace("\r\n", "\n"), self.vocab)
             wish = {**{name: value.strip() for name, value in asked.items() if value.strip()}, "prompt": prompt}
-            return generating.submit(owner=owner, run=self.run, step=step, wish=wish, tp=int(tp))
+            return generating.submit(owner=owner, run=self.run, step=step, wish=wish, split=degrees)
         except services.Invalid as error:
             self._show(error.field_errors)
         except ValueError as error:
@@ -80,6 +84,14 @@ class GenerateForm(forms.Form):
             name = path.partition(".")[0]
             said = f"{message[:1].upper()}{message[1:]}"
             self.add_error(name if name in self.fields else None, said)
+
+
+def _degree(name: str, given: str) -> int:
+    """Raises services.Invalid where it is none."""
+    if not given.isdecimal() or len(given) > 5 or not 1 <= int(given) <= limits.MAX_DEGREE:
+        what = "devices" if name == "tp" else "stages"
+        raise services.Invalid({name: f"A whole number of {what} is needed; got {given!r}."})
+    return int(given)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -110,5 +122,6 @@ def _initial(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
     if like is None or not like.wish:
         return {"step": step} if step else {}
     prompt = text(like.wish["prompt"], run.spec["model"]["vocab"])
+    split = {name: str(like.spec["parallel"][name]) for name in ("tp", "pp")}
     numbers = {name: str(like.wish.get(name, 0)) for name in ("new", "samples", "temperature", "top_k", "seed")}
-    return {"step": str(like.resume_step), "prompt": prompt, "tp": str(like.devices), **numbers}
+    return {"step": str(like.resume_step), "prompt": prompt, **split, **numbers}

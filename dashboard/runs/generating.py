@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -43,19 +43,31 @@ def prompt_tokens(given: str, vocab: int) -> list[int]:
         raise ValueError("Write numbers of tokens with commas or blanks between.") from error
 
 
-def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], tp: int = 1, name: str = "") -> Run:
-    """Queues a run that generates from `run`'s checkpoint of `step`, on `tp` devices of the host that has it.
+class Split(NamedTuple):
+    """Over which devices: `pp` stages of `tp` devices each."""
 
-    Raises services.Invalid with a message by field (`step`, `tp`, or a field of parallel_core.wish.TextWish).
+    tp: int = 1
+    pp: int = 1
+
+
+ONE = Split()
+"""A single device."""
+
+
+def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: Split = ONE, name: str = "") -> Run:
+    """Queues a run that generates from `run`'s checkpoint of `step`, on devices of the host that has it.
+
+    Raises services.Invalid with a message by field (`step`, `tp`, `pp`, or a field of parallel_core.wish.TextWish).
     """
     have = resuming.steps(run)
     if step not in have:
         some = f"it has steps {', '.join(map(str, have))}" if have else "it has none"
         raise services.Invalid({"step": f"Run {run.pk} has no checkpoint at step {step}; {some}."})
-    spec = _spec(run, tp)
+    spec = _spec(run, split)
     found = read_wish(wish, spec)
     crowded = submission.fleet_errors(spec, submission.capacity(spec.train.device))
-    errors = {**found.errors, **({"tp": " ".join(crowded.values())} if crowded else {})}
+    wide = "pp" if split.pp > split.tp else "tp"
+    errors = {**found.errors, **({wide: " ".join(crowded.values())} if crowded else {})}
     if found.wish is None or errors:
         raise services.Invalid(errors)
     start = text(found.wish["prompt"], spec.model.vocab)
@@ -69,11 +81,12 @@ def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], tp: int 
     )
 
 
-def _spec(run: Run, tp: int) -> RunSpec:
+def _spec(run: Run, split: Split) -> RunSpec:
     try:
-        return inference(run.spec, tp)
+        return inference(run.spec, split.tp, split.pp)
     except ValidationError as error:
-        raise services.Invalid({"tp": " ".join(field_errors(error).values())}) from error
+        found = field_errors(error)
+        raise services.Invalid({"pp" if "parallel.pp" in found else "tp": " ".join(found.values())}) from error
     except ValueError as error:
         raise services.Invalid({"step": f"{error}."}) from error
 
@@ -124,9 +137,16 @@ def figures(run: Run) -> list[tuple[str, str, str]]:
         (
             "Keys and values",
             bytes_text(max(caches)) if caches else "–",
-            f"on each of {run.devices} ranks" if run.devices > 1 else "on its one rank",
+            _holders(run.devices, caches),
         ),
     ]
+
+
+def _holders(devices: int, caches: list[int]) -> str:
+    """Stages may have different numbers of layers, whose caches they hold."""
+    if devices == 1:
+        return "on its one rank"
+    return f"on each of {devices} ranks" if len(set(caches)) < 2 else f"on the fullest of {devices} ranks"
 
 
 def _spread(first: Mapping[str, Any] | None) -> str:

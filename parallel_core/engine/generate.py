@@ -1,7 +1,8 @@
 """Text generation from a checkpoint: one prefill of the prompt, then a token at a time from cached keys and values.
 
 The ranks of a tensor-parallel group each hold the cache of their own heads, gather the logits (one vector a sample),
-and draw the same token from the same numbers, so no token is ever sent.
+and draw the same token from the same numbers. Of a pipeline each stage holds the caches of its own layers; the last one
+sends the tokens to the others (`relay`), and one stage works at a time: more stages make room, not speed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from parallel_core.engine.device import Device, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.precision import DTYPES, LossScale
+from parallel_core.engine.relay import Relay
 from parallel_core.engine.reporter import Reporter
 from parallel_core.engine.stage import Stage
 from parallel_core.launch import Wish
@@ -66,24 +68,30 @@ class _Holds(NamedTuple):
 
 
 class Generator:
-    """A GPT on one rank of a tensor group, with the values of the checkpoint `path`. `spec` has dp = pp = 1.
+    """What one rank has of a GPT, with the values of the checkpoint `path`. `spec` has dp = 1 and one stage a place.
 
     Raises CheckpointError where the checkpoint is damaged.
     """
 
     def __init__(self, spec: RunSpec, rank: int, groups: Groups, device: Device, path: Path) -> None:
-        self.spec, self._rank, self._device = spec, rank, device
-        scope = Scope(device.recorder(0, 0))
-        self._group = TensorGroup(rank, spec.parallel.tp, groups.tensor, scope)
-        names = spec.model.units()
-        stage = Stage(spec, names, self._group, WeightGradients(scope), LossScale(spec.train), scope)
+        self.spec, self._device = spec, device
+        layout, scope = Layout.of(spec), Scope(device.recorder(0, 0))
+        place = layout.coords(rank)
+        self._group = TensorGroup(place.tensor, spec.parallel.tp, groups.tensor, scope)
+        self._relay = Relay(layout.pipeline_of(rank), place.place, groups, device)
+        self.units = tuple(spec.model.units()[i] for i in layout.stage_units[place.place])
+        stage = Stage(spec, self.units, self._group, WeightGradients(scope), LossScale(spec.train), scope)
         self.flat = FlatParameters(stage.places(), DTYPES[spec.train.precision], device)
-        self._layers, self._head = stage.layers[:-1], stage.layers[-1]
+        self._first = stage.is_first
+        self._layers, self._head = stage.layers, stage.layers[-1] if stage.is_last else None
+        if self._head is not None:
+            self._layers = stage.layers[:-1]
         modules = [module for layer in self._layers for module in layer.modules()]
         self._cores = [module for module in modules if isinstance(module, Core)]
         self._positions = [module for module in modules if isinstance(module, Positions)]
-        holds = _Holds(spec, self.flat, Layout.of(spec).coords(rank), tuple(names))
-        shares = checkpoint.State(holds).shares({"value": ((0, self.flat.values),)})
+        shares = checkpoint.State(_Holds(spec, self.flat, place, self.units)).shares(
+            {"value": ((0, self.flat.values),)}
+        )
         storage.load(shares, path, manifests.read(path))
 
     @torch.no_grad()
@@ -121,20 +129,28 @@ class Generator:
         fresh = text
         for number in range(wish["new"]):
             began = time.perf_counter()
-            drawn = self._draw(self.logits(fresh, text.shape[1] - fresh.shape[1]), number, wish)
+            logits = self.logits(fresh, text.shape[1] - fresh.shape[1])
+            drawn = self._relay.tokens(None if logits is None else self._draw(logits, number, wish), len(text))
             token = torch.tensor(drawn, device=text.device)[:, None]
             text = torch.cat([text, token], 1)
             fresh = token if wish["cached"] else text
             yield drawn, time.perf_counter() - began
 
     @torch.no_grad()
-    def logits(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """Of what follows `tokens` (samples, n), which stand at places `first` ..: (samples, vocabulary), whole."""
+    def logits(self, tokens: Tensor, first: int = 0) -> Tensor | None:
+        """Of what follows `tokens` (samples, n), which stand at places `first` ..: (samples, vocabulary), whole.
+
+        None on the ranks of a stage that hands on to another.
+        """
         for positions in self._positions:
             positions.first = first
-        x = tokens
+        shape = (*tokens.shape, self.spec.model.hidden)
+        x = tokens if self._first else self._relay.receive(shape, self.flat.values.dtype)
         for layer in self._layers:
             x = layer(x)
+        if self._head is None:
+            self._relay.hand_on(x)
+            return None
         mine: Tensor = self._output(self._head, x[:, -1])
         if self._group.size == 1:
             return mine
@@ -201,7 +217,7 @@ def run_rank(
     try:
         progress.at(-1, "loading")
         generator = Generator(spec, rank, groups, device, path)
-        Reporter(spec, rank, sink, device).hello(generator.flat, tuple(spec.model.units()), Layout.of(spec))
+        Reporter(spec, rank, sink, device).hello(generator.flat, generator.units, Layout.of(spec))
         progress.at(0, "generating")
         found = generator.generate(wish, _Teller(sink, progress, wish["new"]))
         log.info("rank %d: %d tokens, %d bytes of keys and values", rank, len(found.tokens[0]), found.kv_bytes)

@@ -26,15 +26,15 @@ def saved(yard: YardProcess, client: httpx.Client) -> Any:
     return run
 
 
-@pytest.mark.parametrize("width", [1440, 390])
-def test_text_is_generated_from_a_run(page: Page, saved: Any, width: int) -> None:
+@pytest.mark.parametrize(("width", "split"), [(1440, "Tensor parallel"), (390, "Pipeline")])
+def test_text_is_generated_from_a_run(page: Page, saved: Any, width: int, split: str) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(f"/runs/{saved}/")
     page.get_by_role("link", name="Generate text…").click()
     assert violations(page) == [] and overflow(page) == []
     page.get_by_label("Prompt").fill("def ")
     page.get_by_label("Tokens to generate").fill("8")
-    page.get_by_label("Devices").fill("2")
+    page.get_by_label(split).fill("2")
     page.get_by_role("button", name="Queue it").click()
     page.wait_for_url(re.compile(r"/runs/\d+/$"))
     expect(page.locator("#head[data-state=succeeded]")).to_be_attached(timeout=DONE_S * 1000)

@@ -20,7 +20,7 @@ from tests.dashboard.test_api import bearer
 
 pytestmark = pytest.mark.django_db
 FORM = {"step": "20", "prompt": "def ", "new": "8", "samples": "1", "temperature": "0", "top_k": "0"}
-FORM |= {"seed": "7", "tp": "1"}
+FORM |= {"seed": "7", "tp": "1", "pp": "1"}
 
 
 @pytest.fixture
@@ -120,6 +120,9 @@ def test_a_cancelled_one_says_how_far_it_came(client: Client, made: Run) -> None
         ("tp", "3", "ensor=3 does not divide"),
         ("tp", "4", "needs 4 CPU devices on one host; the largest worker has 2."),
         ("tp", "x", "A whole number of devices is needed"),
+        ("pp", "x", "A whole number of stages is needed"),
+        ("pp", "4", "needs 4 CPU devices on one host; the largest worker has 2."),
+        ("pp", "99", "99 stages over"),
         ("step", "21", "Select a valid choice"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Text from the cache is the text that the whole sequence would give, alone and under tensor parallelism."""
+"""Text from the cache is the text that the whole sequence would give: alone, over tensor ranks, and over stages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.cli import main
-from parallel_core.engine import checkpoint
+from parallel_core.engine import checkpoint, host_memory, relay
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.generate import Generated, Generator
@@ -107,6 +107,33 @@ def test_a_temperature_draws_the_same_under_any_layout(trained: dict[str, Path])
     assert other.tokens != alone.tokens
 
 
+@pytest.mark.parametrize("switch", ["1", pytest.param("0", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("model", "split"),
+    [
+        ("llama", {"pp": 2}),
+        pytest.param("plain", {"pp": 3}, id="tied-3"),
+        pytest.param("llama", {"pp": 2, "tp": 2}, id="llama-2x2"),
+        pytest.param("gpt", {"pp": 6}, id="a layer a stage", marks=pytest.mark.full),
+    ],
+)
+def test_stages_give_the_text_of_one_device(
+    model: str, split: dict[str, Any], switch: str, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank knows every token; each holds the caches of its own layers. A prompt in several pieces, too."""
+    monkeypatch.setenv(host_memory.SWITCH, switch)
+    monkeypatch.setattr(relay, "PIECE", 1000)
+    drawn: Wish = {**WISH, "samples": 3, "temperature": 1.0}
+    wishes = [WISH, drawn, {**drawn, "cached": False}]
+    alone, every = (
+        generated(spec_of(model), trained[model], *wishes)[0],
+        generated(spec_of(model, **split), trained[model], *wishes),
+    )
+    for rank in every:
+        assert [found.tokens for found in rank] == [found.tokens for found in alone]
+    assert [sum(rank[i].kv_bytes for rank in every) for i in range(3)] == [found.kv_bytes for found in alone]
+
+
 def test_logits_are_those_of_training(trained: dict[str, Path]) -> None:
     """Loss of a text by the generator's logits, place by place, and by the trainer's own forward."""
     spec = spec_of("llama")
@@ -120,7 +147,8 @@ def test_logits_are_those_of_training(trained: dict[str, Path]) -> None:
             return trainer.step(20).loss, torch.tensor(drawn.inputs[0]), torch.tensor(drawn.targets[0])
 
         loss, inputs, targets = ranks.with_trainer(spec, rank, meeting, folder, use)
-        places = [made.logits(inputs[:, : n + 1]).log_softmax(-1) for n in range(inputs.shape[1])]
+        logits = [made.logits(inputs[:, : n + 1]) for n in range(inputs.shape[1])]
+        places = [of_place.log_softmax(-1) for of_place in logits if of_place is not None]
         picked = torch.stack(places, 1).gather(2, targets[..., None])
         return loss, float(-picked.mean())
 
@@ -130,9 +158,11 @@ def test_logits_are_those_of_training(trained: dict[str, Path]) -> None:
 
 def test_command_line(trained: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     path = str(trained["llama"])
+    assert main(["generate", path, "--prompt", "def ", "--new", "8", "--pp", "2"]) == 0
+    two, _ = capsys.readouterr()
     assert main(["generate", path, "--prompt", "def ", "--new", "8", "--tp", "2"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("def ")
+    assert out.startswith("def ") and out == two
     assert "prefill of 4 tokens" in err
     assert "(median of 7)" in err
     assert "keys and values 3 KiB a rank" in err
@@ -141,6 +171,7 @@ def test_command_line(trained: dict[str, Path], capsys: pytest.CaptureFixture[st
         (["--ids", "300"], "tokens 0 to 255"),
         (["--prompt", "a", "--new", "99"], "new can be at most 47"),
         (["--prompt", "a", "--tp", "3"], "tensor=3 does not divide"),
+        (["--prompt", "a", "--pp", "9"], "pipeline=9 stages over 6 cuttable layers; use at most 6"),
     ):
         assert main(["generate", path, *wrong]) == 2
         assert told in capsys.readouterr().err

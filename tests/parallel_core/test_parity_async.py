@@ -8,9 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.device import open_device
+from parallel_core.engine.distributed import Groups, Rendezvous
+from parallel_core.engine.spot import Spot
 from parallel_core.engine.trainer import Trainer
+from parallel_core.engine.versions import views_of_weights
+from parallel_core.observe.progress import Progress
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 from tests.parallel_core import parity, ranks
@@ -98,6 +103,27 @@ def test_an_lstm_goes_backward_through_the_weights_of_its_forward() -> None:
     specs = [RunSpec.model_validate({"model": model, "train": train, "parallel": split}) for split in splits]
     for spec, got in zip(specs, train_many(specs, _work), strict=True):
         _assert_replayed(got, spec)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "mlp", "vgg16", "resnet50", "gnmt"])
+def test_it_is_known_of_which_layers_autograd_saves_views_of_weights(kind: str, tmp_path: Path) -> None:
+    """Whose backward would miss the version that it is to use. In fp32 a CPU's LSTM is another one, without views."""
+    sizes = {"mlp": {"hidden": 24}, "vgg16": {"width": 2}, "resnet50": {"width": 2}, "gnmt": {"hidden": 8, "layers": 2}}
+    model = parity.MODEL if kind == "gpt" else {"kind": kind, **sizes[kind]}
+    spec = RunSpec.model_validate({"model": model, "train": {"global_batch": 2, "precision": "fp64"}})
+    trainer = Trainer(spec, 0, Groups(), open_device("cpu"), Progress(tmp_path, 0))
+    whole = {Spot.of(slot.parameter, trainer.flat.values) for slot in trainer.flat}
+    saved: set[Spot | None] = set()
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        saved.add(Spot.of(tensor, trainer.flat.values))
+        return tensor
+
+    (stage,) = trainer.chunks.stages.values()
+    stage.begin_step([trainer.reader.read(0)])
+    with torch.autograd.graph.saved_tensors_hooks(look, lambda kept: kept):
+        stage.forward(0, None)
+    assert bool(saved - whole - {None}) is any(map(views_of_weights, stage.layers))
 
 
 @pytest.mark.parametrize("key", [*CASES, *(pytest.param(key, marks=pytest.mark.full) for key in MORE)])

@@ -1,0 +1,68 @@
+"""Generation over the stages of a pipeline: activations go forward, the tokens that the last stage draws back to all.
+
+A message is cut into pieces, so that its size need not be known when the links are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from parallel_core.engine.collectives import LinkGroup, Work, irecv, isend
+from parallel_core.engine.device import Device
+from parallel_core.engine.distributed import Groups
+from parallel_core.engine.host_links import Form, HostLinks
+
+PIECE = 1 << 20
+"""Bytes of a message at most."""
+
+
+class Relay:
+    """Of one rank, the `place`-th of the global `ranks` of its pipeline."""
+
+    def __init__(self, ranks: Sequence[int], place: int, groups: Groups, device: Device) -> None:
+        self._ranks, self._place, self._device = tuple(ranks), place, device.torch
+        self._forth, self._back = groups.links.get((True, True)), groups.links.get((False, False))
+        for link in (self._forth, self._back):
+            if isinstance(link, HostLinks):
+                link.form = Form(PIECE)
+
+    def hand_on(self, x: Tensor) -> None:
+        """Activations to the next stage."""
+        _wait(_send(x.contiguous(), self._ranks[self._place + 1], self._forth))
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Activations of the stage before."""
+        out = torch.empty(tuple(shape), dtype=dtype, device=self._device)
+        _wait([irecv(piece, self._ranks[self._place - 1], self._forth) for piece in _pieces(out)])
+        return out
+
+    def tokens(self, drawn: Sequence[int] | None, samples: int) -> list[int]:
+        """One token a sample, on every rank those that the last stage has `drawn` (None on the others)."""
+        if len(self._ranks) == 1:
+            assert drawn is not None
+            return list(drawn)
+        *others, last = self._ranks
+        if drawn is None:
+            out = torch.empty(samples, dtype=torch.int64, device=self._device)
+            _wait([irecv(out, last, self._back)])
+            told: list[int] = out.tolist()
+            return told
+        given = torch.tensor(drawn, dtype=torch.int64, device=self._device)
+        _wait([work for rank in others for work in _send(given, rank, self._back)])
+        return list(drawn)
+
+
+def _send(tensor: Tensor, rank: int, link: LinkGroup) -> list[Work]:
+    return [isend(piece, rank, link) for piece in _pieces(tensor)]
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.view(-1).split(PIECE // tensor.element_size())
+
+
+def _wait(works: Sequence[Work]) -> None:
+    for work in works:
+        work.wait()
