@@ -115,8 +115,9 @@ class Overview:
             return (
                 f"No other run is meant to compute what {self.baseline.entry.label} does: they update by other rules."
             )
-        tolerance = TOLERANCES[self.baseline.spec.train.precision]
-        return sentences.parity_sentence(self.parities, self.baseline.entry.label, tolerance)
+        spec, label = self.baseline.spec, self.baseline.entry.label
+        normed = outline_of(spec.model).batch_norm
+        return sentences.parity_sentence(self.parities, label, TOLERANCES[spec.train.precision], normed)
 
 
 def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool = True) -> Overview:

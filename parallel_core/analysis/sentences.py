@@ -147,8 +147,9 @@ def memory_title(results: Sequence[Result], limit: int | None = None) -> str:
     )
 
 
-def parity_sentence(parities: Mapping[str, Parity], baseline: str, tolerance: float) -> str:
-    """Exactness card: `parities` by label, each against the baseline; `tolerance` is relative."""
+def parity_sentence(parities: Mapping[str, Parity], baseline: str, tolerance: float, amplifies: bool = False) -> str:
+    """Exactness card: `parities` by label, each against the baseline; `tolerance` is relative. `amplifies`: the model
+    has batch norms, which make a difference of one step larger in the next (`models.batchnorm`)."""
     compared = {label: p for label, p in parities.items() if p.steps}
     if not compared:
         return f"0 runs share a step with {baseline}."
@@ -159,7 +160,10 @@ def parity_sentence(parities: Mapping[str, Parity], baseline: str, tolerance: fl
         how = f"within {difference_text(worst.largest)}" if worst.largest else "to the last bit (0 difference)"
         return f"{who} {baseline} {how} in every loss."
     off = sum(p.largest > tolerance for p in compared.values())
-    return f"{off} of {count} differ from {baseline}: {label} by {difference_text(worst.largest)} at step {worst.at}."
+    told = f"{off} of {count} differ from {baseline}: {label} by {difference_text(worst.largest)} at step {worst.at}."
+    return (
+        f"{told} Batch norms amplify rounding at a high learning rate: compare the first steps." if amplifies else told
+    )
 
 
 def loss_title(first: float, last: float, steps: int, label: str) -> str:

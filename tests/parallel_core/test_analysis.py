@@ -131,6 +131,9 @@ def test_parity_sentence_counts_who_is_off() -> None:
         sentences.parity_sentence({"DP": exact, "TP": off}, "Single", 1e-4)
         == "1 of 2 differ from Single: TP by 1 % at step 0."
     )
+    told = sentences.parity_sentence({"DP": off}, "Single", 1e-4, amplifies=True)
+    assert told.endswith("Batch norms amplify rounding at a high learning rate: compare the first steps.")
+    assert "Batch" not in sentences.parity_sentence({"DP": exact}, "Single", 1e-4, amplifies=True)
 
 
 def test_difference_of_two_breakdowns_adds_up() -> None:
