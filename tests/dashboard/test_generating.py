@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -151,3 +152,10 @@ def test_the_api_queues_and_shows_it(client: Client, alice: Any, source: Run) ->
     assert found["generated"]["kv_bytes"] == [4096]
     assert "the prompt is empty" in post({}).json()["error"]["fields"]["prompt"]
     assert "no checkpoint at step 3" in post({"prompt": "a", "step": 3}).json()["error"]["fields"]["step"]
+    answer = post({"prompt": "a", "new": 5, "pp": 2})
+    assert answer.status_code == 201, answer.content
+    two = Run.objects.get(pk=answer.json()["data"]["id"])
+    assert (two.devices, two.spec["parallel"]["pp"]) == (2, 2)
+    again = client.get(f"/runs/{source.pk}/generate?like={two.pk}").content.decode()
+    assert re.search(r'name="pp" value="2"', again) and re.search(r'name="tp" value="1"', again)
+    assert "use at most" in post({"prompt": "a", "new": 5, "pp": 99}).json()["error"]["fields"]["pp"]
