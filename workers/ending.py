@@ -16,6 +16,7 @@ from typing import Any
 
 from parallel_core.launch import EXIT_PEER, EXIT_STOPPED, describe_exit
 from parallel_core.observe import progress, records
+from parallel_core.schedule.text import spoken
 from workers.contract import AttemptBody, Cause, Outcome
 
 FAULT_WINDOW = 1 << 20
@@ -150,11 +151,11 @@ def refused(reason: str) -> Ending:
 
 
 def place(folder: Path, rank: int) -> str:
-    """' at step 12 in 1F3', '' where the rank never said."""
+    """' at step 12 in forward 3 of stage 1', '' where the rank never said."""
     where = progress.read(folder, rank)
     if where is None:
         return ""
-    op = f" in {where.op}" if where.op else ""
+    op = f" in {spoken(where.op)}" if where.op else ""
     return f" at step {where.step}{op}" if where.step >= 0 else f" before its first step{op}"
 
 

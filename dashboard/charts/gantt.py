@@ -21,6 +21,7 @@ from dashboard.charts.updates import behind_the_norm
 from parallel_core.analysis.quantities import bytes_text, significant
 from parallel_core.analysis.waits import Waited, origin
 from parallel_core.schedule.ir import COMPUTE, P2P, Kind
+from parallel_core.schedule.text import WORDS
 
 Spans = Mapping[int, NDArray[np.void]]
 """global rank -> SPAN rows of one step."""
@@ -38,28 +39,6 @@ FRAME = 0.98
 """Height of the frame around a span."""
 LEAST_DIGIT = 0.006
 """Of the width of a window: what a digit takes in a figure of 1 000 pixels."""
-
-WORDS = {
-    Kind.F: "forward",
-    Kind.R: "recompute",
-    Kind.B: "input gradient",
-    Kind.W: "weight gradient",
-    Kind.BW: "backward",
-    Kind.SEND_ACT: "send activation",
-    Kind.RECV_ACT: "receive activation",
-    Kind.SEND_GRAD: "send gradient",
-    Kind.RECV_GRAD: "receive gradient",
-    Kind.ALLREDUCE: "gradient all-reduce",
-    Kind.REDUCE_SCATTER: "gradient reduce-scatter",
-    Kind.GATHER: "parameter gather",
-    Kind.OPT_STEP: "optimizer",
-    Kind.TP_COLLECTIVE: "tensor-parallel collective",
-    Kind.UNSHARD: "parameters of a layer gathered",
-    Kind.NORM: "flush: gradient norm over all ranks",
-    Kind.BUCKET: "gradient bucket in flight",
-    Kind.DATA: "read data",
-    Kind.SETUP: "set up",
-}
 
 
 class Words(NamedTuple):

@@ -8,7 +8,6 @@ import numpy as np
 
 from dashboard.charts import losses as losses_chart
 from dashboard.charts.chart import Chart
-from dashboard.charts.gantt import WORDS
 from dashboard.runs import traces
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
@@ -18,6 +17,7 @@ from parallel_core.analysis.losses import losses
 from parallel_core.analysis.quantities import ns_text, percent_text
 from parallel_core.analysis.sentences import COMPONENT_NAMES
 from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.text import WORDS
 
 SHORT = COMPONENT_NAMES | {"exposed_p2p": "messages not hidden"}
 BESIDE = {"warmup": "bubble: warm-up", "steady": "bubble: steady", "drain": "bubble: drain", "overlapped": "hidden"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dashboard.charts.gantt import WORDS
 from dashboard.runs import traces
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.align import Alignment, Name, Row, Side, align, sentence
 from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.text import WORDS
 
 SHOWN = 300
 """Rows of the table."""

@@ -8,7 +8,6 @@ import numpy as np
 
 from dashboard.charts import overlay
 from dashboard.charts.chart import Chart
-from dashboard.charts.gantt import WORDS
 from dashboard.runs import traces
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
@@ -16,6 +15,7 @@ from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.lateness import late, lateness
 from parallel_core.analysis.quantities import ns_text, percent_text
 from parallel_core.schedule.ir import COMPUTE, Kind
+from parallel_core.schedule.text import WORDS
 from parallel_core.simulate.replay import plan
 
 SHOWN = 10

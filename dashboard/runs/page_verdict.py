@@ -12,11 +12,13 @@ from django.utils import timezone
 from dashboard.runs import generating, selectors
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.queue import queued_runs
+from dashboard.runs.submission import capacity
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text, significant
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import find_fixes, worst_stage
 from parallel_core.plan.strategy import idle_share
+from parallel_core.schedule.text import spoken
 from parallel_core.spec import RunSpec
 
 LOG_LINES = 10
@@ -173,10 +175,10 @@ def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:
 def _failed(run: Run, attempt: Attempt | None) -> Verdict:
     report: dict[str, Any] = attempt.report if attempt else {}
     rank = report.get("rank")
-    sentence = run.detail or f"It ended without saying why; known cause: {CAUSES.get(run.cause, 'none')}."
+    sentence = run.detail or f"It ended without saying why; known cause: {CAUSES.get(run.cause, 'none')}"
     text = selectors.log(run, rank or 0, start=-4096).text
     return Verdict(
-        sentence,
+        sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.",
         more=_progress(run, attempt, rank),
         fix=fix(run),
         rank=rank,
@@ -193,7 +195,7 @@ def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
         return ""
     if where.get("step", 0) < 0:
         return f"Rank {rank} was last seen {where.get('op') or 'starting'}, before its first step."
-    return f"Rank {rank} was last seen at step {where.get('step')} in {where.get('op') or 'no operation'}."
+    return f"Rank {rank} was last seen at step {where.get('step')} in {spoken(where.get('op') or 'no operation')}."
 
 
 def fix(run: Run) -> str:
@@ -215,10 +217,14 @@ def fix(run: Run) -> str:
 def _less_memory(spec: RunSpec) -> str:
     """The cheapest change by the plan. Without a cap the device's limit is not known here: anything that needs less."""
     limit = spec.trace.memory_cap or round(0.9 * worst_stage(spec).total)
-    fixes = find_fixes(spec, limit)
+    here = capacity(spec.train.device).largest
+    fixes = find_fixes(spec, limit, here) if here else ()
+    beyond = "" if fixes or not here else f" That takes more devices than a host of this fleet has: {here}."
+    fixes = fixes or find_fixes(spec, limit)
     if not fixes:
         return "No change of the split alone makes it fit: clone it with a smaller model or batch."
-    return f"Clone it and {fixes[0].text}: the worst rank is then predicted to need {bytes_text(fixes[0].total)}."
+    first = fixes[0]
+    return f"Clone it and {first.text}: the worst rank is then predicted to need {bytes_text(first.total)}.{beyond}"
 
 
 def placed(attempt: Attempt | None) -> str:

@@ -84,9 +84,14 @@ class Overview:
         said = sentences.verdict(self.results, self.base)
         done = [entry for entry in self.entries if entry.done]
         warning = sentences.disturbed([entry.others for entry in done], DISTURBED_ABOVE)
-        if 2 * sum(entry.disturbed for entry in done) > len(done):
+        if self.mostly_disturbed:
             return [warning, *said]  # most of what follows rests on disturbed measurements
         return [*said, warning] if warning else said
+
+    @property
+    def mostly_disturbed(self) -> bool:
+        done = [entry for entry in self.entries if entry.done]
+        return 2 * sum(entry.disturbed for entry in done) > len(done)
 
     def _without_baseline(self) -> str:
         done, every = len(self.results), len(self.rows)

@@ -66,7 +66,8 @@ def _verdicts(studies: Sequence[Study]) -> dict[int, str]:
             out[study.pk] = fit_views.verdict(runs[study.pk])[0]
             continue
         view = overview(runs[study.pk], study.baseline, details=False)
-        out[study.pk] = scaling.verdict(study, view)[0] if runs[study.pk] else "0 runs have finished so far."
+        said = scaling.verdict(study, view) if runs[study.pk] else ["0 runs have finished so far."]
+        out[study.pk] = " ".join(said[: 1 + view.mostly_disturbed])  # a warning comes first then, what it is about next
     return out
 
 

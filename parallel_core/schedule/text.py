@@ -1,12 +1,44 @@
-"""A schedule as a grid of its operations, for people and for errors (`simulate.picture` shows it in time)."""
+"""Operations in words; a schedule as a grid of them, for people and errors (`simulate.picture` shows it in time)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from parallel_core.schedule.ir import Op, Schedule
+from parallel_core.schedule.ir import Kind, Op, Schedule
 
 _SHOWN_AROUND_MARK = 6
+WORDS = {
+    Kind.F: "forward",
+    Kind.R: "recompute",
+    Kind.B: "input gradient",
+    Kind.W: "weight gradient",
+    Kind.BW: "backward",
+    Kind.SEND_ACT: "send activation",
+    Kind.RECV_ACT: "receive activation",
+    Kind.SEND_GRAD: "send gradient",
+    Kind.RECV_GRAD: "receive gradient",
+    Kind.ALLREDUCE: "gradient all-reduce",
+    Kind.REDUCE_SCATTER: "gradient reduce-scatter",
+    Kind.GATHER: "parameter gather",
+    Kind.OPT_STEP: "optimizer",
+    Kind.TP_COLLECTIVE: "tensor-parallel collective",
+    Kind.UNSHARD: "parameters of a layer gathered",
+    Kind.NORM: "flush: gradient norm over all ranks",
+    Kind.BUCKET: "gradient bucket in flight",
+    Kind.DATA: "read data",
+    Kind.SETUP: "set up",
+}
+_SPELT = re.compile(r"(\d+)([A-Z_]+)(\d*)")
+
+
+def spoken(op: str) -> str:
+    """An operation as `str(Op)` spells it, in words: `1F3` is `forward 3 of stage 1`; anything else is given back."""
+    found = _SPELT.fullmatch(op)
+    if found is None or found[2] not in Kind.__members__:
+        return op
+    which = f" {found[3]}" if found[3] else ""
+    return f"{WORDS.get(Kind[found[2]], found[2])}{which} of stage {found[1]}"
 
 
 def grid(schedule: Schedule, *marks: tuple[int, int]) -> str:

@@ -152,7 +152,16 @@ def test_every_cause_has_a_next_step(alice: Any, cause: str) -> None:
     assert fix(failed(alice, cause)).endswith(".")
 
 
-def test_out_of_memory_fixes_end_with_something_that_still_helps() -> None:
+def test_a_fix_that_takes_more_devices_than_there_are_says_so(alice: Any) -> None:
+    tight = {"parallel": {"recompute": "full", "micro_batches": 16}, "trace": {"memory_cap": 8_000_000}}
+    run = Run(spec=tight, cause="out_of_memory")
+    anywhere = fix(run)
+    assert "of this fleet" not in anywhere
+    factory.worker(devices=1)
+    assert fix(run).startswith(anywhere) and fix(run).endswith("a host of this fleet has: 1.")
+
+
+def test_out_of_memory_fixes_end_with_something_that_still_helps(db: None) -> None:
     tried = set()
     for split in (
         {},

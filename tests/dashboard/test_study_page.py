@@ -192,6 +192,9 @@ def test_disturbance_is_counted_over_what_was_measured_and_warned_of_first(alice
     answer = next(a for a in answers.of_overview(view) if a.question == "CPU of others")
     assert (answer.answer, answer.detail.split(" runs")[0]) == ("41 %", "2 of 3 measured")
     assert view.verdict[0].startswith("2 of 3 runs were disturbed: other processes took up to 41 %")
+    listed = Client()
+    listed.force_login(alice)
+    assert f"{view.verdict[0]} {html.escape(view.verdict[1])}" in listed.get("/studies/").content.decode()
     bars = figures.speedups(view)
     shapes = bars.figure["data"][0]["marker"]["pattern"]["shape"]
     assert [shape == "x" for shape in shapes] == [row.entry.disturbed for row in view.rows[:3]]

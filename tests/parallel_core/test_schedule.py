@@ -12,7 +12,7 @@ from torch.distributed.pipelining import schedules
 
 from parallel_core import schedule
 from parallel_core.schedule import held, table, text
-from parallel_core.schedule.ir import COMPUTE, P2P, Kind, Schedule
+from parallel_core.schedule.ir import COMPUTE, P2P, Kind, Op, Schedule
 from parallel_core.schedule.traits import CUSTOM, TRAITS, ScheduleName
 from parallel_core.spec import DRAWN, RunSpec
 from tests.parallel_core.strategies import run_specs
@@ -132,6 +132,20 @@ def test_one_f_one_b_keeps_less_than_gpipe(stages: int, micro_batches: int) -> N
     one, gpipe = (held.peak_in_flight(schedule.compute_only(n, stages, micro_batches)) for n in ("1f1b", "gpipe"))
     assert one == tuple(min(stages - stage, micro_batches) for stage in range(stages))
     assert gpipe == (micro_batches,) * stages
+
+
+@pytest.mark.parametrize(
+    ("op", "words"),
+    [
+        (Op(Kind.F, 1, 3), "forward 3 of stage 1"),
+        (Op(Kind.RECV_GRAD, 0, 12), "receive gradient 12 of stage 0"),
+        (Op(Kind.OPT_STEP, 0), "optimizer of stage 0"),
+        ("building", "building"),
+        ("3NONSENSE1", "3NONSENSE1"),
+    ],
+)
+def test_an_operation_is_said_in_words(op: Op | str, words: str) -> None:
+    assert text.spoken(str(op)) == words
 
 
 def test_grid_marks_and_cuts_to_the_neighbourhood() -> None:

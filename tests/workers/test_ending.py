@@ -51,7 +51,7 @@ def test_an_exception_carries_the_ranks_own_traceback(tmp_path: Path) -> None:
     fault(tmp_path, 1, "user_code")
     told = ending.of_exits(tmp_path, [0, 1], [Exit(1, EXIT_FAULT, 0.0), Exit(0, TERM, 0.1)], oom_kills=0)
     assert (told.outcome, told.cause, told.rank, told.traceback) == ("failed", "user_code", 1, "Traceback: deep")
-    assert told.detail == "Rank 1 failed at step 12 in 1F3: ValueError: no such thing"
+    assert told.detail == "Rank 1 failed at step 12 in forward 3 of stage 1: ValueError: no such thing"
     assert told.exits == {"1": EXIT_FAULT, "0": TERM}
 
 
@@ -59,7 +59,7 @@ def test_a_fault_frame_is_evidence_of_memory(tmp_path: Path) -> None:
     fault(tmp_path, 0, "out_of_memory")
     told = ending.of_exits(tmp_path, [0], [Exit(0, EXIT_MEMORY, 0.0)], oom_kills=0)
     assert told.cause == "out_of_memory"
-    assert told.detail.startswith("Rank 0 ran out of memory at step 12 in 1F3")
+    assert told.detail.startswith("Rank 0 ran out of memory at step 12 in forward 3 of stage 1")
 
 
 @pytest.mark.parametrize(("kills", "cause"), [(0, "killed_by_signal"), (1, "out_of_memory")])
