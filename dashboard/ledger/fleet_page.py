@@ -22,6 +22,8 @@ from parallel_core.plan.fleet import MOST_DEVICES
 from parallel_core.searches.splits import Answer, Way
 
 MIB = 1 << 20
+LEAST_MIB, MOST_MIB = 1, 10_000_000
+"""Memory of a device that may be asked for."""
 LISTED = 12
 """Fastest splits in the table."""
 
@@ -33,7 +35,7 @@ class FleetForm(forms.Form):
         Profile.objects.filter(state=ProfileState.DONE).select_related("worker"), label="Model and worker"
     )
     devices = forms.IntegerField(label="Devices", min_value=1, max_value=MOST_DEVICES, required=False)
-    memory = forms.FloatField(label="Memory a device, MiB", min_value=1, max_value=1e7, required=False)
+    memory = forms.FloatField(label="Memory a device, MiB", min_value=LEAST_MIB, max_value=MOST_MIB, required=False)
 
 
 @dataclass(frozen=True)

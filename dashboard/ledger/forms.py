@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from django import forms
@@ -16,6 +17,8 @@ from parallel_core.spec import RunSpec
 
 MOST_STAGES, MOST_REPLICAS = 64, 64
 RECENT = 20
+_BETWEEN = re.compile(r"\s*[,\-]\s*|\s+")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def models() -> dict[str, RunSpec]:
@@ -67,14 +70,33 @@ class CutForm(forms.Form):
     )
 
     def _numbers(self, name: str) -> list[int]:
-        text = str(self.cleaned_data[name]).replace("-", ",").replace(" ", "")
-        try:
-            return [int(part) for part in text.split(",") if part]
-        except ValueError as error:
-            raise forms.ValidationError("Whole numbers are needed, separated by commas.") from error
+        text = str(self.cleaned_data[name]).strip()
+        if len(parts := _BETWEEN.split(text) if text else []) > MOST_STAGES:
+            raise forms.ValidationError(f"At most {MOST_STAGES} numbers; got {len(parts)}.")
+        if not all(_NUMBER.fullmatch(part) for part in parts):
+            raise forms.ValidationError(f"Whole numbers are needed, separated by commas; got {text[:40]}.")
+        return [int(part) for part in parts]
 
     def clean_cuts(self) -> list[int]:
         return self._numbers("cuts")
 
     def clean_replicas(self) -> list[int]:
-        return self._numbers("replicas")
+        found = self._numbers("replicas")
+        if wrong := [count for count in found if not 1 <= count <= MOST_REPLICAS]:
+            raise forms.ValidationError(f"Each stage has 1 to {MOST_REPLICAS} replicas; got {wrong[0]}.")
+        if sum(found) > MOST_REPLICAS:
+            raise forms.ValidationError(f"All stages have {MOST_REPLICAS} devices at most; got {sum(found)}.")
+        return found
+
+    def clean(self) -> dict[str, Any]:
+        """Rules between fields: a micro-batch is a part of the profiled run's batch; a replica count for each stage."""
+        values = dict(super().clean() or {})
+        if self.errors:
+            return values
+        batch, samples = values["profile"].spec["train"]["global_batch"], values["samples"]
+        if samples and samples > batch:
+            self.add_error("samples", f"samples={samples} is more than global_batch={batch}; use {batch} or fewer.")
+        stages, counts = len(values["cuts"]) + 1, len(values["replicas"])
+        if values["cuts"] and counts and counts != stages:
+            self.add_error("replicas", f"{stages} stages need {stages} numbers of replicas; got {counts}.")
+        return values

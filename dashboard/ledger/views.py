@@ -20,6 +20,7 @@ from dashboard.ledger.alpa_part import Part
 from dashboard.ledger.forms import CutForm, ProfileForm
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.ledger.partition_page import Page
+from dashboard.plans.forms import said
 from dashboard.plans.tabs import TABS
 
 SHOWN = 200
@@ -55,7 +56,7 @@ def _page(form: CutForm) -> dict[str, Any]:
     try:
         page = Page(profile, values)
     except ValueError as error:
-        form.add_error("cuts", str(error))
+        form.add_error("cuts" if values["cuts"] or not values["replicas"] else "replicas", str(error))
         return {}
     source = f"measured on {profile.worker.name}, {profile.software}, all devices busy"
     samples = page.asked.samples
@@ -82,7 +83,7 @@ def alpa(request: HttpRequest) -> HttpResponse:
     """Alpa's plans for the profile, micro-batch and devices of the address: a part that comes when it is looked at."""
     form = CutForm(request.GET.dict())
     if not form.is_valid():
-        return HttpResponse(status=422)
+        return HttpResponse(said(form), "text/plain", 422)
     context: dict[str, Any] = {"tabs": TABS, "tab": "partition"}
     context["back"] = f"{reverse('ledger:partition')}?{request.GET.urlencode()}"
     try:

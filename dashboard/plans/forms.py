@@ -7,13 +7,16 @@ from typing import Any
 
 from django import forms
 
+from dashboard.ledger.fleet_page import LEAST_MIB, MIB, MOST_MIB
 from dashboard.plans.setups import RATES, SIZES, Setup, cluster_of, model_of
-from parallel_core.plan.cluster.hardware import clusters
+from parallel_core.plan.cluster.hardware import GIB, clusters
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
 from parallel_core.plan.cluster.plans import PRECISIONS, STATES, Plan
+from parallel_core.plan.cluster.problems import Problems
 from parallel_core.plan.cluster.search import Space
 from parallel_core.plan.cluster.words import read
+from parallel_core.plan.fleet import MOST_DEVICES
 
 SCHEDULES_OF = {
     "all": Space().schedules,
@@ -23,6 +26,13 @@ SCHEDULES_OF = {
 MOST_TOKENS = 1e6
 FLEET = "fleet:"
 """Begins the name of a cluster that is this yard, by one of its profiles."""
+
+
+def said(form: forms.Form) -> str:
+    """What is wrong with a form, in a line, each message behind its field: for answers that have no fields."""
+    return " ".join(
+        f"{form.add_prefix(field)}: {' '.join(map(str, messages))}" for field, messages in form.errors.items()
+    )
 
 
 class SetupForm(forms.Form):
@@ -173,7 +183,7 @@ class PlannerForm(SetupForm):
 
     def clean(self) -> dict[str, Any]:
         if self.fleet is not None:
-            return dict(self.cleaned_data)
+            return self._clean_fleet()
         values = super().clean()
         if self.errors:
             return values
@@ -188,6 +198,17 @@ class PlannerForm(SetupForm):
                 self.chosen = read(values["plan"])
             except ValueError as error:
                 self.add_error("plan", str(error))
+        return values
+
+    def _clean_fleet(self) -> dict[str, Any]:
+        """What this fleet's own page would refuse is told here, in this form's units."""
+        values, found = dict(self.cleaned_data), Problems()
+        if (devices := values.get("devices")) is not None:
+            found.whole("devices", devices, 1, MOST_DEVICES)
+        if (memory := values.get("memory")) is not None:
+            found.number("memory", memory, LEAST_MIB * MIB / GIB, MOST_MIB * MIB / GIB, " GiB")
+        for field, message in found.messages.items():
+            self.add_error(field, message)
         return values
 
     def is_valid(self) -> bool:

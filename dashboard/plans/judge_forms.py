@@ -9,9 +9,12 @@ from django import forms
 
 from dashboard.plans.forms import SetupForm
 from parallel_core.plan.cluster.plans import Plan
+from parallel_core.plan.cluster.problems import MOST_SHOWN
 from parallel_core.plan.cluster.words import read
 
 LETTERS = "abcd"
+LEAST = 2
+"""Set-ups that are held against each other."""
 FIRST: dict[str, dict[str, Any]] = {
     "a": {"model": "gpt-200b", "cluster": "a100-40", "batch": 1024, "plan": "DP 1024"},
     "b": {"model": "gpt-200b", "cluster": "a100-40", "batch": 1024, "plan": "TP 8 x PP 16 x DP 8, ZeRO-1, SP"},
@@ -45,10 +48,18 @@ class JudgeForm(SetupForm):
         return self.group("model", "batch", "cluster", "devices")
 
 
+def wrong_count(given: dict[str, Any]) -> str:
+    """What is wrong with the number of set-ups, `?n=`; '' where it can be."""
+    asked = str(given.get("n", LEAST))
+    if asked in map(str, range(LEAST, len(LETTERS) + 1)):
+        return ""
+    return f"n: {LEAST} to {len(LETTERS)} set-ups can be judged; got {asked[:MOST_SHOWN]}."
+
+
 def read_forms(given: dict[str, Any]) -> list[JudgeForm]:
     """`?n=3&a-model=…`: two to four set-ups. A later one begins as a copy of the one before it."""
-    asked = str(given.get("n", "2"))
-    count = min(max(int(asked) if asked.isdigit() and len(asked) < 3 else 2, 2), len(LETTERS))
+    asked = str(given.get("n", LEAST))
+    count = LEAST if wrong_count(given) else int(asked)
     out: list[JudgeForm] = []
     values: dict[str, Any] = {}
     fresh = not any(name[:2] in ("a-", "b-") for name in given)

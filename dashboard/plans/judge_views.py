@@ -11,7 +11,8 @@ from django.views.decorators.vary import vary_on_headers
 
 from dashboard.accounts.roles import may_submit
 from dashboard.plans import judge_page, scenarios
-from dashboard.plans.judge_forms import LETTERS, query, read_forms
+from dashboard.plans.forms import said
+from dashboard.plans.judge_forms import LETTERS, query, read_forms, wrong_count
 from dashboard.plans.views import answered, framed
 from dashboard.studies.breakages import BREAKAGES
 
@@ -20,9 +21,10 @@ from dashboard.studies.breakages import BREAKAGES
 @vary_on_headers("HX-Request")
 def judge(request: HttpRequest) -> HttpResponse:
     """The set-ups of the address."""
-    forms = read_forms(request.GET.dict())
-    valid = all(form.is_valid() for form in forms)
-    context: dict[str, Any] = framed("judge", forms=forms, valid=valid, count=len(forms))
+    given = request.GET.dict()
+    forms, wrong = read_forms(given), wrong_count(given)
+    valid = all(form.is_valid() for form in forms) and not wrong
+    context: dict[str, Any] = framed("judge", forms=forms, valid=valid, count=len(forms), wrong=wrong)
     context["more"] = f"?{query(forms, n=str(len(forms) + 1))}" if len(forms) < len(LETTERS) else ""
     context["fewer"] = f"?{query(forms[:-1])}" if len(forms) > 2 else ""
     if valid:
@@ -40,9 +42,10 @@ def judge(request: HttpRequest) -> HttpResponse:
 @require_safe
 def common(request: HttpRequest) -> HttpResponse:
     """One plan for the clusters of the set-ups: a part that comes when it is looked at."""
-    forms = read_forms(request.GET.dict())
-    if not all(form.is_valid() for form in forms):
-        return HttpResponse(status=422)
+    given = request.GET.dict()
+    forms, wrong = read_forms(given), wrong_count(given)
+    if not all(form.is_valid() for form in forms) or wrong:
+        return HttpResponse(" ".join([wrong, *map(said, forms)]).strip(), "text/plain", 422)
     return render(request, "plans/parts/common.html", {"common": judge_page.common(judge_page.cases(forms))})
 
 

@@ -43,7 +43,8 @@ def cluster_of(values: Mapping[str, Any]) -> Cluster:
     own = {name: values[name] * unit for name, unit in RATES.items() if values.get(name) is not None}
     device = replace(base.device, **{name: own.pop(name) for name in ON_DEVICE if name in own})
     count = values.get("devices") or base.devices
-    per_host = values.get("per_host") or (min(base.per_host, count) if count > 0 else base.per_host)
+    asked = values.get("per_host")
+    per_host = min(base.per_host, count) if asked is None else asked
     return replace(base, device=device, devices=count, per_host=per_host, **own)
 
 

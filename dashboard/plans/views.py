@@ -15,7 +15,7 @@ from dashboard.charts.theme import LEGEND
 from dashboard.ledger import selectors as ledger
 from dashboard.ledger.fleet_page import MIB
 from dashboard.plans import planner_charts, planner_page
-from dashboard.plans.forms import PlannerForm
+from dashboard.plans.forms import PlannerForm, said
 from dashboard.plans.launch import launch
 from dashboard.plans.setups import searched
 from dashboard.plans.tabs import TABS
@@ -85,11 +85,17 @@ def _planned(form: PlannerForm) -> dict[str, Any]:
     return context
 
 
+def _refused(form: PlannerForm) -> JsonResponse:
+    return JsonResponse({"detail": f"These values cannot be planned. {said(form)}", "errors": form.errors}, status=422)
+
+
 @require_safe
 def timeline(request: HttpRequest) -> JsonResponse:
     """The predicted Gantt of the plan in the address, as a chart."""
     form = PlannerForm(request.GET.dict())
-    judged = planner_page.view(form).judged if form.is_valid() else None
+    if not form.is_valid():
+        return _refused(form)
+    judged = planner_page.view(form).judged
     if judged is None or judged.seconds is None:
         return JsonResponse({"detail": "There is no such plan to draw."}, status=404)
     try:
@@ -103,7 +109,7 @@ def questions(request: HttpRequest) -> HttpResponse:
     """The questions with their answers: a part of the page that comes when it is looked at."""
     form = PlannerForm(request.GET.dict())
     if not form.is_valid():
-        return HttpResponse(status=422)
+        return HttpResponse(said(form), "text/plain", 422)
     job, cluster = form.setup
     found = searched(job, cluster, form.space)
     answers = [ask(name, job, cluster, found) for name in QUESTIONS]
@@ -115,7 +121,7 @@ def export(request: HttpRequest, kind: str) -> HttpResponse:
     """The plans of the page as JSON or CSV: the fastest of each layout."""
     form = PlannerForm(request.GET.dict())
     if not form.is_valid():
-        return JsonResponse({"detail": "These values cannot be planned.", "errors": form.errors}, status=422)
+        return _refused(form)
     rows = exported.rows(*form.setup, searched(*form.setup, form.space), EXPORTED)
     if kind == "json":
         return JsonResponse({"predicted": True, "data": rows})

@@ -21,6 +21,8 @@ from parallel_core.spec import ParallelSpec
 
 MAX_OPERATIONS = 12_000
 """Of one schedule: more cannot be told apart in a picture."""
+MAX_SIMULATED = 5 * MAX_OPERATIONS
+"""Of a schedule that needs several steps until all of its devices work: more take seconds."""
 NONE = ""
 FIELD_OF = {"parallel.pp": "p", "parallel.micro_batches": "m", "parallel.chunks": "v"}
 
@@ -110,6 +112,9 @@ class ScheduleForm(forms.Form):
             self.add_error("m", f"{each * m} operations are too many to draw; use at most {MAX_OPERATIONS // each}.")
         elif name in searched.SHAPES:
             return self._searched(name, asked)
+        elif (whole := m * each * typed_stages.steps_of(name, stages, m)) > MAX_SIMULATED:
+            devices = sum(stage.replicas for stage in stages)
+            self.add_error("stages", f"{whole} operations until {devices} devices are full; use fewer replicas.")
         else:
             return typed_lesson(name, stages, m, asked["message"])
         return None

@@ -6,18 +6,22 @@ Narayanan et al. 2019, PipeDream, section 3.1 for chains). Between two states, o
 
 from __future__ import annotations
 
-import math
-import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 MAX_LAYERS = 2_000
 MAX_STATES = 2_000
-MAX_TEXT = 32 * 2**20
+MAX_TEXT = 16 * 2**20
+MAX_LINES = 1_000_000
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
-_FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
+MAX_EDGES = 200_000
+MOST = 1e18
+"""Of a time (ms) or a size (bytes): sums of MAX_LAYERS of them are still finite, whatever is multiplied with them."""
 
 
 class GraphError(ValueError):
@@ -83,21 +87,28 @@ class LayerGraph:
                     if new not in wider:
                         freed = (m for m in self.after[n] if not needs[m] & ~new)
                         wider[new] = ready.difference((n,)).union(freed)
+                if len(found) + len(wider) > MAX_STATES:  # looked at while they grow: a level may be all subsets
+                    raise GraphError(
+                        f"more than {MAX_STATES} ways to cut it once: the graph has too many parallel branches."
+                    )
             found += sorted(wider)
-            if len(found) > MAX_STATES:
-                raise GraphError(
-                    f"more than {MAX_STATES} ways to cut it once: the graph has too many parallel branches."
-                )
             level = wider
         return found
 
-    def leaving(self, state: int) -> float:
-        """Bytes of the outputs in `state` that a layer outside of it needs."""
-        return sum(
-            layer.activation
-            for i, layer in enumerate(self.layers)
-            if state >> i & 1 and any(not state >> j & 1 for j in self.after[i])
-        )
+    def members(self, states: Sequence[int]) -> NDArray[np.bool_]:
+        """[state, layer]: which layers each state holds."""
+        size = -(-len(self.layers) // 8)
+        packed = np.frombuffer(b"".join(state.to_bytes(size, "little") for state in states), np.uint8)
+        bits = np.unpackbits(packed.reshape(len(states), size), axis=1, bitorder="little")
+        return bits[:, : len(self.layers)].astype(bool)
+
+    def leaving(self, states: Sequence[int]) -> NDArray[np.float64]:
+        """Of each state, bytes of the outputs in it that a layer outside of it needs."""
+        held, out = self.members(states), np.zeros(len(states))
+        for i, layer in enumerate(self.layers):
+            if self.after[i]:
+                out += np.where(held[:, i] & ~held[:, list(self.after[i])].all(axis=1), layer.activation, 0.0)
+        return out
 
 
 def read_graph(text: str) -> LayerGraph:
@@ -110,10 +121,14 @@ def read_graph(text: str) -> LayerGraph:
         raise GraphError(f"the file has {len(text)} characters; at most {MAX_TEXT} are read.")
     layers: dict[str, GraphLayer] = {}
     edges: list[tuple[str, str, int]] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        parts = [part.strip() for part in line.split(" -- ")]
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+        if number > MAX_LINES:
+            raise GraphError(f"line {number}: more than {MAX_LINES} lines.")
         if not line.strip():
             continue
+        parts = [part.strip() for part in line.split(" -- ")]
+        if len(parts) in (2, 3) and not parts[0]:
+            raise GraphError(f"line {number}: the name of the layer is missing.")
         if len(parts) == 2:
             edges.append((parts[0], parts[1], number))
         elif len(parts) == 3:
@@ -124,25 +139,46 @@ def read_graph(text: str) -> LayerGraph:
             raise GraphError(f"line {number}: neither a layer (name -- description -- fields) nor an edge (a -- b).")
         if len(layers) > MAX_LAYERS:
             raise GraphError(f"line {number}: more than {MAX_LAYERS} layers.")
+        if len(edges) > MAX_EDGES:
+            raise GraphError(f"line {number}: more than {MAX_EDGES} edges.")
     return _assemble(layers, edges)
 
 
 def _layer(description: str, fields: str, line: int) -> GraphLayer:
-    given = dict(_FIELD.findall(fields))
-    values = {}
-    for name in _FIELDS:
-        if name not in given:
-            raise GraphError(f"line {line}: {name} is missing.")
-        try:
-            value = sum(map(float, given[name].strip("[]").split(";")))
-        except ValueError as error:
-            raise GraphError(f"line {line}: {name} must be a number, got {given[name][:40]}.") from error
-        if not math.isfinite(value) or value < 0:
-            raise GraphError(f"line {line}: {name} must be at least 0, got {given[name][:40]}.")
-        values[name] = value
+    given = _given(fields, line)
+    values = {name: _value(name, given.get(name), line) for name in _FIELDS}
     ms = 1e-3
     times = values["forward_compute_time"] * ms, values["backward_compute_time"] * ms
     return GraphLayer(description, *times, values["activation_size"], values["parameter_size"])
+
+
+def _given(fields: str, line: int) -> dict[str, str]:
+    """`name=value, …` as they stand there."""
+    given: dict[str, str] = {}
+    for part in fields.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            raise GraphError(f"line {line}: {part.strip()[:40]!r} is no field; write name=value, with commas between.")
+        if name in given:
+            raise GraphError(f"line {line}: {name[:40]} is there twice.")
+        given[name] = value
+    return given
+
+
+def _value(name: str, text: str | None, line: int) -> float:
+    """A number, or the sum of a list of numbers `[a; b]`; each of them 0 .. MOST."""
+    if text is None:
+        raise GraphError(f"line {line}: {name} is missing.")
+    inner = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text
+    try:
+        if "_" in inner:
+            raise ValueError("Python's own way to write numbers")
+        values = [float(part) for part in inner.split(";")]
+    except ValueError as error:
+        raise GraphError(f"line {line}: {name} must be a number, got {text[:40]}.") from error
+    if not all(0 <= value <= MOST for value in (*values, sum(values))):  # NaN is not
+        raise GraphError(f"line {line}: {name} must be at least 0, and {MOST:g} at most, got {text[:40]}.")
+    return sum(values)
 
 
 def _assemble(layers: Mapping[str, GraphLayer], edges: Sequence[tuple[str, str, int]]) -> LayerGraph:
@@ -150,7 +186,11 @@ def _assemble(layers: Mapping[str, GraphLayer], edges: Sequence[tuple[str, str, 
     for a, b, line in edges:
         for name in (a, b):
             if name not in layers:
-                raise GraphError(f"line {line}: there is no layer {name}.")
+                raise GraphError(f"line {line}: there is no layer {name[:40] or 'without a name'}.")
+        if a == b:
+            raise GraphError(f"line {line}: {a[:40]} cannot come before itself.")
+    if len(layers) > 1 and not edges:
+        raise GraphError(f"the file has {len(layers)} layers and no edge (a -- b): its end is missing.")
     leaves = set(layers) - {a for a, _, _ in edges}
     dropped = {name for name, layer in layers.items() if layer.name.startswith("Input")}
     dropped |= {name for name in leaves if layers[name].name.startswith("__getitem__")}

@@ -25,8 +25,8 @@ Form = Literal["paper", "released"]
 Floats = NDArray[np.float64]
 
 MAX_WORKERS = 4096
-MAX_WORK = 4e9
-"""Candidates looked at, about 15 s."""
+MAX_WORK = 5e7
+"""Candidates looked at, about 2 s."""
 
 
 class Level(NamedTuple):
@@ -105,7 +105,8 @@ class _Solver:
     def __init__(self, graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None) -> None:
         self._graph, self._levels, self._form, self._memory = graph, levels, form, memory
         self._states = [0, *graph.states()]
-        self._leaving = np.array([graph.leaving(state) for state in self._states])
+        self._leaving = graph.leaving(self._states)
+        self._held = graph.members(self._states)
         self._tables: list[_Table] = []
         n, m = len(self._states), max(level.workers for level in levels)
         firsts = n if len(levels) > 1 else 1
@@ -115,12 +116,14 @@ class _Solver:
     @cached_property
     def _inside(self) -> NDArray[np.bool_]:
         """[i, j]: state i lies inside state j."""
-        states = self._states
-        return np.array([[not a & ~b and a != b for b in states] for a in states])
+        held = self._held.astype(np.float32)
+        return np.asarray((held @ (1 - held).T == 0) & ~np.eye(len(held), dtype=bool))
 
     def _between(self, values: Sequence[float]) -> Floats:
         """[i, j]: the sum of `values` over the layers of stage (i, j)."""
-        sums = np.array([sum(v for n, v in enumerate(values) if state >> n & 1) for state in self._states])
+        sums = np.zeros(len(self._states))
+        for n, value in enumerate(values):  # in the layers' order, whatever the state: equal sums are equal bits
+            sums += np.where(self._held[:, n], value, 0.0)
         return np.asarray(sums[None, :] - sums[:, None])
 
     def solve(self) -> Partition:

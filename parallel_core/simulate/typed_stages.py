@@ -112,9 +112,14 @@ def order(name: str, replicas: Sequence[int], micro_batches: int, steps: int = 1
 
 def typed_lesson(name: str, stages: Sequence[Stage], micro_batches: int, message: float = 0) -> Lesson:
     """One step of these stages, `message` units from stage to stage; of a schedule that does not flush, a full one."""
-    replicas = [stage.replicas for stage in stages]
-    steps = 1 if flushes(name) or sum(replicas) == 1 else 2 * -(-sum(replicas) // micro_batches) + 3
+    replicas, steps = [stage.replicas for stage in stages], steps_of(name, stages, micro_batches)
     return lesson_at(order(name, replicas, micro_batches, steps), prices(stages, message), steps, silent(stages))
+
+
+def steps_of(name: str, stages: Sequence[Stage], micro_batches: int) -> int:
+    """Steps that are simulated for one full one: where nothing flushes, those too that fill and drain the replicas."""
+    devices = sum(stage.replicas for stage in stages)
+    return 1 if flushes(name) or devices == 1 else 2 * -(-devices // micro_batches) + 3
 
 
 def silent(stages: Sequence[Stage]) -> frozenset[int]:

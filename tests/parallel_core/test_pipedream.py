@@ -108,7 +108,7 @@ def test_branches_are_cut_between_states() -> None:
     diamond = LayerGraph((layer,) * 4, ((0, 1), (0, 2), (1, 3), (2, 3)))
     states = diamond.states()
     assert states == [0b0001, 0b0011, 0b0101, 0b0111, 0b1111]
-    assert [diamond.leaving(state) for state in states] == [3, 6, 6, 6, 0]
+    assert diamond.leaving(states).tolist() == [3, 6, 6, 6, 0]
     assert partition(diamond, [Level(2, 1e9)], "paper").seconds == pytest.approx(4.0)
 
 
@@ -124,7 +124,7 @@ def graph(count: int, *edges: str) -> str:
     [
         ("", "no layers"),
         ("node1 -- x -- forward_compute_time=1", "line 1: backward_compute_time is missing"),
-        (LINE.format(1).replace("=3", "=-3"), "line 1: activation_size must be at least 0, got -3"),
+        (LINE.format(1).replace("=3", "=-3"), "line 1: activation_size must be at least 0, and 1e.18 at most, got -3"),
         (LINE.format(1).replace("=2", "=soon"), "line 1: backward_compute_time must be a number, got soon"),
         (LINE.format(1).replace("=1", "=nan"), "line 1: forward_compute_time must be at least 0"),
         (graph(1, "\tnode0 -- node7"), "line 2: there is no layer node7"),
@@ -132,6 +132,21 @@ def graph(count: int, *edges: str) -> str:
         ("hello", "line 1: neither a layer"),
         (LINE.format(1) + "\n" + LINE.format(1), "line 2: node1 is there twice"),
         (graph(100_000), "line 2001: more than 2000 layers"),
+        (graph(2, *["node0 -- node1"] * 200_001), "line 200003: more than 200000 edges"),
+        (graph(2, "node1 -- node1"), "line 3: node1 cannot come before itself"),
+        (graph(2), "2 layers and no edge .*: its end is missing"),
+        (graph(1, " -- x -- "), "line 2: the name of the layer is missing"),
+        (LINE.format(1).replace("=3", "=3, activation_size=4"), "line 1: activation_size is there twice"),
+        (LINE.format(1).replace("=3", "=3,5"), "line 1: '5' is no field"),
+        (LINE.format(1).replace("=3", "=[5; -3]"), "line 1: activation_size must be at least 0"),
+        (LINE.format(1).replace("=3", "=1_0"), "line 1: activation_size must be a number, got 1_0"),
+        (
+            LINE.format(1).replace("=3", "=1e308"),
+            "line 1: activation_size must be at least 0, and 1e.18 at most, got 1e308",
+        ),
+        ("node1 -- x -- " + "forward_compute_time=[" * 100_000, "line 1: forward_compute_time must be a number"),
+        ("node1 -- x -- " + "w" * 1_000_000, "line 1: 'www.* is no field"),
+        (bytes(range(256)).decode("latin-1"), "line 1: neither a layer"),
     ],
 )
 def test_wrong_files_are_told_by_line_and_field(text: str, told: str) -> None:
@@ -146,10 +161,25 @@ def test_what_is_no_layer_of_the_model_is_dropped() -> None:
     assert (layer.forward, layer.backward, layer.activation, layer.parameters) == (1e-3, 2e-3, 7.5, 4.0)
 
 
+def test_files_of_other_systems_and_repeated_edges_are_read_alike() -> None:
+    text = graph(3, "node0 -- node1", "node1 -- node2")
+    plain = read_graph(text)
+    for other in (text.replace("\n", "\r\n"), "\ufeff" + text, text + "\nnode0 -- node1\n"):
+        assert read_graph(other) == plain
+
+
+def test_a_long_chain_over_many_workers_is_refused_in_time() -> None:
+    layer = GraphLayer("x", 1, 1, 1, 1)
+    with pytest.raises(GraphError, match="1501 states and 64 workers a level are too many"):
+        partition(LayerGraph.chain([layer] * 1500), [Level(64, 1e9)])
+
+
 def test_a_graph_that_is_too_wide_is_refused_in_time() -> None:
     layer = GraphLayer("x", 1, 1, 1, 1)
     with pytest.raises(GraphError, match="too many parallel branches"):
         LayerGraph((layer,) * 40, ()).states()
+    with pytest.raises(GraphError, match="too many parallel branches"):
+        LayerGraph((layer,) * 2000, tuple((0, i) for i in range(1, 2000))).states()
 
 
 @pytest.mark.parametrize(

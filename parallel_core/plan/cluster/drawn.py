@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from parallel_core.analysis.quantities import ns_text
 from parallel_core.plan.cluster import memory, work
 from parallel_core.plan.cluster.efficiency import Machine, fitted
 from parallel_core.plan.cluster.hardware import Cluster
@@ -21,6 +22,8 @@ MOST_RANKS = 64
 """Stages of which a Gantt is simulated at most."""
 SHOWN = 1_800
 """Operations that a picture can show."""
+MOST_NS = 1 << 62
+"""Of a step: spans count nanoseconds in 64 bits."""
 MOST_ROWS = 8
 """Ranks that are drawn, evenly from the first to the last."""
 
@@ -37,7 +40,7 @@ class Drawn(NamedTuple):
 
 
 def drawn(job: Job, cluster: Cluster, plan: Plan) -> Drawn:
-    """One step of one replica. Raises ValueError for a pipeline of more than MOST_RANKS stages."""
+    """One step of one replica. Raises ValueError for more than MOST_RANKS stages, or a step of more than MOST_NS."""
     if plan.pp > MOST_RANKS:
         raise ValueError(f"{plan.pp} stages are too many to draw; at most {MOST_RANKS}.")
     m = max(1, job.batch // (plan.dp * plan.micro_batch))
@@ -45,7 +48,10 @@ def drawn(job: Job, cluster: Cluster, plan: Plan) -> Drawn:
     each = chunks * (3 if TRAITS[plan.schedule].split else 2)
     shown = min(m, max(plan.pp, SHOWN // (MOST_ROWS * each)))
     schedule = compute_only(plan.schedule, plan.pp, shown, chunks=chunks)
-    spans = simulate(schedule, _costs(job, cluster, plan, schedule.stages))
+    costs = _costs(job, cluster, plan, schedule.stages)
+    if (most := shown * (sum(costs.compute.values()) + 2 * schedule.stages * costs.message)) > MOST_NS:
+        raise ValueError(f"A step of about {ns_text(most)} is too long to draw.")
+    spans = simulate(schedule, costs)
     lines = max(2, min(MOST_ROWS, SHOWN // (shown * each)))
     ranks = np.unique(np.linspace(0, plan.pp - 1, lines).astype(int)).tolist()
     end = max(int(rows["end"].max()) for rows in spans.values())

@@ -64,7 +64,7 @@ class Cluster:
         if not 0 <= self.reserved < self.device.memory and "memory" not in found.messages:
             most = f"{self.device.memory / GIB:.3g}"
             found.add("reserved", f"Must be at least 0 and less than the memory, {most} GiB.")
-        if self.devices > self.per_host and self.devices % self.per_host and not found.messages:
+        if not found.messages and self.devices > self.per_host and self.devices % self.per_host:
             down, up = self.devices // self.per_host * self.per_host, -(-self.devices // self.per_host) * self.per_host
             found.add("devices", f"{self.devices} devices do not fill hosts of {self.per_host}; try {down} or {up}.")
         return found.messages

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.rules import divisors, few
+
+LEAST = 1e-6
+"""Of what must be more than 0, in the unit that it is given in: a rate below it makes times that no number holds."""
+MOST_SHOWN = 24
+"""Characters of a wrong value that its message repeats."""
 
 
 class Problems:
@@ -19,19 +22,29 @@ class Problems:
 
     def whole(self, field: str, value: int, least: int, most: int) -> None:
         if not least <= value <= most:
-            self.add(field, f"Must be {count_text(least)} to {count_text(most)}; got {value}.")
+            self.add(field, f"Must be {count_text(least)} to {count_text(most)}; got {_short(value)}.")
 
     def number(self, field: str, value: float, least: float, most: float, unit: str = "") -> None:
-        """`least` itself is not allowed where it is 0: nothing physical is."""
-        right = math.isfinite(value) and (least < value if least == 0 else least <= value) and value <= most
-        if not right:
-            words = "more than 0" if least == 0 else f"at least {significant(least)}"
-            given = significant(value) if math.isfinite(value) else str(value)
-            self.add(field, f"Must be {words} and at most {significant(most)}{unit}; got {given}.")
+        """Where `least` is 0 the value must be LEAST or more: nothing physical is 0."""
+        floor = least or LEAST
+        if not floor <= value <= most:  # NaN is neither
+            words = "more than 0" if least == 0 and not 0 < value < floor else f"at least {_bound(floor)}"
+            self.add(field, f"Must be {words} and at most {_bound(most)}{unit}; got {_short(value)}.")
 
     def divides(self, field: str, part: int, other: str, whole: int) -> None:
         if whole % part:
             self.add(field, f"{field}={part} does not divide {other}={whole}; try {few(divisors(whole), part)}.")
+
+
+def _bound(value: float) -> str:
+    """A limit in full: what it says must be allowed."""
+    return significant(value, 12)
+
+
+def _short(value: float) -> str:
+    """The value as it was given, cut where it is long."""
+    text = str(value) if isinstance(value, int) else f"{value:g}"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 class Unphysical(ValueError):

@@ -1,0 +1,125 @@
+"""What cannot be planned is said at its field: no stack trace, no silent other value, no answer after minutes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.fleet.models import Worker
+from dashboard.ledger.models import Profile
+from dashboard.ledger.services import answer_profile, ask_profile
+from dashboard.plans.forms import PlannerForm
+from parallel_core.plan.cluster.drawn import drawn
+from parallel_core.plan.cluster.words import read
+from parallel_core.spec import ModelSpec, RunSpec
+from tests.parallel_core.tables import table
+
+pytestmark = pytest.mark.django_db
+MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
+BATCH = 16
+PLANNER = "/planner/"
+
+
+@pytest.fixture
+def profile(alice: Any) -> Profile:
+    device = {"index": 0, "kind": "cpu", "name": "core", "memory_total": 2**30, "memory_used": 0, "load": 0.0}
+    worker = Worker.objects.create(name="yard-a", devices=[device], heartbeat_at=timezone.now())
+    spec = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": BATCH}})
+    asked = ask_profile(worker=worker, spec=spec, user=alice)
+    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL).dump()})
+    return Profile.objects.get(pk=asked.pk)
+
+
+@pytest.mark.parametrize(
+    ("page", "asked", "field", "words"),
+    [
+        (PLANNER, {"half": "1e-308"}, "half", "at least 0.000001"),
+        (PLANNER, {"link": "1e-9"}, "link", "at least 0.000001 and at most 100000 GB/s; got 1e-09"),
+        (PLANNER, {"per_host": "0"}, "per_host", "Must be 1 to 1"),
+        (PLANNER, {"hidden": "9" * 400}, "hidden", "999…"),
+        (f"{PLANNER}crossover/", {"hidden": "9" * 400}, "hidden", "at least 1 and at most 1048576"),
+        (f"{PLANNER}crossover/", {"flops": "1e-308"}, "flops", "at least 0.000001"),
+        (f"{PLANNER}crossover/", {"bandwidth": "1e-308"}, "bandwidth", "at least 0.000001"),
+        (f"{PLANNER}inference/", {"half": "1e-308"}, "half", "at least 0.000001"),
+        (f"{PLANNER}inference/", {"per_host": "0"}, "per_host", "Must be 1 to 1"),
+    ],
+)
+def test_values_that_no_hardware_has(reader: Client, page: str, asked: dict[str, str], field: str, words: str) -> None:
+    answer = reader.get(page, asked)
+    assert answer.status_code == 200
+    assert words in " ".join(answer.context["form"].errors[field])
+
+
+def test_stages_that_would_need_too_many_steps_to_fill(reader: Client) -> None:
+    stages = "\n".join(f"s{i}, 1, 2, 32" for i in range(32))
+    asked = {"a": "1f1b-stash", "b": "", "m": "64", "stages": stages}
+    (told,) = reader.get("/schedules/", asked).context["form"].errors["stages"]
+    assert told == "215040 operations until 1024 devices are full; use fewer replicas."
+
+
+@pytest.mark.parametrize("count", ["²", "0", "1", "5", "x", "-3", "99999999999999999999", "9" * 5000])
+def test_another_number_of_set_ups_is_not_put_in_silence(reader: Client, count: str) -> None:
+    page = reader.get(f"{PLANNER}judge/", {"n": count})
+    assert page.status_code == 200 and "n: 2 to 4 set-ups can be judged; got" in page.content.decode()
+    part = reader.get(f"{PLANNER}judge/common", {"n": count})
+    assert part.status_code == 422 and "n: 2 to 4" in part.content.decode()
+
+
+@pytest.mark.parametrize("part", ["timeline.json", "plans.json", "plans.csv", "questions", "judge/common"])
+def test_a_part_without_fields_names_them(reader: Client, part: str) -> None:
+    name = "b-network" if part.startswith("judge") else "network"
+    answer = reader.get(f"{PLANNER}{part}", {name: "0"})
+    assert answer.status_code == 422
+    assert f"{name}: Must be more than 0" in answer.content.decode()
+
+
+def test_a_step_too_long_for_its_clock_is_not_drawn(reader: Client) -> None:
+    form = PlannerForm({"model": "gpt-1t", "half": "0.000001"})
+    assert form.is_valid()
+    with pytest.raises(ValueError, match="is too long to draw"):
+        drawn(*form.setup, read("TP 8 x PP 64 x DP 2"))
+    assert reader.get(PLANNER, {"model": "gpt-1t", "half": "0.000001"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "words"),
+    [
+        ({"samples": "17"}, "samples", f"samples=17 is more than global_batch={BATCH}; use {BATCH} or fewer."),
+        ({"cuts": "-1"}, "cuts", "Whole numbers are needed, separated by commas; got -1."),
+        ({"cuts": "1,,2"}, "cuts", "Whole numbers are needed"),
+        ({"cuts": "1," * 3000}, "cuts", "At most 64 numbers; got 3001."),
+        ({"replicas": "1000000"}, "replicas", "Each stage has 1 to 64 replicas; got 1000000."),
+        ({"replicas": "0"}, "replicas", "1 to 64 replicas; got 0"),
+        ({"replicas": "64-64"}, "replicas", "All stages have 64 devices at most; got 128."),
+        ({"replicas": "1-1-1", "cuts": "3"}, "replicas", "2 stages need 2 numbers of replicas; got 3."),
+        ({"replicas": "-".join("1" * 60)}, "replicas", "into 60 stages"),
+    ],
+)
+def test_partitions_that_cannot_be(
+    reader: Client, profile: Profile, asked: dict[str, str], field: str, words: str
+) -> None:
+    page = reader.get("/partition/", {"profile": profile.pk, **asked})
+    assert page.status_code == 200 and words in " ".join(page.context["form"].errors[field])
+    if field == "samples":
+        part = reader.get("/partition/alpa", {"profile": profile.pk, **asked})
+        assert part.status_code == 422 and words in part.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "words"),
+    [
+        ({"devices": "1000000"}, "devices", "Must be 1 to 8; got 1000000."),
+        ({"memory": "0"}, "memory", "at least 0.0009765625"),
+        ({"memory": "-1"}, "memory", "GiB; got -1"),
+        ({"memory": "1e308"}, "memory", "GiB; got 1e+308"),
+    ],
+)
+def test_this_fleet_has_its_own_bounds(
+    reader: Client, profile: Profile, asked: dict[str, str], field: str, words: str
+) -> None:
+    page = reader.get(PLANNER, {"cluster": f"fleet:{profile.pk}", **asked})
+    assert page.status_code == 200 and not page.context["fleet"]
+    assert words in " ".join(page.context["form"].errors[field])
