@@ -25,6 +25,7 @@ from parallel_core.analysis.quantities import count_text, ns_text, percent_text,
 from parallel_core.analysis.sentences import COMPONENT_NAMES, Result
 from parallel_core.analysis.stats import Stats
 from parallel_core.observe.records import SPAN
+from parallel_core.spec import DeviceKind
 
 DRAWN_RANKS = 32
 JUDGED = 5
@@ -47,6 +48,11 @@ class OfTrace:
 def step_of(trace: Trace, step: int) -> Step:
     """All ranks of a step."""
     return kept(("trace", trace.pk, step), lambda: Step(spans(trace, step)))
+
+
+def device_of(trace: Trace) -> DeviceKind:
+    """What its kernels or operations ran on."""
+    return "cuda" if any(rank["device"] == "cuda" for rank in trace.ranks.values()) else "cpu"
 
 
 def spans(trace: Trace, step: int) -> dict[int, NDArray[np.void]]:

@@ -83,7 +83,7 @@ def changed(request: HttpRequest, pk: int) -> HttpResponse:
     """The part of the page that says what would be if; the page's own address is put into the browser's."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     step = _step(request, trace)
-    made = whatif(page.step_of(trace, step), step, request.GET)
+    made = whatif(page.step_of(trace, step), step, request.GET, page.device_of(trace))
     response = render(request, "traces/whatif.html", {"trace": trace, "step": step, "whatif": made})
     if made.sentence and any(request.GET.get(name) for name in (made.form.fields if made.form else ())):
         response.headers["HX-Replace-Url"] = f"{reverse('traces:page', args=[pk])}?{request.GET.urlencode()}"
@@ -127,7 +127,7 @@ def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
         "largest": page.largest(trace),
         "legend": LEGEND,
         "kernels": sum(rank["raw"] for rank in trace.ranks.values()),
-        "device": "GPU kernels" if any(rank["device"] == "cuda" for rank in trace.ranks.values()) else "CPU operations",
+        "device": "GPU kernels" if page.device_of(trace) == "cuda" else "CPU operations",
     }
 
 

@@ -17,6 +17,7 @@ from parallel_core.simulate.imported import MOST_SPANS
 from parallel_core.simulate.recovered import overtaken
 from parallel_core.simulate.recovered_replay import MOST_OFF, Recovered
 from parallel_core.simulate.replay import Change, Replay
+from parallel_core.spec import DeviceKind
 
 _FOOT = (
     "Waiting is what stands between a rank's operations for as long as the other end had not sent. Other schedules and "
@@ -24,10 +25,10 @@ _FOOT = (
 )
 
 
-def whatif(found: Step, step: int, given: Mapping[str, Any]) -> WhatIf:
-    """Of one step; `given` = the page's address."""
+def whatif(found: Step, step: int, given: Mapping[str, Any], device: DeviceKind) -> WhatIf:
+    """Of one step; `given` = the page's address, `device` = what its kernels or operations ran on."""
     try:
-        pipeline = Recovered.of(found.spans) if found.total <= MOST_SPANS else None
+        pipeline = Recovered.of(found.spans, device) if found.total <= MOST_SPANS else None
     except ValueError as error:
         return WhatIf(f"No what-if of this step: {error}.")
     return plain.whatif(found, step, given) if pipeline is None else _of_pipeline(pipeline, step, given)

@@ -1,6 +1,7 @@
 """Is "what if" right? Runs of one model under several schedules, each predicted from the traced steps of every other.
 
-Runs take turns, and of each the quickest step counts, on both sides: what else the machine does is nobody's prediction.
+Runs take turns, and of each the step counts, on both sides, that a tenth of its steps are quicker than: what else the
+machine does is nobody's prediction, and the quickest one of many is luck.
 """
 
 from __future__ import annotations
@@ -20,22 +21,24 @@ from parallel_core.simulate.replay import Change, replay
 from parallel_core.spec import RunSpec
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
+QUICKER = 10
+"""One in so many steps is quicker than the one that counts."""
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128}
 
 
 def run(rounds: int) -> dict[str, Any]:
     """Results: errors {"from -> to": relative}, their worst and median; replay: the worst error of an unchanged one."""
-    quickest: dict[str, Measured] = {}
+    every: dict[str, list[Measured]] = {name: [] for name in SCHEDULES}
     unchanged = []
     with LocalYard() as yard, tempfile.TemporaryDirectory() as folder:
         for turn in range(max(1, rounds)):
             for name in SCHEDULES:
                 for step in _steps(_spec(name), yard.run(_spec(name), Path(folder) / f"{turn}-{name}")):
                     unchanged.append(abs(replay(_spec(name), step, Change()).step / step.step - 1))
-                    if name not in quickest or step.step < quickest[name].step:
-                        quickest[name] = step
+                    every[name].append(step)
+    quick = {name: sorted(own, key=lambda one: one.step)[len(own) // QUICKER] for name, own in every.items()}
     errors = {
-        f"{a} -> {b}": replay(_spec(a), quickest[a], Change(schedule=b)).step / quickest[b].step - 1
+        f"{a} -> {b}": replay(_spec(a), quick[a], Change(schedule=b)).step / quick[b].step - 1
         for a in SCHEDULES
         for b in SCHEDULES
         if a != b

@@ -30,7 +30,7 @@ from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.simulate.measured import Measured, measure
 from parallel_core.simulate.recovered import Done, Pipeline, Spans, is_pipeline, recover
 from parallel_core.simulate.replay import Change, Replay, replay_as
-from parallel_core.spec import DRAWN, RunSpec
+from parallel_core.spec import DRAWN, DeviceKind, RunSpec
 
 MOST_OFF = 0.03
 """An unchanged replay further off than this does not speak for its changes."""
@@ -46,17 +46,18 @@ class Recovered:
 
     pipeline: Pipeline
     spans: Spans
+    device: DeviceKind = "cpu"
 
     @classmethod
-    def of(cls, spans: Spans) -> Recovered | None:
+    def of(cls, spans: Spans, device: DeviceKind = "cpu") -> Recovered | None:
         """None where ranks are no stages of a pipeline; raises NotRecovered where they are, but what they did cannot
         be told."""
-        return cls(recover(spans), spans) if is_pipeline(spans) else None
+        return cls(recover(spans), spans, device) if is_pipeline(spans) else None
 
     @cached_property
     def spec(self) -> RunSpec:
         """What is known of the job as the spec of a run; its model is nobody's."""
-        return _spec(self._split, self.pipeline.schedule.stages)
+        return _spec(self._split, self.device, self.pipeline.schedule.stages)
 
     @cached_property
     def measured(self) -> Measured:
@@ -79,7 +80,8 @@ class Recovered:
         split = self._after(change)
         stages = self.pipeline.schedule.stages if split["program"] else split["pp"] * split["chunks"]
         units = math.lcm(self.pipeline.schedule.stages, stages)
-        before, after = _spec(self._split, self.pipeline.schedule.stages, units), _spec(split, stages, units)
+        before = _spec(self._split, self.device, self.pipeline.schedule.stages, units)
+        after = _spec(split, self.device, stages, units)
         made = replay_as(after, before, self.measured, change, [1] * len(after.model.units()))
         return Replay(made.spec, made.spans, made.step + self.tail)
 
@@ -231,7 +233,7 @@ def _uncovered(rows: NDArray[np.void], busy: NDArray[np.void]) -> list[tuple[int
     return out
 
 
-def _spec(split: Mapping[str, Any], stages: int, units: int = 1) -> RunSpec:
+def _spec(split: Mapping[str, Any], device: DeviceKind, stages: int, units: int = 1) -> RunSpec:
     """A run of this split whose model has some multiple of `units` layers, cut evenly."""
     each = 2 * math.lcm(units, stages)
     count = each if each > 2 else 4
@@ -241,6 +243,6 @@ def _spec(split: Mapping[str, Any], stages: int, units: int = 1) -> RunSpec:
     given = {
         "model": model,
         "parallel": {**split, "cuts": cuts},
-        "train": {"global_batch": split["dp"] * split["micro_batches"]},
+        "train": {"global_batch": split["dp"] * split["micro_batches"], "device": device},
     }
     return RunSpec.model_validate(given, context={DRAWN: True})

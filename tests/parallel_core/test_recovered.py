@@ -82,7 +82,7 @@ def foreign(of: RunSpec, stages: bool = True, norm: bool = True, last: float = 1
 
 
 def recovered(of: RunSpec, **how: Any) -> Recovered:
-    found = Recovered.of(foreign(of, **how))
+    found = Recovered.of(foreign(of, **how), "cuda")
     assert found is not None
     return found
 

@@ -21,16 +21,15 @@ from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.measured import Measured, measure
-from parallel_core.simulate.replay import FREE, Change, ideal_limit, plan, replay
+from parallel_core.simulate.replay import FREE, HALVES, Change, ideal_limit, plan, replay
 from parallel_core.spec import RunSpec
 
 MODEL = {"layers": 8, "hidden": 32, "heads": 4, "seq": 32, "vocab": 64}
 
 
-def spec(**split: Any) -> RunSpec:
-    return RunSpec.model_validate(
-        {"model": MODEL, "parallel": split, "train": {"global_batch": 48}}, context={"drawn": True}
-    )
+def spec(device: str = "cuda", **split: Any) -> RunSpec:
+    train = {"global_batch": 48, "device": device}
+    return RunSpec.model_validate({"model": MODEL, "parallel": split, "train": train}, context={"drawn": True})
 
 
 def step(made: RunSpec, costs: Costs, zero: int = 0) -> dict[int, np.ndarray]:
@@ -98,6 +97,17 @@ def test_a_backward_is_halved_as_it_was_profiled_on_gpus(row: dict[str, Any]) ->
     really = measured(halves, Costs.uniform(4, f, b, w)).step
     made = replay(whole, measured(whole, Costs.uniform(4, f, b, w)), Change(schedule="zb-h1")).step
     assert made == pytest.approx(really, rel=0.01)
+
+
+def test_a_core_takes_longer_for_a_backward_in_two_parts() -> None:
+    """There and back again it is the same step."""
+    whole, halves = (spec("cpu", pp=2, schedule=name, micro_batches=4) for name in ("gpipe", "zb-h1"))
+    costs = Costs.uniform(2, 1000, 1000, 1000)
+    to = replay(whole, measured(whole, costs), Change(schedule="zb-h1")).step
+    parts = Costs.uniform(2, 1000, 1000, round(2000 * HALVES["cpu"]) - 1000)
+    assert to == pytest.approx(measured(halves, parts).step, rel=1e-3)
+    back = replay(halves, measured(halves, parts), Change(schedule="gpipe")).step
+    assert back == pytest.approx(measured(whole, costs).step, rel=1e-3)
 
 
 def test_a_schedule_of_more_stages_spreads_the_costs_over_the_layers() -> None:
