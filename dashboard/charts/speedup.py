@@ -12,6 +12,8 @@ from parallel_core.analysis.quantities import percent_text, ratio_text
 
 MAX_WORDS = 44
 """Characters of a status in the figure; the whole of it stands in the table."""
+NARROW = 1.25
+"""On a phone words take that much more of the axis."""
 COLUMNS = ("run", "speedup", "10 % to 90 %", "ideal", "of ideal", "CPU used by others")
 
 
@@ -19,17 +21,19 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
     """`entries` in drawing order. Measured bars are solid, those of running runs outlined; hatching "/" marks
     recomputation and "x" a measurement disturbed by other processes."""
     labels = [entry.tick for entry in entries]
+    furthest, room = max(map(_reach, entries), default=1) or 1, _room(entries)
     figure = {
         "data": [trace for trace in (_bars(entries), _ideal(entries), _unity(entries), _words(entries)) if trace],
         "layout": theme.layout(
             row_height(len(entries)),
             xaxis=theme.axis(
                 "times the baseline",
-                range=[0, _room(entries) * max(map(_reach, entries), default=1) or 1],
+                range=[0, room * furthest],
                 ticksuffix="x",
             ),
             yaxis=theme.rows_axis(labels),
             bargap=0.25,
+            meta={"narrow": {"xaxis": {"range": [0, NARROW * room * furthest]}}},
         ),
     }
     subtitle = "Speedup over the baseline; bar = median, whisker = 10 % to 90 %, tick = ideal"

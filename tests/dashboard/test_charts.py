@@ -156,6 +156,12 @@ def test_loss_has_every_axis_for_every_line() -> None:
     assert made.source.endswith("3 of 30 points")
 
 
+def test_words_behind_bars_have_more_room_on_a_phone() -> None:
+    layout = speedup.chart(ENTRIES, "t", "s").figure["layout"]
+    wide, narrow = layout["xaxis"]["range"], layout["meta"]["narrow"]["xaxis"]["range"]
+    assert narrow[0] == wide[0] == 0 and narrow[1] > wide[1] > 0
+
+
 def test_several_lines_are_named_beside_them() -> None:
     one, two = (Curve(n, np.arange(3, dtype=np.int32), np.arange(3.0), np.ones(3), 3) for n in ("DP", "TP"))
     assert not loss.chart([one], "t", "s").figure["layout"]["showlegend"]

@@ -42,7 +42,8 @@ function fitted(figure, box) {
   if (layout.meta?.sharesRows && wide && box.closest(".grid2")) layout.yaxis.showticklabels = false;
   if (box.clientWidth < 480) {
     layout.font.size = 11;
-    for (const trace of copy.data) Object.assign(trace, trace.meta?.narrow);
+    for (const trace of copy.data) Object.assign(trace, trace.meta?.narrow); // what a figure says of itself on a phone
+    for (const [name, axis] of Object.entries(layout.meta?.narrow ?? {})) Object.assign(layout[name], axis);
     if (layout.yaxis?.tickfont) layout.yaxis.tickfont.size = 10;
     if (layout.yaxis?.ticktext) layout.yaxis.ticktext = layout.yaxis.ticktext.map(wrapped);
   }
