@@ -14,6 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from parallel_core.analysis.diagnosis.case import Finding
+from parallel_core.analysis.diagnosis.imported import diagnose
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import COMPUTE, P2P, Kind
@@ -148,6 +150,19 @@ def test_an_order_of_its_own_is_replayed_and_cannot_get_more_micro_batches() -> 
     assert found.replay(Change(schedule="1f1b", micro_batches=8)).step < found.step
     with pytest.raises(ValidationError, match="does not fit the program"):
         found.replay(Change(micro_batches=8))
+
+
+def test_rules_judge_a_recovered_pipeline() -> None:
+    def found(of: RunSpec, **how: Any) -> dict[str, Finding]:
+        return {one.rule: one for one in diagnose([foreign(of, **how)])}
+
+    few = found(spec("1f1b", micro_batches=2))["few_micro_batches"]
+    assert "8 micro-batches would save" in few.evidence and few.effect_ns > 0
+    assert "1F1B would save" in found(spec("naive"))["few_micro_batches"].evidence
+    assert not found(spec("1f1b", micro_batches=12))
+    heavy = found(spec("1f1b", micro_batches=12), last=1.6)
+    assert list(heavy) == ["unbalanced_stages"]
+    assert (heavy["unbalanced_stages"].rank, heavy["unbalanced_stages"].title[:5]) == (1, "1.23x")
 
 
 def test_what_is_missing_is_said() -> None:

@@ -2,7 +2,8 @@
 
 What a run of this engine knows beside its spans (model, split, memory, loss) is not in a trace. Left are: a straggler
 among ranks that do the same work, data loading, operations too small, and collectives that computing does not hide.
-Ranks that send to each other are stages of a pipeline, whose work may differ: no straggler is looked for among them.
+Ranks that send to each other are stages of a pipeline, whose work may differ: no straggler is looked for among them,
+but, where the schedule could be recovered, too few micro-batches and uneven stages.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from functools import cached_property
 
 import numpy as np
 
-from parallel_core.analysis.diagnosis import data_stall, straggler, tiny_kernels
+from parallel_core.analysis.diagnosis import data_stall, imported_pipeline, straggler, tiny_kernels
 from parallel_core.analysis.diagnosis.case import Case, Finding, Step
 from parallel_core.analysis.diagnosis.exposed_reduction import MOST
 from parallel_core.analysis.gaps import gaps
 from parallel_core.analysis.quantities import count_text, ns_text, percent_text
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import P2P
+from parallel_core.simulate.recovered import is_pipeline
+from parallel_core.simulate.recovered_replay import Recovered
 from parallel_core.spec import RunSpec
 
 
@@ -32,11 +34,22 @@ class _Imported(Case):
         world = len(self.traced[0])
         return Layout.unknown(world)
 
+    @cached_property
+    def recovered(self) -> Recovered | None:
+        return imported_pipeline.recovered(self.traced)
+
     @property
     def pipeline(self) -> bool:
-        """Ranks send to each other."""
-        kinds = [int(kind) for kind in P2P]
-        return any(np.isin(rows["kind"], kinds).any() for rows in self.traced[0].values())
+        """Ranks are stages."""
+        return is_pipeline(self.traced[0])
+
+
+def _few(case: _Imported) -> Finding | None:
+    return imported_pipeline.few(case.recovered) if case.recovered else None
+
+
+def _uneven(case: _Imported) -> Finding | None:
+    return imported_pipeline.uneven(case.recovered) if case.recovered else None
 
 
 def _exposed(case: _Imported) -> Finding | None:
@@ -82,6 +95,8 @@ RULES: dict[str, Callable[[_Imported], Finding | None]] = {
     "data_stall": data_stall.check,
     "tiny_kernels": _small,
     "exposed_collectives": _exposed,
+    "few_micro_batches": _few,
+    "unbalanced_stages": _uneven,
 }
 
 
