@@ -103,7 +103,7 @@ def tiles(made: View) -> list[tuple[str, str, str]]:
         ("Of the peak (MFU)", percent_text(share), f"{count_text(judged.plan.devices)} devices in use"),
         ("Memory", judged.room, f"fullest is the {'first' if judged.first_rank else 'last'} rank"),
         ("Days", _few(days), f"for {_few(values['tokens'])} billion tokens"),
-        ("Price", _few(hours * values["price"]), f"{_few(hours)} device-hours at {_few(values['price'])}"),
+        ("Price", _few(hours * values["price"]), f"{_few(hours)} device-hours at {_few(values['price'])} each"),
     ]
 
 
