@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -30,14 +30,23 @@ def states(program: Program, stage: int | None = None) -> Iterator[Held]:
             yield Held(forward, weights)
 
 
+_FORWARD = {Kind.F: 1, Kind.B: -1, Kind.BW: -1}
+_KEPT = {Kind.F: 1, Kind.W: -1, Kind.BW: -1}
+
+
+def _peak(program: Program, changes: Mapping[Kind, int]) -> int:
+    parts = (part.kind for op in program for part in (op.parts() if op.partner else (op,)))
+    return max(accumulate(changes.get(kind, 0) for kind in parts), default=0)
+
+
 def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
     """For each pipeline rank, the most that were forward but not yet backward at one time, over all its stages."""
-    return tuple(max((held.forward for held in states(program)), default=0) for program in schedule.programs)
+    return tuple(_peak(program, _FORWARD) for program in schedule.programs)
 
 
 def peak_kept(schedule: Schedule) -> tuple[int, ...]:
     """For each pipeline rank, the most that were forward but did not have all their gradients, over all its stages."""
-    return tuple(max((sum(held) for held in states(program)), default=0) for program in schedule.programs)
+    return tuple(_peak(program, _KEPT) for program in schedule.programs)
 
 
 def peak_copies(program: Program) -> int:

@@ -6,10 +6,10 @@ operations. Numbers of micro-batches kept are shares of the same kind, so that s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from parallel_core import schedule
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule.held import peak_in_flight, peak_kept
-from parallel_core.schedule.ir import COMPUTE, Kind, Schedule
+from parallel_core.schedule.ir import COMPUTE, Kind, Op, Schedule
 from parallel_core.schedule.traits import flushes
 from parallel_core.simulate import Costs, Prices, simulate
 from parallel_core.simulate.idle import bubble
@@ -188,13 +188,23 @@ def _shown(
 ) -> NDArray[np.void]:
     """A STEP row and the rank's compute, a PAIR as its two halves; of `silent` stages the forwards alone."""
     own = rows[np.isin(rows["kind"], [int(kind) for kind in COMPUTE])]
-    ops = [op for op in made.programs[rank] if op.kind in COMPUTE]
-    out = [(Kind.STEP, LANES.index("host"), -1, -1, 0, 0, 0, length, 0)]
-    for op, start in zip(ops, own["start"].tolist(), strict=True):
+    if (own["kind"] == Kind.PAIR).any():
+        own = _halves([op for op in made.programs[rank] if op.kind in COMPUTE], own["start"].tolist(), costs)
+    own = own[(own["kind"] == Kind.F) | ~np.isin(own["stage"], list(silent))]
+    out = np.zeros(len(own) + 1, SPAN)
+    out[0] = (Kind.STEP, LANES.index("host"), -1, -1, 0, 0, 0, length, 0)
+    out["lane"][1:] = LANES.index("compute")
+    for name in ("kind", "stage", "micro_batch", "start", "end"):
+        out[name][1:] = own[name]
+    return out
+
+
+def _halves(ops: Sequence[Op], starts: Sequence[int], costs: Prices) -> NDArray[np.void]:
+    """Rows of the operations' parts, each PAIR's one after the other."""
+    out = []
+    for op, start in zip(ops, starts, strict=True):
         parts = op.parts()
-        ends = np.cumsum([start, *(costs.of(part) for part in parts)]).tolist()
+        ends = accumulate((costs.of(part) for part in parts), initial=start)
         for part, (begin, end) in zip(parts, pairwise(ends), strict=True):
-            if part.stage in silent and part.kind is not Kind.F:
-                continue
-            out.append((part.kind, LANES.index("compute"), part.stage, part.micro_batch, 0, 0, begin, end, 0))
+            out.append((part.kind, 0, part.stage, part.micro_batch, 0, 0, begin, end, 0))
     return np.array(out, SPAN)

@@ -22,7 +22,10 @@ def communicate(schedule: Schedule) -> Schedule:
 def _lower(schedule: Schedule, rank: int) -> Program:
     out: list[Op] = []
     for op in schedule.programs[rank]:
-        parts = [part for part in op.parts() if part.kind in (Kind.F, Kind.B, Kind.BW)]  # W needs nothing of peers
+        if op.kind is Kind.W:  # needs nothing of peers
+            out.append(op)
+            continue
+        parts = [part for part in op.parts() if part.kind in (Kind.F, Kind.B, Kind.BW)]
         out += [_message(part, kind, peer) for part in parts for kind, peer in _sources(schedule, part)]
         out.append(op)
         out += [_message(part, kind, peer) for part in parts for kind, peer in _targets(schedule, part)]
@@ -53,5 +56,6 @@ def _neighbour(schedule: Schedule, op: Op, step: int) -> int:
     stage = op.stage + step
     if not 0 <= stage < schedule.stages:
         return -1
-    rank = schedule.placement[stage][schedule.home(stage, op.micro_batch)]
+    places = schedule.placement[stage]
+    rank = places[0] if len(places) == 1 else places[schedule.home(stage, op.micro_batch)]
     return -1 if rank == schedule.placement[op.stage][op.replica] else rank
