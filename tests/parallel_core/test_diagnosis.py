@@ -202,6 +202,12 @@ def test_findings_are_short_sentences(case: Case) -> None:
         assert finding.effect_ns >= 0 <= finding.effect_bytes
 
 
+def test_large_loss_scales_have_exponents() -> None:
+    skipped = np.minimum(np.arange(40.0), 20)
+    found = [diagnose(healthy(spec("fp16"), skipped=skipped, loss_scale=np.full(40, last))) for last in (32768.0, 2e23)]
+    assert [one[0].evidence.split(" and is ")[1] for one in found] == ["32768 now.", "2e+23 now."]
+
+
 def test_causes_of_a_divergence() -> None:
     nan = np.where(np.arange(40) < 25, 3.0, np.nan)
     (overflow,) = diagnose(healthy(spec("fp16"), loss=nan, skipped=np.arange(40.0), loss_scale=np.full(40, 1.0)))

@@ -21,6 +21,8 @@ GRADIENTS_GREW = 10.0
 JUMP = 3.0
 """From one step to the next; a warm-up takes hundreds of steps for as much."""
 SPIKE = 1.25
+PLAIN = 1e7
+"""Scales below are written out."""
 
 
 def check(case: Case) -> Finding | None:
@@ -59,15 +61,20 @@ def _overflowing(case: Case) -> Finding | None:
     skipped, steps = float(case.skipped[-1]) if len(case.skipped) else 0.0, len(case.skipped)
     if skipped <= SKIPPED or skipped < SKIPPED_SHARE * steps:
         return None
-    scale = significant(float(case.loss_scale[-1])) if len(case.loss_scale) else "unknown"
+    scale = _large(float(case.loss_scale[-1])) if len(case.loss_scale) else "unknown"
     return Finding(
         "divergence",
         f"{skipped:.0f} of {steps} steps were skipped: fp16 overflows.",
-        f"The loss scale began at {significant(case.spec.train.loss_scale)} and is {scale} now.",
+        f"The loss scale began at {_large(case.spec.train.loss_scale)} and is {scale} now.",
         "Begin with a lower train.loss_scale, or train in bf16, whose range is that of fp32.",
         tab="metrics",
         urgent=True,
     )
+
+
+def _large(value: float) -> str:
+    """`65536`, `1e+30`: with an exponent where digits would only be counted."""
+    return significant(value, 6) if value < PLAIN else f"{value:.3g}"
 
 
 def _finding(case: Case, title: str, at: int) -> Finding:
