@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from django.test import Client
 
@@ -13,13 +11,6 @@ from parallel_core.plan.cluster import accuracy
 from tests.dashboard.analysed import answered
 
 PAGE = "/planner/accuracy/"
-
-
-@pytest.fixture
-def reader(bob: Any) -> Client:
-    client = Client()
-    client.force_login(bob)
-    return client
 
 
 def test_every_row_stands_with_its_measurement_and_error(reader: Client) -> None:

@@ -12,13 +12,6 @@ from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
 
-@pytest.fixture
-def reader(bob: Any) -> Client:
-    client = Client()
-    client.force_login(bob)
-    return client
-
-
 def spec(**sections: Any) -> RunSpec:
     return RunSpec.model_validate(sections)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from django.test import Client
 
 from dashboard.plans.crossover import CrossoverForm, dots
@@ -13,13 +12,6 @@ from dashboard.runs.models import Run, State
 
 PAGE = "/planner/crossover/"
 MODEL = {"layers": 4, "hidden": 32, "heads": 2, "seq": 16}
-
-
-@pytest.fixture
-def reader(bob: Any) -> Client:
-    client = Client()
-    client.force_login(bob)
-    return client
 
 
 def measured(owner: Any, seconds: float, **parallel: Any) -> Run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -12,13 +11,6 @@ from dashboard.plans.judge_forms import query, read_forms
 from dashboard.plans.scenarios import SCENARIOS, cards
 
 PAGE = "/planner/judge/"
-
-
-@pytest.fixture
-def reader(bob: Any) -> Client:
-    client = Client()
-    client.force_login(bob)
-    return client
 
 
 def setups(**given: str) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import Any
 
 import pytest
 from django.test import Client
@@ -14,13 +13,6 @@ from parallel_core.plan.cluster.hardware import GIB
 from parallel_core.plan.cluster.words import read
 
 PAGE = "/planner/"
-
-
-@pytest.fixture
-def reader(bob: Any) -> Client:
-    client = Client()
-    client.force_login(bob)
-    return client
 
 
 def test_the_page_is_for_people_who_signed_in() -> None:

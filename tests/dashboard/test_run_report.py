@@ -15,13 +15,6 @@ from tests.dashboard import factory
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def reader(bob: Any) -> Client:
-    client = Client()
-    client.force_login(bob)
-    return client
-
-
 def test_a_report_needs_nothing_outside_it(reader: Client, alice: Any) -> None:
     run = factory.finished(alice, {"pp": 2, "micro_batches": 4})
     text = reader.get(f"/runs/{run.pk}/report/").content.decode()

@@ -35,13 +35,6 @@ def member(alice: Any) -> Client:
     return client
 
 
-@pytest.fixture
-def viewer(bob: Any) -> Client:
-    client = Client()
-    client.force_login(bob)
-    return client
-
-
 def asked(model: str = "1.5B") -> Search:
     return services.ask("bubbles", {"model": model}, lambda: {"model": model})
 
@@ -50,28 +43,28 @@ def text(client: Client, address: str = PART) -> str:
     return str(client.get(address, headers=HX).content.decode())
 
 
-def test_a_question_is_asked_once_and_its_answer_kept_for_all(member: Client, viewer: Client) -> None:
-    waiting = text(viewer)
+def test_a_question_is_asked_once_and_its_answer_kept_for_all(member: Client, reader: Client) -> None:
+    waiting = text(reader)
     search = Search.objects.get()
     assert f'data-search="{search.pk}"' in waiting and "1.5B: simulating every rate: begins in a moment." in waiting
     assert text(member).count("data-search=") == 1 and Search.objects.count() == 1
     assert search_next() and not search_next()
-    for client in (member, viewer):
+    for client in (member, reader):
         assert "1.5B: 3 rows" in text(client)
         assert "1.5B: 3 rows" in client.get(PART).content.decode(), "without JavaScript the address is a page"
     search.refresh_from_db()
     assert (search.state, search.question, search.tries) == (SearchState.DONE, {}, 1)
 
 
-def test_the_page_says_how_far_it_is_and_what_it_waits_for(viewer: Client) -> None:
+def test_the_page_says_how_far_it_is_and_what_it_waits_for(reader: Client) -> None:
     first, second = asked("28.3B"), asked("1.5B")
-    assert "waits for 1 search asked before it." in text(viewer)
+    assert "waits for 1 search asked before it." in text(reader)
     Search.objects.filter(pk=first.pk).update(state=SearchState.RUNNING, done=1, of=2)
-    said = text(viewer, "/planner/accuracy/bubbles/28.3B")
+    said = text(reader, "/planner/accuracy/bubbles/28.3B")
     assert "28.3B: simulating every rate: 1 of 2." in said and 'aria-valuenow="50"' in said
     Search.objects.filter(pk=first.pk).delete()
     Search.objects.filter(pk=second.pk).update(asked_at=timezone.now() - timezone.timedelta(seconds=40))
-    assert "no analyst has taken it up for 40 s" in text(viewer)
+    assert "no analyst has taken it up for 40 s" in text(reader)
 
 
 def test_progress_and_the_answer_are_kept_as_they_come() -> None:
@@ -85,42 +78,42 @@ def test_progress_and_the_answer_are_kept_as_they_come() -> None:
     assert search.ended_at and shown.unanswered(search, "", "", "") is None
 
 
-def test_a_question_without_an_answer_says_why_and_offers_no_second_try(viewer: Client) -> None:
+def test_a_question_without_an_answer_says_why_and_offers_no_second_try(reader: Client) -> None:
     search = services.ask("bubbles", {"model": "1.5B"}, lambda: {"model": "7B"})
     assert search_next()
-    said = text(viewer)
+    said = text(reader)
     assert "The tables have no model 7B" in said and "Ask again" not in said
     search.refresh_from_db()
     assert search.state == SearchState.REFUSED
 
 
-def test_a_search_that_breaks_says_so_and_can_be_asked_again(member: Client, viewer: Client) -> None:
+def test_a_search_that_breaks_says_so_and_can_be_asked_again(member: Client, reader: Client) -> None:
     search = services.ask("bubbles", {"model": "1.5B"}, lambda: {"models": "1.5B"})
     assert search_next()
-    assert "It broke off:" in text(viewer) and "Traceback" not in text(viewer)
+    assert "It broke off:" in text(reader) and "Traceback" not in text(reader)
     Search.objects.update(question={"model": "1.5B"})
     address = f"/searches/{search.pk}/again"
-    assert viewer.post(address).status_code == 403
+    assert reader.post(address).status_code == 403
     back = member.post(address, {"next": PART})
     assert back.status_code == 302 and back.headers["Location"] == PART
-    assert search_next() and "1.5B: 3 rows" in text(viewer)
+    assert search_next() and "1.5B: 3 rows" in text(reader)
     assert member.post(address, {"next": "https://elsewhere.example/"}).headers["Location"] == "/planner/"
     search.refresh_from_db()
     assert search.state == SearchState.DONE, "what is answered is not asked again"
 
 
-def test_one_that_is_stopped_ends_its_process(member: Client, viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_stopped_ends_its_process(member: Client, reader: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "LOOK_S", 0.0)
     started: list[int] = []
     monkeypatch.setattr(searching, "Child", lambda *given: _noted(Child(*given), started))
     search, lane = asked("28.3B"), lane_of(searching)
     assert lane.move()
     address = f"/searches/{search.pk}/stop"
-    assert viewer.post(address).status_code == 403
+    assert reader.post(address).status_code == 403
     assert member.post(address, {"next": PART}).status_code == 302
     finish(lane)
     assert not alive(started[0])
-    assert "Stopped by alice." in text(viewer, "/planner/accuracy/bubbles/28.3B")
+    assert "Stopped by alice." in text(reader, "/planner/accuracy/bubbles/28.3B")
 
 
 def _noted(child: Child, started: list[int]) -> Child:
@@ -129,7 +122,7 @@ def _noted(child: Child, started: list[int]) -> Child:
 
 
 def test_one_whose_process_is_killed_is_tried_again_and_given_up_in_the_end(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
+    reader: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
     monkeypatch.setattr(searching, "Child", lambda *given: _noted(Child(*given), started))
@@ -141,14 +134,14 @@ def test_one_whose_process_is_killed_is_tried_again_and_given_up_in_the_end(
         search.refresh_from_db()
         assert (search.state, search.tries) == (SearchState.QUEUED, tries)
     assert search_next()
-    assert "It ended the process that worked on it 3 times." in text(viewer, "/planner/accuracy/bubbles/28.3B")
+    assert "It ended the process that worked on it 3 times." in text(reader, "/planner/accuracy/bubbles/28.3B")
 
 
-def test_memory_and_time_have_limits(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_time_have_limits(reader: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "LIMIT_S", -1.0)
     asked()
     assert search_next()
-    assert "It took longer than" in text(viewer)
+    assert "It took longer than" in text(reader)
     monkeypatch.setattr(searching, "MEMORY_BYTES", 1 << 20)
     Search.objects.update(state=SearchState.QUEUED, detail="")
     assert search_next()
@@ -162,10 +155,10 @@ def test_an_analyst_takes_up_what_another_left() -> None:
     assert Search.objects.get().tries == 2
 
 
-def test_a_crowd_is_turned_away_and_old_answers_go(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crowd_is_turned_away_and_old_answers_go(reader: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "MOST_WAITING", 1)
     asked("28.3B")
-    said = text(viewer)
+    said = text(reader)
     assert services.TOO_MANY in said and Search.objects.count() == 1
     monkeypatch.setattr(services, "KEPT", 1)
     Search.objects.update(state=SearchState.DONE)

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from django.test import Client
 
 PAGE = "/planner/inference/"
-
-
-@pytest.fixture
-def reader(bob: Any) -> Client:
-    client = Client()
-    client.force_login(bob)
-    return client
 
 
 def test_the_best_way_within_the_limit(reader: Client) -> None:

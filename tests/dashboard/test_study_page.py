@@ -27,13 +27,6 @@ SPLITS = factory.SPLITS[:4]
 
 
 @pytest.fixture
-def reader(bob: Any) -> Client:
-    client = Client()
-    client.force_login(bob)
-    return client
-
-
-@pytest.fixture
 def study(alice: Any) -> Study:
     return factory.study(alice, "Starter", SPLITS)
 

@@ -31,13 +31,6 @@ def study(alice: Any) -> Study:
     return factory.study(alice, "Four ways", SPLITS)
 
 
-@pytest.fixture
-def reader(bob: Any) -> Client:
-    client = Client()
-    client.force_login(bob)
-    return client
-
-
 def _answers(study: Study) -> dict[str, str]:
     view = overview(study.runs.all(), study.baseline)
     return {one.question: " ".join(one.lines) for one in written.of_overview(view, written.steps_of(view))}
