@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from parallel_core.plan.alpa.plans import Named
     from parallel_core.spec import RunSpec
 
+MOST_DEVICES = 128
+"""Of a search that somebody waits for: its plans grow with the square of the devices, and more take many seconds."""
 REACHED = 0.5
 """Of a data sheet's peak, where no profile says what a device really does."""
 
@@ -21,6 +23,7 @@ REACHED = 0.5
 def run(options: argparse.Namespace) -> int:
     """Exit code: 0 something fits, 1 nothing does, 2 what was asked cannot be."""
     from parallel_core.cli import read_spec
+    from parallel_core.cli_models import Wrong
     from parallel_core.plan.alpa.costs import LayerCosts
     from parallel_core.plan.alpa.inter import Search
     from parallel_core.plan.alpa.plans import beside, summary
@@ -28,6 +31,8 @@ def run(options: argparse.Namespace) -> int:
     from parallel_core.simulate.predict import CannotPredict
 
     spec = read_spec(options.spec)
+    if (options.devices or 1) > MOST_DEVICES:
+        raise Wrong(f"--devices {options.devices}: with --spec use 1 to {MOST_DEVICES}")
     micro_batches = spec.parallel.micro_batches * spec.parallel.dp
     try:
         machine, mesh = _machine(spec, options)
@@ -45,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _machine(spec: RunSpec, options: argparse.Namespace) -> tuple[Machine, Mesh]:
     """A profile's host, or the cluster of the catalogue."""
+    from parallel_core.cli_models import Wrong
     from parallel_core.plan.alpa.costs import Analytic, Measured
     from parallel_core.plan.alpa.inter import Mesh
     from parallel_core.plan.cluster.hardware import clusters
@@ -56,6 +62,9 @@ def _machine(spec: RunSpec, options: argparse.Namespace) -> tuple[Machine, Mesh]
     cluster = clusters()[options.cluster]
     devices = options.devices or cluster.per_host
     inside = min(devices, cluster.per_host)
+    if devices % inside:
+        down = devices // inside * inside
+        raise Wrong(f"--devices {devices} does not fill hosts of {inside}; try {down} or {down + inside}")
     rate = cluster.device.half if spec.train.precision in ("bf16", "fp16") else cluster.device.single
     machine = Analytic(REACHED * rate, cluster.link, cluster.network, inside)
     return machine, Mesh(max(1, devices // inside), inside, cluster.capacity)

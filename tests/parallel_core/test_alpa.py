@@ -161,6 +161,14 @@ def test_plans_of_a_profile_are_predicted_as_runs() -> None:
         assert named.plan.seconds == pytest.approx(simulated, rel=0.15)
 
 
+@pytest.mark.parametrize(("devices", "told"), [("1000000", "use 1 to 128"), ("12", "hosts of 8; try 8 or 16")])
+def test_devices_that_cannot_be_searched_are_refused_at_once(
+    devices: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--spec", "examples/pp2.json", "--devices", devices]) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--spec", "examples/pp2.json", "--devices", "4"]) == 0
     said = capsys.readouterr().out
