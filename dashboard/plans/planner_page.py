@@ -46,11 +46,18 @@ class View:
 def view(form: PlannerForm) -> View:
     """Of a valid form. Searches, unless the same search was made a moment ago."""
     job, cluster = form.setup
-    found = searched(job, cluster, form.space)
-    plan = form.chosen or (found.plans.row(found.best()[0]) if found.timed else None)
-    judged = judge(job, cluster, plan) if plan else None
+    found, judged = searched(job, cluster, form.space), looked_at(form)
     advice = advise(job, cluster, judged.plan) if judged and judged.fits else None
     return View(form, form.setup, found, judged, advice)
+
+
+def looked_at(form: PlannerForm) -> Judged | None:
+    """The plan of the address, which needs no search, or the best one; None where nothing fits."""
+    plan = form.chosen
+    if plan is None:
+        found = searched(*form.setup, form.space)
+        plan = found.plans.row(found.best()[0]) if found.timed else None
+    return judge(*form.setup, plan) if plan else None
 
 
 def verdict(made: View) -> list[str]:

@@ -95,9 +95,10 @@ def timeline(request: HttpRequest) -> JsonResponse:
     form = PlannerForm(request.GET.dict())
     if not form.is_valid():
         return _refused(form)
-    judged = planner_page.view(form).judged
+    judged = planner_page.looked_at(form)
     if judged is None or judged.seconds is None:
-        return JsonResponse({"detail": "There is no such plan to draw."}, status=404)
+        why = " ".join(judged.sentences) if judged else "Nothing fits."
+        return JsonResponse({"detail": f"There is no such plan to draw. {why}"}, status=404)
     try:
         return JsonResponse(planner_charts.timeline(form.setup, judged.plan).as_dict())
     except ValueError as error:

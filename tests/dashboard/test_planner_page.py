@@ -110,6 +110,8 @@ def test_answers_and_timeline_come_on_their_own(reader: Client) -> None:
     assert "idle over busy" in chart["title"]
     assert len(chart["figure"]["data"]) >= 3
     assert reader.get(PAGE + "timeline.json", {"plan": "PP 96 x DP 8", "batch": "64"}).status_code in (404, 422)
+    none = reader.get(PAGE + "timeline.json", {"plan": "TP 7 x PP 8 x DP 16"})
+    assert none.status_code == 404 and "heads" in none.json()["detail"]
 
 
 def test_exports_name_every_field_of_the_plans(reader: Client) -> None:
