@@ -1,4 +1,4 @@
-"""The command line of the engine: train, schedule, calibrate, profile, predict, plan, order, bench."""
+"""The command line of the engine: train, schedule, calibrate, profile, predict, plan, order, partition, bench."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parallel_core import cli_fit, cli_models, cli_order, cli_plan, cli_profile
+from parallel_core import cli_fit, cli_models, cli_order, cli_partition, cli_plan, cli_profile
 from parallel_core.analysis.meters import Work, step_shares
 from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import manifest as manifests
@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.set_defaults(run=_calibrate)
     cli_plan.add(commands)
     cli_order.add(commands)
+    cli_partition.add(commands)
     cli_fit.add(commands)
     cli_models.add(commands)
     cli_profile.add(commands)

@@ -15,20 +15,20 @@ from parallel_core.profile.table import LayerBytes
 MIB = 1 << 20
 
 
-def times(layers: Sequence[GraphLayer], samples: int, source: str) -> Chart:
-    """Milliseconds of a micro-batch in each layer."""
+def times(layers: Sequence[GraphLayer], of: str, source: str) -> Chart:
+    """Milliseconds of `of` ("8 samples") in each layer."""
     total = sum(layer.compute for layer in layers)
     slowest = max(layers, key=lambda layer: layer.compute)
     title = f"{seconds_text(total)} a micro-batch; {slowest.name} takes most, {percent_text(slowest.compute / total)}."
     parts = {"forward": [layer.forward for layer in layers], "backward": [layer.backward for layer in layers]}
     data = [_bars(phase, [1e3 * value for value in values], f"phase-{phase}") for phase, values in parts.items()]
     rows = [[a.name, *(seconds_text(v) for v in (a.forward, a.backward, a.compute))] for a in layers]
-    subtitle = f"Forward and backward of {samples} samples, ms"
+    subtitle = f"Forward and backward of {of}, ms"
     figure = _figure(data, [layer.name for layer in layers], "ms")
     return Chart("layer-times", title, subtitle, source, figure, ("layer", "forward", "backward", "both"), rows)
 
 
-def sizes(layers: Sequence[LayerBytes], samples: int, source: str) -> Chart:
+def sizes(layers: Sequence[LayerBytes], of: str, source: str) -> Chart:
     """MiB that each layer keeps for its backward, and of its parameters."""
     kept, held = sum(layer.saved for layer in layers), sum(layer.parameters for layer in layers)
     title = f"{bytes_text(kept)} of activations are kept, {bytes_text(held)} are parameters."
@@ -36,7 +36,7 @@ def sizes(layers: Sequence[LayerBytes], samples: int, source: str) -> Chart:
     data = [_bars(name, [value / MIB for value in values], f"memory-{name}") for name, values in parts.items()]
     rows = [[a.unit, *(bytes_text(v) for v in (a.saved, a.boundary, a.parameters))] for a in layers]
     columns = ("layer", "activations kept", "handed on", "parameters")
-    subtitle = f"Kept for the backward of {samples} samples (light) and parameters (dark), MiB"
+    subtitle = f"Kept for the backward of {of} (light) and parameters (dark), MiB"
     figure = _figure(data, [layer.unit for layer in layers], "MiB")
     return Chart("layer-sizes", title, subtitle, source, figure, columns, rows)
 

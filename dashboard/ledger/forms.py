@@ -17,6 +17,8 @@ from parallel_core.spec import RunSpec
 
 MOST_STAGES, MOST_REPLICAS = 64, 64
 RECENT = 20
+COST_FORMS = [("paper", "the paper's maximum"), ("released", "the tool's sum")]
+"""Of a replicated stage: see `plan.pipedream`."""
 _BETWEEN = re.compile(r"\s*[,\-]\s*|\s+")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -65,9 +67,7 @@ class CutForm(forms.Form):
     workers = forms.IntegerField(label="Devices", min_value=1, max_value=MOST_REPLICAS, required=False)
     cuts = forms.CharField(label="Cuts", required=False, help_text="layers at which stages 1, 2, … begin")
     replicas = forms.CharField(label="Replicas", required=False, help_text="of each stage, e.g. 2-1")
-    form = forms.ChoiceField(
-        label="Cost form", required=False, choices=[("paper", "the paper's maximum"), ("released", "the tool's sum")]
-    )
+    form = forms.ChoiceField(label="Cost form", required=False, choices=COST_FORMS)
 
     def _numbers(self, name: str) -> list[int]:
         text = str(self.cleaned_data[name]).strip()

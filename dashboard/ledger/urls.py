@@ -2,13 +2,14 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.ledger import fleet_views, views
+from dashboard.ledger import fleet_views, graph_views, views
 
 app_name = "ledger"
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", views.partition, name="partition"),
     path("fleet/", fleet_views.fleet, name="fleet"),
     path("fleet/found", fleet_views.found, name="fleet-found"),
+    path("graph/", graph_views.graph, name="graph"),
     path("alpa", views.alpa, name="alpa"),
     path("profile", views.profile, name="profile"),
     path("waiting", views.waiting, name="waiting"),

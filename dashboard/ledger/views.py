@@ -67,8 +67,8 @@ def _page(form: CutForm) -> dict[str, Any]:
         "sentences": page.sentences(),
         "stages": page.stages(),
         "charts": [
-            layers.times(page.layers, samples, source),
-            layers.sizes(page.table.sizes, page.table.samples, source),
+            layers.times(page.layers, f"{samples} samples", source),
+            layers.sizes(page.table.sizes, f"{page.table.samples} samples", source),
         ],
         "run_address": address,
         "why_not": why_not,

@@ -23,7 +23,14 @@ def addresses(stocked: dict[str, Any]) -> list[str]:
     pages += ["/compare/", f"/compare/?runs={stocked['single']},{stocked['dp']}"]
     pages += ["/planner/", "/planner/?network=0&heads=7", "/planner/?cluster=a100-40&plan=DP+1024"]
     pages += ["/planner/accuracy/", "/planner/judge/", "/planner/judge/?n=3&a-plan=TP+eight", "/planner/scenarios/"]
-    pages += ["/partition/", "/partition/record/", "/partition/fleet/", "/planner/inference/", "/planner/crossover/"]
+    pages += [
+        "/partition/",
+        "/partition/graph/",
+        "/partition/record/",
+        "/partition/fleet/",
+        "/planner/inference/",
+        "/planner/crossover/",
+    ]
     pages += ["/schedules/", "/schedules/strategies/", "/schedules/?a=zb-h1&b=&t=9", "/schedules/?p=999"]
     return [*pages, "/traces/", "/traces/new/", "/fleet/", "/accounts/tokens/", "/accounts/password/", "/no/such/page"]
 

@@ -1,0 +1,83 @@
+"""`python -m parallel_core partition`: PipeDream's partition of a graph that its profiler wrote."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parallel_core.analysis.quantities import bytes_text, seconds_text
+from parallel_core.cli_numbers import above
+
+if TYPE_CHECKING:
+    from parallel_core.plan.graph_plan import GraphPlan
+    from parallel_core.plan.pipedream import Level
+
+Commands = Any
+"""What argparse's add_subparsers returns; it has no public type."""
+GB, GIB = 1e9, 2.0**30
+
+
+def add(commands: Commands) -> None:
+    """Adds the command to the engine's."""
+    command = commands.add_parser("partition", help="PipeDream's partition of the graph.txt that its profiler wrote")
+    command.add_argument("graph", type=Path, help="lines `node1 -- name -- forward_compute_time=…`, then edges")
+    command.add_argument(
+        "--level",
+        type=_level,
+        action="append",
+        required=True,
+        metavar="WORKERS@GB/S",
+        help="workers and the bandwidth between them; again for groups of these: --level 4@12 --level 4@1.25",
+    )
+    command.add_argument("--form", choices=["released", "paper"], default="released", help="whose costs (released)")
+    command.add_argument("--memory", type=above(0), help="GiB a worker has for weights and activations")
+    command.add_argument("--json", action="store_true", help="the stages as JSON")
+    command.set_defaults(run=run)
+
+
+def _level(text: str) -> Level:
+    from parallel_core.plan.pipedream import Level
+
+    if not (found := re.fullmatch(r"([0-9]{1,6})@([0-9.eE+-]{1,20})", text)):
+        raise argparse.ArgumentTypeError(f"workers@GB/s is needed, as 4@12; got {text[:40]!r}")
+    return Level(int(found[1]), above(0)(found[2]) * GB)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code: 0 found, 2 the graph or what was asked cannot be."""
+    from parallel_core.plan.graph_plan import plan_graph
+    from parallel_core.plan.layer_graph import GraphError, read_graph
+
+    try:
+        graph = read_graph(options.graph.read_text())
+        plan = plan_graph(graph, options.level, options.form, options.memory and options.memory * GIB)
+    except UnicodeDecodeError:
+        print(f"{options.graph}: no text", file=sys.stderr)
+        return 2
+    except GraphError as error:
+        print(f"{options.graph}: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(_as_json(plan), indent=1) if options.json else _text(plan))
+    return 0
+
+
+def _as_json(plan: GraphPlan) -> dict[str, Any]:
+    stages = [
+        {"replicas": row.replicas, "seconds": row.seconds, "layers": [layer.name for layer in row.layers]}
+        for row in plan.rows
+    ]
+    found = plan.found
+    return {"seconds": found.seconds, "workers": found.workers, "noam": found.noam, "stages": stages}
+
+
+def _text(plan: GraphPlan) -> str:
+    lines = [
+        f"{number:>3}  {row.replicas:>4} x {seconds_text(row.seconds):>8}  {bytes_text(row.parameters):>9} of weights"
+        f"  {len(row.layers):>4} layers: {row.name}"
+        for number, row in enumerate(plan.rows)
+    ]
+    return "\n".join([*plan.sentences(), *lines])

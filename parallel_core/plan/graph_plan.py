@@ -1,0 +1,107 @@
+"""PipeDream's partition of an imported graph, beside data parallelism alone and one worker: rows and sentences.
+
+Data parallelism is the same programme over the graph as a single layer, which nothing can be cut from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from parallel_core.analysis.quantities import count_text, ratio_text, seconds_text
+from parallel_core.plan.layer_graph import GraphError, GraphLayer, LayerGraph
+from parallel_core.plan.pipedream import Form, Level, Partition, Stage, partition
+
+_AS_FAST = 1.005
+"""Ratios below this are told as none."""
+_LONGEST = 28
+"""Characters of a layer's name in a row: descriptions hold all of a module's arguments."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stage. `seconds` is its compute, shared out to its replicas; `sent` are bytes of outputs it hands on."""
+
+    layers: tuple[GraphLayer, ...]
+    replicas: int
+    seconds: float
+    sent: float
+    parameters: float
+
+    @property
+    def name(self) -> str:
+        first, last = short(self.layers[0].name), short(self.layers[-1].name)
+        return first if len(self.layers) == 1 else f"{first} to {last}"
+
+
+def short(name: str) -> str:
+    """The begin of a layer's description."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """`found` for `graph` over `levels`; `together` is one stage on all workers, None where that does not fit."""
+
+    graph: LayerGraph
+    levels: tuple[Level, ...]
+    found: Partition
+    together: Partition | None
+
+    @property
+    def alone(self) -> float:
+        """Seconds a micro-batch on one worker that has room for all of it."""
+        return sum(layer.compute for layer in self.graph.layers)
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(self._row(stage) for stage in self.found.stages)
+
+    def _row(self, stage: Stage) -> Row:
+        own = tuple(self.graph.layers[n] for n in stage.layers)
+        inside = set(stage.layers)
+        handed_on = [n for n in stage.layers if any(m not in inside for m in self.graph.after[n])]
+        return Row(
+            own,
+            stage.replicas,
+            sum(layer.compute for layer in own) / stage.replicas,
+            sum(self.graph.layers[n].activation for n in handed_on),
+            sum(layer.parameters for layer in own),
+        )
+
+    def sentences(self) -> list[str]:
+        """What it is and how much faster, data parallelism beside it, and how many micro-batches keep it full."""
+        found, workers = self.found, self.found.workers
+        stages = f"{len(found.stages)} stage{'s' if len(found.stages) > 1 else ''} on {count_text(workers)} workers"
+        speedup = f", {ratio_text(self.alone / found.seconds)} of one worker" if found.seconds else ""
+        first = f"{found.text}: {seconds_text(found.seconds)} a micro-batch with {stages}{speedup}."
+        return [first, *self._beside(), f"NOAM is {found.noam}: so many micro-batches each input worker admits."]
+
+    def _beside(self) -> list[str]:
+        if len(self.found.stages) == 1:
+            return ["That is data parallelism alone: no pipeline is faster."]
+        if self.together is None:
+            return ["Data parallelism alone does not fit: every worker would hold all layers."]
+        slower = self.together.seconds / self.found.seconds
+        if slower < _AS_FAST:
+            return ["Data parallelism alone is as fast."]
+        return [f"Data parallelism alone takes {seconds_text(self.together.seconds)}, {ratio_text(slower)} as long."]
+
+
+def plan_graph(graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None = None) -> GraphPlan:
+    """As `pipedream.partition`, which raises GraphError."""
+    found = partition(graph, levels, form, memory)
+    layers = graph.layers
+    whole = GraphLayer(
+        "all layers",
+        sum(layer.forward for layer in layers),
+        sum(layer.backward for layer in layers),
+        sum(layer.activation for layer in layers),
+        sum(layer.parameters for layer in layers),
+    )
+    try:
+        together = partition(LayerGraph.chain([whole]), levels, form, memory)
+    except GraphError:
+        together = None
+    return GraphPlan(graph, tuple(levels), found, together)

@@ -1,0 +1,64 @@
+"""A graph of PipeDream's profiler in the browser: its partition, and what is wrong with it at its field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+
+pytestmark = pytest.mark.django_db
+ADDRESS = "/partition/graph/"
+GRAPH = (Path(__file__).parent.parent.parent / "examples" / "branches.graph.txt").read_text()
+ASKED = {"text": GRAPH, "workers": "4", "bandwidth": "1", "form": "released"}
+
+
+def _errors(answer: Any) -> dict[str, list[str]]:
+    assert answer.status_code == 422
+    return dict(answer.context["form"].errors)
+
+
+def test_a_pasted_graph_is_partitioned(reader: Client) -> None:
+    answer = reader.post(ADDRESS, ASKED)
+    text = answer.content.decode()
+    assert answer.status_code == 200
+    assert "3-1: 36 ms a micro-batch with 2 stages on 4 workers, 3.08x of one worker." in text
+    assert "Data parallelism alone takes 195 ms, 5.42x as long." in text
+    assert "Conv2d(3, 64) to AdaptiveAvgPool2d" in text and "8 of 8 layers" in text
+    assert "node9 -- Linear(4096, 1000)" in text  # what was given stays in the form
+
+
+def test_a_file_takes_the_place_of_the_text(reader: Client) -> None:
+    file = SimpleUploadedFile("graph.txt", GRAPH.encode())
+    answer = reader.post(ADDRESS, {**ASKED, "text": "nonsense", "groups": "2", "outer": "0.2", "file": file})
+    assert answer.status_code == 200 and "on 8 workers" in answer.content.decode()
+
+
+def test_the_empty_form_asks_for_a_graph(reader: Client) -> None:
+    assert reader.get(ADDRESS).status_code == 200
+    assert _errors(reader.post(ADDRESS, {**ASKED, "text": ""})) == {"text": ["Choose a graph.txt, or paste its text."]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "field", "said"),
+    [
+        ({"text": GRAPH.replace("25.000", "-1")}, "text", "line 3: backward_compute_time must be at least 0"),
+        ({"text": GRAPH + "\tnode9 -- node2\n"}, "text", "the layers go round in a circle"),
+        ({"memory": "0.001"}, "memory", "no partition fits"),
+        ({"workers": "0"}, "workers", "greater than or equal to 1"),
+        ({"bandwidth": "nan"}, "bandwidth", "number"),
+        ({"groups": "3"}, "outer", "3 groups need the bandwidth between them."),
+        ({"groups": "4096", "outer": "1"}, "workers", "16384 workers; at most 4096"),
+        ({"form": "own"}, "form", "own"),
+    ],
+)
+def test_what_cannot_be_stands_at_its_field(reader: Client, changed: dict[str, str], field: str, said: str) -> None:
+    found = _errors(reader.post(ADDRESS, {**ASKED, **changed}))
+    assert set(found) == {field} and said in found[field][0]
+
+
+def test_a_binary_file_is_no_graph(reader: Client) -> None:
+    file = SimpleUploadedFile("graph.txt", bytes(range(256)) * 4)
+    assert "text" in _errors(reader.post(ADDRESS, {**ASKED, "file": file}))
