@@ -15,10 +15,11 @@ from parallel_core.profile.table import LayerBytes
 MIB = 1 << 20
 
 
-def times(layers: Sequence[GraphLayer], of: str, source: str) -> Chart:
-    """Milliseconds of `of` ("8 samples") in each layer."""
-    total = sum(layer.compute for layer in layers)
+def times(layers: Sequence[GraphLayer], of: str, source: str, others: GraphLayer | None = None) -> Chart:
+    """Milliseconds of `of` ("8 samples") in each layer; `others` are more of them, summed."""
     slowest = max(layers, key=lambda layer: layer.compute)
+    layers = [*layers, *([others] if others else [])]
+    total = sum(layer.compute for layer in layers)
     title = f"{seconds_text(total)} a micro-batch; {slowest.name} takes most, {percent_text(slowest.compute / total)}."
     parts = {"forward": [layer.forward for layer in layers], "backward": [layer.backward for layer in layers]}
     data = [_bars(phase, [1e3 * value for value in values], f"phase-{phase}") for phase, values in parts.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django import forms
@@ -98,18 +99,23 @@ def _given(request: HttpRequest) -> QueryDict:
 
 
 def _charts(graph: LayerGraph) -> list[Chart]:
-    most = sorted(range(len(graph.layers)), key=lambda n: -graph.layers[n].compute)[:DRAWN]
-    shown = [_renamed(graph.layers[n]) for n in sorted(most)]
-    source = f"the file's own times; {len(shown)} of {len(graph.layers)} layers, those that take most"
-    of = "a micro-batch"
-    return [layers.times(shown, of, source), layers.sizes([_bytes(layer) for layer in shown], of, source)]
+    drawn = sorted(range(len(graph.layers)), key=lambda n: -graph.layers[n].compute)[:DRAWN]
+    shown = [_joined(short(graph.layers[n].name), [graph.layers[n]]) for n in sorted(drawn)]
+    rest = [layer for n, layer in enumerate(graph.layers) if n not in set(drawn)]
+    source, of = "the file's own times and sizes", "a micro-batch"
+    others = _joined(f"{len(rest)} others", rest) if rest else None
+    if others:
+        source += f"; {len(shown)} of {len(graph.layers)} layers, those that take most"
+    sizes = [_bytes(layer) for layer in (*shown, *([others] if others else []))]
+    return [layers.times(shown, of, source, others), layers.sizes(sizes, of, source)]
+
+
+def _joined(name: str, own: Sequence[GraphLayer]) -> GraphLayer:
+    sums = (sum(getattr(layer, of) for layer in own) for of in ("forward", "backward", "activation", "parameters"))
+    return GraphLayer(name, *sums)
 
 
 def _bytes(layer: GraphLayer) -> LayerBytes:
     """A profiled module keeps its output."""
     kept = int(layer.activation)
     return LayerBytes(unit=layer.name, parameters=int(layer.parameters), saved=kept, boundary=kept)
-
-
-def _renamed(layer: GraphLayer) -> GraphLayer:
-    return GraphLayer(short(layer.name), layer.forward, layer.backward, layer.activation, layer.parameters)

@@ -5,6 +5,7 @@ Data parallelism is the same programme over the graph as a single layer, which n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ _AS_FAST = 1.005
 """Ratios below this are told as none."""
 _LONGEST = 28
 """Characters of a layer's name in a row: descriptions hold all of a module's arguments."""
+_WIDTHS = re.compile(r"(?:in_features=)?([0-9]+), (?:out_features=)?([0-9]+)\b")
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,11 @@ class Row:
 
 
 def short(name: str) -> str:
-    """The begin of a layer's description."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    """A module without its arguments but the first two, where these are its widths."""
+    kind, _, arguments = name.partition("(")
+    widths = _WIDTHS.match(arguments)
+    text = f"{kind}({widths[1]}, {widths[2]})" if widths else kind.strip() or name
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 @dataclass(frozen=True)

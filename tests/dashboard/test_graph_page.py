@@ -26,7 +26,7 @@ def test_a_pasted_graph_is_partitioned(reader: Client) -> None:
     assert answer.status_code == 200
     assert "3-1: 36 ms a micro-batch with 2 stages on 4 workers, 3.08x of one worker." in text
     assert "Data parallelism alone takes 195 ms, 5.42x as long." in text
-    assert "Conv2d(3, 64) to AdaptiveAvgPool2d" in text and "8 of 8 layers" in text
+    assert "Conv2d(3, 64) to AdaptiveAvgPool2d" in text and "111 ms a micro-batch; Conv2d(64, 128) takes most" in text
     assert "node9 -- Linear(4096, 1000)" in text  # what was given stays in the form
 
 
@@ -62,3 +62,14 @@ def test_what_cannot_be_stands_at_its_field(reader: Client, changed: dict[str, s
 def test_a_binary_file_is_no_graph(reader: Client) -> None:
     file = SimpleUploadedFile("graph.txt", bytes(range(256)) * 4)
     assert "text" in _errors(reader.post(ADDRESS, {**ASKED, "file": file}))
+
+
+def test_layers_that_are_not_drawn_are_summed(reader: Client) -> None:
+    fields = "forward_compute_time=1, backward_compute_time=2, activation_size=1048576, parameter_size=0"
+    lines = [f"node{n} -- Conv2d(3, 64, bias=False) -- {fields}\n" for n in range(50)]
+    edges = [f"node{n} -- node{n + 1}\n" for n in range(49)]
+    answer = reader.post(ADDRESS, {**ASKED, "text": "".join([*lines, *edges])})
+    text = answer.content.decode()
+    assert (
+        "10 others" in text and "150 ms a micro-batch; Conv2d(3, 64) takes most" in text and "40 of 50 layers" in text
+    )
