@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import models
 
-from parallel_core.analysis.quantities import signed_percent_text
+from parallel_core.analysis.quantities import ratio_text, signed_percent_text
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
@@ -30,6 +30,10 @@ class Profile(models.Model):
     table = models.JSONField(default=dict, blank=True)
     """parallel_core.profile.table.CostTable."""
     error = models.TextField(blank=True)
+    base = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="recalibrated")
+    """The profile whose table was brought up to what runs measured, where that made this one."""
+    recalibration = models.JSONField(default=dict, blank=True)
+    """Then: `factor`, `runs` it was fitted on, and mean errors: `fitted` and `held_out`, each (before, after, runs)."""
     asked_at = models.DateTimeField(auto_now_add=True)
     done_at = models.DateTimeField(null=True, blank=True)
 
@@ -37,7 +41,8 @@ class Profile(models.Model):
         ordering = ("-id",)
 
     def __str__(self) -> str:
-        return f"{self.title} on {self.worker}"
+        again = f", recalibrated {ratio_text(self.recalibration['factor'])}" if self.recalibration else ""
+        return f"{self.title} on {self.worker}{again}"
 
     @property
     def title(self) -> str:

@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.ledger import fleet_views, graph_views, views
+from dashboard.ledger import fleet_views, graph_views, recalibration, views
 
 app_name = "ledger"
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -14,4 +14,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("profile", views.profile, name="profile"),
     path("waiting", views.waiting, name="waiting"),
     path("record/", views.record, name="record"),
+    path("recalibrate", recalibration.recalibrate, name="recalibrate"),
 ]

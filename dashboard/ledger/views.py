@@ -15,7 +15,7 @@ from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_submit
 from dashboard.analyst.shown import unanswered
 from dashboard.charts import layers
-from dashboard.ledger import selectors, services
+from dashboard.ledger import recalibration, selectors, services
 from dashboard.ledger.alpa_part import Part
 from dashboard.ledger.forms import CutForm, ProfileForm
 from dashboard.ledger.models import Profile, ProfileState
@@ -138,5 +138,7 @@ def record(request: HttpRequest) -> HttpResponse:
         "total": selectors.settled().count(),
         "times": selectors.time_record(),
         "memory": selectors.memory_record(),
+        "eligible": set(recalibration.eligible().values_list("pk", flat=True)) if may_submit(request.user) else (),
+        "recalibrated": recalibration.latest(),
     }
     return render(request, "ledger/record.html", context)

@@ -1,0 +1,133 @@
+"""A profile's table, brought up to runs that a person chose; all other runs of it are held out, and say what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.utils import timezone
+from django.views.decorators.http import require_POST
+
+from dashboard.accounts.guards import member_required
+from dashboard.ledger import selectors
+from dashboard.ledger.models import Prediction, Profile, ProfileState
+from dashboard.plans.forms import said
+from parallel_core.analysis.quantities import ratio_text
+from parallel_core.profile.table import CostTable
+from parallel_core.simulate.recalibrate import errors, factor_of, scaled
+from parallel_core.spec import RunSpec
+
+MOST_FITTED, MOST_HELD_OUT = 4, 8
+SHOWN = 5
+
+
+def eligible() -> QuerySet[Prediction]:
+    """Predictions from a profile that were settled by a run which nobody disturbed, newest first."""
+    return selectors.settled().filter(
+        profile__isnull=False, seconds__isnull=False, measured_seconds__gt=0, disturbed=False
+    )
+
+
+class RecalibrationForm(forms.Form):
+    """The runs that the table is fitted to: of one profile."""
+
+    fit = forms.ModelMultipleChoiceField(
+        Prediction.objects.none(),
+        label="Runs",
+        error_messages={
+            "required": "Mark the runs that the table is to be fitted to.",
+            "invalid_choice": "A marked run cannot be used: it needs a predicted and an undisturbed measured step.",
+        },
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["fit"].queryset = eligible()  # type: ignore[attr-defined]
+
+    def clean_fit(self) -> list[Prediction]:
+        rows = list(self.cleaned_data["fit"])
+        if len(rows) > MOST_FITTED:
+            raise forms.ValidationError(f"At most {MOST_FITTED} runs are fitted to; {len(rows)} are marked.")
+        if len({row.profile_id for row in rows}) > 1:
+            raise forms.ValidationError("The marked runs were predicted from different profiles; mark runs of one.")
+        return rows
+
+
+def recalibrated(rows: Sequence[Prediction], user: Any) -> Profile:
+    """A new profile, which counts from now on. Raises ValueError where no factor explains the runs."""
+    base = rows[0].profile
+    assert base is not None
+    table = CostTable.model_validate(base.table)
+    fitted = _measured(rows)
+    factor = factor_of(table, fitted)
+    made = scaled(table, factor)
+    others = eligible().filter(profile=base).exclude(pk__in=[row.pk for row in rows])
+    held_out = _measured(others[:MOST_HELD_OUT])
+    groups = {"fitted": fitted, "held_out": held_out}
+    return Profile.objects.create(
+        worker=base.worker,
+        asked_by=user,
+        spec=base.spec,
+        key=base.key,
+        state=ProfileState.DONE,
+        software=base.software,
+        table=made.dump(),
+        base=base,
+        recalibration={
+            "factor": factor,
+            "runs": [row.run_id for row in rows],
+            **{name: [_mean(table, runs), _mean(made, runs), len(runs)] for name, runs in groups.items()},
+        },
+        done_at=timezone.now(),
+    )
+
+
+def _measured(rows: Sequence[Prediction] | QuerySet[Prediction]) -> list[tuple[RunSpec, float]]:
+    return [(RunSpec.model_validate(row.run.spec), float(row.measured_seconds or 0)) for row in rows]
+
+
+def _mean(table: CostTable, runs: Sequence[tuple[RunSpec, float]]) -> float:
+    return sum(map(abs, errors(table, runs))) / len(runs) if runs else 0.0
+
+
+def sentence(profile: Profile) -> str:
+    """`Computing takes 1.06x the profiled time. 2 fitted runs: mean error 5.8 % before, 0.1 % now. 7 held out: …`"""
+    known = profile.recalibration
+    first = f"Computing takes {ratio_text(known['factor'])} the profiled time."
+    return " ".join([first, _errors(known["fitted"], "fitted to"), _errors(known["held_out"], "held out")])
+
+
+def _errors(known: tuple[float, float, int], how: str) -> str:
+    before, after, count = known
+    if not count:
+        return f"No runs were {how}."
+    runs = f"{count} run{'s' if count > 1 else ''} {how}"
+    return f"{runs}: mean error {before * 100:.1f} % before, {after * 100:.1f} % now."
+
+
+def latest() -> list[tuple[Profile, str]]:
+    """What was recalibrated, newest first."""
+    found = Profile.objects.exclude(recalibration={}).select_related("worker").defer("table")[:SHOWN]
+    return [(profile, sentence(profile)) for profile in found]
+
+
+@require_POST
+@member_required
+def recalibrate(request: HttpRequest) -> HttpResponse:
+    """Makes the table of the marked runs' profile anew."""
+    form = RecalibrationForm(request.POST)
+    if not form.is_valid():
+        messages.error(request, said(form))
+        return redirect("ledger:record")
+    try:
+        made = recalibrated(form.cleaned_data["fit"], request.user)
+    except ValueError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, sentence(made))
+    return redirect("ledger:record")

@@ -1,0 +1,98 @@
+"""Runs that a person marks make a profile's table anew; the others are held out, and say what it did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.messages import get_messages
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.fleet.models import Worker
+from dashboard.ledger import selectors
+from dashboard.ledger.models import Prediction, Profile
+from dashboard.ledger.services import answer_profile, ask_profile, settle
+from dashboard.runs import services
+from dashboard.runs.models import Run, State
+from parallel_core.spec import ModelSpec, RunSpec
+from tests.parallel_core.tables import table
+
+pytestmark = pytest.mark.django_db
+MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
+SPLITS: tuple[dict[str, Any], ...] = ({}, {"dp": 2}, {"pp": 2, "micro_batches": 4})
+SLOWER = 1.5
+
+
+def _spec(split: dict[str, Any]) -> RunSpec:
+    return RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": split, "train": {"global_batch": 16}})
+
+
+def _profiled(alice: Any) -> Profile:
+    worker, _ = Worker.objects.get_or_create(name="yard-a", defaults={"devices": [], "heartbeat_at": timezone.now()})
+    asked = ask_profile(worker=worker, spec=_spec({}), user=alice)
+    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL).dump()})
+    return Profile.objects.get(pk=asked.pk)
+
+
+def _ran(alice: Any, split: dict[str, Any], disturbed: bool = False) -> Prediction:
+    """A run that took SLOWER times what was said."""
+    run = services.submit(owner=alice, spec=_spec(split).model_dump(mode="json"))
+    said = Prediction.objects.get(run=run)
+    assert said.seconds
+    Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
+    run.refresh_from_db()
+    measured = {"timed": {"median": SLOWER * said.seconds}, "memory": None, "cpu_others": 0.5 if disturbed else 0.0}
+    settle(run, measured)
+    return Prediction.objects.get(run=run)
+
+
+def _said(answer: Any) -> str:
+    return " ".join(str(message) for message in get_messages(answer.wsgi_request))
+
+
+def test_marked_runs_recalibrate_and_the_others_are_held_out(member: Client, alice: Any) -> None:
+    profile = _profiled(alice)
+    rows = [_ran(alice, split) for split in (*SPLITS, {})]
+    page = member.get("/partition/record/").content.decode()
+    assert page.count('name="fit"') == len(rows) and "Recalibrate" in page
+    answer = member.post("/partition/recalibrate", {"fit": [rows[0].pk]})
+    made = Profile.objects.get(base=profile)
+    assert answer.status_code == 302 and made.recalibration["runs"] == [rows[0].run_id]
+    assert made.recalibration["factor"] == pytest.approx(SLOWER, rel=0.01)
+    assert "1 run fitted to: mean error 33.3 % before, 0.0 % now." in _said(answer)
+    before, after, count = made.recalibration["held_out"]
+    assert count == 3 and before == pytest.approx(1 - 1 / SLOWER) and after < 0.02
+    assert selectors.latest_profile(_spec({})) == made
+    said = selectors.predicted(_spec({}))
+    assert said.profile == made and said.seconds == pytest.approx(rows[0].measured_seconds, rel=2e-3)
+    text = member.get("/partition/record/").content.decode()
+    assert "on yard-a, recalibrated 1.50x:" in text and "3 runs held out" in text
+
+
+@pytest.mark.parametrize("which", ["none", "disturbed", "unknown", "many", "two profiles"])
+def test_what_cannot_be_fitted_is_said(member: Client, alice: Any, which: str) -> None:
+    _profiled(alice)
+    rows = [_ran(alice, {}) for _ in range(5)] if which == "many" else [_ran(alice, {}, which == "disturbed")]
+    if which == "two profiles":
+        Profile.objects.all().update(done_at=timezone.now() - timezone.timedelta(days=1))
+        _profiled(alice)
+        rows.append(_ran(alice, {}))
+    fit = {"none": [], "unknown": [9999]}.get(which, [row.pk for row in rows])
+    told = {
+        "none": "Mark the runs",
+        "disturbed": "cannot be used",
+        "unknown": "cannot be used",
+        "many": "At most 4 runs",
+        "two profiles": "different profiles",
+    }
+    answer = member.post("/partition/recalibrate", {"fit": fit})
+    assert answer.status_code == 302 and told[which] in _said(answer)
+    assert not Profile.objects.filter(base__isnull=False).exists()
+
+
+def test_a_viewer_may_look_but_not_recalibrate(reader: Client, alice: Any) -> None:
+    _profiled(alice)
+    row = _ran(alice, {})
+    assert 'name="fit"' not in reader.get("/partition/record/").content.decode()
+    assert reader.post("/partition/recalibrate", {"fit": [row.pk]}).status_code == 403

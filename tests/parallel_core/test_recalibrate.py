@@ -1,0 +1,46 @@
+"""A table brought up to what runs measured: the factor is found again, and what it cannot explain is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parallel_core.simulate.predict import predict_step
+from parallel_core.simulate.recalibrate import CannotRecalibrate, errors, factor_of, scaled
+from parallel_core.spec import ModelSpec, RunSpec
+from tests.parallel_core.tables import curve, table
+
+MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
+SPLITS: tuple[dict[str, Any], ...] = ({}, {"tp": 2}, {"pp": 2, "micro_batches": 4}, {"dp": 2})
+
+
+def _spec(split: dict[str, Any]) -> RunSpec:
+    return RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": split, "train": {"global_batch": 16}})
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 1.3, 3.0])
+def test_a_device_that_is_slower_than_profiled_is_found_from_any_runs(slower: float) -> None:
+    profiled = table(MODEL, fixed={"optimizer": {1: curve(1e-4, 1e-9)}})
+    truth = scaled(profiled, slower)
+    for own in (SPLITS[:1], SPLITS[1:3], SPLITS):
+        runs = [(_spec(split), predict_step(_spec(split), truth).seconds) for split in own]
+        factor = factor_of(profiled, runs)
+        assert factor == pytest.approx(slower, rel=5e-3)
+        others = [(_spec(split), predict_step(_spec(split), truth).seconds) for split in SPLITS]
+        assert all(abs(error) < 5e-3 for error in errors(scaled(profiled, factor), others))
+
+
+def test_only_work_is_scaled() -> None:
+    profiled = table(MODEL, crowded={2: {"sizes": [1, 16], "seconds": [1e-3, 1e-2]}})
+    twice = scaled(profiled, 2.0)
+    assert twice.layers[0].whole["forward"] == 2 * profiled.layers[0].whole["forward"]
+    assert twice.layers[0].seconds["input"][1] == 2 * profiled.layers[0].seconds["input"][1]
+    assert twice.crowded[2].seconds == (2e-3, 2e-2) and twice.links == profiled.links
+    assert type(twice).model_validate(twice.dump()) == twice
+
+
+def test_runs_that_no_device_explains_are_refused() -> None:
+    profiled, spec = table(MODEL), _spec({})
+    with pytest.raises(CannotRecalibrate, match="not in computing"):
+        factor_of(profiled, [(spec, 100 * predict_step(spec, profiled).seconds)])
