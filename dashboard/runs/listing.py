@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.core.paginator import Page, Paginator
+from django.db.models.fields.json import KT
 from django.http import QueryDict
 
 from dashboard.runs.models import Run, State
@@ -105,7 +106,7 @@ class Listing:
 
     def read(self) -> Page[Run]:
         """The page of runs (two queries); a page that is not there gives the last one."""
-        rows = list_runs(self.filters).defer("spec", "summary")
+        rows: Any = list_runs(self.filters).annotate(model_kind=KT("spec__model__kind")).defer("spec", "summary")
         return Paginator(rows, PER_PAGE).get_page(self.page)
 
 

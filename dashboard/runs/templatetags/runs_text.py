@@ -11,6 +11,7 @@ from django.utils import timezone
 from dashboard.runs.models import Run
 from dashboard.runs.page_verdict import rate_text, target_of
 from parallel_core.analysis import quantities
+from parallel_core.outline import KINDS
 
 register = template.Library()
 NOTHING = "—"
@@ -38,7 +39,10 @@ def number_text(value: Any) -> str:
 @register.filter
 def throughput(run: Run) -> str:
     """`18.2 k tokens/s`: of the median step once a run has ended, of the newest one before."""
-    return NOTHING if run.tokens_per_s is None else rate_text(run.tokens_per_s, target_of(run))
+    if run.tokens_per_s is None:
+        return NOTHING
+    kind = getattr(run, "model_kind", None)  # of a list, which leaves specs out
+    return rate_text(run.tokens_per_s, KINDS[kind].target if kind in KINDS else target_of(run))
 
 
 @register.filter
