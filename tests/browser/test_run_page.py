@@ -249,3 +249,15 @@ def test_a_slider_changes_what_if_and_its_chart_stays_the_same_element(page: Pag
     page.reload()
     expect(device).to_have_value("4")  # the exponent: 2 to the 4th
     expect(said).to_contain_text("free communication, a device 16 times as fast")
+
+
+def test_what_is_laid_open_stays_open_when_its_part_is_replaced(page: Page, stocked: dict[str, Any]) -> None:
+    address = f"/runs/{stocked['single']}/"
+    page.goto(address)
+    menu = page.locator("#export")
+    menu.locator("summary").click()
+    expect(menu).to_have_attribute("open", "")
+    menu.evaluate("menu => menu.classList.add('older')")
+    swap = "address => htmx.ajax('GET', address, {target: '#export', select: '#export', swap: 'outerHTML'})"
+    page.evaluate(swap, address)
+    expect(page.locator("#export:not(.older)")).to_have_attribute("open", "")
