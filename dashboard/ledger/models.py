@@ -59,6 +59,9 @@ class Prediction(models.Model):
     """The profile that the step was simulated from; None: from the worker's calibration, or not at all."""
     seconds = models.FloatField(null=True)
     memory = models.BigIntegerField(null=True)
+    replayed = models.ForeignKey("runs.Run", null=True, on_delete=models.SET_NULL, related_name="foresaw")
+    """A run that differs by its schedule or micro-batches alone; what replaying it said is `replayed_seconds`."""
+    replayed_seconds = models.FloatField(null=True)
     measured_seconds = models.FloatField(null=True)
     measured_memory = models.BigIntegerField(null=True)
     disturbed = models.BooleanField(default=False)
@@ -73,6 +76,10 @@ class Prediction(models.Model):
     def time_error(self) -> str:
         """`+3.1 %`: predicted over measured, less 1; '' where either is missing."""
         return signed_error(self.seconds, self.measured_seconds)
+
+    @property
+    def replay_error(self) -> str:
+        return signed_error(self.replayed_seconds, self.measured_seconds)
 
     @property
     def memory_error(self) -> str:

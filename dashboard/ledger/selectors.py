@@ -125,10 +125,19 @@ def settled() -> QuerySet[Prediction]:
 def time_record(rows: Sequence[Prediction] | None = None) -> Record:
     """Of step times that were simulated from a profile."""
     known = settled().filter(seconds__isnull=False, measured_seconds__gt=0)
-    listed = list(known[:NEWEST]) if rows is None else rows
+    return _of_times(list(known[:NEWEST]) if rows is None else rows, "seconds")
+
+
+def replay_record() -> Record:
+    """Of step times that were said by another run's replay."""
+    known = settled().filter(replayed_seconds__isnull=False, measured_seconds__gt=0)
+    return _of_times(list(known[:NEWEST]), "replayed_seconds")
+
+
+def _of_times(listed: Sequence[Prediction], field: str) -> Record:
     good = [row for row in listed if not row.disturbed]
-    errors = (row.seconds / row.measured_seconds - 1 for row in good if row.seconds and row.measured_seconds)
-    return Record(tuple(errors), len(listed) - len(good))
+    pairs = ((getattr(row, field), row.measured_seconds) for row in good)
+    return Record(tuple(said / came - 1 for said, came in pairs if said and came), len(listed) - len(good))
 
 
 def memory_record() -> Record:

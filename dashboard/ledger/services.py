@@ -13,7 +13,7 @@ from dashboard.accounts.guards import MAY_NOT_SUBMIT
 from dashboard.accounts.roles import may_submit
 from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.fleet.models import Worker
-from dashboard.ledger import selectors
+from dashboard.ledger import replays, selectors
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.runs.models import Run, State
 from parallel_core.plan.memory import worst_stage
@@ -53,7 +53,15 @@ def predict(run: Run) -> Prediction:
     spec = RunSpec.model_validate(run.spec)
     found = selectors.predicted(spec)
     memory = worst_stage(spec).total if spec.trace.memory and spec.parallel.world <= selectors.MOST_RANKS else None
-    return Prediction.objects.create(run=run, profile=found.profile, seconds=found.seconds, memory=memory)
+    source, replayed = replays.foreseen(spec) or (None, None)
+    return Prediction.objects.create(
+        run=run,
+        profile=found.profile,
+        seconds=found.seconds,
+        replayed=source,
+        replayed_seconds=replayed,
+        memory=memory,
+    )
 
 
 def settle(run: Run, summary: Mapping[str, Any]) -> None:

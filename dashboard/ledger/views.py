@@ -140,5 +140,6 @@ def record(request: HttpRequest) -> HttpResponse:
         "memory": selectors.memory_record(),
         "eligible": set(recalibration.eligible().values_list("pk", flat=True)) if may_submit(request.user) else (),
         "recalibrated": recalibration.latest(),
+        "replays": selectors.replay_record(),
     }
     return render(request, "ledger/record.html", context)

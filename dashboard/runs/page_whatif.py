@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 from django import forms
+from django.urls import reverse
 from pydantic import ValidationError
 
 from dashboard.charts import gantt
@@ -97,10 +99,23 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         "sentence": sentence(form.change(), made, measured.step) if made else "",
         "limit": _limit(trace),
         "chart": _chart(trace, made) if made else None,
+        "run_address": run_address(form.change(), made) if made else "",
         "ideas": ideas(trace),
         "check": check(again.step, measured.step),
         "whatif_step": trace.step,
     }
+
+
+def run_address(change: Change, made: Replay) -> str:
+    """New run with what was changed, where that is a schedule or micro-batches alone, and can run; else ''."""
+    if not change.makes_a_program or change != Change(schedule=change.schedule, micro_batches=change.micro_batches):
+        return ""
+    asked = made.spec.model_dump(mode="json", exclude_defaults=True)
+    try:
+        RunSpec.model_validate(asked)
+    except ValidationError:
+        return ""  # drawn for learning, but not walked by ranks
+    return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked)})}"
 
 
 def check(again: float, measured: float) -> str:

@@ -1,0 +1,84 @@
+"""What a replay says of another schedule is settled by the run that then has it."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from django.test import Client
+
+from dashboard.ledger import selectors
+from dashboard.ledger.models import Prediction
+from dashboard.ledger.services import settle
+from dashboard.runs import traces
+from dashboard.runs.models import Run, State
+from parallel_core.simulate.replay import Change, replay
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+
+pytestmark = pytest.mark.django_db
+GPIPE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
+
+
+def test_another_schedule_is_foreseen_and_settled(reader: Client, alice: Any) -> None:
+    before = factory.finished(alice, GPIPE)
+    run = factory.queued(alice, {**GPIPE, "schedule": "1f1b"})
+    said = Prediction.objects.get(run=run)
+    trace = traces.trace(before, None)
+    assert trace is not None and said.replayed == before and said.replayed_seconds
+    assert said.replayed_seconds == pytest.approx(
+        replay(trace.spec, trace.measured, Change(schedule="1f1b")).step / 1e9
+    )
+    assert selectors.replay_record().sentence() == "No predictions settled yet."
+    Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
+    run.refresh_from_db()
+    settle(run, {"timed": {"median": said.replayed_seconds / 1.04}, "memory": None, "cpu_others": 0.0})
+    assert selectors.replay_record().sentence().startswith("1 prediction, mean error 4.0 %, bias +4.0 %")
+    text = reader.get("/partition/record/").content.decode()
+    assert "By what-if from another run: 1 prediction" in text and f"/runs/{before.pk}/?tab=whatif" in text
+
+
+def test_other_micro_batches_are_foreseen_too(alice: Any) -> None:
+    before = factory.finished(alice, GPIPE)
+    said = Prediction.objects.get(run=factory.queued(alice, {**GPIPE, "micro_batches": 8}))
+    assert said.replayed == before and said.replayed_seconds
+
+
+@pytest.mark.parametrize(
+    ("split", "train"),
+    [
+        (GPIPE, {}),  # the same run again
+        ({**GPIPE, "recompute": "full"}, {}),
+        ({**GPIPE, "schedule": "1f1b"}, {"global_batch": 32}),
+        ({"dp": 2}, {}),
+        ({**GPIPE, "schedule": "1f1b-stash"}, {"clip_norm": None}),
+    ],
+)
+def test_what_differs_in_more_is_not(alice: Any, split: dict[str, Any], train: dict[str, Any]) -> None:
+    factory.finished(alice, GPIPE)
+    said = Prediction.objects.get(run=factory.queued(alice, split, train=train))
+    assert said.replayed is None and said.replayed_seconds is None
+
+
+def test_a_disturbed_or_failed_run_foresees_nothing(alice: Any) -> None:
+    before = factory.finished(alice, GPIPE)
+    Prediction.objects.filter(run=before).update(disturbed=True)
+    assert Prediction.objects.get(run=factory.queued(alice, {**GPIPE, "schedule": "1f1b"})).replayed is None
+    Prediction.objects.filter(run=before).update(disturbed=False)
+    Run.objects.filter(pk=before.pk).update(state=State.FAILED)
+    assert Prediction.objects.get(run=factory.queued(alice, {**GPIPE, "schedule": "zb-h1"})).replayed is None
+
+
+def test_the_what_if_tab_leads_to_the_run_that_settles_it(reader: Client, alice: Any) -> None:
+    before = factory.finished(alice, GPIPE)
+    page = reader.get(f"/runs/{before.pk}/", {"tab": "whatif", "schedule": "1f1b"})
+    address = page.context["run_address"]
+    spec = RunSpec.model_validate_json(parse_qs(urlsplit(address).query)["spec"][0])
+    assert (spec.parallel.schedule, spec.parallel.micro_batches) == ("1f1b", 4)
+    assert spec.model == RunSpec.model_validate(before.spec).model
+    said = Prediction.objects.get(run=factory.services.submit(owner=alice, spec=spec.model_dump(mode="json")))
+    assert said.replayed == before
+    for hypothetical in ({"device": 2}, {"schedule": "1f1b", "links": "4"}, {}):
+        page = reader.get(f"/runs/{before.pk}/", {"tab": "whatif", **hypothetical})
+        assert not page.context.get("run_address")
