@@ -95,7 +95,7 @@ def test_html_in_a_name_is_text_wherever_it_is_shown(page: Page, stocked: dict[s
             page.evaluate("(y) => scrollTo(0, y)", height)
             settle(page)
         shown = page.evaluate(
-            "() => document.body.innerText + [...document.querySelectorAll('input')].map(i => i.value)"
+            "() => document.body.textContent + [...document.querySelectorAll('input')].map(i => i.value)"
         )
         assert HOSTILE in shown, place
         assert page.locator("main img[src='x'], main b").count() == 0, place
