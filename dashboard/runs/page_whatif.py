@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
+from dashboard.ledger.models import Prediction
 from dashboard.runs import traces
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.runs.models import Run
@@ -100,6 +101,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         "limit": _limit(trace),
         "chart": _chart(trace, made) if made else None,
         "run_address": run_address(form.change(), made) if made else "",
+        "settles": not Prediction.objects.filter(run=run, disturbed=True).exists(),
         "ideas": ideas(trace),
         "check": check(again.step, measured.step),
         "whatif_step": trace.step,

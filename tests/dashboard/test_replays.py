@@ -79,6 +79,10 @@ def test_the_what_if_tab_leads_to_the_run_that_settles_it(reader: Client, alice:
     assert spec.model == RunSpec.model_validate(before.spec).model
     said = Prediction.objects.get(run=factory.services.submit(owner=alice, spec=spec.model_dump(mode="json")))
     assert said.replayed == before
+    assert "settles this prediction" in page.content.decode()
+    Prediction.objects.filter(run=before).update(disturbed=True)
+    page = reader.get(f"/runs/{before.pk}/", {"tab": "whatif", "schedule": "1f1b"})
+    assert "not kept on Record" in page.content.decode()
     for hypothetical in ({"device": 2}, {"schedule": "1f1b", "links": "4"}, {}):
         page = reader.get(f"/runs/{before.pk}/", {"tab": "whatif", **hypothetical})
         assert not page.context.get("run_address")
