@@ -33,6 +33,11 @@ def eligible() -> QuerySet[Prediction]:
     )
 
 
+def among(rows: Sequence[Prediction]) -> set[int]:
+    """Keys of those of `rows` that a table can be fitted to."""
+    return set(eligible().filter(pk__in=[row.pk for row in rows]).values_list("pk", flat=True))
+
+
 class RecalibrationForm(forms.Form):
     """The runs that the table is fitted to: of one profile."""
 

@@ -138,7 +138,7 @@ def record(request: HttpRequest) -> HttpResponse:
         "total": selectors.settled().count(),
         "times": selectors.time_record(),
         "memory": selectors.memory_record(),
-        "eligible": set(recalibration.eligible().values_list("pk", flat=True)) if may_submit(request.user) else (),
+        "eligible": recalibration.among(rows) if may_submit(request.user) else (),
         "recalibrated": recalibration.latest(),
         "replays": selectors.replay_record(),
     }

@@ -18,7 +18,7 @@ MOST = 8.0
 """A device that differs more than that from its profile is another device."""
 _CLOSE, _TURNS = 1e-3, 20
 
-Measured = Sequence[tuple[RunSpec, float]]
+Runs = Sequence[tuple[RunSpec, float]]
 """Runs, and the seconds of their median step."""
 
 
@@ -52,12 +52,12 @@ def _curve(curve: Curve, factor: float) -> Curve:
     return Curve(sizes=curve.sizes, seconds=tuple(factor * value for value in curve.seconds))
 
 
-def errors(table: CostTable, runs: Measured) -> list[float]:
+def errors(table: CostTable, runs: Runs) -> list[float]:
     """Predicted over measured, less 1, of each run."""
     return [predict_step(spec, table).seconds / measured - 1 for spec, measured in runs]
 
 
-def factor_of(table: CostTable, runs: Measured) -> float:
+def factor_of(table: CostTable, runs: Runs) -> float:
     """What to scale `table` by, to within 0.1 %. Raises CannotRecalibrate, and CannotPredict as `predict_step` does."""
     factor = 1.0
     for _ in range(_TURNS):
