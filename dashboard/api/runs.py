@@ -11,10 +11,11 @@ from django.shortcuts import get_object_or_404
 from ninja import Path, Query, Router, Status
 
 from dashboard.api import schemas as s
+from dashboard.api import whatif as w
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.control.orders import resume_from
-from dashboard.runs import generating, resuming, selectors, services, submission
+from dashboard.runs import generating, page_whatif, resuming, selectors, services, submission
 from dashboard.runs.list_views import as_row
 from dashboard.runs.models import Run
 from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES, TRACED_SERIES
@@ -130,6 +131,18 @@ def spans(request: HttpRequest, run_id: RunId, step: s.Step | None = None) -> An
     steps = selectors.traced_steps(run)
     found = selectors.spans(run, step) if steps else {}
     return {"data": {"step": step, "traced_steps": steps, **limited(found)}}
+
+
+@router.get("/{run_id}/whatif", auth=READ, response={200: s.Envelope[w.WhatIfOut], **s.refusals(*s.SEES)})
+def whatif(request: HttpRequest, run_id: RunId, change: w.Change) -> Any:
+    """A traced step (the newest by default) replayed with a change, and what each single change would give. 422 with
+    the field where the step cannot be changed so."""
+    asked = change.asked()
+    found = page_whatif.context(_run(run_id), change.step, asked)
+    if why_not := found.get("why_not"):
+        return {"data": w.nothing(change.step, why_not)}
+    made = (found[name] for name in ("form", "times", "sentence", "ideas"))
+    return {"data": w.answer(found["whatif_step"], asked, *made)}
 
 
 @router.get("/{run_id}/log", auth=READ, response={200: s.Envelope[s.LogOut], **s.refusals(*s.SEES)})

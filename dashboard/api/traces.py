@@ -11,11 +11,13 @@ from ninja.files import UploadedFile
 
 from dashboard.api import schemas as s
 from dashboard.api import trace_schemas as t
+from dashboard.api import whatif as w
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
 from dashboard.api.runs import limited
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
+from dashboard.traces.whatif_pipeline import whatif as replayed
 
 router = Router(tags=["traces"])
 TraceId = Annotated[s.Id, Path(description="number of the trace")]
@@ -86,6 +88,18 @@ def spans(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None) -
     """The spans of one step, the middle one by default; at most 20 000 of them in all."""
     trace, shown = _step(trace_id, step)
     return {"data": {"step": shown, "traced_steps": trace.steps, **limited(page.spans(trace, shown))}}
+
+
+@router.get("/{trace_id}/whatif", auth=READ, response={200: s.Envelope[w.WhatIfOut], **s.refusals(*s.SEES)})
+def whatif(request: HttpRequest, trace_id: TraceId, change: w.Change) -> Any:
+    """A step (the middle one by default) replayed with a change, and what each single change would give; of a pipeline
+    that could be recovered all that a run is asked. 422 with the field where the step cannot be changed so."""
+    trace, shown = _step(trace_id, change.step)
+    asked = change.asked()
+    made = replayed(page.step_of(trace, shown), shown, asked, page.device_of(trace))
+    if made.form is None or made.times is None:
+        return {"data": w.nothing(shown, made.why_not)}
+    return {"data": w.answer(shown, asked, made.form, made.times, made.sentence, made.ideas, made.known)}
 
 
 @router.delete("/{trace_id}", auth=SUBMIT, response={204: None, **s.refusals(*s.SEES)})

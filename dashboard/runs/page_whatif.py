@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -40,6 +40,15 @@ TRIED = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 """Schedules that the list of single changes tries."""
 LEAST_GAIN = 0.005
 """Share of the step below which a change is said to change nothing."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Nanoseconds of a step: as measured, replayed unchanged, and with the change (None where that cannot be)."""
+
+    measured: float
+    unchanged: float
+    predicted: float | None
 
 
 class WhatIfForm(forms.Form):
@@ -104,6 +113,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         "settles": not Prediction.objects.filter(run=run, disturbed=True).exists(),
         "ideas": ideas(trace),
         "check": check(again.step, measured.step),
+        "times": Times(measured.step, again.step, made.step if made else None),
         "whatif_step": trace.step,
     }
 
@@ -161,6 +171,8 @@ def single_changes(
             "words": words,
             "address": urlencode({**at, **asked}),
             "step": ns_text(made.step),
+            "ns": made.step,
+            "asked": asked,
             "gain": "no change" if abs(gain - 1) < LEAST_GAIN else ratio_text(gain),
         }
         for gain, words, asked, made in sorted(found, key=lambda item: -item[0])

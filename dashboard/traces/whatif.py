@@ -13,7 +13,7 @@ from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt import length
 from dashboard.charts.timeline import Step
-from dashboard.runs.page_whatif import LEAST_GAIN, LINKS, SLOWEST_FASTEST, check
+from dashboard.runs.page_whatif import LEAST_GAIN, LINKS, SLOWEST_FASTEST, Times, check
 from parallel_core.analysis.quantities import ns_text, ratio_text, significant
 from parallel_core.simulate.imported import FREE, replayed
 
@@ -62,7 +62,8 @@ class WhatIf:
         "Each span follows what ended last before it on its rank; collectives end for all ranks together. Schedules "
         "and micro-batches are not changed: these ranks are no pipeline."
     )
-    ideas: list[dict[str, str]] = field(default_factory=list)
+    ideas: list[dict[str, Any]] = field(default_factory=list)
+    times: Times | None = None
     chart: Chart | None = None
 
 
@@ -78,12 +79,19 @@ def whatif(found: Step, step: int, given: Mapping[str, Any]) -> WhatIf:
     measured = length(found.spans)
     said = check(unchanged, measured)
     if made is None:
-        return WhatIf(form=form, check=said, ideas=ideas)
-    sentence = _sentence(form, measured, length(made))
-    return WhatIf(form=form, sentence=sentence, check=said, ideas=ideas, chart=_chart(found, made, step))
+        return WhatIf(form=form, check=said, ideas=ideas, times=Times(measured, unchanged, None))
+    took = length(made)
+    return WhatIf(
+        form=form,
+        sentence=_sentence(form, measured, took),
+        check=said,
+        ideas=ideas,
+        times=Times(measured, unchanged, took),
+        chart=_chart(found, made, step),
+    )
 
 
-def _ideas(found: Step, step: int, measured: int) -> list[dict[str, str]]:
+def _ideas(found: Step, step: int, measured: int) -> list[dict[str, Any]]:
     out = []
     for words, asked in IDEAS:
         form = WhatIfForm(asked, 2)
@@ -92,7 +100,8 @@ def _ideas(found: Step, step: int, measured: int) -> list[dict[str, str]]:
         took = length(replayed(found.spans, *form.factors()))
         gain = measured / took if took else 1.0
         said = "no change" if abs(gain - 1) < LEAST_GAIN else ratio_text(gain)
-        out.append({"words": words, "address": urlencode({"step": step, **asked}), "step": ns_text(took), "gain": said})
+        idea = {"words": words, "address": urlencode({"step": step, **asked}), "asked": asked}
+        out.append(idea | {"step": ns_text(took), "ns": took, "gain": said})
     return out
 
 

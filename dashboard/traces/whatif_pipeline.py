@@ -8,7 +8,7 @@ from typing import Any
 
 from dashboard.charts.chart import Chart
 from dashboard.charts.timeline import Step
-from dashboard.runs.page_whatif import WhatIfForm, beside, check, replayed, sentence, single_changes
+from dashboard.runs.page_whatif import Times, WhatIfForm, beside, check, replayed, sentence, single_changes
 from dashboard.traces import whatif as plain
 from dashboard.traces.whatif import DRAWN_RANKS, WhatIf
 from parallel_core.analysis.quantities import ns_text, plural_text
@@ -46,6 +46,7 @@ def _of_pipeline(found: Recovered, step: int, given: Mapping[str, Any]) -> WhatI
         check=check(again, found.step),
         foot=_FOOT,
         ideas=ideas,
+        times=Times(found.step, again, made.step if made else None),
         chart=_chart(found, made, step) if made else None,
     )
 

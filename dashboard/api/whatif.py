@@ -1,0 +1,96 @@
+"""What if, as the API asks and answers it, of runs and of imported traces alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+from django.forms import Form
+from ninja import Query, Schema
+from pydantic import Field
+
+from dashboard.api import schemas as s
+from dashboard.runs.page_whatif import LINKS, Times
+from dashboard.runs.services import Invalid
+
+Links = Literal["1.5", "2", "3", "4", "6", "10", "20", "50", "100", "free"]
+assert {"", *Links.__args__} == {key for key, _ in LINKS}  # type: ignore[attr-defined]
+
+
+class ChangeIn(Schema):
+    """What is changed; whatever is left out stays as measured."""
+
+    step: Annotated[s.Step | None, Field(description="a traced step; by default the one that the page shows")] = None
+    links: Annotated[Links | None, Field(description="so many times as fast, or free")] = None
+    device: Annotated[float | None, Field(ge=0.1, le=100, allow_inf_nan=False, description="times as fast")] = None
+    schedule: Annotated[s.Text | None, Field(description="of a pipeline: one of the engine's schedules, by name")] = (
+        None
+    )
+    micro_batches: Annotated[int | None, Field(ge=1, le=4096, description="of a pipeline")] = None
+    balanced: Annotated[bool, Field(description="stages of a pipeline take equal time")] = False
+    no_recompute: Annotated[bool, Field(description="of a step that recomputes activations")] = False
+
+    def asked(self) -> dict[str, Any]:
+        """The fields that change something, as a form reads them."""
+        given = self.model_dump(exclude={"step"}, exclude_none=True)
+        return {name: str(value) for name, value in given.items() if value is not False}
+
+
+Change = Query[ChangeIn]
+
+
+class IdeaOut(Schema):
+    """One change alone."""
+
+    words: str
+    query: str = Field(description="asks for it: behind the ? of this operation")
+    step_ns: int
+
+
+class WhatIfOut(Schema):
+    """A step replayed with a change. `why_not` says why nothing can be known; times are then null. The unchanged
+    replay tells how far the others may be off."""
+
+    step: int | None
+    why_not: str
+    known: str = Field(description="what was recovered of an imported pipeline, and how surely; '' of runs")
+    sentence: str
+    measured_ns: int | None
+    unchanged_ns: int | None
+    predicted_ns: int | None
+    ideas: list[IdeaOut]
+
+
+def nothing(step: int | None, why_not: str) -> dict[str, Any]:
+    """The answer where nothing can be known."""
+    times = dict.fromkeys(("measured_ns", "unchanged_ns", "predicted_ns"))
+    return {"step": step, "why_not": why_not, "known": "", "sentence": "", "ideas": [], **times}
+
+
+def answer(
+    step: int,
+    asked: Mapping[str, Any],
+    form: Form,
+    times: Times,
+    sentence: str,
+    ideas: Sequence[Mapping[str, Any]],
+    known: str = "",
+) -> dict[str, Any]:
+    """A WhatIfOut. Raises Invalid where the step has no such thing to change, or the form refuses a value."""
+    foreign = sorted(set(asked) - set(form.fields))
+    errors = {name: f"This step has none to change; {', '.join(form.fields)} can be." for name in foreign}
+    errors |= {name: " ".join(map(str, said)) for name, said in form.errors.items()}
+    if errors:
+        raise Invalid(errors)
+    return nothing(step, "") | {
+        "known": known,
+        "sentence": sentence,
+        "measured_ns": round(times.measured),
+        "unchanged_ns": round(times.unchanged),
+        "predicted_ns": None if times.predicted is None else round(times.predicted),
+        "ideas": [
+            {"words": one["words"], "query": urlencode({"step": step, **one["asked"]}), "step_ns": round(one["ns"])}
+            for one in ideas
+        ],
+    }
