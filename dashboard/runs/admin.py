@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import admin
-from django.http import HttpRequest
+from django.urls import reverse
 
+from dashboard.accounts.looking import LookOnly
 from dashboard.runs.models import Corpus, Event, Run
-
-
-class LookOnly(admin.ModelAdmin):
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any | None = None) -> bool:
-        return False
-
-    def has_view_permission(self, request: HttpRequest, obj: Any | None = None) -> bool:
-        return bool(request.user.is_active and request.user.is_staff)
-
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.is_active and request.user.is_staff)
 
 
 @admin.register(Run)
@@ -33,6 +15,9 @@ class RunAdmin(LookOnly):
     list_filter = ("state", "owner")
     search_fields = ("name",)
     list_select_related = ("owner",)
+
+    def view_on_site(self, obj: Run) -> str:  # type: ignore[override]
+        return reverse("runs:page", args=(obj.pk,))
 
 
 @admin.register(Event)

@@ -259,6 +259,9 @@ class Corpus(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="corpora")
     created_at = models.DateTimeField(auto_now_add=True)
 
+    class Meta:
+        verbose_name_plural = "corpora"
+
 
 def strategy_of(run: Run) -> dict[str, Any]:
     """The `parallel` part of the run's spec."""

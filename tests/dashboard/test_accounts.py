@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, User
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
+from django.utils import timezone
 
 from dashboard.accounts.roles import MEMBERS, make_member, role_of
 from dashboard.api.models import ApiToken
+from dashboard.fleet.models import Worker
 from dashboard.runs import services
 from dashboard.runs.models import Run
 
@@ -133,10 +136,6 @@ def test_nobody_revokes_the_tokens_of_others(client: Client, alice: Any, bob: An
 
 
 def test_a_token_of_a_disabled_user_is_dead(alice: Any) -> None:
-    from datetime import timedelta
-
-    from django.utils import timezone
-
     _, secret = ApiToken.make(user=alice, name="t", scope="read", expires_at=timezone.now() + timedelta(days=1))
     alice.is_active = False
     alice.save()
@@ -184,3 +183,28 @@ def test_a_crash_shows_a_page_and_no_trace(alice: Any, monkeypatch: pytest.Monke
     answer = client.get("/runs/")
     assert answer.status_code == 500
     assert b"Something broke" in answer.content and b"secret" not in answer.content
+
+
+def test_staff_administer_workers(client: Client, admin: Any, alice: Any, redis_url: str) -> None:
+    def worker(name: str, age_s: float) -> Worker:
+        devices = [{"index": i, "kind": "cuda", "name": "NVIDIA H100"} for i in range(2)]
+        heard = timezone.now() - timedelta(seconds=age_s)
+        return Worker.objects.create(name=name, devices=devices, heartbeat_at=heard, memory_total=2**34)
+
+    fresh, gone = worker("fresh", 0), worker("gone", 3600)
+    address = "/admin/fleet/worker/"
+    client.force_login(alice)
+    assert client.get(address).status_code == 302
+    client.force_login(admin)
+    page = client.get(address).content.decode()
+    assert page.count("2 x NVIDIA H100") == 2 and "in service" in page and "silent" in page
+    client.post(address, {"action": "drain", "_selected_action": [fresh.pk]})
+    fresh.refresh_from_db()
+    assert fresh.draining
+    assert client.get(f"{address}{fresh.pk}/delete/").status_code == 403
+    chosen = {"action": "delete_selected", "_selected_action": [fresh.pk, gone.pk], "post": "yes"}
+    assert client.post(address, chosen).status_code == 403, "fresh would be back with its next heartbeat"
+    client.post(address, chosen | {"_selected_action": [gone.pk]})
+    assert list(Worker.objects.all()) == [fresh]
+    index = client.get("/admin/").content.decode()
+    assert "Workers" in index and "Corpora" in index and "API tokens" in index and "img/mark" in index

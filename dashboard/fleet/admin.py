@@ -1,0 +1,72 @@
+"""Workers in Django's admin: what each host has and how fresh that is; draining, enabling, and forgetting those gone.
+
+Devices and times are what the worker's heartbeat last said, so nothing of a row is written by hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+
+from dashboard.accounts.looking import LookOnly
+from dashboard.fleet import selectors, services
+from dashboard.fleet.models import Worker
+from parallel_core.analysis.quantities import bytes_text, plural_text
+
+
+@admin.register(Worker)
+class WorkerAdmin(LookOnly):
+    """A silent worker may be deleted; one that still reports would be back with its next heartbeat."""
+
+    list_display = ("name", "state", "gpus", "cpus", "memory", "load", "version", "heartbeat_at")
+    list_filter = ("draining",)
+    search_fields = ("name", "host")
+    actions = ("drain", "enable")
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any | None = None) -> bool:
+        if not self.has_view_permission(request):
+            return False
+        return obj is None or not selectors.reporting().filter(pk=obj.pk).exists()
+
+    def view_on_site(self, obj: Worker) -> str:  # type: ignore[override]
+        return reverse("fleet:list")
+
+    @admin.display(description="state")
+    def state(self, worker: Worker) -> str:
+        if not selectors.reporting().filter(pk=worker.pk).exists():
+            return "silent"
+        return "draining" if worker.draining else "in service"
+
+    @admin.display(description="GPUs")
+    def gpus(self, worker: Worker) -> str:
+        return _devices(worker, "cuda")
+
+    @admin.display(description="CPU devices")
+    def cpus(self, worker: Worker) -> str:
+        return _devices(worker, "cpu")
+
+    @admin.display(description="memory free")
+    def memory(self, worker: Worker) -> str:
+        return f"{bytes_text(worker.memory_available)} of {bytes_text(worker.memory_total)}"
+
+    @admin.action(description="Drain: start no new run there")
+    def drain(self, request: HttpRequest, workers: QuerySet[Worker]) -> None:
+        for worker in workers:
+            services.drain(worker=worker, user=request.user)
+        self.message_user(request, f"{plural_text(len(workers), 'worker')} drained; runs there finish.")
+
+    @admin.action(description="Enable: back into service")
+    def enable(self, request: HttpRequest, workers: QuerySet[Worker]) -> None:
+        for worker in workers:
+            services.enable(worker=worker, user=request.user)
+        self.message_user(request, f"{plural_text(len(workers), 'worker')} in service.")
+
+
+def _devices(worker: Worker, kind: str) -> str:
+    """How many of a kind, and what they are called: "2 x NVIDIA H100"."""
+    names = [device.get("name", "") for device in worker.devices if device.get("kind") == kind]
+    return f"{len(names)} x {names[0].partition(', core')[0]}" if names else "none"

@@ -1,0 +1,20 @@
+"""Studies in Django's admin, to look at."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import reverse
+
+from dashboard.accounts.looking import LookOnly
+from dashboard.studies.models import Study
+
+
+@admin.register(Study)
+class StudyAdmin(LookOnly):
+    list_display = ("id", "name", "kind", "owner", "created_at")
+    list_filter = ("kind", "owner")
+    search_fields = ("name",)
+    list_select_related = ("owner",)
+
+    def view_on_site(self, obj: Study) -> str:  # type: ignore[override]
+        return reverse("studies:page", args=(obj.pk,))
