@@ -14,6 +14,10 @@ MAX_WIDTH = 1_024
 MAX_IMAGE = 1_024
 MAX_DEGREE = 16_384
 MAX_KEPT = 1_000
+MAX_STAGES = MAX_LAYERS + 2
+"""Most entries of a list by stage or by layer: embedding and head are layers, too."""
+MAX_BYTES = 1 << 60
+"""Largest number of bytes that anything is capped at."""
 MAX_CORPUS_BYTES = 200 * 1024 * 1024
 """Largest corpus that may be uploaded, in bytes."""
 MAX_TRACE_BYTES = 1024 * 1024 * 1024

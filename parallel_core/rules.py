@@ -9,6 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
+_MOST_SAID = 600
+"""Characters of a message."""
+
 
 def divisors(n: int) -> list[int]:
     """All divisors of n (n >= 1), ascending."""
@@ -41,7 +44,13 @@ def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
     ctx: dict[str, Any] = item.get("ctx") or {}
     named = ctx.get("fields")
     field = named[0] if named else ".".join(str(part) for part in loc) or "spec"
-    return field, _say(str(item["type"]), item["msg"], _got(item), ctx)
+    said = _say(str(item["type"]), item["msg"], _got(item), ctx)
+    return _cut(field), _cut(said)
+
+
+def _cut(text: str) -> str:
+    """What is given may be of any length; what is said of it may not."""
+    return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID - 1]}…"
 
 
 def _got(item: Mapping[str, Any]) -> str:
@@ -79,6 +88,8 @@ def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
         return f"Must be {ctx['expected']}{got}."
     if kind == "string_too_long":
         return f"At most {ctx['max_length']} characters."
+    if kind == "too_long":
+        return f"At most {ctx['max_length']} entries."
     if kind == "union_tag_invalid":
         return f"Must be {ctx['expected_tags']}; got {ctx['tag']!r}."
     if kind in ("model_type", "dict_type", "model_attributes_type"):

@@ -43,6 +43,7 @@ CORPUS_PATTERN = re.compile(r"(stdlib|digits|django|blob:[0-9a-f]{64}|tokens:[A-
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
+ByStage = Annotated[tuple[Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)], ...], Field(max_length=limits.MAX_STAGES)]
 DRAWN = "drawn"
 """Context key of `RunSpec.model_validate`: the spec is only simulated and drawn, so its schedule need not run."""
 
@@ -71,16 +72,16 @@ class ParallelSpec(_Spec):
     sequence: bool = False
     """Sequence parallelism (Korthikanti et al. 2022): what tensor parallelism leaves whole is split by rows."""
     recompute: Recompute = "none"
-    recompute_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    recompute_layers: Annotated[tuple[NotNegative, ...], Field(max_length=limits.MAX_STAGES)] | None = None
     """Blocks that recompute, by index from 0; None = all. (Of a GPT: its layers.)"""
     zero: Annotated[int, Field(ge=0, le=3)] = 0
     """ZeRO stage (Rajbhandari et al. 2020): 1 shards moments and master weights over the replicas, 2 gradients, 3
     parameters, too."""
-    cuts: tuple[Positive, ...] | None = None
-    replicas: tuple[Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)], ...] | None = None
+    cuts: Annotated[tuple[Positive, ...], Field(max_length=limits.MAX_STAGES)] | None = None
+    replicas: ByStage | None = None
     """Of each stage, where they differ (`schedule.round_robin`); `dp` is 1 then, and `micro_batches` counts over all of
     them. None = `dp` of every stage."""
-    widths: tuple[Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)], ...] | None = None
+    widths: ByStage | None = None
     """Tensor ranks of each pipeline place, where they differ; `tp` is 1 then. None = `tp` of every place."""
 
     @property
@@ -182,7 +183,7 @@ class TraceSpec(_Spec):
     fingerprint_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 20
     """Steps between comparisons of the replicas, bit by bit (engine.fingerprint), and one behind the last; 0 = none."""
     memory: bool = True
-    memory_cap: Annotated[int, Field(ge=1)] | None = None
+    memory_cap: Annotated[int, Field(ge=1, le=limits.MAX_BYTES)] | None = None
     """Bytes a rank may hold live; beyond it the rank ends with out-of-memory. None = the device's own limit."""
     profile_steps: Annotated[tuple[NotNegative, ...], Field(max_length=limits.MAX_PROFILED)] = ()
     """Steps that torch.profiler looks at; they take longer than others."""

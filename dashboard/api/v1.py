@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from django.core.exceptions import PermissionDenied, RequestDataTooBig
-from django.http import Http404, HttpRequest, HttpResponse
+from django.core.exceptions import BadRequest, PermissionDenied, RequestDataTooBig, SuspiciousOperation
+from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
+from django.http.multipartparser import MultiPartParserError
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
@@ -16,6 +17,8 @@ from dashboard.runs.services import Invalid
 from parallel_core.spec import describe
 
 log = logging.getLogger(__name__)
+MOST_FIELDS = 50
+"""Fields that a refusal names: nobody reads a hundred thousand."""
 
 # No docs page: its scripts are inline, which our content security policy forbids.
 api = NinjaAPI(
@@ -40,10 +43,11 @@ def invalid(request: HttpRequest, error: Invalid) -> HttpResponse:
 @api.exception_handler(ValidationError)
 def malformed(request: HttpRequest, error: ValidationError) -> HttpResponse:
     fields: dict[str, str] = {}
-    for item in error.errors:
+    for item in error.errors[:MOST_FIELDS]:
         field, message = describe(item, loc=_place(item["loc"]))
         fields.setdefault(field, message)
-    return json_error(422, "The request does not fit; see the fields.", fields)
+    shown = f" {MOST_FIELDS} of {len(error.errors)} are shown." if len(error.errors) > MOST_FIELDS else ""
+    return json_error(422, f"The request does not fit; see the fields.{shown}", fields)
 
 
 def _place(loc: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -65,6 +69,15 @@ def missing(request: HttpRequest, error: Http404) -> HttpResponse:
 @api.exception_handler(RequestDataTooBig)
 def too_large(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:
     return json_error(413, "The request is larger than this yard takes.")
+
+
+@api.exception_handler(BadRequest)
+@api.exception_handler(MultiPartParserError)
+@api.exception_handler(SuspiciousOperation)
+@api.exception_handler(UnreadablePostError)
+def unreadable(request: HttpRequest, error: Exception) -> HttpResponse:
+    """As Django answers pages; its own handler comes too late here, where every exception has one."""
+    return json_error(400, f"The request could not be read: {error}")
 
 
 @api.exception_handler(HttpError)

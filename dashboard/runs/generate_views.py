@@ -11,6 +11,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.guards import member_required
+from dashboard.numbers import number
 from dashboard.runs import generating, resuming, services
 from dashboard.runs.models import Run
 from parallel_core import limits
@@ -88,10 +89,12 @@ class GenerateForm(forms.Form):
 
 def _degree(name: str, given: str) -> int:
     """Raises services.Invalid where it is none."""
-    if not given.isdecimal() or len(given) > 5 or not 1 <= int(given) <= limits.MAX_DEGREE:
+    degree = number(given)
+    if degree is None or not 1 <= degree <= limits.MAX_DEGREE:
         what = "devices" if name == "tp" else "stages"
-        raise services.Invalid({name: f"A whole number of {what} is needed; got {given!r}."})
-    return int(given)
+        wanted = f"A whole number of {what} from 1 to {limits.MAX_DEGREE} is needed"
+        raise services.Invalid({name: f"{wanted}; got {given[:40]!r}."})
+    return degree
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -116,8 +119,8 @@ def generate(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _initial(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
-    asked = str(given.get("like", ""))
-    like = Run.objects.filter(pk=int(asked), resume_run=run).first() if asked.isdecimal() and len(asked) < 10 else None
+    asked = number(given.get("like"))
+    like = Run.objects.filter(pk=asked, resume_run=run).first() if asked is not None else None
     step = str(given.get("step", ""))
     if like is None or not like.wish:
         return {"step": step} if step else {}

@@ -12,6 +12,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_safe
 
 from dashboard.accounts.roles import may_submit
+from dashboard.numbers import numbers
 from dashboard.runs.listing import Listing, options
 from dashboard.runs.models import Run, State
 from dashboard.runs.selectors import list_runs
@@ -62,10 +63,10 @@ def runs(request: HttpRequest) -> HttpResponse:
 @require_safe
 def compare(request: HttpRequest) -> HttpResponse:
     """Turns the checked boxes of the list (runs=1&runs=2) into the shareable address of the comparison."""
-    wanted = [value for value in request.GET.getlist("runs") if value.isdecimal()][:MAX_COMPARED]
+    wanted = numbers(",".join(request.GET.getlist("runs")))[:MAX_COMPARED]
     if not wanted:
         return redirect("runs:list")
-    return redirect(f"/compare/?runs={','.join(dict.fromkeys(wanted))}")
+    return redirect(f"/compare/?runs={','.join(map(str, wanted))}")
 
 
 @require_safe

@@ -11,6 +11,7 @@ from django.core.paginator import Page, Paginator
 from django.db.models.fields.json import KT
 from django.http import QueryDict
 
+from dashboard.numbers import number
 from dashboard.runs.models import Run, State
 from dashboard.runs.selectors import SORTS, Filters, list_runs
 
@@ -56,18 +57,16 @@ class Listing:
         """Whatever the URL says; what it cannot mean is ignored rather than refused."""
         known = set(State.values)
         sort = query.get("sort", "-id")
-        number = query.get("page", "1")
-        study = query.get("study", "")
         filters = Filters(
             q=_clean(query.get("q", "")),
             states=tuple(dict.fromkeys(s for s in query.getlist("state") if s in known)),
             owner=_clean(query.get("owner", "")),
             strategy=_clean(query.get("strategy", "")),
             tag=_clean(query.get("tag", "")),
-            study=int(study) if study.isdecimal() and len(study) < 19 else None,
+            study=number(query.get("study")),
             sort=sort if sort.lstrip("-") in SORTS and sort.count("-") < 2 else "-id",
         )
-        return cls(filters, int(number) if number.isdecimal() and len(number) < 9 else 1)
+        return cls(filters, number(query.get("page")) or 1)
 
     def query(self, **changes: Any) -> str:
         """The query string of this state with changes, '' for the plain list; defaults are left out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dashboard.numbers import number
 from dashboard.runs import traces
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
@@ -44,12 +45,11 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
 
 def _other(text: Any) -> Run | None:
     """The run that the address names; None where it names none that exists."""
-    return Run.objects.filter(pk=int(text)).first() if str(text or "").isdigit() and len(str(text)) < 10 else None
+    return Run.objects.filter(pk=asked).first() if (asked := number(text)) is not None else None
 
 
 def _rank(text: Any, trace: Trace, usual: int) -> int:
-    asked = int(text) if str(text or "").isdigit() and len(str(text)) < 10 else usual
-    return asked if asked in trace.spans else usual if usual in trace.spans else min(trace.spans)
+    return next((rank for rank in (number(text), usual) if rank is not None and rank in trace.spans), min(trace.spans))
 
 
 def _side(trace: Trace, rank: int) -> Side:

@@ -14,6 +14,7 @@ import numpy as np
 from django.db.models import F, Q, QuerySet, TextField
 from django.db.models.functions import Cast
 
+from dashboard.numbers import number
 from dashboard.runs.metrics import Series, series, timed
 from dashboard.runs.models import Attempt, LogChunk, MemoryRecord, RankInfo, Run, SpanChunk
 from dashboard.runs.queue import Waiting, waiting
@@ -84,8 +85,8 @@ def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:
     runs = Run.objects.select_related("owner", "study")
     if filters.q:
         matches = Q(name__icontains=filters.q) | Q(label__icontains=filters.q) | _tagged_like(filters.q)
-        if filters.q.isdigit() and len(filters.q) < 19:
-            matches |= Q(pk=int(filters.q))
+        if (pk := number(filters.q)) is not None:
+            matches |= Q(pk=pk)
         runs = runs.annotate(tags_text=Cast("tags", TextField())).filter(matches)
     if filters.states:
         runs = runs.filter(state__in=filters.states)

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
+from dashboard.numbers import number
 from dashboard.runs import next_trace, resuming, services, spec_fields, submission
 from dashboard.runs.forms import RunForm, split_tags
 from dashboard.runs.models import ENDED, Run
@@ -97,8 +98,8 @@ def resume(request: HttpRequest, pk: int) -> HttpResponse:
     steps = resuming.steps(run)
     if not steps:
         raise Http404("no worker has a checkpoint of this run")
-    asked = request.GET.get("step", "")
-    step = int(asked) if asked.isdecimal() and int(asked) in steps else steps[-1]
+    asked = number(request.GET.get("step"))
+    step = asked if asked is not None and asked in steps else steps[-1]
     name = f"{run.name} (from step {step})"[: limits.MAX_NAME]
     form = _initial(run.spec, {"run": pk, "step": step}, name=name, tags=", ".join(run.tags))
     return _form_page(request, form, source=run, steps=steps, step=step)

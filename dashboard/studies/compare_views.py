@@ -10,11 +10,12 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from dashboard.charts.theme import LEGEND
+from dashboard.numbers import number, numbers
 from dashboard.runs.findings import case_of
 from dashboard.runs.models import Run
 from dashboard.studies import compare, figures
 from dashboard.studies.selectors import Overview, Row, overview
-from dashboard.studies.views import gantt_src, number, numbers
+from dashboard.studies.views import gantt_src
 from parallel_core.analysis.diagnosis import scaling
 
 MAX_COMPARED = 40

@@ -12,6 +12,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.roles import may_submit
 from dashboard.ledger import selectors as ledger
+from dashboard.numbers import number
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.runs.spec_fields import from_spec
@@ -33,7 +34,8 @@ def new(request: HttpRequest) -> HttpResponse:
     would be queued (HTMX asks for that while typing; without JavaScript a button does)."""
     if not may_submit(request.user):
         raise PermissionDenied("Your account may look at studies but not create them.")
-    source = get_object_or_404(Study, pk=request.GET["clone"]) if request.GET.get("clone", "").isdigit() else None
+    asked = number(request.GET.get("clone"))
+    source = get_object_or_404(Study, pk=asked) if asked is not None else None
     kind = _kind(request, source)
     if request.method != "POST":
         form = kind.form(initial=_initial(request, source))
@@ -71,8 +73,8 @@ def _kind(request: HttpRequest, source: Study | None) -> StudyKind:
 def _initial(request: HttpRequest, source: Study | None) -> dict[str, Any]:
     if source:
         return initial_of(source)
-    if request.GET.get("run", "").isdigit():
-        run = get_object_or_404(Run, pk=request.GET["run"])
+    if (asked := number(request.GET.get("run"))) is not None:
+        run = get_object_or_404(Run, pk=asked)
         return {**from_spec(run.spec), "name": f"{run.name}, varied"[:120], "devices": max(2, run.devices)}
     found = calibration("cpu") or calibration("cuda")
     if not found:

@@ -8,10 +8,11 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from dashboard.charts import svg
+from dashboard.numbers import numbers
 from dashboard.studies import answers, figures, findings, fit, method, postmortem, scaling, written
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row, held_equal
-from dashboard.studies.views import numbers, view_of
+from dashboard.studies.views import view_of
 from parallel_core.analysis.quantities import percent_text
 
 SHARES = {

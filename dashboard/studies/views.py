@@ -18,6 +18,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
+from dashboard.numbers import number, numbers
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies import answers, figures, findings, fit, fit_views, postmortem, scaling, streams, table, written
 from dashboard.studies.models import Study
@@ -86,15 +87,6 @@ def target(request: HttpRequest) -> float | None:
     except ValueError:
         return None
     return asked if isfinite(asked) else None
-
-
-def number(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() and len(text) < 19 else None
-
-
-def numbers(text: str) -> list[int]:
-    found = (number(part.strip()) for part in text.split(","))
-    return list(dict.fromkeys(number for number in found if number is not None))
 
 
 @require_GET

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dashboard.numbers import number
 from dashboard.runs.page_operators import STATUS, around_differences
 from dashboard.traces.models import Trace
 from parallel_core.analysis.align import Alignment, Name, align
@@ -51,8 +52,8 @@ def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
 
 
 def _rank(text: Any, ranks: Sequence[int], usual: int) -> int:
-    asked = int(text) if str(text or "").isdecimal() and len(str(text)) < 10 else -1
-    return asked if asked in ranks else ranks[usual]
+    asked = number(text)
+    return asked if asked is not None and asked in ranks else ranks[usual]
 
 
 def _aligned(left: Sequence[str], right: Sequence[str]) -> tuple[Alignment, list[str]]:

@@ -15,6 +15,7 @@ from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import lit_of, window_of
+from dashboard.numbers import number
 from dashboard.runs.services import Invalid
 from dashboard.runs.trace_views import FORMS, as_file
 from dashboard.traces import page, services
@@ -110,8 +111,8 @@ def saved(request: HttpRequest, pk: int, step: int, form: str) -> StreamingHttpR
 
 def _step(request: HttpRequest, trace: Trace) -> int:
     """The one of `?step=`, else the middle one."""
-    steps, asked = trace.steps, request.GET.get("step", "")
-    return int(asked) if asked.isdecimal() and int(asked) in steps else steps[len(steps) // 2]
+    steps, asked = trace.steps, number(request.GET.get("step"))
+    return asked if asked is not None and asked in steps else steps[len(steps) // 2]
 
 
 def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
