@@ -121,7 +121,7 @@ def test_a_cancelled_one_says_how_far_it_came(client: Client, made: Run) -> None
         ("tp", "3", "ensor=3 does not divide"),
         ("tp", "4", "needs 4 CPU devices on one host; the largest worker has 2."),
         ("tp", "x", "A whole number of devices from 1 to"),
-        ("pp", "x", "A whole number of stages is needed"),
+        ("pp", "x", "A whole number of stages from 1 to"),
         ("pp", "4", "needs 4 CPU devices on one host; the largest worker has 2."),
         ("pp", "99", "99 stages over"),
         ("step", "21", "Select a valid choice"),
