@@ -15,6 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.roles import may_submit
 from dashboard.api.models import ApiToken, Scope
+from dashboard.fields import Choice, TypedChoice
 
 DAYS = (7, 30, 90, 365)
 
@@ -31,10 +32,8 @@ def scopes_for(user: Any) -> list[tuple[str, str]]:
 
 class TokenForm(forms.Form):
     name = forms.CharField(max_length=60, label="What is it for?")
-    scope = forms.ChoiceField(label="What may it do?")
-    days = forms.TypedChoiceField(
-        label="Valid for", coerce=int, choices=[(days, f"{days} days") for days in DAYS], initial=30
-    )
+    scope = Choice(label="What may it do?")
+    days = TypedChoice(label="Valid for", coerce=int, choices=[(days, f"{days} days") for days in DAYS], initial=30)
 
     def __init__(self, *args: Any, user: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -16,6 +16,8 @@ from dashboard.analyst.models import Search
 from dashboard.analyst.services import ask
 from dashboard.charts import splits as splits_chart
 from dashboard.charts.chart import Chart
+from dashboard.fields import Number, WholeNumber
+from dashboard.ledger.forms import NO_PROFILE
 from dashboard.ledger.models import Profile, ProfileState
 from parallel_core.analysis.quantities import bytes_text, seconds_text, slower_text
 from parallel_core.plan.fleet import MOST_DEVICES
@@ -32,10 +34,12 @@ class FleetForm(forms.Form):
     """Everything stands in the address."""
 
     profile = forms.ModelChoiceField(
-        Profile.objects.filter(state=ProfileState.DONE).select_related("worker"), label="Model and worker"
+        Profile.objects.filter(state=ProfileState.DONE).select_related("worker"),
+        label="Model and worker",
+        error_messages=NO_PROFILE,
     )
-    devices = forms.IntegerField(label="Devices", min_value=1, max_value=MOST_DEVICES, required=False)
-    memory = forms.FloatField(label="Memory a device, MiB", min_value=LEAST_MIB, max_value=MOST_MIB, required=False)
+    devices = WholeNumber(label="Devices", min_value=1, max_value=MOST_DEVICES, required=False)
+    memory = Number(label="Memory a device, MiB", min_value=LEAST_MIB, max_value=MOST_MIB, required=False)
 
 
 @dataclass(frozen=True)

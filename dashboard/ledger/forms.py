@@ -8,6 +8,7 @@ from typing import Any
 
 from django import forms
 
+from dashboard.fields import Choice, WholeNumber
 from dashboard.fleet.selectors import reporting
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import Run
@@ -17,6 +18,7 @@ from parallel_core.spec import RunSpec
 
 MOST_STAGES, MOST_REPLICAS = 64, 64
 RECENT = 20
+NO_PROFILE = dict.fromkeys(("required", "invalid_choice"), "Choose a finished profile of the list.")
 COST_FORMS = [("paper", "the paper's maximum"), ("released", "the tool's sum")]
 """Of a replicated stage: see `plan.pipedream`."""
 _BETWEEN = re.compile(r"\s*[,\-]\s*|\s+")
@@ -46,8 +48,8 @@ def models() -> dict[str, RunSpec]:
 class ProfileForm(forms.Form):
     """A model and the worker that is to profile it."""
 
-    worker = forms.ChoiceField(label="Worker")
-    model = forms.ChoiceField(label="Model")
+    worker = Choice(label="Worker")
+    model = Choice(label="Model")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,13 +63,15 @@ class CutForm(forms.Form):
     """`?profile=` and how its layers are cut. Numbers are separated by commas or dashes."""
 
     profile = forms.ModelChoiceField(
-        Profile.objects.filter(state=ProfileState.DONE).select_related("worker"), label="Profile"
+        Profile.objects.filter(state=ProfileState.DONE).select_related("worker"),
+        label="Profile",
+        error_messages=NO_PROFILE,
     )
-    samples = forms.IntegerField(label="Micro-batch, samples", min_value=1, max_value=4096, required=False)
-    workers = forms.IntegerField(label="Devices", min_value=1, max_value=MOST_REPLICAS, required=False)
+    samples = WholeNumber(label="Micro-batch, samples", min_value=1, max_value=4096, required=False)
+    workers = WholeNumber(label="Devices", min_value=1, max_value=MOST_REPLICAS, required=False)
     cuts = forms.CharField(label="Cuts", required=False, help_text="layers at which stages 1, 2, … begin")
     replicas = forms.CharField(label="Replicas", required=False, help_text="of each stage, e.g. 2-1")
-    form = forms.ChoiceField(label="Cost form", required=False, choices=COST_FORMS)
+    form = Choice(label="Cost form", required=False, choices=COST_FORMS)
 
     def _numbers(self, name: str) -> list[int]:
         text = str(self.cleaned_data[name]).strip()

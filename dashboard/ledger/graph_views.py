@@ -12,6 +12,7 @@ from django.views.decorators.http import require_http_methods
 
 from dashboard.charts import layers
 from dashboard.charts.chart import Chart
+from dashboard.fields import Choice, Number, WholeNumber
 from dashboard.plans.tabs import TABS
 from parallel_core.plan.graph_plan import GraphPlan, plan_graph, short
 from parallel_core.plan.layer_graph import MAX_TEXT, GraphError, GraphLayer, LayerGraph, read_graph
@@ -33,18 +34,16 @@ class GraphForm(forms.Form):
         help_text="lines node1 -- name -- forward_compute_time=ms, …, then edges node1 -- node2",
         error_messages={"required": "Choose a graph.txt, or paste its text."},
     )
-    workers = forms.IntegerField(label="Workers", initial=4, min_value=1, max_value=MAX_WORKERS)
-    bandwidth = forms.FloatField(label="Between them, GB/s", initial=1, min_value=1e-6, max_value=1e6)
-    groups = forms.IntegerField(
+    workers = WholeNumber(label="Workers", initial=4, min_value=1, max_value=MAX_WORKERS)
+    bandwidth = Number(label="Between them, GB/s", initial=1, min_value=1e-6, max_value=1e6)
+    groups = WholeNumber(
         label="Groups of these", min_value=1, max_value=MAX_WORKERS, required=False, help_text="such as hosts; optional"
     )
-    outer = forms.FloatField(label="Between groups, GB/s", min_value=1e-6, max_value=1e6, required=False)
-    memory = forms.FloatField(
+    outer = Number(label="Between groups, GB/s", min_value=1e-6, max_value=1e6, required=False)
+    memory = Number(
         label="Memory of a worker, GiB", min_value=1e-6, max_value=1e6, required=False, help_text="empty: enough"
     )
-    form = forms.ChoiceField(
-        label="Cost form", choices=[("released", "the tool's sum"), ("paper", "the paper's maximum")]
-    )
+    form = Choice(label="Cost form", choices=[("released", "the tool's sum"), ("paper", "the paper's maximum")])
 
     def clean(self) -> dict[str, Any]:
         """Groups and the bandwidth between them come together."""

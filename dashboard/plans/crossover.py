@@ -12,6 +12,7 @@ from django.views.decorators.vary import vary_on_headers
 
 from dashboard.charts import crossover as crossover_chart
 from dashboard.charts.crossover import Dot
+from dashboard.fields import Number, WholeNumber
 from dashboard.plans.views import answered, framed
 from dashboard.runs.models import Run, State
 from parallel_core.analysis.quantities import significant
@@ -28,15 +29,15 @@ BANDWIDTH, FLOPS, ALPHA = 1e9, 1e12, 1e-6
 class CrossoverForm(forms.Form):
     """Everything stands in the address. Valid forms have `case`."""
 
-    devices = forms.IntegerField(label="Devices", min_value=2)
-    hidden = forms.IntegerField(label="Hidden size", min_value=1)
-    layers = forms.IntegerField(label="Layers", min_value=1)
-    seq = forms.IntegerField(label="Sequence length", min_value=1)
-    batch = forms.IntegerField(label="Batch, sequences", min_value=1)
-    micro_batches = forms.IntegerField(label="Micro-batches", min_value=1)
-    flops = forms.FloatField(label="TFLOP/s reached", help_text="of one device")
-    bandwidth = forms.FloatField(label="Link, GB/s", help_text="one way")
-    alpha = forms.FloatField(label="Latency, µs", min_value=0)
+    devices = WholeNumber(label="Devices", min_value=2)
+    hidden = WholeNumber(label="Hidden size", min_value=1)
+    layers = WholeNumber(label="Layers", min_value=1)
+    seq = WholeNumber(label="Sequence length", min_value=1)
+    batch = WholeNumber(label="Batch, sequences", min_value=1)
+    micro_batches = WholeNumber(label="Micro-batches", min_value=1)
+    flops = Number(label="TFLOP/s reached", help_text="of one device")
+    bandwidth = Number(label="Link, GB/s", help_text="one way")
+    alpha = Number(label="Latency, µs", min_value=0)
 
     DEFAULTS = {
         "devices": 8,
@@ -55,8 +56,6 @@ class CrossoverForm(forms.Form):
         super().__init__({**self.DEFAULTS, **given}, auto_id="f-%s", use_required_attribute=False)
         for name, field in self.fields.items():
             field.widget.attrs["aria-describedby"] = f"error-{name}"
-            if isinstance(field, forms.FloatField):
-                field.widget.attrs["step"] = "any"
 
     def clean(self) -> dict[str, Any]:
         values = dict(super().clean() or {})

@@ -7,6 +7,7 @@ from typing import Any
 
 from django import forms
 
+from dashboard.fields import Choice, Number, TypedChoice, WholeNumber
 from dashboard.ledger.fleet_page import LEAST_MIB, MIB, MOST_MIB
 from dashboard.plans.setups import RATES, SIZES, Setup, cluster_of, model_of
 from parallel_core.plan.cluster.hardware import GIB, clusters
@@ -38,26 +39,26 @@ def said(form: forms.Form) -> str:
 class SetupForm(forms.Form):
     """Valid forms have `setup`."""
 
-    model = forms.ChoiceField(label="Model")
-    batch = forms.IntegerField(label="Batch", min_value=1, help_text="sequences a step")
-    cluster = forms.ChoiceField(label="Cluster")
-    devices = forms.IntegerField(label="Devices", min_value=1, required=False)
+    model = Choice(label="Model")
+    batch = WholeNumber(label="Batch", min_value=1, help_text="sequences a step")
+    cluster = Choice(label="Cluster")
+    devices = WholeNumber(label="Devices", min_value=1, required=False)
 
-    hidden = forms.IntegerField(label="Hidden size", required=False)
-    layers = forms.IntegerField(label="Layers", required=False)
-    heads = forms.IntegerField(label="Heads", required=False)
-    kv_heads = forms.IntegerField(label="Key and value heads", required=False)
-    ffn = forms.IntegerField(label="MLP width", required=False)
-    vocab = forms.IntegerField(label="Vocabulary", required=False)
-    seq = forms.IntegerField(label="Sequence length", required=False)
+    hidden = WholeNumber(label="Hidden size", required=False)
+    layers = WholeNumber(label="Layers", required=False)
+    heads = WholeNumber(label="Heads", required=False)
+    kv_heads = WholeNumber(label="Key and value heads", required=False)
+    ffn = WholeNumber(label="MLP width", required=False)
+    vocab = WholeNumber(label="Vocabulary", required=False)
+    seq = WholeNumber(label="Sequence length", required=False)
 
-    per_host = forms.IntegerField(label="Devices a host", required=False)
-    memory = forms.FloatField(label="Memory, GiB", required=False)
-    reserved = forms.FloatField(label="Of it kept free, GiB", required=False)
-    half = forms.FloatField(label="Peak in 16 bits, TFLOP/s", required=False)
-    bandwidth = forms.FloatField(label="Memory bandwidth, GB/s", required=False)
-    link = forms.FloatField(label="Link inside a host, GB/s", required=False)
-    network = forms.FloatField(label="Network a device, GB/s", required=False)
+    per_host = WholeNumber(label="Devices a host", required=False)
+    memory = Number(label="Memory, GiB", required=False)
+    reserved = Number(label="Of it kept free, GiB", required=False)
+    half = Number(label="Peak in 16 bits, TFLOP/s", required=False)
+    bandwidth = Number(label="Memory bandwidth, GB/s", required=False)
+    link = Number(label="Link inside a host, GB/s", required=False)
+    network = Number(label="Network a device, GB/s", required=False)
 
     DEFAULTS: dict[str, Any] = {"model": "gpt-175b", "cluster": "selene", "batch": 1536}
     setup: Setup
@@ -87,8 +88,6 @@ class SetupForm(forms.Form):
             attributes["aria-describedby"] = f"error-{self.add_prefix(name)}"
             if name in shown:
                 attributes["placeholder"] = shown[name]
-            if isinstance(field, forms.FloatField):
-                attributes["step"] = "any"
 
     def clean(self) -> dict[str, Any]:
         values = dict(super().clean() or {})
@@ -125,14 +124,14 @@ class SetupForm(forms.Form):
 class PlannerForm(SetupForm):
     """Valid forms also have `space` and `plan` (None = the best)."""
 
-    state = forms.TypedChoiceField(
+    state = TypedChoice(
         label="Bytes a parameter",
         coerce=int,
         choices=[(key, f"{key} = {s.weights} + {s.gradients} + {s.optimizer}") for key, s in STATES.items()],
         help_text="weights + gradients + optimizer",
     )
-    precision = forms.ChoiceField(label="Precision", choices=[(word, word) for word in PRECISIONS])
-    schedules = forms.ChoiceField(
+    precision = Choice(label="Precision", choices=[(word, word) for word in PRECISIONS])
+    schedules = Choice(
         label="Schedules",
         choices=[
             ("all", "all, zero bubble too"),
@@ -140,12 +139,12 @@ class PlannerForm(SetupForm):
             ("async", "all, stale weights too"),
         ],
     )
-    offload = forms.ChoiceField(label="Optimizer offload", choices=[("no", "no"), ("yes", "may be used")])
-    adapters = forms.IntegerField(
+    offload = Choice(label="Optimizer offload", choices=[("no", "no"), ("yes", "may be used")])
+    adapters = WholeNumber(
         label="Adapters, rank", min_value=1, required=False, help_text="frozen base; empty: all is trained"
     )
-    tokens = forms.FloatField(label="Tokens wanted, billions", min_value=0, max_value=MOST_TOKENS)
-    price = forms.FloatField(label="Price of a device-hour", min_value=0, max_value=1e6, help_text="in your currency")
+    tokens = Number(label="Tokens wanted, billions", min_value=0, max_value=MOST_TOKENS)
+    price = Number(label="Price of a device-hour", min_value=0, max_value=1e6, help_text="in your currency")
     plan = forms.CharField(
         label="Why not this one?",
         required=False,

@@ -11,6 +11,7 @@ from django.views.decorators.http import require_safe
 from django.views.decorators.vary import vary_on_headers
 
 from dashboard.charts import serving as serving_chart
+from dashboard.fields import Number, WholeNumber
 from dashboard.plans.forms import SetupForm
 from dashboard.plans.views import answered, framed
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
@@ -22,9 +23,9 @@ LISTED = 12
 class ServingForm(SetupForm):
     """Valid forms also have `served`."""
 
-    prompt = forms.IntegerField(label="Prompt, tokens", min_value=1, max_value=MOST_TOKENS)
-    output = forms.IntegerField(label="Output, tokens", min_value=1, max_value=MOST_TOKENS)
-    limit = forms.FloatField(label="At most, ms a token", min_value=0.001, max_value=1e6, required=False)
+    prompt = WholeNumber(label="Prompt, tokens", min_value=1, max_value=MOST_TOKENS)
+    output = WholeNumber(label="Output, tokens", min_value=1, max_value=MOST_TOKENS)
+    limit = Number(label="At most, ms a token", min_value=0.001, max_value=1e6, required=False)
 
     DEFAULTS = {"model": "llama-70b", "cluster": "selene", "devices": 8, "batch": 1, "prompt": 1024, "output": 256}
     served: Served

@@ -10,6 +10,7 @@ from django import forms
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest
 
+from dashboard.fields import WholeNumber
 from dashboard.runs import corpora, resuming, spec_fields
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS, Invalid
 from dashboard.runs.submission import Assessment, assess
@@ -57,8 +58,12 @@ class RunForm(forms.Form):
     tags = forms.CharField(
         required=False, help_text=f"separated by commas; at most {MAX_TAGS}, of {MAX_TAG} characters each"
     )
-    retries = forms.IntegerField(
-        min_value=0, max_value=MAX_RETRIES, initial=0, help_text=f"when a worker is lost, 0 to {MAX_RETRIES}"
+    retries = WholeNumber(
+        label="Retries",
+        min_value=0,
+        max_value=MAX_RETRIES,
+        initial=0,
+        help_text=f"when a worker is lost, 0 to {MAX_RETRIES}",
     )
     resume_from = forms.CharField(
         required=False, label="Resume from", help_text="run:step of a checkpoint; empty begins anew"

@@ -11,6 +11,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.guards import member_required
+from dashboard.fields import Choice
 from dashboard.numbers import number
 from dashboard.runs import generating, resuming, services
 from dashboard.runs.models import Run
@@ -23,7 +24,7 @@ _NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
 class GenerateForm(forms.Form):
     """Numbers are text, so that what a person typed is kept and named; `generating.submit` judges them."""
 
-    step = forms.ChoiceField(label="Checkpoint")
+    step = Choice(label="Checkpoint")
     prompt = forms.CharField(
         label="Prompt",
         max_length=limits.MAX_PROMPT,

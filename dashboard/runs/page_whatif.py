@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
+from dashboard.fields import Choice, Number, WholeNumber
 from dashboard.ledger.models import Prediction
 from dashboard.runs import traces
 from dashboard.runs.choice_labels import CHOICE_LABELS
@@ -54,10 +55,10 @@ class Times:
 class WhatIfForm(forms.Form):
     """The change, as the address holds it."""
 
-    links = forms.ChoiceField(label="Links", choices=LINKS, required=False)
-    device = forms.FloatField(label="Device, times as fast", min_value=0.1, max_value=100, required=False)
-    schedule = forms.ChoiceField(label="Schedule", required=False)
-    micro_batches = forms.IntegerField(label="Micro-batches", min_value=1, max_value=4096, required=False)
+    links = Choice(label="Links", choices=LINKS, required=False)
+    device = Number(label="Device, times as fast", min_value=0.1, max_value=100, required=False)
+    schedule = Choice(label="Schedule", required=False)
+    micro_batches = WholeNumber(label="Micro-batches", min_value=1, max_value=4096, required=False)
     balanced = forms.BooleanField(label="Balanced stages", required=False)
     no_recompute = forms.BooleanField(label="No recomputation", required=False)
 

@@ -7,6 +7,7 @@ from typing import Any
 from django import forms
 from pydantic_core import PydanticCustomError
 
+from dashboard.fields import Choice, Number, WholeNumber
 from dashboard.schedules import searched
 from dashboard.schedules.words import LABELS
 from parallel_core.pipeline_rules import check_pipeline
@@ -30,16 +31,16 @@ FIELD_OF = {"parallel.pp": "p", "parallel.micro_batches": "m", "parallel.chunks"
 class ScheduleForm(forms.Form):
     """Read from the address: every field has a default. A valid form has `lessons`."""
 
-    a = forms.ChoiceField(label="Schedule")
-    b = forms.ChoiceField(label="Held against", required=False)
-    p = forms.IntegerField(label="Devices", min_value=1, max_value=32)
-    m = forms.IntegerField(label="Micro-batches", min_value=1, max_value=256)
-    v = forms.IntegerField(label="Chunks, if any", min_value=1, max_value=8, required=False)
-    forward = forms.FloatField(label="Forward", min_value=0.1, max_value=100)
-    grad = forms.FloatField(label="Input gradient", min_value=0, max_value=100)
-    weight = forms.FloatField(label="Weight gradient", min_value=0, max_value=100)
-    message = forms.FloatField(label="Message", min_value=0, max_value=100)
-    keep = forms.FloatField(label="Keep, found order", min_value=1, max_value=256, required=False)
+    a = Choice(label="Schedule")
+    b = Choice(label="Held against", required=False)
+    p = WholeNumber(label="Devices", min_value=1, max_value=32)
+    m = WholeNumber(label="Micro-batches", min_value=1, max_value=256)
+    v = WholeNumber(label="Chunks, if any", min_value=1, max_value=8, required=False)
+    forward = Number(label="Forward", min_value=0.1, max_value=100)
+    grad = Number(label="Input gradient", min_value=0, max_value=100)
+    weight = Number(label="Weight gradient", min_value=0, max_value=100)
+    message = Number(label="Message", min_value=0, max_value=100)
+    keep = Number(label="Keep, found order", min_value=1, max_value=256, required=False)
     stages = forms.CharField(
         label="Free stages", required=False, max_length=1500, widget=forms.Textarea({"rows": 5, "spellcheck": "false"})
     )
@@ -60,8 +61,6 @@ class ScheduleForm(forms.Form):
         self.fields["b"].choices = [(NONE, "nothing"), *choices]  # type: ignore[attr-defined]
         for name, field in self.fields.items():
             field.widget.attrs["aria-describedby"] = f"error-{name}{' help-stages' if name == 'stages' else ''}"
-            if isinstance(field, forms.FloatField):
-                field.widget.attrs["step"] = "any"
 
     def short(self) -> list[forms.BoundField]:
         return [field for field in self if field.name not in self.WIDE]

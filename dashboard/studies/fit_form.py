@@ -7,6 +7,7 @@ from typing import Any
 
 from django import forms
 
+from dashboard.fields import WholeNumber
 from dashboard.runs.spec_fields import MIB
 from dashboard.runs.submission import capacity
 from dashboard.studies import fit, services
@@ -29,7 +30,7 @@ class FitForm(MatrixForm):
     kind = fit.KIND
     base_fields_of_kind = (*MODEL_WITHOUT_DEPTH, *DETAIL, *TRAIN_OF_ONE)
 
-    cap = forms.IntegerField(
+    cap = WholeNumber(
         label="Memory a rank, MiB",
         min_value=1,
         max_value=1 << 24,

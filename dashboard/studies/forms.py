@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from django import forms
 from pydantic import ValidationError
 
+from dashboard.fields import Choice, WholeNumber
 from dashboard.fleet.models import Worker
 from dashboard.runs import corpora, spec_fields
 from dashboard.runs.spec_fields import html_name
@@ -59,16 +60,16 @@ class StudyForm(forms.Form):
     """The base as a run by itself; set by a valid form."""
 
     name = forms.CharField(max_length=limits.MAX_NAME, help_text=f"at most {limits.MAX_NAME} characters")
-    train__corpus = forms.ChoiceField(label="Corpus", initial="stdlib")
-    timed_steps = forms.IntegerField(
+    train__corpus = Choice(label="Corpus", initial="stdlib")
+    timed_steps = WholeNumber(
         label="Timed steps",
         min_value=variants.MIN_TIMED_STEPS,
         max_value=100_000,
         initial=services.STARTER_TIMED_STEPS,
         help_text=f"a run, at least {variants.MIN_TIMED_STEPS}",
     )
-    repeats = forms.IntegerField(
-        min_value=1, max_value=services.MAX_REPEATS, initial=1, help_text="of the whole list, in turn"
+    repeats = WholeNumber(
+        label="Repeats", min_value=1, max_value=services.MAX_REPEATS, initial=1, help_text="of the whole list, in turn"
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -175,7 +176,7 @@ class MatrixForm(StudyForm):
         error_messages={"required": "Choose at least one precision."},
     )
     micro_batches = NumberList(label="Micro-batches", initial=[4], help_text="of pipelines; several: 2, 4, 8")
-    devices = forms.IntegerField(min_value=1, max_value=limits.MAX_DEGREE, initial=2)
+    devices = WholeNumber(label="Devices", min_value=1, max_value=limits.MAX_DEGREE, initial=2)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -209,7 +210,7 @@ class SweepForm(StudyForm):
     template_name_own = "studies/new_sweep.html"
     base_fields_of_kind = (*MODEL, *DETAIL, *TRAIN, *SWEEP_SPLIT)
 
-    field = forms.ChoiceField(label="Field to sweep", initial="parallel.micro_batches")
+    field = Choice(label="Field to sweep", initial="parallel.micro_batches")
     values = forms.CharField(
         max_length=2000, initial="1, 2, 4, 8", help_text="with commas between them; 'none' where a field may be empty"
     )
@@ -249,8 +250,8 @@ class StashingForm(StudyForm):
     kind = "stashing"
     template_name_own = "studies/new_matrix.html"
 
-    devices = forms.IntegerField(label="Pipeline stages", min_value=2, max_value=limits.MAX_DEGREE, initial=2)
-    micro_batches = forms.IntegerField(
+    devices = WholeNumber(label="Pipeline stages", min_value=2, max_value=limits.MAX_DEGREE, initial=2)
+    micro_batches = WholeNumber(
         label="Micro-batches", min_value=1, max_value=limits.MAX_MICRO_BATCHES, initial=4, help_text="a step"
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from django import forms
 
+from dashboard.fields import WholeNumber
 from dashboard.fleet.selectors import reporting
 from dashboard.runs.submission import WORDS, capacity
 from dashboard.studies import scaling, services, variants
@@ -43,7 +44,7 @@ class ScalingForm(StudyForm):
         required=False,
         widget=forms.CheckboxSelectMultiple,
     )
-    micro_batches = forms.IntegerField(
+    micro_batches = WholeNumber(
         label="Micro-batches", min_value=1, max_value=limits.MAX_MICRO_BATCHES, initial=4, help_text="of pipelines"
     )
 

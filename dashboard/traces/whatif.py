@@ -13,6 +13,7 @@ from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt import length
 from dashboard.charts.timeline import Step
+from dashboard.fields import Choice, Number
 from dashboard.runs.page_whatif import LEAST_GAIN, LINKS, SLOWEST_FASTEST, Times, check
 from parallel_core.analysis.quantities import ns_text, ratio_text, significant
 from parallel_core.simulate.imported import FREE, replayed
@@ -30,8 +31,8 @@ DRAWN_RANKS = 8
 class WhatIfForm(forms.Form):
     """The change, as the address holds it."""
 
-    links = forms.ChoiceField(label="Links", choices=LINKS, required=False)
-    device = forms.FloatField(label="Device, times as fast", min_value=0.1, max_value=100, required=False)
+    links = Choice(label="Links", choices=LINKS, required=False)
+    device = Number(label="Device, times as fast", min_value=0.1, max_value=100, required=False)
 
     def __init__(self, given: Mapping[str, Any], ranks: int) -> None:
         super().__init__(given, auto_id="w-%s", use_required_attribute=False)

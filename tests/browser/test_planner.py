@@ -18,7 +18,7 @@ def test_a_change_answers_at_once_and_stands_in_the_address(page: Page) -> None:
     expect(page.locator("#plan h2")).to_be_visible()
     page.get_by_label("Batch").fill("0")
     page.get_by_label("Batch").press("Tab")
-    expect(page.locator("#error-batch")).to_contain_text("greater than or equal to 1")
+    expect(page.locator("#error-batch")).to_contain_text("Batch must be a whole number of at least 1")
     expect(page.get_by_label("Batch")).to_have_attribute("aria-invalid", "true")
     page.get_by_label("Batch").fill("512")
     page.get_by_label("Batch").press("Tab")

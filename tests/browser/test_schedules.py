@@ -35,7 +35,7 @@ def test_a_wrong_number_is_said_beside_its_field(window: Callable[..., Page], se
     page = window(storage_state=session)
     page.goto("/schedules/")
     page.locator("#f-p").fill("99")
-    expect(page.locator("#error-p")).to_contain_text("less than or equal to 32")
+    expect(page.locator("#error-p")).to_contain_text("Devices must be a whole number from 1 to 32")
     page.locator("#f-p").fill("8")
     expect(page.locator("#error-p")).to_be_empty()
     expect(page.locator("#verdict")).to_be_visible()

@@ -59,7 +59,7 @@ def test_a_run_is_replayed_with_a_change(asked: Any, alice: Any, redis_url: str)
     [
         ("no_recompute=true", "no_recompute", "links, device, schedule, micro_batches, balanced can be"),
         ("micro_batches=5", "micro_batches", "do not divide"),
-        ("schedule=nothing", "schedule", "not one of the available choices"),
+        ("schedule=nothing", "schedule", "Schedule must be"),
         ("device=0", "device", "at least 0.1"),
         ("links=7", "links", "'100' or 'free'"),
     ],

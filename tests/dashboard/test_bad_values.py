@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django import forms
 from django.test import Client
 from django.utils import timezone
 
+from dashboard.fields import Choice, Number, WholeNumber
 from dashboard.fleet.models import Worker
+from dashboard.ledger.graph_views import GraphForm
 from dashboard.ledger.models import Profile
 from dashboard.ledger.services import answer_profile, ask_profile
 from dashboard.plans.forms import PlannerForm
+from dashboard.schedules.forms import ScheduleForm
 from parallel_core.plan.cluster.drawn import drawn
 from parallel_core.plan.cluster.words import read
 from parallel_core.spec import ModelSpec, RunSpec
@@ -21,6 +26,8 @@ pytestmark = pytest.mark.django_db
 MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
 BATCH = 16
 PLANNER = "/planner/"
+OF_DJANGO = (forms.IntegerField, forms.FloatField, forms.ChoiceField, forms.TypedChoiceField)
+"""Their messages name neither the field nor what would be right."""
 
 
 @pytest.fixture
@@ -123,3 +130,34 @@ def test_this_fleet_has_its_own_bounds(
     page = reader.get(PLANNER, {"cluster": f"fleet:{profile.pk}", **asked})
     assert page.status_code == 200 and not page.context["fleet"]
     assert words in " ".join(page.context["form"].errors[field])
+
+
+def _forms(base: type[forms.Form] = forms.Form) -> Iterator[type[forms.Form]]:
+    for form in base.__subclasses__():
+        yield from (form, *_forms(form))
+
+
+def test_every_number_and_choice_says_what_would_be_right() -> None:
+    own = {form for form in _forms() if form.__module__.startswith("dashboard.")}
+    assert {PlannerForm, GraphForm, ScheduleForm} <= own
+    assert not [(form, name) for form in own for name, field in form.base_fields.items() if type(field) in OF_DJANGO]
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "said"),
+    [
+        (WholeNumber(label="Devices", min_value=1, max_value=64), "65", "a whole number from 1 to 64; got 65."),
+        (WholeNumber(label="Devices", min_value=1), "²", "a whole number of at least 1; got ²."),
+        (WholeNumber(label="Devices", max_value=9), "", "a whole number of at most 9; got nothing."),
+        (Number(label="Devices", min_value=1e-6, max_value=1e6), "inf", "a number from 0.000001 to 1000000; got inf."),
+        (Number(label="Devices"), "9" * 5000, f"a number; got {'9' * 24}…."),
+        (Choice(label="Devices", choices=[("a", "A"), ("x", [("b", "B")])]), "c", "a or b; got c."),
+        (Choice(label="Devices", choices=[(f"a{i}", "") for i in range(9)]), "a9", "(of 9); got a9."),
+        (Choice(label="Devices"), "c", "none; got c."),
+    ],
+)
+def test_a_field_names_itself_and_its_bounds(field: forms.Field, given: str, said: str) -> None:
+    with pytest.raises(forms.ValidationError) as told:
+        field.clean(given)
+    (message,) = told.value.messages
+    assert message.startswith("Devices must be ") and message.endswith(said)

@@ -124,7 +124,7 @@ def test_a_cancelled_one_says_how_far_it_came(client: Client, made: Run) -> None
         ("pp", "x", "A whole number of stages from 1 to"),
         ("pp", "4", "needs 4 CPU devices on one host; the largest worker has 2."),
         ("pp", "99", "99 stages over"),
-        ("step", "21", "Select a valid choice"),
+        ("step", "21", "Checkpoint must be 20; got 21."),
     ],
 )
 def test_what_is_wrong_is_said_at_its_field(client: Client, source: Run, field: str, value: str, told: str) -> None:

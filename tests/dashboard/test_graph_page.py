@@ -47,7 +47,7 @@ def test_the_empty_form_asks_for_a_graph(reader: Client) -> None:
         ({"text": GRAPH.replace("25.000", "-1")}, "text", "line 3: backward_compute_time must be at least 0"),
         ({"text": GRAPH + "\tnode9 -- node2\n"}, "text", "the layers go round in a circle"),
         ({"memory": "0.001"}, "memory", "no partition fits"),
-        ({"workers": "0"}, "workers", "greater than or equal to 1"),
+        ({"workers": "0"}, "workers", "Workers must be a whole number from 1 to 4 096; got 0."),
         ({"bandwidth": "nan"}, "bandwidth", "number"),
         ({"groups": "3"}, "outer", "3 groups need the bandwidth between them."),
         ({"groups": "4096", "outer": "1"}, "workers", "16384 workers; at most 4096"),

@@ -101,8 +101,9 @@ def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) 
 
 def test_devices_that_cannot_be_are_said_before_anything_is_searched(member: Client, profile: Profile) -> None:
     wrong = member.get("/partition/fleet/found", {"devices": 0}, headers={"HX-Request": "true"})
-    assert wrong.status_code == 422 and "greater than or equal to 1" in wrong.content.decode()
-    assert "greater than or equal to 1" in member.get("/partition/fleet/", {"devices": 0}).content.decode()
+    assert wrong.status_code == 422 and "Devices must be a whole number from 1 to" in wrong.content.decode()
+    page = member.get("/partition/fleet/", {"devices": 0}).content.decode()
+    assert "Devices must be a whole number from 1 to" in page and "Devices: Devices" not in page
     alone = member.get("/partition/fleet/found", {"devices": 2})
     assert alone.status_code == 302 and alone.headers["Location"] == "/partition/fleet/?devices=2"
     odd = member.get("/partition/alpa", {"profile": profile.pk, "cuts": "9,2"}, headers={"HX-Request": "true"})
@@ -204,7 +205,11 @@ def test_unequal_replicas_run_as_pipedream_does(profile: Profile, member: Client
 
 @pytest.mark.parametrize(
     ("asked", "told"),
-    [({"cuts": "9,2"}, "cuts must rise"), ({"cuts": "x"}, "Whole numbers"), ({"profile": "77"}, "valid choice")],
+    [
+        ({"cuts": "9,2"}, "cuts must rise"),
+        ({"cuts": "x"}, "Cuts: Whole numbers"),
+        ({"profile": "77"}, "Choose a finished profile"),
+    ],
 )
 def test_what_cannot_be_is_said(profile: Profile, member: Client, asked: dict[str, str], told: str) -> None:
     page = member.get("/partition/", {"profile": profile.pk, **asked})

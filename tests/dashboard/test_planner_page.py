@@ -71,9 +71,9 @@ def test_nothing_fits_is_a_designed_state(reader: Client) -> None:
         ({"devices": "1000000"}, "devices", "1 to 100"),
         ({"devices": "1001"}, "devices", "try 1000 or 1008"),
         ({"heads": "7"}, "heads", "does not divide hidden=12288"),
-        ({"batch": "0"}, "batch", "greater than or equal to 1"),
+        ({"batch": "0"}, "batch", "Batch must be a whole number of at least 1; got 0."),
         ({"plan": "TP 8 and magic"}, "plan", "is not understood"),
-        ({"model": "gpt-9"}, "model", "Select a valid choice"),
+        ({"model": "gpt-9"}, "model", "(of 16); got gpt-9."),
         ({"link": "nan"}, "link", "number"),
     ],
 )

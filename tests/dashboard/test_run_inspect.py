@@ -97,8 +97,8 @@ def test_ideas_are_sorted_and_lead_to_themselves(client: Client, alice: Any) -> 
     [
         ("micro_batches=5", "do not divide"),
         ("schedule=dualpipe-v&micro_batches=1", "at least 4 micro-batches"),
-        ("device=0", "greater than or equal to 0.1"),
-        ("links=<b>", "is not one of the available choices"),
+        ("device=0", "as fast must be a number from 0.1 to 100; got 0."),
+        ("links=<b>", "; got &lt;b&gt;."),
     ],
 )
 def test_a_change_that_cannot_be_says_why(client: Client, alice: Any, query: str, words: str) -> None:

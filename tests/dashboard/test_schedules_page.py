@@ -86,14 +86,14 @@ def test_the_charts_share_their_axes() -> None:
 @pytest.mark.parametrize(
     ("given", "field", "said"),
     [
-        ({"p": 999}, "p", "less than or equal to 32"),
+        ({"p": 999}, "p", "Devices must be a whole number from 1 to 32; got 999."),
         ({"a": "dualpipe-v", "p": 8, "m": 4}, "m", "at least 16 micro-batches"),
         ({"a": "interleaved", "v": 1}, "v", "use 2 or more"),
         ({"p": 32, "m": 256}, "m", f"use at most {MAX_OPERATIONS // 64}"),
-        ({"a": "nothing"}, "a", "nothing is not one"),
-        ({"forward": "nan"}, "forward", "Enter a number"),
+        ({"a": "nothing"}, "a", "(of 17); got nothing."),
+        ({"forward": "nan"}, "forward", "Forward must be a number from 0.1 to 100; got nan."),
         ({"b": "found", "p": 16, "m": 128}, "m", "too many to search; use at most 62"),
-        ({"b": "found-v", "keep": 0.5}, "keep", "greater than or equal to 1"),
+        ({"b": "found-v", "keep": 0.5}, "keep", "must be a number from 1 to 256; got 0.5."),
     ],
 )
 def test_what_cannot_be_is_said_at_its_field(given: dict[str, Any], field: str, said: str) -> None:

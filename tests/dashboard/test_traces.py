@@ -118,7 +118,7 @@ def test_what_if_walks_through_a_real_step(member: Client, real: list[bytes]) ->
     assert "free communication, a device 2 times as fast" in made.sentence and "faster" in made.sentence
     assert {row[0] for row in made.chart.rows} == {"measured", "predicted"}
     assert fast.headers["HX-Replace-Url"] == f"/traces/{trace.pk}/?step=2&links=free&device=2"
-    assert "greater than or equal to 0.1" in member.get(f"{address}?device=0").content.decode()
+    assert "as fast must be a number from 0.1 to 100; got 0." in member.get(f"{address}?device=0").content.decode()
 
 
 def annotated(rank: int, backwards: Sequence[int] = range(4)) -> bytes:

@@ -1,0 +1,74 @@
+"""Fields of forms that say what is wrong by their own name, what would be right, and what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from django import forms
+
+from parallel_core.analysis.quantities import count_text, significant
+
+MOST_SHOWN = 24
+"""Characters of a wrong value that its message repeats."""
+_NEAREST = 4
+"""Choices that a message names."""
+
+
+class _Said(forms.Field):
+    """One message whatever is wrong: none of Django's own words."""
+
+    def clean(self, value: Any) -> Any:
+        try:
+            return super().clean(value)
+        except forms.ValidationError:
+            raise forms.ValidationError(self._sentence(value)) from None
+
+    def _sentence(self, value: Any) -> str:
+        given = str(value if value is not None else "").strip()
+        shown = given if len(given) <= MOST_SHOWN else f"{given[:MOST_SHOWN]}…"
+        return f"{self.label or 'This'} must be {self._right(given)}; got {shown or 'nothing'}."
+
+    def _right(self, given: str) -> str:
+        """What would be right instead of `given`."""
+        raise NotImplementedError
+
+
+class WholeNumber(_Said, forms.IntegerField):
+    def _right(self, given: str) -> str:
+        return f"a whole number{_between(self.min_value, self.max_value)}"
+
+
+class Number(_Said, forms.FloatField):
+    def _right(self, given: str) -> str:
+        return f"a number{_between(self.min_value, self.max_value)}"
+
+
+class Choice(_Said, forms.ChoiceField):
+    def _right(self, given: str) -> str:
+        keys = [str(key) for key in _flat(self.choices) if key]
+        near = get_close_matches(given, keys, _NEAREST, 0.0)
+        *most, last = [key for key in keys if key in near] or ["none"]
+        listed = f"{', '.join(most)} or {last}" if most else last
+        return f"{listed} (of {len(keys)})" if len(keys) > len(near) else listed
+
+
+class TypedChoice(Choice, forms.TypedChoiceField):
+    pass
+
+
+def _between(least: Any, most: Any) -> str:
+    if least is not None and most is not None:
+        return f" from {_text(least)} to {_text(most)}"
+    return f" of at least {_text(least)}" if least is not None else "" if most is None else f" of at most {_text(most)}"
+
+
+def _text(bound: float) -> str:
+    return count_text(bound) if isinstance(bound, int) else significant(bound, 12)
+
+
+def _flat(choices: Any) -> Iterator[Any]:
+    """Keys, those of groups among them."""
+    for key, label in choices:
+        yield from _flat(label) if isinstance(label, list | tuple) else (key,)
