@@ -1,18 +1,22 @@
-"""A graph of layers from PipeDream's profiler, partitioned at once. Nothing is kept: the answer repeats what came."""
+"""A graph of layers from PipeDream's profiler, partitioned at once; the answer has an address of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from django import forms
-from django.http import HttpRequest, HttpResponse, QueryDict
-from django.shortcuts import render
-from django.views.decorators.http import require_http_methods
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_safe
 
+from dashboard.accounts.roles import may_submit
 from dashboard.charts import layers
 from dashboard.charts.chart import Chart
 from dashboard.fields import Choice, Number, WholeNumber
+from dashboard.ledger import graphs
 from dashboard.plans.tabs import TABS
 from parallel_core.plan.graph_plan import GraphPlan, plan_graph, short
 from parallel_core.plan.layer_graph import MAX_TEXT, GraphError, GraphLayer, LayerGraph, read_graph
@@ -24,16 +28,9 @@ DRAWN = 40
 """Layers in the charts: those that take most."""
 
 
-class GraphForm(forms.Form):
-    """The text of a graph, and the network it is to be spread over."""
+class NetworkForm(forms.Form):
+    """The network that a graph is to be spread over."""
 
-    text = forms.CharField(
-        label="The file's text",
-        max_length=MAX_TEXT,
-        widget=forms.Textarea(attrs={"rows": 6, "spellcheck": "false"}),
-        help_text="lines node1 -- name -- forward_compute_time=ms, …, then edges node1 -- node2",
-        error_messages={"required": "Choose a graph.txt, or paste its text."},
-    )
     workers = WholeNumber(label="Workers", initial=4, min_value=1, max_value=MAX_WORKERS)
     bandwidth = Number(label="Between them, GB/s", initial=1, min_value=1e-6, max_value=1e6)
     groups = WholeNumber(
@@ -59,26 +56,71 @@ class GraphForm(forms.Form):
         inner = Level(given["workers"], given["bandwidth"] * GB)
         return [inner, Level(given["groups"], given["outer"] * GB)] if (given["groups"] or 1) > 1 else [inner]
 
-    def plan(self) -> GraphPlan | None:
-        """None where something is wrong, which then stands at its field."""
+    def plan(self, text: str | None = None) -> GraphPlan | None:
+        """Of that graph (None: of the form's own); None where something is wrong, which then stands at its field."""
         if not self.is_valid():
             return None
         memory, field = self.cleaned_data["memory"], "text"
         try:
-            graph = read_graph(self.cleaned_data["text"])
+            graph = read_graph(self.cleaned_data["text"] if text is None else text)
             field = "memory" if memory else "workers"
             return plan_graph(graph, self.levels, self.cleaned_data["form"], memory and memory * GIB)
         except GraphError as error:
-            self.add_error(field, str(error))
+            self.add_error(field if field in self.fields else None, str(error))
             return None
+
+    @property
+    def query(self) -> str:
+        """What an address says of a valid form."""
+        names = [name for name in NetworkForm.base_fields if self.cleaned_data[name] not in (None, "")]
+        return urlencode({name: self[name].value() for name in names})
+
+
+class GraphForm(NetworkForm):
+    """The text of a graph, too."""
+
+    text = forms.CharField(
+        label="The file's text",
+        max_length=MAX_TEXT,
+        strip=False,
+        widget=forms.Textarea(attrs={"rows": 6, "spellcheck": "false"}),
+        help_text="lines node1 -- name -- forward_compute_time=ms, …, then edges node1 -- node2",
+        error_messages={"required": "Choose a graph.txt, or paste its text."},
+    )
+
+    def clean_text(self) -> str:
+        """A pasted text has other ends of lines than the file it came from; it is the same graph."""
+        return "\n".join(self.cleaned_data["text"].splitlines())
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def graph(request: HttpRequest) -> HttpResponse:
-    """The form; of a graph that was sent, its partition."""
-    form = GraphForm(_given(request)) if request.method == "POST" else GraphForm()
-    plan = form.plan() if form.is_bound else None
-    context: dict[str, Any] = {"tabs": TABS, "tab": "partition", "form": form, "plan": plan}
+    """The form. A graph that is sent by somebody who may submit is kept, and leads to the address of its answer."""
+    if request.method != "POST":
+        return _page(request, GraphForm(), None)
+    form = GraphForm(_given(request))
+    plan = form.plan()
+    if plan is not None and may_submit(request.user):
+        kept = graphs.keep(form.cleaned_data["text"], request.user)
+        return redirect(f"{reverse('ledger:graph-answer', args=[kept.sha256])}?{form.query}")
+    return _page(request, form, plan, status=422 if plan is None else 200)
+
+
+@require_safe
+def answer(request: HttpRequest, sha256: str) -> HttpResponse:
+    """The partition of a graph that was kept; its network stands in the address."""
+    text = graphs.text_of(sha256)
+    if text is None:
+        raise Http404("no such graph is kept")
+    initial = {name: field.initial for name, field in NetworkForm.base_fields.items() if field.initial is not None}
+    form = NetworkForm({**initial, "form": "released", **request.GET.dict()})
+    return _page(request, form, form.plan(text), kept=True)
+
+
+def _page(
+    request: HttpRequest, form: NetworkForm, plan: GraphPlan | None, status: int = 200, kept: bool = False
+) -> HttpResponse:
+    context: dict[str, Any] = {"tabs": TABS, "tab": "partition", "form": form, "plan": plan, "kept": kept}
     if plan is not None:
         most = max(row.seconds for row in plan.rows)
         context |= {
@@ -86,7 +128,7 @@ def graph(request: HttpRequest) -> HttpResponse:
             "legend": [(phase, phase) for phase in ("forward", "backward")],
             "rows": [(row, round(100 * row.seconds / (most or 1.0), 2), row.seconds == most) for row in plan.rows],
         }
-    return render(request, "ledger/graph.html", context, status=422 if form.is_bound and plan is None else 200)
+    return render(request, "ledger/graph.html", context, status=status)
 
 
 def _given(request: HttpRequest) -> QueryDict:

@@ -14,6 +14,8 @@ class ProfileState(models.TextChoices):
     ASKED = "asked"
     DONE = "done"
     FAILED = "failed"
+    UNDONE = "undone"
+    """A table that was made anew from runs, and taken back: it counts no more, what it predicted stays."""
 
 
 class Profile(models.Model):
@@ -84,6 +86,23 @@ class Prediction(models.Model):
     @property
     def memory_error(self) -> str:
         return signed_error(self.memory, self.measured_memory)
+
+
+class Graph(models.Model):
+    """A graph of layers that somebody sent, by its content: the answers about it have an address."""
+
+    sha256 = models.CharField(max_length=64, unique=True)
+    """Of the text in UTF-8."""
+    packed = models.BinaryField()
+    """The text in UTF-8, by zlib."""
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL)
+    kept_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return self.sha256[:12]
 
 
 def signed_error(said: float | None, measured: float | None) -> str:

@@ -9,7 +9,7 @@ from django import forms
 from django.contrib import messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
+from django.shortcuts import get_object_or_404, redirect
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
@@ -27,9 +27,9 @@ SHOWN = 5
 
 
 def eligible() -> QuerySet[Prediction]:
-    """Predictions from a profile that were settled by a run which nobody disturbed, newest first."""
+    """Predictions from a profile that counts, settled by a run which nobody disturbed, newest first."""
     return selectors.settled().filter(
-        profile__isnull=False, seconds__isnull=False, measured_seconds__gt=0, disturbed=False
+        profile__state=ProfileState.DONE, seconds__isnull=False, measured_seconds__gt=0, disturbed=False
     )
 
 
@@ -135,4 +135,14 @@ def recalibrate(request: HttpRequest) -> HttpResponse:
         messages.error(request, str(error))
     else:
         messages.success(request, sentence(made))
+    return redirect("ledger:record")
+
+
+@require_POST
+@member_required
+def undo(request: HttpRequest, pk: int) -> HttpResponse:
+    """Takes a recalibrated table back: the one it was made from counts again. Asking twice does nothing more."""
+    profile = get_object_or_404(Profile.objects.exclude(recalibration={}).defer("table"), pk=pk)
+    if Profile.objects.filter(pk=pk, state=ProfileState.DONE).update(state=ProfileState.UNDONE):
+        messages.success(request, f"{profile} is undone; predictions use the table that counted before.")
     return redirect("ledger:record")

@@ -1,6 +1,6 @@
 """Addresses of profiles, the Partition page and the record of predictions."""
 
-from django.urls import URLPattern, URLResolver, path
+from django.urls import URLPattern, URLResolver, path, re_path
 
 from dashboard.ledger import fleet_views, graph_views, recalibration, views
 
@@ -10,9 +10,11 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("fleet/", fleet_views.fleet, name="fleet"),
     path("fleet/found", fleet_views.found, name="fleet-found"),
     path("graph/", graph_views.graph, name="graph"),
+    re_path(r"^graph/(?P<sha256>[0-9a-f]{64})/$", graph_views.answer, name="graph-answer"),
     path("alpa", views.alpa, name="alpa"),
     path("profile", views.profile, name="profile"),
     path("waiting", views.waiting, name="waiting"),
     path("record/", views.record, name="record"),
     path("recalibrate", recalibration.recalibrate, name="recalibrate"),
+    path("recalibrated/<int:pk>/undo", recalibration.undo, name="undo"),
 ]

@@ -140,6 +140,7 @@ def record(request: HttpRequest) -> HttpResponse:
         "memory": selectors.memory_record(),
         "eligible": recalibration.among(rows) if may_submit(request.user) else (),
         "recalibrated": recalibration.latest(),
+        "may_undo": may_submit(request.user),
         "replays": selectors.replay_record(),
     }
     return render(request, "ledger/record.html", context)

@@ -9,6 +9,9 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
+from dashboard.ledger import graphs
+from dashboard.ledger.models import Graph
+
 pytestmark = pytest.mark.django_db
 ADDRESS = "/partition/graph/"
 GRAPH = (Path(__file__).parent.parent.parent / "examples" / "branches.graph.txt").read_text()
@@ -34,6 +37,29 @@ def test_a_file_takes_the_place_of_the_text(reader: Client) -> None:
     file = SimpleUploadedFile("graph.txt", GRAPH.encode())
     answer = reader.post(ADDRESS, {**ASKED, "text": "nonsense", "groups": "2", "outer": "0.2", "file": file})
     assert answer.status_code == 200 and "on 8 workers" in answer.content.decode()
+
+
+def test_a_member_gets_an_address_that_everybody_can_open(member: Client, reader: Client) -> None:
+    pasted = member.post(ADDRESS, {**ASKED, "text": GRAPH.replace("\n", "\r\n"), "groups": "2", "outer": "0.2"})
+    file = SimpleUploadedFile("graph.txt", GRAPH.encode())
+    sent = member.post(ADDRESS, {**ASKED, "groups": "2", "outer": "0.2", "file": file})
+    assert pasted.status_code == sent.status_code == 302
+    assert pasted.headers["Location"] == sent.headers["Location"] and Graph.objects.count() == 1
+    page = reader.get(sent.headers["Location"])
+    text = page.content.decode()
+    assert "on 8 workers" in text and 'name="outer" value="0.2"' in text and "Copy address" in text
+    address = sent.headers["Location"].partition("?")[0]
+    assert "on 4 workers" in reader.get(address).content.decode()
+    assert "36 ms" in reader.get(f"{address}?workers=4&bandwidth=1").content.decode()
+    other = reader.get(f"{address}?workers=0")
+    assert other.status_code == 200 and list(other.context["form"].errors) == ["workers"]
+
+
+def test_graphs_that_are_not_kept_are_not_found(reader: Client, alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reader.get(f"{ADDRESS}{'0' * 64}/").status_code == 404
+    monkeypatch.setattr(graphs, "MOST_KEPT", 2)
+    hashes = [graphs.keep(f"{GRAPH}\n{'#' * n}", alice).sha256 for n in range(4)]
+    assert [graphs.text_of(one) is not None for one in hashes] == [False, False, True, True]
 
 
 def test_the_empty_form_asks_for_a_graph(reader: Client) -> None:

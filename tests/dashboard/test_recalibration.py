@@ -70,6 +70,26 @@ def test_marked_runs_recalibrate_and_the_others_are_held_out(member: Client, ali
     assert "on yard-a, recalibrated 1.50x:" in text and "3 runs held out" in text
 
 
+def test_a_recalibration_is_undone(member: Client, reader: Client, alice: Any) -> None:
+    profile = _profiled(alice)
+    row = _ran(alice, {})
+    member.post("/partition/recalibrate", {"fit": [row.pk]})
+    made = Profile.objects.get(base=profile)
+    told = _ran(alice, {"dp": 2})
+    address = f"/partition/recalibrated/{made.pk}/undo"
+    assert address in member.get("/partition/record/").content.decode()
+    assert address not in reader.get("/partition/record/").content.decode()
+    assert reader.post(address).status_code == 403 and selectors.latest_profile(_spec({})) == made
+    assert [_said(member.post(address)).count("is undone") for _ in range(2)] == [1, 1], "the second does nothing"
+    assert selectors.latest_profile(_spec({})) == profile and selectors.predicted(_spec({})).seconds == row.seconds
+    told.refresh_from_db()
+    assert told.profile == made, "what it said stays on the record"
+    text = member.get("/partition/record/").content.decode()
+    assert "Undone: the table before it counts." in text and address not in text
+    assert text.count('name="fit"') == 1, "a run that an undone table spoke of cannot be fitted to"
+    assert member.post(f"/partition/recalibrated/{profile.pk}/undo").status_code == 404
+
+
 @pytest.mark.parametrize("which", ["none", "disturbed", "unknown", "many", "two profiles"])
 def test_what_cannot_be_fitted_is_said(member: Client, alice: Any, which: str) -> None:
     _profiled(alice)

@@ -1,0 +1,32 @@
+"""Graphs of layers that people sent: kept by their content, so that an answer about one can be shared."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import Any
+
+from django.db import transaction
+
+from dashboard.ledger.models import Graph
+
+MOST_KEPT = 200
+"""Graphs; the oldest go first."""
+
+
+def keep(text: str, owner: Any) -> Graph:
+    """The graph of that text; the same text twice is one graph."""
+    data = text.encode("utf-8", "replace")
+    given = {"packed": zlib.compress(data), "owner": owner}
+    with transaction.atomic():
+        kept, made = Graph.objects.get_or_create(sha256=hashlib.sha256(data).hexdigest(), defaults=given)
+        if made:
+            listed = Graph.objects.order_by("-id").values_list("id", flat=True)
+            Graph.objects.filter(id__in=list(listed[MOST_KEPT : 2 * MOST_KEPT])).delete()
+    return kept
+
+
+def text_of(sha256: str) -> str | None:
+    """None where no such graph is kept."""
+    packed = Graph.objects.filter(sha256=sha256).values_list("packed", flat=True).first()
+    return None if packed is None else zlib.decompress(bytes(packed)).decode()
