@@ -51,6 +51,7 @@ FEATURES: dict[str, Leaves] = {
     "ZeRO-2": {"parallel.dp": 2, "parallel.zero": 2},
     "ZeRO-3": {"parallel.dp": 2, "parallel.zero": 3},
     "tensor parallel": {"parallel.tp": 2},
+    "tensor split by columns": {"parallel.tp": 2, "parallel.tensor_split": "columns"},
     "sequence parallel": {"parallel.tp": 2, "parallel.sequence": True},
     **{f"pipeline {name}": _schedule(name) for name in typing.get_args(ScheduleName) if name != CUSTOM},
     "replicas 2-1": {"parallel.pp": 2, "parallel.replicas": [2, 1], "parallel.micro_batches": 4},

@@ -19,16 +19,18 @@ from parallel_core.faults import AnyFault, check_faults
 from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import KINDS, outline_of
 from parallel_core.outline.recompute import Recompute, check_recompute
+from parallel_core.outline.splits import TensorSplit
 from parallel_core.pipeline_rules import check_pipeline
 from parallel_core.replica_rules import check_batch, check_replicas
 from parallel_core.rules import describe as describe
-from parallel_core.rules import few, rule
 from parallel_core.rules import field_errors as field_errors
+from parallel_core.rules import rule
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.traits import TRAITS, ScheduleName, flushes
 from parallel_core.stream_rules import check_stream
+from parallel_core.tensor_rules import check_sequence, check_split, check_tensor
 from parallel_core.trace_rules import check_profile
-from parallel_core.width_rules import check_tensor, check_widths
+from parallel_core.width_rules import check_widths
 from parallel_core.zero_rules import check_zero
 
 Precision = Literal["fp32", "fp64", "bf16", "fp16"]
@@ -69,6 +71,9 @@ class ParallelSpec(_Spec):
     micro_batches: Annotated[int, Field(ge=1, le=limits.MAX_MICRO_BATCHES)] = 1
     chunks: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] | None = None
     program: Annotated[str, Field(max_length=limits.MAX_PROGRAM)] | None = None
+    tensor_split: TensorSplit = "pairs"
+    """How a tensor group cuts the linear layers of a block: Megatron's column-row pairs, or all of them by columns, the
+    outputs gathered (`tensor.columns`)."""
     sequence: bool = False
     """Sequence parallelism (Korthikanti et al. 2022): what tensor parallelism leaves whole is split by rows."""
     recompute: Recompute = "none"
@@ -223,7 +228,8 @@ class RunSpec(_Spec):
         check_widths(self)
         check_recompute(self, outline_of(self.model))
         check_batch(self)
-        _check_sequence(self)
+        check_split(self)
+        check_sequence(self)
         check_zero(self)
         check_stream(self)
         _check_steps(self)
@@ -268,24 +274,6 @@ def _check_corpus(spec: RunSpec) -> None:
         words = " or ".join(named.get(word, f"'{word}'") for word in able)
         raise rule(
             ("train.corpus", "model.kind"), f"a {spec.model.kind} model trains on {words}; got '{spec.train.corpus}'."
-        )
-
-
-def _check_sequence(spec: RunSpec) -> None:
-    tp, samples, seq = spec.parallel.tp, spec.micro_batch_size, spec.model.seq
-    if not spec.parallel.sequence:
-        return
-    if tp == 1:
-        raise rule(
-            ("parallel.sequence", "parallel.tp"),
-            "sequence parallelism splits what a tensor group leaves whole, and tensor=1 has no group; "
-            "use tensor=2 or more, or turn it off.",
-        )
-    if samples * seq % tp:
-        raise rule(
-            ("parallel.sequence", "parallel.tp", "model.seq"),
-            f"tensor={tp} does not divide the {samples * seq} rows of a micro-batch ({samples} x seq={seq}); "
-            f"try seq={few((tp * n for n in range(1, seq // tp + 2)), seq)}.",
         )
 
 

@@ -5,21 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.outline import outline_of
 from parallel_core.rules import rule
 from parallel_core.schedule import places
 from parallel_core.stage_rules import WIDTHS, check_each_stage, name
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
-
-
-def check_tensor(spec: RunSpec) -> None:
-    """The model can be cut to every width that there is."""
-    field = "parallel.tp" if spec.parallel.widths is None else "parallel.widths"
-    for width in sorted({spec.parallel.tp, *(spec.parallel.widths or ())}):
-        if width > 1:
-            outline_of(spec.model).check_tensor(width, field)
 
 
 def check_widths(spec: RunSpec) -> None:

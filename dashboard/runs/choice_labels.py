@@ -9,6 +9,8 @@ CHOICE_LABELS = {
     "0": "0: every replica holds all",
     "1": "1: replicas share the optimizer's state",
     "2": "2: and keep their part of the gradients alone",
+    "pairs": "Pairs: columns, then rows; nothing sent between",
+    "columns": "Columns: all layers, outputs gathered",
     "none": "None: keep activations",
     "selective": "Selective: recompute attention cores",
     "full": "Full: recompute blocks",

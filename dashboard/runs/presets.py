@@ -78,6 +78,12 @@ PRESETS = (
     ),
     Preset("tp2", "Tiny GPT, TP 2", "every layer split over two devices", _tiny(tp=2)),
     Preset(
+        "tp2-columns",
+        "Tiny GPT, TP 2 by columns",
+        "no layer split by rows: outputs are gathered, twice the bytes",
+        _tiny(tp=2, tensor_split="columns"),
+    ),
+    Preset(
         "tp2-sp",
         "Tiny GPT, TP 2 + sequence parallel",
         "norms and residual sums split by rows, too",

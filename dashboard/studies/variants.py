@@ -27,7 +27,7 @@ WARMUP_STEPS = 3
 RECOMPUTE = ("none", "full")
 
 Spec = dict[str, Any]
-Split = Callable[[int], dict[str, int] | None]
+Split = Callable[[int], dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Plan:
         return max((v.spec.parallel.world for v in self.variants), default=0)
 
 
-def _from(least: int, multiple: int, degrees: Callable[[int], dict[str, int]]) -> Split:
+def _from(least: int, multiple: int, degrees: Callable[[int], dict[str, Any]]) -> Split:
     return lambda n: degrees(n) if n >= least and n % multiple == 0 else None
 
 
@@ -87,6 +87,12 @@ STRATEGIES: tuple[Strategy, ...] = (
     Strategy("zero2", "DP + ZeRO-2", _from(2, 1, lambda n: {"dp": n, "zero": 2}), "at least 2 devices"),
     Strategy("zero3", "DP + ZeRO-3", _from(2, 1, lambda n: {"dp": n, "zero": 3}), "at least 2 devices"),
     Strategy("tp", "TP", _from(2, 1, lambda n: {"tp": n}), "at least 2 devices"),
+    Strategy(
+        "tp-columns",
+        "TP by columns",
+        _from(2, 1, lambda n: {"tp": n, "tensor_split": "columns"}),
+        "at least 2 devices",
+    ),
     Strategy("tp-sp", "TP + SP", _from(2, 1, lambda n: {"tp": n, "sequence": True}), "at least 2 devices"),
     Strategy("gpipe", "PP-GPipe", _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True, "gpipe"),
     Strategy("1f1b", "PP-1F1B", _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True),

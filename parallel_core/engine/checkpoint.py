@@ -60,6 +60,7 @@ class State:
     def __init__(self, trainer: Holds) -> None:
         self._slots, self._size = trainer.flat.slots, trainer.flat.size
         self._place, self._units = trainer.place, trainer.units
+        self._how = trainer.spec.parallel.tensor_split
         self._shapes = parameter_shapes(trainer.spec.model, list(trainer.units))
 
     def shares(self, buffers: Buffers, writing: bool = False) -> dict[str, Share]:
@@ -90,7 +91,7 @@ class State:
 
     def _writes(self, name: str, whole: bool) -> bool:
         """One of the ranks that hold the same: the first replica, the first tensor rank, the layer that names it."""
-        if (whole and self._place.replica) or (split_dim(name) is None and self._place.tensor):
+        if (whole and self._place.replica) or (split_dim(name, self._how) is None and self._place.tensor):
             return False
         return any(name.startswith(f"{unit}.") for unit in self._units)
 

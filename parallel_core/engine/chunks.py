@@ -19,10 +19,10 @@ from parallel_core.engine.unshard import Unsharder
 from parallel_core.models.initial import fill
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.scope import Scope
+from parallel_core.outline.splits import split_dim
 from parallel_core.plan.places import Home, alone_of, bucket_bytes, home, shards_of
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
-from parallel_core.tensor.parallelise import split_dim
 from parallel_core.tensor.weights import WeightGradients
 
 
@@ -71,8 +71,9 @@ class Chunks:
         """Give every parameter its first value: of the full one, this rank's share alone."""
         shapes = parameter_shapes(spec.model, list(self.names))
         for slot in self.flat:
-            dim = (split_dim(slot.name) if group.size > 1 else None) or 0
-            at = 0 if split_dim(slot.name) is None else group.rank * slot.parameter.shape[dim]
+            split = split_dim(slot.name, spec.parallel.tensor_split) if group.size > 1 else None
+            dim = split or 0
+            at = 0 if split is None else group.rank * slot.parameter.shape[dim]
             values = partial(fill, model=spec.model, seed=spec.train.seed, name=slot.name, shape=shapes[slot.name])
             self.flat.fill(slot, partial(values, dim=dim, at=at))
 

@@ -25,7 +25,7 @@ from parallel_core.engine.norm import held
 from parallel_core.engine.shares import split
 from parallel_core.models.registry import buffer_shapes, parameter_shapes
 from parallel_core.outline import outline_of
-from parallel_core.outline.splits import split_dim
+from parallel_core.outline.splits import TensorSplit, split_dim
 
 if TYPE_CHECKING:
     from parallel_core.engine.trainer import Trainer
@@ -58,6 +58,7 @@ class Fingerprints:
         self._trainer, self._group = trainer, group
         model, layout = trainer.spec.model, trainer.layout
         self._every = trainer.spec.trace.fingerprint_every
+        self._split = trainer.spec.parallel.tensor_split
         units = [[u for s in layout.stages_of(place) for u in _units(trainer, s)] for place in range(layout.pp)]
         self._names = [[*held(model, layout, p), *buffer_shapes(model, units[p])] for p in range(layout.pp)]
         self._shapes = {**parameter_shapes(model), **buffer_shapes(model)}
@@ -84,9 +85,9 @@ class Fingerprints:
         place, layout = trainer.place, trainer.layout
         tensors: dict[str, list[_Part]] = {name: [(tensor, 0, 0)] for name, tensor in trainer.chunks.buffers().items()}
         tensors |= _parts(trainer.flat)
-        values = []
+        values, width = [], layout.widths[place.place]
         for name in self._names[place.place]:
-            row, column = _origin(name, self._shapes[name], place.tensor, layout.widths[place.place])
+            row, column = _origin(name, self._shapes[name], place.tensor, width, self._split)
             values.append(sum(fingerprint(part, row + r, column + c) for part, r, c in tensors[name]) & _MASK)
         values += [0] * (self._width - 2 - len(values))
         return values + (list(trainer.reader.prints(step)) if self._reads[place.place] else [0, 0])
@@ -109,7 +110,8 @@ class Fingerprints:
         for rank, row in enumerate(table):
             place = self._trainer.layout.coords(rank)
             for name, value in zip(self._names[place.place], row, strict=False):
-                share = name, place.tensor if split_dim(name) is not None else 0, place.replica * (name in sliced)
+                part = place.tensor if split_dim(name, self._split) is not None else 0
+                share = name, part, place.replica * (name in sliced)
                 holder, known = first.setdefault(share, (rank, value))
                 if known != value:
                     wrong.setdefault(name, (holder, rank))
@@ -159,9 +161,9 @@ def _matrices(shape: torch.Size, first: int, elements: Tensor) -> list[_Part]:
     return [(memory.view(box.sizes), *box.offsets) for box, memory in split(whole, (0, 0), elements, whole, first)]
 
 
-def _origin(name: str, full: tuple[int, ...], rank: int, size: int) -> tuple[int, int]:
+def _origin(name: str, full: tuple[int, ...], rank: int, size: int, how: TensorSplit) -> tuple[int, int]:
     """Row and column of the full tensor, as a matrix, at which tensor rank `rank`'s share begins."""
-    dim = split_dim(name)
+    dim = split_dim(name, how)
     if dim is None or size == 1:
         return 0, 0
     begin = full[dim] // size * rank

@@ -19,7 +19,7 @@ from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.stop import StopRequest
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
-from parallel_core.outline.splits import split_dim
+from parallel_core.outline.splits import TensorSplit, split_dim
 from parallel_core.plan.places import shards_of
 from parallel_core.spec import ModelSpec, RunSpec
 
@@ -73,7 +73,7 @@ class StepTotals:
         places: dict[str, list[tuple[int, int]]] = {}
         for place, names in enumerate(named):
             for column, name in enumerate(names):
-                shares = 1 if split_dim(name) is None else layout.widths[place]
+                shares = 1 if split_dim(name, spec.parallel.tensor_split) is None else layout.widths[place]
                 holders = product(range(shares), range(shards_of(spec)))
                 places.setdefault(name, [(layout.rank(place, replica, t), column) for t, replica in holders])
         order = np.array([place for name in sorted(places) for place in places[name]])
@@ -120,8 +120,9 @@ class StageNorm:
     What every tensor rank holds whole counts once. Replicas have the same sums, so the same norm.
     """
 
-    def __init__(self, flat: FlatParameters, group: Group, tensor: int) -> None:
-        counted = [tensor == 0 or split_dim(name) is not None for name in sorted(slot.name for slot in flat)]
+    def __init__(self, flat: FlatParameters, group: Group, tensor: int, how: TensorSplit) -> None:
+        names = sorted(slot.name for slot in flat)
+        counted = [tensor == 0 or split_dim(name, how) is not None for name in names]
         self._counted = torch.tensor(counted, dtype=torch.float64, device=flat.grads.device)
         self._group = group
 

@@ -92,10 +92,11 @@ class Stage:
         dtype = DTYPES[spec.train.precision]
         self.names = tuple(names)
         rows = Rows(group, spec.model.seq) if spec.parallel.sequence else None
-        self._units = [parallelise(build_unit(spec.model, name, dtype), group, weights, rows) for name in names]
-        chosen, how = recomputed(spec.parallel, spec.model.units()), spec.parallel.recompute
-        self.segments = _segments(names, self._units, chosen if how == "full" else None)
-        if how == "selective":
+        how = spec.parallel.tensor_split
+        self._units = [parallelise(build_unit(spec.model, name, dtype), group, weights, how, rows) for name in names]
+        chosen, again = recomputed(spec.parallel, spec.model.units()), spec.parallel.recompute
+        self.segments = _segments(names, self._units, chosen if again == "full" else None)
+        if again == "selective":
             for unit in (unit for name, unit in zip(names, self._units, strict=True) if block_of(name) in chosen):
                 _recompute_core(unit, scope)
         self.is_first, self.is_last = names[0] == spec.model.units()[0], names[-1] == "head"

@@ -113,7 +113,7 @@ class Trainer:
             Links(here, peers, groups.links, edges, dtype, self.device, self.faults.link_delay, mark, messages),
             self._reducer(groups),
             StepTotals(spec, layout, flat, groups.totals, self.device, self.stop),
-            StageNorm(flat, groups.tensor, self.place.tensor),
+            StageNorm(flat, groups.tensor, self.place.tensor, spec.parallel.tensor_split),
             self.optimizer,
             SharedGradients(flat, groups, spec.parallel.sequence),
             self.loss_scale,

@@ -10,6 +10,9 @@ b samples, s positions, width h, a heads of d = h/a, k heads of keys and values,
     MLP         input bsh, norm bsh + 2bs, before and behind GELU bsf/t each; SwiGLU gate, up, SiLU and product
     head        input bsh, norm bsh + 2bs, log-probabilities bsV/t
 
+Where all linear layers are split by columns (`tensor.columns`), the second one of attention and of an MLP keeps its
+input gathered: bsh and bsf beside the rank's own bsh/t (in the fused kernel) and bsf/t (before GELU).
+
 What stays in fp32 where the rest has 16 bits (statistics of norms, log-sum-exp, log-probabilities) counts double.
 """
 
@@ -35,6 +38,11 @@ def fused_attention(spec: RunSpec) -> bool:
     if spec.model.attention == "plain":
         return False
     return spec.train.device == "cpu" or spec.train.precision != "fp64"
+
+
+def gathers_columns(spec: RunSpec) -> bool:
+    """Whether the second linear layers of a block gather what they take and what they make."""
+    return spec.parallel.tensor_split == "columns" and spec.parallel.tp > 1
 
 
 def _apart(spec: RunSpec, matrix: int) -> int:
@@ -183,9 +191,10 @@ class GptOutline(Outline):
 
     def _parameters(self, spec: RunSpec, unit: int) -> tuple[int, ...]:
         """Elements of each parameter of layer `unit` that a rank holds."""
-        tp = spec.parallel.tp
+        tp, how = spec.parallel.tp, spec.parallel.tensor_split
         return tuple(
-            prod(shape) // (1 if split_dim(f".{name}") is None else tp) for name, shape in self.matrices()[unit].items()
+            prod(shape) // (1 if split_dim(f".{name}", how) is None else tp)
+            for name, shape in self.matrices()[unit].items()
         )
 
     def _embed(self, spec: RunSpec) -> UnitCost:
@@ -195,14 +204,24 @@ class GptOutline(Outline):
 
     def _attention(self, spec: RunSpec) -> UnitCost:
         model, t, bsh = self.model, spec.parallel.tp, self._bsh(spec)
-        qkv, matrix = spec.micro_batch_size * model.seq * self._qkv // t, self._matrix(spec)
+        qkv = spec.micro_batch_size * model.seq * self._qkv // t
+        in_core = bsh + qkv + bsh // t + (0 if fused_attention(spec) else 2 * self._matrix(spec))
+        gathered = gathers_columns(spec)
         return UnitCost(
             parameters=self._parameters(spec, 1),
             boundary=self._entering(spec),
-            inner=self._norm(spec) + qkv + bsh // t + self._core(spec),
-            passing=bsh + qkv + bsh // t + (0 if fused_attention(spec) else 2 * matrix),
+            inner=self._norm(spec) + qkv + (bsh if gathered else bsh // t) + self._core(spec),
+            passing=max(in_core - bsh, self._in_second(spec, model.hidden)) if gathered else in_core,
             gathered=2 * self._foreign(spec),
+            let_go=bsh if gathered else 0,
         )
+
+    def _in_second(self, spec: RunSpec, inputs: int) -> int:
+        """Passes in the backward of a gathering linear layer beside the gradient of its output: its own columns of
+        that, a part of the gradient of all its `inputs`, and the sum of its own ones."""
+        t, bsh = spec.parallel.tp, self._bsh(spec)
+        made = spec.micro_batch_size * self.model.seq * inputs
+        return bsh // t + made + made // t + _apart(spec, self.model.hidden * inputs // t)
 
     def _core(self, spec: RunSpec) -> int:
         """What the core of attention keeps: all that is made of queries, keys and values but the mix itself."""
@@ -210,7 +229,8 @@ class GptOutline(Outline):
         heads, keys = self._bsh(spec) // t, rows * self.kv_heads * self.head_dim // t
         turned = heads + keys if model.positions == "rope" else 0
         copied = 2 * heads if self.kv_heads < model.heads else 0
-        return turned + copied + self._matrix(spec)
+        mixed = heads if gathers_columns(spec) and fused_attention(spec) else 0  # else the second layer's own input
+        return turned + copied + mixed + self._matrix(spec)
 
     def _matrix(self, spec: RunSpec) -> int:
         """Probabilities, or in their place one log-sum-exp a query."""
@@ -221,13 +241,18 @@ class GptOutline(Outline):
         model, bsh = self.model, self._bsh(spec)
         h, rows, f = model.hidden, spec.micro_batch_size * model.seq, self.ffn // spec.parallel.tp
         wide = 2 * f if model.activation == "swiglu" else f
+        kept, passing, gathered = 2 * rows * wide, bsh + rows * wide + _apart(spec, h * wide), gathers_columns(spec)
+        if gathered:
+            kept += rows * (self.ffn - f)
+            passing = max(passing - rows * self.ffn, self._in_second(spec, self.ffn))
         return UnitCost(
             parameters=self._parameters(spec, 2),
             boundary=self._entering(spec),
-            inner=self._norm(spec) + 2 * rows * wide,
-            passing=bsh + rows * wide + _apart(spec, h * wide),
-            put_off=rows * f,
+            inner=self._norm(spec) + kept,
+            passing=passing,
+            put_off=0 if gathered else rows * f,
             gathered=2 * self._foreign(spec),
+            let_go=bsh - bsh // spec.parallel.tp if gathered else 0,
         )
 
     def _head(self, spec: RunSpec) -> UnitCost:

@@ -104,8 +104,9 @@ class _Segment:
             before += unit.boundary + unit.inner
             behind -= unit.weights
             last = i == len(self.units) - 1
-            gradient = 0 if last or split else self.units[i + 1].boundary + output
-            gradient += output if last and unit.gathered else 0  # of its own rows, beside the one that it gathers
+            own = bool(unit.let_go)  # W keeps the own columns of a gradient that passes whole
+            gradient = 0 if last or (split and not own) else self.units[i + 1].boundary + output
+            gradient += output if last and (unit.gathered or own) else 0  # of its rows, beside what it gathers
             kept = before + unit.core + output + split * behind
             passing, params = unit.passing + gradient + split * unit.put_off, self.params[i]
             instants.append(Live(kept, passing, 0 if split else self.grads[i], params))

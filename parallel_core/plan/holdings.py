@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
-from parallel_core.outline.splits import split_dim
+from parallel_core.outline.splits import TensorSplit, split_dim
 from parallel_core.spec import RunSpec
 
 
@@ -35,14 +35,14 @@ def held(spec: RunSpec, rank: int) -> list[Held]:
     layout, outline = Layout.of(spec), outline_of(spec.model)
     place, _, tensor = layout.coords(rank)
     units, shapes = outline.units(), outline.matrices()
-    width = layout.widths[place]
+    width, how = layout.widths[place], spec.parallel.tensor_split
     return [
-        Held(stage, units[i], tuple(_matrix(n, s, tensor, width) for n, s in shapes[i].items()) if shapes else ())
+        Held(stage, units[i], tuple(_matrix(n, s, tensor, width, how) for n, s in shapes[i].items()) if shapes else ())
         for stage in layout.stages_of(place)
         for i in layout.stage_units[stage]
     ]
 
 
-def _matrix(name: str, shape: tuple[int, ...], tensor: int, tp: int) -> Matrix:
-    dim = split_dim(f".{name}") if tp > 1 else None
+def _matrix(name: str, shape: tuple[int, ...], tensor: int, tp: int, how: TensorSplit) -> Matrix:
+    dim = split_dim(f".{name}", how) if tp > 1 else None
     return Matrix(name, shape, dim, tensor if dim is not None else 0, tp if dim is not None else 1)

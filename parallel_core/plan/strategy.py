@@ -23,7 +23,8 @@ def label(spec: RunSpec) -> str:
     """Name of the strategy: `Single`, `DP`, `PP-1F1B`, `DP 2 x TP 2`, `TP 4`, `... + AR` with recomputation.
 
     A degree of 2 is left out where only one axis is split; micro-batches are named where they are mere accumulation.
-    `+ SP` is sequence parallelism. `+ ZeRO-1` says that replicas share the optimizer's state.
+    `by columns` says that no linear layer is split by rows. `+ SP` is sequence parallelism. `+ ZeRO-1` says that
+    replicas share the optimizer's state.
     """
     split = spec.parallel
     axes = _axes(split)
@@ -32,6 +33,8 @@ def label(spec: RunSpec) -> str:
         text = axes[0][0]
     if split.pp == 1 and split.micro_batches > 1:
         text += f" x{split.micro_batches} micro-batches"
+    if split.tensor_split == "columns":
+        text += " by columns"
     if split.sequence:
         text += " + SP"
     if split.zero:

@@ -7,14 +7,15 @@ counted: the few bytes of norm and loss, statistics of batch normalisation, the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 from parallel_core.layout import Layout
-from parallel_core.outline import block_of
+from parallel_core.outline import block_of, outline_of
 from parallel_core.outline.recompute import recomputed
+from parallel_core.outline.splits import ROW
 from parallel_core.plan.peak import by_stage, flat_bytes, unsharded
 from parallel_core.plan.units import boundary_elements
 from parallel_core.spec import RunSpec
@@ -54,30 +55,63 @@ def talks(spec: RunSpec, rank: int) -> list[Talk]:
     found: list[Talk] = []
     if layout.widths[place] > 1:
         ranks = next(group for group in layout.tensor_groups() if rank in group)
-        found.append(_tensor(spec, layout, place, ranks))
+        found.extend(_tensor(spec, layout, place, ranks))
     if layout.replicas[place] > 1:
         replicas = next(group for group in layout.data_groups() if rank in group)
         found.extend(_data(spec, place, replicas))
     return found + _pipeline(spec, layout, rank)
 
 
-def _tensor(spec: RunSpec, layout: Layout, place: int, ranks: tuple[int, ...]) -> Talk:
+def _tensor(spec: RunSpec, layout: Layout, place: int, ranks: tuple[int, ...]) -> list[Talk]:
     """Each layer's collectives: one forward, one backward of its activations; with sequence parallelism gathers and
-    scatters in their place (Korthikanti et al. 2022, figure 5), and one gather more for the gradient of weights."""
+    scatters in their place (Korthikanti et al. 2022, figure 5), and one gather more for the gradient of weights; by
+    columns three beside each sum of an input's gradient (`tensor.columns`)."""
     split, units = spec.parallel, spec.model.units()
     again = recomputed(split, units) if split.recompute == "full" else frozenset()
-    calls = 0
-    for unit in (units[i] for stage in layout.stages_of(place) for i in layout.stage_units[stage]):
-        forward, backward = _calls(unit, units, split.sequence)
-        calls += forward * (2 if block_of(unit) in again else 1) + backward
-    whole = spec.micro_batch_size * spec.model.seq * spec.model.hidden * spec.element_bytes
-    what = "gathers and scatters of activations by rows" if split.sequence else "all-reduces of activations"
-    calls *= split.micro_batches
-    return Talk("tensor", ranks, what, calls, calls * whole, 1 if split.sequence else 2)
+    matrices = outline_of(spec.model).matrices()
+    sums, moved = _Counted(), _Counted()
+    for i in (i for stage in layout.stages_of(place) for i in layout.stage_units[stage]):
+        forwards = 2 if block_of(units[i]) in again else 1
+        if split.tensor_split == "columns":
+            sums.add(1, spec.model.hidden)  # forward of the embedding, backward of all others
+            moved.add(forwards, *_gathered(matrices[i]))
+            moved.add(1, *_gathered(matrices[i])[:1])
+            continue
+        forward, backward = _calls(units[i], units, split.sequence)
+        (moved if split.sequence else sums).add(forward * forwards + backward, spec.model.hidden)
+    named = (
+        (sums, "all-reduces of activations", 2),
+        (moved, "gathers and scatters of activations by " + ("rows" if split.sequence else "columns"), 1),
+    )
+    m, each = split.micro_batches, spec.micro_batch_size * spec.model.seq * spec.element_bytes
+    return [
+        Talk("tensor", ranks, what, m * found.calls, m * each * found.width, passes)
+        for found, what, passes in named
+        if found.calls
+    ]
+
+
+@dataclass
+class _Counted:
+    """Collectives of a micro-batch, and elements of all of them for one position."""
+
+    calls: int = 0
+    width: int = 0
+
+    def add(self, times: int, *widths: int) -> None:
+        self.calls += times * len(widths)
+        self.width += times * sum(widths)
+
+
+def _gathered(matrices: Mapping[str, tuple[int, ...]]) -> list[int]:
+    """Widths of what a layer gathers in a forward if all its linear layers are split by columns: inputs and outputs of
+    second ones. The gradients of the inputs are what its backward scatters."""
+    second = [shape for name, shape in matrices.items() if name in {f"{layer}.weight" for layer in ROW}]
+    return [width for outputs, inputs in second for width in (inputs, outputs)]
 
 
 def _calls(unit: str, units: Sequence[str], sequence: bool) -> tuple[int, int]:
-    """Collectives over a micro-batch's activations in forward and backward of a layer."""
+    """Collectives over a micro-batch's activations in forward and backward of a layer, in pairs."""
     if unit == units[0]:
         return 1, int(sequence)
     if unit == units[-1]:

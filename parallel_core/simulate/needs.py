@@ -27,6 +27,8 @@ def require(spec: RunSpec, table: CostTable) -> None:
             raise CannotPredict(f"the profile has tensor={has}, not {width}; profile that width too.")
     if spec.parallel.recompute == "selective" and "selective" not in {how for _, how in table.conditions}:
         raise CannotPredict("the profile has no recompute=selective; profile that too.")
+    if spec.parallel.tensor_split == "columns":
+        raise CannotPredict("columns are not profiled yet; parallel.tensor_split=pairs is.")
     if spec.parallel.sequence:
         raise CannotPredict("sequence parallelism is not profiled yet; parallel.sequence=false is.")
     if spec.parallel.world > 1 and not table.links:

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from parallel_core.models.dropout import Dropout
 from parallel_core.models.layers import Positions
 from parallel_core.models.loss import CrossEntropySum
-from parallel_core.outline.splits import ROW, VOCAB, split_dim
+from parallel_core.outline.splits import ROW, VOCAB, TensorSplit, split_dim
+from parallel_core.tensor.columns import GatheredLinear
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import ColumnLinear, RowLinear
 from parallel_core.tensor.sequence import (
@@ -21,16 +22,23 @@ from parallel_core.tensor.vocab import VocabCrossEntropy, VocabEmbedding
 from parallel_core.tensor.weights import WeightGradients
 
 
-def parallelise(unit: nn.Module, group: TensorGroup, weights: WeightGradients, rows: Rows | None = None) -> nn.Module:
+def parallelise(
+    unit: nn.Module,
+    group: TensorGroup,
+    weights: WeightGradients,
+    how: TensorSplit = "pairs",
+    rows: Rows | None = None,
+) -> nn.Module:
     """Swap the layers of `unit` that can be split for their share of this rank; `rows` with sequence parallelism.
 
     Linear layers are swapped over a group of one too, so that `weights` gets the gradients of their parameters.
     """
     if rows is not None:
         return _share_rows(unit, rows, weights)
+    second = RowLinear if how == "pairs" else GatheredLinear
     for name, layer in list(unit.named_children()):
         if isinstance(layer, nn.Linear):
-            split = RowLinear if name in ROW and group.size > 1 else ColumnLinear
+            split = second if name in ROW and group.size > 1 else ColumnLinear
             setattr(unit, name, split(layer, group, weights))
         elif group.size == 1:
             continue
@@ -58,7 +66,7 @@ def _share_rows(unit: nn.Module, rows: Rows, weights: WeightGradients) -> nn.Mod
     return unit
 
 
-def shard(full: Tensor, name: str, rank: int, size: int) -> Tensor:
+def shard(full: Tensor, name: str, rank: int, size: int, how: TensorSplit = "pairs") -> Tensor:
     """Rank `rank`'s slice of the full parameter `name` (a view)."""
-    dim = split_dim(name)
+    dim = split_dim(name, how)
     return full if dim is None or size == 1 else full.chunk(size, dim)[rank]

@@ -17,7 +17,7 @@ import torch
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
 from parallel_core.models.numerics import wide
-from parallel_core.outline.splits import split_dim
+from parallel_core.outline.splits import TensorSplit, split_dim
 from parallel_core.spec import DRAWN, RunSpec
 from tests.parallel_core import ranks
 
@@ -72,11 +72,12 @@ def train(spec: RunSpec) -> Trained:
 
 def train_many(specs: Sequence[RunSpec], work: ranks.Work = _work) -> list[Trained]:
     """`train` of specs of one world size, in the same processes: one launch for all."""
-    return [_together(seen) for seen in ranks.run_many(specs, work, ranks.scratch())]
+    seen = ranks.run_many(specs, work, ranks.scratch())
+    return [_together(of, spec.parallel.tensor_split) for of, spec in zip(seen, specs, strict=True)]
 
 
-def _together(seen: list[Any]) -> Trained:
-    full = partial(_whole, {place: index for index, (place, *_) in enumerate(seen)})
+def _together(seen: list[Any], how: TensorSplit) -> Trained:
+    full = partial(_whole, how, {place: index for index, (place, *_) in enumerate(seen)})
     totals = seen[0][-1]
     assert all(other[-1] == totals for other in seen), "ranks disagree about loss or norm"
     return Trained(
@@ -88,7 +89,7 @@ def _together(seen: list[Any]) -> Trained:
     )
 
 
-def _whole(places: dict[Any, int], shares: list[Tensors]) -> Tensors:
+def _whole(how: TensorSplit, places: dict[Any, int], shares: list[Tensors]) -> Tensors:
     out: dict[str, np.ndarray] = {}
     for (place, replica, tensor), index in sorted(places.items()):
         if tensor:
@@ -96,7 +97,7 @@ def _whole(places: dict[Any, int], shares: list[Tensors]) -> Tensors:
         tensors = range(1 + max(t for p, _, t in places if p == place))
         group = [shares[places[place, replica, t]] for t in tensors]
         for name in shares[index]:
-            dim = split_dim(name)
+            dim = split_dim(name, how)
             value = np.concatenate([s[name] for s in group], dim) if dim is not None else group[0][name]
             if dim is None:
                 assert all(np.array_equal(s[name], value) for s in group), f"{name} differs between tensor ranks"

@@ -33,6 +33,7 @@ def run_specs(
     stages = pp * (chunks or 1)
     cut_sets = st.sets(st.integers(1, 2 * layers + 1), min_size=stages - 1, max_size=stages - 1)
     cuts = draw(st.none() | cut_sets.map(lambda found: tuple(sorted(found))))
+    columns = tp > 1 and draw(st.booleans())
     return RunSpec.model_validate(
         {
             "model": {"layers": layers, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64, "tied": tied},
@@ -48,7 +49,8 @@ def run_specs(
                 "chunks": chunks,
                 "zero": draw(st.integers(0, 2 if pp > 1 else 3)) if dp > 1 and not asynchronous else 0,
                 "recompute": draw(st.sampled_from(["none", "selective", "full"])),
-                "sequence": draw(st.booleans()) if tp > 1 else False,
+                "tensor_split": "columns" if columns else "pairs",
+                "sequence": draw(st.booleans()) if tp > 1 and not columns else False,
             },
             "train": {
                 "global_batch": dp * m * draw(st.integers(1, 3)),

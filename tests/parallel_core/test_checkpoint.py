@@ -126,6 +126,8 @@ def test_the_same_layout_goes_on_with_the_same_bits(split: dict[str, Any], tmp_p
         pytest.param(True, {"dp": 2, "pp": 2, "zero": 2}, {"dp": 4, "zero": 1}, id="tied-zero2-dp2pp2-zero1-dp4"),
         pytest.param(False, {"dp": 2, "zero": 1}, {"dp": 2, "pp": 2, "zero": 2}, id="zero1-zero2-dp2pp2"),
         pytest.param(False, MESHES | {"widths": (2, 1)}, MESHES | {"replicas": (2, 1), "widths": (1, 2)}, id="meshes"),
+        pytest.param(False, {"tp": 2}, {"tp": 2, "tensor_split": "columns"}, id="pairs-columns"),
+        pytest.param(False, {"tp": 2, "tensor_split": "columns"}, {"dp": 2}, id="columns-dp2"),
         pytest.param(False, {"dp": 2, "zero": 3}, {}, id="zero3-single"),
         pytest.param(True, {"dp": 2, "zero": 3}, {"pp": 2}, id="tied-zero3-pp2"),
         pytest.param(True, {"dp": 2, "tp": 2, "zero": 3}, {"dp": 2, "zero": 1}, id="tied-zero3-dp2tp2-zero1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from parallel_core.engine.fingerprint import Fingerprints, ReplicasDiffer, _orig
 from parallel_core.engine.trainer import Trainer, run_rank
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.outline.splits import TensorSplit
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.parallelise import shard
 from tests.parallel_core import ranks
@@ -137,7 +139,8 @@ def test_shares_add_up_and_any_bit_shows(data: st.DataObject, dtype: torch.dtype
     full = torch.randn(shape).to(dtype)
     whole = fingerprint(full)
     if not name.startswith("a.norm"):
-        parts = [fingerprint(shard(full, name, rank, 2), *_origin(name, shape, rank, 2)) for rank in range(2)]
+        how = data.draw(st.sampled_from(typing.get_args(TensorSplit)))
+        parts = [fingerprint(shard(full, name, r, 2, how), *_origin(name, shape, r, 2, how)) for r in range(2)]
         assert sum(parts) % 2**64 == whole
     at = data.draw(st.integers(0, full.numel() - 1))
     bit = data.draw(st.integers(0, 8 * full.element_size() - 1))

@@ -83,6 +83,23 @@ def _sequence() -> dict[str, Case]:
     }
 
 
+def _columns() -> dict[str, Case]:
+    """Every linear layer by columns, over 2 and 4 ranks, with all that crosses them."""
+    two: Case = {"tp": 2, "tensor_split": "columns"}
+    pipeline: Case = {**two, "pp": 2, "micro_batches": 4}
+    return {
+        "columns-2": {**two, "micro_batches": 4},
+        "columns-recomputed": {**two, "micro_batches": 2, "recompute": "full"},
+        "columns-4-selective": {**two, "tp": 4, "micro_batches": 2, "recompute": "selective"},
+        "columns-plain": {**two, "attention": "plain", "micro_batches": 2},
+        "columns-data": {**two, "dp": 2, "micro_batches": 2, "tied": True},
+        "columns-tied": {**pipeline, "tied": True, "schedule": "zb-v"},
+        "columns-split-backward": {**pipeline, "schedule": "zb-h1"},
+        "columns-cut": {**pipeline, "cuts": (2,), "recompute": "full", "schedule": "gpipe"},
+        "columns-1x2,1x1": {**pipeline, "tp": 1, "widths": (2, 1), "schedule": "interleaved"},
+    }
+
+
 def _round_robin() -> dict[str, Case]:
     """Stages with different numbers of replicas; eight micro-batches do not divide over three."""
     return {
@@ -108,7 +125,7 @@ def _widths() -> dict[str, Case]:
     }
 
 
-CASES = _boxes() | _tied() | _uneven() | _selective() | _sequence() | _round_robin() | _widths()
+CASES = _boxes() | _tied() | _uneven() | _selective() | _sequence() | _columns() | _round_robin() | _widths()
 _MODEL = ("tied", "attention")
 
 

@@ -13,6 +13,7 @@ from parallel_core.plan.memory import predict
 from parallel_core.spec import RunSpec
 
 PIPELINE = {"pp": 2, "micro_batches": 4}
+COLUMNS = {"tp": 2, "tensor_split": "columns"}
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,10 @@ def test_prediction_is_within_three_percent(
         ({"tp": 2, "sequence": True, "micro_batches": 2, "recompute": "selective"}, "plain"),
         ({**PIPELINE, "tp": 2, "sequence": True, "schedule": "1f1b"}, "fused"),
         ({**PIPELINE, "tp": 2, "sequence": True, "schedule": "zb-h1"}, "fused"),
+        (COLUMNS, "fused"),
+        ({**COLUMNS, "micro_batches": 2, "recompute": "full"}, "fused"),
+        ({**COLUMNS, "recompute": "selective"}, "plain"),
+        ({**COLUMNS, **PIPELINE, "schedule": "zb-h1"}, "fused"),
     ],
 )
 def test_prediction_holds_for_what_is_not_kept_whole(

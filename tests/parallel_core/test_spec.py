@@ -98,6 +98,18 @@ def test_units_of_a_model() -> None:
             "use tensor=2 or more, or turn it off.",
         ),
         (
+            {"parallel": {"tensor_split": "columns"}},
+            "parallel.tensor_split",
+            "tensor_split=columns gathers columns within a tensor group, and tensor=1 has no group; use tensor=2 or "
+            "more, or tensor_split=pairs.",
+        ),
+        (
+            {"parallel": {"tp": 2, "tensor_split": "columns", "sequence": True}},
+            "parallel.tensor_split",
+            "tensor_split=columns gathers every output whole, and sequence=true keeps a rank's rows of it alone; use "
+            "tensor_split=pairs, or sequence=false.",
+        ),
+        (
             {"model": {"seq": 7}, "parallel": {"tp": 4, "sequence": True, "micro_batches": 16}},
             "parallel.sequence",
             "tensor=4 does not divide the 7 rows of a micro-batch (1 x seq=7); try seq=4, 8.",

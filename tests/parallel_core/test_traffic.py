@@ -14,6 +14,7 @@ from parallel_core.layout import Layout
 from parallel_core.local import LocalYard
 from parallel_core.model_spec import ModelSpec
 from parallel_core.models.registry import parameter_shapes
+from parallel_core.outline import outline_of
 from parallel_core.plan.holdings import held
 from parallel_core.plan.peak import by_stage
 from parallel_core.plan.traffic import talks
@@ -28,6 +29,8 @@ SPLITS: list[dict[str, Any]] = [
     {"tp": 2, "micro_batches": 2, "recompute": "full"},
     {"tp": 2, "micro_batches": 2, "sequence": True, "recompute": "full"},
     {"tp": 2, "sequence": True, "pp": 2, "micro_batches": 4},
+    {"tp": 2, "tensor_split": "columns", "micro_batches": 2},
+    {"tp": 2, "tensor_split": "columns", "pp": 2, "micro_batches": 4, "recompute": "full"},
     {"dp": 2, "zero": 1},
     {"dp": 2, "zero": 2, "micro_batches": 2},
     {"dp": 2, "zero": 3, "micro_batches": 2, "recompute": "full"},
@@ -131,6 +134,21 @@ def test_on_a_ring_an_all_reduce_goes_round_twice() -> None:
     assert plain.wire < rows.wire < 1.5 * plain.wire, "one gather more in each backward"
     sent, _ = talks(RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 4}}), 0)
     assert sent.wire == sent.bytes
+
+
+@pytest.mark.parametrize(("activation", "ffn"), [("gelu", None), ("swiglu", None), ("gelu", 256)])
+def test_by_columns_a_block_sends_as_much_more_as_its_mlp_is_wide(activation: str, ffn: int | None) -> None:
+    """Of bsh: 5 + 3 + 2 f/h in place of 4 + 4; what is outside of blocks stays."""
+    model = {"layers": 3, "activation": activation, "ffn": ffn}
+    pairs, columns = (
+        sum(talk.wire for talk in talks(RunSpec.model_validate({"model": model, "parallel": {"tp": 4, **how}}), 0))
+        for how in ({}, {"tensor_split": "columns"})
+    )
+    spec = RunSpec.model_validate({"model": model})
+    pass_once = 4 * 16 * spec.model.seq * spec.model.hidden * 3 // 4
+    wide = outline_of(spec.model).matrices()[2]["fc2.weight"][1]
+    assert pairs == (3 * 8 + 4) * pass_once
+    assert columns - pairs == 3 * 2 * wide * pass_once // spec.model.hidden
 
 
 def test_a_rank_that_is_none() -> None:

@@ -35,6 +35,7 @@ FOURS: list[dict[str, Any]] = [
     {"pp": 2, "schedule": "interleaved", "micro_batches": 2},
     {"tp": 2, "tied": True},
     {"tp": 2, "sequence": True, "micro_batches": 2},
+    {"tp": 2, "tensor_split": "columns", "micro_batches": 2},
 ]
 
 

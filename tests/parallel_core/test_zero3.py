@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
-from parallel_core.outline.splits import split_dim
+from parallel_core.outline.splits import TensorSplit, split_dim
 from parallel_core.plan.memory import by_stage, verdict
 from parallel_core.plan.strategy import label
 from parallel_core.schedule import build
@@ -34,6 +34,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 FOURS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (MODEL | {"tied": True}, {"tp": 2, "micro_batches": 2}),
     (MODEL, {"tp": 2, "sequence": True, "recompute": "full"}),
+    (MODEL, {"tp": 2, "tensor_split": "columns", "micro_batches": 2}),
 ]
 
 
@@ -70,22 +71,23 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 
 def train(specs: list[RunSpec]) -> list[Trained]:
     """Trains specs of one world size in one launch; parameters put together from what each rank owns of them."""
-    return [_together(seen) for seen in ranks.run_many(specs, _work, ranks.scratch())]
+    seen = ranks.run_many(specs, _work, ranks.scratch())
+    return [_together(of, spec.parallel.tensor_split) for of, spec in zip(seen, specs, strict=True)]
 
 
-def _together(seen: list[Any]) -> Trained:
+def _together(seen: list[Any], how: TensorSplit) -> Trained:
     totals = seen[0][-1]
     assert all(other[-1] == totals for other in seen), "ranks disagree about loss or norm"
     losses, norms = ([getattr(total, key) for total in totals] for key in ("loss", "grad_norm"))
-    return Trained([], _whole(seen, 2), _whole(seen, 3), losses, norms)
+    return Trained([], _whole(seen, 2, how), _whole(seen, 3, how), losses, norms)
 
 
-def _whole(seen: list[Any], column: int) -> dict[str, np.ndarray]:
+def _whole(seen: list[Any], column: int, how: TensorSplit) -> dict[str, np.ndarray]:
     """Every element must be owned by one replica at least."""
     halves: dict[tuple[str, int], np.ndarray] = {}
     for place, shapes, *columns in seen:
         for name, (first, part) in columns[column - 2].items():
-            key = name, place.tensor if split_dim(name) is not None else 0
+            key = name, place.tensor if split_dim(name, how) is not None else 0
             held = halves.setdefault(key, np.full(int(np.prod(shapes[name])), np.nan))
             held[first : first + len(part)] = part
     shaped = {key: held.reshape(seen[0][1][key[0]]) for key, held in halves.items()}
@@ -94,7 +96,7 @@ def _whole(seen: list[Any], column: int) -> dict[str, np.ndarray]:
     return {
         name: held
         if (name, 1) not in shaped
-        else np.concatenate([shaped[name, t] for t in range(others)], split_dim(name))
+        else np.concatenate([shaped[name, t] for t in range(others)], split_dim(name, how))
         for (name, tensor), held in shaped.items()
         if not tensor
     }

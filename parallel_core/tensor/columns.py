@@ -1,0 +1,78 @@
+"""Column split with all-gather: every linear layer of a block shares out its outputs, none its inputs.
+
+The plain way to split Y = X A is by the columns of A, Y_i = X A_i, and whoever needs all of Y gathers it. Shoeybi et
+al. 2019, section 3, cut every second matrix by rows instead, because then nothing needs gathering between the two. Here
+nothing is paired, so that both can be traced:
+
+    forward    attention: heads split -> gather their mix -> projection by columns -> gather its output
+               MLP: wide layer by columns -> activation -> gather -> narrow layer by columns -> gather its output
+    backward   of a gathered output each rank takes its own columns, which says nothing to anybody; of a gathered input
+               every rank has a part of all columns, and gets the sum of its own: a reduce-scatter
+
+What is between the two linear layers works on each column (or head) by itself, so the first one's output is gathered
+behind it: as many bytes for attention, and no activation computed twice. The first layer's input gradient is summed
+over the group as in the paired split. For b samples, s positions and width h a rank sends and receives on a ring
+(Patarasuk and Yuan 2009), in units of (t - 1)/t bsh elements, 5 for attention (pairs: 4) and 3 + 2 f/h for an MLP of
+width f (pairs: 4).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from parallel_core.tensor.group import TensorGroup
+from parallel_core.tensor.linear import SplitLinear
+from parallel_core.tensor.weights import WeightGradient, WeightGradients
+
+
+def gather_columns(mine: Tensor, group: TensorGroup) -> Tensor:
+    """Everyone's (..., width / size) side by side: (..., width)."""
+    rows = mine.flatten(0, -2)
+    parts = group.end(group.begin_gather(rows[None])).view(group.size, *rows.shape)
+    return parts.transpose(0, 1).reshape(*mine.shape[:-1], group.size * mine.shape[-1])
+
+
+def own_columns(whole: Tensor, group: TensorGroup) -> Tensor:
+    """This rank's part of them, as memory of its own: it may be kept for long, and `whole` should not be."""
+    return whole.chunk(group.size, -1)[group.rank].contiguous()
+
+
+class _Gathered(torch.autograd.Function):
+    """A product of gathered columns, itself gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, anchor: Tensor, layer: GatheredLinear) -> Tensor:
+        x = gather_columns(mine, layer.group)
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        return gather_columns(F.linear(x, layer.weight, layer.bias), layer.group)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, whole: Tensor) -> tuple[Tensor, None, None]:
+        (x,), layer = ctx.saved_tensors, ctx.layer
+        group, grad = layer.group, own_columns(whole, layer.group)
+        # One product for each rank's columns, so that each part is one piece of memory: what a reduce-scatter takes.
+        parts = layer.weight.unflatten(1, (group.size, -1)).transpose(0, 1)
+        scattering = group.begin_scatter(grad.flatten(0, -2) @ parts)
+        layer.weights.hand_in(WeightGradient(x, grad, layer.weight, layer.bias))
+        return group.end(scattering).view(*x.shape[:-1], -1), None, None
+
+
+class GatheredLinear(SplitLinear):
+    """Holds `out / size` rows of the weight; (..., in / size) -> (..., out) on every rank."""
+
+    def __init__(self, full: nn.Linear, group: TensorGroup, weights: WeightGradients) -> None:
+        super().__init__(group, weights)
+        out = full.out_features // group.size
+        self.weight = nn.Parameter(full.weight.new_empty(out, full.in_features))
+        self.bias = nn.Parameter(full.weight.new_empty(out)) if full.bias is not None else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Gathered.apply(x, self.weights.anchor, self)
+        return out
