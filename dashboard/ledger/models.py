@@ -64,6 +64,8 @@ class Prediction(models.Model):
     replayed = models.ForeignKey("runs.Run", null=True, on_delete=models.SET_NULL, related_name="foresaw")
     """A run that differs by its schedule or micro-batches alone; what replaying it said is `replayed_seconds`."""
     replayed_seconds = models.FloatField(null=True)
+    to_replay = models.BooleanField(default=False, db_index=True)
+    """The analyst has still to look for such a run: replaying a long step takes longer than who queues it may wait."""
     measured_seconds = models.FloatField(null=True)
     measured_memory = models.BigIntegerField(null=True)
     disturbed = models.BooleanField(default=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dashboard.analyst.process import Work
+from dashboard.ledger.models import Prediction
 from dashboard.runs import traces
 from dashboard.runs.models import Run, State
 from parallel_core.schedule.traits import CUSTOM, flushes
@@ -16,13 +18,44 @@ _FREE = frozenset({"steps", "warmup_steps", "seed"})
 """Training fields that say nothing of a step's time."""
 
 
+def recover() -> None:
+    """A look that ended its analyst is not taken again."""
+
+
+def take() -> Work | None:
+    """Claims the oldest prediction that is still to be looked at, as a lane of the analyst; None without one."""
+    said = Prediction.objects.filter(to_replay=True).select_related("run").order_by("pk").first()
+    if said is None:
+        return None
+    if Prediction.objects.filter(pk=said.pk, to_replay=True).update(to_replay=False) and not said.settled_at:
+        _look(said)
+    return iter(())
+
+
+def _look(said: Prediction) -> None:
+    """Keeps what is found, unless the run was quicker: nothing is foreseen of a step that was measured."""
+    try:
+        found = foreseen(RunSpec.model_validate(said.run.spec))
+    except ValueError:  # of an older version
+        return
+    if found is not None:
+        still = Prediction.objects.filter(pk=said.pk, settled_at__isnull=True)
+        still.update(replayed=found[0], replayed_seconds=found[1])
+
+
+def conceivable(spec: RunSpec) -> bool:
+    """Whether a step of `spec` can be what a what-if leads to."""
+    split = spec.parallel
+    return split.pp > 1 and split.schedule != CUSTOM and flushes(split.schedule) and not spec.inject
+
+
 def foreseen(spec: RunSpec) -> tuple[Run, float] | None:
     """The newest run that differs from `spec` by its schedule or micro-batches alone, and the seconds of a step of
     `spec` by the replay of its traced one. None where there is no such run, or its step cannot be replayed."""
-    split = spec.parallel
-    if split.pp == 1 or split.schedule == CUSTOM or not flushes(split.schedule) or spec.inject:
+    if not conceivable(spec):
         return None
-    done = Run.objects.filter(state=State.SUCCEEDED, devices=split.world, broken=[]).exclude(prediction__disturbed=True)
+    same = {"state": State.SUCCEEDED, "devices": spec.parallel.world, "broken": []}
+    done = Run.objects.filter(**same).exclude(prediction__disturbed=True)
     for run in done.order_by("-id").defer("summary")[:LOOKED_AT]:
         change = _change(run.spec, spec)
         if change is not None and (seconds := _replayed(run, change)) is not None:

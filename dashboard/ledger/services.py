@@ -49,17 +49,15 @@ def answer_profile(worker: str, body: Mapping[str, Any]) -> None:
 
 
 def predict(run: Run) -> Prediction:
-    """Written in the transaction that queues the run."""
+    """Written in the transaction that queues the run; what another run's replay says of it comes from the analyst."""
     spec = RunSpec.model_validate(run.spec)
     found = selectors.predicted(spec)
     memory = worst_stage(spec).total if spec.trace.memory and spec.parallel.world <= selectors.MOST_RANKS else None
-    source, replayed = replays.foreseen(spec) or (None, None)
     return Prediction.objects.create(
         run=run,
         profile=found.profile,
         seconds=found.seconds,
-        replayed=source,
-        replayed_seconds=replayed,
+        to_replay=replays.conceivable(spec),
         memory=memory,
     )
 

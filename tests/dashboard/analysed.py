@@ -11,6 +11,7 @@ from django.test import Client
 
 from dashboard.analyst import searching
 from dashboard.analyst.process import Analyst, Lane
+from dashboard.ledger import replays
 from dashboard.traces import reading
 
 DEADLINE_S = 120.0
@@ -36,6 +37,12 @@ def read_next() -> bool:
 def search_next() -> bool:
     """Answers the oldest queued search; False where none is queued."""
     return _next(searching)
+
+
+def foresee_all() -> None:
+    """Looks for a run to replay for every prediction that has none yet."""
+    while _next(replays):
+        pass
 
 
 def _next(module: ModuleType) -> bool:

@@ -16,15 +16,22 @@ from dashboard.runs.models import Run, State
 from parallel_core.simulate.replay import Change, replay
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.analysed import foresee_all
 
 pytestmark = pytest.mark.django_db
 GPIPE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
 
 
+def _looked_at(run: Run) -> Prediction:
+    """What was said of it, once the analyst has been there."""
+    foresee_all()
+    return Prediction.objects.get(run=run)
+
+
 def test_another_schedule_is_foreseen_and_settled(reader: Client, alice: Any) -> None:
     before = factory.finished(alice, GPIPE)
     run = factory.queued(alice, {**GPIPE, "schedule": "1f1b"})
-    said = Prediction.objects.get(run=run)
+    said = _looked_at(run)
     trace = traces.trace(before, None)
     assert trace is not None and said.replayed == before and said.replayed_seconds
     assert said.replayed_seconds == pytest.approx(
@@ -41,8 +48,21 @@ def test_another_schedule_is_foreseen_and_settled(reader: Client, alice: Any) ->
 
 def test_other_micro_batches_are_foreseen_too(alice: Any) -> None:
     before = factory.finished(alice, GPIPE)
-    said = Prediction.objects.get(run=factory.queued(alice, {**GPIPE, "micro_batches": 8}))
+    said = _looked_at(factory.queued(alice, {**GPIPE, "micro_batches": 8}))
     assert said.replayed == before and said.replayed_seconds
+
+
+def test_nobody_waits_for_a_replay_and_none_comes_too_late(alice: Any) -> None:
+    before = factory.finished(alice, GPIPE)
+    runs = [factory.queued(alice, {**GPIPE, "schedule": name}) for name in ("1f1b", "zb-h1")]
+    said = Prediction.objects.filter(run__in=runs)
+    assert not said.filter(replayed__isnull=False) and said.filter(to_replay=True).count() == 2
+    assert not Prediction.objects.get(run=factory.queued(alice, {"dp": 2})).to_replay
+    Run.objects.filter(pk=runs[0].pk).update(state=State.SUCCEEDED)
+    runs[0].refresh_from_db()
+    settle(runs[0], {"timed": {"median": 0.1}, "memory": None, "cpu_others": 0.0})
+    assert _looked_at(runs[0]).replayed is None, "it was measured before anything was said"
+    assert _looked_at(runs[1]).replayed == before and not said.filter(to_replay=True)
 
 
 @pytest.mark.parametrize(
@@ -57,17 +77,17 @@ def test_other_micro_batches_are_foreseen_too(alice: Any) -> None:
 )
 def test_what_differs_in_more_is_not(alice: Any, split: dict[str, Any], train: dict[str, Any]) -> None:
     factory.finished(alice, GPIPE)
-    said = Prediction.objects.get(run=factory.queued(alice, split, train=train))
+    said = _looked_at(factory.queued(alice, split, train=train))
     assert said.replayed is None and said.replayed_seconds is None
 
 
 def test_a_disturbed_or_failed_run_foresees_nothing(alice: Any) -> None:
     before = factory.finished(alice, GPIPE)
     Prediction.objects.filter(run=before).update(disturbed=True)
-    assert Prediction.objects.get(run=factory.queued(alice, {**GPIPE, "schedule": "1f1b"})).replayed is None
+    assert _looked_at(factory.queued(alice, {**GPIPE, "schedule": "1f1b"})).replayed is None
     Prediction.objects.filter(run=before).update(disturbed=False)
     Run.objects.filter(pk=before.pk).update(state=State.FAILED)
-    assert Prediction.objects.get(run=factory.queued(alice, {**GPIPE, "schedule": "zb-h1"})).replayed is None
+    assert _looked_at(factory.queued(alice, {**GPIPE, "schedule": "zb-h1"})).replayed is None
 
 
 def test_the_what_if_tab_leads_to_the_run_that_settles_it(reader: Client, alice: Any) -> None:
@@ -77,7 +97,7 @@ def test_the_what_if_tab_leads_to_the_run_that_settles_it(reader: Client, alice:
     spec = RunSpec.model_validate_json(parse_qs(urlsplit(address).query)["spec"][0])
     assert (spec.parallel.schedule, spec.parallel.micro_batches) == ("1f1b", 4)
     assert spec.model == RunSpec.model_validate(before.spec).model
-    said = Prediction.objects.get(run=factory.services.submit(owner=alice, spec=spec.model_dump(mode="json")))
+    said = _looked_at(factory.services.submit(owner=alice, spec=spec.model_dump(mode="json")))
     assert said.replayed == before
     assert "settles this prediction" in page.content.decode()
     Prediction.objects.filter(run=before).update(disturbed=True)

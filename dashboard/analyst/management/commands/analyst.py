@@ -1,4 +1,4 @@
-"""`manage.py analyst`: the process that searches and reads uploaded traces."""
+"""`manage.py analyst`: the process that searches, reads uploaded traces and replays runs for the ledger."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from django.core.management.base import BaseCommand
 
 from dashboard.analyst import searching
 from dashboard.analyst.process import Analyst, Lane
+from dashboard.ledger import replays
 from dashboard.traces import reading
 
 
 class Command(BaseCommand):
-    help = "Answers searches and reads uploaded traces. A second one waits until the first ends."
+    help = "Answers searches, reads uploaded traces, replays runs for the record. A second one waits for the first."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        analyst = Analyst([Lane(lane.recover, lane.take) for lane in (searching, reading)])
+        analyst = Analyst([Lane(lane.recover, lane.take) for lane in (searching, reading, replays)])
 
         def stop(number: int, frame: FrameType | None) -> None:
             analyst.stop()
