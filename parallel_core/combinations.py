@@ -50,6 +50,7 @@ FEATURES: dict[str, Leaves] = {
     "ZeRO-1": {"parallel.dp": 2, "parallel.zero": 1},
     "ZeRO-2": {"parallel.dp": 2, "parallel.zero": 2},
     "ZeRO-3": {"parallel.dp": 2, "parallel.zero": 3},
+    "fully_shard": {"parallel.dp": 2, "parallel.zero": 3, "parallel.zero_backend": "fully_shard"},
     "tensor parallel": {"parallel.tp": 2},
     "tensor split by columns": {"parallel.tp": 2, "parallel.tensor_split": "columns"},
     "sequence parallel": {"parallel.tp": 2, "parallel.sequence": True},

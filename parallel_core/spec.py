@@ -36,6 +36,7 @@ from parallel_core.zero_rules import check_zero
 Precision = Literal["fp32", "fp64", "bf16", "fp16"]
 DeviceKind = Literal["cpu", "cuda"]
 Clip = Literal["global", "stage"]
+ZeroBackend = Literal["own", "fully_shard"]
 
 BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
 """Of a parameter or an activation."""
@@ -82,6 +83,8 @@ class ParallelSpec(_Spec):
     zero: Annotated[int, Field(ge=0, le=3)] = 0
     """ZeRO stage (Rajbhandari et al. 2020): 1 shards moments and master weights over the replicas, 2 gradients, 3
     parameters, too."""
+    zero_backend: ZeroBackend = "own"
+    """Who shards parameters under zero=3: this engine, or torch.distributed.fsdp.fully_shard (FSDP2)."""
     cuts: Annotated[tuple[Positive, ...], Field(max_length=limits.MAX_STAGES)] | None = None
     replicas: ByStage | None = None
     """Of each stage, where they differ (`schedule.round_robin`); `dp` is 1 then, and `micro_batches` counts over all of

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 def check_zero(spec: RunSpec) -> None:
     """Raises the error of the first rule that is broken."""
+    _check_backend(spec)
     if spec.parallel.zero and spec.parallel.dp == 1:
         more = [degree for degree in divisors(spec.train.global_batch) if degree > 1]
         raise rule(
@@ -24,4 +25,21 @@ def check_zero(spec: RunSpec) -> None:
             ("parallel.zero", "parallel.pp"),
             "zero=3 gathers each layer's parameters for every forward and backward of a micro-batch, and a pipeline "
             f"needs many of those; with pipeline={spec.parallel.pp} use zero=2 or less, or use pipeline=1.",
+        )
+
+
+def _check_backend(spec: RunSpec) -> None:
+    if spec.parallel.zero_backend == "own":
+        return
+    if spec.parallel.zero < 3:
+        raise rule(
+            ("parallel.zero_backend", "parallel.zero"),
+            f"fully_shard shards parameters, gradients and optimizer state, which is zero=3; got zero="
+            f"{spec.parallel.zero}: use zero=3, or zero_backend='own'.",
+        )
+    if spec.model.tied:
+        raise rule(
+            ("parallel.zero_backend", "model.tied"),
+            "fully_shard keeps a matrix in one layer's group, and tied embeddings are in two; use zero_backend='own', "
+            "or untie them.",
         )

@@ -76,6 +76,12 @@ PRESETS = (
         "and gather each layer's parameters only while it works",
         _tiny(dp=2, zero=3),
     ),
+    Preset(
+        "dp2-fully-shard",
+        "Tiny GPT, DP 2 + ZeRO-3 by fully_shard",
+        "the same sharding by PyTorch's FSDP2, to hold against ours",
+        _tiny(dp=2, zero=3, zero_backend="fully_shard"),
+    ),
     Preset("tp2", "Tiny GPT, TP 2", "every layer split over two devices", _tiny(tp=2)),
     Preset(
         "tp2-columns",

@@ -28,6 +28,8 @@ def condition(path: str) -> Condition | None:
         return Condition("parallel.schedule", tuple(round_robins()))
     if path == "parallel.recompute_layers":
         return Condition("parallel.recompute", ("selective", "full"))
+    if path == "parallel.zero_backend":
+        return Condition("parallel.zero", ("3",))
     if path.startswith("train.loss_scale"):
         return Condition("train.precision", ("fp16",))
     kinds = kinds_of(path)

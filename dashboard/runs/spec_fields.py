@@ -75,6 +75,7 @@ GROUPS = (
             Entry("parallel.recompute", "Activation recomputation"),
             Entry("parallel.recompute_layers", "Layers that recompute", "e.g. 0, 1; empty: all"),
             Entry("parallel.zero", "ZeRO stage"),
+            Entry("parallel.zero_backend", "Parameters are sharded by", "of untied models"),
             Entry("parallel.cuts", "Stage cuts", "e.g. 3, 6; empty balances them by FLOPs"),
         ),
     ),

@@ -97,7 +97,7 @@ CARDS: tuple[Card, ...] = (
         "A model whose parameters alone do not fit; long sequences or many samples a micro-batch.",
         "Many micro-batches: every one gathers all parameters twice.",
         {"dp": 4, "zero": 3},
-        seen=("DP + ZeRO-3", "DP 2 + ZeRO-3", "DP 4 + ZeRO-3"),
+        seen=tuple(f"DP{n} + ZeRO-3{by}" for n in ("", " 2", " 4") for by in ("", " (fully_shard)")),
         preset="dp2-zero3",
     ),
     Card(

@@ -86,6 +86,12 @@ STRATEGIES: tuple[Strategy, ...] = (
     Strategy("zero1", "DP + ZeRO-1", _from(2, 1, lambda n: {"dp": n, "zero": 1}), "at least 2 devices"),
     Strategy("zero2", "DP + ZeRO-2", _from(2, 1, lambda n: {"dp": n, "zero": 2}), "at least 2 devices"),
     Strategy("zero3", "DP + ZeRO-3", _from(2, 1, lambda n: {"dp": n, "zero": 3}), "at least 2 devices"),
+    Strategy(
+        "fully-shard",
+        "DP + ZeRO-3 (fully_shard)",
+        _from(2, 1, lambda n: {"dp": n, "zero": 3, "zero_backend": "fully_shard"}),
+        "at least 2 devices",
+    ),
     Strategy("tp", "TP", _from(2, 1, lambda n: {"tp": n}), "at least 2 devices"),
     Strategy(
         "tp-columns",

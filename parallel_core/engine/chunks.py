@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device
 from parallel_core.engine.flat import FlatParameters, Shard
+from parallel_core.engine.fully_sharded import FullySharded, mesh_of
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.stage import Batch, Stage
-from parallel_core.engine.unshard import Unsharder
+from parallel_core.engine.unshard import Unsharding
 from parallel_core.models.initial import fill
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.scope import Scope
@@ -24,6 +27,8 @@ from parallel_core.plan.places import Home, alone_of, bucket_bytes, home, shards
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.weights import WeightGradients
+
+First = Callable[[str, Tensor], None]
 
 
 class Chunks:
@@ -40,22 +45,37 @@ class Chunks:
         replicas: Group,
         device: Device,
         scope: Scope,
+        shards: dist.ProcessGroup | None = None,
     ) -> None:
+        """`shards`: the replicas that torch's `fully_shard` cuts parameters for; None: this engine does, if at all."""
         self.weights, self.loss_scale = WeightGradients(scope), LossScale(spec.train)
         self.stages = {
             number: Stage(spec, names, group, self.weights, self.loss_scale, scope) for number, names in stages.items()
         }
         self.names = tuple(name for names in stages.values() for name in names)
-        places = {number: stage.places() for number, stage in self.stages.items()}
+        first = self._first(spec, group)
+        if shards is not None:
+            self.flat: FlatParameters = self._torchs(spec, device, mesh_of(shards, device), first)
+        else:
+            self.flat = self._own(spec, replicas, device, scope)
+            for slot in self.flat:
+                self.flat.fill(slot, partial(first, slot.name))
+        for stage in self.stages.values():
+            stage.prepare(replicas, device)
+
+    def _torchs(self, spec: RunSpec, device: Device, mesh: DeviceMesh, first: First) -> FlatParameters:
+        layers = [
+            layer for stage in self.stages.values() for layer in zip(stage.layers, stage.places_by_unit(), strict=True)
+        ]
+        return FullySharded(layers, first, DTYPES[spec.train.precision], device, mesh)
+
+    def _own(self, spec: RunSpec, replicas: Group, device: Device, scope: Scope) -> FlatParameters:
         shard = Shard(shards_of(spec), scope.replica if spec.parallel.zero else 0, alone_of(spec))
         if spec.parallel.zero > 1 and replicas is not None:
             sliced, homes = spec.parallel.zero > 2, self._homes(spec)
             shard = replace(shard, lean=True, sliced=sliced, bucket=bucket_bytes(spec), homes=homes)
-        named = [place for of_stage in places.values() for place in of_stage]
-        self.flat = FlatParameters(named, DTYPES[spec.train.precision], device, shard)
-        self._fill(spec, group)
-        for stage in self.stages.values():
-            stage.prepare(replicas, device)
+        named = [place for stage in self.stages.values() for place in stage.places()]
+        return FlatParameters(named, DTYPES[spec.train.precision], device, shard)
 
     def _homes(self, spec: RunSpec) -> dict[str, Home]:
         """Of every parameter (`plan.places.home`); of a tied one that of the first layer."""
@@ -67,21 +87,23 @@ class Chunks:
             for name, *_ in held
         }
 
-    def _fill(self, spec: RunSpec, group: TensorGroup) -> None:
-        """Give every parameter its first value: of the full one, this rank's share alone."""
+    def _first(self, spec: RunSpec, group: TensorGroup) -> First:
+        """Gives a tensor the first values of the parameter of that name: of the full one, this rank's share alone."""
         shapes = parameter_shapes(spec.model, list(self.names))
-        for slot in self.flat:
-            split = split_dim(slot.name, spec.parallel.tensor_split) if group.size > 1 else None
+
+        def first(name: str, target: Tensor) -> None:
+            split = split_dim(name, spec.parallel.tensor_split) if group.size > 1 else None
             dim = split or 0
-            at = 0 if split is None else group.rank * slot.parameter.shape[dim]
-            values = partial(fill, model=spec.model, seed=spec.train.seed, name=slot.name, shape=shapes[slot.name])
-            self.flat.fill(slot, partial(values, dim=dim, at=at))
+            at = 0 if split is None else group.rank * target.shape[dim]
+            fill(target, spec.model, spec.train.seed, name, shapes[name], dim, at)
+
+        return first
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Global name -> state of the layers that is no parameter: running statistics."""
         return {name: buffer for stage in self.stages.values() for name, buffer in stage.buffers().items()}
 
-    def unshard_by(self, unsharder: Unsharder | None) -> None:
+    def unshard_by(self, unsharder: Unsharding | None) -> None:
         """Who makes the parameters of a layer whole while it works; None: they are."""
         for stage in self.stages.values():
             stage.unsharder = unsharder

@@ -112,6 +112,12 @@ def disconnect() -> None:
         dist.destroy_process_group()
 
 
+def shard_group(rank: int, layout: Layout) -> dist.ProcessGroup | None:
+    """The replicas of `rank` as a group of torch's own, which `fully_shard` runs over; every rank asks for its own."""
+    place, _, tensor = layout.coords(rank)
+    return _group([layout.rank(place, replica, tensor) for replica in range(layout.replicas[place])])
+
+
 def near_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
     """The group of global `ranks`, all of which ask for it: CPU ranks of one host talk through memory."""
     if len(ranks) > 1 and dist.get_backend() == "gloo" and (near := open_group(ranks, rank, store)) is not None:

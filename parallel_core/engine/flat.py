@@ -132,6 +132,15 @@ class FlatParameters:
                 out[slot.name] = start - slot.start, elements[start - part.start : stop - part.start]
         return out
 
+    @property
+    def stores(self) -> Sequence[Tensor]:
+        """The memory of the values."""
+        return [self.values]
+
+    def buffers(self) -> dict[str, Pieces]:
+        """What a checkpoint keeps of the values, by kind."""
+        return {"value": self.pieces()}
+
     def pieces(self) -> Pieces:
         """The values that this rank has, for a checkpoint."""
         if not self.sliced:

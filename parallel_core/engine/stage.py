@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device
 from parallel_core.engine.precision import DTYPES, LossScale
-from parallel_core.engine.unshard import Unsharder
+from parallel_core.engine.unshard import Unsharding
 from parallel_core.models.attention import Core
 from parallel_core.models.passing import NOTHING, Passing, Sample, follow
 from parallel_core.models.registry import build_unit, parameter_name
@@ -107,7 +107,7 @@ class Stage:
         self._batches: Sequence[Batch] = ()
         self._per_step = spec.parallel.per_step
         self._put_off: dict[int, list[WeightGradient]] = {}
-        self.unsharder: Unsharder | None = None
+        self.unsharder: Unsharding | None = None
         """Makes the parameters of a layer whole while it works (ZeRO-3)."""
 
     @property
@@ -168,6 +168,11 @@ class Stage:
 
         The loss is the sum over targets divided by the global count, so parts add up over micro-batches and replicas.
         """
+        if self.unsharder is None:
+            return self._forward(micro_batch, x)
+        return self.unsharder.through(lambda: self._forward(micro_batch, x))
+
+    def _forward(self, micro_batch: int, x: Tensor | None) -> Tensor:
         kept = self._kept[micro_batch] = []
         if x is None:
             batch, own = self._drawn(micro_batch)
@@ -216,7 +221,9 @@ class Stage:
 
     def _again(self, segment: Segment, x: Tensor, micro_batch: int) -> Tensor:
         with self._scope.recomputing():
-            return self._run(segment, x, micro_batch, again=True)
+            if self.unsharder is None:
+                return self._run(segment, x, micro_batch, again=True)
+            return self.unsharder.through(lambda: self._run(segment, x, micro_batch, again=True))
 
     def _run(self, segment: Segment, x: Tensor, micro_batch: int, again: bool = False) -> Tensor:
         batch, own = self._drawn(micro_batch)

@@ -13,10 +13,11 @@ from parallel_core.data.sampler import Sampler
 from parallel_core.engine import checkpoint
 from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.device import Device, be_deterministic, open_device
-from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
+from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect, shard_group
 from parallel_core.engine.executor import Executor, Parts
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.flat import FlatParameters, Pieces
+from parallel_core.engine.fully_sharded import FullySharded, FullyShardedReducer
 from parallel_core.engine.injected import Injected
 from parallel_core.engine.lean import LeanReducer
 from parallel_core.engine.neighbours import Neighbours
@@ -75,7 +76,8 @@ class Trainer:
         late = self.faults.collective_delay("tensor")
         width = self.layout.widths[self.place.place]
         tensor = TensorGroup(self.place.tensor, width, groups.tensor, self.scope, late)
-        self.chunks = Chunks(spec, stages, tensor, groups.data, device, self.scope)
+        shards = shard_group(rank, self.layout) if spec.parallel.zero_backend == "fully_shard" else None
+        self.chunks = Chunks(spec, stages, tensor, groups.data, device, self.scope, shards)
         self.loss_scale = self.chunks.loss_scale
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
         self._numbers = numbers_of(spec, self.layout, self.place.place, groups.world, device)
@@ -122,6 +124,11 @@ class Trainer:
 
     def _reducer(self, groups: Groups) -> Reducer:
         late = self.faults.collective_delay("data")
+        if isinstance(self.flat, FullySharded):
+            recomputes = self.spec.parallel.recompute == "full"
+            torchs = FullyShardedReducer(self.flat, self.chunks.weights, self.scope, late, recomputes)
+            self.chunks.unshard_by(torchs)
+            return torchs
         if self.flat.lean:
             unsharder = Unsharder(self.flat, groups.data, self.scope, late) if self.flat.sliced else None
             self.chunks.unshard_by(unsharder)
@@ -144,7 +151,7 @@ class Trainer:
 
     def buffers(self) -> dict[str, Pieces]:
         """What a checkpoint keeps of this rank (see `checkpoint.Buffers`)."""
-        return {"value": self.flat.pieces(), **self.optimizer.buffers()}
+        return {**self.flat.buffers(), **self.optimizer.buffers()}
 
     def scalars(self) -> dict[str, float]:
         """The numbers that a checkpoint keeps; the same on every rank, and every rank calls it."""
@@ -177,7 +184,7 @@ class Trainer:
         meter = self._meter = self._meter or MemoryMeter(self.spec.trace.memory_cap)
         copies = self._versions.buffers() if self._versions else []
         for tensor, category in (
-            *((tensor, "params") for tensor in (self.chunks.flat.values, *copies)),
+            *((tensor, "params") for tensor in (*self.chunks.flat.stores, *copies)),
             (self.chunks.flat.grads, "grads"),
             *((tensor, "optimizer") for tensor in self.optimizer.state()),
             *((tensor, "buffers") for tensor in (self.faults.held,) if tensor is not None),

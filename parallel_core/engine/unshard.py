@@ -13,9 +13,9 @@ as a place in it (`spot`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,13 @@ class _View(NamedTuple):
         return self.spot.within(self.bucket.whole)
 
 
+class Unsharding(Protocol):
+    """Who makes the parameters of layers whole: `run` one, inside of a pass `through` several of them."""
+
+    def run(self, unit: nn.Module, inputs: Sequence[Tensor], goes_back: bool) -> Tensor: ...
+    def through(self, walk: Callable[[], Tensor]) -> Tensor: ...
+
+
 class Unsharder:
     """Whole parameters of layers for as long as they are at work. Every replica runs the same layers in one order."""
 
@@ -75,6 +82,10 @@ class Unsharder:
         for bucket in held:
             self._let_go(bucket)
         return out
+
+    def through(self, walk: Callable[[], Tensor]) -> Tensor:
+        """A forward through several layers."""
+        return walk()
 
     def done(self, number: int) -> None:
         """The last gradient of a micro-batch is in, of bucket `number`."""

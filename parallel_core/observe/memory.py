@@ -61,6 +61,7 @@ class MemoryMeter:
         self._held: dict[int, list[int]] = {}  # key -> [category, bytes]
         self._keys: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._freed: deque[int] = deque()  # finalisers run in any thread: they only queue (append is atomic)
+        self._elastic: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._next = 0
         self._rows: list[tuple[int, ...]] = []
         self._measuring = False
@@ -89,10 +90,16 @@ class MemoryMeter:
 
     # What is told to it
 
-    def register(self, tensor: torch.Tensor, category: str) -> None:
-        """Count the tensor's storage under `category`, whether it was seen before (it moves) or not."""
+    def register(self, tensor: torch.Tensor, category: str, *, elastic: bool = False) -> None:
+        """Count the tensor's storage under `category`, whether it was seen before (it moves) or not.
+
+        `elastic`: its memory comes and goes while the storage lives; its size is looked at with every operation.
+        """
         self._settle()
-        self._count(tensor.untyped_storage(), _INDEX[category], move=True)
+        storage = tensor.untyped_storage()
+        self._count(storage, _INDEX[category], move=True)
+        if elastic:
+            self._elastic.add(storage)
 
     def follow(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Register parameters as 'params', and each `.grad` as 'grads' from the moment autograd makes it."""
@@ -138,6 +145,8 @@ class MemoryMeter:
         """An operation returned (a view of) this storage."""
         if self._freed:
             self._settle()
+        for own in self._elastic:
+            self._count(own, self._category, move=False)
         self._count(storage, self._category, move=False)
 
     def _count(self, storage: torch.UntypedStorage, category: int, *, move: bool) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, outline_of
+from parallel_core.plan import fully_sharded
 from parallel_core.plan.backward import Layers, at_peak
 from parallel_core.plan.lean import NOTHING, Whole, whole_buckets, whole_layers
 from parallel_core.plan.places import TIED, Home, Places, alone_of, bucket_bytes, home, shards_of
@@ -77,20 +78,24 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
     that place need the same."""
     layout = Layout.of(spec)
     size, main = BYTES_PER_ELEMENT[spec.train.precision], MAIN_BYTES[spec.train.precision]
-    states = _MOMENTS + (size != main)
+    torchs = fully_sharded.by_torch(spec)
+    states = _MOMENTS + (size != main and not torchs)  # torch's parameters are the master weights
     layers = Layers.of(spec)
     out = []
     for place in range(layout.pp):
         stages = {stage: layout.stage_units[stage] for stage in layout.stages_of(place)}
         held = _parameters(spec, layers.costs, list(stages.values()))
+        mine = (
+            [fully_sharded.owned(spec, layers.costs)] * 3 if torchs else [held // _shards(spec, n) for n in (1, 2, 3)]
+        )
         live = at_peak(spec, layers, stages, _whole(spec, layers.costs, stages))
         out.append(
             RankMemory(
                 rank=layout.rank(place),
                 stage=place,
-                params=size * (held // _shards(spec, 3) * (1 + copies(spec, place)) + live.params),
-                grads=main * held // _shards(spec, 2) + size * live.grads,
-                optimizer=states * main * held // _shards(spec, 1),
+                params=(main if torchs else size) * mine[2] * (1 + copies(spec, place)) + size * live.params,
+                grads=main * mine[1] + size * live.grads,
+                optimizer=states * main * mine[0],
                 activations=size * live.kept,
                 buffers=size * live.passing + _batch_bytes(spec, place),
             )
@@ -147,6 +152,8 @@ def _whole(spec: RunSpec, costs: Sequence[UnitCost], stages: Mapping[int, Sequen
     """Buckets that are whole for a while: under ZeRO-2 and 3."""
     if spec.parallel.zero < 2:
         return NOTHING
+    if fully_sharded.by_torch(spec):
+        return fully_sharded.whole(spec, costs)
     places = places_of(spec, costs, list(stages.values()))
     named = {n: {unit: _names(spec, costs, unit) for unit in units} for n, units in stages.items()}
     found = whole_buckets(places, named, shards_of(spec), spec.parallel.micro_batches)

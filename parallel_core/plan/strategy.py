@@ -38,7 +38,7 @@ def label(spec: RunSpec) -> str:
     if split.sequence:
         text += " + SP"
     if split.zero:
-        text += f" + ZeRO-{split.zero}"
+        text += f" + ZeRO-{split.zero}" + (" (fully_shard)" if split.zero_backend == "fully_shard" else "")
     again = recompute_label(split)
     return f"{text} + {again}" if again else text
 

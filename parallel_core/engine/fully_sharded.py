@@ -1,0 +1,249 @@
+"""ZeRO-3 by torch's own `fully_shard` (FSDP2, Zhao et al. 2023), in place of `engine.unshard` and `engine.lean`.
+
+A group is a layer. torch cuts each parameter by its first dimension, gathers a layer's before its forward and before
+its backward, frees them behind, and reduce-scatters its gradients. Everything else is this engine's: what a replica
+owns is moved by `FlatAdamW`, normed, saved by name and compared as ever. Gradients are summed, not averaged: the loss
+is divided by the global count already.
+
+In 16 bits what is sharded are fp32 master weights; a layer is cast when it is gathered (`MixedPrecisionPolicy`), to the
+bits that the own layout keeps beside its masters.
+
+The collectives go through `set_custom_all_gather` and `set_custom_reduce_scatter`, where their spans are recorded.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.tensor import DTensor, Shard
+
+from parallel_core.engine.collectives import all_gather, reduce_scatter
+from parallel_core.engine.device import Device
+from parallel_core.engine.flat import FlatParameters, Pieces, Slot
+from parallel_core.engine.injected import late
+from parallel_core.engine.precision import main_dtype
+from parallel_core.observe.recorder import LANE_COLLECTIVE
+from parallel_core.observe.scope import Scope
+from parallel_core.schedule.ir import Kind
+from parallel_core.tensor.weights import WeightGradients
+
+Layer = tuple[nn.Module, Sequence[tuple[str, nn.Module, str]]]
+"""A layer, and (global name, holding module, attribute) of its parameters, on meta."""
+
+
+class _Messages:
+    """What both collectives share: where their spans go, and how late they end."""
+
+    def __init__(self, scope: Scope, delay: float) -> None:
+        self.scope, self.delay, self.moved = scope, delay, 0
+
+    def end(self, kind: Kind, begin: Callable[[], Any], moved: int) -> None:
+        start = self.scope.mark()
+        with self.scope.named(kind.name):
+            late(begin(), self.delay).wait()
+        self.scope.span(kind, LANE_COLLECTIVE, start, moved)
+        self.moved += moved
+
+
+class _Gather(_Messages, AllGather):
+    """A layer's parameters. torch makes it wait, on CUDA on a stream of its own."""
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        with self.scope.making("params"):
+            return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
+        self.end(Kind.UNSHARD, lambda: all_gather(output_tensor, input_tensor, group), output_tensor.nbytes)
+
+
+class _Scatter(_Messages, ReduceScatter):
+    """A layer's gradients; `op` is a sum, as the layers are told."""
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        with self.scope.making("grads"):
+            return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        self.end(Kind.BUCKET, lambda: reduce_scatter(output_tensor, input_tensor, group), input_tensor.nbytes)
+
+
+class FullySharded(FlatParameters):
+    """Of every parameter the rows that this replica owns: `held` is torch's memory, `grads` is this engine's."""
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        first: Callable[[str, Tensor], object],
+        dtype: torch.dtype,
+        device: Device,
+        mesh: DeviceMesh,
+    ) -> None:
+        """`first` gives a tensor the first values of the parameter of that name; one layer is whole at a time."""
+        self.mesh, self._dtype, main = mesh, dtype, main_dtype(dtype)
+        policy = MixedPrecisionPolicy(dtype if dtype != main else None, main, cast_forward_inputs=False)
+        self.lean = self.sliced = True
+        self.buckets, self.parts = (), []
+        self.layers = [module for module, _ in layers]
+        found: list[tuple[str, nn.Parameter]] = []
+        for module, named in layers:
+            for name, holder, attribute in named:
+                whole = torch.zeros(getattr(holder, attribute).shape, dtype=dtype, device=device.torch)
+                first(name, whole)
+                setattr(holder, attribute, nn.Parameter(whole.to(main)))
+            fully_shard(module, mesh=self.mesh, mp_policy=policy)
+            found += [(name, getattr(holder, attribute)) for name, holder, attribute in named]
+        self.slots = _slots(found)
+        self.size = self.slots[-1].stop
+        self.held = [_local(parameter).view(-1) for _, parameter in found]
+        self.values = torch.empty(0, dtype=main, device=device.torch)
+        self.grads = torch.zeros(sum(map(len, self.held)), dtype=main, device=device.torch)
+        self.mine = self.grads.split([len(part) for part in self.held])
+        self.owned = [_owned(slot, part, self.mesh) for slot, part in zip(self.slots, self.held, strict=True)]
+        for slot, grad in zip(self.slots, self.mine, strict=True):
+            self._sums_to(slot.parameter, grad)
+
+    def _sums_to(self, parameter: nn.Parameter, grad: Tensor) -> None:
+        """torch adds what a micro-batch's reduce-scatter brings to the gradient that is there."""
+        local = grad.view(_local(parameter).shape)
+        shape, stride = parameter.shape, parameter.stride()
+        parameter.grad = DTensor.from_local(local, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+
+    @property
+    def stores(self) -> list[Tensor]:
+        return self.held
+
+    def named(self) -> dict[str, Tensor]:
+        raise NotImplementedError("no parameter is whole between steps")
+
+    def named_grads(self) -> dict[str, Tensor]:
+        return {}
+
+    def owned_grads(self) -> dict[str, Tensor]:
+        return {slot.name: grad for slot, grad in zip(self.slots, self.mine, strict=True)}
+
+    def owned_values(self) -> dict[str, tuple[int, Tensor]]:
+        """In the number type that layers compute in."""
+        return {
+            slot.name: (owned.start - slot.start, part.to(self._dtype))
+            for slot, owned, part in zip(self.slots, self.owned, self.held, strict=True)
+        }
+
+    def buffers(self) -> dict[str, Pieces]:
+        """In 16 bits the masters, and what they are rounded to, as other layouts keep both."""
+        own = tuple((owned.start, part) for owned, part in zip(self.owned, self.held, strict=True))
+        if self._dtype == self.grads.dtype:
+            return {"value": own}
+        return {"value": tuple((first, part.to(self._dtype)) for first, part in own), "main": own}
+
+
+class FullyShardedReducer:
+    """Runs layers under torch's hooks, and is the `reduction.Reducer` of a step: `finish` finds all done."""
+
+    def __init__(
+        self, flat: FullySharded, weights: WeightGradients, scope: Scope, delay: float, recomputes: bool
+    ) -> None:
+        self._scope, self._scatter = scope, _Scatter(scope, delay)
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)  # no layer's output is changed in place
+        gather = _Gather(scope, delay)
+        weights.sums = self._sums
+        for layer in flat.layers:
+            assert isinstance(layer, FSDPModule)
+            layer.set_custom_all_gather(gather)
+            layer.set_custom_reduce_scatter(self._scatter)
+            layer.set_gradient_divide_factor(1.0)
+            layer.set_force_sum_reduction_for_comms(True)
+            layer.register_forward_pre_hook(self._whole)
+        self._root = _Root(flat.layers)
+        fully_shard(self._root, mesh=flat.mesh)
+        if recomputes:  # before the last layer's backward comes a recomputation, which gathers for itself
+            _nothing_ahead(flat.layers[-1])
+
+    def through(self, walk: Callable[[], Tensor]) -> Tensor:
+        """A forward through several layers: one root, so that torch gathers ahead."""
+        out: Tensor = self._root(walk)
+        return out
+
+    def run(self, unit: nn.Module, inputs: Sequence[Tensor], goes_back: bool) -> Tensor:
+        """The layer's output; with `goes_back` its parameters stay for its backward, the next thing."""
+        assert isinstance(unit, FSDPModule)
+        unit.set_reshard_after_forward(not goes_back, recurse=False)
+        out: Tensor = unit(*inputs)
+        return out
+
+    def begin_step(self) -> None:
+        return
+
+    def finish(self) -> int:
+        """torch has waited at the end of each backward; returns the bytes that were reduced."""
+        moved, self._scatter.moved = self._scatter.moved, 0
+        return moved
+
+    def gather(self) -> int:
+        return 0
+
+    def _whole(self, unit: nn.Module, inputs: Any) -> None:
+        """Behind torch's own hook: the parameters are whole, in memory that comes and goes under them."""
+        if self._scope.meter is not None:
+            for parameter in unit.parameters():
+                self._scope.meter.register(parameter, "params", elastic=True)
+
+    def _sums(self, parameter: nn.Parameter) -> Tensor:
+        if parameter.grad is None:
+            with self._scope.making("grads"):
+                parameter.grad = torch.zeros_like(parameter)
+        return parameter.grad
+
+
+class _Root(nn.Module):
+    """What torch takes for the model: its layers share streams and gather one another ahead."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, walk: Callable[[], Tensor]) -> Tensor:
+        return walk()
+
+
+def _nothing_ahead(layer: nn.Module) -> None:
+    """Its backward gathers no other layer ahead."""
+    assert isinstance(layer, FSDPModule)
+    layer.set_modules_to_backward_prefetch([layer])
+
+
+def _slots(found: Sequence[tuple[str, nn.Parameter]]) -> list[Slot]:
+    out, at = [], 0
+    for name, parameter in found:
+        out.append(Slot(name, parameter, at, at + parameter.numel()))
+        at += parameter.numel()
+    return out
+
+
+@torch.no_grad()
+def _local(parameter: nn.Parameter) -> Tensor:
+    """This replica's rows, in torch's memory."""
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local()
+
+
+def _owned(slot: Slot, part: Tensor, mesh: DeviceMesh) -> slice:
+    """Where a replica's rows lie: as many as ceil(rows / replicas) each, the last ones fewer or none."""
+    rows = slot.parameter.shape[0]
+    first = min(mesh.get_local_rank() * -(-rows // mesh.size()), rows)
+    start = slot.start + first * (slot.parameter.numel() // rows)
+    return slice(start, start + len(part))
+
+
+def mesh_of(group: dist.ProcessGroup, device: Device) -> DeviceMesh:
+    """The replicas as torch names them."""
+    return DeviceMesh.from_group(group, device.kind)

@@ -1,0 +1,192 @@
+"""ZeRO-3 by torch's fully_shard computes what one process computes, and leaves the same traces and files as our own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.engine import checkpoint
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.trainer import Trainer
+from parallel_core.observe.recorder import LANE_COLLECTIVE
+from parallel_core.observe.records import FileSink
+from parallel_core.plan.memory import by_stage
+from parallel_core.plan.peak import unsharded
+from parallel_core.plan.strategy import label
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec, field_errors
+from tests.parallel_core import parity, ranks
+from tests.parallel_core.parity import MODEL
+from tests.parallel_core.test_zero3 import LLAMA, sharded, spec_of, train, whole
+
+TORCH = {"zero_backend": "fully_shard"}
+GNMT = {"kind": "gnmt", "layers": 4, "hidden": 16, "seq": 8, "vocab": 64}
+Case = tuple[dict[str, Any], dict[str, Any]]
+TWOS: list[Case] = [
+    (MODEL, {"micro_batches": 2}),
+    (MODEL, {"recompute": "full", "recompute_layers": (1,)}),
+    (MODEL | LLAMA | {"dropout": 0.1}, {"recompute": "selective"}),
+    ({"kind": "mlp", "layers": 3, "hidden": 32}, {"micro_batches": 2, "recompute": "full"}),
+    ({"kind": "resnet50", "width": 2}, {}),
+    (GNMT, {"micro_batches": 2}),
+]
+FOURS: list[Case] = [
+    (MODEL, {"tp": 2, "micro_batches": 2}),
+    (MODEL, {"tp": 2, "sequence": True, "recompute": "full"}),
+    (MODEL | {"vocab": 62}, {"dp": 4}),
+]
+"""The last one: 62 rows over four replicas, so that one has fewer."""
+
+
+@pytest.mark.parametrize("cases", [TWOS, FOURS], ids=["2 ranks", "4 ranks"])
+def test_equals_one_process(cases: list[Case]) -> None:
+    """fp64, with clipping."""
+    got = train([sharded(model, split | TORCH) for model, split in cases])
+    for case, torchs, want in zip(cases, got, train([whole(*case) for case in cases]), strict=True):
+        assert all(np.array_equal(torchs.before[name], want.before[name]) for name in want.before), case
+        np.testing.assert_allclose(torchs.losses, want.losses, rtol=1e-9, err_msg=str(case))
+        np.testing.assert_allclose(torchs.norms, want.norms, rtol=1e-9, err_msg=str(case))
+        if case[0].get("kind") != "resnet50":
+            parity.assert_moved_alike(torchs, want)
+
+
+def test_has_the_bits_of_our_own() -> None:
+    """fp32, without clipping; in 16 bits torch rounds gradients of biases before it adds them, we do not."""
+    splits = [{"micro_batches": 2}, {"recompute": "full"}]
+    bounds = {"fp32": 0.0, "bf16": 1e-4, "fp16": 1e-5}
+    cases = [(precision, split) for precision in bounds for split in splits]
+    same = {"clip_norm": None, "loss_scale": 2.0**10}
+    got = train([sharded(MODEL, s | backend, precision=p, **same) for p, s in cases for backend in (TORCH, {})])
+    for (precision, _), torchs, own in zip(cases, got[::2], got[1::2], strict=True):
+        assert all(np.array_equal(torchs.before[name], own.before[name]) for name in own.before)
+        np.testing.assert_allclose(torchs.losses, own.losses, rtol=bounds[precision])
+        if precision == "fp32":
+            assert all(np.array_equal(torchs.after[name], own.after[name]) for name in own.after)
+
+
+def test_an_overflow_skips_the_step_everywhere(tmp_path: Path) -> None:
+    spec = sharded(MODEL, TORCH, precision="fp16", loss_scale=2.0**32)
+    for before, after, totals in ranks.run(spec, _overflow, tmp_path):
+        assert totals.skipped == 1 and not np.isfinite(totals.grad_norm)
+        assert all(np.array_equal(before[name][1], after[name][1]) for name in before)
+
+
+def _overflow(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    def use(trainer: Trainer) -> Any:
+        before, totals = _state(trainer), trainer.step(0)
+        return before, _state(trainer), totals
+
+    return ranks.with_trainer(spec, rank, meeting, folder, use)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_memory_is_what_is_predicted(precision: str, tmp_path: Path) -> None:
+    deep = MODEL | {"layers": 12}
+    splits: list[dict[str, Any]] = [{}, {"recompute": "full", "micro_batches": 2}]
+    specs = [sharded(deep, split | TORCH, precision=precision) for split in splits]
+    plain = by_stage(spec_of(deep, {"precision": precision}, dp=2))[0]
+    for spec, seen in zip(specs, ranks.run_many(specs, _peak, tmp_path), strict=True):
+        predicted = by_stage(spec)[0]
+        for peak, _ in seen:
+            assert peak["optimizer"] == predicted.optimizer
+            assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.02)
+            assert peak["grads"] < 0.62 * plain.grads
+
+
+def test_its_gathers_and_sums_have_spans(tmp_path: Path) -> None:
+    """A gather for every layer in forward and for all but the last in backward, and a sum for every layer."""
+    spec = sharded(MODEL, TORCH)
+    forward, backward = unsharded(spec)
+    for _, spans in ranks.run(spec, _peak, tmp_path):
+        gathers, sums = ([row for row in spans if row[0] == kind] for kind in (Kind.UNSHARD, Kind.BUCKET))
+        assert len(gathers) == len(forward) + len(backward) and len(sums) == len(forward)
+        assert all(lane == LANE_COLLECTIVE and size and end >= start for _, lane, start, end, size in gathers + sums)
+
+
+def _peak(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    def use(trainer: Trainer) -> Any:
+        _, meter = trainer.metered_step(0)
+        trainer.advance(1)
+        spans = trainer.recorder.end_step()
+        return meter.peak, [tuple(row[n] for n in ("kind", "lane", "start", "end", "bytes")) for row in spans]
+
+    return ranks.with_trainer(spec, rank, meeting, folder, use)
+
+
+def test_checkpoints_are_those_of_any_layout(tmp_path: Path) -> None:
+    """Saved by one, gone on with by the other: the losses of the run that was not stopped. bf16 has master weights."""
+    bounds = {"fp32": 1e-6, "bf16": 1e-3}
+    specs = [sharded(MODEL, backend, precision=precision) for precision in bounds for backend in (TORCH, {})]
+    first = [seen[0] for seen in ranks.run_many(specs, _save(tmp_path), ranks.scratch())]
+    ways = [
+        (before, after)
+        for before, after in product(specs, specs)
+        if before.train == after.train and "fully_shard" in {run.parallel.zero_backend for run in (before, after)}
+    ]
+    resumed = ranks.run_many([after for _, after in ways], _load(tmp_path, [b for b, _ in ways]), ranks.scratch())
+    for (before, after), ((losses, loaded), *_) in zip(ways, resumed, strict=True):
+        went_on, saved = first[specs.index(before)]
+        np.testing.assert_allclose(losses, went_on, rtol=0 if before == after else bounds[before.train.precision])
+        for name, (at, part) in saved.items() if before == after else ():
+            assert loaded[name][0] == at and np.array_equal(loaded[name][1], part), name
+
+
+def _state(trainer: Trainer) -> dict[str, tuple[int, np.ndarray]]:
+    owned = trainer.flat.owned_values()
+    return {name: (first, part.double().numpy().copy()) for name, (first, part) in owned.items()}
+
+
+def _of(spec: RunSpec, at: Path) -> Path:
+    return at / f"{spec.parallel.zero_backend}-{spec.train.precision}"
+
+
+def _save(at: Path) -> ranks.Work:
+    def use(trainer: Trainer) -> Any:
+        order = SaveOrder(_of(trainer.spec, at))
+        saver = checkpoint.Saver(trainer, order, FileSink(ranks.scratch(), trainer.rank))
+        trainer.step(0)
+        saver.save(1)
+        saved = _state(trainer)
+        losses = [trainer.step(step).loss for step in (1, 2, 3)]
+        saver.wait()
+        return losses, saved
+
+    return lambda spec, rank, meeting, folder: ranks.with_trainer(spec, rank, meeting, folder, use)
+
+
+def _load(at: Path, saved: Sequence[RunSpec]) -> ranks.Work:
+    """Of each run in turn, what the run of the same number in `saved` has left."""
+    left = iter(saved)
+
+    def use(trainer: Trainer) -> Any:
+        assert checkpoint.load(trainer, folders.path_of(_of(next(left), at), 1)) == 1
+        loaded = _state(trainer)
+        return [trainer.step(step).loss for step in (1, 2, 3)], loaded
+
+    return lambda spec, rank, meeting, folder: ranks.with_trainer(spec, rank, meeting, folder, use)
+
+
+@pytest.mark.parametrize(
+    ("model", "split", "said"),
+    [
+        (MODEL, {"zero": 2}, "which is zero=3; got zero=2: use zero=3, or zero_backend='own'"),
+        (MODEL | {"tied": True}, {}, "tied embeddings are in two; use zero_backend='own', or untie them"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(model: dict[str, Any], split: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        sharded(model, split | TORCH)
+    ((field, text),) = field_errors(caught.value).items()
+    assert field == "parallel.zero_backend" and said in text
+
+
+def test_it_has_a_name() -> None:
+    assert label(sharded(MODEL, TORCH)) == "DP + ZeRO-3 (fully_shard)"
