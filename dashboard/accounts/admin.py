@@ -12,7 +12,7 @@ from dashboard.accounts.roles import MEMBERS, role_of
 
 admin.site.site_header = "Trainyard administration"
 admin.site.site_title = "Trainyard"
-admin.site.index_title = "Accounts and records"
+admin.site.index_title = "Accounts, workers and records"
 admin.site.unregister(User)
 
 

@@ -22,7 +22,7 @@ from parallel_core.analysis.quantities import bytes_text, plural_text
 class WorkerAdmin(LookOnly):
     """A silent worker may be deleted; one that still reports would be back with its next heartbeat."""
 
-    list_display = ("name", "state", "gpus", "cpus", "memory", "load", "version", "heartbeat_at")
+    list_display = ("name", "state", "gpus", "cpus", "memory", "busy", "version", "heartbeat_at")
     list_filter = ("draining",)
     search_fields = ("name", "host")
     actions = ("drain", "enable")
@@ -52,6 +52,10 @@ class WorkerAdmin(LookOnly):
     @admin.display(description="memory free")
     def memory(self, worker: Worker) -> str:
         return f"{bytes_text(worker.memory_available)} of {bytes_text(worker.memory_total)}"
+
+    @admin.display(description="load", ordering="load")
+    def busy(self, worker: Worker) -> str:
+        return f"{worker.load:.2f}"
 
     @admin.action(description="Drain: start no new run there")
     def drain(self, request: HttpRequest, workers: QuerySet[Worker]) -> None:
