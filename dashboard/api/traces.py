@@ -96,7 +96,7 @@ def whatif(request: HttpRequest, trace_id: TraceId, change: w.Change) -> Any:
     that could be recovered all that a run is asked. 422 with the field where the step cannot be changed so."""
     trace, shown = _step(trace_id, change.step)
     asked = change.asked()
-    made = replayed(page.step_of(trace, shown), shown, asked, page.device_of(trace))
+    made = replayed(page.step_of(trace, shown), shown, asked, page.device_of(trace), trace.counted(shown))
     if made.form is None or made.times is None:
         return {"data": w.nothing(shown, made.why_not)}
     return {"data": w.answer(shown, asked, made.form, made.times, made.sentence, made.ideas, made.known)}

@@ -28,7 +28,7 @@ class Trace(models.Model):
     notes = models.JSONField(default=list, blank=True)
     """Sentences on what is missing in it and what was done about it."""
     ranks = models.JSONField(default=dict, blank=True)
-    """rank -> {file, device, raw, top, steps} (parallel_core.traces report)."""
+    """rank -> {file, device, raw, top, counted, steps} (parallel_core.traces report)."""
 
     class Meta:
         ordering = ("-id",)
@@ -40,6 +40,10 @@ class Trace(models.Model):
     def steps(self) -> list[int]:
         """Steps that any rank has, ascending."""
         return sorted({int(step) for rank in self.ranks.values() for step in rank["steps"]})
+
+    def counted(self, step: int) -> bool:
+        """Whether stages and micro-batches of the step were counted from messages, not named by annotations."""
+        return any(step in rank.get("counted", ()) for rank in self.ranks.values())
 
     @property
     def part_read(self) -> int:

@@ -84,7 +84,7 @@ def changed(request: HttpRequest, pk: int) -> HttpResponse:
     """The part of the page that says what would be if; the page's own address is put into the browser's."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     step = _step(request, trace)
-    made = whatif(page.step_of(trace, step), step, request.GET, page.device_of(trace))
+    made = whatif(page.step_of(trace, step), step, request.GET, page.device_of(trace), trace.counted(step))
     response = render(request, "traces/whatif.html", {"trace": trace, "step": step, "whatif": made})
     if made.sentence and any(request.GET.get(name) for name in (made.form.fields if made.form else ())):
         response.headers["HX-Replace-Url"] = f"{reverse('traces:page', args=[pk])}?{request.GET.urlencode()}"

@@ -25,23 +25,24 @@ _FOOT = (
 )
 
 
-def whatif(found: Step, step: int, given: Mapping[str, Any], device: DeviceKind) -> WhatIf:
-    """Of one step; `given` = the page's address, `device` = what its kernels or operations ran on."""
+def whatif(found: Step, step: int, given: Mapping[str, Any], device: DeviceKind, by_messages: bool = False) -> WhatIf:
+    """Of one step; `given` = the page's address, `device` = what its kernels or operations ran on, `by_messages`:
+    nothing names its stages and micro-batches, they were counted."""
     try:
         pipeline = Recovered.of(found.spans, device) if found.total <= MOST_SPANS else None
     except ValueError as error:
         return WhatIf(f"No what-if of this step: {error}.")
-    return plain.whatif(found, step, given) if pipeline is None else _of_pipeline(pipeline, step, given)
+    return plain.whatif(found, step, given) if pipeline is None else _of_pipeline(pipeline, step, given, by_messages)
 
 
-def _of_pipeline(found: Recovered, step: int, given: Mapping[str, Any]) -> WhatIf:
+def _of_pipeline(found: Recovered, step: int, given: Mapping[str, Any], by_messages: bool) -> WhatIf:
     form = WhatIfForm(found.spec, given)
     made = replayed(form, found.replay)
     ideas = single_changes(found.spec, found.step, found.replay, {"step": step})
     again = found.replay(Change()).step
     return WhatIf(
         form=form,
-        known=known(found),
+        known=known(found, by_messages),
         sentence=sentence(form.change(), made, found.step) if made else "",
         check=check(again, found.step),
         foot=_FOOT,
@@ -51,7 +52,7 @@ def _of_pipeline(found: Recovered, step: int, given: Mapping[str, Any]) -> WhatI
     )
 
 
-def known(found: Recovered) -> str:
+def known(found: Recovered, by_messages: bool = False) -> str:
     """What was recovered, and how surely."""
     pipeline, made = found.pipeline, found.pipeline.schedule
     name = "an order of its own" if made.name == CUSTOM else TRAITS[made.name].label
@@ -59,7 +60,10 @@ def known(found: Recovered) -> str:
     beside = [(pipeline.replicas, "replica"), (pipeline.width, "tensor rank")]
     size += "".join(f", {plural_text(count, word)}" for count, word in beside if count > 1)
     why = "annotations name every operation" if pipeline.stages_named else "stages by the order in which ranks begin"
-    out = [f"{'Certain' if pipeline.stages_named else 'Likely'}: {name}, {size}; {why}."]
+    if by_messages:
+        why = "stages and micro-batches are counted from messages"
+    sure = pipeline.stages_named and not by_messages
+    out = [f"{'Certain' if sure else 'Likely'}: {name}, {size}; {why}."]
     if (skew := overtaken(pipeline)) > 0:
         out.append(f"Clocks differ by {ns_text(skew)} at least: a stage began before the one ahead of it had ended.")
     if found.off > MOST_OFF:

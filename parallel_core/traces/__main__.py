@@ -76,6 +76,7 @@ def write(found: Together, folder: Path) -> None:
                 "device": trace.device,
                 "raw": trace.raw,
                 "top": trace.top,
+                "counted": trace.counted,
                 "steps": {step: len(rows) for step, rows in trace.steps.items()},
             }
             for rank, trace in sorted(found.ranks.items())

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.gaps import LONGEST_NS
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.traces import names
 from parallel_core.traces.collect import OPERATION, Collected
 from parallel_core.traces.nesting import NONE, innermost, outermost, parents
+from parallel_core.traces.talk import behind_norms, carried, from_their_call, talk
 
 JOIN_NS = 2_000
 TOP = 20
@@ -43,6 +45,8 @@ class RankTrace:
     stages: int = 0
     micro_batches: int = 0
     """Different ones that annotations name; 0 = none does."""
+    counted: list[int] = field(default_factory=list)
+    """Steps whose stages and micro-batches were counted from messages (`unnamed`)."""
     host: str = ""
     """Where it was recorded; '' where the trace does not say."""
     operations: dict[int, list[str]] = field(default_factory=dict)
@@ -123,59 +127,46 @@ def _of_device(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], N
 
 def _of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.void]]:
     """Outermost operations, reads and updates whole; collectives; and what they are."""
-    host, known = _behind_norms(trace), [names.marker(name) for name in trace.names]
+    host, known = behind_norms(trace), [names.marker(name) for name in trace.names]
     lane_host = [i for i, meaning in enumerate(known) if meaning and meaning.lane == LANE_HOST]
-    talk = _talk(trace)
-    carried = [names.communication(name) for name, own in zip(trace.names, talk[0], strict=True) if own]
+    said_by = talk(trace)
+    done = [names.communication(name) for name, own in zip(trace.names, said_by[0], strict=True) if own]
     for lane in (LANE_P2P, LANE_COLLECTIVE):
-        if not any(meaning.lane == lane for meaning in carried if meaning):
+        if not any(meaning.lane == lane for meaning in done if meaning):
             # Nothing tells of the messages or sums themselves (shared memory, say): what stands around them does.
             lane_host += [i for i, meaning in enumerate(known) if meaning and meaning.lane == lane]
     whole = np.isin(host["name"], lane_host)
     through = np.array(
         [bool(m) or bool(names.STEP.match(n)) for m, n in zip(known, trace.names, strict=True)], np.bool_
     )
-    plain = ((host["link"] == OPERATION) & ~(through | talk[1])[host["name"]]) | whole
-    keep = np.isin(host["name"], np.flatnonzero(talk[0]))
+    plain = ((host["link"] == OPERATION) & ~(through | said_by[1])[host["name"]]) | whole
+    keep = np.isin(host["name"], np.flatnonzero(said_by[0]))
     for thread in np.unique(host["thread"][plain]):
         mine = np.flatnonzero(plain & (host["thread"] == thread))
         keep[mine[outermost(host["start"][mine], host["end"][mine])]] = True
-    work = host[keep]
-    meanings = around(trace, work["thread"], work["start"])
+    work = from_their_call(host, keep, said_by[0], said_by[1] & ~said_by[0])
+    # What a library carries out runs beside the thread that it is written under: work there goes on meanwhile.
+    meanings = around(trace, work["thread"], work["start"], beside=carried(trace))
     for i, meaning in enumerate(known):
-        if i in lane_host or talk[0][i]:
+        if i in lane_host or said_by[0][i]:
             said = names.communication(trace.names[i]) or meaning
             chosen = work["name"] == i
             meanings["kind"][chosen], meanings["lane"][chosen] = said.kind, said.lane  # type: ignore[union-attr]
     return work, work["start"], meanings
 
 
-def _behind_norms(trace: Collected) -> NDArray[np.void]:
-    """The host's events; updates begin behind the norm that all ranks met in."""
-    host = trace.host.copy()
-    if names.NORM not in trace.names:
-        return host
-    norms = host[host["name"] == trace.names.index(names.NORM)]
-    means = [names.marker(name) for name in trace.names]
-    updates = [i for i, meaning in enumerate(means) if meaning and meaning.kind is Kind.OPT_STEP]
-    for i in np.flatnonzero(np.isin(host["name"], updates)).tolist():
-        held = (norms["thread"] == host["thread"][i]) & (norms["start"] >= host["start"][i])
-        ends = norms["end"][held & (norms["end"] <= host["end"][i])]
-        host["start"][i] = max([int(host["start"][i]), *ends.tolist()])
-    return host[np.lexsort((-host["end"], host["start"]))]
-
-
-def _talk(trace: Collected) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(names of collectives and messages as the library carries them out, all names of the kind) by name index."""
-    every = np.array([names.communication(name) is not None for name in trace.names], np.bool_)
-    carried = np.array([name.startswith(("gloo:", "nccl:", "mpi:", "ucc:")) for name in trace.names], np.bool_) & every
-    return carried if carried.any() else every, every
-
-
-def around(trace: Collected, threads: NDArray[np.int64], moments: NDArray[np.int64]) -> NDArray[np.void]:
+def around(
+    trace: Collected,
+    threads: NDArray[np.int64],
+    moments: NDArray[np.int64],
+    beside: NDArray[np.bool_] | None = None,
+) -> NDArray[np.void]:
     """MEANING rows: of the innermost marker around each moment on its thread; where that names no micro-batch, of the
-    annotation around it on any thread (a backward runs on a thread of its own while the caller waits)."""
+    annotation around it on any thread (a backward runs on a thread of its own while the caller waits). Of the names
+    that are `beside` (by index) nothing is told."""
     known = [_around(name) for name in trace.names]
+    if beside is not None:
+        known = [None if beside[i] else meaning for i, meaning in enumerate(known)]
     host = trace.host[np.array([meaning is not None for meaning in known], np.bool_)[trace.host["name"]]]
     table = _meanings(known)
     out = np.full(len(moments), np.array(tuple(_FORWARD), MEANING))
@@ -223,19 +214,20 @@ def _halve(rows: NDArray[np.void]) -> None:
 
 
 def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moments: NDArray[np.int64]) -> None:
-    windows = _windows(trace)
+    # On a CPU an operation is its rank's whole work: pauses inside one are its own Python.
+    windows, pause = _windows(trace), JOIN_NS if len(trace.device) else LONGEST_NS
     if not windows:
         out.notes.append(
             "No step is marked in it (schedule and step() of the profiler do that): all of it is one step."
         )
-        out.steps = {0: _step(rows, int(rows["start"].min()), int(rows["end"].max()))}
+        out.steps = {0: _step(rows, int(rows["start"].min()), int(rows["end"].max()), pause)}
         return
     inside = np.zeros(len(rows), np.bool_)
     for number, (start, end) in windows.items():
         mine = (moments >= start) & (moments < end)
         inside |= mine
         if mine.any():
-            out.steps[number] = _step(rows[mine], start, max(end, int(rows["end"][mine].max())))
+            out.steps[number] = _step(rows[mine], start, max(end, int(rows["end"][mine].max())), pause)
     if not inside.all():
         out.notes.append(f"{int((~inside).sum())} of {len(rows)} operations lie outside of the marked steps.")
 
@@ -252,15 +244,26 @@ def _windows(trace: Collected) -> Mapping[int, tuple[int, int]]:
     return dict(sorted(out.items()))
 
 
-def _step(rows: NDArray[np.void], start: int, end: int) -> NDArray[np.void]:
-    """The step itself, then its rows in order, neighbours of one kind joined."""
+def _parted(rows: NDArray[np.void], mine: NDArray[np.void], pause: int) -> NDArray[np.bool_]:
+    """Which of `mine` do not go on with the one before: over `pause` ns behind it, or something stands between."""
+    reach, starts = np.maximum.accumulate(mine["end"])[:-1], mine["start"][1:]
+    begun = np.searchsorted(rows["start"], starts, "left") - np.searchsorted(rows["start"], reach, "left")
+    talking = rows[np.isin(rows["lane"], (LANE_P2P, LANE_COLLECTIVE))]
+    ended = np.maximum.accumulate(np.concatenate([[-(1 << 62)], talking["end"]]))
+    over = ended[np.searchsorted(talking["start"], starts, "left")] > reach
+    apart = starts - reach
+    return (apart > pause) | ((apart > JOIN_NS) & ((begun > 0) | over))
+
+
+def _step(rows: NDArray[np.void], start: int, end: int, pause: int) -> NDArray[np.void]:
+    """The step itself, then its rows in order, neighbours of one kind joined; those of an annotated operation over
+    pauses of up to `pause` ns."""
     rows = rows[np.argsort(rows["start"], kind="stable")]
     parts = [np.array([(Kind.STEP, LANE_HOST, 0, -1, 0, 0, start, end, 0)], SPAN)]
     keys = rows[["kind", "lane", "stage", "micro_batch"]]
     for key in np.unique(keys):
         mine = rows[keys == key]
-        reach = np.maximum.accumulate(mine["end"])
-        first = np.concatenate([[True], mine["start"][1:] - reach[:-1] > JOIN_NS])
+        first = np.concatenate([[True], _parted(rows, mine, pause if key["micro_batch"] >= 0 else JOIN_NS)])
         joined = mine[first]
         joined["end"] = np.maximum.reduceat(mine["end"], np.flatnonzero(first))
         parts.append(joined)

@@ -35,7 +35,10 @@ class Meaning(NamedTuple):
 
 _COMMUNICATION = (
     (re.compile(r"\b(i?send)\b|nccl:send|gloo:send|Send(?!Recv)", re.I), Meaning(Kind.SEND_ACT, LANE_P2P)),
-    (re.compile(r"\b(i?recv(AnySource)?)\b|nccl:recv|gloo:recv|SendRecv", re.I), Meaning(Kind.RECV_ACT, LANE_P2P)),
+    (
+        re.compile(r"\b(i?recv(AnySource|_any_source)?)_?\b|nccl:recv|gloo:recv|SendRecv", re.I),
+        Meaning(Kind.RECV_ACT, LANE_P2P),
+    ),
     (
         re.compile(r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast|reduce|gather|barrier", re.I),
         Meaning(Kind.BUCKET, LANE_COLLECTIVE),

@@ -11,6 +11,7 @@ import numpy as np
 
 from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.traces.kineto import RankTrace
+from parallel_core.traces.unnamed import NotCounted, counted
 
 SKEW_NS = 500_000
 """Clocks that differ by less are left as they are."""
@@ -108,10 +109,34 @@ def _pipeline(out: Together) -> None:
         if any(np.isin(rows["kind"], [*P2P]).any() for rows in trace.steps.values())
     ]
     if messages:
-        out.notes.append(
-            "Not recovered: ranks send to each other, as a pipeline does, but nothing names stages or micro-batches; "
-            "torch.distributed.pipelining and this engine annotate them."
+        out.notes.append(_counted(out))
+
+
+def _counted(out: Together) -> str:
+    """Numbers stages and micro-batches of the steps whose messages tell of them; the note that says so, or why not."""
+    steps = sorted(set.intersection(*(set(trace.steps) for trace in out.ranks.values())))
+    why, found = "no step is in all traces", set[tuple[int, int]]()
+    for step in steps:
+        try:
+            made = counted({rank: trace.steps[step] for rank, trace in out.ranks.items()})
+        except NotCounted as error:
+            why = str(error)
+            continue
+        for rank, rows in made.items():
+            out.ranks[rank].steps[step] = rows
+            out.ranks[rank].counted.append(step)
+            found.add((int(rows["stage"].max()) + 1, int(rows["micro_batch"].max()) + 1))
+    if not found:
+        return (
+            "Not recovered: ranks send to each other, as a pipeline does, but nothing names stages or micro-batches, "
+            f"and {why}. torch.distributed.pipelining and this engine annotate them."
         )
+    stages, micro_batches = (max(pair[i] for pair in found) for i in range(2))
+    some = len(next(iter(out.ranks.values())).counted)
+    return (
+        f"Likely: {stages} stages by who computes before anything arrives, {micro_batches} micro-batches by counting "
+        f"messages, in {some} of {len(steps)} steps. Nothing names them."
+    )
 
 
 def _few(numbers: Sequence[int]) -> str:

@@ -61,6 +61,37 @@ def test_messages_that_only_annotations_tell_of_are_waits_and_not_gaps() -> None
     assert Kind.RECV_GRAD not in {Kind(kind) for kind in library["kind"]}, "the library's own word is nearer"
 
 
+def test_work_goes_on_beside_what_a_library_carries_out() -> None:
+    """gloo writes a send under the thread that asked for it, for as long as it is under way; the call may block."""
+    made = [host("ProfilerStep#3", 0, 100), host("aten::mm", 0, 10, "cpu_op"), host("c10d::send", 10, 14, "cpu_op")]
+    made += [host("gloo:send", 13, 40), host("aten::mm", 16, 36, "cpu_op"), host("c10d::recv_", 50, 80, "cpu_op")]
+    made += [host("gloo:recv", 79, 90), host("aten::mm", 92, 96, "cpu_op")]
+    rows = kineto.read(Collected(made)).steps[3]
+    found = {(Kind(row["kind"]), int(row["start"]) // 1000, int(row["end"]) // 1000) for row in rows}
+    assert found == {
+        (Kind.STEP, 0, 100), (Kind.F, 0, 10), (Kind.F, 16, 36), (Kind.F, 92, 96), (Kind.SEND_ACT, 10, 40),
+        (Kind.RECV_ACT, 50, 90),
+    }  # fmt: skip
+
+
+def test_pauses_inside_an_annotated_operation_of_a_cpu_are_its_own() -> None:
+    made = [host("ProfilerStep#3", 0, 3000), host("0F0", 0, 200), host("0BW0", 200, 3000)]
+    made += [host("aten::mm", at, at + 20, "cpu_op") for at in (0, 60, 170, 200, 900)]
+    made += [
+        host("aten::mm", 950, 960, "cpu_op"),
+        host("gloo:all_reduce", 962, 970),
+        host("aten::mm", 975, 980, "cpu_op"),
+    ]
+    rows = kineto.read(Collected(made)).steps[3]
+    found = [(Kind(row["kind"]), int(row["start"]) // 1000, int(row["end"]) // 1000) for row in rows]
+    assert (Kind.F, 0, 190) in found
+    assert {one for one in found if one[0] is Kind.BW} == {
+        (Kind.BW, 200, 220),
+        (Kind.BW, 900, 960),
+        (Kind.BW, 975, 980),
+    }
+
+
 # Real ones
 
 

@@ -1,0 +1,152 @@
+"""A pipeline that nothing annotates: stages and micro-batches counted from the messages of one step.
+
+In a pipeline with one stage a rank the first rank sends each of m micro-batches on and gets m gradients back, the last
+the other way round, and each one between them does both: so sends and receives alone say how many micro-batches there
+are, and whether a rank stands at an end. Which end: the first computes before anything arrives. Those between stand in
+the order in which they begin. Autograd tells forward from backward; messages part one micro-batch from the next. All
+of it must come out even, or nothing is said. Micro-batches are taken to go backward in the order in which they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.schedule.ir import RECVS, SENDS, Kind
+
+Spans = Mapping[int, NDArray[np.void]]
+NOISE = 0.5
+"""What takes at most so much of the shortest forward (or backward) is none: a buffer, a clean-up behind one."""
+_FORWARD, _BACKWARD = (Kind.F,), (Kind.BW, Kind.B, Kind.W, Kind.R)
+_SENDS, _RECVS = ([int(kind) for kind in sorted(group)] for group in (SENDS, RECVS))
+
+
+class NotCounted(ValueError):
+    """Why messages do not tell of a pipeline, as the end of a sentence."""
+
+
+class Pass(NamedTuple):
+    """The forward or backward of one micro-batch: the rows (indices into the rank's) that it is made of; ns."""
+
+    forward: bool
+    rows: tuple[int, ...]
+    start: int
+    end: int
+    busy: int
+
+
+def counted(spans: Spans) -> dict[int, NDArray[np.void]]:
+    """The same spans with stage and micro-batch in those of forwards, backwards and messages.
+
+    Raises NotCounted where the messages of this step are not those of such a pipeline.
+    """
+    ends, micro_batches = _ends(spans)
+    passes = {rank: _passes(rank, rows, micro_batches) for rank, rows in spans.items()}
+    stages = _stages(spans, passes, ends)
+    return {rank: _named(rows, passes[rank], stages[rank]) for rank, rows in spans.items()}
+
+
+def _ends(spans: Spans) -> tuple[set[int], int]:
+    """(ranks that send as often as the fewest do, micro-batches)."""
+    sends, receives = ({r: int(np.isin(rows["kind"], g).sum()) for r, rows in spans.items()} for g in (_SENDS, _RECVS))
+    if len(spans) < 2:
+        raise NotCounted("only one rank has a trace")
+    silent = [rank for rank in spans if not sends[rank] or not receives[rank]]
+    if silent:
+        raise NotCounted(f"rank {silent[0]} does not both send and receive in this step")
+    uneven = [rank for rank in spans if sends[rank] != receives[rank]]
+    if uneven:
+        rank = uneven[0]
+        raise NotCounted(f"rank {rank} sends {sends[rank]} times and receives {receives[rank]} times")
+    fewest = min(sends.values())
+    ends = {rank for rank, count in sends.items() if count == fewest}
+    odd = [rank for rank, count in sends.items() if rank not in ends and count != 2 * fewest]
+    if odd:
+        raise NotCounted(f"rank {odd[0]} sends {sends[odd[0]]} times, another {fewest}: neither as often nor twice")
+    if len(ends) % 2 or len(spans) % (len(ends) // 2):
+        raise NotCounted(f"{len(ends)} of {len(spans)} ranks send least, which makes no pipelines of equal length")
+    return ends, fewest
+
+
+def _passes(rank: int, rows: NDArray[np.void], micro_batches: int) -> list[Pass]:
+    """The forwards and backwards of a rank, in order; as many of each as there are micro-batches."""
+    out: list[Pass] = []
+    before = 1 << 62
+    for forward in (False, True):
+        own = [piece for piece in _pieces(rows) if piece.forward is forward and piece.start < before]
+        own.sort(key=lambda piece: -piece.busy)
+        kept, rest = own[:micro_batches], own[micro_batches:]
+        if len(kept) < micro_batches or (rest and rest[0].busy > NOISE * kept[-1].busy):
+            name = "forwards" if forward else "backwards"
+            raise NotCounted(f"messages part {len(own)} {name} on rank {rank}, for {micro_batches} micro-batches")
+        before = max(piece.start for piece in kept)  # behind the last backward gradients are scaled, say
+        out += kept
+    return sorted(out, key=lambda piece: piece.start)
+
+
+def _pieces(rows: NDArray[np.void]) -> list[Pass]:
+    """Stretches of forward or of backward with no message begun inside them; crumbs of the other kind do not part one
+    (behind each node of a backward its thread tidies up)."""
+    begun = np.sort(rows["start"][np.isin(rows["kind"], _SENDS + _RECVS)])
+    work = np.flatnonzero(np.isin(rows["kind"], [int(kind) for kind in (*_FORWARD, *_BACKWARD)]))
+    work = work[np.argsort(rows["start"][work], kind="stable")]
+    forward = np.isin(rows["kind"][work], [int(kind) for kind in _FORWARD])
+    window = np.searchsorted(begun, rows["start"][work], side="right")
+    out = []
+    for between in np.unique(window):
+        here = np.flatnonzero(window == between)
+        out += _split(rows, work[here], forward[here])
+    return out
+
+
+def _split(rows: NDArray[np.void], work: NDArray[np.int64], forward: NDArray[np.bool_]) -> list[Pass]:
+    """At most one forward and one backward stand between two messages: spans of each kind together."""
+    out = []
+    for kind in (True, False):
+        own = work[forward == kind]
+        if len(own):
+            start, end = rows["start"][own], rows["end"][own]
+            out.append(Pass(kind, tuple(own.tolist()), int(start.min()), int(end.max()), int((end - start).sum())))
+    return out
+
+
+def _stages(spans: Spans, passes: Mapping[int, list[Pass]], ends: set[int]) -> dict[int, int]:
+    """Rank -> stage. Replicas of a stage begin next to each other."""
+    replicas = len(ends) // 2
+    first = {rank for rank in ends if passes[rank][0].end <= _first_arrival(spans[rank])}
+    if len(first) != replicas or not all(passes[rank][0].forward for rank in spans):
+        raise NotCounted("it is not one half of the outer ranks that computes before anything arrives")
+    middle = sorted(set(spans) - ends, key=lambda rank: passes[rank][0].start)
+    order = [*sorted(first), *middle, *sorted(ends - first)]
+    return {rank: at // replicas for at, rank in enumerate(order)}
+
+
+def _first_arrival(rows: NDArray[np.void]) -> int:
+    return int(rows["end"][np.isin(rows["kind"], _RECVS)].min())
+
+
+def _named(rows: NDArray[np.void], passes: list[Pass], stage: int) -> NDArray[np.void]:
+    out = rows.copy()
+    for forward in (True, False):
+        for i, piece in enumerate(own for own in passes if own.forward is forward):
+            chosen = np.array(piece.rows)
+            out["stage"][chosen], out["micro_batch"][chosen] = stage, i
+    _messages(out, passes, stage)
+    return out
+
+
+def _messages(rows: NDArray[np.void], passes: list[Pass], stage: int) -> None:
+    """A send belongs to what ended last before it began, a receive to what begins first behind its end."""
+    starts, done = np.array([one.start for one in passes]), np.array([one.end for one in passes])
+    numbers = [int(rows["micro_batch"][one.rows[0]]) for one in passes]
+    for i in np.flatnonzero(np.isin(rows["kind"], _SENDS + _RECVS)).tolist():
+        send = int(rows["kind"][i]) in _SENDS
+        at = np.searchsorted(done, rows["start"][i], "right") - 1 if send else np.searchsorted(starts, rows["end"][i])
+        if not 0 <= at < len(passes):
+            continue
+        kinds = (Kind.SEND_ACT, Kind.SEND_GRAD) if send else (Kind.RECV_ACT, Kind.RECV_GRAD)
+        rows["kind"][i] = kinds[0] if passes[at].forward else kinds[1]
+        rows["stage"][i], rows["micro_batch"][i] = stage, numbers[at]
