@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,18 +143,20 @@ def _lane(kind: Kind) -> int:
 
 
 ROLE = {kind: _role(kind) for kind in Kind}
-_LANE = {kind: _lane(kind) for kind in Kind}
+_LANE = np.array([_lane(Kind(kind)) if kind in {*Kind} else 0 for kind in range(max(Kind) + 1)])
+_NAMES = ("kind", "stage", "micro_batch", "replica", "version")
+_named = attrgetter(*_NAMES)
 
 
 def span_rows(program: Program, starts: Sequence[int], ends: Sequence[int], message_bytes: int) -> Spans:
     """Rows of records.SPAN of a program whose operations begin and end at these ns."""
     rows = np.zeros(len(program), SPAN)
-    rows["kind"] = [op.kind for op in program]
-    rows["lane"] = [_LANE[op.kind] for op in program]
-    for name in ("stage", "micro_batch", "replica", "version"):
-        rows[name] = [getattr(op, name) for op in program]
+    given = np.array(list(map(_named, program)), np.int64).reshape(-1, len(_NAMES))
+    for name, column in zip(_NAMES, given.T, strict=True):
+        rows[name] = column
+    rows["lane"] = _LANE[rows["kind"]]
     rows["start"], rows["end"] = starts, ends
-    rows["bytes"] = [message_bytes if op.kind in P2P else 0 for op in program]
+    rows["bytes"] = np.where(rows["lane"] == LANES.index("p2p"), message_bytes, 0)
     return rows
 
 

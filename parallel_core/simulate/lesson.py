@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -98,6 +98,7 @@ class Lesson:
         return tuple(1.0 if self._silent(rank) else count / self.chunks for rank, count in enumerate(most))
 
 
+@lru_cache(maxsize=8)
 def lesson(
     name: str,
     pp: int,
@@ -108,6 +109,7 @@ def lesson(
 ) -> Lesson:
     """`costs` = forward, backward for the input, backward for the weights, in units; `message` from stage to stage.
 
+    The last ones are kept: who compares two changes one of them, and asks for its file.
     Raises KeyError for an unknown name; whether the numbers go together is `check_pipeline`'s to say.
     """
     steps = 1 if flushes(name) or pp == 1 else 2 * -(-pp // micro_batches) + 3

@@ -19,35 +19,25 @@ def communicate(schedule: Schedule) -> Schedule:
     return replace(schedule, programs=tuple(_lower(schedule, q) for q in range(schedule.pipeline_ranks)))
 
 
+_GRADIENTS = (Kind.RECV_GRAD, 1), (Kind.SEND_GRAD, -1)
+_MESSAGES = {Kind.F: ((Kind.RECV_ACT, -1), (Kind.SEND_ACT, 1)), Kind.B: _GRADIENTS, Kind.BW: _GRADIENTS}
+"""What compute needs, and what it makes: the message, and how many stages on its other end is. W has neither."""
+
+
 def _lower(schedule: Schedule, rank: int) -> Program:
     out: list[Op] = []
     for op in schedule.programs[rank]:
-        if op.kind is Kind.W:  # needs nothing of peers
-            out.append(op)
-            continue
-        parts = [part for part in op.parts() if part.kind in (Kind.F, Kind.B, Kind.BW)]
-        out += [_message(part, kind, peer) for part in parts for kind, peer in _sources(schedule, part)]
+        parts = [part for part in op.parts() if part.kind in _MESSAGES]
+        for part in parts:  # loops without generators: pages wait for programs of 10^4 operations
+            kind, step = _MESSAGES[part.kind][0]
+            if (peer := _neighbour(schedule, part, step)) >= 0:
+                out.append(Op(kind, part.stage, part.micro_batch, part.replica, part.version, peer))
         out.append(op)
-        out += [_message(part, kind, peer) for part in parts for kind, peer in _targets(schedule, part)]
+        for part in parts:
+            kind, step = _MESSAGES[part.kind][1]
+            if (peer := _neighbour(schedule, part, step)) >= 0:
+                out.append(Op(kind, part.stage, part.micro_batch, part.replica, part.version, peer))
     return tuple(out)
-
-
-def _message(op: Op, kind: Kind, peer: int) -> Op:
-    return Op(kind, op.stage, op.micro_batch, op.replica, op.version, peer)
-
-
-def _sources(schedule: Schedule, op: Op) -> list[tuple[Kind, int]]:
-    """The RECV that `op` needs, as (kind, peer); none where its input is made on this rank."""
-    forward = op.kind is Kind.F
-    peer = _neighbour(schedule, op, -1 if forward else 1)
-    return [(Kind.RECV_ACT if forward else Kind.RECV_GRAD, peer)] if peer >= 0 else []
-
-
-def _targets(schedule: Schedule, op: Op) -> list[tuple[Kind, int]]:
-    """The SEND of what `op` makes, as (kind, peer); none where it is needed on this rank."""
-    forward = op.kind is Kind.F
-    peer = _neighbour(schedule, op, 1 if forward else -1)
-    return [(Kind.SEND_ACT if forward else Kind.SEND_GRAD, peer)] if peer >= 0 else []
 
 
 def _neighbour(schedule: Schedule, op: Op, step: int) -> int:
