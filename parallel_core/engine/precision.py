@@ -33,6 +33,9 @@ class LossScale:
     It falls by `loss_scale_backoff` when a step's gradients overflow (the step is skipped) and rises by
     `loss_scale_growth` after `loss_scale_window` good steps in a row (Micikevicius et al. 2018, section 3.2). Every
     rank feeds it the same global norm, so all ranks hold the same scale without a message. 1 and fixed unless fp16.
+
+    What overflows depends on the size of the micro-batch, whose weight gradients have 16 bits before they are added up
+    in 32: a run that goes on with larger ones may skip steps that smaller ones take, whatever else its layout is.
     """
 
     def __init__(self, train: TrainSpec) -> None:
