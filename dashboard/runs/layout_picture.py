@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
+from dashboard.runs.layout_boxes import Box, box_of
+from dashboard.runs.layout_splits import Splits, resplit, splits_of
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text
 from parallel_core.layout import Layout
-from parallel_core.plan.holdings import Held, Matrix, held
+from parallel_core.outline.splits import TensorSplit
+from parallel_core.plan.holdings import Held, held
 from parallel_core.plan.peak import by_stage
 from parallel_core.plan.traffic import Talk, talks
 from parallel_core.plan.units import parameter_count
 from parallel_core.spec import MAIN_BYTES, RunSpec
 
 DRAWN_PLACES, DRAWN_REPLICAS, DRAWN_TENSOR = 16, 8, 8
-_SIDE = 64.0
-"""Pixels of the longest side of any matrix."""
 
 GROUPS = {"tensor": "tensor group", "data": "replicas", "next": "next stage", "before": "stage before"}
 
@@ -28,20 +28,6 @@ class Cell:
     rank: int
     role: str
     title: str
-
-
-@dataclass(frozen=True)
-class Box:
-    """A matrix drawn to scale: its full size in pixels, and the part that is held within it."""
-
-    name: str
-    text: str
-    width: float
-    height: float
-    x: float
-    y: float
-    held_width: float
-    held_height: float
 
 
 @dataclass(frozen=True)
@@ -78,6 +64,13 @@ class Picture:
     layers: list[Layers]
     said: list[Said]
     world: int
+    how: TensorSplit = "pairs"
+    splits: Splits | None = None
+
+    @property
+    def query(self) -> str:
+        """What an address says beside the rank, to draw the same split."""
+        return f"&split={self.how}" if self.splits and self.splits.other else ""
 
     @property
     def groups(self) -> dict[str, str]:
@@ -86,10 +79,12 @@ class Picture:
         return {key: name for key, name in GROUPS.items() if key in there}
 
 
-def picture(spec: RunSpec, rank: int) -> Picture:
-    """`rank` beyond the run's last is taken as 0."""
-    layout = Layout.of(spec)
+def picture(own: RunSpec, rank: int, how: str = "") -> Picture:
+    """`rank` beyond the run's last is taken as 0. `how` = the tensor split that is shown, where the run could have it;
+    else its own."""
+    layout = Layout.of(own)
     rank = rank if rank < layout.world else 0
+    spec = resplit(own, how)
     layers, spoken = held(spec, rank), talks(spec, rank)
     place, replica, tensor = layout.coords(rank)
     return Picture(
@@ -102,6 +97,8 @@ def picture(spec: RunSpec, rank: int) -> Picture:
         layers=_layers(layers),
         said=_said(spoken),
         world=layout.world,
+        how=spec.parallel.tensor_split,
+        splits=splits_of(own, rank, spec.parallel.tensor_split),
     )
 
 
@@ -158,37 +155,13 @@ def _layers(layers: list[Held]) -> list[Layers]:
         alike.setdefault(key, []).append(layer.unit)
     longest = max((max(matrix.shape) for layer in layers for matrix in layer.matrices), default=1)
     return [
-        Layers(stage, _names(names), [_box(matrix, longest) for matrix in matrices])
+        Layers(stage, _names(names), [box_of(matrix, longest) for matrix in matrices])
         for (stage, _, matrices), names in alike.items()
     ]
 
 
 def _names(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})"
-
-
-def _box(matrix: Matrix, longest: int) -> Box:
-    """Sides grow with the root of their length, so that a vector beside a large matrix can still be seen."""
-    sides = [max(5.0, _SIDE * math.sqrt(n / longest)) for n in matrix.shape]
-    height, width = sides if len(sides) == 2 else (5.0, sides[0])
-    x, y, held_width, held_height = 0.0, 0.0, width, height
-    if matrix.dim == 0 and len(matrix.shape) == 2:
-        held_height = height / matrix.parts
-        y = held_height * matrix.part
-    elif matrix.dim is not None:
-        held_width = width / matrix.parts
-        x = held_width * matrix.part
-    return Box(matrix.name, _shape(matrix), width, height, x, y, held_width, held_height)
-
-
-def _shape(matrix: Matrix) -> str:
-    whole = " × ".join(map(str, matrix.shape))
-    if matrix.dim is None:
-        return whole
-    size = matrix.shape[matrix.dim] // matrix.parts
-    first = size * matrix.part
-    what = "rows" if matrix.dim == 0 else "columns"
-    return f"{whole}: {what} {first}–{first + size - 1}"
 
 
 def _said(spoken: list[Talk]) -> list[Said]:

@@ -64,7 +64,7 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
     if tab == "ranks":
         return {"profiles": profiles.listed(run), "ranks": rank_rows(run), "equal": equal_sentence(run)}
     if tab == "layout":
-        return {"layout": _layout(run, rank)}
+        return _layout(run, rank, given.get("split", ""))
     if tab == "logs":
         return _logs(run, rank)
     if tab == "spec":
@@ -73,13 +73,19 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
     return {"events": events, "attempts": run.attempts.order_by("number")}
 
 
-def _layout(run: Run, rank: int) -> layout_picture.Picture | None:
-    """None where the spec is of another version."""
+def _layout(run: Run, rank: int, how: str) -> dict[str, Any]:
+    """The picture, and what stands around a rank, or a split, in the address that chooses it; None where the spec is of
+    another version."""
     try:
         spec = RunSpec.model_validate(run.spec)
     except ValidationError:
-        return None
-    return layout_picture.picture(spec, rank)
+        return {"layout": None}
+    found = layout_picture.picture(spec, rank, how)
+    return {
+        "layout": found,
+        "ranks_at": ("?tab=layout&rank=", f"{found.query}#details"),
+        "splits_at": (f"?tab=layout&rank={found.rank}&split=", "#details"),
+    }
 
 
 def equal_sentence(run: Run) -> str:

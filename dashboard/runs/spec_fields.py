@@ -63,7 +63,7 @@ GROUPS = (
         (
             Entry("parallel.dp", "Data parallel", "replicas; divides the batch"),
             Entry("parallel.tp", "Tensor parallel", "divides heads and vocabulary"),
-            Entry("parallel.tensor_split", "Tensor split", "of the linear layers of a block"),
+            Entry("parallel.tensor_split", "Tensor split", "of a block: pairs send least, columns gather every output"),
             Entry("parallel.sequence", "Sequence parallel: a tensor group shares rows, too"),
             Entry("parallel.pp", "Pipeline stages"),
             Entry("parallel.schedule", "Pipeline schedule"),

@@ -43,8 +43,14 @@ def _tensor(spec: RunSpec) -> list[tuple[str, float]]:
     """Attention and MLP of each block, with a sum of their outputs behind each, on the way back of the gradients.
 
     With sequence parallelism the sum is a reduce-scatter and, before the next, a gather; backward gathers once more.
+    By columns each second matrix gathers what it takes (of an MLP four times as much) and what it makes.
     """
     whole, part = ("communication", 0.3), ("communication", 0.15)
+    if spec.parallel.tensor_split == "columns":
+        wide, half, halves = ("communication", 0.6), ("forward", 0.5), ("backward", 1.0)
+        ahead = [half, part, half, part, half, wide, half, part]
+        back = [halves, wide, halves, whole, halves, part, halves, whole]
+        return [*ahead * BLOCKS, *back * BLOCKS]
     ahead, back = ([part] * 2, [part] * 3) if spec.parallel.sequence else ([whole], [whole])
     return [*[("forward", 1.0), *ahead] * 2 * BLOCKS, *[("backward", 2.0), *back] * 2 * BLOCKS]
 

@@ -74,8 +74,8 @@ def _tensor(spec: RunSpec, layout: Layout, place: int, ranks: tuple[int, ...]) -
         forwards = 2 if block_of(units[i]) in again else 1
         if split.tensor_split == "columns":
             sums.add(1, spec.model.hidden)  # forward of the embedding, backward of all others
-            moved.add(forwards, *_gathered(matrices[i]))
-            moved.add(1, *_gathered(matrices[i])[:1])
+            moved.add(forwards, *gathered_widths(matrices[i]))
+            moved.add(1, *gathered_widths(matrices[i])[:1])
             continue
         forward, backward = _calls(units[i], units, split.sequence)
         (moved if split.sequence else sums).add(forward * forwards + backward, spec.model.hidden)
@@ -103,7 +103,7 @@ class _Counted:
         self.width += times * sum(widths)
 
 
-def _gathered(matrices: Mapping[str, tuple[int, ...]]) -> list[int]:
+def gathered_widths(matrices: Mapping[str, tuple[int, ...]]) -> list[int]:
     """Widths of what a layer gathers in a forward if all its linear layers are split by columns: inputs and outputs of
     second ones. The gradients of the inputs are what its backward scatters."""
     second = [shape for name, shape in matrices.items() if name in {f"{layer}.weight" for layer in ROW}]

@@ -41,6 +41,44 @@ def test_a_matrix_shows_the_part_that_is_held() -> None:
     assert (whole.text, whole.held_width) == ("128", whole.width)
 
 
+def test_a_block_is_drawn_under_both_splits() -> None:
+    """What is sent in a step is what the traffic says, and each way holds as much of every matrix."""
+    own = picture(spec(tp=2, micro_batches=2), 1)
+    assert own.splits is not None and own.query == ""
+    pairs, columns = own.splits.ways
+    assert (pairs.own, pairs.shown, columns.own, columns.shown) == (True, True, False, False)
+    assert own.splits.sentence == (
+        "Pairs send 18 MiB a step within the tensor group of rank 1, columns 34 MiB: 1.89x as much."
+    )
+    sent = [[piece.said for layer in way.layers for piece in layer if piece.said] for way in (pairs, columns)]
+    assert sent == [["all-reduce"] * 2, ["gather"] * 4]
+    assert [piece.size for layer in columns.layers for piece in layer if piece.said] == [
+        *("512 KiB", "512 KiB", "2 MiB", "512 KiB")
+    ]
+    for a, b in zip(pairs.layers, columns.layers, strict=True):
+        areas = [[p.box.held_width * p.box.held_height for p in pieces if p.box] for pieces in (a, b)]
+        assert areas[0] == pytest.approx(areas[1])
+
+
+def test_the_other_split_is_drawn_where_it_is_asked_for() -> None:
+    shown = picture(spec(tp=2), 1, "columns")
+    boxes = {box.name: box.text for layers in shown.layers for box in layers.boxes}
+    assert boxes["proj.weight"] == "128 × 128: rows 64–127"
+    assert shown.query == "&split=columns" and shown.how == "columns"
+    assert {row.what for row in shown.said} == {
+        "all-reduces of activations",
+        "gathers and scatters of activations by columns",
+    }
+    assert picture(spec(tp=2), 1, "no such thing") == picture(spec(tp=2), 1)
+
+
+@pytest.mark.parametrize("split", [{}, {"dp": 2}, {"tp": 2, "sequence": True}, {"tp": 2, "pp": 2, "cuts": (9,)}])
+def test_there_is_nothing_to_compare(split: dict[str, Any]) -> None:
+    """No tensor group, rows that columns cannot stand beside, or a rank (the last) without a block."""
+    run = spec(**split)
+    assert picture(run, Layout.of(run).world - 1).splits is None
+
+
 def test_of_very_many_ranks_some_are_drawn_and_it_says_so() -> None:
     many = RunSpec.model_validate({"parallel": {"dp": 64, "tp": 4}, "train": {"global_batch": 64}})
     drawn = picture(many, 0)
@@ -68,14 +106,25 @@ def test_on_the_page_a_rank_is_chosen_by_its_address(client: Client, alice: Any)
     client.force_login(alice)
     run = factory.finished(alice, {"pp": 2, "schedule": "gpipe", "micro_batches": 4})
     page = client.get(reverse("runs:page", args=[run.pk]) + "?tab=layout&rank=1").content.decode()
-    assert "What rank 1 holds" in page
+    assert "What rank 1 holds" in page and "Draw" not in page
     assert re.search(r'rank=1#details" data-role="chosen"', page)
     assert "receives activations of stage 1&#x27;s input" in page
 
 
 @pytest.mark.usefixtures("redis_url")
+def test_on_the_page_the_split_is_chosen_by_its_address(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    run = factory.finished(alice, {"tp": 2})
+    page = client.get(reverse("runs:page", args=[run.pk]) + "?tab=layout&rank=1&split=columns").content.decode()
+    assert "What rank 1 holds if split by columns" in page
+    assert 'href="?tab=layout&amp;rank=1&amp;split=pairs#details"' in page
+    assert 'href="?tab=layout&amp;rank=0&amp;split=columns#details"' in page
+
+
+@pytest.mark.usefixtures("redis_url")
 def test_the_form_draws_the_mesh(client: Client, alice: Any) -> None:
     client.force_login(alice)
+    assert "columns 34 MiB: 1.89x as much" in client.get(reverse("runs:new") + "?preset=tp2").content.decode()
     assert 'class="mesh"' in client.get(reverse("runs:new") + "?preset=dp2").content.decode()
     assert 'class="mesh"' not in client.get(reverse("runs:new") + "?preset=tiny").content.decode()
 
