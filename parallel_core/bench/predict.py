@@ -23,6 +23,8 @@ SPLITS: tuple[dict[str, Any], ...] = (
     {"recompute": "full"},
     {"dp": 2},
     {"dp": 2, "zero": 1},
+    {"dp": 2, "zero": 2},
+    {"dp": 2, "zero": 3},
     {"tp": 2},
     {"tp": 2, "recompute": "full"},
     {"pp": 2, "schedule": "gpipe", "micro_batches": 4},

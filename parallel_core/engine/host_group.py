@@ -13,7 +13,7 @@ import collections
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +56,15 @@ class HostWork:
         return True
 
 
+class _Piece(NamedTuple):
+    """Where a message of one shape lies in a half: what all ranks (or this one) put there, and, of each rank, what of
+    it this one is to combine."""
+
+    all: Tensor
+    own: Tensor
+    parts: tuple[Tensor, ...]
+
+
 class HostGroup:
     """`rank` of `size` ranks that share `memory`; `peers` are the processes of the others."""
 
@@ -64,6 +73,8 @@ class HostGroup:
         self._counters = [[Counter(memory, _LINE * (2 * r + k)) for k in (0, 1)] for r in range(size)]
         whole = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEAD)
         self._slots = whole.view(2, size, HALF)
+        self._pieces: dict[tuple[int, torch.dtype, tuple[int, ...]], _Piece] = {}
+        """Behind a layer's work, the code that makes views is cold and takes longer than a small message."""
         self._turn = 0
         self._begun: deque[HostWork] = deque()
 
@@ -94,33 +105,40 @@ class HostGroup:
         return work
 
     def _all_reduce(self, flat: Tensor, combine: Any) -> None:
-        for part in flat.split(HALF // flat.element_size()):
-            _combined(self._exchange(part, part.dtype, (len(part),)), part, combine)
+        for (part,) in _split(HALF // flat.itemsize, flat):
+            _combined(self._exchange(part).parts, part, combine)
             self._let_go()
 
     def _all_gather(self, out: Tensor, mine: Tensor) -> None:
-        pieces = zip(out.split(HALF // out.element_size(), 1), mine.split(HALF // mine.element_size()), strict=True)
-        for rows, part in pieces:
-            rows.copy_(self._exchange(part, part.dtype, (len(part),)))
+        for rows, part in _split(HALF // out.itemsize, out, mine):
+            rows.copy_(self._exchange(part).all)
             self._let_go()
 
     def _reduce_scatter(self, out: Tensor, rows: Tensor) -> None:
-        most = HALF // out.element_size() // self.size
-        for part, given in zip(out.split(most), rows.split(most, 1), strict=True):
-            _combined(self._exchange(given, part.dtype, (self.size, len(part)))[:, self.rank], part, torch.add)
+        for part, given in _split(HALF // out.itemsize // self.size, out, rows):
+            _combined(self._exchange(given).parts, part, torch.add)
             self._let_go()
 
-    def _exchange(self, mine: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """Everybody's piece, in the order of ranks; valid until `_let_go`."""
+    def _exchange(self, mine: Tensor) -> _Piece:
+        """Everybody's piece, in the order of ranks; valid until `_let_go`. Of a table each rank combines a row."""
         self._turn += 1
         for counter in self._others(_READ):  # this half, two pieces ago
             counter.reach(self._turn - 2, self._peers.look)
-        slots = self._slots[self._turn & 1, :, : mine.nbytes].view(dtype).view(self.size, *shape)
-        slots[self.rank].copy_(mine)
+        piece = self._piece(mine)
+        piece.own.copy_(mine)
         self._counters[self.rank][_POSTED].tell(self._turn)
         for counter in self._others(_POSTED):
             counter.reach(self._turn, self._peers.look)
-        return slots
+        return piece
+
+    def _piece(self, mine: Tensor) -> _Piece:
+        key = self._turn & 1, mine.dtype, mine.shape
+        found = self._pieces.get(key)
+        if found is None:
+            slots = self._slots[key[0], :, : mine.nbytes].view(mine.dtype).view(self.size, *mine.shape)
+            parts = slots if mine.dim() == 1 else slots[:, self.rank]
+            found = self._pieces[key] = _Piece(slots, slots[self.rank], parts.unbind())
+        return found
 
     def _let_go(self) -> None:
         self._counters[self.rank][_READ].tell(self._turn)
@@ -129,12 +147,19 @@ class HostGroup:
         return (own[which] for r, own in enumerate(self._counters) if r != self.rank)
 
 
-def _combined(slots: Tensor, out: Tensor, combine: Any) -> None:
-    """`out` (n) of `slots` (ranks x n), combined in their order."""
-    narrow = len(slots) > 2 and out.is_floating_point() and out.itemsize < 4
+def _split(most: int, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Pieces of at most so many columns, of all of `tensors` alike."""
+    if tensors[0].shape[-1] <= most:
+        return (tensors,)
+    return zip(*(tensor.split(most, -1) for tensor in tensors), strict=True)
+
+
+def _combined(parts: Sequence[Tensor], out: Tensor, combine: Any) -> None:
+    """`out` (n) of those of the ranks (n each), combined in their order."""
+    narrow = len(parts) > 2 and out.is_floating_point() and out.itemsize < 4
     total = torch.empty_like(out, dtype=torch.float32) if narrow else out
-    combine(slots[0].to(total.dtype), slots[1], out=total)
-    for other in slots[2:]:
+    combine(parts[0].to(total.dtype) if narrow else parts[0], parts[1], out=total)
+    for other in parts[2:]:
         combine(total, other, out=total)
     if narrow:
         out.copy_(total)

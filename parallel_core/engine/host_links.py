@@ -67,6 +67,8 @@ class Channel:
         self._full, self._empty = numbers[: form.slots], numbers[form.slots :]
         slots = torch.frombuffer(memory, dtype=torch.uint8, offset=form.head)
         self._slots = slots.view(form.slots, form.room)
+        self._views: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
+        """Of slots, as the tensors that go through them: behind a layer's work the code that makes one is cold."""
         self._free = list(reversed(range(form.slots)))
         self._sent = self._taken = self._back = 0
 
@@ -78,7 +80,7 @@ class Channel:
             self._free.append(int(self._empty[self._back % self._count]))
             self._back = _next(self._back)
         slot = self._free.pop()
-        _view(self._slots[slot], tensor).copy_(tensor)
+        self._view(slot, tensor).copy_(tensor)
         self._full[self._sent % self._count] = slot
         self._sent = _next(self._sent)
         self._posted.tell(self._sent)
@@ -87,10 +89,17 @@ class Channel:
         """Receives the next message."""
         self._posted.reach(self._taken + 1, self._peers.look)
         slot = int(self._full[self._taken % self._count])
-        tensor.copy_(_view(self._slots[slot], tensor))
+        tensor.copy_(self._view(slot, tensor))
         self._empty[self._taken % self._count] = slot
         self._taken = _next(self._taken)
         self._freed.tell(self._taken)
+
+    def _view(self, slot: int, like: Tensor) -> Tensor:
+        key = slot, like.shape, like.dtype
+        known = self._views.get(key)
+        if known is None:
+            known = self._views[key] = _view(self._slots[slot], like)
+        return known
 
 
 class Sent:

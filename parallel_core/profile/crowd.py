@@ -1,39 +1,41 @@
 """Ranks that share a device, each with passes of its own: what they lose by it beside their turns.
 
-Whoever comes on finds the other's tensors in the caches, and what a turn costs the system is paid by both.
+Whoever comes on finds the other's tensors in the caches; what a turn costs the system is paid by both; and a tensor
+group waits whenever one of its ranks has its turn while another has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
-import torch
-import torch.distributed as dist
-
-from parallel_core.engine.device import Device
-from parallel_core.profile.layers import LayerBench, draw
+from parallel_core.profile.layers import LayerBench
 from parallel_core.profile.repeats import expected
-from parallel_core.profile.table import Curve
-from parallel_core.spec import RunSpec
 
-_ENOUGH_S, _LEAST, _MOST = 0.4, 3, 20
-_ENDS = 2
-"""The first pass and the last, which some ranks do while others are not at work."""
+_ENOUGH_S, _LEAST, _MOST = 2.0, 3, 8
+_PASSES, _COMPANY = 5, 2
+"""Passes in a row that are timed, and that ranks at work together do behind them, so that all of those have company."""
 
 
-def passes(specs: Sequence[RunSpec], device: Device) -> Curve:
-    """Seconds of a pass forward and backward through all layers, by the samples of `specs`; all ranks call it."""
-    bench = LayerBench(specs[-1], [specs[-1].model.units()], device)
-    seconds = []
-    for spec in specs:
-        bench.read(draw(spec, device))
-        first = _pass(bench)
-        repeats = min(_MOST, max(_LEAST, round(_ENOUGH_S / first)))
-        told = torch.tensor(repeats, device=device.torch)
-        dist.broadcast(told, 0)  # ranks that begin together, and repeat as often, are at work at the same time
-        took = [_pass(bench) for _ in range(int(told) + _ENDS)]
-        seconds.append(expected(took[1:-1]))
-    return Curve(sizes=tuple(float(spec.train.global_batch) for spec in specs), seconds=tuple(seconds))
+def ratio(
+    bench: LayerBench, each: int, alone: bool, together: Callable[[], None], agree: Callable[[int], int]
+) -> float | None:
+    """How many times longer than `each` turns a pass through all layers takes where so many ranks share a device.
+
+    In turns with passes of those that fill the devices `alone`; None of the others. All ranks call it; `together`
+    waits for all of them, `agree` gives all the number of the first one.
+    """
+    for _ in range(_COMPANY):
+        took = _pass(bench)
+    repeats = agree(min(_MOST, max(_LEAST, round(_ENOUGH_S / took / (_PASSES + each * (_PASSES + _COMPANY))))))
+    plain: list[float] = []
+    crowded: list[float] = []
+    for _ in range(repeats):
+        together()
+        if alone:
+            plain += [_pass(bench) for _ in range(_PASSES)]
+        together()
+        crowded += [_pass(bench) for _ in range(_PASSES + _COMPANY)][:_PASSES]
+    return expected(crowded) / expected(plain) / each if alone else None
 
 
 def _pass(bench: LayerBench) -> float:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from parallel_core.data.dataset import open_dataset
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine.device import Device
+from parallel_core.engine.host_links import Channel, Form
 from parallel_core.engine.injected import Injected
 from parallel_core.engine.norm import StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW
@@ -26,7 +30,8 @@ from parallel_core.profile.table import Curve, Fixed
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 
-_COUNT = 200
+_SMALL = 1024
+"""Bytes of the smallest message."""
 
 
 class _Nowhere:
@@ -49,6 +54,9 @@ class FixedBench:
         self._ends = [_End(spec, part, device) for part in held.values()]
         dataset = open_dataset(spec, None)
         self._recorder = device.recorder(0, 0)
+        self._scope = Scope(self._recorder)
+        self._reporter = Reporter(spec, 0, _Nowhere(), device)
+        self._message = _Message(device) if device.backend == "gloo" else None
         self._readers = {}
         for samples in sorted({1, spec.train.global_batch}):
             train = spec.train.model_copy(update={"global_batch": samples})
@@ -62,14 +70,19 @@ class FixedBench:
         """Times everything once, while so many devices are busy."""
         found = self._took.setdefault(busy, {})
         turn = self._turns[busy] = self._turns[busy] + 1
+        self._time(found, "operation", 0.0, self._operation, keep)
+        if self._message is not None:
+            self._time(found, "message", 0.0, self._message.put, keep)
+            self._message.take()
+        self._time(found, "report", 0.0, self._report, keep)
         left_out: Fixed = "optimizer" if turn % 2 else "scaled_optimizer"
         for end in self._ends:
             for name, act in end.acts.items():
                 if name != left_out:  # a step has one of the two, and the second would find the caches full
                     self._time(found, name, float(end.elements), act, keep)
         self._recorder.begin_step(turn)
-        for samples, reader in self._readers.items():
-            self._time(found, "data", float(samples), partial(reader.read, turn), keep)
+        samples = list(self._readers)[turn % len(self._readers)]  # the second would find the caches full here, too
+        self._time(found, "data", float(samples), partial(self._readers[samples].read, turn), keep)
 
     def curves(self, busy: int) -> dict[Fixed, Curve]:
         """Elements or, for `data`, samples on the x axis; 0 where it has none."""
@@ -77,9 +90,16 @@ class FixedBench:
         for name, points in self._took[busy].items():
             sizes = sorted(points)
             out[name] = Curve(sizes=tuple(sizes), seconds=tuple(expected(points[size]) for size in sizes))
-        out["report"] = Curve(sizes=(0.0,), seconds=(_report(self._spec, self._device),))
-        out["operation"] = Curve(sizes=(0.0,), seconds=(_operation(self._spec, self._device, self._page),))
         return out
+
+    def _report(self) -> None:
+        """What telling about a step costs."""
+        self._reporter.step(1, [Totals(1.0, 1.0)], 1.0, None, 1e-3, last=False)
+
+    def _operation(self) -> None:
+        """What an operation of a program costs beside its work: where the rank is, and its span."""
+        self._page.at(0, "0F0")
+        self._scope.span(Kind.F, LANE_COMPUTE, self._scope.mark())
 
     def _time(
         self,
@@ -113,23 +133,18 @@ class _End:
         }
 
 
-def _report(spec: RunSpec, device: Device) -> float:
-    """Of telling about one step."""
-    reporter, totals = Reporter(spec, 0, _Nowhere(), device), Totals(1.0, 1.0)
-    reporter.step(0, [totals], 1.0, None, 1e-3, last=False)
-    began = time.perf_counter()
-    for step in range(_COUNT):
-        reporter.step(step, [totals], 1.0, None, 1e-3, last=False)
-    return (time.perf_counter() - began) / _COUNT
+class _Message:
+    """The smallest message to a stage of the same host, through memory: what it costs beside its bytes."""
 
+    def __init__(self, device: Device) -> None:
+        form = Form(_SMALL)
+        self._channel = Channel(mmap.mmap(-1, form.length), form)
+        self._tensor = torch.zeros(_SMALL // 4, device=device.torch)
 
-def _operation(spec: RunSpec, device: Device, page: Progress) -> float:
-    """Of one operation of a program: where the rank is, and its span."""
-    bench = LayerBench(spec, [spec.model.units()[-1:]], device)
-    bench.recorder.begin_step(0)
-    device.synchronise()
-    began = time.perf_counter()
-    for _ in range(_COUNT):
-        page.at(0, "0F0")
-        bench.scope.span(Kind.F, LANE_COMPUTE, bench.scope.mark())
-    return (time.perf_counter() - began) / _COUNT
+    @torch.no_grad()
+    def put(self) -> None:
+        self._channel.put(self._tensor)
+
+    @torch.no_grad()
+    def take(self) -> None:
+        self._channel.take(self._tensor)

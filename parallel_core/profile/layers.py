@@ -26,7 +26,7 @@ from parallel_core.models.passing import Sample
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
-from parallel_core.profile.repeats import expected
+from parallel_core.profile.repeats import expected, noise
 from parallel_core.profile.table import PARTS, LayerBytes, Layers, Part
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import ModelSpec, Precision, Recompute, RunSpec
@@ -181,6 +181,7 @@ def row(
         messages=messages,
         joined=joined,
         jitter=_jitter(np.array(whole["forward"])[:, 0], np.array(whole["backward"])[:, 0]),
+        noise=float(np.mean([noise(each[part]) for part in ("forward", "backward")])),
     )
 
 

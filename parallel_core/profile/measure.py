@@ -114,18 +114,17 @@ def _mean_rows(rows: Iterable[Layers]) -> list[dict[str, Any]]:
 
 def _means(rows: list[dict[str, Any]]) -> dict[str, Any]:
     means: dict[str, Any] = {name: _mean([row[name] for row in rows]) for name in ("seconds", "spread", "whole")}
-    return {**means, "jitter": float(np.mean([row["jitter"] for row in rows]))}
+    return {**means, **{name: float(np.mean([row[name] for row in rows])) for name in ("jitter", "noise")}}
 
 
 def _mean(values: list[dict[str, Any]]) -> dict[str, Any]:
     return {part: np.mean([value[part] for value in values], axis=0).tolist() for part in values[0]}
 
 
-def _crowded(headers: list[dict[str, Any]]) -> dict[int, Any]:
-    """By the ranks that share a device; the mean of what they measured."""
-    if not headers:
-        return {}
-    return {headers[0]["ranks"]: _mean_curve([header["curve"] for header in headers])}
+def _crowded(headers: list[dict[str, Any]]) -> dict[int, float]:
+    """By the width of tensor groups; the mean of what ranks measured."""
+    widths = {header["tp"] for header in headers}
+    return {tp: max(1.0, float(np.mean([h["ratio"] for h in headers if h["tp"] == tp]))) for tp in sorted(widths)}
 
 
 def _mean_curve(curves: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
 from parallel_core.profile import links
-from parallel_core.profile.crowd import passes
+from parallel_core.profile.crowd import ratio
 from parallel_core.profile.fixed import FixedBench
 from parallel_core.profile.layers import LayerBench, draw, layer_bytes, row, spec_of
 from parallel_core.profile.order import Order
@@ -60,10 +60,10 @@ class _Rank:
                 rows += self._joined(tp, recompute)
                 for found in rows:
                     self.sink.emit("profile", about="layers", row=found.model_dump(mode="json"))
-        if (each := self.world // self.order.devices) > 1:
-            self.page.at(0, "shared devices")
-            specs = [self._spec(1, self.order.recompute[0], samples) for samples in self.order.samples]
-            self.sink.emit("profile", about="crowd", ranks=each, curve=passes(specs, self.device).model_dump())
+        for tp in self.order.tps:
+            self.page.at(0, f"shared devices tp={tp}")
+            if (longer := self._crowded(tp)) is not None:
+                self.sink.emit("profile", about="crowd", tp=tp, ratio=longer)
         self.page.at(0, "links")
         if self.store is not None:
             meeting = links.Meeting(self.rank, self.world, self.store, self.device)
@@ -103,6 +103,22 @@ class _Rank:
         self._turns([bench], [tp])
         return bench.rows(tp, joined=True)
 
+    def _crowded(self, tp: int) -> float | None:
+        """What ranks in groups of `tp` lose by sharing devices, said by those that fill the devices once."""
+        devices, ranks = self.order.devices, self.world - self.world % self.order.devices
+        if ranks == devices or devices % tp or (tp > 1 and self.store is None):
+            return None
+        if self.rank >= ranks:  # one too many: it waits
+            for _ in range(2 * self._agree(0)):
+                self._together()
+            return None
+        first = self.rank - self.rank % tp
+        group = near_group(range(first, first + tp), self.rank, self.store) if tp > 1 and self.store else None
+        spec = self._spec(tp, self.order.recompute[0], self.order.samples[len(self.order.samples) // 2])
+        bench = LayerBench(spec, [spec.model.units()], self.device, group)
+        bench.read(draw(spec, self.device))
+        return ratio(bench, ranks // devices, self.rank < devices, self._together, self._agree)
+
     def _turns(self, benches: Sequence[_Pair | FixedBench], levels: Sequence[int] = ()) -> None:
         """Repeats until the time is up: alone and all at once in turns, so that whatever else goes on meets both."""
         until = time.monotonic() + self.order.seconds
@@ -124,13 +140,13 @@ class _Rank:
         if self.world > 1:
             dist.barrier()
 
-    def _agree(self, mine: bool) -> bool:
-        """Rank 0's word."""
+    def _agree(self, mine: int) -> int:
+        """Rank 0's number."""
         if self.world == 1:
             return mine
         told = torch.tensor([float(mine)], device=self.device.torch)
         dist.broadcast(told, 0)
-        return bool(told.item())
+        return int(told.item())
 
 
 class _Pair:

@@ -21,10 +21,11 @@ Part = Literal["forward", "backward", "input", "weights"]
 PARTS: tuple[Part, ...] = ("forward", "backward", "input", "weights")
 """What is timed of a layer: F, BW, and the B and W that BW can be split into."""
 What = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
-Fixed = Literal["data", "zero", "optimizer", "scaled_optimizer", "norm", "reduce", "report", "operation"]
+Fixed = Literal["data", "zero", "optimizer", "scaled_optimizer", "norm", "reduce", "report", "operation", "message"]
 
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Size = Annotated[float, Field(ge=0, le=1e15)]
+Crowding = Annotated[float, Field(ge=1, le=100)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)]
 
 
@@ -102,6 +103,8 @@ class Layers(_Value):
     messages: dict[Literal["forward", "backward"], tuple[tuple[Size, ...], ...]] = {}
     jitter: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Spread of a whole forward and backward pass, relative to its median."""
+    noise: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Seconds q: what takes t on average varies from one time to the next with the variance q x t."""
 
     @property
     def key(self) -> tuple[int, str, int, bool]:
@@ -142,8 +145,17 @@ class CostTable(_Value):
     links: Annotated[tuple[Link, ...], Field(max_length=1000)] = ()
     fixed: dict[Fixed, dict[int, Curve]] = {}
     """What a step costs beside its layers, by the number of busy devices."""
-    crowded: dict[int, Curve] = {}
-    """Seconds of a pass through all layers, by its samples, while so many ranks share each device."""
+    crowded: dict[int, Crowding] = {}
+    """By the width of tensor groups: how many times longer than their turns ranks take that share devices."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_today(cls, told: Any) -> Any:
+        """Tables of earlier versions have the seconds of crowded passes, without those that they are held against."""
+        crowded = told.get("crowded") if isinstance(told, dict) else None
+        if isinstance(crowded, dict) and any(isinstance(value, dict) for value in crowded.values()):
+            return {**told, "crowded": {}}
+        return told
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -197,18 +209,15 @@ class CostTable(_Value):
         able = [link for link in self.links if link.what == what]
         return min(able, key=lambda link: (abs(link.ranks - ranks), link.ranks), default=None)
 
-    def crowding(self, samples: float) -> float:
-        """How many times longer ranks that share devices take for micro-batches of so many samples than their turns
-        alone would; 1 where that was not measured."""
-        rows = self.of(1, "none", self.busy)
-        if not self.crowded or not rows:
-            return 1.0
-        passes = Curve(
-            sizes=tuple(float(row.samples) for row in rows),
-            seconds=tuple(row.whole["forward"] + row.whole["backward"] for row in rows),
-        )
-        ranks, curve = next(iter(self.crowded.items()))
-        return max(1.0, curve.at(samples) / (ranks * passes.at(samples)))
+    def crowding(self, tp: int) -> float:
+        """How many times longer tensor groups of `tp` that share devices take than their turns alone would; that of
+        the nearest width that was measured, 1 where none was."""
+        return self.crowded[min(self.crowded, key=lambda known: abs(known - tp))] if self.crowded else 1.0
+
+    @property
+    def noise(self) -> float:
+        """Seconds of `Layers.noise` while all devices are at work."""
+        return float(np.mean([row.noise for row in self.of(1, "none", self.busy)] or [0.0]))
 
     def beside(self, name: Fixed, size: float = 0.0, busy: int = 1) -> float:
         """Seconds of a fixed cost at `size`, 0 where it was not measured."""

@@ -8,10 +8,11 @@ from functools import cached_property
 from parallel_core.layout import Layout
 from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.plan.peak import places_of, unsharded
-from parallel_core.plan.places import Places, shards_of
+from parallel_core.plan.places import Bucket, Places, shards_of
 from parallel_core.plan.units import unit_costs
 from parallel_core.profile.table import CostTable, Fixed, What
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op
+from parallel_core.simulate.noise import lag
 from parallel_core.spec import MAIN_BYTES, RunSpec
 
 _NORM_BYTES = 8
@@ -81,12 +82,33 @@ class Ends:
         times = spec.parallel.micro_batches if spec.parallel.zero > 1 and kind is Kind.REDUCE_SCATTER else 1
         return times * sum(seconds for seconds, _ in each), any(waited for _, waited in each)
 
-    def unsharded(self, kind: Kind) -> tuple[float, bool]:
-        """(seconds, whether they are a wait) of gathering layers in one operation, under ZeRO-3."""
+    def meetings(self, stage: int, kind: Kind) -> int:
+        """How often replicas wait for each other in one operation: for parameters, or for the sums of gradients."""
+        return max(len(self._gathers(kind)), len(self._scattered(stage, kind)))
+
+    def inside(self, stage: int, kind: Kind, seconds: float) -> tuple[float, float]:
+        """(work, time without work) of one operation whose layers take `seconds`, beside them: under ZeRO-2 and 3 new
+        buckets are zeroed, under ZeRO-3 parameters are gathered, and each time the slowest replica is waited for."""
+        elements = sum(bucket.stop - bucket.start for bucket in self._scattered(stage, kind))
+        work = self._table.beside("zero", elements, self._busy) if elements else 0.0
+        waited = lag(seconds, self.meetings(stage, kind), self._spec.parallel.dp, self._table.noise)
+        for size in self._gathers(kind):
+            took, shared = self._exchange("all_gather", self._spec.parallel.dp, size)
+            work, waited = (work, waited + took) if shared else (work + took, waited)
+        return work, waited
+
+    def _gathers(self, kind: Kind) -> Sequence[int]:
+        """Bytes of each gather of parameters in one operation."""
+        if self._spec.parallel.zero < 3 or kind not in (Kind.F, Kind.BW):
+            return ()
         forward, backward = unsharded(self._spec)
-        sizes = {Kind.F: forward, Kind.BW: backward}.get(kind, ())
-        each = [self._exchange("all_gather", self._spec.parallel.dp, size) for size in sizes]
-        return sum(seconds for seconds, _ in each), any(waited for _, waited in each)
+        return forward if kind is Kind.F else backward
+
+    def _scattered(self, stage: int, kind: Kind) -> list[Bucket]:
+        """Buckets that one operation fills and sends."""
+        if self._spec.parallel.zero < 2 or self._spec.parallel.dp < 2 or kind not in (Kind.BW, Kind.W):
+            return []
+        return [bucket for bucket in self._places(self._layout.place(stage)).buckets if bucket.stage == stage]
 
     def _optimizer(self, place: int, flat: Places) -> float:
         spec, table = self._spec, self._table

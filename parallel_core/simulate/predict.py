@@ -17,7 +17,7 @@ from parallel_core.plan.units import boundary_elements
 from parallel_core.profile.table import CostTable, Curve, Layers, Part
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind, Op, Schedule
-from parallel_core.simulate import Costs, Spans, slowest, steady
+from parallel_core.simulate import Costs, Spans, noise, steady
 from parallel_core.simulate.ends import Ends
 from parallel_core.simulate.needs import CannotPredict as CannotPredict
 from parallel_core.simulate.needs import require
@@ -31,7 +31,7 @@ _MOST_SLOWDOWN = 8.0  # of a layer by other busy devices; more is noise of a lay
 @dataclass(frozen=True)
 class Prediction:
     """One step: `seconds` from its begin to the next one's, and the spans of each pipeline rank (ns from 0), which
-    leave out that the slowest of several devices is slower than their median."""
+    leave out that ranks wait for whoever is slow this time."""
 
     seconds: float
     spans: dict[int, Spans]
@@ -51,11 +51,12 @@ def predict_step(spec: RunSpec, table: CostTable, devices: Sequence[int] | None 
         return schedule, simulate_shared(schedule, made.costs(schedule), sharing)
 
     if spec.parallel.flushes or spec.parallel.pp == 1:
-        _, spans = walk(1)
+        schedule, spans = walk(1)
         seconds = max(int(rows["end"].max()) for rows in spans.values()) / 1e9
     else:
-        seconds, spans = steady.step(spec, walk)
-    return Prediction(seconds * made.slowest(bound) + table.beside("report"), spans)
+        schedule, (seconds, spans) = made.schedule(steady.MORE_STEPS), steady.step(spec, walk)
+    seconds *= noise.factor(schedule, made.costs(schedule), sharing, table.noise, made.meeting)
+    return Prediction(seconds + table.beside("report"), spans)
 
 
 def _curve(rows: Sequence[Layers], seconds: Sequence[float]) -> Curve:
@@ -93,8 +94,9 @@ class Maker:
             for kind in _PART:
                 alone, busy = self._stage(stage, kind, 1), self._stage(stage, kind, self._table.busy)
                 slowdown[stage, kind] = min(max(busy / alone, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN) if alone else 1.0
-        crowding = self._table.crowding(self._spec.micro_batch_size)
-        return Sharing(self._bound(devices), slowdown, self._table.busy, crowding)
+        bound, widths = self._bound(devices), self._layout.widths
+        crowding = tuple(self._table.crowding(widths[self._layout.seat(q)[0]]) for q in range(len(bound)))
+        return Sharing(bound, slowdown, self._table.busy, crowding)
 
     def _bound(self, devices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The devices of each pipeline rank."""
@@ -102,11 +104,10 @@ class Maker:
         ranks = range(sum(layout.replicas))
         return tuple(tuple(devices[rank] for rank in layout.walkers(q)) for q in ranks)
 
-    def slowest(self, devices: Sequence[int]) -> float:
-        """How much longer the step is for the noise of its devices. A tensor group was measured waiting for itself."""
-        own = self._table.of(1, "none", self._busy)
-        groups = len(set(map(frozenset, self._bound(devices))))
-        return slowest.factor(groups, own[-1].jitter) if own else 1.0
+    @property
+    def meeting(self) -> tuple[Kind, ...]:
+        """The operations inside which replicas wait for each other."""
+        return tuple(kind for kind in _PART if self._ends.meetings(0, kind))
 
     def costs(self, schedule: Schedule) -> HostCosts:
         """In ns, of every (stage, kind) of `schedule`."""
@@ -117,9 +118,9 @@ class Maker:
             for kind in _PART:
                 compute[stage, kind] = self._stage(stage, kind, 1) + operation
                 waits[stage, kind] = self._waited(stage, kind)
-                if self._spec.parallel.zero > 2:
-                    seconds, waited = self._ends.unsharded(kind)
-                    (waits if waited else compute)[stage, kind] += seconds
+                work, waited = self._ends.inside(stage, kind, compute[stage, kind])
+                compute[stage, kind] += work
+                waits[stage, kind] += waited
         for q, program in enumerate(schedule.programs):
             if self._layout.seat(q)[1] == 0:  # other replicas of a place cost the same
                 self._ends.add(program, compute, waits)
@@ -215,5 +216,10 @@ class Maker:
         return -(-other // width)
 
     def _send_work(self, size: int) -> float:
+        """Seconds of its sender, or of its receiver, that a message keeps; behind a layer's work the code for it is as
+        cold as `message` says, which was measured there."""
         link = self._table.link("send", 2)
-        return link.work.at(size) if link is not None and link.work is not None else 0.0
+        if link is None or link.work is None:
+            return 0.0
+        cold = max(0.0, self._table.beside("message") - link.work.seconds[0])
+        return link.work.at(size) + cold + self._table.beside("operation")

@@ -35,7 +35,6 @@ def scaled(table: CostTable, factor: float) -> CostTable:
                 name: {busy: _curve(curve, factor) for busy, curve in curves.items()}
                 for name, curves in table.fixed.items()
             },
-            "crowded": {ranks: _curve(curve, factor) for ranks, curve in table.crowded.items()},
         }
     )
 
@@ -45,7 +44,8 @@ def _layers(row: Layers, factor: float) -> Layers:
         name: {part: tuple(factor * value for value in values) for part, values in getattr(row, name).items()}
         for name in ("seconds", "spread")
     }
-    return row.model_copy(update={**times, "whole": {part: factor * value for part, value in row.whole.items()}})
+    whole = {part: factor * value for part, value in row.whole.items()}
+    return row.model_copy(update={**times, "whole": whole, "noise": factor * row.noise})
 
 
 def _curve(curve: Curve, factor: float) -> Curve:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -51,14 +51,14 @@ class Sharing:
     """`devices[q]` are the devices that pipeline rank q's tensor ranks are bound to.
 
     `slowdown[stage, kind]` is how many times longer an operation takes while `full` devices of the host are busy,
-    against one alone; in between it grows in proportion. Ranks that share a device take `crowding` times as long as
-    their turns.
+    against one alone; in between it grows in proportion. Rank q takes `crowding[q]` times as long as its turns while
+    it shares a device (none given: as long).
     """
 
     devices: tuple[tuple[int, ...], ...]
     slowdown: Mapping[tuple[int, Kind], float]
     full: int = 1
-    crowding: float = 1.0
+    crowding: tuple[float, ...] = ()
 
     def stretch(self, op: Op, busy: int) -> float:
         """How many times longer `op` takes while `busy` devices work."""
@@ -67,14 +67,22 @@ class Sharing:
         most = self.slowdown.get((op.stage, op.kind), 1.0)
         return 1.0 + (most - 1.0) * min(1.0, (busy - 1) / (self.full - 1))
 
-    def turns(self, ranks: int) -> float:
-        """How many times longer anything takes while so many ranks are at work on its device."""
-        return ranks * self.crowding if ranks > 1 else 1.0
+    def turns(self, rank: int, ranks: int) -> float:
+        """How many times longer anything takes `rank` while so many are at work on its device."""
+        if ranks < 2:
+            return 1.0
+        return ranks * self.crowding[rank] if self.crowding else ranks
 
 
-def simulate_shared(schedule: Schedule, costs: HostCosts, sharing: Sharing) -> dict[int, Spans]:
+Stir = Callable[[int, Op, float], float]
+"""Nanoseconds of work of an operation of a rank, this time, of what it takes on average."""
+
+
+def simulate_shared(
+    schedule: Schedule, costs: HostCosts, sharing: Sharing, stir: Stir | None = None
+) -> dict[int, Spans]:
     """As `simulate`, of a schedule that has its SENDs and RECVs. Raises ValueError where programs wait in a circle."""
-    walk = _Fluid(schedule, costs, sharing)
+    walk = _Fluid(schedule, costs, sharing, stir)
     walk.run()
     return {rank: walk.spans(rank) for rank in range(schedule.pipeline_ranks)}
 
@@ -82,8 +90,8 @@ def simulate_shared(schedule: Schedule, costs: HostCosts, sharing: Sharing) -> d
 class _Fluid:
     """All ranks: where they stand, and the work or the time that is left until they go on."""
 
-    def __init__(self, schedule: Schedule, costs: HostCosts, sharing: Sharing) -> None:
-        self._schedule, self._costs, self._sharing = schedule, costs, sharing
+    def __init__(self, schedule: Schedule, costs: HostCosts, sharing: Sharing, stir: Stir | None) -> None:
+        self._schedule, self._costs, self._sharing, self._stir = schedule, costs, sharing, stir
         ranks = range(schedule.pipeline_ranks)
         self._clock = 0.0
         self._starts: list[list[float]] = [[] for _ in ranks]
@@ -153,7 +161,7 @@ class _Fluid:
         at_work = Counter(device for rank in self._work for device in self._sharing.devices[rank])
         return {
             rank: 1.0
-            / self._sharing.turns(max(at_work[device] for device in self._sharing.devices[rank]))
+            / self._sharing.turns(rank, max(at_work[device] for device in self._sharing.devices[rank]))
             / self._sharing.stretch(self._op(rank), len(at_work))
             for rank in self._work
         }
@@ -178,18 +186,19 @@ class _Fluid:
             return self._await((op.kind is Kind.RECV_ACT, op.stage, op.micro_batch), op, rank)
         if role == _REDUCE:
             what = (op.kind, op.stage, op.version)
-            return self._meet(what, self._schedule.placement[op.stage], rank, self._cost(op))
+            return self._meet(what, self._schedule.placement[op.stage], rank, self._cost(op, rank))
         if role == _STEP and self._costs.compute.norm and rank not in self._came[_NORM]:
             ranks = range(self._schedule.pipeline_ranks)
             return self._meet(_NORM, ranks, rank, (self._costs.compute.of(op), self._costs.norm_ns))
         if role == _SEND:
             forward = op.kind is Kind.SEND_ACT
             self._bring((forward, op.stage + (1 if forward else -1), op.micro_batch), self._costs.latency(op))
-        return self._work_on(rank, *self._cost(op))
+        return self._work_on(rank, *self._cost(op, rank))
 
-    def _cost(self, op: Op) -> tuple[float, float]:
+    def _cost(self, op: Op, rank: int) -> tuple[float, float]:
         """(work, time without work) in ns."""
-        return self._costs.compute.of(op), self._costs.waits.get((op.stage, op.kind), 0)
+        work = self._costs.compute.of(op)
+        return self._stir(rank, op, work) if self._stir else work, self._costs.waits.get((op.stage, op.kind), 0)
 
     def _work_on(self, rank: int, work: float, wait: float = 0.0) -> bool:
         if work > 0:
@@ -207,7 +216,7 @@ class _Fluid:
         if at > self._clock:
             self._until[rank] = at
             return True
-        return self._work_on(rank, *self._cost(op))
+        return self._work_on(rank, *self._cost(op, rank))
 
     def _bring(self, what: object, after: float) -> None:
         """A message is there `after` so many ns: whoever waits for it goes on then."""

@@ -1,0 +1,74 @@
+"""Ranks that wait for each other wait for whoever is slow this time: what noise costs a step.
+
+Averages of one device at a time leave that out. An operation that takes t on average is drawn from a gamma
+distribution with that mean and the variance q x t: as many hiccups fall into two short operations as into a long one.
+What the step takes longer than without noise, on average over some draws, is what waiting costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from statistics import NormalDist
+
+import numpy as np
+
+from parallel_core.schedule.ir import Kind, Op, Schedule
+from parallel_core.simulate import Spans
+from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
+
+_NORMAL = NormalDist()
+_FEWEST, _MOST, _OPERATIONS = 2, 8, 2_000
+"""Draws, and the operations to draw in all of them."""
+
+
+def expected_largest(count: int) -> float:
+    """Of `count` standard normals (Blom 1958's approximation of that order statistic); 0 for one."""
+    return _NORMAL.inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+
+
+def lag(seconds: float, times: int, ranks: int, noise: float) -> float:
+    """Seconds that `ranks` wait in all for the slowest of them, who meet `times` in work of `seconds`."""
+    return math.sqrt(noise * seconds * times) * expected_largest(ranks)
+
+
+class _Draws:
+    """Nanoseconds by which each rank's work was longer than on average are kept in `excess`."""
+
+    def __init__(self, noise_ns: float, calm: Collection[Kind], seed: int) -> None:
+        self._noise, self._calm = noise_ns, calm
+        self._gamma = np.random.default_rng(seed).gamma
+        self.excess: dict[int, float] = {}
+
+    def __call__(self, rank: int, op: Op, work: float) -> float:
+        if work <= 0 or op.kind in self._calm:
+            return work
+        drawn = self._noise * float(self._gamma(work / self._noise))
+        self.excess[rank] = self.excess.get(rank, 0.0) + drawn - work
+        return drawn
+
+
+def factor(schedule: Schedule, costs: HostCosts, sharing: Sharing, noise: float, calm: Collection[Kind] = ()) -> float:
+    """How many times longer than without noise of `noise` seconds the programs take; those operations `calm` whose
+    ranks wait for each other inside have paid for theirs."""
+    ranks = schedule.pipeline_ranks
+    if noise <= 0 or ranks < 2:
+        return 1.0
+    plain = _end(simulate_shared(schedule, costs, sharing))
+    times = max(_FEWEST, min(_MOST, _OPERATIONS // sum(map(len, schedule.programs))))
+    longer = 0.0
+    for seed in range(times):
+        draws = _Draws(noise * 1e9, calm, seed)
+        took = _end(simulate_shared(schedule, costs, sharing, draws))
+        longer += took - plain - _by_chance(draws, sharing)
+    return 1.0 + max(0.0, longer / times / plain)
+
+
+def _by_chance(draws: _Draws, sharing: Sharing) -> float:
+    """Nanoseconds that a device had more to do than on average: nothing, over many draws, so it is taken off."""
+    devices = {device for own in sharing.devices for device in own}
+    return sum(excess * len(sharing.devices[rank]) for rank, excess in draws.excess.items()) / len(devices)
+
+
+def _end(spans: dict[int, Spans]) -> int:
+    return max(int(rows["end"].max()) for rows in spans.values())
