@@ -42,6 +42,7 @@ class MlpOutline(ImageOutline):
 
         def linear(i: int) -> UnitCost:
             columns = h if i else self.side**2
-            return UnitCost((columns * h, h), self.elements(spec, i), kept, 2 * rows * h)
+            # W needs the gradient of what ReLU made a new tensor of: nothing that the forward kept is as large.
+            return UnitCost((columns * h, h), self.elements(spec, i), kept, 2 * rows * h, gathered=rows * h - kept)
 
         return [*(linear(i) for i in range(self.model.layers)), self.head(spec, h)]

@@ -48,7 +48,8 @@ class WeightGradients:
         if self._put_off is None:
             self.add(given)
             return
-        given = given._replace(x=given.x.detach())  # with its graph it would hold the segment's input, too
+        # With their graphs they would hold the segment's input, too: the loss hands back the logits as their gradient.
+        given = given._replace(x=given.x.detach(), grad=given.grad.detach())
         self._put_off.append(given)
         for kept in (given.x, given.grad):
             self._scope.kept(kept)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_core.engine.chunks import Chunks
@@ -138,3 +139,26 @@ def test_what_w_needs_is_held_as_activations_until_then() -> None:
     shared = 4 * rows * hidden  # the sum behind an MLP hands one gradient to two layers
     assert held >= 2 * (block - shared)
     assert left == 0
+
+
+def test_what_waits_for_w_holds_no_graph() -> None:
+    """The loss hands back the logits themselves as their gradient: with their graph, a stage's input would stay."""
+    spec = RunSpec.model_validate(
+        {
+            "model": {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64},
+            "train": {"global_batch": 2},
+        }
+    )
+    scope = Scope(SpanRecorder())
+    last = {0: spec.model.units()[1:]}
+    chunks = Chunks(spec, last, TensorGroup(0, 1, None, scope), None, CpuDevice(), scope)
+    sample = Sample(torch.empty(0), torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(1)))
+    chunks.begin_step([Batch(0, {0: sample}, 1.0)])
+    x = torch.ones(2, 16, 32)
+    entered = StorageWeakRef(x.untyped_storage())
+    chunks.stages[0].forward(0, x)
+    del x
+    assert not entered.expired()
+    chunks.stages[0].backward_input(0, None)
+    assert entered.expired()
+    chunks.stages[0].backward_weights(0)
