@@ -40,6 +40,8 @@ SPLITS: tuple[dict[str, Any], ...] = (
     {"pp": 4, "schedule": "1f1b", "micro_batches": 8},
 )
 STEPS, WARMUP = 23, 3
+SAME: dict[str, Any] = {"dp": 2}
+"""Run before, amid and behind the others: what the host itself drifts by in that time, no profile can know."""
 
 
 def spec_of(split: dict[str, Any]) -> RunSpec:
@@ -51,16 +53,24 @@ def spec_of(split: dict[str, Any]) -> RunSpec:
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: rows (one a strategy), mean_error, bias, above (of all), others (share of the devices)."""
+    """Results: rows (one a strategy), mean_error, bias, above (of all), others (share of the devices), same (seconds of
+    one run at three times)."""
     table = measure_for(spec_of({}), seconds=max(1.0, rounds / 2))
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
-        rows = [_row(yard, table, split, Path(folder) / str(i), Path(folder)) for i, split in enumerate(SPLITS)]
+        root, middle = Path(folder), len(SPLITS) // 2
+        rows, same = [], []
+        for i, split in enumerate(SPLITS):
+            if i in (0, middle):
+                same.append(_same(yard, root / f"same-{i}", root))
+            rows.append(_row(yard, table, split, root / str(i), root))
+        same.append(_same(yard, root / "same", root))
     errors = np.array([row["error"] for row in rows])
     mean, bias, others = abs(errors).mean(), errors.mean(), np.mean([row["others"] for row in rows])
     above = int((errors > 0).sum())
     text = (
         f"step times off by {mean * 100:.1f} % on average, bias {bias * 100:+.1f} %, "
-        f"{above} of {len(rows)} too slow; others used {percent_text(others)} of the devices"
+        f"{above} of {len(rows)} too slow; others used {percent_text(others)} of the devices; the host itself: "
+        f"{label(spec_of(SAME))} took {', '.join(map(seconds_text, same))} at the beginning, in the middle, at the end"
     )
     lines = [
         f"  {row['label']:<32} predicted {seconds_text(row['predicted'])}, measured {seconds_text(row['measured'])}, "
@@ -73,6 +83,7 @@ def run(rounds: int) -> dict[str, Any]:
         "bias": float(bias),
         "above": above,
         "others": float(others),
+        "same": same,
         "text": "\n".join([text, *lines]),
     }
 
@@ -80,6 +91,10 @@ def run(rounds: int) -> dict[str, Any]:
 def _row(yard: LocalYard, table: CostTable, split: dict[str, Any], folder: Path, corpora: Path) -> dict[str, Any]:
     spec = spec_of(split)
     return {"label": label(spec), **held(predict_step(spec, table).seconds, *measured(yard, spec, folder, corpora))}
+
+
+def _same(yard: LocalYard, folder: Path, corpora: Path) -> float:
+    return measured(yard, spec_of(SAME), folder, corpora)[0]
 
 
 def measured(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> tuple[float, float]:
