@@ -26,11 +26,12 @@ from parallel_core.models.passing import Sample
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
+from parallel_core.outline.splits import TensorSplit
 from parallel_core.profile.repeats import expected, noise
-from parallel_core.profile.table import PARTS, LayerBytes, Layers, Part
+from parallel_core.profile.table import PARTS, LayerBytes, Layers, Part, What
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import ModelSpec, Precision, Recompute, RunSpec
-from parallel_core.tensor.group import TensorGroup
+from parallel_core.tensor.group import Begun, TensorGroup
 
 _KIND: dict[Part, Kind] = {"forward": Kind.F, "backward": Kind.BW, "input": Kind.B, "weights": Kind.W}
 
@@ -47,17 +48,37 @@ class CountingGroup(TensorGroup):
 
     def __init__(self, size: int, scope: Scope) -> None:
         super().__init__(0, size, None, scope)
-        self.messages: list[int] = []
+        self.messages: list[tuple[What, int]] = []
+
+    def begin_gather(self, mine: Tensor) -> Begun:
+        out = mine.repeat(1, self.size, 1)
+        return self._counted("all_gather", out, out.nbytes)
+
+    def begin_scatter(self, tensor: Tensor) -> Begun:
+        rows = tensor.reshape(1, -1, tensor.shape[-1])
+        mine = rows[:, : rows.shape[1] // self.size].contiguous()
+        return self._counted("reduce_scatter", mine, tensor.nbytes)
 
     def _begin(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
-        self.messages.append(tensor.nbytes)
-        return _Sent()
+        return self._counted("all_reduce", tensor, tensor.nbytes).work
+
+    def _counted(self, what: What, out: Tensor, moved: int) -> Begun:
+        self.messages.append((what, moved))
+        return Begun(out, _Sent(), moved)
 
 
-def spec_of(model: ModelSpec, precision: Precision, tp: int, recompute: Recompute, samples: int, kind: str) -> RunSpec:
+def spec_of(
+    model: ModelSpec,
+    precision: Precision,
+    tp: int,
+    recompute: Recompute,
+    samples: int,
+    kind: str,
+    split: TensorSplit = "pairs",
+) -> RunSpec:
     """The run whose layers are timed: one micro-batch of so many samples."""
     train = {"global_batch": samples, "precision": precision, "device": kind, "steps": 2, "warmup_steps": 1}
-    parallel = {"tp": tp, "recompute": recompute}
+    parallel = {"tp": tp, "recompute": recompute, "tensor_split": split}
     return RunSpec.model_validate({"model": model.model_dump(), "parallel": parallel, "train": train})
 
 
@@ -97,9 +118,9 @@ class LayerBench:
                 self._end(Kind.W)
         return self._seconds(self.recorder.end_step())
 
-    def messages(self) -> dict[Any, list[list[int]]]:
-        """Bytes of each tensor collective of each stage, in its forward and its backward."""
-        found: dict[Any, list[list[int]]] = {"forward": [], "backward": []}
+    def messages(self) -> dict[Any, list[list[tuple[What, int]]]]:
+        """(kind, bytes) of each tensor collective of each stage, in its forward and its backward."""
+        found: dict[Any, list[list[tuple[What, int]]]] = {"forward": [], "backward": []}
         x: Tensor | None = None
         for stage in self.stages:
             x = stage.forward(0, x)
@@ -128,7 +149,7 @@ class LayerBench:
         for stage in reversed(self.stages):
             grad = stage.backward(0, grad)
 
-    def _noted(self) -> list[int]:
+    def _noted(self) -> list[tuple[What, int]]:
         noted, self.group.messages = self.group.messages, []
         return noted
 
@@ -178,7 +199,9 @@ def row(
         seconds=seconds,
         spread=spread,
         whole={part: expected(np.array(whole[part])[:, 0]) for part in PARTS},
-        messages=messages,
+        tensor_split=spec.parallel.tensor_split,
+        messages={way: tuple(tuple(size for _, size in unit) for unit in units) for way, units in messages.items()},
+        whats={way: tuple(tuple(what for what, _ in unit) for unit in units) for way, units in messages.items()},
         joined=joined,
         jitter=_jitter(np.array(whole["forward"])[:, 0], np.array(whole["backward"])[:, 0]),
         noise=float(np.mean([noise(each[part]) for part in ("forward", "backward")])),

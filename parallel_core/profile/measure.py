@@ -155,8 +155,8 @@ def measure_for(
 ) -> CostTable:
     """The table that any split of `spec`'s model, batch, precision and device can be predicted from on this host.
 
-    `quick` leaves out tensor groups and recomputation; `recompute` are the ways of it that are profiled. Raises
-    ProfileFailed.
+    Layers are timed split by columns where `spec` splits them so. `quick` leaves out tensor groups and recomputation;
+    `recompute` are the ways of it that are profiled. Raises ProfileFailed.
     """
     kind = spec.train.device
     own = devices_of(kind)
@@ -164,6 +164,7 @@ def measure_for(
     order = Order(
         samples=samples_up_to(spec.train.global_batch),
         tps=(1,) if quick else tensor_widths(spec.model, world),
+        splits=("pairs", "columns") if spec.parallel.tensor_split == "columns" else ("pairs",),
         recompute=("none",) if quick else recompute,
         devices=min(own, world),
         seconds=seconds,

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from parallel_core.outline.splits import TensorSplit
 from parallel_core.spec import Recompute
 
 
 @dataclass(frozen=True)
 class Order:
     """`samples` (ascending) in a micro-batch, widths `tps` of the tensor group, with and without recomputation.
+
+    `splits` are the ways of cutting layers over a tensor group that are measured, for each of `tps` beyond 1; not where
+    blocks are recomputed, which is one forward more.
 
     `devices` ranks have a device of their own; `seconds` are spent on each condition of the layers, at least;
     `sizes` are the bytes of messages (None = 1 KiB to 16 MiB).
@@ -19,6 +23,7 @@ class Order:
     samples: Sequence[int] = (1, 2, 4, 8, 16)
     tps: Sequence[int] = (1,)
     recompute: Sequence[Recompute] = ("none",)
+    splits: Sequence[TensorSplit] = ("pairs",)
     devices: int = 1
     seconds: float = 3.0
     sizes: Sequence[int] | None = None

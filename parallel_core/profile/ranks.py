@@ -17,13 +17,14 @@ from parallel_core.launch_rank import Seat
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
+from parallel_core.outline.splits import TensorSplit
 from parallel_core.profile import links
 from parallel_core.profile.crowd import ratio
 from parallel_core.profile.fixed import FixedBench
 from parallel_core.profile.layers import LayerBench, draw, layer_bytes, row, spec_of
 from parallel_core.profile.order import Order
 from parallel_core.profile.table import Layers
-from parallel_core.spec import RunSpec
+from parallel_core.spec import Recompute, RunSpec
 
 LEAST_REPEATS, MOST_REPEATS = 3, 25
 
@@ -55,11 +56,11 @@ class _Rank:
         self.sink.emit("profile", about="device", name=self.device.name, torch=torch.__version__)
         for recompute in self.order.recompute:
             for tp in self.order.tps:
-                self.page.at(0, f"layers tp={tp} recompute={recompute}")
-                rows = self._layers(tp, recompute, first=(tp, recompute) == (1, self.order.recompute[0]))
-                rows += self._joined(tp, recompute)
-                for found in rows:
-                    self.sink.emit("profile", about="layers", row=found.model_dump(mode="json"))
+                for split in self._splits(tp, recompute):
+                    self.page.at(0, f"layers tp={tp} recompute={recompute} split={split}")
+                    rows = self._layers(tp, recompute, split, first=(tp, recompute) == (1, self.order.recompute[0]))
+                    for found in rows + self._joined(tp, recompute, split):
+                        self.sink.emit("profile", about="layers", row=found.model_dump(mode="json"))
         for tp in self.order.tps:
             self.page.at(0, f"shared devices tp={tp}")
             if (longer := self._crowded(tp)) is not None:
@@ -70,9 +71,13 @@ class _Rank:
             for link in links.measure(meeting, self.order.sizes or links.SIZES):
                 self.sink.emit("profile", about="link", row=link.model_dump(mode="json"))
 
-    def _layers(self, tp: int, recompute: Any, first: bool) -> list[Layers]:
+    def _splits(self, tp: int, recompute: Recompute) -> Sequence[TensorSplit]:
+        """Ways of cutting layers that are measured under this condition."""
+        return self.order.splits if tp > 1 and recompute != "full" else ("pairs",)
+
+    def _layers(self, tp: int, recompute: Recompute, split: TensorSplit, first: bool) -> list[Layers]:
         """Rows of one condition, for every number of samples and of busy devices; with the first, all else too."""
-        specs = [self._spec(tp, recompute, samples) for samples in self.order.samples]
+        specs = [self._spec(tp, recompute, samples, split) for samples in self.order.samples]
         if self.rank >= self.order.devices:
             self._turns([])
             return []
@@ -88,7 +93,7 @@ class _Rank:
                 self.sink.emit("profile", about="fixed", busy=busy, curves=curves)
         return bench.rows(tp)
 
-    def _joined(self, tp: int, recompute: Any) -> list[Layers]:
+    def _joined(self, tp: int, recompute: Recompute, split: TensorSplit) -> list[Layers]:
         """Rows of a tensor group whose ranks have a device each, and talk."""
         if not 1 < tp <= self.order.devices:
             return []
@@ -97,7 +102,7 @@ class _Rank:
             return []
         group, specs = (
             near_group(range(tp), self.rank, self.store),
-            [self._spec(tp, recompute, n) for n in self.order.samples],
+            [self._spec(tp, recompute, n, split) for n in self.order.samples],
         )
         bench = _Pair(specs, self.device, group)
         self._turns([bench], [tp])
@@ -132,9 +137,9 @@ class _Rank:
                 break
         self._together()
 
-    def _spec(self, tp: int, recompute: Any, samples: int) -> RunSpec:
+    def _spec(self, tp: int, recompute: Recompute, samples: int, split: TensorSplit = "pairs") -> RunSpec:
         train = self.spec.train
-        return spec_of(self.spec.model, train.precision, tp, recompute, samples, train.device)
+        return spec_of(self.spec.model, train.precision, tp, recompute, samples, train.device, split)
 
     def _together(self) -> None:
         if self.world > 1:

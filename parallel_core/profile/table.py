@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from parallel_core import limits
 from parallel_core.model_spec import ModelSpec
+from parallel_core.outline.splits import TensorSplit
 from parallel_core.rules import field_errors, rule
 from parallel_core.spec import DeviceKind, Precision, Recompute
 
@@ -87,10 +88,12 @@ class Layers(_Value):
 
     `seconds[part]` and `spread[part]` (half the distance from the 10th to the 90th percentile) have one entry a layer;
     `whole[part]` is the same without stopping between layers. `messages` are the bytes of each tensor collective of a
-    layer's forward and backward, which are not part of its seconds.
+    layer's forward and backward, which are not part of its seconds; `whats` says which kind each is, where they are not
+    all-reduces alone.
     """
 
     tp: Count = 1
+    tensor_split: TensorSplit = "pairs"
     recompute: Recompute = "none"
     samples: Annotated[int, Field(ge=1, le=limits.MAX_GLOBAL_BATCH)]
     busy: Count = 1
@@ -101,14 +104,22 @@ class Layers(_Value):
     spread: dict[Part, tuple[Seconds, ...]]
     whole: dict[Part, Seconds]
     messages: dict[Literal["forward", "backward"], tuple[tuple[Size, ...], ...]] = {}
+    whats: dict[Literal["forward", "backward"], tuple[tuple[What, ...], ...]] = {}
     jitter: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Spread of a whole forward and backward pass, relative to its median."""
     noise: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Seconds q: what takes t on average varies from one time to the next with the variance q x t."""
 
     @property
-    def key(self) -> tuple[int, str, int, bool]:
-        return self.tp, self.recompute, self.busy, self.joined
+    def key(self) -> tuple[int, str, int, bool, TensorSplit]:
+        return self.tp, self.recompute, self.busy, self.joined, self.tensor_split
+
+    def collectives(self, way: Literal["forward", "backward"], unit: int) -> list[tuple[What, float]]:
+        """(kind, bytes of the whole tensor) of each of a layer."""
+        sizes = self.messages[way][unit] if way in self.messages else ()
+        if way not in self.whats:
+            return [("all_reduce", size) for size in sizes]
+        return list(zip(self.whats[way][unit], sizes, strict=True))
 
     def stop(self, part: Part) -> float:
         """Seconds that each stop between two layers adds; below 0 where noise is larger than that."""
@@ -190,18 +201,20 @@ class CostTable(_Value):
         return self.model_dump(mode="json")
 
     @property
-    def conditions(self) -> set[tuple[int, str]]:
-        """(tp, recompute) that layers were measured under."""
-        return {(row.tp, row.recompute) for row in self.layers}
+    def conditions(self) -> set[tuple[int, str, TensorSplit]]:
+        """(tp, recompute, tensor split) that layers were measured under."""
+        return {(row.tp, row.recompute, row.tensor_split) for row in self.layers}
 
     @property
     def busy(self) -> int:
         """The most devices that worked at the same time."""
         return max(row.busy for row in self.layers if not row.joined)
 
-    def of(self, tp: int, recompute: str, busy: int, joined: bool = False) -> list[Layers]:
+    def of(
+        self, tp: int, recompute: str, busy: int, joined: bool = False, split: TensorSplit = "pairs"
+    ) -> list[Layers]:
         """Rows of this condition by rising samples."""
-        key = tp, recompute, busy, joined
+        key = tp, recompute, busy, joined, split if tp > 1 else "pairs"
         return sorted((row for row in self.layers if row.key == key), key=lambda row: row.samples)
 
     def link(self, what: What, ranks: int) -> Link | None:

@@ -20,15 +20,17 @@ def require(spec: RunSpec, table: CostTable) -> None:
     for what, fits in same.items():
         if not fits:
             raise CannotPredict(f"the profile is of another {what}; profile this one.")
-    known = {tp for tp, _ in table.conditions}
-    for width in spec.parallel.tensor_ranks:
+    split = spec.parallel
+    by = " by columns" if split.tensor_split == "columns" else ""
+    known = {tp for tp, _, how in table.conditions if tp == 1 or how == split.tensor_split}
+    for width in split.tensor_ranks:
         if width not in known:
             has = ", ".join(map(str, sorted(known)))
-            raise CannotPredict(f"the profile has tensor={has}, not {width}; profile that width too.")
-    if spec.parallel.recompute == "selective" and "selective" not in {how for _, how in table.conditions}:
-        raise CannotPredict("the profile has no recompute=selective; profile that too.")
-    if spec.parallel.tensor_split == "columns":
-        raise CannotPredict("columns are not profiled yet; parallel.tensor_split=pairs is.")
+            raise CannotPredict(f"the profile has tensor={has}{by}, not {width}; profile that width too.")
+    if split.recompute == "selective" and ("selective", split.tensor_split) not in {
+        (how, by) for _, how, by in table.conditions
+    }:
+        raise CannotPredict(f"the profile has no recompute=selective{by}; profile that too.")
     if spec.parallel.sequence:
         raise CannotPredict("sequence parallelism is not profiled yet; parallel.sequence=false is.")
     if spec.parallel.world > 1 and not table.links:

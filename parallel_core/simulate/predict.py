@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from parallel_core.layout import Layout
 from parallel_core.outline import block_of
@@ -173,26 +173,30 @@ class Maker:
         return self._known[key]
 
     def _measured(self, tp: int, how: str, busy: int) -> list[Layers]:
-        if joined := self._table.of(tp, how, tp, joined=True):
-            return joined
-        return self._table.of(tp, how, busy) or self._table.of(tp, "none" if how == "full" else how, busy)
+        of, plain = partial(self._table.of, split=self._spec.parallel.tensor_split), "none" if how == "full" else how
+        own = of(tp, how, tp, joined=True) or of(tp, how, busy)
+        return own or of(tp, plain, tp, joined=True) or of(tp, plain, busy)
 
     def _of_row(self, row: Layers, unit: int, kind: Kind) -> float:
         """The layer as fast as it is without a stop behind it."""
         part = _PART[kind]
         found = row.seconds[part][unit] * row.whole[part] / max(sum(row.seconds[part]), 1e-12)
-        if self._hows[unit] == "full" and row.recompute == "none" and kind in (Kind.BW, Kind.B):
-            found += row.seconds["forward"][unit]
-        return found
+        return found + (row.seconds["forward"][unit] if self._adds_forward(row, unit, kind) else 0.0)
+
+    def _adds_forward(self, row: Layers, unit: int, kind: Kind) -> bool:
+        """Whether the layer's recomputation is in the operation, but not in what was measured."""
+        return self._hows[unit] == "full" and row.recompute == "none" and kind in (Kind.BW, Kind.B)
 
     def _talk(self, row: Layers, unit: int, kind: Kind, waits: bool) -> float:
         """Seconds of the tensor collectives of one operation, if they are waits, or work, as asked."""
         tp = self._widths[unit]
-        link = self._table.link("all_reduce", tp) if tp > 1 else None
-        if link is None or kind is Kind.W or waits != (link.ranks > self._table.devices):
+        if tp == 1 or kind is Kind.W:
             return 0.0
-        listed = row.messages.get("forward" if kind is Kind.F else "backward", ())
-        return sum(link.time.at(size) for size in (listed[unit] if listed else ()))
+        said = row.collectives("forward" if kind is Kind.F else "backward", unit)
+        if self._adds_forward(row, unit, kind):
+            said += row.collectives("forward", unit)
+        linked = ((self._table.link(what, tp), size) for what, size in said)
+        return sum(link.time.at(size) for link, size in linked if link and waits == (link.ranks > self._table.devices))
 
     # Messages
 

@@ -91,6 +91,30 @@ def test_tensor_ranks_pay_for_every_collective() -> None:
     assert beside == pytest.approx(ALPHA_S, rel=0.1)  # the gather of the gradient norm
 
 
+def test_columns_pay_for_every_collective_by_its_kind() -> None:
+    """Gathers cost ten times what all-reduces do here; a layer that runs forward again pays for its gathers again."""
+    rows = [
+        row(MODEL, 2, "none", n, busy, 1.0)
+        | {"tensor_split": "columns"}
+        | {"whats": {"forward": [["all_gather"] for _ in MODEL.units()]}}
+        for n in SAMPLES
+        for busy in (1, 2)
+    ]
+    links = [{"what": what, "ranks": 2, "time": curve(ALPHA_S, BYTE_S)} for what in LINKS if what != "all_gather"]
+    links.append({"what": "all_gather", "ranks": 2, "time": curve(10 * ALPHA_S, BYTE_S)})
+    known = table(MODEL, layers=[*table(MODEL).dump()["layers"], *rows], links=links)
+    pairs, columns, again = (
+        predicted(known, tp=2, **more)
+        for more in ({}, {"tensor_split": "columns"}, {"tensor_split": "columns", "recompute": "full"})
+    )
+    layers = len(MODEL.units())
+    assert columns - pairs == pytest.approx(layers * 9 * ALPHA_S, rel=1e-3)
+    forward = sum(FLOP_S * 16 * flops / 2 for flops in flop_weights(MODEL)[1:-1])
+    assert again - columns == pytest.approx(forward + (layers - 2) * (10 * ALPHA_S + 64 * BYTE_S), rel=1e-3)
+    with pytest.raises(CannotPredict, match="tensor=1 by columns, not 2"):
+        predicted(table(MODEL), tp=2, tensor_split="columns")
+
+
 def test_a_tensor_group_that_was_timed_talking_needs_no_messages() -> None:
     known = table(MODEL)
     talking = [{**row(MODEL, 2, "none", n, 2, 3.0), "messages": {}, "joined": True} for n in SAMPLES]

@@ -19,7 +19,15 @@ from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=2, seq=16)
-ORDER = Order(samples=(1, 4), tps=(1, 2), recompute=("none", "full"), devices=2, seconds=0.05, sizes=(1024, 65536))
+ORDER = Order(
+    samples=(1, 4),
+    tps=(1, 2),
+    recompute=("none", "full"),
+    splits=("pairs", "columns"),
+    devices=2,
+    seconds=0.05,
+    sizes=(1024, 65536),
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +55,21 @@ def test_bytes_are_those_of_the_model(profiled: CostTable) -> None:
 
 
 def test_tensor_collectives_are_counted(profiled: CostTable) -> None:
-    (row,) = (row for row in profiled.layers if row.key == (2, "none", 1, False) and row.samples == 4)
+    (row,) = (row for row in profiled.layers if row.key == (2, "none", 1, False, "pairs") and row.samples == 4)
     block = 4 * 4 * MODEL.seq * MODEL.hidden
     attention = MODEL.units().index("block.0.attn")
     assert row.messages["forward"][attention] == (block,)
     assert row.messages["backward"][attention] == (block,)
     assert not next(row for row in profiled.layers if row.tp == 1).messages
+
+
+def test_columns_are_counted_by_kind(profiled: CostTable) -> None:
+    (row,) = (row for row in profiled.layers if row.key == (2, "none", 1, False, "columns") and row.samples == 4)
+    block = 4 * 4 * MODEL.seq * MODEL.hidden
+    mlp = MODEL.units().index("block.0.mlp")
+    assert row.collectives("forward", mlp) == [("all_gather", 4 * block), ("all_gather", block)]
+    assert row.collectives("backward", mlp) == [("reduce_scatter", 4 * block), ("all_reduce", block)]
+    assert row.collectives("forward", 0) == [("all_reduce", block)]
 
 
 def test_tensor_groups_are_timed_talking_too(profiled: CostTable) -> None:
@@ -75,7 +92,13 @@ def test_links_of_both_ranks(profiled: CostTable) -> None:
 
 @pytest.mark.parametrize(
     "split",
-    [{}, {"dp": 2, "zero": 1}, {"tp": 2, "recompute": "full"}, {"pp": 2, "schedule": "zb-v", "micro_batches": 4}],
+    [
+        {},
+        {"dp": 2, "zero": 1},
+        {"tp": 2, "recompute": "full"},
+        {"tp": 2, "tensor_split": "columns", "recompute": "full"},
+        {"pp": 2, "schedule": "zb-v", "micro_batches": 4},
+    ],
 )
 def test_runs_can_be_predicted(profiled: CostTable, split: dict[str, object]) -> None:
     spec = RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": split, "train": {"global_batch": 16}})
