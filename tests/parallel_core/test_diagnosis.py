@@ -77,6 +77,20 @@ def slowed(made: RunSpec, rank: int, factor: float) -> list[dict[int, np.ndarray
     return [out] * 4
 
 
+def crumbled(made: RunSpec, rank: int, more: int) -> list[dict[int, np.ndarray]]:
+    """Steps in which each operation of one rank takes `more` ns longer; the others wait in the norm."""
+    out = {own: rows.copy() for own, rows in step(made, costs(made)).items()}
+    late = 0
+    for row in out[rank]:
+        row["start"] += late
+        late += more if row["kind"] in (Kind.F, Kind.BW) else 0
+        row["end"] += late
+    end = max(int(rows["end"].max()) for rows in out.values())
+    for rows in out.values():
+        rows["end"][np.isin(rows["kind"], (int(Kind.STEP), int(Kind.NORM)))] = end
+    return [out] * 3
+
+
 HEALTHY: list[dict[str, Any]] = [
     {},
     {"dp": 2},
@@ -224,6 +238,20 @@ def test_causes_of_a_divergence() -> None:
 def test_a_disturbed_run_is_not_judged_by_its_times() -> None:
     made = spec(dp=2)
     assert found(healthy(made, traced=slowed(made, 1, 2.0), others=0.5)) == ["disturbed"]
+
+
+def test_one_rank_that_launches_is_no_straggler() -> None:
+    replicas = spec(dp=2, micro_batches=4)
+    first, *rest = diagnose(healthy(replicas, traced=crumbled(replicas, 1, 4_000 * US)))
+    assert (first.rule, first.rank) == ("tiny_kernels", 1)
+    assert "4 ms more for each operation of rank 1" in first.title
+    assert "straggler" not in [one.rule for one in rest]
+
+
+def test_one_slow_step_makes_no_straggler() -> None:
+    """A run that failed early leaves one, and whether others used its devices is not known."""
+    replicas = spec(dp=2)
+    assert "straggler" not in found(healthy(replicas, traced=slowed(replicas, 1, 2.0)[:1], others=None))
 
 
 def test_the_straggler_is_named() -> None:

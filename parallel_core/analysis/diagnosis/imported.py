@@ -87,7 +87,7 @@ def _small(case: _Imported) -> Finding | None:
 
 
 def _straggler(case: _Imported) -> Finding | None:
-    return None if case.pipeline else straggler.check(case)
+    return None if case.pipeline else straggler.check(case, least=1)
 
 
 RULES: dict[str, Callable[[_Imported], Finding | None]] = {

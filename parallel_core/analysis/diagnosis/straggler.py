@@ -3,7 +3,8 @@
 Threshold: 1.3 times the median of the other ranks that do the same work (replicas of a stage, its tensor group), 1.6
 times where only other stages can be held against it, because layers of different kinds reach different FLOP rates
 (1.2 to 1.4 times apart between blocks and the output layer here); and 5 % of the step. The slow rank must be the
-slowest in three of four traced steps: what comes and goes is noise. Stages of uneven work are not held against each
+slowest in three of four traced steps, of two at least: what comes and goes is noise. A rank that loses as much with
+every operation, long or short, is not slow: that is `tiny_kernels`. Stages of uneven work are not held against each
 other: that is `unbalanced_stages`.
 """
 
@@ -12,17 +13,20 @@ from __future__ import annotations
 import numpy as np
 
 from parallel_core.analysis.breakdown import Account
+from parallel_core.analysis.diagnosis import tiny_kernels
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.diagnosis.unbalanced_stages import HEAVIER
 from parallel_core.analysis.quantities import ns_text, ratio_text
 from parallel_core.plan.partition import flop_weights
 
 SAME_WORK, OTHER_WORK, MATTERS, OFTEN = 1.3, 1.6, 0.05, 0.75
+LEAST = 2
 
 
-def check(case: Case) -> Finding | None:
+def check(case: Case, least: int = LEAST) -> Finding | None:
+    """`least` traced steps are asked for."""
     world = case.layout.world
-    if world == 1 or not case.traced:
+    if world == 1 or len(case.traced) < least or tiny_kernels.alone(case):
         return None
     flops = _flops(case)
     pace = np.array([[_busy(step[rank]) / flops[rank] for rank in range(world)] for step in case.accounts])

@@ -3,11 +3,16 @@
 Threshold: the host's time between operations takes 10 % of the step while the median forward takes less than 0.5 ms. A
 forward of a layer stack is tens of kernels, each of which costs 5 to 10 us to launch; below half a millisecond they are
 not hidden behind each other.
+
+On one rank alone: every operation takes as much longer than on the ranks that do the same work, a backward no more than
+a forward, within a fifth; a slow device would take longer in proportion, and a backward is about two forwards. From a
+third of a forward on, and 5 % of the step: what `straggler` asks, too.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parallel_core.analysis import waits
 from parallel_core.analysis.diagnosis.case import Case, Finding
@@ -15,9 +20,61 @@ from parallel_core.analysis.quantities import ns_text, percent_text
 from parallel_core.schedule.ir import Kind
 
 BETWEEN, SHORT_NS = 0.10, 500_000
+ALIKE, TWO, THIRD, MATTERS = 0.2, 1.6, 0.3, 0.05
 
 
 def check(case: Case) -> Finding | None:
+    return alone(case) or _everywhere(case)
+
+
+def alone(case: Case) -> Finding | None:
+    """One rank of several that do the same work loses as much with every operation."""
+    if len(case.traced) < 2:
+        return None
+    typical = {rank: _lengths(case, rank) for rank in range(case.layout.world)}
+    for rank in typical:
+        place = case.layout.coords(rank).place
+        peers = [typical[r] for r in typical if r != rank and case.layout.coords(r).place == place]
+        if not peers:
+            continue
+        usual = np.median(peers, axis=0)
+        more, times = np.array(typical[rank]) - usual, usual[1] / usual[0] if usual[0] else 0.0
+        same = more[0] > 0 and abs(more[1] / more[0] - 1) <= ALIKE
+        lost = round(float(more[0] * _operations(case, rank)))
+        if same and times >= TWO and more[0] >= THIRD * usual[0] and lost >= MATTERS * case.step_ns:
+            return _of_rank(rank, more, lost)
+    return None
+
+
+def _of_rank(rank: int, more: NDArray[np.float64], lost: int) -> Finding:
+    return Finding(
+        "tiny_kernels",
+        f"{ns_text(float(more[0]))} more for each operation of rank {rank}, long or short: it launches, not computes.",
+        f"Its forwards take {ns_text(float(more[0]))} more than those of its peers, its backwards "
+        f"{ns_text(float(more[1]))}; a slow device takes longer in proportion.",
+        f"Look at what else the host of rank {rank} starts with each operation: hooks, logging, small unfused kernels.",
+        effect_ns=lost,
+        tab="accounts",
+        rank=rank,
+    )
+
+
+def _lengths(case: Case, rank: int) -> tuple[float, float]:
+    """Median ns of a forward and of a whole backward; 0 where there is none."""
+    out = []
+    for kind in (Kind.F, Kind.BW):
+        own = np.concatenate([waits.of_kinds(step[rank], kind) for step in case.traced])
+        out.append(float(np.median(own["end"] - own["start"])) if len(own) else 0.0)
+    return out[0], out[1]
+
+
+def _operations(case: Case, rank: int) -> float:
+    """Forwards and backwards of a step."""
+    counts = [len(waits.of_kinds(step[rank], kind)) for step in case.traced for kind in (Kind.F, Kind.BW)]
+    return sum(counts) / len(case.traced)
+
+
+def _everywhere(case: Case) -> Finding | None:
     between = case.share("other")
     if not case.traced or between < BETWEEN:
         return None
