@@ -187,6 +187,12 @@ def test_disturbance_is_counted_over_what_was_measured_and_warned_of_first(alice
     assert view.verdict[0].startswith("2 of 3 runs were disturbed: other processes took up to 41 %")
     listed = Client()
     listed.force_login(alice)
+    page = listed.get(f"/studies/{made.pk}/").content.decode()
+    (first,) = re.findall(r'<p class="verdict">(.*?)</p>', page, re.S)
+    said = [html.escape(sentence) for sentence in view.verdict]
+    assert said[0] in first and said[1] in first and len(said) > 2
+    assert not any(sentence in first for sentence in said[2:]) and " ".join(said[2:]) in page
+    assert all(len(sentence.split()) <= 25 for sentence in view.verdict)
     assert f"{view.verdict[0]} {html.escape(view.verdict[1])}" in listed.get("/studies/").content.decode()
     bars = figures.speedups(view)
     shapes = bars.figure["data"][0]["marker"]["pattern"]["shape"]

@@ -60,11 +60,11 @@ def _of_rank(rank: int, more: NDArray[np.float64], lost: int) -> Finding:
 
 
 def _lengths(case: Case, rank: int) -> tuple[float, float]:
-    """Median ns of a forward and of a whole backward; 0 where there is none."""
+    """Least ns of a forward and of a whole backward, for what disturbs only adds; 0 where there is none."""
     out = []
     for kind in (Kind.F, Kind.BW):
         own = np.concatenate([waits.of_kinds(step[rank], kind) for step in case.traced])
-        out.append(float(np.median(own["end"] - own["start"])) if len(own) else 0.0)
+        out.append(float((own["end"] - own["start"]).min()) if len(own) else 0.0)
     return out[0], out[1]
 
 
