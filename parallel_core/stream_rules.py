@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallel_core.rules import rule
+from parallel_core.schedule import places
 from parallel_core.schedule.traits import flushes
 
 if TYPE_CHECKING:
@@ -24,11 +25,21 @@ def check_stream(spec: RunSpec) -> None:
 
 
 def _check_stage_clip(spec: RunSpec) -> None:
-    if spec.train.clip == "stage" and spec.train.clip_norm is not None and spec.parallel.zero:
+    if spec.train.clip != "stage" or spec.train.clip_norm is None:
+        return
+    if spec.parallel.zero:
         raise rule(
             ("train.clip", "parallel.zero"),
             f"clip=stage needs a stage's whole gradients on each replica, and zero={spec.parallel.zero} shards them; "
             "use clip=global or zero=0.",
+        )
+    ends = places(spec.parallel)
+    if spec.model.tied and ends[0] != ends[-1]:
+        raise rule(
+            ("train.clip", "model.tied", "parallel.pp"),
+            f"clip=stage multiplies each stage's gradients by a factor of its own, and tied=true has one matrix on the "
+            f"first and the last of pipeline={spec.parallel.pp}, which would drift apart; use clip=global, tied=false, "
+            "or a schedule that puts both on one rank (zb-v).",
         )
 
 

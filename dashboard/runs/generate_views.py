@@ -8,15 +8,17 @@ from typing import Any
 from django import forms
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
-from django.views.decorators.http import require_http_methods
+from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.guards import member_required
 from dashboard.fields import Choice
 from dashboard.numbers import number
-from dashboard.runs import generating, resuming, services
+from dashboard.runs import generate_panel, generating, resuming, services
 from dashboard.runs.models import Run
+from dashboard.runs.panel import Panel
 from parallel_core import limits
 from parallel_core.analysis.generated import text
+from parallel_core.wish import read_wish
 
 _NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
 
@@ -63,23 +65,55 @@ class GenerateForm(forms.Form):
             if name not in ("step", "prompt"):
                 made.widget.attrs |= _NUMBER
 
+    def shown(self) -> dict[str, Any]:
+        """The values of its fields before anybody typed."""
+        return {name: self.get_initial_for_field(made, name) or "" for name, made in self.fields.items()} | {
+            "step": self.initial.get("step") or self.fields["step"].choices[0][0]  # type: ignore[attr-defined]
+        }
+
     def queue(self, owner: Any) -> Run | None:
         """The queued run; None where something is wrong, which is then said at its field."""
         if not self.is_valid():
             return None
-        asked = dict(self.cleaned_data)
-        step, split = int(asked.pop("step")), {name: asked.pop(name).strip() or "1" for name in ("tp", "pp")}
         try:
-            degrees = generating.Split(**{name: _degree(name, given) for name, given in split.items()})
-            # A browser sends lines with \r\n; a corpus has \n.
-            prompt = generating.prompt_tokens(asked.pop("prompt").replace("\r\n", "\n"), self.vocab)
-            wish = {**{name: value.strip() for name, value in asked.items() if value.strip()}, "prompt": prompt}
-            return generating.submit(owner=owner, run=self.run, step=step, wish=wish, split=degrees)
+            step, wish, split = self._asked()
+            return generating.submit(owner=owner, run=self.run, step=step, wish=wish, split=split)
         except services.Invalid as error:
             self._show(error.field_errors)
         except ValueError as error:
             self._show({"prompt": str(error)})
         return None
+
+    def panel(self) -> Panel:
+        """What it will take on each rank, and what must be put right first."""
+        if not self.is_valid():
+            return Panel(errors=[str(said) for messages in self.errors.values() for said in messages])
+        if not self.cleaned_data["prompt"]:
+            return Panel(memory="Memory depends on the length of the prompt: type one.")
+        try:
+            _, wish, split = self._asked()
+            spec = generating.spec_of(self.run, split)
+        except services.Invalid as error:
+            return Panel(errors=list(error.field_errors.values()))
+        except ValueError as error:
+            return Panel(errors=[str(error)])
+        found = read_wish(wish, spec)
+        return (
+            Panel(errors=list(found.errors.values())) if found.wish is None else generate_panel.panel(spec, found.wish)
+        )
+
+    def _asked(self) -> tuple[int, dict[str, Any], generating.Split]:
+        """(step, wish, split) of a valid form. Raises services.Invalid by field, ValueError for the prompt."""
+        asked = dict(self.cleaned_data)
+        step, split = int(asked.pop("step")), {name: asked.pop(name).strip() or "1" for name in ("tp", "pp")}
+        degrees = generating.Split(**{name: _degree(name, given) for name, given in split.items()})
+        # A browser sends lines with \r\n; a corpus has \n.
+        prompt = generating.prompt_tokens(asked.pop("prompt").replace("\r\n", "\n"), self.vocab)
+        return (
+            step,
+            {**{name: value.strip() for name, value in asked.items() if value.strip()}, "prompt": prompt},
+            degrees,
+        )
 
     def _show(self, errors: Mapping[str, str]) -> None:
         for path, message in errors.items():
@@ -113,10 +147,23 @@ def generate(request: HttpRequest, pk: int) -> HttpResponse:
         made = form.queue(request.user)
         if made is not None:
             return redirect("runs:page", made.pk)
+        panel = GenerateForm(run, request.POST).panel()
     else:
         form = GenerateForm(run, initial=_initial(run, request.GET))
+        panel = GenerateForm(run, form.shown()).panel()
     status = 422 if form.is_bound else 200
-    return render(request, "runs/generate.html", {"run": run, "form": form}, status=status)
+    return render(request, "runs/generate.html", {"run": run, "form": form, "panel": panel}, status=status)
+
+
+@require_POST
+@member_required
+def check(request: HttpRequest, pk: int) -> HttpResponse:
+    """What is typed so far would take so much. Queues nothing."""
+    run = get_object_or_404(Run, pk=pk)
+    if not generating.able(run):
+        raise Http404("no worker has a checkpoint of this run that text could be generated from")
+    form = GenerateForm(run, request.POST)
+    return render(request, "runs/form_panel.html", {"form": form, "panel": form.panel()})
 
 
 def _initial(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from dashboard.runs import resuming, selectors, services, submission
+from dashboard.runs import generate_panel, resuming, selectors, services, submission
 from dashboard.runs.models import RankInfo, Run
 from parallel_core.analysis.generated import rate, text
 from parallel_core.analysis.quantities import bytes_text, seconds_text, significant
@@ -63,7 +63,7 @@ def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: S
     if step not in have:
         some = f"it has steps {', '.join(map(str, have))}" if have else "it has none"
         raise services.Invalid({"step": f"Run {run.pk} has no checkpoint at step {step}; {some}."})
-    spec = _spec(run, split)
+    spec = spec_of(run, split)
     found = read_wish(wish, spec)
     crowded = submission.fleet_errors(spec, submission.capacity(spec.train.device))
     wide = "pp" if split.pp > split.tp else "tp"
@@ -81,7 +81,8 @@ def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: S
     )
 
 
-def _spec(run: Run, split: Split) -> RunSpec:
+def spec_of(run: Run, split: Split) -> RunSpec:
+    """The run's model on so many devices. Raises services.Invalid where it cannot be split so."""
     try:
         return inference(run.spec, split.tp, split.pp)
     except ValidationError as error:
@@ -125,7 +126,7 @@ def sentence(run: Run) -> str:
 
 
 def figures(run: Run) -> list[tuple[str, str, str]]:
-    """(title, value, note) of prefill, time a token, speed, and caches."""
+    """(title, value, note) of prefill, time a token, speed, caches, and memory."""
     told, prompt = ranks(run), len(run.wish["prompt"])
     first = told[0] if told else None
     speed = rate(first) if first else None
@@ -139,6 +140,7 @@ def figures(run: Run) -> list[tuple[str, str, str]]:
             bytes_text(max(caches)) if caches else "–",
             _holders(run.devices, caches),
         ),
+        generate_panel.figure(run),
     ]
 
 

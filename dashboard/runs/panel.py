@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dashboard.runs.layout_picture import Picture, picture
@@ -67,7 +68,7 @@ class Panel:
             devices=_devices(found),
             memory=feasibility.sentence if feasibility else "",
             fits=feasibility.fits if feasibility else None,
-            rows=[_row(found.spec, stage, full, found.limit) for stage in found.stages[:SHOWN_STAGES]],
+            rows=[row_of(found.spec, stage, full, found.limit) for stage in found.stages[:SHOWN_STAGES]],
             hidden=max(0, len(found.stages) - SHOWN_STAGES),
             batch=_batch(found.spec),
             step=_step(found),
@@ -109,11 +110,12 @@ def _step(found: Assessment) -> str:
     return f"{seconds_text(said.seconds)} predicted, simulated from the profile of {said.profile.worker.name}"
 
 
-def _row(spec: RunSpec, stage: RankMemory, full: int, limit: int) -> Row:
+def row_of(spec: RunSpec, stage: RankMemory, full: int, limit: int, names: Mapping[str, str] = CATEGORY_NAMES) -> Row:
+    """The ranks of a stage; bars are parts of `full` bytes, categories called by `names`."""
     split = spec.parallel
     first, count = stage.rank, split.copies[stage.stage] * split.tensor_ranks[stage.stage]
     parts = [
-        Part(name, CATEGORY_NAMES[name], bytes_text(value), round(100 * value / full, 2))
+        Part(name, names[name], bytes_text(value), round(100 * value / full, 2))
         for name in CATEGORIES
         if (value := stage.as_dict()[name])
     ]

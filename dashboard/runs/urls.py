@@ -22,6 +22,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("<int:pk>/clone", views.clone, name="clone"),
     path("<int:pk>/resume", views.resume, name="resume"),
     path("<int:pk>/generate", generate_views.generate, name="generate"),
+    path("<int:pk>/generate/check", generate_views.check, name="generate-check"),
     path("<int:pk>/trace-next", views.trace_next, name="trace-next"),
     path("<int:pk>/cancel", views.cancel, name="cancel"),
     path("<int:pk>/edit", views.edit, name="edit"),

@@ -33,6 +33,7 @@ from parallel_core.layout import Coords, Layout
 from parallel_core.models.attention import Core
 from parallel_core.models.cache import KvCache
 from parallel_core.models.layers import Positions
+from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import Sink
 from parallel_core.observe.scope import Scope
@@ -113,6 +114,22 @@ class Generator:
             out.seconds.append(seconds)
             told(out)
         return out
+
+    @torch.no_grad()
+    def metered(self, wish: Wish) -> MemoryMeter:
+        """The prefill and the token behind it once more, with live memory followed: weights are "params", keys and
+        values "activations"."""
+        for core in self._cores:
+            core.cache = None
+        prompt = torch.tensor([wish["prompt"]] * wish["samples"], device=self._device.torch)
+        meter = MemoryMeter()
+        meter.register(self.flat.values, "params")
+        with meter.measure():
+            with meter.category("activations"):
+                self._begin(wish, prompt.shape[1] + wish["new"])
+            for _, _ in zip(range(2), self._turns(prompt, wish), strict=False):
+                pass
+        return meter
 
     def _begin(self, wish: Wish, capacity: int) -> None:
         """Empty caches; none where the wish wants every token made from the whole text again."""
@@ -217,9 +234,11 @@ def run_rank(
     try:
         progress.at(-1, "loading")
         generator = Generator(spec, rank, groups, device, path)
-        Reporter(spec, rank, sink, device).hello(generator.flat, generator.units, Layout.of(spec))
+        report = Reporter(spec, rank, sink, device)
+        report.hello(generator.flat, generator.units, Layout.of(spec))
         progress.at(0, "generating")
         found = generator.generate(wish, _Teller(sink, progress, wish["new"]))
+        report.memory(0, generator.metered(wish))
         log.info("rank %d: %d tokens, %d bytes of keys and values", rank, len(found.tokens[0]), found.kv_bytes)
     finally:
         disconnect()

@@ -159,3 +159,38 @@ def test_the_api_queues_and_shows_it(client: Client, alice: Any, source: Run) ->
     again = client.get(f"/runs/{source.pk}/generate?like={two.pk}").content.decode()
     assert re.search(r'name="pp" value="2"', again) and re.search(r'name="tp" value="1"', again)
     assert "use at most" in post({"prompt": "a", "new": 5, "pp": 99}).json()["error"]["fields"]["pp"]
+
+
+def test_memory_is_told_before_it_is_queued(client: Client, source: Run) -> None:
+    """Weights, keys and values, and the layer at work; more texts take more, two ranks share them."""
+    page = client.get(f"/runs/{source.pk}/generate").content.decode()
+    assert "Memory depends on the length of the prompt" in page and "hx-post" in page
+    needs = [_needs(client, source, change) for change in ({}, {"samples": "8"}, {"samples": "8", "tp": "2"})]
+    assert needs[0] < needs[1] and needs[2] < needs[1]
+
+
+def _needs(client: Client, source: Run, change: dict[str, str]) -> float:
+    told = client.post(f"/runs/{source.pk}/generate/check", FORM | change).content.decode()
+    for word in ("Weights", "Keys and values", "Layer at work"):
+        assert word in told
+    found = re.search(r"Needs ([\d.]+) ([KM])iB on rank 0", told)
+    assert found, told
+    return float(found[1]) * {"K": 1, "M": 1024}[found[2]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [({"new": "9999"}, "new can be at most"), ({"tp": "x"}, "A whole number of devices")]
+)
+def test_the_panel_says_what_is_wrong(client: Client, source: Run, change: dict[str, str], said: str) -> None:
+    assert said in client.post(f"/runs/{source.pk}/generate/check", FORM | change).content.decode()
+    assert not Run.objects.exclude(pk=source.pk).exists()
+
+
+def test_its_page_settles_the_prediction(client: Client, made: Run) -> None:
+    assert "Memory of a rank" in client.get(f"/runs/{made.pk}/").content.decode()
+    attempt = factory.start(made)
+    peak = {"params": 3 * 2**20, "grads": 0, "optimizer": 0, "activations": 2**20, "buffers": 0}
+    header = {"kind": "memory", "rank": 0, "t": 1.0, "step": 0, "peak": peak, "peak_total": 4 * 2**20}
+    factory.feed(attempt, 0, encode({**header, "rss_delta": 0, "final": peak}))
+    page = client.get(f"/runs/{made.pk}/").content.decode()
+    assert "4 MiB" in page and re.search(r"measured; [\d.]+ [KM]iB predicted, [+−]\d", page)

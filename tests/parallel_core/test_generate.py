@@ -19,6 +19,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.launch import Wish
 from parallel_core.layout import Layout
 from parallel_core.observe.records import FileSink
+from parallel_core.plan.generation import by_place
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 
@@ -95,6 +96,34 @@ def test_bytes_of_keys_and_values(tp: int, trained: dict[str, Path]) -> None:
         assert rank[0].kv_bytes == 2 * 2 * 3 * 2 * (len(PROMPT) + NEW) * 8 * 8 // tp
         assert len(rank[0].seconds) == NEW - 1
         assert rank[0].prefill > 0
+
+
+@pytest.mark.parametrize("split", [{"tp": 2}, {"pp": 2}], ids=str)
+def test_memory_is_what_is_predicted(split: dict[str, Any], trained: dict[str, Path]) -> None:
+    """Weights and caches to the byte; what a layer works with, and so the whole, nearly."""
+    wish: Wish = {**WISH, "samples": 6}
+    for model in MODELS:
+        spec = spec_of(model, **split)
+        stages = by_place(spec, wish)
+        for rank, peak in enumerate(_metered(spec, trained[model], wish)):
+            predicted = stages[Layout.of(spec).coords(rank).place]
+            assert (peak["params"], peak["activations"]) == (predicted.params, predicted.activations)
+            assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.02), model
+
+
+def _metered(spec: RunSpec, path: Path, wish: Wish) -> list[dict[str, int]]:
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> dict[str, int]:
+        device = open_device("cpu")
+        try:
+            made = Generator(spec, rank, connect(meeting, rank, Layout.of(spec), device.backend), device, path)
+            told = made.generate(wish).tokens
+            peak = made.metered(wish).peak
+            assert made.generate(wish).tokens == told, "it goes on as if nobody had looked"
+            return peak
+        finally:
+            disconnect()
+
+    return ranks.run(spec, work, ranks.scratch())
 
 
 def test_a_temperature_draws_the_same_under_any_layout(trained: dict[str, Path]) -> None:

@@ -207,6 +207,13 @@ def test_compute_alone_is_that_of_1f1b() -> None:
             "clip=stage needs a stage's whole gradients on each replica, and zero=1 shards them; use clip=global or "
             "zero=0.",
         ),
+        (
+            {"model": {"tied": True}, "parallel": {"schedule": "1f1b", "micro_batches": 4}},
+            "train.clip",
+            "clip=stage multiplies each stage's gradients by a factor of its own, and tied=true has one matrix on the "
+            "first and the last of pipeline=2, which would drift apart; use clip=global, tied=false, or a schedule "
+            "that puts both on one rank (zb-v).",
+        ),
     ],
 )
 def test_refused(rooms: dict[str, Any], field: str, message: str) -> None:
@@ -215,6 +222,12 @@ def test_refused(rooms: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         RunSpec.model_validate(spec)
     assert field_errors(caught.value) == {field: message}
+
+
+def test_a_tied_matrix_may_be_clipped_by_stage_where_both_its_layers_are_on_one_rank() -> None:
+    parallel = {"schedule": "zb-v", "pp": 2, "micro_batches": 4}
+    spec = {"model": {"tied": True}, "parallel": parallel, "train": {"clip": "stage"}}
+    assert RunSpec.model_validate(spec).model.tied
 
 
 def test_without_clipping_its_kind_does_not_matter() -> None:

@@ -1,0 +1,50 @@
+"""What text generation will take on each rank: the panel beside its form, and the tile beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dashboard.runs import selectors, submission
+from dashboard.runs.models import Run
+from dashboard.runs.panel import SHOWN_STAGES, Panel, row_of
+from parallel_core.analysis.quantities import bytes_text, percent_text, signed_percent_text
+from parallel_core.plan.generation import by_place
+from parallel_core.plan.peak import RankMemory
+from parallel_core.spec import RunSpec
+
+NAMES = {"params": "Weights", "activations": "Keys and values", "buffers": "Layer at work"}
+
+
+def panel(spec: RunSpec, wish: Mapping[str, Any]) -> Panel:
+    """The prediction held against the memory of a device of the fleet."""
+    stages, limit = by_place(spec, wish), submission.capacity(spec.train.device).memory or 0
+    worst = max(stages, key=lambda stage: stage.total)
+    full = max(limit, worst.total)
+    return Panel(
+        memory=_sentence(worst, limit),
+        fits=worst.total <= limit if limit else None,
+        rows=[row_of(spec, stage, full, limit, NAMES) for stage in stages[:SHOWN_STAGES]],
+        hidden=max(0, len(stages) - SHOWN_STAGES),
+        limit=bytes_text(limit) if limit else "",
+    )
+
+
+def _sentence(worst: RankMemory, limit: int) -> str:
+    category, share = worst.largest()
+    most = f"Needs {bytes_text(worst.total)} on rank {worst.rank}; {NAMES[category].lower()} are {percent_text(share)}"
+    if not limit:
+        return f"{most}. The device's memory is not known."
+    if worst.total <= limit:
+        return f"{most}. A device has {bytes_text(limit)}."
+    return f"{most}. A device has {bytes_text(limit)}: use more tensor ranks or stages, or fewer texts."
+
+
+def figure(run: Run) -> tuple[str, str, str]:
+    """(title, value, note): what the fullest rank took, and by how much the prediction was off."""
+    predicted = max(stage.total for stage in by_place(RunSpec.model_validate(run.spec), run.wish))
+    measured = max((record.peak_total for record in selectors.memory(run).values()), default=0)
+    if not measured:
+        return "Memory of a rank", bytes_text(predicted), "predicted"
+    said = f"measured; {bytes_text(predicted)} predicted, {signed_percent_text(predicted / measured - 1)}"
+    return "Memory of a rank", bytes_text(measured), said
