@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,9 +16,7 @@ from parallel_core.engine.distributed import Groups, Rendezvous, connect, discon
 from parallel_core.engine.executor import Executor, Parts
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.flat import FlatParameters, Pieces
-from parallel_core.engine.fully_sharded import FullySharded, FullyShardedReducer
 from parallel_core.engine.injected import Injected
-from parallel_core.engine.lean import LeanReducer
 from parallel_core.engine.neighbours import Neighbours
 from parallel_core.engine.norm import StageNorm, StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW
@@ -28,12 +25,11 @@ from parallel_core.engine.pace import Flushed, Pace, Streamed
 from parallel_core.engine.peak import device_peak
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reader import Reader
-from parallel_core.engine.reduction import GradientReducer, Reducer
+from parallel_core.engine.reducers import reducer_of
 from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.shared import SharedGradients
 from parallel_core.engine.stop import Stopped, StopRequest
 from parallel_core.engine.stream import StreamExecutor
-from parallel_core.engine.unshard import Unsharder
 from parallel_core.engine.updates import numbers_of
 from parallel_core.engine.versions import WeightVersions
 from parallel_core.faults import broken
@@ -49,7 +45,6 @@ from parallel_core.plan.units import boundary_shapes
 from parallel_core.schedule import build
 from parallel_core.schedule.receipts import receipts
 from parallel_core.schedule.stream import Windows
-from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 
@@ -110,10 +105,11 @@ class Trainer:
         edges = [shapes[units[0]] for units in layout.stage_units]
         dtype = DTYPES[spec.train.precision]
         mark, messages = mark_bytes(spec) // dtype.itemsize, spec.parallel.per_step * layout.stages
+        late = self.faults.collective_delay("data")
         return Parts(
             self.chunks,
             Links(here, peers, groups.links, edges, dtype, self.device, self.faults.link_delay, mark, messages),
-            self._reducer(groups),
+            reducer_of(spec, self.chunks, groups.data, self.scope, len(self._ids), late),
             StepTotals(spec, layout, flat, groups.totals, self.device, self.stop),
             StageNorm(flat, groups.tensor, self.place.tensor, spec.parallel.tensor_split),
             self.optimizer,
@@ -121,24 +117,6 @@ class Trainer:
             self.loss_scale,
             self.faults,
         )
-
-    def _reducer(self, groups: Groups) -> Reducer:
-        late = self.faults.collective_delay("data")
-        if isinstance(self.flat, FullySharded):
-            recomputes = self.spec.parallel.recompute == "full"
-            torchs = FullyShardedReducer(self.flat, self.chunks.weights, self.scope, late, recomputes)
-            self.chunks.unshard_by(torchs)
-            return torchs
-        if self.flat.lean:
-            unsharder = Unsharder(self.flat, groups.data, self.scope, late) if self.flat.sliced else None
-            self.chunks.unshard_by(unsharder)
-            return LeanReducer(self.chunks, groups.data, self.scope, late, unsharder)
-        together = len(self._ids) if TRAITS[self.spec.parallel.schedule].sync in ("flush", "2bw") else 1
-        arrivals = Counter({slot: n * together for slot, n in self.chunks.arrivals().items()})
-        reducer = GradientReducer(self.flat, arrivals, groups.data, self.scope, late)
-        if groups.data is not None:
-            self.chunks.weights.listener = reducer.arrived
-        return reducer
 
     @property
     def flat(self) -> FlatParameters:

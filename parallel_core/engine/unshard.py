@@ -4,6 +4,9 @@ A bucket is a layer. It is gathered from all replicas before the layer's forward
 when the gradient of the layer's output has come, and let go when the last of the layer's gradients is in: whatever
 needs a parameter's values in backward makes its gradient, too. What `lean` does for gradients is the rest of it.
 
+On CUDA, where a collective runs beside computation, the next layer is gathered while one works: forward the one behind
+it, backward the one before it (`plan.places.GATHERS_AHEAD`).
+
 Two layers are spared a second gather: one that is recomputed goes backward at once, and so does the last one. A matrix
 that two layers share stays from the backward of the last to that of the first.
 
@@ -15,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +41,15 @@ class _Gathered:
         self.size, self.part, self.parameters = place.stop - place.start, part, parameters
         self.empty = [hollow(part, parameter.shape) for parameter, _ in parameters]
         self.whole: Tensor | None = None
+        self.coming: _Coming | None = None
+
+
+class _Coming(NamedTuple):
+    """A gather under way: its start, what is waited for, and where everything comes in."""
+
+    start: Any
+    work: Any
+    whole: Tensor
 
 
 class _View(NamedTuple):
@@ -60,7 +73,16 @@ class Unsharding(Protocol):
 class Unsharder:
     """Whole parameters of layers for as long as they are at work. Every replica runs the same layers in one order."""
 
-    def __init__(self, flat: FlatParameters, group: Group, scope: Scope, delay: float = 0.0) -> None:
+    def __init__(
+        self,
+        flat: FlatParameters,
+        group: Group,
+        scope: Scope,
+        delay: float = 0.0,
+        ahead: Sequence[nn.Module] = (),
+    ) -> None:
+        """`ahead`: layers in order, of which the next one, either way, is gathered while one works."""
+        self._after, self._before = dict(pairwise(ahead)), dict(pairwise(reversed(ahead)))
         self._group, self._scope, self._delay = group, scope, delay
         slots = {slot.name: slot for slot in flat}
         self._buckets = [
@@ -73,8 +95,10 @@ class Unsharder:
         """The layer's output. `goes_back`: its backward is the next thing, so its parameters stay until then."""
         held = self._take(unit)
         if goes_back:
+            self._expect(self._before.get(unit))
             made: Tensor = unit(*inputs)
             return made
+        self._expect(self._after.get(unit))
         with torch.autograd.graph.saved_tensors_hooks(partial(_pack, held), _unpack):
             out: Tensor = unit(*inputs)
         if out.requires_grad:
@@ -93,23 +117,44 @@ class Unsharder:
 
     def _take(self, unit: nn.Module) -> list[_Gathered]:
         """Makes its parameters whole; the buckets they are in."""
-        held = list(dict.fromkeys(self._home[parameter] for parameter in unit.parameters()))
+        held = self._buckets_of(unit)
         for bucket in held:
             if bucket.whole is None:
-                self._gather(bucket)
+                self._begin(bucket)
+                self._end(bucket)
         return held
+
+    def _buckets_of(self, unit: nn.Module) -> list[_Gathered]:
+        return list(dict.fromkeys(self._home[parameter] for parameter in unit.parameters()))
+
+    def _expect(self, unit: nn.Module | None) -> None:
+        """Its parameters set out, to be there when it is `_take`n."""
+        for bucket in self._buckets_of(unit) if unit is not None else ():
+            if bucket.whole is None:
+                self._begin(bucket)
 
     def _again(self, unit: nn.Module) -> None:
         """Before its backward; a gradient that is on its way to the layer stays as it is."""
         self._take(unit)
+        self._expect(self._before.get(unit))
 
     @torch.no_grad()
-    def _gather(self, bucket: _Gathered) -> None:
+    def _begin(self, bucket: _Gathered) -> None:
+        if bucket.coming is not None:
+            return
         start = self._scope.mark()
         with self._scope.making("params"):
             whole = bucket.part.new_empty(bucket.size)
         with self._scope.named(Kind.UNSHARD.name):
-            late(all_gather(whole, bucket.part, self._group), self._delay).wait()
+            work = late(all_gather(whole, bucket.part, self._group), self._delay)
+        bucket.coming = _Coming(start, work, whole)
+
+    @torch.no_grad()
+    def _end(self, bucket: _Gathered) -> None:
+        assert bucket.coming is not None
+        start, work, whole = bucket.coming
+        bucket.coming = None
+        work.wait()
         for parameter, at in bucket.parameters:
             parameter.data = whole[at : at + parameter.numel()].view(parameter.shape)
         bucket.whole = whole

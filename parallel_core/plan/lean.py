@@ -49,12 +49,14 @@ def whole_buckets(places: Places, stages: Mapping[int, Mapping[int, list[str]]],
     return Whole(at, round(resting * (1 + part * (times > 2))) + always)
 
 
-def whole_layers(places: Places, units: Mapping[int, list[str]]) -> dict[int, int]:
-    """Elements of parameters that are whole in the backward of each of `units` (unit -> its parameters), ZeRO-3."""
+def whole_layers(places: Places, units: Mapping[int, list[str]], ahead: bool = False) -> dict[int, int]:
+    """Elements of parameters that are whole in the backward of each of `units` (unit -> its parameters), ZeRO-3;
+    with `ahead` those of the unit before it, whose backward is next, are on their way."""
     shared = _tied(places, [name for names in units.values() for name in names])
+    there = {unit: {*names, *(units.get(unit - 1, ()) if ahead else ())} for unit, names in units.items()}
     return {
-        unit: sum(_size(b) for b in places.buckets if b is shared or set(names) & {*b.names})
-        for unit, names in units.items()
+        unit: sum(_size(b) for b in places.buckets if b is shared or names & {*b.names})
+        for unit, names in there.items()
     }
 
 

@@ -27,7 +27,7 @@ from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.plan import fully_sharded
 from parallel_core.plan.backward import Layers, at_peak
 from parallel_core.plan.lean import NOTHING, Whole, whole_buckets, whole_layers
-from parallel_core.plan.places import TIED, Home, Places, alone_of, bucket_bytes, home, shards_of
+from parallel_core.plan.places import TIED, Home, Places, alone_of, bucket_bytes, gathers_ahead, home, shards_of
 from parallel_core.plan.places import place as place_all
 from parallel_core.plan.under_way import copies
 from parallel_core.plan.units import unit_costs
@@ -159,7 +159,8 @@ def _whole(spec: RunSpec, costs: Sequence[UnitCost], stages: Mapping[int, Sequen
     found = whole_buckets(places, named, shards_of(spec), spec.parallel.micro_batches)
     if spec.parallel.zero < 3:
         return found
-    return found._replace(params=whole_layers(places, {u: names for of in named.values() for u, names in of.items()}))
+    by_unit = {u: names for of in named.values() for u, names in of.items()}
+    return found._replace(params=whole_layers(places, by_unit, gathers_ahead(spec)))
 
 
 def unsharded(spec: RunSpec) -> tuple[list[int], list[int]]:

@@ -20,6 +20,9 @@ BUCKET_BYTES = {"cpu": 16 * 2**20, "cuda": 25 * 2**20}
 few cores communication hides nothing, so fewer is better. CUDA's is that of DDP."""
 LEAN_BUCKET_BYTES = {"cpu": 2**18, "cuda": 25 * 2**20}
 """The same under ZeRO-2, where up to two buckets are whole at a time and what they take is not saved."""
+GATHERS_AHEAD = {"cpu": False, "cuda": True}
+"""Whether ZeRO-3 gathers the next layer's parameters while a layer works, by device kind. A core computes or
+communicates, so on a CPU it would only make the peak higher."""
 Home = tuple[int, ...]
 """What the parameters of a bucket have in common (see `home`)."""
 TIED = "embed.token.weight"
@@ -97,6 +100,12 @@ def bucket_bytes(spec: RunSpec) -> int | None:
 def home(spec: RunSpec, stage: int, unit: int) -> Home:
     """Of the parameters of a layer, the `unit`-th of the model: nothing, its stage (ZeRO-2), or itself (ZeRO-3)."""
     return (stage, unit)[: max(spec.parallel.zero - 1, 0)]
+
+
+def gathers_ahead(spec: RunSpec) -> bool:
+    """Whether a layer's parameters are on their way while the one next to it works (ZeRO-3). Where whole blocks are
+    recomputed a layer gathers when it is run again."""
+    return GATHERS_AHEAD[spec.train.device] and spec.parallel.recompute != "full"
 
 
 def shards_of(spec: RunSpec) -> int:

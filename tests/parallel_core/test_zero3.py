@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
 from parallel_core.outline.splits import TensorSplit, split_dim
+from parallel_core.plan import places
 from parallel_core.plan.memory import by_stage, verdict
 from parallel_core.plan.strategy import label
 from parallel_core.schedule import build
@@ -124,6 +125,29 @@ def test_has_the_bits_of_plain_data_parallelism(precision: str) -> None:
     for ours, want in ((three, plain), (three_m, two_m)):
         assert ours.losses == want.losses
         assert all(np.array_equal(ours.after[name], want.after[name]) for name in want.after)
+
+
+@pytest.mark.parametrize("case", [CASES, FOURS], ids=["2 ranks", "4 ranks"])
+def test_gathering_ahead_changes_no_bit(case: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA: the next layer's parameters set out while one works. Ranks are forked from here."""
+    cases = [(model, split) for model, split in case if model.get("kind") != "resnet50"]
+    usual = train([sharded(*case) for case in cases])
+    monkeypatch.setitem(places.GATHERS_AHEAD, "cpu", True)
+    for what, ahead, want in zip(cases, train([sharded(*case) for case in cases]), usual, strict=True):
+        assert (ahead.losses, ahead.norms) == (want.losses, want.norms), what
+        assert all(np.array_equal(ahead.after[name], want.after[name]) for name in want.after), what
+
+
+def test_gathering_ahead_takes_one_layer_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As predicted to the byte; each layer is gathered as often as without, and sets out before its turn."""
+    spec = sharded(MODEL | {"layers": 12}, {}, precision="bf16")
+    usual = by_stage(spec)[0]
+    monkeypatch.setitem(places.GATHERS_AHEAD, "cpu", True)
+    predicted = by_stage(spec)[0]
+    assert predicted.params > usual.params
+    for peak, _ in ranks.run(spec, _peak, tmp_path):
+        assert peak["params"] == predicted.params
+        assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.03)
 
 
 @pytest.mark.parametrize("tied", [False, True])
