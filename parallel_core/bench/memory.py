@@ -39,8 +39,10 @@ def cases() -> Iterator[Case]:
     schedules = ("naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min")
     for parallel in (*split, *({**PIPE, "schedule": name} for name in (*schedules, "dualpipe-v"))):
         yield PLAIN if parallel.get("recompute") == "selective" else GPT, parallel, {}
-    for name in ("gpipe", "1f1b", "interleaved", "zb-h1"):
+    for name in ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min"):
         yield GPT, {**PIPE, "schedule": name, "recompute": "full"}, {}
+    yield from (({"kind": "mlp"}, {**PIPE, "schedule": name}, {}) for name in ("zb-h1", "zb-h2", "v-min"))
+    yield GPT, {**PIPE, "pp": 4, "schedule": "naive"}, {}
     yield PLAIN, {**PIPE, "recompute": "selective"}, {}
     for name in ("1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw"):
         yield GPT, {**PIPE, "schedule": name}, STAGED

@@ -155,6 +155,9 @@ class _Part:
         self.in_b = _in_backward(segments, output, 1, 0, split=True)
         self.weights = sum(segment.weights for segment in segments)
         self.grads = max(grads for segment in segments for grads in segment.grads)
+        again = [unit.inner for segment in segments if segment.recomputed for unit in segment.units]
+        self.inside = max(again, default=0)
+        """What a forward without a graph holds for a while: about what the largest of its layers would keep."""
         self.again = segments[-1].recomputed
         """Its output is made again; elsewhere it is the end of a graph that is kept."""
         self.keeps = sum(segment.kept for segment in segments) + (0 if self.again else output)
@@ -177,7 +180,8 @@ def _walked(
         held = sum(part.keeps * forward[i] + weights[i] * part.weights for i, part in parts.items())
         # What one stage hands to the next one of its rank, both keep: it is one tensor.
         held -= sum(size * forward[i + 1] for i, size in both.items())
-        live = Live(held, in_hand, parts[n].grads if op.kind is Kind.W else resting)
+        inside = parts[n].inside if op.kind is Kind.F else 0
+        live = Live(held + inside, in_hand, parts[n].grads if op.kind is Kind.W else resting)
         if op.kind in (Kind.B, Kind.BW):
             worst_of = parts[n].in_b if op.kind is Kind.B else parts[n].worst
             kept = held + worst_of.kept - both.get(n - 1, 0)
@@ -212,7 +216,9 @@ def _messages(spec: RunSpec, stage: int, entering: int, leaving: int) -> int:
     as many elements as what is `entering` or `leaving` it.
     """
     split = spec.parallel
-    in_all, window = micro_batches(spec, stage), unproven_gradients(split, stage) if stage else 0
+    in_all = micro_batches(spec, stage)
+    # Where the stage before has one micro-batch in flight, each activation proves that the last gradient was taken.
+    window = unproven_gradients(split, stage) if stage and in_flight(spec, stage - 1) > 1 else 0
     to_come = in_all - in_flight(spec, stage)
 
     def held(k: int) -> int:

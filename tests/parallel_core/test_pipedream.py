@@ -174,6 +174,13 @@ def test_a_long_chain_over_many_workers_is_refused_in_time() -> None:
         partition(LayerGraph.chain([layer] * 1500), [Level(64, 1e9)])
 
 
+def test_a_chain_as_long_as_a_released_one_is_cut_over_hosts_of_eight() -> None:
+    """240 equal layers on 2 x 8 workers, whose messages and gradients are free: 16 times one worker's speed."""
+    layers = [GraphLayer(str(n), 1, 2, 0, 0) for n in range(240)]
+    found = partition(LayerGraph.chain(layers), [Level(8, 1e9), Level(2, 1e9)])
+    assert found.seconds == pytest.approx(240 * 3 / 16)
+
+
 def test_a_graph_that_is_too_wide_is_refused_in_time() -> None:
     layer = GraphLayer("x", 1, 1, 1, 1)
     with pytest.raises(GraphError, match="too many parallel branches"):
