@@ -59,6 +59,8 @@ class Walker:
         self._made: dict[tuple[Kind, int, int], Tensor] = {}
         self._losses: dict[int, Tensor] = {}
         """Of each micro-batch whose loss is computed here."""
+        self._inside: dict[Op, list[Op]] = {}
+        """PAIR -> the messages that its forward makes."""
         self._base = 0
         """What versions of the program count from."""
         self._runs: dict[Kind, Callable[[Op], int]] = {
@@ -80,7 +82,10 @@ class Walker:
             self._runs[kind] = parts.faults.around(self._runs[kind])
 
     def _prepare(self, program: Sequence[Op]) -> list[Prepared]:
-        return [Prepared(op, str(op), self._runs[op.kind], _lane(op.kind)) for op in program]
+        """What a PAIR's forward makes is sent inside of it (`_pair`), not when the whole of it is done."""
+        self._inside |= _sent_inside(program)
+        early = {send for sends in self._inside.values() for send in sends}
+        return [Prepared(op, str(op), self._runs[op.kind], _lane(op.kind)) for op in program if op not in early]
 
     def _walk(self, step: int, prepared: Sequence[Prepared]) -> None:
         for op, text, run, lane in prepared:
@@ -98,9 +103,14 @@ class Walker:
         scope.span(op.kind, lane, start, moved)
 
     def _pair(self, op: Op) -> int:
-        """Its forward, then its backward, each with a span inside that of the pair."""
-        for part in op.parts():
-            self._do(part, self._runs[part.kind], LANE_COMPUTE)
+        """Its forward, then its backward, each with a span inside that of the pair. What the forward made is on its way
+        while the backward computes (DeepSeek-AI 2024, section 3.2.1), as what the next pair needs comes meanwhile:
+        receives are posted ahead. The halves themselves are one after the other: a device here has one stream."""
+        forward, backward = op.parts()
+        self._do(forward, self._runs[forward.kind], LANE_COMPUTE)
+        for send in self._inside.get(op, ()):
+            self._do(send, self._send, LANE_P2P)
+        self._do(backward, self._runs[backward.kind], LANE_COMPUTE)
         return 0
 
     def _forward(self, op: Op) -> int:
@@ -219,6 +229,18 @@ def total_loss(losses: Mapping[int, Tensor]) -> Tensor | None:
     for loss in losses.values():
         total = loss.double() if total is None else total + loss
     return total
+
+
+def _sent_inside(program: Sequence[Op]) -> dict[Op, list[Op]]:
+    """PAIR -> the sends of what its forward makes, which stand right behind it."""
+    found: dict[Op, list[Op]] = {}
+    made: dict[tuple[int, int], Op] = {}
+    for op in program:
+        if op.kind is Kind.PAIR:
+            made[op.stage, op.micro_batch], found[op] = op, []
+        elif op.kind is Kind.SEND_ACT and (pair := made.get((op.stage, op.micro_batch))) is not None:
+            found[pair].append(op)
+    return found
 
 
 def _lane(kind: Kind) -> int:

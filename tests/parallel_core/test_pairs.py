@@ -1,0 +1,52 @@
+"""A PAIR as it runs: the forward, its message on the way, and the backward of another micro-batch meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.trainer import Trainer
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
+from tests.parallel_core import parity, ranks
+
+SPLIT = {"pp": 2, "micro_batches": 8, "schedule": "dualpipe-v"}
+
+
+def _spans(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    def use(trainer: Trainer) -> Any:
+        trainer.step(0)
+        trainer.advance(1)
+        rows = trainer.recorder.end_step()
+        return trainer.place.place, [
+            tuple(row[n] for n in ("kind", "stage", "micro_batch", "start", "end")) for row in rows
+        ]
+
+    return ranks.with_trainer(spec, rank, meeting, folder, use)
+
+
+def test_what_its_forward_makes_is_sent_before_its_backward(tmp_path: Path) -> None:
+    spec = parity.spec_of({}, {}, **SPLIT)
+    made, sent_inside = build(spec), 0
+    for place, spans in ranks.run(spec, _spans, tmp_path):
+        at = {(Kind(kind), stage, micro): (start, end) for kind, stage, micro, start, end in spans}
+        pairs = [op for op in made.programs[place] if op.kind is Kind.PAIR]
+        assert pairs
+        for pair in pairs:
+            forward, backward = pair.parts()
+            (first, ended), (goes_back, last) = at[_key(forward)], at[_key(backward)]
+            start, end = at[_key(pair)]
+            assert start <= first <= ended <= goes_back <= last <= end, "one behind the other, inside of the pair"
+            send = at.get((Kind.SEND_ACT, forward.stage, forward.micro_batch))
+            assert send is None or ended <= send[0] <= send[1] <= goes_back
+            sent_inside += send is not None
+        planned = Counter(op.kind for op in made.programs[place] if op.kind in (Kind.SEND_ACT, Kind.SEND_GRAD))
+        assert planned == Counter(Kind(row[0]) for row in spans if row[0] in planned), "every message once"
+    assert sent_inside
+
+
+def _key(op: Any) -> tuple[Kind, int, int]:
+    return op.kind, op.stage, op.micro_batch
