@@ -94,7 +94,7 @@ def standing(made: View) -> tuple[str, str]:
 
 
 def tiles(made: View) -> list[tuple[str, str, str]]:
-    """(name, value, what it is made of) of the plan that is looked at."""
+    """(name, value, what it is made of) of the plan that is looked at; times of one that cannot run say so."""
     judged, (job, cluster) = made.judged, made.setup
     if judged is None or judged.seconds is None:
         return []
@@ -104,13 +104,18 @@ def tiles(made: View) -> list[tuple[str, str, str]]:
     hours = days * 24 * judged.plan.devices
     rate = job.tokens / seconds
     share = utilisation(job, cluster, judged.plan, seconds)
+    only = "" if judged.fits else ", if it fitted"
     return [
-        ("Step", seconds_text(seconds), f"{count_text(job.tokens)} tokens"),
-        ("Tokens a second", count_text(round(rate)), f"{count_text(round(rate / judged.plan.devices))} a device"),
+        (f"Step{only}", seconds_text(seconds), f"{count_text(job.tokens)} tokens"),
+        (
+            f"Tokens a second{only}",
+            count_text(round(rate)),
+            f"{count_text(round(rate / judged.plan.devices))} a device",
+        ),
         ("Of the peak (MFU)", percent_text(share), f"{count_text(judged.plan.devices)} devices in use"),
         ("Memory", judged.room, f"fullest is the {'first' if judged.first_rank else 'last'} rank"),
-        ("Days", _few(days), f"for {_few(values['tokens'])} billion tokens"),
-        ("Price", _few(hours * values["price"]), f"{_few(hours)} device-hours at {_few(values['price'])} each"),
+        (f"Days{only}", _few(days), f"for {_few(values['tokens'])} billion tokens"),
+        (f"Price{only}", _few(hours * values["price"]), f"{_few(hours)} device-hours at {_few(values['price'])} each"),
     ]
 
 

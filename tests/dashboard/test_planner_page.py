@@ -42,6 +42,7 @@ def test_a_plan_that_does_not_fit_is_explained_and_mended(reader: Client) -> Non
     page = reader.get(PAGE, asked)
     text = page.content.decode()
     assert "This plan cannot run. 41 GiB on the first rank, of 38 GiB" in text
+    assert "Days, if it fitted" in text and "Memory, if" not in text
     assert "Cheapest change: sequence parallel" in text
     mended = reader.get(PAGE, {**asked, "plan": page.context["judged"].fix.plan.label()})
     assert mended.context["judged"].fits
