@@ -2,13 +2,14 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.plans import accuracy_views, crossover, judge_views, serving, views
+from dashboard.plans import accuracy_views, crossover, judge_views, layout, serving, views
 
 app_name = "plans"
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", views.planner, name="page"),
     path("timeline.json", views.timeline, name="timeline"),
     path("questions", views.questions, name="questions"),
+    path("layout", layout.layout, name="layout"),
     path("plans.json", views.export, {"kind": "json"}, name="json"),
     path("crossover/", crossover.page, name="crossover"),
     path("inference/", serving.page, name="serving"),

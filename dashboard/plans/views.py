@@ -47,7 +47,14 @@ def planner(request: HttpRequest) -> HttpResponse:
     context = framed("page", form=form, valid=form.is_valid(), fleet=_of_fleet(form))
     if context["valid"]:
         context |= _planned(form)
+        context["of_layout"] = _of_layout(request)
     return answered(request, "planner", context)
+
+
+def _of_layout(request: HttpRequest) -> str:
+    """What the address says of the picture: the rank that is chosen, and the tensor split that is drawn."""
+    asked = {name: request.GET[name] for name in ("rank", "split") if name in request.GET}
+    return f"&{urlencode(asked)}" if asked else ""
 
 
 def _of_fleet(form: PlannerForm) -> str:

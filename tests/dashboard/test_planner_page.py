@@ -141,3 +141,13 @@ def test_htmx_gets_the_result_alone(reader: Client) -> None:
     assert "<html" not in text
     assert 'id="verdict"' in text
     assert 'hx-swap-oob="true"' in text
+
+
+def test_the_layout_of_a_plan_is_drawn_with_the_rank_and_the_split_of_the_address(reader: Client) -> None:
+    asked = {"model": "gpt-22b", "cluster": "a100-40", "devices": "64", "batch": "256", "plan": "TP 8 x DP 8, ZeRO-1"}
+    drawn = reader.get(f"{PAGE}layout", {**asked, "rank": "9", "split": "columns"}).content.decode()
+    assert "What rank 9 holds if split by columns" in drawn and "Pairs send " in drawn
+    assert "&amp;rank=9&amp;split=pairs#layout" in drawn and "&amp;rank=8&amp;split=columns#layout" in drawn
+    assert "&amp;rank=9" in reader.get(PAGE, {**asked, "rank": "9"}).content.decode()
+    assert reader.get(f"{PAGE}layout", {"devices": "x"}).status_code == 422
+    assert "What rank 0 holds" in reader.get(f"{PAGE}layout", {**asked, "rank": "²"}).content.decode()

@@ -1,0 +1,42 @@
+"""The layout of a plan as a picture: a part of the Planner page that comes when it is looked at."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_safe
+from pydantic import ValidationError
+
+from dashboard.plans import planner_page
+from dashboard.plans.forms import PlannerForm, said
+from dashboard.plans.launch import run_of
+from dashboard.runs.layout_picture import picture
+from parallel_core.rules import field_errors
+
+
+@require_safe
+def layout(request: HttpRequest) -> HttpResponse:
+    """Of the plan in the address, as the run that *Launch this plan* makes of it; `?rank=` chooses a rank, `?split=`
+    how tensor groups are cut."""
+    form = PlannerForm(request.GET.dict())
+    if not form.is_valid():
+        return HttpResponse(said(form), "text/plain", 422)
+    judged = planner_page.looked_at(form)
+    if judged is None:
+        return HttpResponse("Nothing fits, so there is nothing to draw.", "text/plain", 404)
+    try:
+        spec = run_of(form.setup[0], judged.plan, "cuda")
+    except ValidationError as error:
+        why = next(iter(field_errors(error).values()))
+        return HttpResponse(f"The engine has no such run to draw: {why}", "text/plain", 422)
+    asked = request.GET.get("rank", "")
+    rank = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
+    found = picture(spec, rank, request.GET.get("split", ""))
+    page = reverse("plans:page") + planner_page.address(form, plan=judged.plan.label())
+    context = {
+        "layout": found,
+        "ranks_at": (f"{page}&rank=", f"{found.query}#layout"),
+        "splits_at": (f"{page}&rank={found.rank}&split=", "#layout"),
+    }
+    return render(request, "runs/page_layout.html", context)
