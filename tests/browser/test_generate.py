@@ -35,12 +35,15 @@ def test_text_is_generated_from_a_run(page: Page, saved: Any, width: int, split:
     page.get_by_label("Prompt").fill("def ")
     page.get_by_label("Tokens to generate").fill("8")
     page.get_by_label(split).fill("2")
+    expect(page.locator("#feasibility")).to_contain_text("Keys and values")
+    assert violations(page) == [] and overflow(page) == []
     page.get_by_role("button", name="Queue it").click()
     page.wait_for_url(re.compile(r"/runs/\d+/$"))
     expect(page.locator("#head[data-state=succeeded]")).to_be_attached(timeout=DONE_S * 1000)
     expect(page.locator("#verdict")).to_contain_text("8 tokens: the first after")
     expect(page.locator("pre.generated")).to_contain_text("def ")
     expect(page.locator("#text")).to_contain_text("8 of 8 tokens")
+    expect(page.locator("#text")).to_contain_text("measured; ")
     assert violations(page) == [] and overflow(page) == []
 
 
