@@ -11,10 +11,8 @@ from django.core.management.color import no_style
 from django.db import connection
 
 from dashboard.control import sweeps
-from dashboard.control.clocks import MOST_COUNTED_S, Clocks
+from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
-from dashboard.control.lock import FileLock
-from dashboard.control.starter import Starter
 from dashboard.fleet.models import Worker
 from dashboard.fleet.services import drain, enable
 from dashboard.runs import services
@@ -24,16 +22,6 @@ from tests.dashboard.peer import Peer, points_frame, spec
 SHORT_LEASE = 1.2 * MOST_COUNTED_S
 """Longer than any one turn counts for: a slow machine alone never ends a lease."""
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def peer(redis_url: str) -> Peer:
-    return Peer(redis_url)
-
-
-@pytest.fixture
-def controller(redis_url: str) -> Controller:
-    return Controller()
 
 
 def until(controller: Controller, true: Callable[[], bool], each: Callable[[], None] = lambda: None) -> None:
@@ -300,79 +288,3 @@ def test_an_unknown_attempt_is_fenced_and_forgotten(peer: Peer, controller: Cont
     orders = peer.orders()
     assert {"kind": "fence", "attempt": 4711} in orders
     assert {"kind": "settled", "attempt": 4712} in orders
-
-
-# the clocks
-
-
-def test_a_suspended_controller_does_not_count_its_own_absence() -> None:
-    clocks = Clocks()
-    clocks.watch("a", 1)
-    clocks.advance(3600)
-    assert clocks.watch("a", 1) == (MOST_COUNTED_S, MOST_COUNTED_S)
-
-
-def test_a_heartbeat_without_the_attempt_resets_the_worker_alone() -> None:
-    clocks = Clocks()
-    clocks.heard("a", {1})
-    clocks.advance(0.5)
-    clocks.heard("a", set())
-    assert clocks.watch("a", 1) == (0.0, 0.5)
-    assert clocks.was_listed(1)
-    clocks.keep(set())
-    assert not clocks.was_listed(1)
-
-
-def test_only_workers_that_beat_are_alive() -> None:
-    clocks = Clocks()
-    clocks.watch("never", 1)
-    clocks.heard("a", set())
-    assert clocks.alive(1.0) == {"a"}
-    clocks.advance(0.8)
-    clocks.advance(0.8)
-    assert clocks.alive(1.0) == set()
-
-
-def test_a_second_controller_waits_for_the_lock(tmp_path: Any) -> None:
-    first, second = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
-    assert first.hold()
-    assert first.hold()
-    assert not second.hold()
-    first.release()
-    assert second.hold()
-
-
-# the starter study
-
-CALIBRATION = {
-    "device": "cpu",
-    "model": {"kind": "gpt", "layers": 4, "hidden": 64, "heads": 4, "seq": 64, "vocab": 256, "tied": False},
-    "global_batch": 16,
-    "step_time": 0.1,
-}
-
-
-def test_the_first_calibrated_worker_brings_the_starter_study_once(
-    peer: Peer, controller: Controller, admin: Any
-) -> None:
-    from dashboard.studies.models import Study
-
-    peer.beat()
-    controller.turn()
-    assert not Study.objects.exists()
-    until(controller, Study.objects.exists, lambda: peer.beat(calibration=CALIBRATION))
-    study = Study.objects.get()
-    assert (study.kind, study.owner) == ("starter", admin)
-    until(controller, lambda: Attempt.objects.count() == 1, peer.beat)  # one at a time
-    Starter().consider()
-    assert Study.objects.count() == 1
-
-
-def test_a_yard_that_has_runs_gets_no_starter_study(peer: Peer, controller: Controller, admin: Any, alice: Any) -> None:
-    from dashboard.studies.models import Study
-
-    submit(alice)
-    peer.beat(calibration=CALIBRATION)
-    controller.turn()
-    Starter().consider()
-    assert not Study.objects.exists()

@@ -13,12 +13,11 @@ import pytest
 from django.test import Client
 
 from dashboard.charts.chart import pairs
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import State
 from dashboard.studies import answers, figures
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import held_equal, overview
 from dashboard.studies.ways import WAYS
-from parallel_core.plan.capacity import largest_layers
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -213,74 +212,6 @@ def test_pipelines_are_held_against_the_same_micro_batches_on_one_device(alice: 
     assert not any(a.question == "Pipelining alone" for a in answers.of_overview(overview([single, pipe], single)))
 
 
-def test_largest_model_is_what_the_plan_predicts_for_the_device(alice: Any) -> None:
-    made = factory.study(alice, "Starter", SPLITS, recompute=False)
-    view = overview(made.runs.all(), made.baseline)
-    assert view.limit == 4 << 30  # the workers' devices
-    for row in view.rows:
-        assert row.entry.largest == largest_layers(row.spec, 4 << 30)
-    chart = figures.of_overview(view)["capacity"]
-    predicted, ran = chart.figure["data"]
-    assert predicted["marker"]["color"] == "rgba(0,0,0,0)"  # an outline
-    assert predicted["x"] == [row.entry.largest for row in view.rows]
-    assert set(ran["x"]) == {4}
-    most = max(row.entry.largest or 0 for row in view.rows)
-    assert chart.title.startswith(f"{most:,}".replace(",", "\N{NO-BREAK SPACE}"))
-
-
-def test_predicted_memory_stands_beside_the_measured(study: Study) -> None:
-    view = overview(study.runs.all(), study.baseline)
-    chart = figures.memories(view)
-    outline = next(trace for trace in chart.figure["data"] if trace.get("name") == "predicted")
-    assert outline["x"] == [worst_stage(row.spec).total / (1 << 20) for row in view.rows]
-    assert outline["base"] == 0
-    ranks = [row[chart.columns.index("on rank")] for row in chart.rows]
-    assert ranks == [str(row.run.summary["memory"]["rank"]) for row in view.rows]
-
-
-def test_running_bars_have_the_whiskers_of_their_steps_so_far(alice: Any) -> None:
-    made = Study.objects.create(name="Half", owner=alice)
-    factory.finished(alice, {}, study=made)
-    running = factory.queued(alice, {"dp": 2}, study=made, position=1)
-    factory.feed_steps(factory.start(running), 20)
-    Run.objects.filter(pk=running.pk).update(step_time=0.07)
-    entry = next(row.entry for row in overview(made.runs.all()).rows if row.run.pk == running.pk)
-    assert entry.result is not None and entry.result.step.n == 17  # 20 steps without 3 of warm-up
-    assert entry.result.step.p10 < entry.result.step.median < entry.result.step.p90
-
-
-def test_points_of_an_earlier_attempt_are_drawn_faint_and_not_compared(alice: Any) -> None:
-    run = factory.queued(alice)
-    factory.feed_steps(factory.start(run), 20, loss_shift=1.0)
-    factory.end(run, State.QUEUED)
-    factory.feed_steps(factory.start(run), 43)
-    factory.end(run, State.SUCCEEDED)
-    chart = figures.losses(overview([run]))
-    faint, line = chart.figure["data"]
-    assert faint["opacity"] < 1 and len(faint["x"]) == 21 and faint["x"][-1] is None
-    assert len(line["x"]) == 43
-    assert all(len(axis) == 2 for axis in chart.figure["layout"]["meta"]["axes"].values())
-    assert "20 points of earlier attempts" in chart.source
-
-
-def test_breakdown_names_its_step_and_holds_it_against_the_median(study: Study) -> None:
-    view = overview(study.runs.all(), study.baseline)
-    chart = figures.breakdowns(view)
-    assert "the traced step nearest its median (at most " in chart.source
-    ticks = next(trace for trace in chart.figure["data"] if trace.get("name") == "median step")
-    assert ticks["x"] == [row.run.summary["timed"]["median"] * 1e3 for row in view.rows]
-
-
-def test_the_dotted_line_ends_at_the_last_measured_row(alice: Any) -> None:
-    made = Study.objects.create(name="Half", owner=alice)
-    factory.finished(alice, {}, study=made)
-    for i in range(3):
-        factory.queued(alice, {"dp": 2}, study=made, position=1 + i)
-    data = figures.speedups(overview(made.runs.all())).figure["data"]
-    line = next(trace for trace in data if trace.get("mode") == "lines")
-    assert max(line["y"]) == 0.5
-
-
 def test_report_needs_nothing_else_and_says_the_same(reader: Client, study: Study) -> None:
     text = reader.get(f"/studies/{study.pk}/report/").content.decode()
     view = overview(study.runs.all(), study.baseline)
@@ -305,3 +236,21 @@ def test_a_run_added_joins_the_order_of_its_study(alice: Any, reader: Client, st
     assert owner.post(url, {**sent, "parallel__dp": "2", "parallel__micro_batches": "2"}).status_code == 302
     added = study.runs.get(position=before)
     assert (added.label, added.exclusive, added.state) == ("DP x2 micro-batches", True, State.QUEUED)
+
+
+def test_predicted_memory_stands_beside_the_measured(study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    chart = figures.memories(view)
+    outline = next(trace for trace in chart.figure["data"] if trace.get("name") == "predicted")
+    assert outline["x"] == [worst_stage(row.spec).total / (1 << 20) for row in view.rows]
+    assert outline["base"] == 0
+    ranks = [row[chart.columns.index("on rank")] for row in chart.rows]
+    assert ranks == [str(row.run.summary["memory"]["rank"]) for row in view.rows]
+
+
+def test_breakdown_names_its_step_and_holds_it_against_the_median(study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    chart = figures.breakdowns(view)
+    assert "the traced step nearest its median (at most " in chart.source
+    ticks = next(trace for trace in chart.figure["data"] if trace.get("name") == "median step")
+    assert ticks["x"] == [row.run.summary["timed"]["median"] * 1e3 for row in view.rows]

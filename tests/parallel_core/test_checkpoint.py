@@ -5,22 +5,17 @@ And what cannot be used is refused with its reason: truncated, changed, foreign.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
@@ -29,7 +24,7 @@ from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous
-from parallel_core.engine.shares import Box, Share, boxes, split
+from parallel_core.engine.shares import Box, Share
 from parallel_core.engine.stop import Stopped
 from parallel_core.engine.trainer import Trainer, run_rank
 from parallel_core.observe.progress import Progress
@@ -158,7 +153,7 @@ def test_running_statistics_go_on_too(after: dict[str, Any], tmp_path: Path) -> 
     assert all(value.any() and (value != 1).any() for value in kept.values())
 
 
-# One process: what is refused, and what is left behind
+# One process: what is left behind
 
 
 def alone(spec: RunSpec | None = None) -> Trainer:
@@ -171,92 +166,6 @@ def save(trainer: Trainer, folder: Path, *steps: int, **order: Any) -> None:
     for step in steps:
         saver.save(step)
     saver.wait()
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint folder of a run, to be copied and spoilt."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    trainer = alone()
-    trainer.step(0)
-    save(trainer, folder, SAVED)
-    return folder
-
-
-@pytest.fixture
-def spoilt(whole: Path, tmp_path: Path) -> Path:
-    target = tmp_path / "step"
-    target.mkdir()
-    for file in folders.path_of(whole, SAVED).iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    return target
-
-
-def refusal(path: Path, spec: RunSpec | None = None) -> CheckpointError:
-    with pytest.raises(CheckpointError) as caught:
-        checkpoint.load(alone(spec), path)
-    return caught.value
-
-
-def test_a_truncated_file_is_named(spoilt: Path) -> None:
-    data = (spoilt / "rank-0.bin").read_bytes()
-    (spoilt / "rank-0.bin").write_bytes(data[:-8])
-    assert f"rank-0.bin has {len(data) - 8} bytes instead of {len(data)}" in str(refusal(spoilt))
-
-
-def test_a_missing_file_is_named(spoilt: Path) -> None:
-    (spoilt / "rank-0.bin").unlink()
-    assert "rank-0.bin is missing" in str(refusal(spoilt))
-
-
-def test_a_changed_byte_is_found_and_its_parameter_named(spoilt: Path) -> None:
-    piece = manifests.read(spoilt).tensors["mean/block.1.mlp.fc1.weight"].pieces[0]
-    with (spoilt / piece.file).open("r+b") as file:
-        file.seek(piece.start + 5)
-        byte = file.read(1)
-        file.seek(piece.start + 5)
-        file.write(bytes([byte[0] ^ 1]))
-    assert "mean/block.1.mlp.fc1.weight in rank-0.bin does not match its sha256" in str(refusal(spoilt))
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda text: text.replace('"step":4', '"step":5'), "does not match its own sha256"),
-        (lambda text: text[: len(text) // 2], "is no JSON"),
-        (lambda text: '{"format": "another"}', "its format is not trainyard-checkpoint-1"),
-    ],
-)
-def test_a_changed_manifest_is_refused(spoilt: Path, change: Callable[[str], str], told: str) -> None:
-    file = spoilt / manifests.FILE
-    file.write_text(change(file.read_text()))
-    assert told in str(refusal(spoilt))
-
-
-def test_a_manifest_leads_to_no_other_file(spoilt: Path) -> None:
-    """Even with a digest that fits: what the manifest names is checked."""
-    file = spoilt / manifests.FILE
-    raw = json.loads(file.read_text().replace("rank-0.bin", "../outside.bin"))
-    del raw["digest"]
-    file.write_text(json.dumps(raw | {"digest": manifests._digest(raw)}))
-    assert "file name '../outside.bin'" in str(refusal(spoilt))
-
-
-def test_another_models_checkpoint_is_refused_field_by_field(whole: Path) -> None:
-    error = refusal(folders.path_of(whole, SAVED), spec_of({"hidden": 64, "tied": True}, {"precision": "fp64"}))
-    assert set(error.fields) == {"model.hidden", "model.tied", "train.precision"}
-    assert error.fields["model.hidden"] == "The checkpoint was saved with hidden=32; this run has hidden=64."
-
-
-def test_a_checkpoint_behind_the_last_step_is_refused(whole: Path) -> None:
-    error = refusal(folders.path_of(whole, SAVED), spec_of({}, {"steps": SAVED}))
-    assert "4 steps done; steps=4 leaves none" in error.fields["train.steps"]
-
-
-def test_nothing_is_unpickled(whole: Path) -> None:
-    names = sorted(file.name for file in folders.path_of(whole, SAVED).iterdir())
-    assert names == ["manifest.json", "rank-0.bin"]
-    json.loads((folders.path_of(whole, SAVED) / "manifest.json").read_text())
 
 
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:
@@ -365,44 +274,3 @@ def tensors_of(folder: Path, step: int) -> dict[str, list[str]]:
     """The sha256 of every piece."""
     read = manifests.read(folders.path_of(folder, step))
     return {name: [piece.sha256 for piece in stored.pieces] for name, stored in read.tensors.items()}
-
-
-# Flat ranges as boxes
-
-
-SHAPES = st.lists(st.integers(1, 5), min_size=0, max_size=4)
-
-
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(shape=SHAPES, data=st.data())
-def test_boxes_cover_a_flat_range_in_order(shape: list[int], data: st.DataObject) -> None:
-    size = math.prod(shape)
-    start, stop = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
-    numbers = np.arange(size).reshape(shape)
-    found = boxes(shape, start, stop)
-    picked = [numbers[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))].ravel() for box in found]
-    assert np.concatenate([np.empty(0, int), *picked]).tolist() == list(range(start, stop))
-    assert len(found) <= max(1, 2 * len(shape) - 1)
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(cuts=st.sets(st.integers(1, 59), max_size=4), columns=st.sampled_from([(0, 12), (3, 6), (0, 5)]))
-def test_flat_pieces_of_several_ranks_are_read_as_columns(
-    tmp_path_factory: pytest.TempPathFactory, cuts: set[int], columns: tuple[int, int]
-) -> None:
-    """As an optimizer state that is cut flat over replicas is read by a tensor-parallel run."""
-    folder, full = tmp_path_factory.mktemp("flat"), torch.arange(60.0).view(5, 12)
-    edges = [0, *sorted(cuts), 60]
-    where = folders.saving(folder, 0, 1)
-    for rank, (a, b) in enumerate(pairwise(edges)):
-        share = Share((5, 12), split((5, 12), (0, 0), full.view(-1)[a:b], (5, 12), a))
-        folders.write_part(where, rank, storage.write({"mean/x": share}, where / f"rank-{rank}.bin"))
-    parts = folders.gather_parts(where, len(edges) - 1, 1.0)
-    about = {"step": 1, "run": 0, "attempt": 0, "spec": {}, "scalars": {}}
-    folders.publish(where, folder, folders.merge(parts, **about), keep=1)
-    first, width = columns
-    out = torch.zeros(5, width)
-    mine = Share((5, 12), [(Box((0, first), (5, width)), out.view(-1))])
-    path = folders.path_of(folder, 1)
-    storage.load({"mean/x": mine}, path, manifests.read(path))
-    assert torch.equal(out, full[:, first : first + width])

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from parallel_core.schedule.ir import Kind
-from parallel_core.traces import kineto, names
+from parallel_core.traces import kineto
 from parallel_core.traces.__main__ import main, read_all
 from parallel_core.traces.collect import Collected
-from parallel_core.traces.nesting import NONE, innermost, outermost, parents
 from parallel_core.traces.stream import EventStream, Limits
 from parallel_core.traces.together import Together, join, rank_of
 from tests.parallel_core import profiled
@@ -271,109 +270,3 @@ def test_clocks_of_two_hosts_are_made_one(real: list[Path], tmp_path: Path, host
     away = found.ranks[1].steps[2]["start"].min() - found.ranks[0].steps[2]["start"].min()
     assert (abs(away) < 60e9) == moved
     assert any("clock of rank 1" in note and "ahead" in note for note in found.notes) == moved
-
-
-# GPU events, written by hand in Kineto's form
-
-
-def gpu(name: str, start: float, length: float, link: int = 0) -> dict[str, Any]:
-    return {
-        "ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": start, "dur": length,
-        "args": {"correlation": link},
-    }  # fmt: skip
-
-
-def cpu(cat: str, name: str, start: float, length: float, thread: int = 1, link: int = 0) -> dict[str, Any]:
-    return {
-        "ph": "X", "cat": cat, "name": name, "pid": 9, "tid": thread, "ts": start, "dur": length,
-        "args": {"correlation": link},
-    }  # fmt: skip
-
-
-def test_a_kernel_is_what_the_code_around_its_launch_was_doing() -> None:
-    made = [
-        cpu("user_annotation", "ProfilerStep#4", 0, 1000),
-        cpu("user_annotation", "Forward 1", 10, 80),
-        cpu("cuda_runtime", "cudaLaunchKernel", 20, 5, link=1),
-        gpu("sm90_xmma_gemm_f32", 500, 100, 1),
-        cpu("user_annotation", "Backward 1", 100, 200),
-        cpu("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 110, 50, thread=2),
-        cpu("cuda_runtime", "cudaLaunchKernel", 120, 5, thread=2, link=2),
-        gpu("sm90_xmma_gemm_f32", 610, 100, 2),
-        cpu("cpu_op", "autograd::engine::evaluate_function: CheckpointFunctionBackward", 170, 90, thread=2),
-        cpu("cpu_op", "CheckpointFunctionBackward", 175, 80, thread=2),
-        cpu("cuda_runtime", "cudaLaunchKernel", 180, 5, thread=2, link=3),
-        gpu("fmha_cutlassF", 720, 50, 3),
-        gpu("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 650, 300, 4),
-        cpu("user_annotation", "Optimizer.step#AdamW.step", 400, 100),
-        cpu("cuda_runtime", "cudaLaunchKernel", 410, 5, link=5),
-        gpu("void at::native::multi_tensor_apply_kernel", 1100, 60, 5),
-        cpu("cpu_op", "nccl:send 0->1", 510, 20),
-        cpu("cuda_runtime", "cudaLaunchKernelExC", 515, 5, link=6),
-        gpu("ncclDevKernel_SendRecv(ncclDevKernelArgs)", 1200, 30, 6),
-    ]
-    found = kineto.read(Collected(made))
-    assert found.device == "cuda"
-    rows = found.steps[4]
-    seen = {Kind(row["kind"]): (int(row["micro_batch"]), int(row["end"] - row["start"])) for row in rows}
-    assert seen[Kind.F] == (1, 100_000)
-    assert seen[Kind.BW] == (1, 100_000)
-    assert seen[Kind.R] == (1, 50_000)
-    assert seen[Kind.BUCKET][1] == 300_000
-    assert seen[Kind.OPT_STEP][1] == 60_000
-    assert seen[Kind.SEND_ACT][1] == 30_000
-    assert found.kernels[4][0] == "sm90_xmma_gemm_f32" and len(found.kernels[4]) == 6, "by their launch, in their order"
-    assert found.operations[4] == [
-        "autograd::engine::evaluate_function: AddmmBackward0",
-        "autograd::engine::evaluate_function: CheckpointFunctionBackward",
-        "nccl:send 0->1",
-    ]
-    assert seen[Kind.STEP][1] == 1_230_000, "kernels launched in a step belong to it, though they end behind it"
-
-
-def test_a_pipeline_without_annotations_is_not_guessed() -> None:
-    trace = kineto.read(Collected([gpu("ncclDevKernel_SendRecv", 0, 10), gpu("gemm", 20, 5)]))
-    assert any(note.startswith("Not recovered") for note in join([("a", 0, trace)]).notes)
-
-
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [
-        ("ampere_sgemm_128x64_tn", "matrix products"),
-        ("aten::addmm", "matrix products"),
-        ("AddmmBackward0", "matrix products"),
-        ("void cudnn::winograd", "matrix products"),
-        ("flash_fwd_kernel", "attention"),
-        ("ncclDevKernel_AllGather_RING_LL", "communication"),
-        ("vectorized_elementwise_kernel", "other"),
-    ],
-)
-def test_operations_fall_into_few_families(name: str, family: str) -> None:
-    assert names.family(name) == family
-
-
-# Nesting
-
-
-def test_nesting_against_the_plain_definition() -> None:
-    rng = np.random.default_rng(7)
-    pieces: list[tuple[int, int]] = []
-
-    def split(start: int, end: int, depth: int) -> None:
-        pieces.append((start, end))
-        cuts = np.sort(rng.integers(start + 1, end, 4)) if end - start > 10 and depth < 4 else []
-        for a, b in zip(cuts[::2], cuts[1::2], strict=True):
-            if b - a > 2:
-                split(int(a), int(b), depth + 1)
-
-    for i in range(20):
-        split(i * 1000, i * 1000 + 900, 0)
-    table = np.array(sorted(pieces, key=lambda p: (p[0], -p[1])), np.int64)
-    starts, ends = table.T
-    moments = rng.integers(0, 20_000, 500)
-    found = innermost(starts, ends, parents(starts, ends), moments)
-    for moment, at in zip(moments, found, strict=True):
-        around = [i for i in range(len(starts)) if starts[i] <= moment < ends[i]]
-        want = min(around, key=lambda i: ends[i] - starts[i], default=NONE)
-        assert at == want or (at != NONE and tuple(table[at]) == tuple(table[want]))
-    assert [tuple(row) for row in table[outermost(starts, ends)]] == [(i * 1000, i * 1000 + 900) for i in range(20)]

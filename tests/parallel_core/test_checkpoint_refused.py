@@ -1,0 +1,102 @@
+"""Checkpoints that were cut short, changed or belong to another model are refused with their reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.engine import checkpoint
+from parallel_core.spec import RunSpec
+from tests.parallel_core.test_checkpoint import SAVED, alone, save, spec_of
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder of a run, to be copied and spoilt."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    trainer = alone()
+    trainer.step(0)
+    save(trainer, folder, SAVED)
+    return folder
+
+
+@pytest.fixture
+def spoilt(whole: Path, tmp_path: Path) -> Path:
+    target = tmp_path / "step"
+    target.mkdir()
+    for file in folders.path_of(whole, SAVED).iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def refusal(path: Path, spec: RunSpec | None = None) -> CheckpointError:
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.load(alone(spec), path)
+    return caught.value
+
+
+def test_a_truncated_file_is_named(spoilt: Path) -> None:
+    data = (spoilt / "rank-0.bin").read_bytes()
+    (spoilt / "rank-0.bin").write_bytes(data[:-8])
+    assert f"rank-0.bin has {len(data) - 8} bytes instead of {len(data)}" in str(refusal(spoilt))
+
+
+def test_a_missing_file_is_named(spoilt: Path) -> None:
+    (spoilt / "rank-0.bin").unlink()
+    assert "rank-0.bin is missing" in str(refusal(spoilt))
+
+
+def test_a_changed_byte_is_found_and_its_parameter_named(spoilt: Path) -> None:
+    piece = manifests.read(spoilt).tensors["mean/block.1.mlp.fc1.weight"].pieces[0]
+    with (spoilt / piece.file).open("r+b") as file:
+        file.seek(piece.start + 5)
+        byte = file.read(1)
+        file.seek(piece.start + 5)
+        file.write(bytes([byte[0] ^ 1]))
+    assert "mean/block.1.mlp.fc1.weight in rank-0.bin does not match its sha256" in str(refusal(spoilt))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda text: text.replace('"step":4', '"step":5'), "does not match its own sha256"),
+        (lambda text: text[: len(text) // 2], "is no JSON"),
+        (lambda text: '{"format": "another"}', "its format is not trainyard-checkpoint-1"),
+    ],
+)
+def test_a_changed_manifest_is_refused(spoilt: Path, change: Callable[[str], str], told: str) -> None:
+    file = spoilt / manifests.FILE
+    file.write_text(change(file.read_text()))
+    assert told in str(refusal(spoilt))
+
+
+def test_a_manifest_leads_to_no_other_file(spoilt: Path) -> None:
+    """Even with a digest that fits: what the manifest names is checked."""
+    file = spoilt / manifests.FILE
+    raw = json.loads(file.read_text().replace("rank-0.bin", "../outside.bin"))
+    del raw["digest"]
+    file.write_text(json.dumps(raw | {"digest": manifests._digest(raw)}))
+    assert "file name '../outside.bin'" in str(refusal(spoilt))
+
+
+def test_another_models_checkpoint_is_refused_field_by_field(whole: Path) -> None:
+    error = refusal(folders.path_of(whole, SAVED), spec_of({"hidden": 64, "tied": True}, {"precision": "fp64"}))
+    assert set(error.fields) == {"model.hidden", "model.tied", "train.precision"}
+    assert error.fields["model.hidden"] == "The checkpoint was saved with hidden=32; this run has hidden=64."
+
+
+def test_a_checkpoint_behind_the_last_step_is_refused(whole: Path) -> None:
+    error = refusal(folders.path_of(whole, SAVED), spec_of({}, {"steps": SAVED}))
+    assert "4 steps done; steps=4 leaves none" in error.fields["train.steps"]
+
+
+def test_nothing_is_unpickled(whole: Path) -> None:
+    names = sorted(file.name for file in folders.path_of(whole, SAVED).iterdir())
+    assert names == ["manifest.json", "rank-0.bin"]
+    json.loads((folders.path_of(whole, SAVED) / "manifest.json").read_text())
