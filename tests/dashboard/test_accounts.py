@@ -23,10 +23,11 @@ OPEN = ("/accounts/login/", "/admin/login/")
 
 
 def addresses(patterns: Any = None, prefix: str = "/") -> list[str]:
-    """Every address of the site outside the admin, with 1 for each number and 'x' for each word in it."""
+    """Every address of the site outside the admin, with 1 for each number, 'x' for each word and 0s for each sha256."""
     out = []
     for pattern in patterns or get_resolver().url_patterns:
-        route = prefix + re.sub(r"<int:[^>]*>", "1", re.sub(r"<(slug|str):[^>]*>", "x", str(pattern.pattern)))
+        plain = re.sub(r"\(\?P<sha256>[^)]*\)", "0" * 64, str(pattern.pattern)).removeprefix("^").removesuffix("$")
+        route = prefix + re.sub(r"<int:[^>]*>", "1", re.sub(r"<(slug|str):[^>]*>", "x", plain))
         if isinstance(pattern, URLResolver):
             if not route.startswith(("/admin", "/api")):
                 out += addresses(pattern.url_patterns, route)
