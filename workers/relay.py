@@ -28,7 +28,9 @@ from workers.wire import MAX_BACKLOG, Backoff, Publisher
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.08
+POLL_S = 0.25
+"""As often as a rank writes down its points: what several ranks wrote goes in one batch, and costs the yard one
+transaction. On a machine whose cores are all at work for ranks, whatever the yard does is taken from them."""
 IDLE_S = 1.0
 SAVE_S = 1.0
 """How often the published offsets are written down: what lies between is published twice after a restart."""

@@ -28,7 +28,7 @@ from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
 from parallel_core.outline.splits import TensorSplit
 from parallel_core.profile.repeats import expected, noise
-from parallel_core.profile.table import PARTS, LayerBytes, Layers, Part, What
+from parallel_core.profile.table import MOST_JITTER, PARTS, LayerBytes, Layers, Part, What
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import ModelSpec, Precision, Recompute, RunSpec
 from parallel_core.tensor.group import Begun, TensorGroup
@@ -211,7 +211,7 @@ def row(
 def _jitter(forward: np.ndarray, backward: np.ndarray) -> float:
     """Relative spread of whole passes; every other forward was followed by a split backward."""
     low, middle, high = np.percentile(forward[:: len(forward) // len(backward)] + backward, (10, 50, 90))
-    return float((high - low) / 2 / middle)
+    return min(MOST_JITTER, float((high - low) / 2 / middle))  # a rank that was stopped for a while is no broken table
 
 
 def layer_bytes(spec: RunSpec, bench: LayerBench, saved: Sequence[int]) -> list[LayerBytes]:

@@ -26,6 +26,7 @@ Fixed = Literal["data", "zero", "optimizer", "scaled_optimizer", "norm", "reduce
 
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Size = Annotated[float, Field(ge=0, le=1e15)]
+MOST_JITTER = 10.0
 Crowding = Annotated[float, Field(ge=1, le=100)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)]
 
@@ -105,7 +106,7 @@ class Layers(_Value):
     whole: dict[Part, Seconds]
     messages: dict[Literal["forward", "backward"], tuple[tuple[Size, ...], ...]] = {}
     whats: dict[Literal["forward", "backward"], tuple[tuple[What, ...], ...]] = {}
-    jitter: Annotated[float, Field(ge=0, le=10)] = 0.0
+    jitter: Annotated[float, Field(ge=0, le=MOST_JITTER)] = 0.0
     """Spread of a whole forward and backward pass, relative to its median."""
     noise: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Seconds q: what takes t on average varies from one time to the next with the variance q x t."""
