@@ -56,14 +56,7 @@ def run(rounds: int) -> dict[str, Any]:
     """Results: rows (one a strategy), mean_error, bias, above (of all), others (share of the devices), same (seconds of
     one run at three times)."""
     table = measure_for(spec_of({}), seconds=max(1.0, rounds / 2))
-    with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
-        root, middle = Path(folder), len(SPLITS) // 2
-        rows, same = [], []
-        for i, split in enumerate(SPLITS):
-            if i in (0, middle):
-                same.append(_same(yard, root / f"same-{i}", root))
-            rows.append(_row(yard, table, split, root / str(i), root))
-        same.append(_same(yard, root / "same", root))
+    rows, same = _rows(table)
     errors = np.array([row["error"] for row in rows])
     mean, bias, others = abs(errors).mean(), errors.mean(), np.mean([row["others"] for row in rows])
     above = int((errors > 0).sum())
@@ -86,6 +79,19 @@ def run(rounds: int) -> dict[str, Any]:
         "same": same,
         "text": "\n".join([text, *lines]),
     }
+
+
+def _rows(table: CostTable) -> tuple[list[dict[str, Any]], list[float]]:
+    """A row a split, and the seconds of the run that is made again and again."""
+    rows, same, middle = [], [], len(SPLITS) // 2
+    with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
+        root = Path(folder)
+        for i, split in enumerate(SPLITS):
+            if i in (0, middle):
+                same.append(_same(yard, root / f"same-{i}", root))
+            rows.append(_row(yard, table, split, root / str(i), root))
+        same.append(_same(yard, root / "same", root))
+    return rows, same
 
 
 def _row(yard: LocalYard, table: CostTable, split: dict[str, Any], folder: Path, corpora: Path) -> dict[str, Any]:

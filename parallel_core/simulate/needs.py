@@ -31,6 +31,8 @@ def require(spec: RunSpec, table: CostTable) -> None:
         (how, by) for _, how, by in table.conditions
     }:
         raise CannotPredict(f"the profile has no recompute=selective{by}; profile that too.")
+    if split.zero_backend == "fully_shard":
+        raise CannotPredict("PyTorch's fully_shard is not profiled; parallel.zero_backend=own is.")
     if spec.parallel.sequence:
         raise CannotPredict("sequence parallelism is not profiled yet; parallel.sequence=false is.")
     if spec.parallel.world > 1 and not table.links:

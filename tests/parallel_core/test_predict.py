@@ -261,6 +261,8 @@ def test_what_a_table_lacks_is_named() -> None:
         predicted(tp=4)
     with pytest.raises(CannotPredict, match="another model"):
         predict_step(RunSpec(), table(MODEL))
+    with pytest.raises(CannotPredict, match="zero_backend=own is"):
+        predicted(dp=2, zero=3, zero_backend="fully_shard")
     with pytest.raises(CannotPredict, match="no links"):
         predicted(table(MODEL, links=[]), dp=2)
 
