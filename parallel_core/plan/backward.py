@@ -109,7 +109,7 @@ class _Segment:
             gradient += output if last and (unit.gathered or own) else 0  # of its rows, beside what it gathers
             kept = before + unit.core + output + split * behind
             passing, params = unit.passing + gradient + split * unit.put_off, self.params[i]
-            instants.append(Live(kept, passing, 0 if split else self.grads[i], params))
+            instants.append(Live(kept, passing, self.resting if split else self.grads[i], params))
             instants.append(Live(kept, unit.loss + gradient, self.resting, params))
         return max(instants, key=sum)
 
@@ -120,7 +120,9 @@ def _segments(spec: RunSpec, layers: Layers, units: Sequence[int], whole: Whole)
     def segment(of: Sequence[int], again: bool) -> _Segment:
         grads = tuple(whole.at.get(unit, 0) * spec.fp32_elements for unit in of)
         params = [whole.params.get(unit, 0) for unit in of]
-        params = list(accumulate(params)) if again else params  # those before it have been made whole again, too
+        if again:  # those before it have been made whole again, too
+            own = accumulate(max(0, count - whole.shared) for count in params)
+            params = [whole.shared + count for count in own]
         costs = tuple(layers.costs[unit] for unit in of)
         return _Segment(costs, grads, tuple(params), again, whole.resting * spec.fp32_elements)
 

@@ -18,11 +18,13 @@ from parallel_core.plan.places import TIED, Bucket, Places
 
 class Whole(NamedTuple):
     """Elements at most: `at[unit]` while the layer's gradients come in, `resting` before the first of a backward.
-    `params[unit]` = those of parameters in the layer's backward; {} where they are always there."""
+    `params[unit]` = those of parameters in the layer's backward, `shared` of which all layers have; {} where they are
+    always there."""
 
     at: Mapping[int, int]
     resting: int
     params: Mapping[int, int] = {}
+    shared: int = 0
 
 
 NOTHING = Whole({}, 0)
@@ -49,15 +51,16 @@ def whole_buckets(places: Places, stages: Mapping[int, Mapping[int, list[str]]],
     return Whole(at, round(resting * (1 + part * (times > 2))) + always)
 
 
-def whole_layers(places: Places, units: Mapping[int, list[str]], ahead: bool = False) -> dict[int, int]:
-    """Elements of parameters that are whole in the backward of each of `units` (unit -> its parameters), ZeRO-3;
+def with_layers(found: Whole, places: Places, units: Mapping[int, list[str]], ahead: bool = False) -> Whole:
+    """`found`, and the parameters that are whole in the backward of each of `units` (unit -> its parameters), ZeRO-3;
     with `ahead` those of the unit before it, whose backward is next, are on their way."""
     shared = _tied(places, [name for names in units.values() for name in names])
     there = {unit: {*names, *(units.get(unit - 1, ()) if ahead else ())} for unit, names in units.items()}
-    return {
+    params = {
         unit: sum(_size(b) for b in places.buckets if b is shared or names & {*b.names})
         for unit, names in there.items()
     }
+    return found._replace(params=params, shared=_size(shared))
 
 
 def _in_stage(places: Places, stage: int) -> list[Bucket]:

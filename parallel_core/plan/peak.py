@@ -26,7 +26,7 @@ from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.plan import fully_sharded
 from parallel_core.plan.backward import Layers, at_peak
-from parallel_core.plan.lean import NOTHING, Whole, whole_buckets, whole_layers
+from parallel_core.plan.lean import NOTHING, Whole, whole_buckets, with_layers
 from parallel_core.plan.places import TIED, Home, Places, alone_of, bucket_bytes, gathers_ahead, home, shards_of
 from parallel_core.plan.places import place as place_all
 from parallel_core.plan.under_way import copies
@@ -160,7 +160,7 @@ def _whole(spec: RunSpec, costs: Sequence[UnitCost], stages: Mapping[int, Sequen
     if spec.parallel.zero < 3:
         return found
     by_unit = {u: names for of in named.values() for u, names in of.items()}
-    return found._replace(params=whole_layers(places, by_unit, gathers_ahead(spec)))
+    return with_layers(found, places, by_unit, gathers_ahead(spec))
 
 
 def unsharded(spec: RunSpec) -> tuple[list[int], list[int]]:
