@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from parallel_core.tensor.group import TensorGroup
-from parallel_core.tensor.linear import SplitLinear
-from parallel_core.tensor.weights import WeightGradient, WeightGradients
+from parallel_core.tensor.linear import ColumnLinear
+from parallel_core.tensor.weights import WeightGradient
 
 
 def gather_columns(mine: Tensor, group: TensorGroup) -> Tensor:
@@ -64,14 +64,8 @@ class _Gathered(torch.autograd.Function):
         return group.end(scattering).view(*x.shape[:-1], -1), None, None
 
 
-class GatheredLinear(SplitLinear):
+class GatheredLinear(ColumnLinear):
     """Holds `out / size` rows of the weight; (..., in / size) -> (..., out) on every rank."""
-
-    def __init__(self, full: nn.Linear, group: TensorGroup, weights: WeightGradients) -> None:
-        super().__init__(group, weights)
-        out = full.out_features // group.size
-        self.weight = nn.Parameter(full.weight.new_empty(out, full.in_features))
-        self.bias = nn.Parameter(full.weight.new_empty(out)) if full.bias is not None else None
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = _Gathered.apply(x, self.weights.anchor, self)
