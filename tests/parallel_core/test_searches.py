@@ -63,8 +63,8 @@ def test_alpas_answer_can_be_told_in_full() -> None:
 def test_a_process_of_its_own_answers_on_its_output() -> None:
     command = [sys.executable, "-m", "parallel_core.searches", "bubbles"]
     ended = subprocess.run(command, input=b'{"model": "1.5B"}', capture_output=True, check=True)
-    first, *_, last = map(json.loads, ended.stdout.splitlines())
-    assert {"done", "of"} == set(first)
+    *said_before, last = map(json.loads, ended.stdout.splitlines())
+    assert all({"done", "of"} == set(line) for line in said_before)  # a fast machine is through before the first
     found = bubbles_kind.Answer.model_validate(last["answer"])
     assert found.predicted == bubble_rows("1.5B")
 
