@@ -69,6 +69,12 @@ def test_a_process_of_its_own_answers_on_its_output() -> None:
     assert found.predicted == bubble_rows("1.5B")
 
 
+def test_progress_is_told_in_front_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallel_core.searches.__main__.EVERY_S", -1.0)
+    first, last = said("bubbles", {"model": "1.5B"})
+    assert first == {"done": 1, "of": 2} and set(last) == {"answer"}
+
+
 def test_what_has_no_answer_says_why_and_what_is_no_question_breaks() -> None:
     assert said("bubbles", {"model": "7B"}) == [
         {"refused": "The tables have no model 7B; they have 1.5B, 6.2B, 14.6B, 28.3B."}
