@@ -19,16 +19,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def peer(redis_url: str) -> Peer:
-    return Peer(redis_url)
-
-
-@pytest.fixture
-def controller(redis_url: str) -> Controller:
-    return Controller()
-
-
-@pytest.fixture
 def attempt(alice: Any) -> Attempt:
     """Running on both devices of yard-a."""
     run = services.submit(owner=alice, spec=spec(dp=2))

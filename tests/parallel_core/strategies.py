@@ -33,7 +33,6 @@ def run_specs(
     stages = pp * (chunks or 1)
     cut_sets = st.sets(st.integers(1, 2 * layers + 1), min_size=stages - 1, max_size=stages - 1)
     cuts = draw(st.none() | cut_sets.map(lambda found: tuple(sorted(found))))
-    columns = tp > 1 and draw(st.booleans())
     return RunSpec.model_validate(
         {
             "model": {"layers": layers, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64, "tied": tied},
@@ -49,8 +48,7 @@ def run_specs(
                 "chunks": chunks,
                 "zero": draw(st.integers(0, 2 if pp > 1 else 3)) if dp > 1 and not asynchronous else 0,
                 "recompute": draw(st.sampled_from(["none", "selective", "full"])),
-                "tensor_split": "columns" if columns else "pairs",
-                "sequence": draw(st.booleans()) if tp > 1 and not columns else False,
+                **draw(_tensor_ways(tp)),
             },
             "train": {
                 "global_batch": dp * m * draw(st.integers(1, 3)),
@@ -60,6 +58,12 @@ def run_specs(
         },
         context={DRAWN: drawn},
     )
+
+
+def _tensor_ways(tp: int) -> st.SearchStrategy[dict[str, object]]:
+    """How a tensor group of `tp` cuts layers: by pairs, with their rows shared out or not, or by columns."""
+    ways = [("pairs", False), ("pairs", True), ("columns", False)] if tp > 1 else [("pairs", False)]
+    return st.sampled_from([{"tensor_split": split, "sequence": sequence} for split, sequence in ways])
 
 
 def _replicas(schedule: str, pp: int, most: int) -> st.SearchStrategy[tuple[int, ...] | None]:
