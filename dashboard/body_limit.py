@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
+
+from django.template.loader import render_to_string
 
 from dashboard.errors import envelope
 from parallel_core.limits import MAX_CORPUS_BYTES, MAX_TRACE_BYTES
@@ -31,7 +32,7 @@ FORM_SLACK = MIB
 MAX_BODY = 8 * MIB
 MAX_DRAIN = 64 * MIB
 """A browser that is still sending does not read our answer: this much is taken and thrown away after it."""
-PAGE = Path(__file__).resolve().parent.parent / "templates" / "413.html"
+PAGE = "413.html"
 
 
 class TooLarge(Exception):
@@ -100,4 +101,4 @@ async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
 def answer(path: str) -> tuple[bytes, bytes]:
     if path.startswith("/api/"):
         return json.dumps(envelope(413, "The request is larger than this yard takes.")).encode(), b"application/json"
-    return PAGE.read_bytes(), b"text/html; charset=utf-8"
+    return render_to_string(PAGE).encode(), b"text/html; charset=utf-8"

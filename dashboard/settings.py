@@ -8,6 +8,8 @@ from pathlib import Path
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 
+from dashboard.static_version import static_version
+
 BASE_DIR = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("TRAINYARD_HOME", BASE_DIR / ".trainyard")).resolve()
 """The one folder all data of an embedded yard lives in."""
@@ -51,6 +53,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "dashboard.accounts.middleware.CompressedPagesMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -98,7 +101,10 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 USE_I18N = False
 
-STATIC_URL = "/static/"
+STATIC_URL = f"/static/{static_version()}/"
+WHITENOISE_IMMUTABLE_FILE_TEST = "(?!)" if DEBUG else "^"
+"""Pattern of the addresses that a browser keeps for good: all, as they change with the bytes. None while developing."""
+WHITENOISE_ALLOW_ALL_ORIGINS = False
 STATIC_ROOT = HOME / "static"
 STATICFILES_DIRS = [BASE_DIR / "dashboard" / "static"]
 STATICFILES_FINDERS = [
@@ -109,7 +115,7 @@ STATICFILES_FINDERS = [
 MEDIA_ROOT = HOME / "files"
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
-    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 

@@ -1,4 +1,4 @@
-"""Response headers that every page carries."""
+"""What is done to every response: the headers that all pages carry, and compression."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponseBase
+from django.middleware.gzip import GZipMiddleware
 
 # Plotly needs inline styles and, for its PNG export, data: and blob: images; scripts come from our own files only.
 POLICY = (
@@ -39,3 +40,12 @@ class ContentSecurityPolicyMiddleware:
     def _stamp(response: HttpResponseBase) -> HttpResponseBase:
         response.headers.setdefault("Content-Security-Policy", POLICY)
         return response
+
+
+class CompressedPagesMiddleware(GZipMiddleware):
+    """Django's, except for streams: it would hold the events of a live page back until a block is full."""
+
+    def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        if response.streaming:
+            return response
+        return super().process_response(request, response)

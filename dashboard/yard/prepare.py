@@ -10,6 +10,8 @@ import django
 
 WORKER_USER = "worker-service"
 """Owner of the token that the workers of a deployment share. It has no password: nobody signs in with it."""
+STATIC_STAMP = ".collected"
+"""File beside the collected ones: the address they were collected for, written when all are there."""
 LEAST_SECRET = 20
 """Characters. The token is stored as a plain hash, which is enough for a long random secret only."""
 TOKEN_LIFE = timedelta(days=3650)
@@ -25,10 +27,27 @@ def prepare(password: str, worker_token: str = "") -> None:
     from django.core.management import call_command
 
     call_command("migrate", verbosity=0, interactive=False)
-    call_command("collectstatic", verbosity=0, interactive=False)
+    collect_static()
     make_admin(password)
     if worker_token:
         keep_worker_token(worker_token)
+
+
+def collect_static() -> None:
+    """Collects and compresses the static files, where those of this version are not there yet.
+
+    What is there is cleared first: collectstatic alone keeps any file that is newer than its source, and the source of
+    an image that was built before the last start is older.
+    """
+    from django.conf import settings
+    from django.core.management import call_command
+
+    stamp = settings.STATIC_ROOT / STATIC_STAMP
+    if stamp.exists() and stamp.read_text() == settings.STATIC_URL:
+        return
+    settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)
+    call_command("collectstatic", verbosity=0, interactive=False, clear=True)
+    stamp.write_text(settings.STATIC_URL)
 
 
 def make_admin(password: str) -> None:

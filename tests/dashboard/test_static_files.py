@@ -1,0 +1,87 @@
+"""Static files travel compressed, once: their address changes with their bytes, and a browser may keep them."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.http import StreamingHttpResponse
+from django.test import Client, RequestFactory, override_settings
+from django.urls import reverse
+from whitenoise.middleware import WhiteNoiseMiddleware
+
+from dashboard.accounts.middleware import CompressedPagesMiddleware
+from dashboard.static_files import bundle
+from dashboard.static_version import static_version
+from dashboard.yard.prepare import STATIC_STAMP, collect_static
+
+PACKED = {"headers": {"accept-encoding": "gzip"}}
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Static files as a start leaves them."""
+    root = tmp_path_factory.mktemp("static")
+    with override_settings(STATIC_ROOT=root):
+        collect_static()
+    return root
+
+
+def answer(root: Path, name: str) -> Any:
+    request = RequestFactory().get(settings.STATIC_URL + name, **PACKED)  # type: ignore[arg-type]
+    with override_settings(STATIC_ROOT=root):
+        return WhiteNoiseMiddleware(lambda _: None, settings)(request)
+
+
+@pytest.mark.parametrize("name", ["plotly/plotly.min.js", "css/trainyard.css", "js/charts.js"])
+def test_a_file_is_sent_compressed_and_may_be_kept(name: str, collected: Path) -> None:
+    response = answer(collected, name)
+    assert response.headers["Content-Encoding"] == "gzip"
+    assert "immutable" in response.headers["Cache-Control"]
+    source = bundle() if name.startswith("plotly") else Path(settings.BASE_DIR, "dashboard/static", name)
+    assert gzip.decompress(b"".join(response)) == source.read_bytes()
+
+
+def test_the_address_changes_with_a_byte_and_with_a_name(tmp_path: Path) -> None:
+    file = tmp_path / "a.js"
+    file.write_text("one")
+    first = static_version(tmp_path)
+    assert static_version(tmp_path) == first
+    file.write_text("two")
+    second = static_version(tmp_path)
+    file.rename(tmp_path / "b.js")
+    assert len({first, second, static_version(tmp_path)}) == 3
+
+
+def test_a_page_names_its_files_by_their_version(client: Client) -> None:
+    page = client.get(reverse("accounts:login")).content.decode()
+    files = re.findall(r'(?:src|href)="(/static/[^"]+)"', page)
+    assert files and all(file.startswith(f"/static/{static_version()}/") for file in files)
+
+
+def test_files_of_another_version_are_replaced_even_where_they_are_newer(tmp_path: Path) -> None:
+    stale = tmp_path / "css" / "trainyard.css"
+    stale.parent.mkdir()
+    stale.write_text("/* of yesterday's version, collected today */")
+    (tmp_path / STATIC_STAMP).write_text("/static/older/")
+    with override_settings(STATIC_ROOT=tmp_path):
+        collect_static()
+    assert "of yesterday" not in stale.read_text()
+    made = stale.stat().st_mtime_ns
+    with override_settings(STATIC_ROOT=tmp_path):
+        collect_static()
+    assert stale.stat().st_mtime_ns == made  # nothing to do
+
+
+@pytest.mark.django_db
+def test_a_page_is_sent_compressed_and_a_stream_is_not(admin_client: Client) -> None:
+    page = admin_client.get("/runs/new/", **PACKED)  # type: ignore[arg-type]
+    assert page.headers["Content-Encoding"] == "gzip"
+    assert b"<h1" in gzip.decompress(page.content)
+    stream = CompressedPagesMiddleware(lambda _: StreamingHttpResponse(["event: hello\n\n"] * 99))
+    request = RequestFactory().get("/live/stream", **PACKED)  # type: ignore[arg-type]
+    assert "Content-Encoding" not in stream(request).headers
