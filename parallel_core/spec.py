@@ -19,7 +19,7 @@ from parallel_core.faults import AnyFault, check_faults
 from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import KINDS, outline_of
 from parallel_core.outline.recompute import Recompute, check_recompute
-from parallel_core.outline.splits import TensorSplit
+from parallel_core.outline.splits import Cut, TensorSplit
 from parallel_core.pipeline_rules import check_pipeline
 from parallel_core.replica_rules import check_batch, check_replicas
 from parallel_core.rules import describe as describe
@@ -106,6 +106,11 @@ class ParallelSpec(_Spec):
     def per_step(self) -> int:
         """Micro-batches of a step over all replicas."""
         return self.dp * self.micro_batches
+
+    @property
+    def cut(self) -> Cut:
+        """How a tensor group shares a layer."""
+        return "sequence" if self.sequence else self.tensor_split
 
     def updates(self, place: int) -> int:
         """Updates a step of the weights on `place`: one, or one for every round of its replicas."""

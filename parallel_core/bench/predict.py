@@ -27,6 +27,9 @@ SPLITS: tuple[dict[str, Any], ...] = (
     {"dp": 2, "zero": 3},
     {"tp": 2},
     {"tp": 2, "recompute": "full"},
+    {"tp": 2, "sequence": True},
+    {"tp": 2, "sequence": True, "recompute": "full"},
+    {"tp": 2, "tensor_split": "columns"},
     {"pp": 2, "schedule": "gpipe", "micro_batches": 4},
     {"pp": 2, "schedule": "1f1b", "micro_batches": 4},
     {"pp": 2, "schedule": "1f1b", "micro_batches": 4, "recompute": "full"},
@@ -37,6 +40,7 @@ SPLITS: tuple[dict[str, Any], ...] = (
     {"dp": 2, "tp": 2},
     {"dp": 2, "pp": 2, "micro_batches": 4},
     {"tp": 2, "pp": 2, "micro_batches": 4},
+    {"tp": 2, "pp": 2, "micro_batches": 4, "sequence": True},
     {"pp": 4, "schedule": "1f1b", "micro_batches": 8},
 )
 STEPS, WARMUP = 23, 3
@@ -55,7 +59,7 @@ def spec_of(split: dict[str, Any]) -> RunSpec:
 def run(rounds: int) -> dict[str, Any]:
     """Results: rows (one a strategy), mean_error, bias, above (of all), others (share of the devices), same (seconds of
     one run at three times)."""
-    table = measure_for(spec_of({}), seconds=max(1.0, rounds / 2))
+    table = measure_for(spec_of({}), seconds=max(1.0, rounds / 2), splits=("pairs", "columns", "sequence"))
     rows, same = _rows(table)
     errors = np.array([row["error"] for row in rows])
     mean, bias, others = abs(errors).mean(), errors.mean(), np.mean([row["others"] for row in rows])

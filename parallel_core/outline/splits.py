@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 TensorSplit = Literal["pairs", "columns"]
+Cut = Literal["pairs", "columns", "sequence"]
+"""What a rank of a tensor group does of a layer: by one of these splits, or in pairs and with sequence parallelism."""
 
 COLUMN = frozenset({"qkv", "fc1", "output"})
 """Linear layers whose outputs are shared out."""

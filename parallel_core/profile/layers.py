@@ -26,7 +26,7 @@ from parallel_core.models.passing import Sample
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
-from parallel_core.outline.splits import TensorSplit
+from parallel_core.outline.splits import Cut
 from parallel_core.profile.repeats import expected, noise
 from parallel_core.profile.table import MOST_JITTER, PARTS, LayerBytes, Layers, Part, What
 from parallel_core.schedule.ir import Kind
@@ -74,11 +74,15 @@ def spec_of(
     recompute: Recompute,
     samples: int,
     kind: str,
-    split: TensorSplit = "pairs",
+    cut: Cut = "pairs",
 ) -> RunSpec:
     """The run whose layers are timed: one micro-batch of so many samples."""
     train = {"global_batch": samples, "precision": precision, "device": kind, "steps": 2, "warmup_steps": 1}
-    parallel = {"tp": tp, "recompute": recompute, "tensor_split": split}
+    parallel = {
+        "tp": tp,
+        "recompute": recompute,
+        **({"sequence": True} if cut == "sequence" else {"tensor_split": cut}),
+    }
     return RunSpec.model_validate({"model": model.model_dump(), "parallel": parallel, "train": train})
 
 
@@ -199,7 +203,7 @@ def row(
         seconds=seconds,
         spread=spread,
         whole={part: expected(np.array(whole[part])[:, 0]) for part in PARTS},
-        tensor_split=spec.parallel.tensor_split,
+        tensor_split=spec.parallel.cut,
         messages={way: tuple(tuple(size for _, size in unit) for unit in units) for way, units in messages.items()},
         whats={way: tuple(tuple(what for what, _ in unit) for unit in units) for way, units in messages.items()},
         joined=joined,

@@ -17,6 +17,7 @@ import numpy as np
 
 from parallel_core.local import LocalYard
 from parallel_core.outline import outline_of
+from parallel_core.outline.splits import Cut
 from parallel_core.profile.order import Order
 from parallel_core.profile.table import CostTable, Layers
 from parallel_core.rules import divisors
@@ -151,12 +152,13 @@ def measure_for(
     seconds: float = 2.0,
     quick: bool = False,
     recompute: tuple[Recompute, ...] = ("none", "full"),
+    splits: tuple[Cut, ...] = ("pairs",),
     command: tuple[str, ...] = COMMAND,
 ) -> CostTable:
     """The table that any split of `spec`'s model, batch, precision and device can be predicted from on this host.
 
-    Layers are timed split by columns where `spec` splits them so. `quick` leaves out tensor groups and recomputation;
-    `recompute` are the ways of it that are profiled. Raises ProfileFailed.
+    `quick` leaves out tensor groups and recomputation; `recompute` are the ways of it that are profiled, and `splits`
+    those that a tensor group shares layers by, beside those of `spec`. Raises ProfileFailed.
     """
     kind = spec.train.device
     own = devices_of(kind)
@@ -164,8 +166,8 @@ def measure_for(
     order = Order(
         samples=samples_up_to(spec.train.global_batch),
         tps=(1,) if quick else tensor_widths(spec.model, world),
-        splits=("pairs", "columns") if spec.parallel.tensor_split == "columns" else ("pairs",),
-        recompute=("none",) if quick else recompute,
+        splits=tuple(dict.fromkeys((*splits, spec.parallel.cut))),
+        recompute=("none",) if quick else tuple(dict.fromkeys((*recompute, spec.parallel.recompute))),
         devices=min(own, world),
         seconds=seconds,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parallel_core.outline.splits import TensorSplit
+from parallel_core.outline.splits import Cut
 from parallel_core.spec import Recompute
 
 
@@ -23,7 +23,7 @@ class Order:
     samples: Sequence[int] = (1, 2, 4, 8, 16)
     tps: Sequence[int] = (1,)
     recompute: Sequence[Recompute] = ("none",)
-    splits: Sequence[TensorSplit] = ("pairs",)
+    splits: Sequence[Cut] = ("pairs",)
     devices: int = 1
     seconds: float = 3.0
     sizes: Sequence[int] | None = None

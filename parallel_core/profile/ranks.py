@@ -17,7 +17,7 @@ from parallel_core.launch_rank import Seat
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
-from parallel_core.outline.splits import TensorSplit
+from parallel_core.outline.splits import Cut
 from parallel_core.profile import links
 from parallel_core.profile.crowd import ratio
 from parallel_core.profile.fixed import FixedBench
@@ -71,13 +71,20 @@ class _Rank:
             for link in links.measure(meeting, self.order.sizes or links.SIZES):
                 self.sink.emit("profile", about="link", row=link.model_dump(mode="json"))
 
-    def _splits(self, tp: int, recompute: Recompute) -> Sequence[TensorSplit]:
+    def _splits(self, tp: int, recompute: Recompute) -> Sequence[Cut]:
         """Ways of cutting layers that are measured under this condition."""
-        return self.order.splits if tp > 1 and recompute != "full" else ("pairs",)
+        if tp == 1 or recompute == "full":
+            return ("pairs",)
+        return [split for split in self.order.splits if self._samples(tp, split)]
 
-    def _layers(self, tp: int, recompute: Recompute, split: TensorSplit, first: bool) -> list[Layers]:
+    def _samples(self, tp: int, split: Cut) -> list[int]:
+        """Those of a micro-batch that can be cut so: rows of all of them are shared out evenly, or not at all."""
+        seq = self.spec.model.seq
+        return [n for n in self.order.samples if split != "sequence" or n * seq % tp == 0]
+
+    def _layers(self, tp: int, recompute: Recompute, split: Cut, first: bool) -> list[Layers]:
         """Rows of one condition, for every number of samples and of busy devices; with the first, all else too."""
-        specs = [self._spec(tp, recompute, samples, split) for samples in self.order.samples]
+        specs = [self._spec(tp, recompute, samples, split) for samples in self._samples(tp, split)]
         if self.rank >= self.order.devices:
             self._turns([])
             return []
@@ -93,17 +100,15 @@ class _Rank:
                 self.sink.emit("profile", about="fixed", busy=busy, curves=curves)
         return bench.rows(tp)
 
-    def _joined(self, tp: int, recompute: Recompute, split: TensorSplit) -> list[Layers]:
+    def _joined(self, tp: int, recompute: Recompute, split: Cut) -> list[Layers]:
         """Rows of a tensor group whose ranks have a device each, and talk."""
         if not 1 < tp <= self.order.devices:
             return []
         if self.rank >= tp or self.store is None:
             self._turns([], [tp])
             return []
-        group, specs = (
-            near_group(range(tp), self.rank, self.store),
-            [self._spec(tp, recompute, n, split) for n in self.order.samples],
-        )
+        group = near_group(range(tp), self.rank, self.store)
+        specs = [self._spec(tp, recompute, samples, split) for samples in self._samples(tp, split)]
         bench = _Pair(specs, self.device, group)
         self._turns([bench], [tp])
         return bench.rows(tp, joined=True)
@@ -137,7 +142,7 @@ class _Rank:
                 break
         self._together()
 
-    def _spec(self, tp: int, recompute: Recompute, samples: int, split: TensorSplit = "pairs") -> RunSpec:
+    def _spec(self, tp: int, recompute: Recompute, samples: int, split: Cut = "pairs") -> RunSpec:
         train = self.spec.train
         return spec_of(self.spec.model, train.precision, tp, recompute, samples, train.device, split)
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from parallel_core import limits
 from parallel_core.model_spec import ModelSpec
-from parallel_core.outline.splits import TensorSplit
+from parallel_core.outline.splits import Cut
 from parallel_core.rules import field_errors, rule
 from parallel_core.spec import DeviceKind, Precision, Recompute
 
@@ -94,7 +94,7 @@ class Layers(_Value):
     """
 
     tp: Count = 1
-    tensor_split: TensorSplit = "pairs"
+    tensor_split: Cut = "pairs"
     recompute: Recompute = "none"
     samples: Annotated[int, Field(ge=1, le=limits.MAX_GLOBAL_BATCH)]
     busy: Count = 1
@@ -112,7 +112,7 @@ class Layers(_Value):
     """Seconds q: what takes t on average varies from one time to the next with the variance q x t."""
 
     @property
-    def key(self) -> tuple[int, str, int, bool, TensorSplit]:
+    def key(self) -> tuple[int, str, int, bool, Cut]:
         return self.tp, self.recompute, self.busy, self.joined, self.tensor_split
 
     def collectives(self, way: Literal["forward", "backward"], unit: int) -> list[tuple[What, float]]:
@@ -202,7 +202,7 @@ class CostTable(_Value):
         return self.model_dump(mode="json")
 
     @property
-    def conditions(self) -> set[tuple[int, str, TensorSplit]]:
+    def conditions(self) -> set[tuple[int, str, Cut]]:
         """(tp, recompute, tensor split) that layers were measured under."""
         return {(row.tp, row.recompute, row.tensor_split) for row in self.layers}
 
@@ -211,9 +211,7 @@ class CostTable(_Value):
         """The most devices that worked at the same time."""
         return max(row.busy for row in self.layers if not row.joined)
 
-    def of(
-        self, tp: int, recompute: str, busy: int, joined: bool = False, split: TensorSplit = "pairs"
-    ) -> list[Layers]:
+    def of(self, tp: int, recompute: str, busy: int, joined: bool = False, split: Cut = "pairs") -> list[Layers]:
         """Rows of this condition by rising samples."""
         key = tp, recompute, busy, joined, split if tp > 1 else "pairs"
         return sorted((row for row in self.layers if row.key == key), key=lambda row: row.samples)

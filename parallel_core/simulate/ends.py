@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 
 from parallel_core.layout import Layout
 from parallel_core.outline import UnitCost, aligned, outline_of
+from parallel_core.outline.splits import summed_by_rows
 from parallel_core.plan.peak import places_of, unsharded
 from parallel_core.plan.places import Bucket, Places, shards_of
 from parallel_core.plan.units import unit_costs
@@ -116,11 +118,20 @@ class Ends:
         kind: Fixed = "optimizer" if spec.train.clip_norm is None else "scaled_optimizer"
         seconds = table.beside("norm", owned, self._busy)
         seconds += table.beside(kind, owned, self._busy)
+        if spec.parallel.sequence:
+            together = self._summed_by_rows(place) / shards_of(spec) * MAIN_BYTES[spec.train.precision]
+            seconds += self._exchange("all_reduce", spec.parallel.tp, together)[0]
         ends = {self._layout.place(0), self._layout.place(self._layout.stages - 1)}
         if spec.model.tied and len(ends) > 1 and place in ends:
             shared = aligned(outline_of(spec.model).shared() // self._layout.widths[0]) / shards_of(spec)
             seconds += self._exchange("all_reduce", 2, shared * MAIN_BYTES[spec.train.precision])[0]
         return seconds
+
+    def _summed_by_rows(self, place: int) -> int:
+        """Elements of gradients of which each rank of a tensor group has its rows' part (`engine.shared`)."""
+        matrices = outline_of(self._spec.model).matrices()
+        held = (unit for stage in self._layout.stages_of(place) for unit in self._layout.stage_units[stage])
+        return sum(prod(shape) for unit in held for name, shape in matrices[unit].items() if summed_by_rows(name))
 
     def norm(self) -> float:
         """Seconds of the small gather that every rank waits in."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from parallel_core.outline.splits import Cut
 from parallel_core.profile.table import CostTable
 from parallel_core.spec import RunSpec
+
+_BY: dict[Cut, str] = {"pairs": "", "columns": " by columns", "sequence": " with sequence parallelism"}
 
 
 class CannotPredict(ValueError):
@@ -21,19 +24,17 @@ def require(spec: RunSpec, table: CostTable) -> None:
         if not fits:
             raise CannotPredict(f"the profile is of another {what}; profile this one.")
     split = spec.parallel
-    by = " by columns" if split.tensor_split == "columns" else ""
-    known = {tp for tp, _, how in table.conditions if tp == 1 or how == split.tensor_split}
+    by = _BY[split.cut]
+    known = {tp for tp, _, how in table.conditions if tp == 1 or how == split.cut}
     for width in split.tensor_ranks:
         if width not in known:
             has = ", ".join(map(str, sorted(known)))
             raise CannotPredict(f"the profile has tensor={has}{by}, not {width}; profile that width too.")
-    if split.recompute == "selective" and ("selective", split.tensor_split) not in {
+    if split.recompute == "selective" and ("selective", split.cut) not in {
         (how, by) for _, how, by in table.conditions
     }:
         raise CannotPredict(f"the profile has no recompute=selective{by}; profile that too.")
     if split.zero_backend == "fully_shard":
         raise CannotPredict("PyTorch's fully_shard is not profiled; parallel.zero_backend=own is.")
-    if spec.parallel.sequence:
-        raise CannotPredict("sequence parallelism is not profiled yet; parallel.sequence=false is.")
     if spec.parallel.world > 1 and not table.links:
         raise CannotPredict("the profile has no links; profile with two ranks or more.")

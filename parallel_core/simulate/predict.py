@@ -173,7 +173,7 @@ class Maker:
         return self._known[key]
 
     def _measured(self, tp: int, how: str, busy: int) -> list[Layers]:
-        of, plain = partial(self._table.of, split=self._spec.parallel.tensor_split), "none" if how == "full" else how
+        of, plain = partial(self._table.of, split=self._spec.parallel.cut), "none" if how == "full" else how
         own = of(tp, how, tp, joined=True) or of(tp, how, busy)
         return own or of(tp, plain, tp, joined=True) or of(tp, plain, busy)
 

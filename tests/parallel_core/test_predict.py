@@ -8,7 +8,7 @@ import pytest
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.plan.partition import flop_weights
-from parallel_core.profile.table import CostTable, CostTableError, Curve
+from parallel_core.profile.table import CostTable, CostTableError, Curve, Link
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
@@ -113,6 +113,36 @@ def test_columns_pay_for_every_collective_by_its_kind() -> None:
     assert again - columns == pytest.approx(forward + (layers - 2) * (10 * ALPHA_S + 64 * BYTE_S), rel=1e-3)
     with pytest.raises(CannotPredict, match="tensor=1 by columns, not 2"):
         predicted(table(MODEL), tp=2, tensor_split="columns")
+
+
+def test_sequence_parallelism_pays_for_its_own_collectives_and_sums_its_norms() -> None:
+    """Gathers cost ten times what all-reduces do here. What leaves a stage is a rank's rows: half the bytes."""
+    rows = [
+        row(MODEL, 2, "none", n, busy, 1.0)
+        | {"tensor_split": "sequence"}
+        | {"whats": {"forward": [["all_gather"] for _ in MODEL.units()]}}
+        for n in SAMPLES
+        for busy in (1, 2)
+    ]
+    links = [{"what": what, "ranks": 2, "time": curve(ALPHA_S, BYTE_S)} for what in LINKS if what != "all_gather"]
+    links.append({"what": "all_gather", "ranks": 2, "time": curve(10 * ALPHA_S, BYTE_S)})
+    known = table(MODEL, layers=[*table(MODEL).dump()["layers"], *rows], links=links)
+    pairs, sequence = (predicted(known, tp=2, **more) for more in ({}, {"sequence": True}))
+    norms = (2 * 4 + 1) * 2 * MODEL.hidden  # of four blocks and the head, weight and bias
+    by_rows = ALPHA_S + 4 * (norms + MODEL.seq * MODEL.hidden) * BYTE_S
+    assert sequence - pairs == pytest.approx(len(MODEL.units()) * 9 * ALPHA_S + by_rows, rel=1e-3)
+    slow = [{"what": "send", "ranks": 2, "time": {"sizes": [0, 1e6], "seconds": [0, 1.0]}}]
+    whole, halves = (
+        message_times(spec(pp=2, tp=2, micro_batches=8, **more), known.model_copy(update={"links": more_slow}))
+        for more, more_slow in (({}, _links(slow)), ({"sequence": True}, _links(slow)))
+    )
+    assert halves == [ns // 2 for ns in whole]
+    with pytest.raises(CannotPredict, match="tensor=1 with sequence parallelism, not 2"):
+        predicted(table(MODEL), tp=2, sequence=True)
+
+
+def _links(told: list[dict[str, object]]) -> tuple[Link, ...]:
+    return table(MODEL, links=told).links
 
 
 def test_a_tensor_group_that_was_timed_talking_needs_no_messages() -> None:

@@ -23,7 +23,7 @@ ORDER = Order(
     samples=(1, 4),
     tps=(1, 2),
     recompute=("none", "full"),
-    splits=("pairs", "columns"),
+    splits=("pairs", "columns", "sequence"),
     devices=2,
     seconds=0.05,
     sizes=(1024, 65536),
@@ -72,6 +72,24 @@ def test_columns_are_counted_by_kind(profiled: CostTable) -> None:
     assert row.collectives("forward", 0) == [("all_reduce", block)]
 
 
+def test_rows_are_counted_by_kind(profiled: CostTable) -> None:
+    """Korthikanti et al. 2022, figure 5: in place of each all-reduce a gather and a scatter, and one gather more."""
+    (row,) = (row for row in profiled.layers if row.key == (2, "none", 1, False, "sequence") and row.samples == 4)
+    block = 4 * 4 * MODEL.seq * MODEL.hidden
+    for unit in (MODEL.units().index(f"block.0.{part}") for part in ("attn", "mlp")):
+        assert row.collectives("forward", unit) == [("all_gather", block), ("reduce_scatter", block)]
+        kinds = sorted(row.collectives("backward", unit))
+        assert kinds == [("all_gather", block), ("all_gather", block), ("reduce_scatter", block)]
+    assert row.collectives("forward", 0) == [("reduce_scatter", block)]
+
+
+def test_rows_that_a_group_cannot_share_out_are_not_timed() -> None:
+    odd = ModelSpec(layers=1, hidden=32, heads=2, seq=15)
+    order = Order(samples=(1, 2), tps=(1, 2), splits=("pairs", "sequence"), devices=1, seconds=0.02, sizes=(1024,))
+    found = measure(odd, order, ranks=2).of(2, "none", 1, split="sequence")
+    assert [row.samples for row in found] == [2]
+
+
 def test_tensor_groups_are_timed_talking_too(profiled: CostTable) -> None:
     talking = [row for row in profiled.layers if row.joined]
     assert {(row.tp, row.recompute, row.samples, row.busy) for row in talking} == {
@@ -97,6 +115,7 @@ def test_links_of_both_ranks(profiled: CostTable) -> None:
         {"dp": 2, "zero": 1},
         {"tp": 2, "recompute": "full"},
         {"tp": 2, "tensor_split": "columns", "recompute": "full"},
+        {"tp": 2, "sequence": True, "recompute": "full"},
         {"pp": 2, "schedule": "zb-v", "micro_batches": 4},
     ],
 )
