@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parallel_core.analysis.generated import text, timing, together
+from parallel_core.analysis.generated import merged, replicas, text, timing, together
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
@@ -19,6 +19,7 @@ from parallel_core.cli_numbers import whole
 from parallel_core.data import token_file
 from parallel_core.data.corpus import CorpusError
 from parallel_core.launch import Wish
+from parallel_core.layout import Layout
 from parallel_core.local import LocalYard
 from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
 from parallel_core.wish import inference, read_wish
@@ -78,6 +79,7 @@ def _add_generate(commands: Any) -> None:
     made.add_argument("--seed", type=int, default=7, help="of what a temperature above 0 draws")
     made.add_argument("--tp", type=whole(1), default=1, help="devices that share each layer (default: 1)")
     made.add_argument("--pp", type=whole(1), default=1, help="stages of the layers, one after the other (default: 1)")
+    made.add_argument("--dp", type=whole(1), default=1, help="replicas that share out the texts (default: 1)")
     made.add_argument("--no-cache", action="store_true", help="make every token from the whole text again")
     made.set_defaults(run=_generate)
 
@@ -129,24 +131,27 @@ def _pack(options: argparse.Namespace) -> int:
 
 def _generate(options: argparse.Namespace) -> int:
     found, manifest = checkpoint_of(options.checkpoint)
-    spec = _inference(manifest, options.tp, options.pp)
+    spec = _inference(manifest, options)
     wish = _wish(options, spec)
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-generate-") as folder:
         outcome = yard.run(spec, Path(folder), resume=found, wish=wish)
     if not outcome.ok:
         print(outcome.failure(), file=sys.stderr)
         return 1
-    said = [told for rank in range(spec.parallel.world) if (told := together(outcome.headers(rank, "generated")))]
-    for tokens in said[0]["tokens"]:
+    every = range(spec.parallel.world)
+    ranks = {rank: told for rank in every if (told := together(outcome.headers(rank, "generated")))}
+    said = replicas(ranks, Layout.of(spec))
+    for tokens in merged(said)["tokens"]:
         print(text([*wish["prompt"], *tokens], spec.model.vocab))
-    print(timing(said, len(wish["prompt"])), file=sys.stderr)
+    kept = bytes_text(max(told["kv_bytes"] for told in ranks.values()))
+    print(f"{timing(said, len(wish['prompt']))}; keys and values {kept} a rank", file=sys.stderr)
     return 0
 
 
-def _inference(manifest: manifests.Manifest, tp: int, pp: int) -> RunSpec:
-    """The spec of the checkpoint's model on `pp` stages of `tp` devices."""
+def _inference(manifest: manifests.Manifest, options: argparse.Namespace) -> RunSpec:
+    """The spec of the checkpoint's model on as many devices as asked for."""
     try:
-        return inference(manifest.spec, tp, pp)
+        return inference(manifest.spec, options.tp, options.pp, options.dp)
     except ValidationError as error:
         raise Wrong(" ".join(field_errors(error).values())) from error
     except ValueError as error:

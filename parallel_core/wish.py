@@ -63,6 +63,13 @@ def read_wish(raw: Mapping[str, Any], spec: RunSpec) -> Read:
     return Read(None, wrong) if wrong else Read(found.wish(), {})
 
 
+def texts_of(samples: int, replicas: int, replica: int) -> range:
+    """Which of `samples` texts one of `replicas` generates: as many as the others, the first ones maybe one more."""
+    each, more = divmod(samples, replicas)
+    first = replica * each + min(replica, more)
+    return range(first, first + each + (replica < more))
+
+
 def _room(wish: TextWish, spec: RunSpec) -> dict[str, str]:
     vocab, seq, size = spec.model.vocab, spec.model.seq, len(wish.prompt)
     if not size:
@@ -74,16 +81,21 @@ def _room(wish: TextWish, spec: RunSpec) -> dict[str, str]:
     if size + wish.new > seq:
         room = f"the model's sequence is {seq} tokens and the prompt has {size}"
         return {"new": f"{room}; new can be at most {seq - size}."}
+    if spec.parallel.dp > wish.samples:
+        shared = f"data={spec.parallel.dp} replicas share samples={wish.samples}"
+        return {"dp": f"{shared}, and each needs a text; use data={wish.samples} or less, or more samples."}
     return {}
 
 
-def inference(saved: Mapping[str, Any], tp: int, pp: int = 1) -> RunSpec:
-    """The spec of a checkpoint's model (its run's spec is `saved`) on `pp` stages of `tp` devices, without dropout.
+def inference(saved: Mapping[str, Any], tp: int, pp: int = 1, dp: int = 1) -> RunSpec:
+    """The spec of a checkpoint's model (its run's spec is `saved`) on `dp` replicas of `pp` stages of `tp` devices,
+    without dropout.
 
     Raises ValidationError where it cannot be split so, ValueError where the model makes no text.
     """
     model, train = dict(saved["model"]), saved["train"]
     if model.get("kind", "gpt") != "gpt":
         raise ValueError(f"only a GPT generates text; this checkpoint is a {model['kind']} model")
-    kept = {"precision": train["precision"], "device": train["device"]}
-    return RunSpec.model_validate({"model": {**model, "dropout": 0.0}, "parallel": {"tp": tp, "pp": pp}, "train": kept})
+    kept = {"precision": train["precision"], "device": train["device"], "global_batch": dp}
+    split = {"dp": dp, "tp": tp, "pp": pp}
+    return RunSpec.model_validate({"model": {**model, "dropout": 0.0}, "parallel": split, "train": kept})

@@ -88,13 +88,13 @@ def generate(request: HttpRequest, run_id: RunId, payload: s.GenerateIn) -> Any:
     """Queues a run that generates text from a checkpoint of this one. 422 with a message by field."""
     require_member(request)
     run = _run(run_id)
-    asked = payload.model_dump(exclude={"step", "tp", "pp", "name", "ids", "prompt"})
+    asked = payload.model_dump(exclude={"step", "tp", "pp", "dp", "name", "ids", "prompt"})
     step = payload.step if payload.step is not None else max(resuming.steps(run), default=0)
     vocab = run.spec.get("model", {}).get("vocab", 0)
     if payload.prompt and vocab > 256:
         raise services.Invalid({"prompt": f"The model has {vocab} tokens: give their numbers as ids."})
     prompt = payload.ids or generating.prompt_tokens(payload.prompt, 256)
-    split = generating.Split(payload.tp, payload.pp)
+    split = generating.Split(payload.tp, payload.pp, payload.dp)
     made = generating.submit(
         owner=request.user, run=run, step=step, wish={**asked, "prompt": prompt}, split=split, name=payload.name
     )

@@ -64,7 +64,8 @@ class SubmitIn(Schema):
 
 
 class GenerateIn(Schema):
-    """Text to generate from the run's checkpoint of `step` (null: the newest) on `pp` stages of `tp` devices.
+    """Text to generate from the run's checkpoint of `step` (null: the newest) on `pp` stages of `tp` devices; `dp`
+    replicas of them share out the `samples`.
 
     `prompt` is text where the vocabulary has at most 256 tokens (bytes), else `ids` are numbers of tokens.
     """
@@ -80,6 +81,7 @@ class GenerateIn(Schema):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 7
     tp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
     pp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
+    dp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
     name: Annotated[str, Field(max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] = ""
 
 

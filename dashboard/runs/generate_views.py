@@ -50,6 +50,10 @@ class GenerateForm(forms.Form):
         label="Pipeline", initial="1", required=False, help_text="stages, one at work at a time: room, not speed"
     )
 
+    dp = forms.CharField(
+        label="Data parallel", initial="1", required=False, help_text="replicas that share out the texts"
+    )
+
     def __init__(self, run: Run, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, **kwargs})
         self.run, self.vocab = run, run.spec["model"]["vocab"]
@@ -105,8 +109,8 @@ class GenerateForm(forms.Form):
     def _asked(self) -> tuple[int, dict[str, Any], generating.Split]:
         """(step, wish, split) of a valid form. Raises services.Invalid by field, ValueError for the prompt."""
         asked = dict(self.cleaned_data)
-        step, split = int(asked.pop("step")), {name: asked.pop(name).strip() or "1" for name in ("tp", "pp")}
-        degrees = generating.Split(**{name: _degree(name, given) for name, given in split.items()})
+        step, names = int(asked.pop("step")), generating.Split._fields
+        degrees = generating.Split(**{name: _degree(name, asked.pop(name).strip() or "1") for name in names})
         # A browser sends lines with \r\n; a corpus has \n.
         prompt = generating.prompt_tokens(asked.pop("prompt").replace("\r\n", "\n"), self.vocab)
         return (
@@ -126,7 +130,7 @@ def _degree(name: str, given: str) -> int:
     """Raises services.Invalid where it is none."""
     degree = number(given)
     if degree is None or not 1 <= degree <= limits.MAX_DEGREE:
-        what = "devices" if name == "tp" else "stages"
+        what = {"tp": "devices", "pp": "stages", "dp": "replicas"}[name]
         wanted = f"A whole number of {what} from 1 to {limits.MAX_DEGREE} is needed"
         raise services.Invalid({name: f"{wanted}; got {given[:40]!r}."})
     return degree
@@ -173,6 +177,6 @@ def _initial(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
     if like is None or not like.wish:
         return {"step": step} if step else {}
     prompt = text(like.wish["prompt"], run.spec["model"]["vocab"])
-    split = {name: str(like.spec["parallel"][name]) for name in ("tp", "pp")}
+    split = {name: str(like.spec["parallel"][name]) for name in generating.Split._fields}
     numbers = {name: str(like.wish.get(name, 0)) for name in ("new", "samples", "temperature", "top_k", "seed")}
     return {"step": str(like.resume_step), "prompt": prompt, **split, **numbers}

@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from dashboard.runs import generate_panel, resuming, selectors, services, submission
 from dashboard.runs.models import RankInfo, Run
-from parallel_core.analysis.generated import rate, text
+from parallel_core.analysis.generated import merged, rate, replicas, text
 from parallel_core.analysis.quantities import bytes_text, seconds_text, significant
+from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec, field_errors
 from parallel_core.wish import inference, read_wish
 
@@ -44,10 +45,11 @@ def prompt_tokens(given: str, vocab: int) -> list[int]:
 
 
 class Split(NamedTuple):
-    """Over which devices: `pp` stages of `tp` devices each."""
+    """Over which devices: `dp` replicas of `pp` stages of `tp` devices each."""
 
     tp: int = 1
     pp: int = 1
+    dp: int = 1
 
 
 ONE = Split()
@@ -57,7 +59,7 @@ ONE = Split()
 def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: Split = ONE, name: str = "") -> Run:
     """Queues a run that generates from `run`'s checkpoint of `step`, on devices of the host that has it.
 
-    Raises services.Invalid with a message by field (`step`, `tp`, `pp`, or a field of parallel_core.wish.TextWish).
+    Raises services.Invalid with a message by field (`step`, those of Split, or of parallel_core.wish.TextWish).
     """
     have = resuming.steps(run)
     if step not in have:
@@ -66,7 +68,7 @@ def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: S
     spec = spec_of(run, split)
     found = read_wish(wish, spec)
     crowded = submission.fleet_errors(spec, submission.capacity(spec.train.device))
-    wide = "pp" if split.pp > split.tp else "tp"
+    wide = max(Split._fields, key=lambda name: getattr(split, name))
     errors = {**found.errors, **({wide: " ".join(crowded.values())} if crowded else {})}
     if found.wish is None or errors:
         raise services.Invalid(errors)
@@ -84,24 +86,32 @@ def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: S
 def spec_of(run: Run, split: Split) -> RunSpec:
     """The run's model on so many devices. Raises services.Invalid where it cannot be split so."""
     try:
-        return inference(run.spec, split.tp, split.pp)
+        return inference(run.spec, *split)
     except ValidationError as error:
         found = field_errors(error)
-        raise services.Invalid({"pp" if "parallel.pp" in found else "tp": " ".join(found.values())}) from error
+        field = next((name for name in ("pp", "dp") if f"parallel.{name}" in found), "tp")
+        raise services.Invalid({field: " ".join(found.values())}) from error
     except ValueError as error:
         raise services.Invalid({"step": f"{error}."}) from error
 
 
-def ranks(run: Run) -> list[Mapping[str, Any]]:
-    """What each rank of the newest attempt told, those that told anything, by rank."""
-    return [info.generated for info in selectors.ranks(run).values() if info.generated]
+def ranks(run: Run) -> dict[int, Mapping[str, Any]]:
+    """What each rank of the newest attempt told, those that told anything."""
+    return {rank: info.generated for rank, info in selectors.ranks(run).items() if info.generated}
+
+
+def _replicas(run: Run) -> list[Mapping[str, Any]]:
+    """What the replicas told; none before each of them has."""
+    layout = Layout.of(RunSpec.model_validate(run.spec))
+    told = replicas(ranks(run), layout)
+    return told if len(told) == layout.dp else []
 
 
 def texts(run: Run) -> list[Text]:
     """One a sample; before the first token the prompts alone."""
     vocab, prompt = RunSpec.model_validate(run.spec).model.vocab, run.wish["prompt"]
-    told = ranks(run)
-    samples = told[0]["tokens"] if told else [[] for _ in range(run.wish["samples"])]
+    told = _replicas(run)
+    samples = merged(told)["tokens"] if told else [[] for _ in range(run.wish["samples"])]
     whole = [text([*prompt, *tokens], vocab) for tokens in samples]
     start = text(prompt, vocab)
     # A prompt may end inside a letter of several bytes: then the whole does not begin with it.
@@ -113,28 +123,30 @@ def texts(run: Run) -> list[Text]:
 
 def sentence(run: Run) -> str:
     """How far it is, and how fast: number first."""
-    told = ranks(run)
+    told = _replicas(run)
     if not told:
         return "No token is there yet."
-    done, wanted, samples = len(told[0]["tokens"][0]), run.wish["new"], len(told[0]["tokens"])
+    all_of_it, wanted, samples = merged(told), run.wish["new"], run.wish["samples"]
+    done = min(len(tokens) for tokens in all_of_it["tokens"])
     of = "" if done == wanted else f" of {wanted}"
     several = f" in each of {samples} texts" if samples > 1 else ""
-    out = f"{done}{of} token{'s' if wanted > 1 else ''}{several}: the first after {seconds_text(told[0]['prefill'])}"
-    if (speed := rate(told[0])) is not None:
+    out = f"{done}{of} token{'s' if wanted > 1 else ''}{several}: the first after {seconds_text(all_of_it['prefill'])}"
+    if (speed := rate(told)) is not None:
         out += f", then {seconds_text(speed[0])} each (median), {significant(speed[1])} tokens/s"
     return f"{out}."
 
 
 def figures(run: Run) -> list[tuple[str, str, str]]:
     """(title, value, note) of prefill, time a token, speed, caches, and memory."""
-    told, prompt = ranks(run), len(run.wish["prompt"])
-    first = told[0] if told else None
-    speed = rate(first) if first else None
-    caches = [rank["kv_bytes"] for rank in told]
+    told, prompt = _replicas(run), len(run.wish["prompt"])
+    first = merged(told) if told else None
+    speed = rate(told)
+    caches = [rank["kv_bytes"] for rank in ranks(run).values()]
+    over = f", over {len(told)} replicas" if len(told) > 1 else ""
     return [
         ("Prefill", seconds_text(first["prefill"]) if first else "–", f"{prompt} prompt token{'s' * (prompt > 1)}"),
         ("Time a token", seconds_text(speed[0]) if speed else "–", _spread(first)),
-        ("Speed", f"{significant(speed[1])} tokens/s" if speed else "–", f"{run.wish['samples']} at a time"),
+        ("Speed", f"{significant(speed[1])} tokens/s" if speed else "–", f"{run.wish['samples']} at a time{over}"),
         (
             "Keys and values",
             bytes_text(max(caches)) if caches else "–",
@@ -160,11 +172,11 @@ def _spread(first: Mapping[str, Any] | None) -> str:
 
 
 def told(run: Run) -> dict[str, Any] | None:
-    """For the API: of rank 0, with the texts; None where the run generates nothing, or has told nothing yet."""
-    if not run.wish or not (found := ranks(run)):
+    """For the API: of all replicas, with the texts; None where the run generates nothing, or has told nothing yet."""
+    if not run.wish or not (found := _replicas(run)):
         return None
-    whole = [sample.prompt + sample.made for sample in texts(run)]
-    return {**found[0], "kv_bytes": [rank["kv_bytes"] for rank in found], "texts": whole}
+    made = [sample.prompt + sample.made for sample in texts(run)]
+    return {**merged(found), "kv_bytes": [rank["kv_bytes"] for rank in ranks(run).values()], "texts": made}
 
 
 def summary(run: Run) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from parallel_core.analysis.quantities import bytes_text, seconds_text, significant
+from parallel_core.analysis.quantities import seconds_text, significant
+from parallel_core.layout import Layout
 
 
 class Generated(TypedDict):
@@ -39,22 +40,42 @@ def together(headers: Iterable[Mapping[str, Any]]) -> Generated | None:
     return found
 
 
-def rate(found: Mapping[str, Any]) -> tuple[float, float] | None:
-    """(median seconds a token, tokens/s of all samples); None before the second token."""
-    if not found["seconds"]:
+def replicas(ranks: Mapping[int, Mapping[str, Any]], layout: Layout) -> list[Mapping[str, Any]]:
+    """Of each replica what one of its ranks told, by replica; all of them told the same. Those that told nothing yet
+    are left out."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for rank in sorted(ranks):
+        found.setdefault(layout.coords(rank).replica, ranks[rank])
+    return [found[replica] for replica in sorted(found)]
+
+
+def merged(told: Sequence[Mapping[str, Any]]) -> Generated:
+    """Of all `replicas`: their texts one after the other, and what the slowest took for each token."""
+    return {
+        "tokens": [tokens for replica in told for tokens in replica["tokens"]],
+        "prefill": max(replica["prefill"] for replica in told),
+        "seconds": [max(each) for each in zip(*(replica["seconds"] for replica in told), strict=False)],
+        "kv_bytes": max(replica["kv_bytes"] for replica in told),
+    }
+
+
+def rate(told: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """(median seconds a token, tokens/s of all texts, summed over `replicas`); None before the second token."""
+    if not told or not all(replica["seconds"] for replica in told):
         return None
-    token = statistics.median(found["seconds"])
-    return token, len(found["tokens"]) / max(token, 1e-9)
+    medians = [statistics.median(replica["seconds"]) for replica in told]
+    speed = sum(len(replica["tokens"]) / max(token, 1e-9) for replica, token in zip(told, medians, strict=True))
+    return statistics.median(merged(told)["seconds"]), speed
 
 
-def timing(ranks: Sequence[Mapping[str, Any]], prompt: int) -> str:
+def timing(told: Sequence[Mapping[str, Any]], prompt: int) -> str:
     """Prefill of a prompt of so many tokens, time a token, and bytes of keys and values, in one line."""
-    first = ranks[0]
-    text = f"prefill of {prompt * len(first['tokens'])} tokens {seconds_text(first['prefill'])}"
-    if (speed := rate(first)) is not None:
-        text += f"; then {seconds_text(speed[0])} a token (median of {len(first['seconds'])}), "
+    all_of_it = merged(told)
+    text = f"prefill of {prompt * len(all_of_it['tokens'])} tokens {seconds_text(all_of_it['prefill'])}"
+    if (speed := rate(told)) is not None:
+        text += f"; then {seconds_text(speed[0])} a token (median of {len(all_of_it['seconds'])}), "
         text += f"{significant(speed[1])} tokens/s"
-    return f"{text}; keys and values {bytes_text(max(rank['kv_bytes'] for rank in ranks))} a rank"
+    return text
 
 
 def text(tokens: Sequence[int], vocab: int) -> str:

@@ -2,7 +2,8 @@
 
 The ranks of a tensor-parallel group each hold the cache of their own heads, gather the logits (one vector a sample),
 and draw the same token from the same numbers. Of a pipeline each stage holds the caches of its own layers; the last one
-sends the tokens to the others (`relay`), and one stage works at a time: more stages make room, not speed.
+sends the tokens to the others (`relay`), and one stage works at a time: more stages make room, not speed. Replicas
+share out the texts and never talk: a text is the same whoever generates it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.weights import WeightGradients
+from parallel_core.wish import texts_of
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,8 @@ TELL_S = 0.2
 
 @dataclass
 class Generated:
-    """`tokens` of each sample, without the prompt; seconds of the prefill and of each token behind the first."""
+    """`tokens` of each sample of this replica, without the prompt; seconds of the prefill and of each token behind the
+    first."""
 
     tokens: list[list[int]]
     prefill: float
@@ -69,7 +72,7 @@ class _Holds(NamedTuple):
 
 
 class Generator:
-    """What one rank has of a GPT, with the values of the checkpoint `path`. `spec` has dp = 1 and one stage a place.
+    """What one rank has of a GPT, with the values of the checkpoint `path`. `spec` has one stage a place.
 
     Raises CheckpointError where the checkpoint is damaged.
     """
@@ -78,6 +81,7 @@ class Generator:
         self.spec, self._device = spec, device
         layout, scope = Layout.of(spec), Scope(device.recorder(0, 0))
         place = layout.coords(rank)
+        self._replica = place.replica
         self._group = TensorGroup(place.tensor, spec.parallel.tp, groups.tensor, scope)
         self._relay = Relay(layout.pipeline_of(rank), place.place, groups, device)
         self.units = tuple(spec.model.units()[i] for i in layout.stage_units[place.place])
@@ -101,7 +105,7 @@ class Generator:
 
         `told` hears of each token as it comes.
         """
-        prompt = torch.tensor([wish["prompt"]] * wish["samples"], device=self._device.torch)
+        prompt = self._prompts(wish)
         self._begin(wish, prompt.shape[1] + wish["new"])
         turns = self._turns(prompt, wish)
         drawn, prefill = next(turns)
@@ -121,7 +125,7 @@ class Generator:
         values "activations"."""
         for core in self._cores:
             core.cache = None
-        prompt = torch.tensor([wish["prompt"]] * wish["samples"], device=self._device.torch)
+        prompt = self._prompts(wish)
         meter = MemoryMeter()
         meter.register(self.flat.values, "params")
         with meter.measure():
@@ -131,6 +135,13 @@ class Generator:
                 pass
         return meter
 
+    def _mine(self, wish: Wish) -> range:
+        """The texts of this replica."""
+        return texts_of(wish["samples"], self.spec.parallel.dp, self._replica)
+
+    def _prompts(self, wish: Wish) -> Tensor:
+        return torch.tensor([wish["prompt"]] * len(self._mine(wish)), device=self._device.torch)
+
     def _begin(self, wish: Wish, capacity: int) -> None:
         """Empty caches; none where the wish wants every token made from the whole text again."""
         outline = GptOutline(self.spec.model)
@@ -139,7 +150,7 @@ class Generator:
         for core in self._cores:
             core.cache = None
             if wish["cached"]:
-                core.cache = KvCache(wish["samples"], heads, capacity, outline.head_dim, **like)
+                core.cache = KvCache(len(self._mine(wish)), heads, capacity, outline.head_dim, **like)
 
     def _turns(self, text: Tensor, wish: Wish) -> Iterator[tuple[list[int], float]]:
         """(a token for each sample, seconds that it took), one after the other."""
@@ -186,7 +197,8 @@ class Generator:
             return likeliest
         logits = _likeliest(logits, wish.get("top_k", 0))
         key = np.array([wish["seed"], number], np.uint64)
-        at = torch.from_numpy(np.random.Generator(np.random.Philox(key=key)).random(len(logits)))[:, None]
+        every = np.random.Generator(np.random.Philox(key=key)).random(wish["samples"])
+        at = torch.from_numpy(every[self._mine(wish)])[:, None]
         sums = torch.softmax(logits.double().cpu() / wish["temperature"], -1).cumsum(-1)
         found: list[int] = torch.searchsorted(sums, at * sums[:, -1:], right=True).squeeze(1).tolist()
         return [min(token, logits.shape[1] - 1) for token in found]

@@ -15,13 +15,15 @@ from parallel_core.layout import Layout
 from parallel_core.outline.gpt import GptOutline, fused_attention
 from parallel_core.plan.peak import RankMemory, flat_bytes
 from parallel_core.spec import MAIN_BYTES, RunSpec
+from parallel_core.wish import texts_of
 
 _ID_BYTES = 8
 
 
 def by_place(spec: RunSpec, wish: Mapping[str, Any]) -> list[RankMemory]:
-    """Predicted peak of the first rank of each place of the pipeline: weights under `params`, keys and values under
-    `activations`, what a layer works with under `buffers`. `wish` is that of `parallel_core.wish`, of a GPT."""
+    """Predicted peak of the first rank of each place of the pipeline, whose replica has most texts: weights under
+    `params`, keys and values under `activations`, what a layer works with under `buffers`. `wish` is that of
+    `parallel_core.wish`, of a GPT."""
     layout, size = Layout.of(spec), spec.element_bytes
     found = []
     for place in range(layout.pp):
@@ -29,7 +31,7 @@ def by_place(spec: RunSpec, wish: Mapping[str, Any]) -> list[RankMemory]:
         layers = sum(name.endswith(".attn") for name in names)
         weights = flat_bytes(spec, place) // MAIN_BYTES[spec.train.precision] * size
         kept = layers * kept_elements(spec, wish) if wish["cached"] else 0
-        at_work = size * _at_work(spec, wish, names) + 2 * _ID_BYTES * wish["samples"] * len(wish["prompt"])
+        at_work = size * _at_work(spec, wish, names) + 2 * _ID_BYTES * _texts(spec, wish) * len(wish["prompt"])
         found.append(RankMemory(layout.rank(place), place, weights, 0, 0, size * kept, at_work))
     return found
 
@@ -37,16 +39,22 @@ def by_place(spec: RunSpec, wish: Mapping[str, Any]) -> list[RankMemory]:
 def kept_elements(spec: RunSpec, wish: Mapping[str, Any]) -> int:
     """Of keys and values of one attention layer on a rank."""
     outline = GptOutline(spec.model)
-    places = wish["samples"] * (len(wish["prompt"]) + wish["new"])
+    places = _texts(spec, wish) * (len(wish["prompt"]) + wish["new"])
     return 2 * places * outline.kv_heads * outline.head_dim // spec.parallel.tp
+
+
+def _texts(spec: RunSpec, wish: Mapping[str, Any]) -> int:
+    """Of the first replica, which has most."""
+    return len(texts_of(wish["samples"], spec.parallel.dp, 0))
 
 
 def _at_work(spec: RunSpec, wish: Mapping[str, Any], names: list[str]) -> int:
     """Elements beside weights and caches at the worst instant of a pass over `names`."""
     places = len(wish["prompt"]) + (0 if wish["cached"] else wish["new"] - 1)
-    rows = wish["samples"] * places
+    texts = _texts(spec, wish)
+    rows = texts * places
     of_kind = {"attn": _attention(spec, rows, places), "mlp": _mlp(spec, rows), "embed": 2 * rows * spec.model.hidden}
-    logits = 2 * wish["samples"] * spec.model.vocab + rows * spec.model.hidden
+    logits = 2 * texts * spec.model.vocab + rows * spec.model.hidden
     return max(of_kind.get(name.rpartition(".")[2], logits) for name in names)
 
 

@@ -21,7 +21,7 @@ from tests.dashboard.test_api import bearer
 
 pytestmark = pytest.mark.django_db
 FORM = {"step": "20", "prompt": "def ", "new": "8", "samples": "1", "temperature": "0", "top_k": "0"}
-FORM |= {"seed": "7", "tp": "1", "pp": "1"}
+FORM |= {"seed": "7", "tp": "1", "pp": "1", "dp": "1"}
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def made(client: Client, source: Run) -> Run:
     return Run.objects.latest("pk")
 
 
-def tell(attempt: Attempt, first: int, tokens: bytes, done: bool = False) -> None:
-    """One record, as rank 0 emits it."""
+def tell(attempt: Attempt, first: int, tokens: bytes, done: bool = False, rank: int = 0) -> None:
+    """One record, as the rank of a replica with one text emits it."""
     seconds = [0.002] * (len(tokens) - (first == 0))
-    header = {"kind": "generated", "rank": 0, "t": 1.0, "first": first, "tokens": [list(tokens)], "prefill": 0.01}
-    factory.feed(attempt, 0, encode({**header, "seconds": seconds, "kv_bytes": 4096}))
+    header = {"kind": "generated", "rank": rank, "t": 1.0, "first": first, "tokens": [list(tokens)], "prefill": 0.01}
+    factory.feed(attempt, rank, encode({**header, "seconds": seconds, "kv_bytes": 4096}))
     if done:
         factory.end(attempt.run, State.SUCCEEDED)
 
@@ -79,6 +79,23 @@ def test_its_page_shows_the_text_as_it_grows(client: Client, made: Run) -> None:
     for tab in ("ranks", "logs", "spec", "events", "timeline"):
         assert client.get(f"/runs/{made.pk}/?tab={tab}").status_code == 200
     assert client.get("/runs/").status_code == 200
+
+
+def test_replicas_share_the_texts_out(client: Client, source: Run) -> None:
+    """Texts of both stand one after the other, as far as the slower is; their tokens/s are summed."""
+    answer = client.post(f"/runs/{source.pk}/generate", FORM | {"samples": "2", "dp": "2"})
+    assert answer.status_code == 302, answer.content.decode()
+    run = Run.objects.latest("pk")
+    assert (run.devices, run.spec["parallel"]["dp"], run.wish["samples"]) == (2, 2, 2)
+    attempt = factory.start(run)
+    tell(attempt, 0, b"one", rank=1)
+    assert "No token is there yet." in client.get(f"/runs/{run.pk}/").content.decode()
+    tell(attempt, 0, b"zero(x)", rank=0)
+    page = client.get(f"/runs/{run.pk}/").content.decode()
+    assert page.index('<span class="prompt">def </span>zero(x)</pre>') < page.index("</span>one</pre>")
+    assert "3 of 8 tokens in each of 2 texts" in page and "1000 tokens/s" in page and "over 2 replicas" in page
+    again = client.get(f"/runs/{source.pk}/generate?like={run.pk}").content.decode()
+    assert re.search(r'name="dp" value="2"', again)
 
 
 def test_pages_that_show_steps_bear_a_run_without_any(client: Client, made: Run) -> None:
@@ -124,6 +141,8 @@ def test_a_cancelled_one_says_how_far_it_came(client: Client, made: Run) -> None
         ("pp", "x", "A whole number of stages from 1 to"),
         ("pp", "4", "needs 4 CPU devices on one host; the largest worker has 2."),
         ("pp", "99", "99 stages over"),
+        ("dp", "2", "ata=2 replicas share samples=1, and each needs a text; use data=1 or less, or more samples."),
+        ("dp", "x", "A whole number of replicas from 1 to"),
         ("step", "21", "Checkpoint must be 20; got 21."),
     ],
 )

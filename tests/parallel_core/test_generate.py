@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_core.analysis.generated import merged, rate, replicas
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.cli import main
@@ -21,6 +22,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe.records import FileSink
 from parallel_core.plan.generation import by_place
 from parallel_core.spec import RunSpec
+from parallel_core.wish import inference
 from tests.parallel_core import ranks
 
 SIZE = {"layers": 2, "hidden": 32, "heads": 4, "seq": 48, "vocab": 256}
@@ -98,7 +100,7 @@ def test_bytes_of_keys_and_values(tp: int, trained: dict[str, Path]) -> None:
         assert rank[0].prefill > 0
 
 
-@pytest.mark.parametrize("split", [{"tp": 2}, {"pp": 2}], ids=str)
+@pytest.mark.parametrize("split", [{"tp": 2}, {"pp": 2}, {"dp": 2}], ids=str)
 def test_memory_is_what_is_predicted(split: dict[str, Any], trained: dict[str, Path]) -> None:
     """Weights and caches to the byte; what a layer works with, and so the whole, nearly."""
     wish: Wish = {**WISH, "samples": 6}
@@ -163,6 +165,28 @@ def test_stages_give_the_text_of_one_device(
     assert [sum(rank[i].kv_bytes for rank in every) for i in range(3)] == [found.kv_bytes for found in alone]
 
 
+@pytest.mark.parametrize("switch", ["1", pytest.param("0", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("samples", "split"), [(3, {"dp": 2}), (4, {"dp": 2, "tp": 2}), (2, {"dp": 2, "pp": 2}), (5, {"dp": 3})], ids=str
+)
+def test_replicas_share_out_the_texts_of_one_device(
+    samples: int, split: dict[str, Any], switch: str, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other their texts are those of one device, drawn or likeliest; none has a cache for another's."""
+    monkeypatch.setenv(host_memory.SWITCH, switch)
+    wishes: list[Wish] = [{**WISH, "samples": samples, "temperature": heat} for heat in (0.0, 1.5)]
+    alone = generated(spec_of("llama"), trained["llama"], *wishes)[0]
+    spec = inference(spec_of("llama").model_dump(mode="json"), **{"tp": 1, **split})
+    ranks_told = generated(spec, trained["llama"], *wishes)
+    for i, wanted in enumerate(alone):
+        told = replicas({rank: vars(found[i]) for rank, found in enumerate(ranks_told)}, Layout.of(spec))
+        assert merged(told)["tokens"] == wanted.tokens
+        assert max(len(each["tokens"]) for each in told) - min(len(each["tokens"]) for each in told) < 2
+        assert sum(found[i].kv_bytes for found in ranks_told) == wanted.kv_bytes
+        speed = rate(told)
+        assert speed and speed[1] == pytest.approx(sum(rate([each])[1] for each in told))  # type: ignore[index]
+
+
 def test_logits_are_those_of_training(trained: dict[str, Path]) -> None:
     """Loss of a text by the generator's logits, place by place, and by the trainer's own forward."""
     spec = spec_of("llama")
@@ -192,6 +216,8 @@ def test_command_line(trained: dict[str, Path], capsys: pytest.CaptureFixture[st
     assert main(["generate", path, "--prompt", "def ", "--new", "8", "--tp", "2"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("def ") and out == two
+    assert main(["generate", path, "--prompt", "def ", "--new", "8", "--dp", "2", "--samples", "3"]) == 0
+    assert capsys.readouterr().out == 3 * out
     assert "prefill of 4 tokens" in err
     assert "(median of 7)" in err
     assert "keys and values 3 KiB a rank" in err
@@ -200,6 +226,10 @@ def test_command_line(trained: dict[str, Path], capsys: pytest.CaptureFixture[st
         (["--ids", "300"], "tokens 0 to 255"),
         (["--prompt", "a", "--new", "99"], "new can be at most 47"),
         (["--prompt", "a", "--tp", "3"], "tensor=3 does not divide"),
+        (
+            ["--prompt", "a", "--new", "9", "--dp", "2"],
+            "dp: data=2 replicas share samples=1, and each needs a text; use data=1 or",
+        ),
         (["--prompt", "a", "--pp", "9"], "pipeline=9 stages over 6 cuttable layers; use at most 6"),
     ):
         assert main(["generate", path, *wrong]) == 2
