@@ -17,7 +17,7 @@ from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.labels import covered
 from dashboard.charts.theme import Figure, var
-from dashboard.charts.updates import behind_the_norm
+from dashboard.charts.updates import of_one
 from parallel_core.analysis.quantities import bytes_text, significant
 from parallel_core.analysis.waits import Waited, origin
 from parallel_core.schedule.ir import COMPUTE, P2P, Kind
@@ -209,7 +209,7 @@ def _bars(
     parts, zero = [np.empty(0, BAR)], origin(spans)
     for rank, every in spans.items():
         chosen = slice(None) if window is None else inside(every, zero, window)
-        rows = (behind_the_norm(every) if len(spans) > 1 else every)[chosen]
+        rows = of_one(every, len(spans))[chosen]
         out = np.zeros(len(rows), BAR)
         out["kind"], out["micro_batch"], out["rank"] = rows["kind"], rows["micro_batch"], rank
         out["start"], out["end"] = (rows["start"] - zero) / 1e6, (rows["end"] - zero) / 1e6
@@ -285,7 +285,7 @@ def _table(runs: Sequence[tuple[str, Spans]], window: tuple[float, float] | None
     for label, spans in runs:
         zero = origin(spans)
         for rank, whole in sorted(spans.items()):
-            every = behind_the_norm(whole) if len(spans) > 1 else whole
+            every = of_one(whole, len(spans))
             rows = every if window is None else every[inside(every, zero, window)]
             busy = dict.fromkeys(_PHASES, 0)
             for kind in np.unique(rows["kind"]):

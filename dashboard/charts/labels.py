@@ -32,22 +32,22 @@ _SIDES = ("top right", "bottom right", "top left", "bottom left", "middle right"
 
 def placed(points: Sequence[tuple[float, float, str]], width: float, height: float) -> list[str]:
     """Where each name stands, one of Plotly's words a point. `points` = (x, y, name) in pixels, y downwards, of a
-    chart that is `width` x `height`. Where no side is free a name stands at the top right as any other."""
+    chart that is `width` x `height`. Where no side is free it is the one inside the chart that covers least."""
     dots = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y, _ in points]
     taken: list[Box] = []
     out = [_SIDES[0]] * len(points)
     for i in sorted(range(len(points)), key=lambda i: points[i][0]):
         others = [*dots[:i], *dots[i + 1 :], *taken]
         boxes = {side: _box(*points[i], side) for side in _SIDES}
-        free = (
-            side
-            for side, box in boxes.items()
-            if box.left >= 0 and box.right <= width and box.top >= -LINE and box.bottom <= height
-            if not any(map(box.meets, others))
-        )
-        out[i] = next(free, _SIDES[0])
+        inside = [side for side, box in boxes.items() if _inside(box, width, height)]
+        covers = {side: sum(map(boxes[side].meets, others)) for side in inside or _SIDES}
+        out[i] = min(covers, key=covers.__getitem__)
         taken.append(boxes[out[i]])
     return out
+
+
+def _inside(box: Box, width: float, height: float) -> bool:
+    return box.left >= 0 and box.right <= width and box.top >= -LINE and box.bottom <= height
 
 
 def _box(x: float, y: float, name: str, side: str) -> Box:

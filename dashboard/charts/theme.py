@@ -23,6 +23,7 @@ LEGEND = (
     ("communication", "communication"),
     ("optimizer", "optimizer"),
     ("idle", "idle (bubble)"),
+    ("other", "data, set-up and the rest"),
 )
 """(phase, word) of the one legend a page shows."""
 

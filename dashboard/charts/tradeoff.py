@@ -18,6 +18,8 @@ ROOM = 1.15
 """Of the greatest value, so that names have room beside the points."""
 WIDTH, HEIGHT = 1040.0, 290.0
 """Pixels between the axes of the chart where it is as wide as a page."""
+NARROW = 250.0
+"""The same width on a phone."""
 COLUMNS = ("run", "step", "worst-rank memory", "best trade")
 
 Point = tuple[Entry, float, float]
@@ -108,14 +110,15 @@ def _arrows(points: Sequence[Point]) -> dict[str, Any]:
 
 def _dots(points: Sequence[Point]) -> dict[str, Any]:
     colours = [line_of(e.family) for e, _, _ in points]
+    short = _labels(points)
     return {
         "type": "scatter",
         "mode": "markers+text",
         "x": [ms for _, ms, _ in points],
         "y": [mib for _, _, mib in points],
         "text": [theme.name(e.label) for e, _, _ in points],
-        "textposition": _places(points),
-        "meta": {"narrow": {"text": _labels(points), "textposition": "top right"}},
+        "textposition": _places(points, [e.label for e, _, _ in points], WIDTH),
+        "meta": {"narrow": {"text": short, "textposition": _places(points, short, NARROW)}},
         "textfont": {"size": 12, "color": var("ink")},
         "marker": {
             "size": 10,
@@ -129,12 +132,14 @@ def _dots(points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def _places(points: Sequence[Point]) -> list[str]:
-    """Where each name stands on a wide screen."""
+def _places(points: Sequence[Point], names: Sequence[str], width: float) -> list[str]:
+    """Where each name stands in a chart of that width, pixels."""
     widest = ROOM * max((p[1] for p in points), default=1) or 1
     highest = ROOM * max((p[2] for p in points), default=1) or 1
-    spots = [(WIDTH * x / widest, HEIGHT * (1 - y / highest), entry.label) for entry, x, y in points]
-    return placed(spots, WIDTH, HEIGHT)
+    spots = [
+        (width * x / widest, HEIGHT * (1 - y / highest), name) for (_, x, y), name in zip(points, names, strict=True)
+    ]
+    return placed(spots, width, HEIGHT)
 
 
 def _labels(points: Sequence[Point]) -> list[str]:

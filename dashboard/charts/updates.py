@@ -1,4 +1,4 @@
-"""Updates without the wait in them: the gradient norm of all ranks is taken inside the span of the optimizer."""
+"""Updates as they are drawn: the gradient norm of all ranks is taken inside the span of the optimizer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.schedule.ir import Kind
+
+
+def of_one(rows: NDArray[np.void], ranks: int) -> NDArray[np.void]:
+    """SPAN rows of one rank of `ranks` as they are drawn. On a single device the norm waits for nobody and sends
+    nothing: it is part of the update, as the breakdown counts it.
+    """
+    out = behind_the_norm(rows)
+    if ranks == 1 and (norms := out["kind"] == Kind.NORM).any():
+        out = out.copy()
+        out["kind"][norms] = Kind.OPT_STEP
+    return out
 
 
 def behind_the_norm(rows: NDArray[np.void]) -> NDArray[np.void]:

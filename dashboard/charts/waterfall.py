@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from dashboard.charts import theme
 from dashboard.charts.breakdown import PARTS, milliseconds
 from dashboard.charts.chart import Chart
@@ -9,6 +11,10 @@ from dashboard.charts.theme import var
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.quantities import significant
 from parallel_core.analysis.sentences import difference_sentence
+
+
+ROOM = 1.12
+"""Of the farthest bar's end, so that its number has room beside it."""
 
 
 def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Chart:
@@ -37,8 +43,9 @@ def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Ch
         "hovertemplate": "%{customdata}: %{text} ms<extra></extra>",
         "cliponaxis": False,
     }
+    farthest = max(accumulate(values[:-1])) or 1.0
     layout = theme.layout(
-        330, xaxis=theme.axis("ms", rangemode="tozero"), yaxis=theme.rows_axis(words), waterfallgap=0.3
+        330, xaxis=theme.axis("ms", range=[0, ROOM * farthest]), yaxis=theme.rows_axis(words), waterfallgap=0.3
     )
     rows = [[word, significant(milliseconds(a, f)), significant(milliseconds(b, f))] for word, f, _ in PARTS]
     rows.append(["step", significant(a.total / 1e6), significant(b.total / 1e6)])

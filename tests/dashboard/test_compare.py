@@ -40,6 +40,8 @@ def test_two_runs_get_a_waterfall_that_adds_up(reader: Client, alice: Any) -> No
     a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2})
     page = reader.get(f"/compare/?runs={a.pk},{b.pk}&baseline={a.pk}")
     trace = page.context["charts"]["waterfall"].figure["data"][0]
+    right = page.context["charts"]["waterfall"].figure["layout"]["xaxis"]["range"][1]
+    assert right > 1.1 * max(trace["x"][0], trace["x"][-1]), "the numbers beside the bars have room"
     assert sum(trace["x"][:-1]) == pytest.approx(trace["x"][-1])
     text = page.content.decode()
     assert "DP is 1.7" in text

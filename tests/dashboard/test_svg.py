@@ -100,6 +100,14 @@ def traced() -> dict[int, np.ndarray]:
     return {0: rows, 1: rows.copy()}
 
 
+def test_the_norm_of_a_single_device_is_part_of_its_update_and_no_communication(traced: dict[int, np.ndarray]) -> None:
+    table = gantt.chart([("", {0: traced[0]})], "t", "s")
+    busy = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (busy["communication, ms"], busy["optimizer, ms"]) == ("0", "0.05")
+    assert "communication" not in {trace["name"] for trace in table.figure["data"]}
+    assert traced[0]["kind"][3] == Kind.NORM, "the spans themselves stay as they were"
+
+
 def test_the_wait_for_the_norm_is_not_drawn_as_an_update(traced: dict[int, np.ndarray]) -> None:
     assert behind_the_norm(traced[1])["start"].tolist() == [0, 0, 90_000, 50_000]
     assert traced[1]["start"][2] == 50_000, "the spans themselves stay as they were"
