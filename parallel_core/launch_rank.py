@@ -9,17 +9,21 @@ import platform
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine.stop import Stopped
 from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED, StartOrder, Store
-from parallel_core.observe import progress
+from parallel_core.observe import host, progress
 from parallel_core.observe.records import FileSink, log_path
 from parallel_core.spec import RunSpec
+
+if TYPE_CHECKING:
+    from parallel_core.engine.distributed import Rendezvous
 
 _PEER_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl")
 
@@ -35,10 +39,20 @@ class Seat:
     store: Store
     listen_fd: int | None
     alone: bool  # all ranks of the run are on this host
+    sharing: int = 1  # ranks on the fullest GPU of this host
 
     @property
     def folder(self) -> Path:
         return Path(self.order["folder"])
+
+    def rendezvous(self) -> Rendezvous:
+        """Raises ValueError where ranks share a GPU and others are on another host: through NCCL or not is for all."""
+        from parallel_core.engine.distributed import Rendezvous
+
+        if self.sharing > 1 and not self.alone:
+            raise ValueError("ranks that share a GPU exchange through its host, so all ranks must be on that host.")
+        world, is_host = self.spec.parallel.world, self.listen_fd is not None
+        return Rendezvous(self.store["host"], self.store["port"], world, is_host, self.listen_fd, self.sharing)
 
     @property
     def saves(self) -> SaveOrder | None:
@@ -56,19 +70,12 @@ RunRank = Callable[[Seat, FileSink, progress.Progress], None]
 def engine() -> RunRank:
     """The engine as a RunRank; its imports happen here, in the fork server, so that no rank pays for them."""
     from parallel_core.engine import generate
-    from parallel_core.engine.distributed import Rendezvous
     from parallel_core.engine.trainer import run_rank
 
     platform.processor()  # starts a process the first time
 
     def run(seat: Seat, sink: FileSink, page: progress.Progress) -> None:
-        connect = Rendezvous(
-            host=seat.store["host"],
-            port=seat.store["port"],
-            world=seat.spec.parallel.world,
-            is_host=seat.listen_fd is not None,
-            listen_fd=seat.listen_fd,
-        )
+        connect = seat.rendezvous()
         wish, saves = seat.order.get("wish"), seat.saves
         if wish is not None and saves is not None and saves.resume is not None:
             generate.run_rank(seat.spec, seat.rank, sink, connect, page, saves.resume, wish)
@@ -83,7 +90,7 @@ def be_rank(seat: Seat, run_rank: RunRank) -> NoReturn:
     """Train, and leave with an exit code of `launch`. Never returns: exits without running the server's clean-up."""
     os.setsid()
     _log_to(log_path(seat.folder, seat.rank), keep=seat.listen_fd)
-    _take_place(seat)
+    seat = _take_place(seat)
     sink, page = FileSink(seat.folder, seat.rank), progress.Progress(seat.folder, seat.rank)
     code = 0
     try:
@@ -112,13 +119,14 @@ def _log_to(path: Path, keep: int | None) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 
 
-def _take_place(seat: Seat) -> None:
+def _take_place(seat: Seat) -> Seat:
     """Bind the rank to its device before torch looks at any. A CPU device is one core, one thread."""
     if seat.alone and sys.platform.startswith("linux"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     _prefer_as_victim()
     if seat.order["device_kind"] == "cuda":
-        os.environ["CUDA_VISIBLE_DEVICES"] = _visible(seat.device)
+        seat = replace(seat, sharing=max(Counter(map(visible, seat.order["devices"])).values()))
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible(seat.device)
     elif hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[seat.device % len(cores)]})
@@ -129,12 +137,14 @@ def _take_place(seat: Seat) -> None:
     if cap is not None and seat.order["device_kind"] == "cuda":
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
+    return seat
 
 
-def _visible(device: int) -> str:
-    """The name of our device-th CUDA device, where the host itself was given only some."""
-    given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return given[device] if device < len(given) else str(device)
+def visible(device: int) -> str:
+    """The name of our device-th CUDA device, where the host itself was given only some. More devices than GPUs share
+    them in turn, as CPU devices share cores."""
+    names = host.cuda_devices()
+    return names[device % len(names)] if names else str(device)
 
 
 def _prefer_as_victim() -> None:

@@ -16,8 +16,9 @@ from workers.contract import Device
 class Devices:
     """Reads the devices anew at each call of `read`; the choice between CUDA and CPU is made once."""
 
-    def __init__(self, cpu_devices: int | None = None) -> None:
-        self._nvml = _open_nvml()
+    def __init__(self, cpu_devices: int | None = None, gpu_shares: int = 1) -> None:
+        """`gpu_shares`: devices that each GPU counts as; as `launch_rank` does, they go round the GPUs in turn."""
+        self._nvml, self._shares = _open_nvml(), gpu_shares
         self._cores = sorted(os.sched_getaffinity(0))
         self._count = cpu_devices or len(self._cores)
         self._name = cpu_name()
@@ -31,24 +32,31 @@ class Devices:
         return self._read_cuda(self._nvml) if self._nvml else self._read_cpu()
 
     def _read_cuda(self, nvml: ModuleType) -> list[Device]:
-        found: list[Device] = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetName(handle)
-            load = 0.0
-            with contextlib.suppress(nvml.NVMLError):  # not every device (MIG, some drivers) tells its load
-                load = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-            found.append(
-                Device(
-                    index=index,
-                    kind="cuda",
-                    name=name if isinstance(name, str) else name.decode(),
-                    memory_total=int(memory.total),
-                    memory_used=int(memory.used),
-                    load=load,
-                )
-            )
-        return found
+        gpus = [self._gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        shares = range(self._shares)
+        return [self._share(gpu, share * len(gpus) + i, share) for share in shares for i, gpu in enumerate(gpus)]
+
+    def _gpu(self, nvml: ModuleType, index: int) -> Device:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetName(handle)
+        load = 0.0
+        with contextlib.suppress(nvml.NVMLError):  # not every device (MIG, some drivers) tells its load
+            load = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        return Device(
+            index=index,
+            kind="cuda",
+            name=name if isinstance(name, str) else name.decode(),
+            memory_total=int(memory.total),
+            memory_used=int(memory.used),
+            load=load,
+        )
+
+    def _share(self, gpu: Device, index: int, share: int) -> Device:
+        if self._shares == 1:
+            return gpu
+        total, used = gpu["memory_total"] // self._shares, gpu["memory_used"] // self._shares
+        name = f"{gpu['name']}, share {share + 1} of {self._shares}"
+        return {**gpu, "index": index, "name": name, "memory_total": total, "memory_used": used}
 
     def _read_cpu(self) -> list[Device]:
         """A CPU device is one core with its share of the host's memory. More devices than cores share cores."""

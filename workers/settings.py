@@ -39,6 +39,8 @@ class Settings:
     shared: Path
     """The yard's data folder: on one host with the web, uploaded corpora lie in it."""
     cpu_devices: int | None = None
+    gpu_shares: int = 1
+    """Devices that each GPU counts as. Ranks on one GPU exchange through the host: to try a split, not to time it."""
     no_progress_s: float = NO_PROGRESS_S
     save_s: float = SAVE_S
     """How long ranks may take to end their step and save it when the worker is asked to leave; then they are killed."""
@@ -54,13 +56,14 @@ class Settings:
         if not NAME_PATTERN.match(name):
             raise ValueError(f"worker name {name!r}: use letters, digits, '.', '_' and '-', at most 120.")
         shared = Path(env.get("TRAINYARD_HOME", str(ROOT / ".trainyard"))).resolve()
-        cpus = env.get("TRAINYARD_CPU_DEVICES")
+        cpus, shares = env.get("TRAINYARD_CPU_DEVICES"), env.get("TRAINYARD_GPU_SHARES", "1")
         return cls(
             name=name,
             redis_url=env.get("REDIS_URL", f"unix://{shared / 'redis.sock'}"),
             home=shared / "workers" / name,
             shared=shared,
             cpu_devices=_number("TRAINYARD_CPU_DEVICES", cpus, int) if cpus else None,
+            gpu_shares=_number("TRAINYARD_GPU_SHARES", shares, int),
             no_progress_s=_number("TRAINYARD_NO_PROGRESS_S", env.get("TRAINYARD_NO_PROGRESS_S", "60"), float),
             save_s=_number("TRAINYARD_SAVE_S", env.get("TRAINYARD_SAVE_S", str(SAVE_S)), float),
             url=env.get("TRAINYARD_URL", "").rstrip("/"),

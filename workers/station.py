@@ -39,7 +39,7 @@ class Station:
         self._leave_s = settings.save_s + SEND_S
         settings.home.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(settings)
-        devices = Devices(settings.cpu_devices)
+        devices = Devices(settings.cpu_devices, settings.gpu_shares)
         self.relay = Relay(Publisher(settings), self._ended_published)
         calibration = Calibration(settings.home, devices.kind)
         self.supervisor = Supervisor(settings, self.relay, devices.read, calibration)

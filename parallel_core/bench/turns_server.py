@@ -8,7 +8,7 @@ from pathlib import Path
 
 from parallel_core.bench import duel, limits, recompute
 from parallel_core.bench.turns import Contestant, take_turns
-from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
+from parallel_core.engine.distributed import Groups, connect, disconnect
 from parallel_core.launch_rank import Seat
 from parallel_core.launch_server import main
 from parallel_core.layout import Layout
@@ -29,9 +29,7 @@ def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
     """In the rank: set all contestants up in one process group, then take turns."""
     asked = json.loads((Path(seat.folder) / "field.json").read_text())
     made, meter = FIELDS[asked["kind"]]
-    store = seat.store
-    at = Rendezvous(store["host"], store["port"], seat.spec.parallel.world, seat.listen_fd is not None, seat.listen_fd)
-    groups = connect(at, seat.rank, Layout.of(seat.spec), "gloo")
+    groups = connect(seat.rendezvous(), seat.rank, Layout.of(seat.spec), "gloo")
     try:
         sink.emit("turns", **take_turns(made(asked["name"], seat, groups, page), asked["rounds"], meter))
     finally:

@@ -1,15 +1,20 @@
-"""Collectives and messages, whatever they go through: NCCL or gloo (torch.distributed), or shared memory."""
+"""Collectives and messages, whatever they go through: NCCL or gloo (torch.distributed), or shared memory.
+
+Works of a group end in the order in which they were begun.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
+from parallel_core.engine import staged
 from parallel_core.engine.host_group import HostGroup
 from parallel_core.engine.host_links import HostLinks
 from parallel_core.engine.host_table import HostTable
+from parallel_core.engine.staged import Work
 
 Group = dist.ProcessGroup | HostGroup | None
 """None is a group of one: nothing to communicate."""
@@ -19,12 +24,6 @@ TableGroup = Group | HostTable
 
 LinkGroup = dist.ProcessGroup | HostLinks | None
 """What messages of one kind go through."""
-
-
-class Work(Protocol):
-    """A collective or a message under way. Works of a group end in the order in which they were begun."""
-
-    def wait(self) -> Any: ...
 
 
 def size_of(group: dist.ProcessGroup | HostGroup) -> int:
@@ -37,30 +36,66 @@ def rank_in(group: dist.ProcessGroup | HostGroup) -> int:
 
 def all_reduce(tensor: Tensor, group: Group, op: Any = dist.ReduceOp.SUM) -> Work:
     """Begins the reduction of `tensor` (contiguous) over the group, in place."""
+    if not staged.is_staged(tensor, group):
+        return _all_reduce(tensor, group, op)
+    host = staged.out_of(tensor)
+    return staged.Staged(_all_reduce(host, group, op), host, tensor)
+
+
+def all_gather(out: Tensor, mine: Tensor, group: TableGroup) -> Work:
+    """Begins to bring everybody's `mine` into `out`, in the order of ranks; both flat."""
+    if not staged.is_staged(out, group):
+        return _all_gather(out, mine, group)
+    host = staged.room_for(out)
+    return staged.Staged(_all_gather(host, staged.out_of(mine), group), host, out)
+
+
+def reduce_scatter(out: Tensor, tensor: Tensor, group: Group) -> Work:
+    """Begins the sum of `tensor`, of which `out` gets this rank's part; both flat."""
+    if not staged.is_staged(out, group):
+        return _reduce_scatter(out, tensor, group)
+    host = staged.room_for(out)
+    return staged.Staged(_reduce_scatter(host, staged.out_of(tensor), group), host, out)
+
+
+def isend(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
+    """Begins to send `tensor` (contiguous) to a global rank."""
+    if not staged.is_staged(tensor, group):
+        return _isend(tensor, rank, group)
+    host = staged.out_of(tensor)
+    return staged.Staged(_isend(host, rank, group), host, None)
+
+
+def irecv(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
+    """Posts a receive from a global rank into `tensor`."""
+    if not staged.is_staged(tensor, group):
+        return _irecv(tensor, rank, group)
+    host = staged.room_for(tensor)
+    return staged.Staged(_irecv(host, rank, group), host, tensor)
+
+
+def _all_reduce(tensor: Tensor, group: Group, op: Any) -> Work:
     if isinstance(group, HostGroup):
         return group.all_reduce(tensor, op)
     work: Work = dist.all_reduce(tensor, op, group=group, async_op=True)
     return work
 
 
-def all_gather(out: Tensor, mine: Tensor, group: TableGroup) -> Work:
-    """Begins to bring everybody's `mine` into `out`, in the order of ranks; both flat."""
+def _all_gather(out: Tensor, mine: Tensor, group: TableGroup) -> Work:
     if isinstance(group, HostGroup | HostTable):
         return group.all_gather(out, mine)
     work: Work = dist.all_gather_single(out, mine, group=group, async_op=True)
     return work
 
 
-def reduce_scatter(out: Tensor, tensor: Tensor, group: Group) -> Work:
-    """Begins the sum of `tensor`, of which `out` gets this rank's part; both flat."""
+def _reduce_scatter(out: Tensor, tensor: Tensor, group: Group) -> Work:
     if isinstance(group, HostGroup):
         return group.reduce_scatter(out, tensor)
     work: Work = dist.reduce_scatter_single(out, tensor, group=group, async_op=True)
     return work
 
 
-def isend(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
-    """Begins to send `tensor` (contiguous) to a global rank."""
+def _isend(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
     if isinstance(group, HostLinks):
         return group.isend(tensor, rank)
     work = dist.isend(tensor, rank, group=group)
@@ -68,8 +103,7 @@ def isend(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
     return work
 
 
-def irecv(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
-    """Posts a receive from a global rank into `tensor`."""
+def _irecv(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
     if isinstance(group, HostLinks):
         return group.irecv(tensor, rank)
     work = dist.irecv(tensor, rank, group=group)

@@ -20,6 +20,8 @@ class Device(Protocol):
     torch: torch.device
     backend: str
     """Of torch.distributed."""
+    sharing: int
+    """Ranks of the run that are on this GPU, this one included; how many share a CPU core `Neighbours` tells."""
 
     @property
     def name(self) -> str: ...
@@ -44,6 +46,7 @@ class CpuDevice:
 
     kind: DeviceKind = "cpu"
     backend = "gloo"
+    sharing = 1
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -75,9 +78,10 @@ class CudaDevice:
     """The first visible CUDA device; the launcher shows each rank its own."""
 
     kind: DeviceKind = "cuda"
-    backend = "nccl"
 
-    def __init__(self) -> None:
+    def __init__(self, sharing: int = 1) -> None:
+        """Ranks that share it exchange through the host (`staged`)."""
+        self.sharing, self.backend = sharing, "gloo" if sharing > 1 else "nccl"
         self.torch = torch.device("cuda", 0)
         torch.cuda.set_device(self.torch)
 
@@ -111,6 +115,6 @@ def be_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def open_device(kind: DeviceKind) -> Device:
-    """The device of this process."""
-    return CudaDevice() if kind == "cuda" else CpuDevice()
+def open_device(kind: DeviceKind, sharing: int = 1) -> Device:
+    """The device of this process, which a GPU is to `sharing` ranks."""
+    return CudaDevice(sharing) if kind == "cuda" else CpuDevice()

@@ -8,9 +8,10 @@ from datetime import timedelta
 from functools import lru_cache
 from itertools import pairwise
 
+import torch
 import torch.distributed as dist
 
-from parallel_core.engine.collectives import Group, LinkGroup, TableGroup
+from parallel_core.engine.collectives import Group, LinkGroup, TableGroup, all_gather, all_reduce, irecv, isend
 from parallel_core.engine.host_group import open_group
 from parallel_core.engine.host_links import Kind, open_links
 from parallel_core.engine.host_table import open_table
@@ -32,6 +33,8 @@ class Rendezvous:
     world: int
     is_host: bool
     listen_fd: int | None = None
+    sharing: int = 1
+    """Ranks on one GPU; NCCL refuses several."""
 
     def open_store(self) -> dist.TCPStore:
         return dist.TCPStore(
@@ -72,7 +75,39 @@ def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tie
         return Groups()
     store = rendezvous.open_store()
     dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world, timeout=TIMEOUT)
-    return groups_of(rank, layout, store, tied)
+    groups = groups_of(rank, layout, store, tied)
+    if backend == "nccl":
+        meet(groups, rank, layout, torch.device("cuda", torch.cuda.current_device()))
+    return groups
+
+
+def meet(groups: Groups, rank: int, layout: Layout, device: torch.device) -> None:
+    """Uses every group once, and every pair of ranks that will send, in an order that all ranks share.
+
+    NCCL opens a communicator at its first use, in which the host waits for the other members. Within a step it would
+    wait there for a rank that waits for it: a receive is posted long before what its sender needs to get that far.
+    """
+    one, all_of = torch.zeros(1, device=device), torch.empty(layout.world, device=device)
+    for group in (groups.world, groups.tensor, groups.data, groups.tied):
+        if group is not None:
+            all_reduce(one, group).wait()
+    all_gather(all_of, one, groups.totals).wait()
+    for kind, link in sorted(groups.links.items()):
+        for giver, taker in pairs(rank, layout, kind[0]):
+            work = isend(one, taker, link) if giver == rank else irecv(one, giver, link)
+            work.wait()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def pairs(rank: int, layout: Layout, up: bool) -> list[tuple[int, int]]:
+    """(giver, taker), ascending, of `rank`'s messages to higher pipeline ranks, or to lower ones."""
+    here, found = layout.pipeline_rank(rank), set()
+    for other in layout.linked(layout.coords(rank).replica):
+        if other != here:
+            sent = {(rank, taker) for taker in layout.takers(rank, other)} if (other > here) == up else set()
+            found |= sent | ({(layout.giver(rank, other), rank)} if (other < here) == up else set())
+    return sorted(found)
 
 
 def groups_of(rank: int, layout: Layout, store: dist.Store, tied: bool = False) -> Groups:

@@ -240,7 +240,7 @@ def run_rank(
     spec: RunSpec, rank: int, sink: Sink, rendezvous: Rendezvous, progress: Progress, path: Path, wish: Wish
 ) -> None:
     """Generates on one rank and emits what came out; whoever started the rank reports what goes wrong."""
-    device = open_device(spec.train.device)
+    device = open_device(spec.train.device, rendezvous.sharing)
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend)
     try:

@@ -25,8 +25,11 @@ class Neighbours:
         self._others = None if core is None else CpuOthers(core, lambda: pids)
 
     def share(self) -> float | None:
-        """Mean over the run's devices, 0 .. 1; None where it cannot be told (a rank that is not bound to one core)."""
+        """Mean over the run's devices, 0 .. 1; None where it cannot be told (a rank with a GPU of its own, or that is
+        not bound to one core)."""
         mine = float("nan") if self._others is None else self._others.share()
+        if self._device.sharing > 1:
+            mine = 1 - 1 / self._device.sharing  # other ranks of this run, as good as others
         mean = self.total(mine) / self._world
         return None if mean != mean else mean
 

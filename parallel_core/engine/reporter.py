@@ -86,6 +86,7 @@ class Reporter:
             pid=os.getpid(),
             start_ticks=start_ticks(os.getpid()),
             device=self._device.name,
+            sharing=self._device.sharing,
             host=socket.gethostname(),
             stage=place.place,
             replica=place.replica,

@@ -191,7 +191,7 @@ def run_rank(
     spec = broken(spec)
     if spec.train.deterministic:
         be_deterministic()
-    device = open_device(spec.train.device)
+    device = open_device(spec.train.device, rendezvous.sharing)
     layout = Layout.of(spec)
     report = Reporter(spec, rank, sink, device, Asked(progress.folder))
     report.phase("building", 0)

@@ -35,6 +35,22 @@ def core_of(device: int) -> int:
     return usable[device % len(usable)]
 
 
+def cuda_devices() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES would call each GPU that this process may use: those that it was given, else all."""
+    given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if given:
+        return given
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+        return [str(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
+
+
 class CpuOthers:
     """The share (0..1) of one core's time that processes other than ours used.
 

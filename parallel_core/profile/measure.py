@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from parallel_core.local import LocalYard
+from parallel_core.observe import host
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
 from parallel_core.profile.order import Order
@@ -44,12 +44,7 @@ def tensor_widths(model: ModelSpec, most: int) -> tuple[int, ...]:
 
 def devices_of(kind: DeviceKind) -> int:
     """Devices of this host: cores that this process may use, or CUDA devices."""
-    if kind == "cpu":
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    import pynvml
-
-    pynvml.nvmlInit()
-    return int(pynvml.nvmlDeviceGetCount())
+    return len(host.cores() if kind == "cpu" else host.cuda_devices())
 
 
 def measure(

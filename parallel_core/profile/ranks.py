@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device, open_device
-from parallel_core.engine.distributed import Rendezvous, connect, disconnect, near_group
+from parallel_core.engine.distributed import connect, disconnect, near_group
 from parallel_core.launch_rank import Seat
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
@@ -32,9 +32,8 @@ LEAST_REPEATS, MOST_REPEATS = 3, 25
 def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
     """Measure as `order.json` in the folder says; the records of kind 'profile' hold what was found."""
     order = Order(**json.loads((seat.folder / "order.json").read_text()))
-    device, world = open_device(seat.spec.train.device), seat.spec.parallel.world
-    store = seat.store
-    at = Rendezvous(store["host"], store["port"], world, seat.listen_fd is not None, seat.listen_fd)
+    at = seat.rendezvous()
+    device = open_device(seat.spec.train.device, at.sharing)
     groups = connect(at, seat.rank, Layout.of(seat.spec), device.backend)
     try:
         _Rank(seat, sink, page, device, order, groups.store).measure()

@@ -18,7 +18,8 @@ def check(case: Case) -> Finding | None:
     return Finding(
         "disturbed",
         f"{percent_text(case.others)} of the devices' time went to other processes.",
-        "Measured over the timed steps, on the worst rank; rules that judge by times were not asked.",
+        "Measured over the timed steps, on the worst rank; on a GPU that ranks share, each other rank counts. "
+        "Rules that judge by times were not asked.",
         "Run it again while nothing else runs on these devices.",
         tab="ranks",
         urgent=True,

@@ -1,0 +1,66 @@
+"""The engine on CUDA. With fewer GPUs than ranks they share one and exchange through the host; else through NCCL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_core.local import LocalYard, Outcome
+from parallel_core.observe import host
+from parallel_core.spec import RunSpec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not host.cuda_devices(), reason="needs a GPU"),
+]
+MODEL = {"layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 128}
+SPLITS: dict[str, dict[str, Any]] = {
+    "DP": {"dp": 2},
+    "ZeRO-3": {"dp": 2, "zero": 3},
+    "TP": {"tp": 2},
+    "TP, sequence": {"tp": 2, "sequence": True},
+    "1F1B": {"pp": 2, "schedule": "1f1b", "micro_batches": 4},
+    "ZB-V": {"pp": 2, "schedule": "zb-v", "micro_batches": 4},
+    "stash": {"pp": 2, "schedule": "1f1b-stash", "micro_batches": 4},
+    "DP x PP, recomputed": {"dp": 2, "pp": 2, "schedule": "1f1b", "micro_batches": 2, "recompute": "full"},
+}
+
+
+def trained(folder: Path, split: dict[str, Any], **train: Any) -> Outcome:
+    train = {"global_batch": 8, "steps": 4, "precision": "fp64", "device": "cuda", **train}
+    model = {**MODEL, **train.pop("model", {})}
+    clip = "stage" if "stash" in split.get("schedule", "") else "global"
+    spec = RunSpec.model_validate({"model": model, "parallel": split, "train": {**train, "clip": clip}})
+    with LocalYard() as yard:
+        outcome = yard.run(spec, folder)
+    assert outcome.ok, outcome.failure()
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return trained(tmp_path_factory.mktemp("gpu") / "single", {})
+
+
+def test_one_gpu_trains_what_a_core_does(single: Outcome, tmp_path: Path) -> None:
+    core = trained(tmp_path / "cpu", {}, device="cpu")
+    assert single.series("loss")["value"] == pytest.approx(core.series("loss")["value"], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_every_split_trains_what_one_gpu_does(name: str, single: Outcome, tmp_path: Path) -> None:
+    done = trained(tmp_path / "run", SPLITS[name])
+    if name != "stash":  # whose updates are late
+        assert done.series("loss")["value"] == pytest.approx(single.series("loss")["value"], rel=1e-12)
+    ranks, gpus = len(done.frames), len(host.cuda_devices())
+    hello = done.last(0, "hello")
+    assert hello is not None and hello["sharing"] == -(-ranks // gpus)
+
+
+def test_the_meter_finds_what_the_allocator_does(tmp_path: Path) -> None:
+    wide = {"layers": 8, "hidden": 1024, "heads": 16, "seq": 512, "vocab": 8192}
+    done = trained(tmp_path / "run", {}, model=wide, precision="bf16", global_batch=8)
+    memory = done.last(0, "memory")
+    assert memory is not None and memory["peak_total"] == pytest.approx(memory["rss_delta"], rel=0.02)

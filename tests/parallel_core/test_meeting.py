@@ -1,0 +1,67 @@
+"""Before the first step every group and every pair of ranks is used once, as NCCL needs: nobody waits in a circle."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+
+from parallel_core.engine import host_memory
+from parallel_core.engine.distributed import Rendezvous, connect, disconnect, meet, pairs
+from parallel_core.layout import Layout
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import SENDS
+from parallel_core.schedule.stream import Windows
+from parallel_core.spec import RunSpec
+from tests.parallel_core.ranks import run
+from tests.parallel_core.strategies import run_specs
+
+SPLITS: dict[str, dict[str, Any]] = {
+    "line": {"pp": 3, "schedule": "1f1b", "micro_batches": 4},
+    "loop": {"pp": 3, "schedule": "interleaved", "chunks": 2, "micro_batches": 3},
+    "V of pairs": {"pp": 2, "dp": 2, "schedule": "zb-v", "micro_batches": 4},
+    "replicas in turn": {"pp": 2, "replicas": (2, 1), "schedule": "1f1b", "micro_batches": 4},
+    "one, then two tensor ranks": {"pp": 2, "widths": (1, 2), "schedule": "1f1b", "micro_batches": 4},
+    "box": {"pp": 2, "tp": 2, "schedule": "1f1b-stash", "micro_batches": 2},
+}
+
+
+def spec_of(split: dict[str, Any]) -> RunSpec:
+    model = {"layers": 6, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+    return RunSpec.model_validate({"model": model, "parallel": split, "train": {"global_batch": 24, "clip": "stage"}})
+
+
+def _meet(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> bool:
+    os.environ[host_memory.SWITCH] = "0"  # gloo's send is a rendezvous, as the opening of a communicator is
+    layout = Layout.of(spec)
+    groups = connect(meeting, rank, layout, "gloo")
+    try:
+        meet(groups, rank, layout, torch.device("cpu"))
+        return True
+    finally:
+        disconnect()
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_ranks_meet(name: str, tmp_path: Path) -> None:
+    spec = spec_of(SPLITS[name])
+    assert run(spec, _meet, tmp_path) == [True] * spec.parallel.world
+
+
+@given(run_specs(in_turn=True))
+def test_whoever_sends_has_met_who_takes(spec: RunSpec) -> None:
+    layout = Layout.of(spec)
+    met = {up: {rank: pairs(rank, layout, up) for rank in range(layout.world)} for up in (True, False)}
+    for found in met.values():
+        for rank, mine in found.items():
+            assert mine == sorted(mine)
+            assert all(rank in pair and pair in found[pair[0]] and pair in found[pair[1]] for pair in mine)
+    programs = build(spec).programs if spec.parallel.flushes else Windows(spec).window(0, 3).programs
+    for rank in range(layout.world):
+        here = layout.pipeline_rank(rank)
+        sent = {(op.peer, taker) for op in programs[here] if op.kind in SENDS for taker in layout.takers(rank, op.peer)}
+        assert all((rank, taker) in met[peer > here][rank] for peer, taker in sent)
