@@ -12,7 +12,6 @@ from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.quantities import significant
 from parallel_core.analysis.sentences import difference_sentence
 
-
 ROOM = 1.12
 """Of the farthest bar's end, so that its number has room beside it."""
 
