@@ -7,6 +7,7 @@
     alpa     plans of Alpa's two levels, with equal meshes and with others, against measured steps
     analysis accounts, critical path and plan of a traced step of a million spans
     whatif   schedules predicted from the traced steps of runs under other ones, against measured ones
+    mfu      the share of one device's peak that a GPT gets: on a GPU where there is one
     single   plain PyTorch on one device
     ddp      torch.nn.parallel.DistributedDataParallel on two
     fully_shard  torch.distributed.fsdp.fully_shard on two, against this engine's ZeRO-3
@@ -29,7 +30,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from parallel_core.bench import alpa, analysis, duel, limits, memory, predict, recompute, spans, start, whatif
+from parallel_core.bench import alpa, analysis, duel, limits, memory, mfu, predict, recompute, spans, start, whatif
 
 Bench = Callable[[int], dict[str, Any]]
 """Rounds -> results, JSON-able, with the printed line under `text`."""
@@ -42,6 +43,7 @@ BENCHES: dict[str, Bench] = {
     "alpa": alpa.run,
     "analysis": analysis.run,
     "whatif": whatif.run,
+    "mfu": mfu.run,
     **duel.benches(),
     "recompute": recompute.run,
     "limits": limits.run,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parallel_core import bench
-from parallel_core.bench import BENCHES, duel, limits, recompute
+from parallel_core.bench import BENCHES, duel, limits, mfu, recompute
 
 RELATIVE = 1e-6
 """Largest difference of the losses after the same steps in fp32."""
@@ -33,6 +33,14 @@ def test_recomputation_leaves_little_and_changes_nothing() -> None:
     found = recompute.run(1)
     assert 0 < found["16"]["share"] <= 0.15 and found["16"]["share"] < found["4"]["share"] <= 0.35
     assert all(found[depth]["loss_difference"] < RELATIVE * 10 for depth in ("4", "16"))
+
+
+@pytest.mark.full
+def test_the_share_of_the_peak_is_measured() -> None:
+    found = mfu.run(2)
+    assert 0 < found["mfu"] <= 1 and found["hfu"] == found["mfu"]  # nothing is recomputed
+    assert found["mfu"] == pytest.approx(found["tflops"] * 1e12 / found["peak"], rel=0.2)  # medians of each
+    assert mfu.spec_of(gpu=True, steps=2).train.precision == "bf16"
 
 
 @pytest.mark.full
