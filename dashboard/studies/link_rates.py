@@ -22,25 +22,26 @@ AMONG = {"stages": tuple(RECVS), "replicas": tuple(REPLICA_COLLECTIVES), "tensor
 
 
 class Rate(NamedTuple):
-    """Bytes a second of the fastest of `messages`, and its bytes."""
+    """Bytes a second of the fastest of `messages`, its bytes, and which of the given steps it is of."""
 
     per_s: float
     size: int
     messages: int
+    step: int = 0
 
 
 def rates(steps: Iterable[tuple[Spans, Layout]]) -> dict[str, Rate]:
     """For each key of AMONG that anything was sent between: the fastest of all `steps`."""
     taken: dict[str, list[NDArray[np.float64]]] = {}
-    for spans, layout in steps:
+    for i, (spans, layout) in enumerate(steps):
         for among, found in _moved(spans, layout):
-            taken.setdefault(among, []).append(found)
+            taken.setdefault(among, []).append(np.vstack([found, np.full(found.shape[1], i)]))
     out = {}
     for among in AMONG:
-        size, ns = np.concatenate([np.empty((2, 0)), *taken.get(among, [])], axis=1)
+        size, ns, of = np.concatenate([np.empty((3, 0)), *taken.get(among, [])], axis=1)
         if len(size):
             best = int((size / ns).argmax())
-            out[among] = Rate(float(size[best] / ns[best] * 1e9), int(size[best]), len(size))
+            out[among] = Rate(float(size[best] / ns[best] * 1e9), int(size[best]), len(size), int(of[best]))
     return out
 
 

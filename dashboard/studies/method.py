@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
+
+from django.urls import reverse
 
 from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
-from dashboard.runs.models import Attempt, RankInfo
+from dashboard.runs.models import Attempt, RankInfo, Run
+from dashboard.runs.page_tabs import TABS as RUN_TABS
 from dashboard.runs.traces import Trace
 from dashboard.studies.link_rates import Rate, rates
 from dashboard.studies.selectors import Overview, held_equal
@@ -22,7 +26,8 @@ from parallel_core.analysis.quantities import (
     plural_text,
     seconds_text,
 )
-from parallel_core.profile.table import CostTable, Link
+from parallel_core.profile.table import CostTable
+from parallel_core.profile.table import Link as Wire
 
 LINK_WORDS = {
     "all_reduce": "all-reduce",
@@ -36,27 +41,46 @@ _CORE = re.compile(r", core \d+$")
 """What tells the cores of one processor apart."""
 
 
+Link = tuple[str, str]
+"""(words, address on this yard)."""
+
+
 class Line(NamedTuple):
-    """What was held or measured, and how it was."""
+    """What was held or measured, how it was, and the pages that its numbers are from."""
 
     term: str
     text: str
+    links: Sequence[Link] = ()
 
 
 def of_overview(view: Overview, traced: Iterable[Trace]) -> list[Line]:
     """In the order of a paper's method section; what is not known says so. `traced` = steps of these runs."""
+    if not view.rows:
+        return []
     newest = _newest(view)
-    lines = [
-        Line("Hardware", _hardware(newest)),
-        Line("Links", _links(newest, traced)),
-        Line("Versions", _versions(newest)),
-        Line("Model and data", _data(view)),
-        Line("Seed", _shared([str(row.spec.train.seed) for row in view.rows])),
-        Line("Steps", _steps(view)),
-        Line("Repeats", _repeats(view)),
-        Line("Disturbance", _disturbance(view)),
+    standing = view.baseline or view.rows[0]
+    spec = [_to(standing.run, "spec")]
+    return [
+        Line("Hardware", *_hardware(newest)),
+        Line("Links", *_links(newest, list(traced))),
+        Line("Versions", *_versions(newest)),
+        Line("Model and data", _data(view), spec),
+        Line("Seed", _shared([str(row.spec.train.seed) for row in view.rows]), spec),
+        Line("Steps", _steps(view), [_to(row.run, "metrics") for row in view.rows if row.entry.result][:NAMED]),
+        Line("Repeats", _repeats(view), _listed(standing.run)),
+        Line("Disturbance", *_disturbance(view)),
     ]
-    return lines if view.rows else []
+
+
+def _to(run: Run, tab: str, step: int | None = None) -> Link:
+    """The tab of a run, and the traced step, that a number is from."""
+    at = "" if step is None else f"&step={step}"
+    where = RUN_TABS[tab] if step is None else f"{RUN_TABS[tab]} of step {step}"
+    return f"{where}, {run.label} (run {run.pk})", f"{reverse('runs:page', args=[run.pk])}?tab={tab}{at}#details"
+
+
+def _listed(run: Run) -> list[Link]:
+    return [("all of them", f"{reverse('runs:list')}?study={run.study_id}")] if run.study_id else []
 
 
 def _newest(view: Overview) -> list[Attempt]:
@@ -75,14 +99,18 @@ def _used(newest: Sequence[Attempt]) -> dict[str, set[tuple[str, int]]]:
     return used
 
 
-def _hardware(newest: Sequence[Attempt]) -> str:
+def _hardware(newest: Sequence[Attempt]) -> tuple[str, list[Link]]:
     used = _used(newest)
     hosts = Worker.objects.in_bulk(used, field_name="name")
     said = [_host(name, devices, hosts.get(name)) for name, devices in sorted(used.items())]
-    peaks = [run.summary.get("meters", {}).get("peak_flops_per_s") for run in (attempt.run for attempt in newest)]
-    best = max((peak / attempt.run.devices for peak, attempt in zip(peaks, newest, strict=True) if peak), default=None)
-    rate = f" A device reached {flops_text(best)} in large matrix products." if best else ""
-    return f"{'; '.join(said)}.{rate}" if said else "No run has been given devices yet."
+    if not said:
+        return "No run has been given devices yet.", []
+    peaks = ((run.summary.get("meters", {}).get("peak_flops_per_s"), run) for run in (one.run for one in newest))
+    best, run = max(((peak / run.devices, run) for peak, run in peaks if peak), default=(0, None), key=itemgetter(0))
+    hosts_said = f"{'; '.join(said)}."
+    if run is None:
+        return hosts_said, []
+    return f"{hosts_said} A device reached {flops_text(best)} in large matrix products.", [_to(run, "metrics")]
 
 
 def _host(name: str, used: set[tuple[str, int]], host: Worker | None) -> str:
@@ -96,39 +124,44 @@ def _host(name: str, used: set[tuple[str, int]], host: Worker | None) -> str:
     return f"{name}: {plural_text(len(used), 'device')} ({listed or 'not listed any more'}){memory}"
 
 
-def _links(newest: Sequence[Attempt], traced: Iterable[Trace]) -> str:
+def _links(newest: Sequence[Attempt], traced: Sequence[Trace]) -> tuple[str, list[Link]]:
     """From the worker's profile where there is one; else the least that the traced steps prove."""
     profile = Profile.objects.filter(worker__name__in=_used(newest), state=ProfileState.DONE).first()
     table = CostTable.model_validate(profile.table) if profile else None
     if profile and table and table.links:
         said = "; ".join(_link(link) for link in table.links)
-        return f"Profiled on {profile.worker.name}: {said}."
+        address = f"{reverse('ledger:partition')}?profile={profile.pk}"
+        return f"Profiled on {profile.worker.name}: {said}.", [("the profile", address)]
     best = rates((trace.spans, trace.layout) for trace in traced)
     if not best:
-        return "Not measured: no traced step sent anything, and the host was not profiled."
+        return "Not measured: no traced step sent anything, and the host was not profiled.", []
     said = ", ".join(_best(among, rate) for among, rate in best.items())
-    return (
+    text = (
         f"At least {said}. From the traced steps: a message counts from the start of its send to its arrival, a "
         f"collective from the last rank that came. Latency is in it. The host itself was not profiled."
     )
+    fastest = dict.fromkeys(rate.step for rate in best.values())
+    return text, [_to(traced[i].run, "timeline", traced[i].step) for i in fastest]
 
 
 def _best(among: str, rate: Rate) -> str:
     return f"{bytes_text(rate.per_s)}/s between {among} (best of {count_text(rate.messages)}, {bytes_text(rate.size)})"
 
 
-def _link(link: Link) -> str:
+def _link(link: Wire) -> str:
     alpha, beta = link.time.line
     rate = f" and {bytes_text(1 / beta)}/s" if beta else ""
     return f"{LINK_WORDS[link.what]} of {link.ranks}: {seconds_text(alpha)}{rate}"
 
 
-def _versions(newest: Sequence[Attempt]) -> str:
+def _versions(newest: Sequence[Attempt]) -> tuple[str, list[Link]]:
     hellos = RankInfo.objects.filter(attempt__in=[attempt.pk for attempt in newest]).values_list("hello", flat=True)
     torch = sorted({str(hello["torch"]) for hello in hellos if hello.get("torch")})
     yard = sorted(set(Worker.objects.filter(name__in=_used(newest)).values_list("version", flat=True)) - {""})
     said = [f"{name} {' and '.join(found)}" for name, found in (("Trainyard", yard), ("PyTorch", torch)) if found]
-    return f"{', '.join(said)}." if said else "Not told by the ranks."
+    if not said:
+        return "Not told by the ranks.", []
+    return f"{', '.join(said)}.", [_to(attempt.run, "ranks") for attempt in newest[:1]]
 
 
 def _data(view: Overview) -> str:
@@ -156,10 +189,11 @@ def _repeats(view: Overview) -> str:
     return f"Each setting ran {how}; {alone} of {len(view.rows)} runs had their host to themselves."
 
 
-def _disturbance(view: Overview) -> str:
-    known = [row.entry.others for row in view.rows if row.entry.others is not None]
+def _disturbance(view: Overview) -> tuple[str, list[Link]]:
+    known = [(row.entry.others, row.run) for row in view.rows if row.entry.others is not None]
     if not known:
-        return "Not measured."
-    noisy = sum(share > DISTURBED_ABOVE for share in known)
-    took = f"Other processes took at most {percent_text(max(known))} of the devices"
-    return f"{took}; {noisy} of {len(known)} runs count as disturbed."
+        return "Not measured.", []
+    noisy = sum(share > DISTURBED_ABOVE for share, _ in known)
+    most, run = max(known, key=itemgetter(0))
+    took = f"Other processes took at most {percent_text(most)} of the devices"
+    return f"{took}; {noisy} of {len(known)} runs count as disturbed.", [_to(run, "metrics")]

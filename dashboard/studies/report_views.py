@@ -59,10 +59,12 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
         "charts": charts,
         "hatches": svg.hatches(),
         "made_at": timezone.now(),
+        "kept": bool(request.GET.get("download")),
+        "origin": request.build_absolute_uri("/").removesuffix("/"),
         "address": request.build_absolute_uri(study_address(study, view)),
     }
     response = render(request, "studies/report.html", context)
-    if request.GET.get("download"):
+    if context["kept"]:
         response["Content-Disposition"] = f'attachment; filename="study-{study.pk}-report.html"'
     return response
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ def test_the_columns_of_the_table_are_the_whole_step() -> None:
 
 def test_method_says_what_the_runs_had(study: Study) -> None:
     view = overview(study.runs.all(), study.baseline)
-    said = dict(method.of_overview(view, written.steps_of(view).values()))
+    said = {line.term: line.text for line in method.of_overview(view, written.steps_of(view).values())}
     assert "yard-a: 2 devices (core 0, core 1), 4 GiB of memory each" in said["Hardware"]
     assert said["Links"].startswith("Not measured"), "the factory's messages have no bytes"
     assert said["Seed"] == "7."
@@ -84,7 +85,42 @@ def test_method_says_what_the_runs_had(study: Study) -> None:
     info = RankInfo.objects.filter(attempt__run__study=study).first()
     assert info is not None
     RankInfo.objects.filter(pk=info.pk).update(hello={**info.hello, "torch": "9.8.7"})
-    assert "PyTorch 9.8.7" in dict(method.of_overview(view, []))["Versions"]
+    assert "PyTorch 9.8.7" in {line.term: line.text for line in method.of_overview(view, [])}["Versions"]
+
+
+def test_every_number_of_the_method_leads_to_where_it_is_from(reader: Client, study: Study) -> None:
+    """Also from the file that is kept: whatever it links to is an address on the yard, whole, and there."""
+    for run in study.runs.all():
+        run.summary["meters"] = {"peak_flops_per_s": 1e10 * run.devices * run.pk}
+        run.save(update_fields=["summary"])
+    kept = reader.get(f"/studies/{study.pk}/report/?download=1").content.decode()
+    part = kept[kept.index('id="method"') : kept.index("</dl>")]
+    lines = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", part))
+    found = {term: [html.unescape(a) for a in re.findall(r'href="(.*?)"', text)] for term, text in lines.items()}
+    without = {term for term, addresses in found.items() if not addresses}
+    assert without == {"Links", "Versions"}, "the factory's messages have no bytes, its ranks told no version"
+    best = max(study.runs.all(), key=lambda run: run.pk)
+    assert found["Hardware"] == [f"http://testserver/runs/{best.pk}/?tab=metrics#details"]
+    base = study.baseline_id
+    assert found["Seed"] == found["Model and data"] == [f"http://testserver/runs/{base}/?tab=spec#details"]
+    every = [html.unescape(address) for address in re.findall(r'<a href="(.*?)"', kept)]
+    for address in dict.fromkeys(every):
+        assert address.startswith("http://testserver/"), address
+        assert reader.get(address.removeprefix("http://testserver").partition("#")[0]).status_code == 200
+
+
+def test_a_rate_of_a_link_leads_to_the_step_that_proves_it(study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    steps = list(written.steps_of(view).values())
+    at = next(i for i, step in enumerate(steps) if step.spec.parallel.pp > 1)
+    spans = {rank: rows.copy() for rank, rows in steps[at].spans.items()}
+    for rows in spans.values():
+        rows["bytes"] = 1000
+    step = steps[at] = replace(steps[at], spans=spans)
+    (line,) = [line for line in method.of_overview(view, steps) if line.term == "Links"]
+    assert line.text.startswith("At least ")
+    (link,) = line.links
+    assert link[1] == f"/runs/{step.run.pk}/?tab=timeline&step={step.step}#details"
 
 
 def test_a_link_is_at_least_as_fast_as_its_fastest_message() -> None:
