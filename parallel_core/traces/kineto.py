@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from parallel_core.analysis.gaps import LONGEST_NS
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P
 from parallel_core.observe.records import SPAN
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.traces import names
 from parallel_core.traces.collect import OPERATION, Collected
 from parallel_core.traces.nesting import NONE, innermost, outermost, parents
@@ -263,6 +263,9 @@ def _step(rows: NDArray[np.void], start: int, end: int, pause: int) -> NDArray[n
     keys = rows[["kind", "lane", "stage", "micro_batch"]]
     for key in np.unique(keys):
         mine = rows[keys == key]
+        if int(key["kind"]) in P2P:  # each is one message: how many there are is what tells of a pipeline
+            parts.append(mine)
+            continue
         first = np.concatenate([[True], _parted(rows, mine, pause if key["micro_batch"] >= 0 else JOIN_NS)])
         joined = mine[first]
         joined["end"] = np.maximum.reduceat(mine["end"], np.flatnonzero(first))

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parallel_core.schedule.ir import P2P, Kind
+from parallel_core.schedule.traits import TRAITS
 from parallel_core.traces.kineto import RankTrace
-from parallel_core.traces.unnamed import NotCounted, counted
+from parallel_core.traces.known_orders import ordered
+from parallel_core.traces.unnamed import NotCounted, Spans, counted, whole
 
 SKEW_NS = 500_000
 """Clocks that differ by less are left as they are."""
@@ -115,13 +118,14 @@ def _pipeline(out: Together) -> None:
 def _counted(out: Together) -> str:
     """Numbers stages and micro-batches of the steps whose messages tell of them; the note that says so, or why not."""
     steps = sorted(set.intersection(*(set(trace.steps) for trace in out.ranks.values())))
-    why, found = "no step is in all traces", set[tuple[int, int]]()
+    why, found, names = "no step is in all traces", set[tuple[int, int]](), set[str]()
     for step in steps:
         try:
-            made = counted({rank: trace.steps[step] for rank, trace in out.ranks.items()})
+            name, made = _told({rank: trace.steps[step] for rank, trace in out.ranks.items()})
         except NotCounted as error:
             why = str(error)
             continue
+        names |= {TRAITS[name].label} if name else set()
         for rank, rows in made.items():
             out.ranks[rank].steps[step] = rows
             out.ranks[rank].counted.append(step)
@@ -133,10 +137,32 @@ def _counted(out: Together) -> str:
         )
     stages, micro_batches = (max(pair[i] for pair in found) for i in range(2))
     some = len(next(iter(out.ranks.values())).counted)
+    if names:
+        return (
+            f"Likely: {stages} stages and {micro_batches} micro-batches, because in {some} of {len(steps)} steps the "
+            f"ranks did what {' or '.join(sorted(names))} does, in its order. Nothing names them."
+        )
     return (
         f"Likely: {stages} stages by who computes before anything arrives, {micro_batches} micro-batches by counting "
         f"messages, in {some} of {len(steps)} steps. Nothing names them."
     )
+
+
+def _told(spans: Spans) -> tuple[str, dict[int, NDArray[np.void]]]:
+    """The spans with stages and micro-batches, counted ('') or by the known order of this name; NotCounted if neither.
+
+    What stands against counting stands against everything where messages are missing.
+    """
+    try:
+        return "", counted(spans)
+    except NotCounted as error:
+        why = error
+    if not whole(spans):
+        raise why
+    try:
+        return ordered(spans)
+    except NotCounted as error:
+        raise NotCounted(f"{why}; {error}") from error
 
 
 def _few(numbers: Sequence[int]) -> str:

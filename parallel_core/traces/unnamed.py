@@ -10,6 +10,7 @@ of it must come out even, or nothing is said. Micro-batches are taken to go back
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +47,14 @@ def counted(spans: Spans) -> dict[int, NDArray[np.void]]:
     ends, micro_batches = _ends(spans)
     passes = {rank: _passes(rank, rows, micro_batches) for rank, rows in spans.items()}
     stages = _stages(spans, passes, ends)
+    _require_in_time(passes, stages)
     return {rank: _named(rows, passes[rank], stages[rank]) for rank, rows in spans.items()}
+
+
+def whole(spans: Spans) -> bool:
+    """Whether every one of several ranks both sends and receives, as often."""
+    counts = [[int(np.isin(rows["kind"], group).sum()) for group in (_SENDS, _RECVS)] for rows in spans.values()]
+    return len(spans) > 1 and all(sent == got > 0 for sent, got in counts)
 
 
 def _ends(spans: Spans) -> tuple[set[int], int]:
@@ -122,6 +130,22 @@ def _stages(spans: Spans, passes: Mapping[int, list[Pass]], ends: set[int]) -> d
     middle = sorted(set(spans) - ends, key=lambda rank: passes[rank][0].start)
     order = [*sorted(first), *middle, *sorted(ends - first)]
     return {rank: at // replicas for at, rank in enumerate(order)}
+
+
+def _require_in_time(passes: Mapping[int, list[Pass]], stages: Mapping[int, int]) -> None:
+    """Forwards go down the stages and backwards up: clocks may differ, but one shift must do for all micro-batches."""
+    if len(set(stages.values())) < len(stages):
+        return  # which replicas belong together is not known
+    ranks = sorted(stages, key=lambda rank: stages[rank])
+    for ahead, behind in pairwise(ranks):
+        down = max(a.end - b.start for a, b in zip(_of(passes[ahead], True), _of(passes[behind], True), strict=True))
+        up = min(a.start - b.end for a, b in zip(_of(passes[ahead], False), _of(passes[behind], False), strict=True))
+        if down > up:
+            raise NotCounted(f"rank {behind} would be ahead of rank {ahead} with some micro-batch")
+
+
+def _of(passes: list[Pass], forward: bool) -> list[Pass]:
+    return [one for one in passes if one.forward is forward]
 
 
 def _first_arrival(rows: NDArray[np.void]) -> int:
