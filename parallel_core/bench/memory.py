@@ -20,6 +20,8 @@ GPT: dict[str, Any] = {"layers": 4, "hidden": 64, "heads": 4, "seq": 64, "vocab"
 PLAIN = {**GPT, "attention": "plain"}
 LLAMA = {**GPT, "kv_heads": 2, "positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
 PIPE: dict[str, Any] = {"pp": 2, "micro_batches": 4}
+GNMT = {"kind": "gnmt", "layers": 2, "hidden": 64, "seq": 24, "vocab": 512}
+COLUMNS: dict[str, Any] = {"tp": 2, "tensor_split": "columns"}
 STAGED = {"clip": "stage"}
 
 Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -52,11 +54,27 @@ def cases() -> Iterator[Case]:
     yield {**GPT, "tied": True}, PIPE, {}
     yield {**GPT, "dropout": 0.1}, PIPE, {}
     yield LLAMA, {"tp": 2}, {}
+    yield from _cores()
+    for parallel in ({}, {"recompute": "full"}, {**PIPE, "recompute": "full"}, COLUMNS):
+        yield {**GPT, "dropout": 0.1}, parallel, {}
+    for model, recompute in ((GPT, "none"), (GPT, "full"), (PLAIN, "selective")):
+        yield model, {**COLUMNS, **PIPE, "recompute": recompute}, {}
+    for model in ({"kind": "vgg16", "width": 8}, {"kind": "resnet50", "width": 8}, GNMT):
+        yield model, {**PIPE, "schedule": "zb-h1"}, {}
     for parallel in ({}, PIPE, {**PIPE, "recompute": "full"}):
         for model in ({"kind": "vgg16", "width": 8}, {"kind": "resnet50", "width": 8}, {"kind": "mlp"}):
             yield model, parallel, {}
-        yield {"kind": "gnmt", "layers": 2, "hidden": 64, "seq": 24, "vocab": 512}, parallel, {}
+        yield GNMT, parallel, {}
     yield from ((GPT, {"dp": 2, **PIPE}, {}), (GPT, {"tp": 2, **PIPE}, {}), (GPT, {**PIPE, "pp": 4}, {}))
+
+
+def _cores() -> Iterator[Case]:
+    """Attention with shared keys and turned positions, fused and plain."""
+    for more in ({"kv_heads": 2}, {"kv_heads": 1}, {"positions": "rope"}):
+        for parallel in ({}, PIPE, {**PIPE, "schedule": "zb-h1"}):
+            yield {**GPT, **more}, parallel, {}
+            yield {**PLAIN, **more}, parallel, {}
+    yield {**GPT, "kv_heads": 2}, {"tp": 2, "sequence": True}, {}
 
 
 def spec_of(case: Case) -> RunSpec:

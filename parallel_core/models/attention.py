@@ -47,9 +47,10 @@ class Core(nn.Module):
         """The same, always with autograd's graph."""
         batch, seq, _ = qkv.shape
         q, k, v = self._heads(qkv)
-        if self.rope:
-            cos, sin = self._turns(seq, qkv)
+        if self.rope:  # before heads and places change places: a fused kernel's output lies as its queries do
+            cos, sin = (turn[:, None] for turn in self._turns(seq, qkv))
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         if self.cache is not None:
             k, v = self.cache.extend(k, v)
         if self.plain:
@@ -66,15 +67,14 @@ class Core(nn.Module):
         return cos[first : first + seq], sin[first : first + seq]
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (batch, heads, seq, dim), keys and values (batch, kv heads, seq, dim)."""
+        """Queries (batch, seq, heads, dim), keys and values (batch, seq, kv heads, dim)."""
         batch, seq, _ = qkv.shape
         groups = qkv.view(batch, seq, -1, self.group + 2, self.head_dim)
         if self.group == 1:
             q, k, v = groups.unbind(3)  # backward stacks them in place: no copy
-        else:
-            queries, k, v = groups.split([self.group, 1, 1], 3)
-            q, k, v = queries.flatten(2, 3), k.squeeze(3), v.squeeze(3)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            return q, k, v
+        queries, k, v = groups.split([self.group, 1, 1], 3)
+        return queries.flatten(2, 3), k.squeeze(3), v.squeeze(3)
 
     def _plain(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q k^T / sqrt(dim) + causal mask) v (Vaswani et al. 2017, equation 1)."""
@@ -120,6 +120,6 @@ def rotary(seq: int, dim: int, base: float, dtype: torch.dtype, device: torch.de
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + dim / 2) of (..., seq, dim): Llama's order of dimensions."""
+    """Turn the pairs (i, i + dim / 2) of (..., dim): Llama's order of dimensions."""
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)

@@ -41,6 +41,8 @@ class UnitCost:
     """Makes the loss."""
     let_go: int = 0
     """How much less than it saved W needs: with gathered columns, gradients are the own columns of an output."""
+    aside: int = 0
+    """What of it no linear layer needs, and W therefore not: an attention core; all of an LSTM or a convolution."""
     core: int = 0
     """What it lets go after the forward and makes again just before its backward (selective recomputation)."""
 
@@ -48,7 +50,7 @@ class UnitCost:
     def weights(self) -> int:
         """What W needs of it once B is done: about what it saved, inputs of linear layers and gradients as large as
         their outputs. A layer that makes the loss has no gradient of an output to keep."""
-        return self.inner + self.gathered - self.let_go + (0 if self.ends else self.boundary)
+        return self.inner - self.aside + self.gathered - self.let_go + (0 if self.ends else self.boundary)
 
     @property
     def flat(self) -> int:

@@ -84,7 +84,7 @@ class GnmtOutline(Outline):
         for i in range(2 * self.model.layers):
             entering = spec.micro_batch_size * prod(self.boundaries()[i + 1])
             costs.append(self._layer(spec, i, entering))
-        head = UnitCost((vocab * h, vocab), 2 * rows * h, logits + rows * h, 3 * rows * h)
+        head = UnitCost((vocab * h, vocab), 2 * rows * h, logits + rows * h, 3 * rows * h, aside=rows * h)
         return [*costs, head]
 
     def _layer(self, spec: RunSpec, i: int, entering: int) -> UnitCost:
@@ -95,11 +95,12 @@ class GnmtOutline(Outline):
         inputs = 2 * h if i > count else h
         lstm = (GATES * width * inputs, GATES * width * width, GATES * width, GATES * width) * ways
         parameters = lstm
-        inner = rows * _kept(spec, inputs, width, ways)
+        inner, passing = rows * _kept(spec, inputs, width, ways), rows * h * (GATES + 2) + sum(lstm)
+        linear = 0
         if i == count:
             parameters = (self.model.vocab * h, *lstm, h * h, h)
-            inner += rows * (3 * h + 2 * s)
-        return UnitCost(parameters, entering, inner, rows * h * (GATES + 2) + sum(lstm))
+            inner, linear = inner + rows * (3 * h + 2 * s), 2 * rows * h  # the queries' layer
+        return UnitCost(parameters, entering, inner, passing, aside=entering + inner - linear)
 
 
 def _kept(spec: RunSpec, inputs: int, width: int, ways: int) -> int:

@@ -6,7 +6,9 @@ group of t shares the heads and the MLP's columns, and with sequence parallelism
 b samples, s positions, width h, a heads of d = h/a, k heads of keys and values, MLP width f, V tokens:
 
     attention   input bsh, norm bsh + 2bs, queries, keys and values bs(a + 2k)d/t, their mix bsh/t, log-sum-exp abs/t;
-                rotary positions add turned queries and keys bs(a + k)d/t, shared keys and values their copies
+                rotary positions add turned queries and keys bs(a + k)d/t, without them several shared keys a copy of
+                the queries bsh/t; with the s x s matrix abs^2/t in place of the log-sum-exp, queries, keys and values
+                are copies for the products, 3bsh/t in all
     MLP         input bsh, norm bsh + 2bs, before and behind GELU bsf/t each; SwiGLU gate, up, SiLU and product
     head        input bsh, norm bsh + 2bs, log-probabilities bsV/t
 
@@ -171,7 +173,7 @@ class GptOutline(Outline):
         blocks = [whole, mlp] * self.model.layers
         if spec.parallel.recompute == "selective":
             core, chosen = self._core(spec), recomputed(spec.parallel, self.units())
-            rebuilt = replace(whole, inner=whole.inner - core, core=core)
+            rebuilt = replace(whole, inner=whole.inner - core, core=self._again(spec), aside=0)
             blocks[::2] = [rebuilt if f"block.{i}" in chosen else whole for i in range(self.model.layers)]
         return [self._embed(spec), *blocks, self._head(spec)]
 
@@ -203,9 +205,8 @@ class GptOutline(Outline):
         return UnitCost(self._parameters(spec, 0), 0, 0, out + table)
 
     def _attention(self, spec: RunSpec) -> UnitCost:
-        model, t, bsh = self.model, spec.parallel.tp, self._bsh(spec)
-        qkv = spec.micro_batch_size * model.seq * self._qkv // t
-        in_core = bsh + qkv + bsh // t + (0 if fused_attention(spec) else 2 * self._matrix(spec))
+        model, t, bsh, qkv = self.model, spec.parallel.tp, self._bsh(spec), self._in_rows(spec)
+        in_core = bsh + self._in_core_backward(spec)
         gathered = gathers_columns(spec)
         return UnitCost(
             parameters=self._parameters(spec, 1),
@@ -214,23 +215,48 @@ class GptOutline(Outline):
             passing=max(in_core - bsh, self._in_second(spec, model.hidden)) if gathered else in_core,
             gathered=2 * self._foreign(spec),
             let_go=bsh if gathered else 0,
+            aside=self._core(spec),
         )
+
+    def _in_core_backward(self, spec: RunSpec) -> int:
+        """Passes in the core's backward. Fused: gradients of its mix and of what it is made of. Plain: those of the
+        probabilities and of what they were made of, and of values, which are let go with the mix by then; where the
+        core is made again, its mix and that one's gradient are held."""
+        heads = self._bsh(spec) // spec.parallel.tp
+        if fused_attention(spec):
+            return self._in_rows(spec) + heads
+        return 2 * self._matrix(spec) + (heads if spec.parallel.recompute == "selective" else -heads)
 
     def _in_second(self, spec: RunSpec, inputs: int) -> int:
         """Passes in the backward of a gathering linear layer beside the gradient of its output: its own columns of
         that, a part of the gradient of all its `inputs`, and the sum of its own ones."""
         t, bsh = spec.parallel.tp, self._bsh(spec)
         made = spec.micro_batch_size * self.model.seq * inputs
-        return bsh // t + made + made // t + _apart(spec, self.model.hidden * inputs // t)
+        return bsh // t + made + made // t + _apart(spec, self.model.hidden * inputs // t) + self._masked(spec)
+
+    def _masked(self, spec: RunSpec) -> int:
+        """The gradient behind a dropout, beside the one before it, which goes round the layer."""
+        return self._entering(spec) if self.model.dropout else 0
 
     def _core(self, spec: RunSpec) -> int:
-        """What the core of attention keeps: all that is made of queries, keys and values but the mix itself."""
-        model, t, rows = self.model, spec.parallel.tp, spec.micro_batch_size * self.model.seq
-        heads, keys = self._bsh(spec) // t, rows * self.kv_heads * self.head_dim // t
-        turned = heads + keys if model.positions == "rope" else 0
-        copied = 2 * heads if self.kv_heads < model.heads else 0
-        mixed = heads if gathers_columns(spec) and fused_attention(spec) else 0  # else the second layer's own input
-        return turned + copied + mixed + self._matrix(spec)
+        """What the core of attention keeps beyond queries, keys and values as they came, but the mix itself. The plain
+        core lets go of those: it keeps the copies that its products are made of."""
+        return self._again(spec) - (0 if fused_attention(spec) else self._in_rows(spec))
+
+    def _again(self, spec: RunSpec) -> int:
+        """What it makes of them: copies, the turned ones, probabilities or log-sum-exp."""
+        heads, keys = self._bsh(spec) // spec.parallel.tp, self.kv_heads // spec.parallel.tp
+        if not fused_attention(spec):
+            return 3 * heads + self._matrix(spec)
+        mixed = heads if gathers_columns(spec) else 0  # else it is the second layer's own input
+        if self.model.positions == "rope":
+            return heads + heads * self.kv_heads // self.model.heads + mixed + self._matrix(spec)
+        gathered = heads if 1 < keys < self.model.heads // spec.parallel.tp else 0  # of one group they lie in a row
+        return gathered + mixed + self._matrix(spec)
+
+    def _in_rows(self, spec: RunSpec) -> int:
+        """Queries, keys and values as the first linear layer makes them."""
+        return spec.micro_batch_size * self.model.seq * self._qkv // spec.parallel.tp
 
     def _matrix(self, spec: RunSpec) -> int:
         """Probabilities, or in their place one log-sum-exp a query."""
@@ -245,6 +271,8 @@ class GptOutline(Outline):
         if gathered:
             kept += rows * (self.ffn - f)
             passing = max(passing - rows * self.ffn, self._in_second(spec, self.ffn))
+        else:
+            passing += self._masked(spec)
         return UnitCost(
             parameters=self._parameters(spec, 2),
             boundary=self._entering(spec),

@@ -106,7 +106,8 @@ class ResNet50Outline(ConvolutionOutline):
         """Convolution, norm and ReLU at half the side, then a maximum that keeps where it came from."""
         w, index = self.model.width, INDEX_BYTES // spec.element_bytes
         out = spec.micro_batch_size * w * (self.side // 2) ** 2
-        return UnitCost((STEM_KERNEL * w, w, w), 0, 2 * out + index * out // 4, 2 * out + STEM_KERNEL * w)
+        inner = 2 * out + index * out // 4
+        return UnitCost((STEM_KERNEL * w, w, w), 0, inner, 2 * out + STEM_KERNEL * w, aside=inner)
 
     def _cost(self, spec: RunSpec, unit: int, block: Bottleneck) -> UnitCost:
         """Every convolution's output is kept by its norm, and what ReLU makes of the first two by the next one."""
@@ -114,4 +115,5 @@ class ResNet50Outline(ConvolutionOutline):
         out = rows * block.outputs * after
         inner = 2 * rows * block.inner * (before + after) + out * (2 if block.projected else 1)
         sizes = [s for pair in zip(block.weights, block.channels, strict=True) for s in (pair[0], pair[1], pair[1])]
-        return UnitCost(tuple(sizes), self.elements(spec, unit), inner, 3 * out + max(block.weights))
+        entering, passing = self.elements(spec, unit), 3 * out + max(block.weights)
+        return UnitCost(tuple(sizes), entering, inner, passing, aside=entering + inner)

@@ -77,7 +77,9 @@ class Vgg16Outline(ConvolutionOutline):
         for i, conv in enumerate(self.convolutions()):
             out, weight = rows * conv.outputs * conv.side**2, KERNEL * conv.inputs * conv.outputs
             inner = out + index * out // 4 if conv.pooled else 0
-            costs.append(UnitCost((weight, conv.outputs), self.elements(spec, i), inner, 2 * out + weight))
+            entering = self.elements(spec, i)
+            sizes, aside = (weight, conv.outputs), entering + inner
+            costs.append(UnitCost(sizes, entering, inner, 2 * out + weight, aside=aside))
         kept = rows * self.dense if self.model.dropout else 0
         for columns in (self.flat, self.dense):
             weight = columns * self.dense

@@ -104,9 +104,9 @@ class _Segment:
             before += unit.boundary + unit.inner
             behind -= unit.weights
             last = i == len(self.units) - 1
-            own = bool(unit.let_go)  # W keeps the own columns of a gradient that passes whole
+            own = bool(unit.let_go or not unit.weights)  # a gradient that passes whole, of which W keeps part at most
             gradient = 0 if last or (split and not own) else self.units[i + 1].boundary + output
-            gradient += output if last and (unit.gathered or own) else 0  # of its rows, beside what it gathers
+            gradient += output if last and (unit.gathered or unit.let_go) else 0  # of its rows, beside what it gathers
             kept = before + unit.core + output + split * behind
             passing, params = unit.passing + gradient + split * unit.put_off, self.params[i]
             instants.append(Live(kept, passing, self.resting if split else self.grads[i], params))

@@ -72,6 +72,8 @@ def test_prediction_is_within_three_percent(
         ({**COLUMNS, "micro_batches": 2, "recompute": "full"}, "fused"),
         ({**COLUMNS, "recompute": "selective"}, "plain"),
         ({**COLUMNS, **PIPELINE, "schedule": "zb-h1"}, "fused"),
+        ({**COLUMNS, **PIPELINE, "recompute": "full"}, "fused"),
+        ({**COLUMNS, **PIPELINE, "recompute": "selective"}, "plain"),
     ],
 )
 def test_prediction_holds_for_what_is_not_kept_whole(
@@ -83,6 +85,41 @@ def test_prediction_holds_for_what_is_not_kept_whole(
 @pytest.mark.parametrize("split", [{"tp": 2}, {**PIPELINE, "recompute": "full"}, {"tp": 2, "recompute": "selective"}])
 def test_prediction_holds_for_a_llama(yard: LocalYard, tmp_path: Path, split: dict[str, Any]) -> None:
     _assert_predicted(yard, tmp_path, LLAMA, split, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("more", "split"),
+    [
+        ({"kv_heads": 2}, {}),
+        ({"kv_heads": 2}, {"tp": 2, "sequence": True}),
+        ({"kv_heads": 1}, {**PIPELINE}),
+        ({"kv_heads": 1, "attention": "plain"}, {}),
+        ({"kv_heads": 2, "attention": "plain"}, {"recompute": "selective"}),
+        ({"positions": "rope"}, {}),
+        ({"positions": "rope", "attention": "plain"}, {**PIPELINE}),
+        ({"dropout": 0.1}, {"recompute": "full"}),
+        ({"dropout": 0.1}, {**PIPELINE, "recompute": "full"}),
+        ({"dropout": 0.1}, COLUMNS),
+    ],
+)
+def test_prediction_holds_for_shared_keys_positions_and_dropout(
+    yard: LocalYard, tmp_path: Path, more: dict[str, Any], split: dict[str, Any]
+) -> None:
+    _assert_predicted(yard, tmp_path, {**GPT, "layers": 4, **more}, split, "fp32")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"kind": "gnmt", "layers": 2, "hidden": 64, "seq": 24, "vocab": 512},
+        {"kind": "vgg16", "width": 8},
+        {"kind": "resnet50", "width": 8},
+    ],
+)
+def test_prediction_holds_where_backward_is_split_and_layers_are_not_linear(
+    yard: LocalYard, tmp_path: Path, model: dict[str, Any]
+) -> None:
+    _assert_predicted(yard, tmp_path, model, {**PIPELINE, "schedule": "zb-h1"}, "fp32")
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
