@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,12 @@ import compose_spec
 import pytest
 import yaml
 
-from tests.compose_process import interpolate
+from tests.compose_process import VARIABLE, interpolate
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
+FLEET = (ROOT / "docker-compose.fleet.yml").read_text()
+GUIDE = (ROOT / "docs" / "deploy.md").read_text()
 SECRETS = {"SECRET_KEY", "POSTGRES_PASSWORD", "REDIS_PASSWORD", "ADMIN_PASSWORD", "WORKER_TOKEN"}
 
 
@@ -70,3 +73,32 @@ def test_settings_refuse_a_default_secret_without_debug() -> None:
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "SECRET_KEY is not set" in done.stderr
+
+
+@pytest.mark.parametrize("names", ["", "yard.example.org"])
+def test_the_health_check_and_the_workers_are_let_in_whatever_people_type(names: str) -> None:
+    text = interpolate(COMPOSE, dict.fromkeys(SECRETS, "secret") | {"ALLOWED_HOSTS": names})
+    env = yaml.safe_load(text)["services"]["web"]["environment"]
+    hosts = env["ALLOWED_HOSTS"].split(",")
+    assert {"127.0.0.1", "web", names or "localhost"} == set(hosts)
+
+
+def test_the_fleet_file_opens_redis_by_tls_alone() -> None:
+    parse(interpolate(FLEET, {})).validate()
+    redis = yaml.safe_load(interpolate(FLEET, {}))["services"]["redis"]
+    assert redis["ports"] == ["6380:6380"]
+    plain, fleet = (yaml.safe_load(interpolate(text, dict.fromkeys(SECRETS, "secret"))) for text in (COMPOSE, FLEET))
+    before, after = (" ".join(file["services"]["redis"]["command"]) for file in (plain, fleet))
+    assert after.startswith(before), "the same server, with a door more"
+    assert "--tls-port 6380" in after
+
+
+def test_every_variable_of_the_guide_is_read_and_every_one_that_is_read_is_in_it() -> None:
+    read = VARIABLE.findall(COMPOSE + FLEET)
+    told = set(re.findall(r"`([A-Z][A-Z_]+)`", GUIDE)) | set(re.findall(r"\b(?:[A-Z]+_)+[A-Z]+\b", GUIDE))
+    assert {name for name, *_ in read} <= told
+
+
+def test_no_secret_of_the_operator_enters_the_image() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert {".env", "fleet", ".git"} <= set(ignored)

@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import redis
@@ -15,7 +14,7 @@ import redis
 from parallel_core.data import token_file
 from workers import devices
 from workers.contract import HEARTBEAT_S, Device, HeartbeatBody
-from workers.settings import version
+from workers.settings import Settings, version
 from workers.supervisor import Supervisor
 from workers.wire import Publisher
 
@@ -33,11 +32,10 @@ class Heartbeat(threading.Thread):
         publisher: Publisher,
         supervisor: Supervisor,
         read_devices: Callable[[], list[Device]],
-        corpora: Path,
+        settings: Settings,
     ) -> None:
-        """`corpora` is the data folder of this host."""
         super().__init__(name="heartbeat", daemon=True)
-        self._corpora = corpora
+        self._settings = settings
         self._publisher, self._supervisor, self._devices = publisher, supervisor, read_devices
         self._poked = threading.Event()
         self._leaving = False
@@ -70,7 +68,7 @@ class Heartbeat(threading.Thread):
     def body(self) -> HeartbeatBody:
         total, available = devices.host_memory()
         body = HeartbeatBody(
-            host=socket.gethostname(),
+            host=self._settings.address or socket.gethostname(),
             version=version(),
             time=time.time(),
             devices=self._devices(),
@@ -78,7 +76,7 @@ class Heartbeat(threading.Thread):
             memory_total=total,
             memory_available=available,
             attempts=self._supervisor.roll.progress(),
-            token_files=token_file.listing(self._corpora),
+            token_files=token_file.listing(self._settings.corpora),
         )
         calibration: dict[str, Any] | None = self._supervisor.between.calibration.result
         if calibration:

@@ -46,6 +46,8 @@ class Settings:
     """How long ranks may take to end their step and save it when the worker is asked to leave; then they are killed."""
     url: str = ""
     token: str = ""
+    address: str = ""
+    """Name or address at which the other hosts of a run reach this one; empty: its host name."""
     boot: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @classmethod
@@ -68,6 +70,7 @@ class Settings:
             save_s=_number("TRAINYARD_SAVE_S", env.get("TRAINYARD_SAVE_S", str(SAVE_S)), float),
             url=env.get("TRAINYARD_URL", "").rstrip("/"),
             token=env.get("TRAINYARD_TOKEN", ""),
+            address=env.get("TRAINYARD_ADDRESS", ""),
         )
 
     @property

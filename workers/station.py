@@ -43,7 +43,7 @@ class Station:
         self.relay = Relay(Publisher(settings), self._ended_published)
         calibration = Calibration(settings.home, devices.kind)
         self.supervisor = Supervisor(settings, self.relay, devices.read, calibration)
-        self.heartbeat = Heartbeat(Publisher(settings), self.supervisor, devices.read, settings.corpora)
+        self.heartbeat = Heartbeat(Publisher(settings), self.supervisor, devices.read, settings)
         self.supervisor.on_running = self.heartbeat.poke
         self.control = ControlReader(settings, self.supervisor.control)
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()

@@ -1,0 +1,113 @@
+"""A worker on another host, as docs/deploy.md sets it up: by TLS, with a user that reaches its own keys alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.workers.harness import NAME, ROOT, Bench, tiny
+from workers.contract import EVENTS, control_stream, queue_of
+
+GUIDE = (ROOT / "docs" / "deploy.md").read_text()
+PASSWORD = "of-this-worker"
+
+
+class TlsDoor:
+    """Ends TLS before a broker that listens on a unix socket, as `--tls-port` does in the container."""
+
+    def __init__(self, folder: Path, broker: Path) -> None:
+        self.certificate, self._broker = folder / "server.crt", broker
+        command = re.search(r"^openssl req .*$", GUIDE, re.MULTILINE)
+        assert command, "the guide makes no certificate"
+        words = command[0].replace("yard.example.org", "localhost").replace("fleet/", f"{folder}/").split()
+        subprocess.run(words, check=True, capture_output=True)
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(self.certificate, folder / "server.key")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.port = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(10)
+
+    async def _open(self) -> int:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, inner = await asyncio.open_unix_connection(str(self._broker))
+        await asyncio.gather(_pump(reader, inner), _pump(answers, writer))
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, ssl.SSLError):
+        while data := await source.read(65536):
+            sink.write(data)
+            await sink.drain()
+    sink.close()
+
+
+def allow(bench: Bench) -> None:
+    """The user of the guide's line in users.conf, for this bench's worker."""
+    line = re.search(r"^user gpu1 .*$", GUIDE, re.MULTILINE)
+    assert line, "the guide names no user"
+    words = line[0].replace("gpu1", NAME).replace(">PASSWORD", f">{PASSWORD}").split()
+    bench.redis.execute_command("ACL", "SETUSER", *words[1:])
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, str]]:
+    """A worker that was started with the guide's address; its address, too."""
+    home = tmp_path_factory.mktemp("w")
+    bench = Bench(home)
+    bench.folder.mkdir(parents=True)
+    (bench.folder / "calibration.json").write_text('{"device": "cpu", "step_time": 0.1}')
+    door = TlsDoor(home, Path(bench.url.removeprefix("unix://").split("?")[0]))
+    allow(bench)
+    query = f"ssl_cert_reqs=required&ssl_ca_certs={door.certificate}"
+    url = f"rediss://{NAME}:{PASSWORD}@localhost:{door.port}/0?{query}"
+    bench.start_worker(REDIS_URL=url, TRAINYARD_ADDRESS="10.9.8.7", TRAINYARD_NO_PROGRESS_S="60")
+    yield bench, url
+    bench.close()
+    door.close()
+
+
+def test_it_takes_a_run_and_reports_its_end(door: tuple[Bench, str]) -> None:
+    bench, _ = door
+    end = bench.wait_end(bench.send(tiny()))
+    assert end["outcome"] == "succeeded", f"{end}\n{bench.log()}"
+    heartbeat = next(entry.body for entry in bench.heard if entry.kind == "heartbeat")
+    assert heartbeat["host"] == "10.9.8.7", "where the other hosts of a run find it"
+
+
+def test_its_user_reaches_no_other_key_and_no_administration(door: tuple[Bench, str]) -> None:
+    _, url = door
+    client = redis.Redis.from_url(url)
+    assert client.xlen(EVENTS) >= 0 and client.xlen(control_stream(NAME)) >= 0
+    for refused in (
+        lambda: client.lpush(queue_of("another"), "x"),
+        lambda: client.xlen(control_stream("another")),
+        lambda: client.set("anything", 1),
+        lambda: client.flushall(),
+        lambda: client.config_get("*"),
+        lambda: client.acl_list(),
+    ):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            refused()
+
+
+def test_a_certificate_that_was_not_handed_out_is_not_trusted(door: tuple[Bench, str]) -> None:
+    _, url = door
+    with pytest.raises(redis.exceptions.ConnectionError, match="certificate verify failed"):
+        redis.Redis.from_url(url.split("&ssl_ca_certs")[0]).ping()
