@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from dashboard.control.changes import Changes
 from dashboard.control.lock import lock_of_database
 
 POLL_S = 0.2
+LOOK_EVERY_S = 2.0
+"""Where nobody wrote to the database there is hardly any work."""
 
 Work = Iterator[None]
 """A piece of work, done bit by bit; closing it ends the process that does it."""
@@ -47,6 +51,8 @@ class Analyst:
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._lanes = lanes
         self._stopping = threading.Event()
+        self._changes = Changes()
+        self._looked_at = float("-inf")
 
     def stop(self) -> None:
         self._stopping.set()
@@ -65,9 +71,16 @@ class Analyst:
         if not mine:
             for lane in self._lanes:
                 lane.recover()
-        moved = [lane.move() for lane in self._lanes]
+        moved = [lane.move() for lane in self._lanes] if self._may_have_work() else []
         if not any(moved):
             self._stopping.wait(POLL_S)
+        return True
+
+    def _may_have_work(self) -> bool:
+        now, changed = time.monotonic(), self._changes.any()
+        if not changed and now - self._looked_at < LOOK_EVERY_S and all(lane.work is None for lane in self._lanes):
+            return False
+        self._looked_at = now
         return True
 
     def _drop(self) -> bool:

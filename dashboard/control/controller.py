@@ -1,7 +1,8 @@
 """The controller's loop: read worker events, store them, answer; then look after leases, cancels and the queue.
 
-A turn: read (at most 200 ms) -> one transaction -> acknowledge, orders, announcements -> sweeps. Whatever fails is
-tried again from what the broker still holds and the database says; nothing else is remembered but the clocks.
+A turn: read (at most 200 ms) -> one transaction -> acknowledge, orders, announcements -> sweeps, where there may be
+something to find. Whatever fails is tried again from what the broker still holds and the database says; nothing else is
+remembered but the clocks.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from kombu.exceptions import OperationalError as BrokerError
 
 from dashboard.control import sweeps, wire
+from dashboard.control.changes import Changes
 from dashboard.control.clocks import Clocks
 from dashboard.control.ingest import Ingest
 from dashboard.control.lock import lock_of_database
@@ -35,7 +37,9 @@ RETRY_S = 0.3
 LOCK_POLL_S = 0.25
 UNSETTLED_EVERY_S = 5.0
 STARTER_EVERY_S = 1.0
-FIT_EVERY_S = 0.5
+SWEEP_EVERY_S = 1.0
+"""Nobody wrote to the database and workers sent data alone: then time is all that a sweep could find."""
+DATA = "batch"
 ASK_AGAIN_S = 1.0
 FAILURES = (redis.RedisError, BrokerError, DatabaseError, InterfaceError, OSError)
 
@@ -49,6 +53,8 @@ class Controller:
         self._redis = wire.connect(settings.REDIS_URL)
         self._reader = Reader(self._redis)
         self._clocks = Clocks()
+        self._changes = Changes()
+        self._news = True
         self._starter = Starter()
         self._resends: dict[int, int] = {}
         self._unsent: dict[int, Attempt] = {}
@@ -79,19 +85,22 @@ class Controller:
     def turn(self) -> None:
         """One round of the loop. Raises one of FAILURES where the broker or the database is away."""
         read = self._reader.read()
+        self._news |= self._changes.any() or any(entry.kind != DATA for entry in read.entries)
         done = self._store(read.entries)
+        self._changes.skip_own()
         for ingest in done:
             self._note_ended(ingest.ended)
         self._reader.acknowledge(read.ids)
         self._tell(done)
         if read.caught_up:
-            self._sweep()
+            self._look_after()
         else:
             self._listened_at = None  # a backlog: no silence is counted until it is read
 
     def _recover(self, error: Exception) -> None:
         log.warning("the broker or the database is away: %s", error)
         self._listened_at = None
+        self._changes.forget()
         self._reader.start_over()
         if not isinstance(error, redis.RedisError | BrokerError):
             connection.close()
@@ -126,21 +135,28 @@ class Controller:
                 publish(run, study, what)
             send_orders(self._redis, self._not_just_asked(ingest.orders))
 
-    def _sweep(self) -> None:
+    def _look_after(self) -> None:
         now = time.monotonic()
         self._clocks.advance(now - (self._listened_at or now))
         self._listened_at = now
+        if self._news:
+            self._last.pop("sweep", None)
+        self._every("sweep", SWEEP_EVERY_S, self._sweep)
+        self._send_unsent()
+        self._summarise_one()
+        self._every("unsettled", UNSETTLED_EVERY_S, self._ask_for_the_rest)
+        self._every("starter", STARTER_EVERY_S, self._starter.consider)
+
+    def _sweep(self) -> None:
+        """What it writes itself is news for the next turn."""
+        self._news = False
         send_orders(self._redis, [*sweeps.sweep_cancels(), *sweeps.sweep_traces()])
         again, ended = sweeps.sweep_leases(self._clocks, self._lease, self._resends)
         self._unsent |= {attempt.pk: attempt for attempt in again}
         self._note_ended(ended)
         for attempt in sweeps.place_queued(self._clocks.alive(self._lease)):
             self._unsent[attempt.pk] = attempt
-        self._send_unsent()
-        self._summarise_one()
-        self._every("unsettled", UNSETTLED_EVERY_S, self._ask_for_the_rest)
-        self._every("starter", STARTER_EVERY_S, self._starter.consider)
-        self._every("fit", FIT_EVERY_S, fit_runs.advance)
+        fit_runs.advance()
 
     def _send_unsent(self) -> None:
         for pk, attempt in list(self._unsent.items()):

@@ -6,10 +6,11 @@ A cursor moves in the same transaction as the data behind it, so data that is re
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from django.db.models import Max
+from django.db.models import Max, Model
 
 from dashboard.control.frames import Decoded
 from dashboard.control.traced import share_points
@@ -112,7 +113,7 @@ class Store:
         MemoryRecord.objects.bulk_create(metered, ignore_conflicts=True)
         profiles = [row for row in self._rows if isinstance(row, ProfilePart)]
         ProfilePart.objects.bulk_create(profiles, ignore_conflicts=True)
-        Cursor.objects.bulk_update([self._cursors[key] for key in self._moved], ("offset",))
+        _rewrite(Cursor, [self._cursors[key] for key in self._moved], ("offset",))
         for pk in {*self._points, *(row.attempt_id for row in metered)}:
             attempt = attempts[pk]
             if attempt is not None:
@@ -122,6 +123,12 @@ class Store:
         self._rows.clear()
         self._traced.clear()
         self._moved.clear()
+
+
+def _rewrite(kind: type[Model], rows: Sequence[Model], fields: Sequence[str]) -> None:
+    """New values of rows that are there. bulk_update would build a CASE of every row for each field, which takes
+    several times as long as all that SQLite does."""
+    kind._default_manager.bulk_create(rows, update_conflicts=True, unique_fields=("id",), update_fields=fields)
 
 
 def _keep_text(attempt: Attempt, rank: int, headers: list[dict[str, Any]]) -> None:
@@ -170,7 +177,7 @@ def _append_points(attempt: int, series: dict[tuple[int, str], list[np.ndarray]]
             row = chunk if chunk and at == 0 else SeriesChunk(attempt_id=attempt, rank=rank, name=name)
             _fill(row, points[at : at + CHUNK_POINTS])
             (changed if row.pk else new).append(row)
-    SeriesChunk.objects.bulk_update(changed, ("first_step", "last_step", "count", "closed", "data"))
+    _rewrite(SeriesChunk, changed, ("first_step", "last_step", "count", "closed", "data"))
     SeriesChunk.objects.bulk_create(new)
 
 

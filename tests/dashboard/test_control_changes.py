@@ -1,0 +1,101 @@
+"""The controller looks for work where something was written, by whomever, and not five times a second in vain."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from dashboard.control import controller as loop
+from dashboard.control.changes import Changes
+from dashboard.control.controller import Controller
+from dashboard.runs.models import State
+from tests.dashboard.peer import Peer, points_frame
+from tests.dashboard.test_control import started, state_of, submit
+
+own_writes_are_told = pytest.mark.skipif("connection.vendor != 'sqlite'", reason="PostgreSQL has one log for all")
+
+
+def quiet(changes: Changes) -> None:
+    """What went before is known; PostgreSQL may still have been at its own work."""
+    for _ in range(50):
+        if not changes.any():
+            return
+    raise AssertionError("something writes all the time")
+
+
+def add(name: str) -> None:
+    get_user_model().objects.create_user(name)
+
+
+def add_elsewhere(name: str) -> None:
+    """A commit of another connection."""
+
+    def work() -> None:
+        add(name)
+        connection.close()
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_commits_of_others_are_seen_once() -> None:
+    changes = Changes()
+    assert changes.any(), "nothing is known yet"
+    quiet(changes)
+    add_elsewhere("ann")
+    changes.skip_own()
+    assert changes.any()
+    quiet(changes)
+    changes.forget()
+    assert changes.any()
+
+
+@own_writes_are_told
+@pytest.mark.django_db(transaction=True)
+def test_own_writes_can_be_skipped_and_those_of_others_not() -> None:
+    changes = Changes()
+    quiet(changes)
+    add("ann")
+    assert changes.any()
+    add("bob")
+    changes.skip_own()
+    assert not changes.any()
+    add("cid")
+    add_elsewhere("dan")
+    changes.skip_own()
+    assert changes.any()
+
+
+@own_writes_are_told
+@pytest.mark.django_db
+def test_an_idle_turn_asks_one_question(
+    peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so it is while data comes; a cancel or a new run is still found in the next turn."""
+    for name in ("SWEEP_EVERY_S", "UNSETTLED_EVERY_S", "STARTER_EVERY_S"):
+        monkeypatch.setattr(loop, name, 1e6)
+    run = submit(alice)
+    attempt = started(peer, controller, run)
+    for _ in range(3):
+        controller.turn()
+    with CaptureQueriesContext(connection) as asked:
+        controller.turn()
+    assert [query["sql"] for query in asked] == ["PRAGMA data_version"]
+    peer.send(attempt.pk, points_frame(0, 10))
+    with CaptureQueriesContext(connection) as asked:
+        controller.turn()
+    tables = " ".join(query["sql"] for query in asked)
+    assert "runs_serieschunk" in tables and "fleet_worker" not in tables
+    run.cancel_requested_at = run.queued_at
+    run.save()
+    second = submit(alice)
+    controller.turn()
+    assert state_of(run) in (State.CANCELLING, State.CANCELLED)  # its worker has not beaten for a while
+    assert state_of(second) == State.STARTING
