@@ -9,21 +9,34 @@ TINY = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128, "vocab": 256}
 GPT2_SMALL = {"layers": 12, "hidden": 768, "heads": 12, "seq": 1024, "vocab": 50304, "tied": True}
 GPT2_MEDIUM = {"layers": 24, "hidden": 1024, "heads": 16, "seq": 1024, "vocab": 50304, "tied": True}
 FAMILY = "Tiny GPT"
+ONE, DATA, TENSOR, PIPELINE, STREAM, PRODUCT = (
+    f"{FAMILY}: {what}"
+    for what in (
+        "one device",
+        "data parallel",
+        "tensor parallel",
+        "pipeline",
+        "pipeline that never flushes",
+        "products",
+    )
+)
+OTHERS = "Other models"
 
 
 @dataclass(frozen=True)
 class Preset:
-    """`blurb` says in a few words why one would choose it."""
+    """`blurb` says in a few words why one would choose it; presets of a `family` stand together."""
 
     key: str
+    family: str
     title: str
     blurb: str
     spec: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def family(self) -> str:
-        """What the title begins with where many presets have it in common; '' of the others."""
-        return FAMILY if self.title.startswith(f"{FAMILY}, ") else ""
+    def begin(self) -> str:
+        """What its family's name says already."""
+        return self.title[: -len(self.short)]
 
     @property
     def short(self) -> str:
@@ -35,9 +48,17 @@ def _tiny(**parallel: Any) -> dict[str, Any]:
     return {"model": TINY, "parallel": parallel, "train": {"global_batch": 16}}
 
 
+def _pipelined(schedule: str, **more: Any) -> dict[str, Any]:
+    return _tiny(pp=2, schedule=schedule, micro_batches=8, **more)
+
+
+def _in(precision: str) -> dict[str, Any]:
+    return {"model": TINY, "parallel": {}, "train": {"global_batch": 16, "precision": precision}}
+
+
 def _streamed(schedule: str, **more: Any) -> dict[str, Any]:
     """Stages update on their own, so each clips its own gradients."""
-    tiny = _tiny(pp=2, schedule=schedule, micro_batches=8, **more)
+    tiny = _pipelined(schedule, **more)
     return tiny | {"train": tiny["train"] | {"clip": "stage"}}
 
 
@@ -60,106 +81,192 @@ GNMT = {
     "train": {"global_batch": 32, "lr": 1e-3},
 }
 
+OWN = "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3\n,1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3"
+"""As torch.distributed.pipelining spells it: one warm-up forward more than 1F1B has."""
+
 PRESETS = (
-    Preset("tiny", "Tiny GPT, 1 device", "0.8 M parameters; a step in well under a second", _tiny()),
-    Preset("dp2", "Tiny GPT, DP 2", "two replicas, gradients all-reduced", _tiny(dp=2)),
-    Preset("dp2-zero1", "Tiny GPT, DP 2 + ZeRO-1", "replicas share the optimizer's state", _tiny(dp=2, zero=1)),
+    Preset("tiny", ONE, "Tiny GPT, 1 device", "0.8 M parameters; a step in well under a second", _tiny()),
+    Preset("recompute", ONE, "Tiny GPT, full AR", "activations of every block made again", _tiny(recompute="full")),
+    Preset(
+        "selective",
+        ONE,
+        "Tiny GPT, selective AR",
+        "plain attention; its s × s matrices made again",
+        _tiny(recompute="selective") | {"model": {**TINY, "attention": "plain"}},
+    ),
+    Preset("bf16", ONE, "Tiny GPT, bf16", "16-bit activations, fp32 master weights", _in("bf16")),
+    Preset("fp16", ONE, "Tiny GPT, fp16", "master weights and a loss scale that moves", _in("fp16")),
+    Preset("dp2", DATA, "Tiny GPT, DP 2", "two replicas, gradients all-reduced", _tiny(dp=2)),
+    Preset("dp2-zero1", DATA, "Tiny GPT, DP 2 + ZeRO-1", "replicas share the optimizer's state", _tiny(dp=2, zero=1)),
     Preset(
         "dp2-zero2",
+        DATA,
         "Tiny GPT, DP 2 + ZeRO-2",
         "and keep no more of the gradients than they update",
         _tiny(dp=2, zero=2, micro_batches=2),
     ),
     Preset(
         "dp2-zero3",
+        DATA,
         "Tiny GPT, DP 2 + ZeRO-3",
         "and gather each layer's parameters only while it works",
         _tiny(dp=2, zero=3),
     ),
     Preset(
         "dp2-fully-shard",
+        DATA,
         "Tiny GPT, DP 2 + ZeRO-3 by fully_shard",
         "the same sharding by PyTorch's FSDP2, to hold against ours",
         _tiny(dp=2, zero=3, zero_backend="fully_shard"),
     ),
-    Preset("tp2", "Tiny GPT, TP 2", "every layer split over two devices", _tiny(tp=2)),
+    Preset("tp2", TENSOR, "Tiny GPT, TP 2", "every layer split over two devices", _tiny(tp=2)),
     Preset(
         "tp2-columns",
+        TENSOR,
         "Tiny GPT, TP 2 by columns",
         "no layer split by rows: outputs are gathered, twice the bytes",
         _tiny(tp=2, tensor_split="columns"),
     ),
     Preset(
         "tp2-sp",
+        TENSOR,
         "Tiny GPT, TP 2 + sequence parallel",
         "norms and residual sums split by rows, too",
         _tiny(tp=2, sequence=True),
     ),
-    Preset("pp2", "Tiny GPT, PP 2 (1F1B)", "two stages, 8 micro-batches", _tiny(pp=2, micro_batches=8)),
     Preset(
-        "pp2-interleaved",
-        "Tiny GPT, interleaved 1F1B",
-        "two stages on each rank, half the bubble",
-        _tiny(pp=2, schedule="interleaved", micro_batches=8),
-    ),
-    Preset(
-        "pp2-zb-h1",
-        "Tiny GPT, zero bubble (ZB-H1)",
-        "weight gradients put off into the bubble",
-        _tiny(pp=2, schedule="zb-h1", micro_batches=8),
-    ),
-    Preset(
-        "pp2-zb-v",
-        "Tiny GPT, zero bubble (ZB-V)",
-        "four stages laid as a V on two ranks",
-        _tiny(pp=2, schedule="zb-v", micro_batches=8),
+        "naive2",
+        PIPELINE,
+        "Tiny GPT, naive layer-wise",
+        "two stages, one busy at a time",
+        _tiny(pp=2, schedule="naive"),
     ),
     Preset(
         "pp2-gpipe-ar",
+        PIPELINE,
         "Tiny GPT, GPipe + AR",
         "two stages, activations recomputed",
-        _tiny(pp=2, schedule="gpipe", micro_batches=8, recompute="full"),
+        _pipelined("gpipe", recompute="full"),
+    ),
+    Preset("pp2", PIPELINE, "Tiny GPT, PP 2 (1F1B)", "two stages, 8 micro-batches", _pipelined("1f1b")),
+    Preset(
+        "pp2-tied",
+        PIPELINE,
+        "Tiny GPT, 1F1B, tied embeddings",
+        "first and last stage sum the gradient of one matrix",
+        _pipelined("1f1b") | {"model": {**TINY, "tied": True}},
     ),
     Preset(
-        "selective",
-        "Tiny GPT, selective AR",
-        "plain attention; its s × s matrices made again",
-        _tiny(recompute="selective") | {"model": {**TINY, "attention": "plain"}},
+        "pp2-interleaved",
+        PIPELINE,
+        "Tiny GPT, interleaved 1F1B",
+        "two stages on each rank, half the bubble",
+        _pipelined("interleaved"),
+    ),
+    Preset(
+        "pp2-looped-bfs",
+        PIPELINE,
+        "Tiny GPT, looped BFS",
+        "two stages on each rank, all micro-batches through one before the next",
+        _pipelined("looped-bfs"),
+    ),
+    Preset(
+        "pp2-zb-h1",
+        PIPELINE,
+        "Tiny GPT, zero bubble (ZB-H1)",
+        "weight gradients put off into the bubble",
+        _pipelined("zb-h1"),
+    ),
+    Preset(
+        "pp2-zb-h2",
+        PIPELINE,
+        "Tiny GPT, zero bubble (ZB-H2)",
+        "more micro-batches in flight, and no bubble but the flush",
+        _pipelined("zb-h2"),
+    ),
+    Preset(
+        "pp2-zb-v",
+        PIPELINE,
+        "Tiny GPT, zero bubble (ZB-V)",
+        "four stages laid as a V on two ranks",
+        _pipelined("zb-v"),
+    ),
+    Preset(
+        "pp2-v-half", PIPELINE, "Tiny GPT, V-Half", "the V with about half of the activations", _pipelined("v-half")
+    ),
+    Preset(
+        "pp2-v-min", PIPELINE, "Tiny GPT, V-Min", "the V with about a third of the activations", _pipelined("v-min")
+    ),
+    Preset(
+        "pp2-dualpipe-v",
+        PIPELINE,
+        "Tiny GPT, DualPipe-V",
+        "forward of one micro-batch with backward of another",
+        _pipelined("dualpipe-v"),
+    ),
+    Preset(
+        "pp2-own",
+        PIPELINE,
+        "Tiny GPT, own schedule",
+        "a CSV in PyTorch's spelling, to change",
+        _tiny(pp=2, schedule="custom", micro_batches=4, program=OWN),
+    ),
+    Preset(
+        "pp2-no-stash",
+        STREAM,
+        "Tiny GPT, 1F1B, no stash",
+        "backward with newer weights than forward: what PipeDream mends",
+        _streamed("1f1b-naive"),
     ),
     Preset(
         "pp2-stash",
+        STREAM,
         "Tiny GPT, PipeDream (1F1B, stashed)",
         "no flush; older weights kept for what is under way",
         _streamed("1f1b-stash"),
     ),
     Preset(
-        "replicas21",
-        "Tiny GPT, PipeDream 2-1",
-        "two replicas of the first stage, one of the second",
-        _streamed("1f1b-stash", replicas=(2, 1)),
+        "pp2-vertical",
+        STREAM,
+        "Tiny GPT, PipeDream, vertical sync",
+        "and the same version of the weights on all stages",
+        _streamed("1f1b-vertical"),
     ),
     Preset(
         "pp2-2bw",
+        STREAM,
         "Tiny GPT, PipeDream-2BW",
         "no flush, two weight versions, one update a step",
         _streamed("1f1b-2bw"),
     ),
-    Preset("naive2", "Tiny GPT, naive layer-wise", "two stages, one busy at a time", _tiny(pp=2, schedule="naive")),
-    Preset("dp2tp2", "Tiny GPT, DP 2 × TP 2", "four devices", _tiny(dp=2, tp=2)),
+    Preset(
+        "replicas21",
+        STREAM,
+        "Tiny GPT, PipeDream 2-1",
+        "two replicas of the first stage, one of the second",
+        _streamed("1f1b-stash", replicas=(2, 1)),
+    ),
+    Preset("dp2tp2", PRODUCT, "Tiny GPT, DP 2 × TP 2", "four devices", _tiny(dp=2, tp=2)),
     Preset(
         "meshes",
+        PRODUCT,
         "Tiny GPT, 2 × 1 then 1 × 2",
         "two replicas of the first stage, two tensor ranks of the second",
         _tiny(pp=2, replicas=(2, 1), widths=(1, 2), micro_batches=4),
     ),
-    Preset("llama", "Tiny Llama, DP 2", "RoPE, RMSNorm, SwiGLU, shared keys, no biases", _llama(dp=2)),
-    Preset("mlp", "MLP on digits, DP 2", "four layers of 512", _digits("mlp", {"hidden": 512}, dp=2)),
-    Preset("vgg16", "VGG-16 on digits, PP 2", "two stages", _digits("vgg16", {}, pp=2, micro_batches=4)),
-    Preset("resnet50", "ResNet-50 on digits, DP 2", "batch norm over both replicas", _digits("resnet50", {}, dp=2)),
-    Preset("gnmt", "GNMT on Django, PP 2", "English to German, LSTMs in two stages", GNMT),
-    Preset("gpt2-small", "GPT-2 small, 1 GPU", "124 M parameters, 12 × 768", _gpt2(GPT2_SMALL, micro_batches=2)),
+    Preset("llama", OTHERS, "Tiny Llama, DP 2", "RoPE, RMSNorm, SwiGLU, shared keys, no biases", _llama(dp=2)),
+    Preset("mlp", OTHERS, "MLP on digits, DP 2", "four layers of 512", _digits("mlp", {"hidden": 512}, dp=2)),
+    Preset("vgg16", OTHERS, "VGG-16 on digits, PP 2", "two stages", _digits("vgg16", {}, pp=2, micro_batches=4)),
+    Preset(
+        "resnet50", OTHERS, "ResNet-50 on digits, DP 2", "batch norm over both replicas", _digits("resnet50", {}, dp=2)
+    ),
+    Preset("gnmt", OTHERS, "GNMT on Django, PP 2", "English to German, LSTMs in two stages", GNMT),
+    Preset(
+        "gpt2-small", OTHERS, "GPT-2 small, 1 GPU", "124 M parameters, 12 × 768", _gpt2(GPT2_SMALL, micro_batches=2)
+    ),
     Preset(
         "gpt2-medium",
+        OTHERS,
         "GPT-2 medium, PP 2 on GPUs",
         "355 M parameters, 24 × 1024, recomputed",
         _gpt2(GPT2_MEDIUM, pp=2, micro_batches=4, recompute="full"),
