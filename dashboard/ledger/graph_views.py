@@ -11,19 +11,27 @@ from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
+from django.views.decorators.vary import vary_on_headers
 
 from dashboard.accounts.roles import may_submit
+from dashboard.analyst.services import ask
+from dashboard.analyst.shown import unanswered
 from dashboard.charts import layers
 from dashboard.charts.chart import Chart
 from dashboard.fields import Choice, Number, WholeNumber
 from dashboard.ledger import graphs
 from dashboard.plans.tabs import TABS
-from parallel_core.plan.graph_plan import GraphPlan, plan_graph, short
+from parallel_core.plan.graph_plan import GraphPlan, plan_graph, short, takes_long
 from parallel_core.plan.layer_graph import MAX_TEXT, GraphError, GraphLayer, LayerGraph, read_graph
 from parallel_core.plan.pipedream import MAX_WORKERS, Level
 from parallel_core.profile.table import LayerBytes
+from parallel_core.searches.partition import Answer, Question
 
 GB, GIB = 1e9, 2.0**30
+FOR_MEMBERS = (
+    "A partition of this size is searched in the background and kept for all, which members may ask for. "
+    "Use fewer workers or one group, or ask a member to send this graph."
+)
 DRAWN = 40
 """Layers in the charts: those that take most."""
 
@@ -56,15 +64,20 @@ class NetworkForm(forms.Form):
         inner = Level(given["workers"], given["bandwidth"] * GB)
         return [inner, Level(given["groups"], given["outer"] * GB)] if (given["groups"] or 1) > 1 else [inner]
 
-    def plan(self, text: str | None = None) -> GraphPlan | None:
-        """Of that graph (None: of the form's own); None where something is wrong, which then stands at its field."""
+    def plan(self, text: str | None = None) -> GraphPlan | Question | None:
+        """Of that graph (None: of the form's own), or the question for the analyst where it takes long; None where
+        something is wrong, which then stands at its field."""
         if not self.is_valid():
             return None
-        memory, field = self.cleaned_data["memory"], "text"
+        given, field = self.cleaned_data, "text"
+        memory = given["memory"] and given["memory"] * GIB
         try:
-            graph = read_graph(self.cleaned_data["text"] if text is None else text)
+            graph = read_graph(given["text"] if text is None else text)
             field = "memory" if memory else "workers"
-            return plan_graph(graph, self.levels, self.cleaned_data["form"], memory and memory * GIB)
+            if takes_long(graph, self.levels):
+                text = given["text"] if text is None else text
+                return Question(text=text, levels=tuple(self.levels), form=given["form"], memory=memory)
+            return plan_graph(graph, self.levels, given["form"], memory)
         except GraphError as error:
             self.add_error(field if field in self.fields else None, str(error))
             return None
@@ -97,38 +110,72 @@ class GraphForm(NetworkForm):
 def graph(request: HttpRequest) -> HttpResponse:
     """The form. A graph that is sent by somebody who may submit is kept, and leads to the address of its answer."""
     if request.method != "POST":
-        return _page(request, GraphForm(), None)
+        return _page(request, GraphForm(), {})
     form = GraphForm(_given(request))
     plan = form.plan()
     if plan is not None and may_submit(request.user):
         kept = graphs.keep(form.cleaned_data["text"], request.user)
         return redirect(f"{reverse('ledger:graph-answer', args=[kept.sha256])}?{form.query}")
-    return _page(request, form, plan, status=422 if plan is None else 200)
+    if isinstance(plan, Question):
+        form.add_error(None, FOR_MEMBERS)
+    if not isinstance(plan, GraphPlan):
+        return _page(request, form, {}, status=422)
+    return _page(request, form, _shown(plan))
 
 
 @require_safe
 def answer(request: HttpRequest, sha256: str) -> HttpResponse:
     """The partition of a graph that was kept; its network stands in the address."""
+    form, context = _of_kept(request, sha256)
+    return _page(request, form, {"kept": True, **context})
+
+
+@require_safe
+@vary_on_headers("HX-Request")
+def found(request: HttpRequest, sha256: str) -> HttpResponse:
+    """The same without the form, for the page; a browser that comes here by itself is led there."""
+    if not request.headers.get("HX-Request"):
+        return redirect(f"{reverse('ledger:graph-answer', args=[sha256])}?{request.GET.urlencode()}")
+    return render(request, "ledger/graph_result.html", _of_kept(request, sha256)[1])
+
+
+def _of_kept(request: HttpRequest, sha256: str) -> tuple[NetworkForm, dict[str, Any]]:
+    """The form of the address, and the answer or the wait for it. Raises Http404 where no such graph is kept."""
     text = graphs.text_of(sha256)
     if text is None:
         raise Http404("no such graph is kept")
     initial = {name: field.initial for name, field in NetworkForm.base_fields.items() if field.initial is not None}
     form = NetworkForm({**initial, "form": "released", **request.GET.dict()})
-    return _page(request, form, form.plan(text), kept=True)
+    plan = form.plan(text)
+    if isinstance(plan, Question):
+        return form, _searched(plan, sha256, form.query)
+    return form, _shown(plan) if plan else {}
 
 
-def _page(
-    request: HttpRequest, form: NetworkForm, plan: GraphPlan | None, status: int = 200, kept: bool = False
-) -> HttpResponse:
-    context: dict[str, Any] = {"tabs": TABS, "tab": "partition", "form": form, "plan": plan, "kept": kept}
-    if plan is not None:
-        most = max(row.seconds for row in plan.rows)
-        context |= {
-            "charts": _charts(plan.graph),
-            "legend": [(phase, phase) for phase in ("forward", "backward")],
-            "rows": [(row, round(100 * row.seconds / (most or 1.0), 2), row.seconds == most) for row in plan.rows],
-        }
-    return render(request, "ledger/graph.html", context, status=status)
+def _searched(question: Question, sha256: str, query: str) -> dict[str, Any]:
+    """What the analyst found, or how far it is."""
+    about = question.model_dump(mode="json", exclude={"text"})
+    search = ask("partition", {"graph": sha256, **about}, lambda: question.model_dump(mode="json"))
+    part, page = (f"{reverse(f'ledger:{name}', args=[sha256])}?{query}" for name in ("graph-found", "graph-answer"))
+    if wait := unanswered(search, "Partitioning the graph", part, page):
+        return {"wait": wait}
+    told = Answer.model_validate(search.answer)
+    return _shown(GraphPlan(read_graph(question.text), question.levels, told.found, told.together))
+
+
+def _shown(plan: GraphPlan) -> dict[str, Any]:
+    most = max(row.seconds for row in plan.rows)
+    return {
+        "plan": plan,
+        "charts": _charts(plan.graph),
+        "legend": [(phase, phase) for phase in ("forward", "backward")],
+        "rows": [(row, round(100 * row.seconds / (most or 1.0), 2), row.seconds == most) for row in plan.rows],
+    }
+
+
+def _page(request: HttpRequest, form: NetworkForm, context: dict[str, Any], status: int = 200) -> HttpResponse:
+    frame = {"tabs": TABS, "tab": "partition", "form": form}
+    return render(request, "ledger/graph.html", frame | context, status=status)
 
 
 def _given(request: HttpRequest) -> QueryDict:

@@ -11,6 +11,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("fleet/found", fleet_views.found, name="fleet-found"),
     path("graph/", graph_views.graph, name="graph"),
     re_path(r"^graph/(?P<sha256>[0-9a-f]{64})/$", graph_views.answer, name="graph-answer"),
+    re_path(r"^graph/(?P<sha256>[0-9a-f]{64})/found$", graph_views.found, name="graph-found"),
     path("alpa", views.alpa, name="alpa"),
     path("profile", views.profile, name="profile"),
     path("waiting", views.waiting, name="waiting"),

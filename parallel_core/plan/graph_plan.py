@@ -12,8 +12,20 @@ from functools import cached_property
 
 from parallel_core.analysis.quantities import count_text, ratio_text, seconds_text
 from parallel_core.plan.layer_graph import GraphError, GraphLayer, LayerGraph
-from parallel_core.plan.pipedream import Form, Level, Partition, Stage, partition
+from parallel_core.plan.pipedream import (
+    MAX_WORK,
+    Form,
+    Level,
+    Partition,
+    Stage,
+    candidates,
+    check,
+    partition,
+)
+from parallel_core.searches import Told, silent
 
+AT_ONCE = 2e7
+"""Candidates that a page waits for: a tenth to a fifth of a second."""
 _AS_FAST = 1.005
 """Ratios below this are told as none."""
 _LONGEST = 28
@@ -94,9 +106,17 @@ class GraphPlan:
         return [f"Data parallelism alone takes {seconds_text(self.together.seconds)}, {ratio_text(slower)} as long."]
 
 
-def plan_graph(graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None = None) -> GraphPlan:
+def takes_long(graph: LayerGraph, levels: Sequence[Level]) -> bool:
+    """Whether a page should not wait for `plan_graph`. Raises GraphError for a network that is none."""
+    check(levels)
+    return AT_ONCE < candidates(len(graph.states()) + 1, levels) <= MAX_WORK  # beyond it there is no answer, at once
+
+
+def plan_graph(
+    graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None = None, told: Told = silent
+) -> GraphPlan:
     """As `pipedream.partition`, which raises GraphError."""
-    found = partition(graph, levels, form, memory)
+    found = partition(graph, levels, form, memory, told)
     layers = graph.layers
     whole = GraphLayer(
         "all layers",

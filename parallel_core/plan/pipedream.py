@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.plan.layer_graph import GraphError, LayerGraph
+from parallel_core.searches import Told, silent
 
 Form = Literal["paper", "released"]
 Floats = NDArray[np.float64]
@@ -66,19 +67,35 @@ class Partition:
         return -(-self.workers // self.stages[0].replicas)
 
 
+def candidates(states: int, levels: Sequence[Level]) -> float:
+    """How many `partition` looks at, about, for a graph of so many states, the empty one among them."""
+    firsts = _firsts(states, levels)
+    return sum(f * states**2 * level.workers**2 / 8 for f, level in zip(firsts, levels, strict=True))
+
+
+def _firsts(states: int, levels: Sequence[Level]) -> list[int]:
+    """First states of each level: one above takes up where any state of the one below ends."""
+    return [states] * (len(levels) - 1) + [1]
+
+
 def partition(
-    graph: LayerGraph, levels: Sequence[Level], form: Form = "released", memory: float | None = None
+    graph: LayerGraph,
+    levels: Sequence[Level],
+    form: Form = "released",
+    memory: float | None = None,
+    told: Told = silent,
 ) -> Partition:
     """The fastest partition over all workers of the network. `memory` = bytes a worker has for weights and activations.
 
     Raises GraphError where nothing fits, a value is not physical, or the graph is too large for an exact answer.
     """
-    _check(levels)
-    solver = _Solver(graph, levels, form, memory)
+    check(levels)
+    solver = _Solver(graph, levels, form, memory, told)
     return solver.solve()
 
 
-def _check(levels: Sequence[Level]) -> None:
+def check(levels: Sequence[Level]) -> None:
+    """Raises GraphError where a network is not physical, or has too many workers."""
     if not levels:
         raise GraphError("levels: the network needs one level at least.")
     for i, level in enumerate(levels):
@@ -102,15 +119,18 @@ class _Table(NamedTuple):
 class _Solver:
     """State 0 is the empty set; stage (i, j) holds what state j has beyond state i."""
 
-    def __init__(self, graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None) -> None:
-        self._graph, self._levels, self._form, self._memory = graph, levels, form, memory
+    def __init__(
+        self, graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None, told: Told
+    ) -> None:
+        self._graph, self._levels, self._form, self._memory, self._told = graph, levels, form, memory, told
         self._states = [0, *graph.states()]
         self._leaving = graph.leaving(self._states)
         self._held = graph.members(self._states)
         self._tables: list[_Table] = []
         n, m = len(self._states), max(level.workers for level in levels)
-        firsts = [n] * (len(levels) - 1) + [1]  # a level above takes up where any state of the one below ends
-        if sum(f * n * n * level.workers**2 / 8 for f, level in zip(firsts, levels, strict=True)) > MAX_WORK:
+        self._done, pairs = 0, [level.workers * (level.workers - 1) // 2 for level in levels]
+        self._of = sum(f * count for f, count in zip(_firsts(n, levels), pairs, strict=True))
+        if candidates(n, levels) > MAX_WORK:
             raise GraphError(f"{n} states and {m} workers a level are too many for an exact partition; merge layers.")
 
     @cached_property
@@ -169,6 +189,8 @@ class _Solver:
         for m in range(2, level.workers + 1):
             for own in range(1, m):
                 self._extend(seconds, split, last, stage[own - 1], m, own, self._room(held, level.workers - m, own))
+                self._done += firsts
+                self._told(self._done, self._of)
         return _Table(seconds, split, last)
 
     def _stage(self, level: Level, compute: Floats, parameters: Floats, held: Floats, m: int) -> Floats:

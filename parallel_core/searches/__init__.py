@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict
 
-KINDS = ("alpa", "bubbles", "splits")
+KINDS = ("alpa", "bubbles", "partition", "splits")
 EXIT_MEMORY = 3
 """Of a process whose memory ran out."""
 

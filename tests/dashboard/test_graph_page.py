@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
+from django.utils.html import escape
 
+from dashboard.analyst import searching
+from dashboard.analyst.models import Search, SearchState
 from dashboard.ledger import graphs
 from dashboard.ledger.models import Graph
+from parallel_core.plan import graph_plan
+from tests.dashboard.analysed import search_next
 
 pytestmark = pytest.mark.django_db
+HX = {"HX-Request": "true"}
 ADDRESS = "/partition/graph/"
 GRAPH = (Path(__file__).parent.parent.parent / "examples" / "branches.graph.txt").read_text()
 ASKED = {"text": GRAPH, "workers": "4", "bandwidth": "1", "form": "released"}
@@ -53,6 +59,37 @@ def test_a_member_gets_an_address_that_everybody_can_open(member: Client, reader
     assert "36 ms" in reader.get(f"{address}?workers=4&bandwidth=1").content.decode()
     other = reader.get(f"{address}?workers=0")
     assert other.status_code == 200 and list(other.context["form"].errors) == ["workers"]
+
+
+def test_one_that_takes_long_is_left_to_the_analyst(
+    member: Client, reader: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its page waits, says how far it is, and shows the same answer as one that is worked out at once."""
+    asked = {**ASKED, "groups": "2", "outer": "0.2"}
+    quick = reader.post(ADDRESS, asked).content.decode()
+    monkeypatch.setattr(graph_plan, "AT_ONCE", 0)
+    refused = reader.post(ADDRESS, asked)
+    assert refused.status_code == 422 and "which members may ask for" in refused.content.decode()
+    assert not Search.objects.exists()
+    page = member.post(ADDRESS, asked).headers["Location"]
+    address, _, query = page.partition("?")
+    part = f"{address}found?{query}"
+    waiting = reader.get(page).content.decode()
+    search = Search.objects.get()
+    assert f'data-search="{search.pk}"' in waiting and "Partitioning the graph: begins in a moment." in waiting
+    assert f'hx-get="{escape(part)}"' in waiting and 'name="outer" value="0.2"' in waiting
+    Search.objects.filter(pk=search.pk).update(state=SearchState.RUNNING, done=3, of=4)
+    assert "Partitioning the graph: 3 of 4." in reader.get(part, headers=HX).content.decode()
+    searching.recover()
+    assert search_next()
+    shown = reader.get(part, headers=HX).content.decode()
+    verdict = quick[quick.index('id="verdict"') : quick.index("</p>", quick.index('id="verdict"'))]
+    assert verdict in shown and "data-search" not in shown and "<form" not in shown
+    assert verdict in reader.get(page).content.decode()
+    assert reader.get(part).headers["Location"] == page
+    assert member.get(f"{address}?{query}&memory=0.001").status_code == 200
+    assert search_next()
+    assert "no partition fits" in reader.get(f"{address}?{query}&memory=0.001").content.decode()
 
 
 def test_graphs_that_are_not_kept_are_not_found(reader: Client, alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:

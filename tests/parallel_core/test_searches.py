@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,12 @@ from pydantic import ValidationError
 
 from parallel_core.plan.cluster.zero_bubble import bubble_rows
 from parallel_core.plan.fleet import splits
+from parallel_core.plan.graph_plan import plan_graph
+from parallel_core.plan.layer_graph import read_graph
+from parallel_core.plan.pipedream import Level
 from parallel_core.searches import EXIT_MEMORY, KINDS, Told, alpa
 from parallel_core.searches import bubbles as bubbles_kind
+from parallel_core.searches import partition as partition_kind
 from parallel_core.searches import splits as splits_kind
 from parallel_core.searches.__main__ import work
 from parallel_core.spec import ModelSpec, RunSpec
@@ -49,6 +54,19 @@ def test_splits_tell_how_far_they_are() -> None:
     assert [done for done, _ in told] == list(range(told[0][1]))
 
 
+def test_a_partition_is_that_of_the_engine_and_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallel_core.searches.__main__.EVERY_S", -1.0)
+    text = (Path(__file__).parents[2] / "examples" / "branches.graph.txt").read_text()
+    question = {"text": text, "levels": [[8, 1e9], [2, 1e8]], "form": "released"}
+    *told, last = said("partition", question)
+    own = plan_graph(read_graph(text), [Level(8, 1e9), Level(2, 1e8)], "released")
+    found = partition_kind.Answer.model_validate(last["answer"])
+    assert (found.found, found.together) == (own.found, own.together)
+    done, of = zip(*((line["done"], line["of"]) for line in told), strict=True)
+    assert list(done) == sorted(set(done)) and {done[-1]} == set(of)
+    assert said("partition", {**question, "memory": 1.0})[-1]["refused"].startswith("memory: no partition fits")
+
+
 def test_alpas_answer_can_be_told_in_full() -> None:
     found = alpa.Answer.model_validate(said("alpa", {**PROFILED, "samples": 4, "devices": 2})[-1]["answer"])
     best = found.rows[0]
@@ -81,7 +99,7 @@ def test_what_has_no_answer_says_why_and_what_is_no_question_breaks() -> None:
     ]
     with pytest.raises(ValidationError):
         said("bubbles", {"models": "1.5B"})
-    assert len(KINDS) == 3
+    assert len(KINDS) == 4
 
 
 @pytest.mark.parametrize("wrong", [MemoryError, ValidationError])
