@@ -42,7 +42,7 @@ class Trace(models.Model):
         return sorted({int(step) for rank in self.ranks.values() for step in rank["steps"]})
 
     def counted(self, step: int) -> bool:
-        """Whether stages and micro-batches of the step were counted from messages, not named by annotations."""
+        """Whether stages and micro-batches of the step were told by messages and order, not named by annotations."""
         return any(step in rank.get("counted", ()) for rank in self.ranks.values())
 
     @property

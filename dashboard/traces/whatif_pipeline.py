@@ -27,7 +27,7 @@ _FOOT = (
 
 def whatif(found: Step, step: int, given: Mapping[str, Any], device: DeviceKind, by_messages: bool = False) -> WhatIf:
     """Of one step; `given` = the page's address, `device` = what its kernels or operations ran on, `by_messages`:
-    nothing names its stages and micro-batches, they were counted."""
+    nothing names its stages and micro-batches, messages told them."""
     try:
         pipeline = Recovered.of(found.spans, device) if found.total <= MOST_SPANS else None
     except ValueError as error:
@@ -61,7 +61,7 @@ def known(found: Recovered, by_messages: bool = False) -> str:
     size += "".join(f", {plural_text(count, word)}" for count, word in beside if count > 1)
     why = "annotations name every operation" if pipeline.stages_named else "stages by the order in which ranks begin"
     if by_messages:
-        why = "stages and micro-batches are counted from messages"
+        why = "messages, and the order of forwards and backwards, tell stages and micro-batches"
     sure = pipeline.stages_named and not by_messages
     out = [f"{'Certain' if sure else 'Likely'}: {name}, {size}; {why}."]
     if (skew := overtaken(pipeline)) > 0:

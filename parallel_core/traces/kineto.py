@@ -46,13 +46,18 @@ class RankTrace:
     micro_batches: int = 0
     """Different ones that annotations name; 0 = none does."""
     counted: list[int] = field(default_factory=list)
-    """Steps whose stages and micro-batches were counted from messages (`unnamed`)."""
+    """Steps whose stages and micro-batches messages and order told of (`unnamed`, `known_orders`)."""
     host: str = ""
     """Where it was recorded; '' where the trace does not say."""
     operations: dict[int, list[str]] = field(default_factory=dict)
     """Of each step the names of its first SEQUENCE operators, as the host began them (ATen)."""
     kernels: dict[int, list[str]] = field(default_factory=dict)
     """The same of what the device did; {} without one."""
+
+    @property
+    def pause(self) -> int:
+        """Longest pause inside one operation. On a CPU an operation is its rank's whole work: pauses are its Python."""
+        return JOIN_NS if self.device == "cuda" else LONGEST_NS
 
     def move(self, ns: int) -> None:
         """Moves every span."""
@@ -214,8 +219,7 @@ def _halve(rows: NDArray[np.void]) -> None:
 
 
 def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moments: NDArray[np.int64]) -> None:
-    # On a CPU an operation is its rank's whole work: pauses inside one are its own Python.
-    windows, pause = _windows(trace), JOIN_NS if len(trace.device) else LONGEST_NS
+    windows, pause = _windows(trace), out.pause
     if not windows:
         out.notes.append(
             "No step is marked in it (schedule and step() of the profiler do that): all of it is one step."
@@ -256,10 +260,16 @@ def _parted(rows: NDArray[np.void], mine: NDArray[np.void], pause: int) -> NDArr
 
 
 def _step(rows: NDArray[np.void], start: int, end: int, pause: int) -> NDArray[np.void]:
-    """The step itself, then its rows in order, neighbours of one kind joined; those of an annotated operation over
-    pauses of up to `pause` ns."""
+    """The step itself, then its rows in order, neighbours joined (`joined`)."""
+    step = np.array([(Kind.STEP, LANE_HOST, 0, -1, 0, 0, start, end, 0)], SPAN)
+    out = np.concatenate([step, joined(rows, pause)])
+    return out[np.argsort(out["start"], kind="stable")]
+
+
+def joined(rows: NDArray[np.void], pause: int) -> NDArray[np.void]:
+    """The rows in order, neighbours of one kind as one; those of a named operation over pauses of up to `pause` ns."""
     rows = rows[np.argsort(rows["start"], kind="stable")]
-    parts = [np.array([(Kind.STEP, LANE_HOST, 0, -1, 0, 0, start, end, 0)], SPAN)]
+    parts = [rows[:0]]
     keys = rows[["kind", "lane", "stage", "micro_batch"]]
     for key in np.unique(keys):
         mine = rows[keys == key]
@@ -267,9 +277,9 @@ def _step(rows: NDArray[np.void], start: int, end: int, pause: int) -> NDArray[n
             parts.append(mine)
             continue
         first = np.concatenate([[True], _parted(rows, mine, pause if key["micro_batch"] >= 0 else JOIN_NS)])
-        joined = mine[first]
-        joined["end"] = np.maximum.reduceat(mine["end"], np.flatnonzero(first))
-        parts.append(joined)
+        whole = mine[first]
+        whole["end"] = np.maximum.reduceat(mine["end"], np.flatnonzero(first))
+        parts.append(whole)
     out = np.concatenate(parts)
     return out[np.argsort(out["start"], kind="stable")]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.schedule.traits import TRAITS
-from parallel_core.traces.kineto import RankTrace
+from parallel_core.traces.kineto import RankTrace, joined
 from parallel_core.traces.known_orders import ordered
 from parallel_core.traces.unnamed import NotCounted, Spans, counted, whole
 
@@ -127,7 +127,7 @@ def _counted(out: Together) -> str:
             continue
         names |= {TRAITS[name].label} if name else set()
         for rank, rows in made.items():
-            out.ranks[rank].steps[step] = rows
+            out.ranks[rank].steps[step] = joined(rows, out.ranks[rank].pause)
             out.ranks[rank].counted.append(step)
             found.add((int(rows["stage"].max()) + 1, int(rows["micro_batch"].max()) + 1))
     if not found:
