@@ -8,11 +8,14 @@ from django.contrib.auth.forms import PasswordChangeForm
 from django.http import HttpResponse
 from django.urls import reverse_lazy
 
+from dashboard.accounts.patience import Patient
+
 
 class SignIn(auth.LoginView):
     """The only page that strangers see. Someone already signed in goes on to where they wanted to be."""
 
     template_name = "accounts/login.html"
+    authentication_form = Patient
     redirect_authenticated_user = True
 
 

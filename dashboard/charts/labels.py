@@ -20,11 +20,6 @@ class Box(NamedTuple):
     right: float
     bottom: float
 
-    def meets(self, other: Box) -> bool:
-        return (
-            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
-        )
-
 
 _SIDES = ("top right", "bottom right", "top left", "bottom left", "middle right", "middle left")
 """As Plotly calls them, the first that is free is taken."""
@@ -33,17 +28,23 @@ _SIDES = ("top right", "bottom right", "top left", "bottom left", "middle right"
 def placed(points: Sequence[tuple[float, float, str]], width: float, height: float) -> list[str]:
     """Where each name stands, one of Plotly's words a point. `points` = (x, y, name) in pixels, y downwards, of a
     chart that is `width` x `height`. Where no side is free it is the one inside the chart that covers least."""
-    dots = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y, _ in points]
-    taken: list[Box] = []
+    dots = np.array([(x - DOT, y - DOT, x + DOT, y + DOT) for x, y, _ in points]).reshape(-1, 4)
+    taken = np.empty((0, 4))
     out = [_SIDES[0]] * len(points)
     for i in sorted(range(len(points)), key=lambda i: points[i][0]):
-        others = [*dots[:i], *dots[i + 1 :], *taken]
+        others = np.concatenate([np.delete(dots, i, axis=0), taken])
         boxes = {side: _box(*points[i], side) for side in _SIDES}
         inside = [side for side, box in boxes.items() if _inside(box, width, height)]
-        covers = {side: sum(map(boxes[side].meets, others)) for side in inside or _SIDES}
+        covers = {side: _met(boxes[side], others) for side in inside or _SIDES}
         out[i] = min(covers, key=covers.__getitem__)
-        taken.append(boxes[out[i]])
+        taken = np.vstack([taken, boxes[out[i]]])
     return out
+
+
+def _met(box: Box, others: NDArray[np.float64]) -> int:
+    """How many of the rows (left, top, right, bottom) the box overlaps."""
+    left, top, right, bottom = others.T
+    return int(((box.left < right) & (left < box.right) & (box.top < bottom) & (top < box.bottom)).sum())
 
 
 def _inside(box: Box, width: float, height: float) -> bool:

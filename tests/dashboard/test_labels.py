@@ -7,6 +7,7 @@ import numpy as np
 from dashboard.charts.gantt import BAR
 from dashboard.charts.labels import DOT, covered, placed
 from dashboard.charts.labels import _box as box
+from dashboard.charts.labels import _met as met
 from parallel_core.schedule.ir import Kind
 
 
@@ -16,7 +17,7 @@ def test_names_that_would_cover_each_other_take_other_sides() -> None:
     assert sides[3] == "top right"
     boxes = [box(*point, side) for point, side in zip(points, sides, strict=True)]
     for i, one in enumerate(boxes):
-        assert not any(one.meets(other) for other in boxes[i + 1 :])
+        assert not met(one, np.array(boxes[i + 1 :]).reshape(-1, 4))
         for x, y, _ in points[:i] + points[i + 1 :]:
             assert not (one.left < x + DOT and x - DOT < one.right and one.top < y + DOT and y - DOT < one.bottom)
 
