@@ -35,6 +35,7 @@ def add(commands: Commands) -> None:
     plan.add_argument("--devices", type=whole(1), help="how many devices (default: the cluster's)")
     plan.add_argument("--batch", type=whole(1), default=1536, help="sequences of a step (default: 1536)")
     plan.add_argument("--adapters", type=whole(0), default=0, help="rank of adapters on a frozen base (default: none)")
+    plan.add_argument("--columns", action="store_true", help="try linear layers split all by columns, too")
     plan.add_argument("--top", type=whole(1), default=10, help="layouts listed, each with its fastest plan (10)")
     plan.add_argument("--ask", choices=[*QUESTIONS, "all"], help="answer a question about the best plans")
     plan.add_argument("--json", action="store_true", help="the listed plans as JSON")
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     from parallel_core.plan.cluster.job import Job
     from parallel_core.plan.cluster.model import presets
     from parallel_core.plan.cluster.problems import Unphysical
-    from parallel_core.plan.cluster.search import search
+    from parallel_core.plan.cluster.search import Space, search
 
     if options.accuracy:
         return _accuracy()
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.serve:
             return _serve(job.model, cluster, options)
-        found = search(job, cluster)
+        found = search(job, cluster, Space(by_columns=(False, True)) if options.columns else None)
     except Unphysical as error:
         print("\n".join(f"{field}: {message}" for field, message in error.messages.items()), file=sys.stderr)
         return 2

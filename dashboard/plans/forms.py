@@ -140,6 +140,11 @@ class PlannerForm(SetupForm):
         ],
     )
     offload = Choice(label="Optimizer offload", choices=[("no", "no"), ("yes", "may be used")])
+    columns = Choice(
+        label="Tensor split",
+        choices=[("no", "column-row pairs"), ("yes", "all by columns, too")],
+        help_text="by columns gathers every output: more bytes, rarely the fastest",
+    )
     adapters = WholeNumber(
         label="Adapters, rank", min_value=1, required=False, help_text="frozen base; empty: all is trained"
     )
@@ -158,6 +163,7 @@ class PlannerForm(SetupForm):
         "precision": "16-bit",
         "schedules": "all",
         "offload": "no",
+        "columns": "no",
         "tokens": 300,
         "price": 2,
     }
@@ -191,6 +197,7 @@ class PlannerForm(SetupForm):
             precisions=(values["precision"],),
             states=(values["state"],),
             offload=(False, True) if values["offload"] == "yes" else (False,),
+            by_columns=(False, True) if values["columns"] == "yes" else (False,),
         )
         if values["plan"]:
             try:
@@ -216,7 +223,7 @@ class PlannerForm(SetupForm):
 
     @property
     def more(self) -> list[forms.BoundField]:
-        return self.group("state", "precision", "schedules", "offload", "adapters", "tokens", "price")
+        return self.group("state", "precision", "schedules", "offload", "columns", "adapters", "tokens", "price")
 
     @property
     def asks_more(self) -> bool:

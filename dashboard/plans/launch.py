@@ -42,6 +42,7 @@ def run_of(job: Job, plan: Plan, device: str) -> RunSpec:
         "schedule": plan.schedule,
         "micro_batches": max(1, job.batch // (plan.dp * plan.micro_batch)),
         "sequence": plan.sequence_parallel,
+        "tensor_split": "columns" if plan.by_columns else "pairs",
         "recompute": plan.recompute,
         "zero": plan.zero,
     }

@@ -136,6 +136,17 @@ def test_arguments_carry_the_plan(reader: Client) -> None:
     assert "--recompute-activations" in flags
 
 
+def test_splits_by_columns_are_tried_when_asked(reader: Client) -> None:
+    """Off by default; a typed plan has them whatever the search tries."""
+    rows = [reader.get(PAGE + "plans.json", {"columns": asked}).json()["data"] for asked in ("no", "yes")]
+    assert not any(row["by_columns"] for row in rows[0])
+    assert len(rows[0]) == len(rows[1]) and rows[1][0]["step_s"] <= rows[0][0]["step_s"]
+    typed = reader.get(PAGE, {"plan": "TP 8 x PP 16 x DP 8, ZeRO-1, by columns"})
+    assert "by columns" in typed.content.decode() and typed.context["missing"]
+    wrong = reader.get(PAGE, {"columns": "both"})
+    assert list(wrong.context["form"].errors) == ["columns"]
+
+
 def test_htmx_gets_the_result_alone(reader: Client) -> None:
     text = reader.get(PAGE, headers={"HX-Request": "true"}).content.decode()
     assert "<html" not in text

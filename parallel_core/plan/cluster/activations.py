@@ -34,10 +34,19 @@ def of_layer(job: Job, plans: Plans) -> LayerActivations:
     inner = 3 if model.gated else 2
     inside = tokens * e * (2 * model.hidden + 2 * model.kv_width + inner * model.ffn)
     core = _attention(job, plans) / plans.tp
+    inside = inside + np.where(plans.by_columns, _gathered(job, plans) * (plans.tp - 1), 0.0)
     body = inside / plans.tp + outside / np.where(plans.sequence_parallel, plans.tp, 1)
     # A full checkpoint is kept whole on every tensor rank: the paper's choice, which saves an all-gather (section 5).
     kept = np.choose(plans.recompute, [body + core, body, tokens * model.hidden * e])
     return LayerActivations(kept, body + core - np.where(plans.recompute == FULL, 0, kept))
+
+
+def _gathered(job: Job, plans: Plans) -> Floats:
+    """Inputs of the projection and of the MLP's last layer, which a rank keeps whole where columns are gathered; Flash
+    attention keeps its own output beside it."""
+    model = job.model
+    beside = model.hidden / np.maximum(plans.tp - 1, 1) if job.software.flash else 0.0
+    return model.seq * plans.micro_batch * plans.element * (model.hidden + model.ffn + beside)
 
 
 def _attention(job: Job, plans: Plans) -> Floats:

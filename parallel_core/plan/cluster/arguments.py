@@ -68,6 +68,11 @@ def _split(job: Job, plan: Plan) -> list[str]:
 
 
 def _missing(plan: Plan) -> list[str]:
+    columns = ["Megatron-LM splits linear layers in column-row pairs, not all by columns."] * plan.by_columns
+    return columns + _no_schedule(plan)
+
+
+def _no_schedule(plan: Plan) -> list[str]:
     if plan.pp > 1 and plan.schedule.startswith("zb"):
         return [
             f"{plan.schedule} needs the zero-bubble fork of Megatron-LM (sail-sg/zero-bubble-pipeline-parallelism)."

@@ -66,7 +66,10 @@ def _steps(job: Job, cluster: Cluster, plan: Plan) -> Iterator[Step]:
             yield f"{kind if kind != 'none' else 'no'} recomputation", {"recompute": kind}
     if plan.tp > 1:
         split = not plan.sequence_parallel
-        yield f"{'' if split else 'no '}sequence parallel", {"sequence_parallel": split}
+        pairs = {"by_columns": False} if plan.by_columns else {}
+        yield f"{'' if split else 'no '}sequence parallel", {"sequence_parallel": split, **pairs}
+    if plan.by_columns:
+        yield "column-row pairs", {"by_columns": False}
     if plan.dp > 1:
         yield from ((f"ZeRO-{z}" if z else "no ZeRO", {"zero": z}) for z in range(4) if z != plan.zero)
     yield from ((f"micro-batch {b}", {"micro_batch": b}) for b in (1, 2, 4, 8, 16) if b != plan.micro_batch)

@@ -50,7 +50,8 @@ _FP32 = State(4, 4, 8, 4, "all in fp32")
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One way to split and schedule a training step. `micro_batch` in sequences; `chunks` = model chunks a rank;
-    `state` = bytes per parameter (a key of STATES); `offload` = optimizer state and step on the host."""
+    `state` = bytes per parameter (a key of STATES); `offload` = optimizer state and step on the host; `by_columns` =
+    a tensor group cuts every linear layer by its outputs and gathers them, not column-row pairs."""
 
     dp: int = 1
     tp: int = 1
@@ -64,6 +65,7 @@ class Plan:
     precision: str = "16-bit"
     state: int = 18
     offload: bool = False
+    by_columns: bool = False
 
     @property
     def devices(self) -> int:
@@ -82,7 +84,8 @@ class Plan:
         parts += [f"micro-batch {self.micro_batch}"]
         if self.zero:
             parts.append(f"ZeRO-{self.zero}")
-        parts += [word for word, on in (("SP", self.sequence_parallel), ("offload", self.offload)) if on]
+        flags = (("SP", self.sequence_parallel), ("by columns", self.by_columns), ("offload", self.offload))
+        parts += [word for word, on in flags if on]
         if self.recompute != "none":
             parts.append(f"{self.recompute} recompute")
         parts += [PRECISIONS[1]] * (self.precision == PRECISIONS[1])
@@ -90,6 +93,7 @@ class Plan:
         return ", ".join(parts)
 
 
+_FLAGS = ("sequence_parallel", "offload", "by_columns")
 _CODES = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": PRECISIONS}
 
 
@@ -109,6 +113,7 @@ class Plans:
     precision: Ints
     state: Ints
     offload: Bools
+    by_columns: Bools
 
     def __len__(self) -> int:
         return len(self.dp)
@@ -161,7 +166,7 @@ def changed(plan: Plan, **changes: Any) -> Plan:
 
 
 def _kind(name: str) -> Any:
-    if name in ("sequence_parallel", "offload"):
+    if name in _FLAGS:
         return np.bool_
     return np.int64 if name in (*_CODES, "zero", "state") else np.float64
 
@@ -173,4 +178,4 @@ def _code(name: str, value: Any) -> Any:
 def _plain(name: str, value: Any) -> Any:
     if name in _CODES:
         return _CODES[name][int(value)]
-    return bool(value) if name in ("sequence_parallel", "offload") else int(value)
+    return bool(value) if name in _FLAGS else int(value)

@@ -24,6 +24,7 @@ class Reason(IntFlag):
     DEVICES = 32
     HOST = 64
     MEMORY = 128
+    COLUMNS = 256
 
 
 def structure(job: Job, cluster: Cluster, plans: Plans) -> Ints:
@@ -38,6 +39,7 @@ def structure(job: Job, cluster: Cluster, plans: Plans) -> Ints:
         Reason.ROUNDS: (plans.schedule == INTERLEAVED) & (plans.pp > 1) & (m % plans.pp != 0),
         Reason.FEW: plans.split_backward & (m < plans.pp),
         Reason.DEVICES: plans.devices > cluster.devices,
+        Reason.COLUMNS: plans.by_columns & ((plans.tp == 1) | plans.sequence_parallel),
     }
     return _packed(wrong, len(plans))
 

@@ -36,6 +36,7 @@ class Space:
     precisions: tuple[str, ...] = ("16-bit",)
     states: tuple[int, ...] = (18,)
     offload: tuple[bool, ...] = (False, True)
+    by_columns: tuple[bool, ...] = (False,)
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def grid(job: Job, cluster: Cluster, space: Space) -> Plans:
         if total > MOST_PLANS:
             break
         blocks.append(block)
-    columns = np.concatenate(blocks).T if blocks else np.zeros((12, 0))
+    columns = np.concatenate(blocks).T if blocks else np.zeros((len(Plans.__dataclass_fields__), 0))
     names = list(Plans.__dataclass_fields__)
     return Plans.columns(**dict(zip(names, columns, strict=True)))
 
@@ -132,10 +133,10 @@ def _layouts(job: Job, cluster: Cluster, space: Space) -> Iterator[tuple[int, in
 
 
 def _options(job: Job, space: Space, tp: int, pp: int, dp: int) -> Iterator[tuple[float, ...]]:
-    """(chunks, micro-batch, schedule, recompute, ZeRO, SP, precision, state, offload), as codes."""
+    """(chunks, micro-batch, schedule, recompute, ZeRO, SP, precision, state, offload, columns), as codes."""
     sizes = [b for b in space.micro_batches if b * dp <= job.batch] or [1]
     zero = space.zero if dp > 1 else (0,)
-    split = space.sequence_parallel if tp > 1 else (False,)
+    split, columns = (space.sequence_parallel, space.by_columns) if tp > 1 else ((False,), (False,))
     more = (
         [RECOMPUTE.index(word) for word in space.recompute],
         zero,
@@ -143,8 +144,10 @@ def _options(job: Job, space: Space, tp: int, pp: int, dp: int) -> Iterator[tupl
         [PRECISIONS.index(word) for word in space.precisions],
         space.states,
         space.offload,
+        columns,
     )
-    for (schedule, chunks), size, rest in product(_schedules(job, space, pp), sizes, list(product(*more))):
+    able = [rest for rest in product(*more) if not (rest[2] and rest[-1])]  # columns are gathered whole, not by rows
+    for (schedule, chunks), size, rest in product(_schedules(job, space, pp), sizes, able):
         yield (chunks, size, SCHEDULES.index(schedule), *rest)
 
 

@@ -101,6 +101,7 @@ def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
         Reason.BATCH: f"A batch of {batch} does not divide over {plan.dp} replicas x {plan.micro_batch} a micro-batch.",
         Reason.ROUNDS: f"Interleaving needs micro-batches in multiples of {plan.pp} stages; there are {m}.",
         Reason.FEW: f"{plan.schedule} needs at least {plan.pp} micro-batches, one a stage; there are {m}.",
+        Reason.COLUMNS: "Columns are gathered whole within a tensor group: use TP 2 or more, without SP.",
     }
 
 

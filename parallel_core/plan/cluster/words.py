@@ -19,7 +19,7 @@ _PATTERN = re.compile(
     r"|(?P<schedule>\b(?:gpipe|1f1b-stash|1f1b-2bw|1f1b|interleaved(?:\s+\d+)?|zb-h1|zb-h2|zb-v)\b)"
     r"|(?P<recompute>\b(?:no|none|selective|full)\s+recomput(?:e|ation))"
     r"|(?P<bytes>\b\d+\s+bytes)"
-    r"|(?P<flag>\b(?:sp|sequence parallel|offload|fp32|16-bit|one device)\b)"
+    r"|(?P<flag>\b(?:sp|sequence parallel|by columns|offload|fp32|16-bit|one device)\b)"
     r"|(?P<between>[\s,;x×+*]+)"
 )
 UNDERSTOOD = "TP, PP, DP, micro-batch, ZeRO-1, SP, offload, 1f1b, selective recompute"
@@ -73,6 +73,7 @@ def _field(kind: str, word: str) -> dict[str, Any]:
 _FLAGS: dict[str, dict[str, Any]] = {
     "sp": {"sequence_parallel": True},
     "sequence parallel": {"sequence_parallel": True},
+    "by columns": {"by_columns": True},
     "offload": {"offload": True},
     "fp32": {"precision": "fp32"},
 }

@@ -57,11 +57,28 @@ def layer(job: Job, plans: Plans, machine: Machine) -> Seconds:
     columns, rows = (job.trained * part for part in _weights(job, plans, machine))  # frozen ones have no gradient
     weights = columns + rows + (0.0 if job.software.fused_gradients else _added(job, plans, machine))
     collective = _collective(job, plans, machine)
+    gathers = _gathers(job, plans, machine)
+    before = np.where(plans.by_columns, 1.5 * collective + gathers[1], 2 * collective)
     behind = _behind(job, plans, machine, collective, columns)
+    behind = behind + np.where(plans.by_columns, _exposed(job, plans, machine, gathers[0] + gathers[1], rows), 0.0)
     forward = ahead.products + ahead.core + ahead.moved
     recompute = np.choose(plans.recompute, [0 * forward, ahead.core, forward])
-    again = np.where(plans.recompute == FULL, 2 * collective, 0.0)
-    return Seconds(forward, back.products + back.core + back.moved, weights, recompute, 2 * collective, behind, again)
+    again = np.where(plans.recompute == FULL, before, 0.0)
+    return Seconds(forward, back.products + back.core + back.moved, weights, recompute, before, behind, again)
+
+
+def _gathers(job: Job, plans: Plans, machine: Machine) -> tuple[Floats, Floats]:
+    """One gather (or scatter) of what the projection takes, and of what the MLP's last layer does."""
+    sizes = (job.model.seq * plans.micro_batch * width * plans.element for width in (job.model.hidden, job.model.ffn))
+    attention, mlp = (machine.ring(size, plans.tp, np.ones_like(plans.tp), halves=1.0) for size in sizes)
+    return attention, mlp
+
+
+def _exposed(job: Job, plans: Plans, machine: Machine, scattered: Floats, rows: Floats) -> Floats:
+    """Of the scatters of the gradients of gathered inputs, which run beside the weight gradients of their layers."""
+    beside = np.minimum(scattered, rows) if job.software.overlap_tp else 0.0 * scattered
+    hidden = np.where(plans.split_backward, 0.0, beside)
+    return scattered - (1 - machine.efficiency.beside) * hidden
 
 
 def _behind(job: Job, plans: Plans, machine: Machine, collective: Floats, columns: Floats) -> Floats:
@@ -88,13 +105,14 @@ def _forward(job: Job, plans: Plans, machine: Machine) -> _Pass:
     qkv, inner = model.hidden + 2 * model.kv_width, model.ffn * (2.0 if model.gated else 1.0)
     products = (
         machine.product(tokens, qkv / t, h)
-        + machine.product(tokens, h, h / t)
+        + machine.product(tokens, *_second(plans, h, h))
         + machine.product(tokens, inner / t, h)
-        + machine.product(tokens, h, model.ffn / t)
+        + machine.product(tokens, *_second(plans, h, model.ffn))
     )
     mask = 0.0 if model.gated else 1.0
     wide = h / np.where(plans.sequence_parallel, t, 1)
-    moved = wide * (10 * e + 2 * mask) + (model.ffn * (3 if model.gated else 2) + 2 * qkv + 2 * h) / t * e
+    moved = np.where(plans.by_columns, 2 * (3 * h + model.ffn) * e, 0.0)  # gathered rank by rank, put side by side
+    moved = moved + wide * (10 * e + 2 * mask) + (model.ffn * (3 if model.gated else 2) + 2 * qkv + 2 * h) / t * e
     scores = _scores(job, plans) * ((2 + 2 * mask) * e + mask)
     core = _attention(job, plans, machine) + machine.moved(scores)
     return _Pass(products, core, machine.moved(tokens * moved))
@@ -108,9 +126,9 @@ def _backward(job: Job, plans: Plans, machine: Machine) -> _Pass:
     qkv, inner = model.hidden + 2 * model.kv_width, model.ffn * (2.0 if model.gated else 1.0)
     products = (
         machine.product(tokens, h, qkv / t)
-        + machine.product(tokens, h / t, h)
+        + machine.product(tokens, *_second(plans, h, h)[::-1])
         + machine.product(tokens, h, inner / t)
-        + machine.product(tokens, model.ffn / t, h)
+        + machine.product(tokens, *_second(plans, h, model.ffn)[::-1])
     )
     mask = 0.0 if model.gated else 1.0
     wide = h / np.where(plans.sequence_parallel, t, 1)
@@ -128,7 +146,15 @@ def _weights(job: Job, plans: Plans, machine: Machine) -> tuple[Floats, Floats]:
     tokens, h = model.seq * plans.micro_batch, np.asarray(float(model.hidden))
     qkv, inner = model.hidden + 2 * model.kv_width, model.ffn * (2.0 if model.gated else 1.0)
     columns = machine.product(qkv / t, h, tokens) + machine.product(inner / t, h, tokens)
-    return columns, machine.product(h, h / t, tokens) + machine.product(h, model.ffn / t, tokens)
+    second = (_second(plans, h, h), _second(plans, h, model.ffn))
+    rows = [machine.product(outputs, inputs, tokens) for outputs, inputs in second]
+    return columns, rows[0] + rows[1]
+
+
+def _second(plans: Plans, outputs: Floats, inputs: Floats | float) -> tuple[Floats, Floats]:
+    """(outputs, inputs) of a rank's part of a second linear layer: by its rows in a pair, or by columns."""
+    cut = plans.tp
+    return np.where(plans.by_columns, outputs / cut, outputs), np.where(plans.by_columns, inputs, inputs / cut)
 
 
 def _attention(job: Job, plans: Plans, machine: Machine) -> Floats:
