@@ -59,12 +59,12 @@ class Panel:
     @classmethod
     def of(cls, found: Assessment) -> Panel:
         if found.spec is None:
-            return cls(errors=list(found.errors.values()))
+            return cls(errors=[_short(said) for said in found.errors.values()])
         feasibility = found.feasibility
         full = max([found.limit, *(stage.total for stage in found.stages)])
         return cls(
             label=found.label,
-            errors=list(found.errors.values()),
+            errors=[_short(said) for said in found.errors.values()],
             devices=_devices(found),
             memory=feasibility.sentence if feasibility else "",
             fits=feasibility.fits if feasibility else None,
@@ -76,6 +76,12 @@ class Panel:
             limit=bytes_text(found.limit) if found.limit else "",
             layout=picture(found.spec, 0) if found.spec.parallel.world > 1 else None,
         )
+
+
+def _short(said: str) -> str:
+    """A grid has its columns at its field alone."""
+    first, _, grid = said.partition("\n")
+    return f"{first} Its field shows where." if grid else said
 
 
 def _devices(found: Assessment) -> str:

@@ -50,22 +50,23 @@ def replicas(ranks: Mapping[int, Mapping[str, Any]], layout: Layout) -> list[Map
 
 
 def merged(told: Sequence[Mapping[str, Any]]) -> Generated:
-    """Of all `replicas`: their texts one after the other, and what the slowest took for each token."""
+    """Of all `replicas`: their texts one after the other, the last prefill, and the seconds of the slowest."""
+    slowest = max(told, key=lambda replica: statistics.median(replica["seconds"] or [0]))
     return {
         "tokens": [tokens for replica in told for tokens in replica["tokens"]],
         "prefill": max(replica["prefill"] for replica in told),
-        "seconds": [max(each) for each in zip(*(replica["seconds"] for replica in told), strict=False)],
+        "seconds": list(slowest["seconds"]),
         "kv_bytes": max(replica["kv_bytes"] for replica in told),
     }
 
 
 def rate(told: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
-    """(median seconds a token, tokens/s of all texts, summed over `replicas`); None before the second token."""
+    """(median seconds a token of the slowest, tokens/s summed over `replicas`); None before the second token."""
     if not told or not all(replica["seconds"] for replica in told):
         return None
     medians = [statistics.median(replica["seconds"]) for replica in told]
     speed = sum(len(replica["tokens"]) / max(token, 1e-9) for replica, token in zip(told, medians, strict=True))
-    return statistics.median(merged(told)["seconds"]), speed
+    return max(medians), speed
 
 
 def timing(told: Sequence[Mapping[str, Any]], prompt: int) -> str:

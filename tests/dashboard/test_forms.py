@@ -226,6 +226,16 @@ def test_a_file_that_is_no_schedule(member_client: Client, data: bytes, field: s
     assert not Run.objects.exists()
 
 
+def test_a_schedule_that_would_hang_shows_its_grid_at_the_field(member_client: Client) -> None:
+    """The bad cell is marked there; the panel says the reason alone."""
+    hangs = "0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1"
+    answer = member_client.post("/runs/new/check", filled(**OWN, parallel__program=hangs))
+    (said,) = answer.context["form"].errors["parallel__program"]
+    assert "rank 1 | >1RECV_ACT1< 1F1 " in said
+    (short,) = answer.context["panel"].errors
+    assert short == f"{said.splitlines()[0]} Its field shows where."
+
+
 def test_token_files_of_workers_are_corpora(member_client: Client, two_cpus: None) -> None:
     files = [{"name": "wiki", "tokens": 120_000, "vocab": 50_257}]
     Worker.objects.update(token_files=files)
