@@ -23,7 +23,9 @@ from dashboard.runs.page_tabs import OF_TEXT, TABS, tab_context
 from dashboard.runs.page_tiles import tiles
 from dashboard.runs.page_verdict import CAUSES, age_text, placed, verdict
 from dashboard.runs.states import beginning
+from dashboard.schedules.glossary import words_of
 from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, TRACED_SERIES
+from parallel_core.spec import RunSpec
 
 SETTLED = timedelta(minutes=1)
 """So long after its end all of a run has arrived."""
@@ -112,6 +114,7 @@ def _first_screen(run: Run, step: int | None, lit: Lit | None) -> dict[str, Any]
         "step": step if step in steps else None,
         "findings": findings(run, wait=False),
         "legend": LEGEND,
+        "words": words_of([RunSpec.model_validate(run.spec)]),
         "metric_names": [*RUN_SERIES, *TRACED_SERIES, *RANK_SERIES],
     }
 

@@ -210,7 +210,7 @@ CARDS: tuple[Card, ...] = (
         "Fast links between stages and few micro-batches.",
         "Slow links: the bubble shrinks, the messages grow.",
         {"pp": 4, "schedule": "interleaved", "micro_batches": 8},
-        seen=("PP-Interleaved",),
+        seen=("PP-Interleaved", "PP-Looped"),
         preset="pp2-interleaved",
     ),
     Card(

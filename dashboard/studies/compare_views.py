@@ -13,6 +13,7 @@ from dashboard.charts.theme import LEGEND
 from dashboard.numbers import number, numbers
 from dashboard.runs.findings import case_of
 from dashboard.runs.models import Run
+from dashboard.schedules.glossary import words_of
 from dashboard.studies import compare, figures
 from dashboard.studies.selectors import Overview, Row, overview
 from dashboard.studies.views import gantt_src
@@ -48,6 +49,7 @@ def compare_page(request: HttpRequest) -> HttpResponse:
         "target": target,
         "reached": reached,
         "legend": LEGEND,
+        "words": words_of(row.spec for row in rows),
         "swap": _swapped(runs),
         "scaling": scaling.check(case_of(runs[1], earlier=runs[0])) if len(runs) == 2 else None,
     }

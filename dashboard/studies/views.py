@@ -20,6 +20,7 @@ from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.numbers import number, numbers
 from dashboard.runs.models import ENDED, Run, State
+from dashboard.schedules.glossary import words_of
 from dashboard.studies import answers, figures, findings, fit, fit_views, postmortem, scaling, streams, table, written
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, held_equal, overview
@@ -111,6 +112,7 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
         "gantt_shown": [row.run.pk for row in gantt_rows],
         "gantt_height": 56 * sum(row.run.devices for row in gantt_rows) + 80,
         "legend": LEGEND,
+        "words": words_of(specs),
         "may_change": may_change(request.user, study),
         "done": len([row for row in view.rows if row.run.state in ENDED]),
     }

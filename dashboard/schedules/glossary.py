@@ -1,0 +1,64 @@
+"""What the short names of strategies mean, for a page that shows runs of them: a line each, said by the cards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from dashboard.schedules.cards import CARDS, Card
+from parallel_core.schedule.traits import TRAITS
+from parallel_core.spec import RunSpec
+
+
+class Word(NamedTuple):
+    """`place` = its card on the Strategies page, "" where it has none."""
+
+    name: str
+    title: str
+    meaning: str
+    place: str = ""
+
+
+SINGLE = Word("Single", "One device", "The whole model and the whole batch on one device.")
+PARTS = Word("Micro-batches", "Parts of the batch", "They go through one by one; their gradients are added up.")
+BUBBLE = Word("Bubble", "Idle time", "A device waits because what it needs is not there yet.")
+
+
+def words_of(specs: Iterable[RunSpec]) -> list[Word]:
+    """Each name that the labels and charts of these runs use, once, in the order in which they come."""
+    return list(dict.fromkeys(word for spec in specs for word in _words(spec)))
+
+
+def _words(spec: RunSpec) -> Iterator[Word]:
+    split = spec.parallel
+    if split.world == 1:
+        yield SINGLE
+    if max(split.copies) > 1:
+        yield _from("dp", "DP")
+    if split.zero:
+        yield _from("zero3" if split.zero == 3 else "zero", f"ZeRO-{split.zero}")
+    if max(split.tensor_ranks) > 1:
+        yield _from("tp-columns" if split.tensor_split == "columns" else "tp", "TP")
+    if split.sequence:
+        yield _from("sp", "SP")
+    if split.pp > 1:
+        label = TRAITS[split.schedule].label
+        if card := _pipeline(label):
+            yield Word(label, card.title, card.idea, card.key)
+    if split.recompute != "none":
+        yield _from("ar", "AR")
+    if split.micro_batches > 1:
+        yield PARTS
+    if split.pp > 1:
+        yield BUBBLE
+
+
+def _from(key: str, name: str) -> Word:
+    card = next(card for card in CARDS if card.key == key)
+    return Word(name, card.title, card.idea, card.key)
+
+
+def _pipeline(label: str) -> Card | None:
+    """The card whose runs are called most like it; None for an order of the user's own."""
+    fitting = [(len(start), card) for card in CARDS for start in card.seen if label.startswith(start)]
+    return max(fitting, key=lambda found: found[0])[1] if fitting else None
