@@ -32,6 +32,12 @@ def add(commands: Commands) -> None:
     predict = commands.add_parser("predict", help="how long a step of a spec will take, by a cost table")
     predict.add_argument("spec", type=Path)
     predict.add_argument("--table", type=Path, required=True, help="what `profile --out` wrote")
+    predict.add_argument(
+        "--cut",
+        type=Path,
+        metavar="OUT",
+        help="move the cuts between stages while that shortens the step; write the spec",
+    )
     predict.set_defaults(run=_predict)
 
 
@@ -54,12 +60,28 @@ def _predict(options: argparse.Namespace) -> int:
     from parallel_core.profile.table import CostTable, CostTableError
     from parallel_core.simulate.predict import CannotPredict, predict_step
 
+    spec = _spec(options.spec)
     try:
-        found = predict_step(_spec(options.spec), CostTable.read(options.table))
+        table = CostTable.read(options.table)
+        if options.cut is not None:
+            return _cut(spec, table, options.cut)
+        found = predict_step(spec, table)
     except (CostTableError, CannotPredict) as error:
         print(error, file=sys.stderr)
         return 2
     print(f"{seconds_text(found.seconds)} a step")
+    return 0
+
+
+def _cut(spec: RunSpec, table: CostTable, out: Path) -> int:
+    from parallel_core.simulate.cuts import best_cuts
+
+    found = best_cuts(spec, table)
+    out.write_text(found.spec.model_dump_json(indent=1) + "\n")
+    cuts = ", ".join(map(str, found.spec.parallel.cuts or ())) or "no cut"
+    print(
+        f"{seconds_text(found.seconds)} a step, cut at {cuts}; {seconds_text(found.before)} before. Written to {out}."
+    )
     return 0
 
 

@@ -1,9 +1,13 @@
-"""A duel: this engine and one of PyTorch's own, in the same ranks, step by step in turns."""
+"""A duel: this engine and one of PyTorch's own, in the same ranks, step by step in turns.
+
+A pipeline is cut by a profile of the same model that is taken just before, inside blocks where that is better.
+PyTorch's own takes part twice: with the same cuts, which is schedule against schedule, and in whole blocks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +17,13 @@ from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups
 from parallel_core.launch_rank import Seat
 from parallel_core.observe.progress import Progress
+from parallel_core.profile.measure import measure_for
+from parallel_core.profile.table import CostTable
+from parallel_core.simulate.cuts import best_cuts
 from parallel_core.spec import RunSpec
+
+PROFILED_S = 2.0
+"""Seconds that the layers of the pipelines are timed for."""
 
 WIDE: dict[str, Any] = {"layers": 8, "hidden": 256}
 """Of `tensor-wide`."""
@@ -47,37 +57,65 @@ def benches() -> dict[str, Callable[[int], dict[str, Any]]]:
 
 
 def contestants(name: str, seat: Seat, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
-    """`ours` and `theirs`."""
+    """`ours` and `theirs`; of a pipeline `blocks`, too: theirs in whole ones."""
     from parallel_core.bench import ours, peers
+    from parallel_core.bench.peers import pipeline
 
-    return {
+    made = {
         "ours": ours.build(seat.spec, seat.rank, groups, page, seat.folder),
         "theirs": peers.build(name, seat.spec, seat.rank, seat.folder),
     }
+    if name in PIPELINES:
+        made["blocks"] = pipeline.build(pipeline.in_whole_blocks(seat.spec), seat.rank, seat.folder)
+    return made
+
+
+@lru_cache
+def _table() -> CostTable:
+    """Of the model of the pipelines, on two devices of this host."""
+    return measure_for(spec_of(PIPELINES[0]), ranks=2, quick=True, seconds=PROFILED_S)
 
 
 def run(name: str, rounds: int) -> dict[str, Any]:
-    """Results: ours, theirs (median seconds a step), ratio theirs/ours with its range over rounds, cpu (theirs/ours in
-    processor seconds), loss_difference."""
-    ranks = turns.hold("duel", name, spec_of(name), rounds)
-    ours, theirs = (turns.slowest(ranks, side) for side in ("ours", "theirs"))
-    low, ratio, high = turns.quotient(theirs, ours)
-    cpu = turns.worked(ranks, "theirs") / turns.worked(ranks, "ours")
-    losses = next(rank["losses"] for rank in ranks if None not in rank["losses"].values())
-    difference = abs(losses["ours"] - losses["theirs"]) / abs(losses["theirs"])
+    """Results: ours (median seconds a step), and what `_against` says of theirs; in `blocks` too, of a pipeline."""
+    if name not in PIPELINES:
+        return _held(name, spec_of(name), rounds)
+    cut = best_cuts(spec_of(name), _table()).spec
+    found = _held(name, cut, rounds)
+    blocks = found["blocks"]
+    cuts = ", ".join(map(str, cut.parallel.cuts or ()))
+    text = f"{found['text']}; {_times(blocks)} in whole blocks ({blocks['theirs'] * 1e3:.1f} ms); cuts at {cuts}"
+    return {**found, "cuts": cut.parallel.cuts, "text": text}
+
+
+def _held(name: str, spec: RunSpec, rounds: int) -> dict[str, Any]:
+    ranks = turns.hold("duel", name, spec, rounds)
+    ours, found = turns.slowest(ranks, "ours"), _against(ranks, "theirs")
     text = (
-        f"{ratio:.2f}x PyTorch's own ({low:.2f}-{high:.2f}; {cpu:.2f}x in CPU time): {np.median(ours) * 1e3:.1f} ms "
-        f"against {np.median(theirs) * 1e3:.1f} ms a step; losses differ by {difference:.0e}"
+        f"{_times(found)} PyTorch's own: {np.median(ours) * 1e3:.1f} ms against {found['theirs'] * 1e3:.1f} ms a step; "
+        f"losses differ by {found['loss_difference']:.0e}"
     )
+    others = {side: _against(ranks, side) for side in ranks[0]["seconds"] if side not in ("ours", "theirs")}
+    return {"ours": float(np.median(ours)), **found, **others, "text": text}
+
+
+def _against(ranks: list[dict[str, Any]], side: str) -> dict[str, Any]:
+    """theirs (median seconds a step of `side`), ratio theirs/ours with its range over rounds, cpu (theirs/ours in
+    processor seconds), loss_difference."""
+    low, ratio, high = turns.quotient(turns.slowest(ranks, side), turns.slowest(ranks, "ours"))
+    losses = next(rank["losses"] for rank in ranks if None not in rank["losses"].values())
     return {
-        "ours": float(np.median(ours)),
-        "theirs": float(np.median(theirs)),
+        "theirs": float(np.median(turns.slowest(ranks, side))),
         "ratio": ratio,
         "range": [low, high],
-        "cpu": cpu,
-        "loss_difference": difference,
-        "text": text,
+        "cpu": turns.worked(ranks, side) / turns.worked(ranks, "ours"),
+        "loss_difference": abs(losses["ours"] - losses[side]) / abs(losses[side]),
     }
+
+
+def _times(found: Mapping[str, Any]) -> str:
+    low, high = found["range"]
+    return f"{found['ratio']:.2f}x ({low:.2f}-{high:.2f}; {found['cpu']:.2f}x in CPU time)"
 
 
 def activations(rounds: int) -> dict[str, Any]:
@@ -94,6 +132,9 @@ def best(results: Mapping[str, Mapping[str, Any]]) -> str | None:
     found = [name for name in PIPELINES if name in results]
     if len(found) < 2:
         return None
-    ours, theirs = (min(found, key=lambda name: results[name][side]) for side in ("ours", "theirs"))
-    ratio = results[theirs]["theirs"] / results[ours]["ours"]
-    return f"{ratio:.2f}x: our best pipeline ({ours}) against their best ({theirs}), of duels one after the other"
+    ours = min(found, key=lambda name: results[name]["ours"])
+    parts = []
+    for how, at in (("our cuts", lambda row: row), ("whole blocks", lambda row: row.get("blocks", row))):
+        theirs = min(found, key=lambda name: at(results[name])["theirs"])
+        parts.append(f"{at(results[theirs])['theirs'] / results[ours]['ours']:.2f}x theirs ({theirs}) with {how}")
+    return f"our best pipeline ({ours}) is {' and '.join(parts)}, of duels one after the other"

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,12 +52,14 @@ def test_the_machines_limits_are_measured_beside_the_engine() -> None:
 
 
 def test_the_best_pipelines_are_named() -> None:
-    sides = {
+    sides: dict[str, dict[str, Any]] = {
         "1f1b": {"ours": 2.0, "theirs": 3.0},
         "zb-v": {"ours": 4.0, "theirs": 2.5},
         "ddp": {"ours": 1, "theirs": 1},
     }
-    assert (duel.best(sides) or "").startswith("1.25x: our best pipeline (1f1b) against their best (zb-v)")
+    sides["zb-v"]["blocks"] = {"theirs": 3.5}
+    told = "our best pipeline (1f1b) is 1.25x theirs (zb-v) with our cuts and 1.50x theirs (1f1b) with whole blocks"
+    assert (duel.best(sides) or "").startswith(told)
     assert duel.best({"1f1b": sides["1f1b"], "ddp": sides["ddp"]}) is None
 
 

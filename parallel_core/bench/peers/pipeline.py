@@ -1,4 +1,4 @@
-"""torch.distributed.pipelining: the schedule of the same name, with the same cuts as this engine's stages."""
+"""torch.distributed.pipelining: the schedule of the same name, with this engine's cuts or in whole blocks."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ MULTI = {
     "dualpipe-v": pipelining.ScheduleDualPipeV,
 }
 """Schedules of several stages on a rank; of one, InterleavedZeroBubble is ZB-H1."""
+
+
+def in_whole_blocks(spec: RunSpec) -> RunSpec:
+    """`spec` with as many blocks on each stage: what a model is split into by hand, where its modules begin."""
+    units, stages = spec.model.units(), Layout.of(spec).stages
+    blocks, rest = divmod(spec.model.layers, stages)
+    if rest:
+        raise ValueError(f"{stages} stages do not divide {spec.model.layers} blocks")
+    cuts = [units.index(f"block.{stage * blocks}.attn") for stage in range(1, stages)]
+    return RunSpec.model_validate(spec.model_dump() | {"parallel": spec.parallel.model_dump() | {"cuts": cuts}})
 
 
 def build(spec: RunSpec, rank: int, cache: Path) -> Contestant:

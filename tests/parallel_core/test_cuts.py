@@ -1,0 +1,82 @@
+"""Cuts by the simulated step: the shortest of all, where all can be asked."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_core import cli
+from parallel_core.layout import Layout
+from parallel_core.profile.table import CostTable
+from parallel_core.simulate.cuts import best_cuts
+from parallel_core.simulate.needs import CannotPredict
+from parallel_core.simulate.predict import predict_step
+from parallel_core.spec import RunSpec
+from tests.parallel_core.tables import table
+
+MODEL = {"layers": 3, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256}
+
+
+def spec_of(**split: Any) -> RunSpec:
+    run = {"model": MODEL, "parallel": {"micro_batches": 4, **split}, "train": {"global_batch": 16}}
+    return RunSpec.model_validate(run)
+
+
+def uneven(spec: RunSpec) -> CostTable:
+    """Attention takes twice as long as its FLOPs say, the head three times."""
+    made = table(spec.model).model_dump()
+    longer = {unit: 2.0 if unit.endswith("attn") else 3.0 if unit == "head" else 1.0 for unit in spec.model.units()}
+    for row in made["layers"]:
+        for part, seconds in row["seconds"].items():
+            row["seconds"][part] = [each * by for each, by in zip(seconds, longer.values(), strict=True)]
+    return CostTable.model_validate(made)
+
+
+@pytest.mark.parametrize(
+    ("split", "shorter"),
+    [({"schedule": "1f1b"}, True), ({"schedule": "zb-v"}, False), ({"schedule": "interleaved", "chunks": 2}, True)],
+)
+def test_no_other_cuts_give_a_shorter_step(split: dict[str, Any], shorter: bool) -> None:
+    spec = spec_of(pp=2, **split)
+    costs, units, stages = uneven(spec), len(spec.model.units()), Layout.of(spec).stages
+    found = best_cuts(spec, costs)
+    every = [
+        predict_step(
+            spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"cuts": cuts})}), costs
+        ).seconds
+        for cuts in combinations(range(1, units), stages - 1)
+    ]
+    assert found.seconds == pytest.approx(min(every))
+    assert (found.seconds < found.before) == shorter
+    assert predict_step(found.spec, costs).seconds == found.seconds
+
+
+def test_there_is_nothing_to_cut_without_a_pipeline() -> None:
+    spec = spec_of()
+    found = best_cuts(spec, table(spec.model))
+    assert found.spec == spec and found.seconds == found.before
+
+
+def test_a_table_of_another_model_is_refused() -> None:
+    spec = spec_of(pp=2)
+    with pytest.raises(CannotPredict):
+        best_cuts(spec, table(spec.model.model_copy(update={"layers": 2})))
+
+
+def test_the_command_writes_a_spec_that_takes_as_long_as_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = spec_of(pp=2, schedule="1f1b")
+    given, costs, out = (tmp_path / name for name in ("spec.json", "costs", "cut.json"))
+    given.write_text(spec.model_dump_json())
+    costs.write_text(json.dumps(uneven(spec).dump()))
+    assert cli.main(["predict", str(given), "--table", str(costs), "--cut", str(out)]) == 0
+    told = capsys.readouterr().out
+    found = RunSpec.model_validate_json(out.read_text())
+    assert found.parallel.cuts != Layout.of(spec).stage_units[1][:1] and f"cut at {found.parallel.cuts[0]};" in told
+    assert cli.main(["predict", str(out), "--table", str(costs)]) == 0
+    assert told.startswith(capsys.readouterr().out.strip())
