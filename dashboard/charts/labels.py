@@ -41,6 +41,19 @@ def placed(points: Sequence[tuple[float, float, str]], width: float, height: flo
     return out
 
 
+def legible(points: Sequence[tuple[float, float, str]], sides: Sequence[str]) -> list[str]:
+    """The names, "" for one that would lie over a name before it: two names in one place are none."""
+    kept = np.empty((0, 4))
+    out = []
+    for point, side in zip(points, sides, strict=True):
+        box = _box(*point, side)
+        clear = not _met(box, kept)
+        out.append(point[2] if clear else "")
+        if clear and point[2]:
+            kept = np.vstack([kept, box])
+    return out
+
+
 def _met(box: Box, others: NDArray[np.float64]) -> int:
     """How many of the rows (left, top, right, bottom) the box overlaps."""
     left, top, right, bottom = others.T

@@ -7,7 +7,7 @@ from typing import Any
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, Entry, pairs
-from dashboard.charts.labels import placed
+from dashboard.charts.labels import CHARACTER, GAP, legible, placed
 from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.quantities import bytes_text, seconds_text
 
@@ -16,6 +16,8 @@ NEAR = 0.06
 """Labels closer than this part of either axis would overlap."""
 ROOM = 1.15
 """Of the greatest value, so that names have room beside the points."""
+MOST_ROOM = 1.4
+"""The same, where the name of a point at the edge is long."""
 WIDTH, HEIGHT = 1040.0, 290.0
 """Pixels between the axes of the chart where it is as wide as a page."""
 NARROW = 250.0
@@ -37,10 +39,8 @@ def chart(entries: Sequence[Entry], source: str) -> Chart:
         "data": [_line(best), *([_arrows(points)] if _pairs(points) else []), _dots(points)] if points else [],
         "layout": theme.layout(
             360,
-            xaxis=theme.axis("ms a step (left is faster)", range=[0, ROOM * max((p[1] for p in points), default=1)]),
-            yaxis=theme.axis(
-                "MiB on the worst rank (down is less)", range=[0, ROOM * max((p[2] for p in points), default=1)]
-            ),
+            xaxis=theme.axis("ms a step (left is faster)", range=[0, _widest(points)]),
+            yaxis=theme.axis("MiB on the worst rank (down is less)", range=[0, _highest(points)]),
             hovermode="closest",
         ),
     }
@@ -110,15 +110,14 @@ def _arrows(points: Sequence[Point]) -> dict[str, Any]:
 
 def _dots(points: Sequence[Point]) -> dict[str, Any]:
     colours = [line_of(e.family) for e, _, _ in points]
-    short = _labels(points)
+    names = [theme.name(e.label) for e, _, _ in points]
     return {
         "type": "scatter",
         "mode": "markers+text",
         "x": [ms for _, ms, _ in points],
         "y": [mib for _, _, mib in points],
-        "text": [theme.name(e.label) for e, _, _ in points],
-        "textposition": _places(points, [e.label for e, _, _ in points], WIDTH),
-        "meta": {"narrow": {"text": short, "textposition": _places(points, short, NARROW)}},
+        **_texts(_spots(points, names, WIDTH), WIDTH),
+        "meta": {"narrow": _texts(_spots(points, _labels(points), NARROW), NARROW)},
         "textfont": {"size": 12, "color": var("ink")},
         "marker": {
             "size": 10,
@@ -126,20 +125,37 @@ def _dots(points: Sequence[Point]) -> dict[str, Any]:
             "color": colours,
             "line": {"width": 2, "color": colours},
         },
-        "customdata": [theme.name(e.label) for e, _, _ in points],
+        "customdata": names,
         "hovertemplate": "%{customdata}: %{x:.1f} ms, %{y:.1f} MiB<extra></extra>",
         "cliponaxis": False,
     }
 
 
-def _places(points: Sequence[Point], names: Sequence[str], width: float) -> list[str]:
-    """Where each name stands in a chart of that width, pixels."""
-    widest = ROOM * max((p[1] for p in points), default=1) or 1
-    highest = ROOM * max((p[2] for p in points), default=1) or 1
-    spots = [
-        (width * x / widest, HEIGHT * (1 - y / highest), name) for (_, x, y), name in zip(points, names, strict=True)
+def _texts(spots: list[tuple[float, float, str]], width: float) -> dict[str, list[str]]:
+    """The names that can be read in a chart of that width, and where they stand; hover and table have all."""
+    sides = placed(spots, width, HEIGHT)
+    return {"text": legible(spots, sides), "textposition": sides}
+
+
+def _widest(points: Sequence[Point]) -> float:
+    """End of the axis of ms: on a wide screen every name has room at the right of its point."""
+    greatest = max((ms for _, ms, _ in points), default=1) or 1.0
+    ends = (ms * WIDTH / max(1.0, WIDTH - GAP - CHARACTER * len(entry.label)) for entry, ms, _ in points)
+    return min(MOST_ROOM * greatest, max([ROOM * greatest, *ends]))
+
+
+def _highest(points: Sequence[Point]) -> float:
+    """End of the axis of MiB."""
+    return ROOM * (max((mib for _, _, mib in points), default=1) or 1.0)
+
+
+def _spots(points: Sequence[Point], names: Sequence[str], width: float) -> list[tuple[float, float, str]]:
+    """Where the points are in a chart of that width, pixels from the left and from the top, and their names."""
+    widest, highest = _widest(points), _highest(points)
+    return [
+        (width * ms / widest, HEIGHT * (1 - mib / highest), name)
+        for (_, ms, mib), name in zip(points, names, strict=True)
     ]
-    return placed(spots, width, HEIGHT)
 
 
 def _labels(points: Sequence[Point]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dashboard.charts.gantt import BAR
-from dashboard.charts.labels import DOT, covered, placed
+from dashboard.charts.labels import DOT, covered, legible, placed
 from dashboard.charts.labels import _box as box
 from dashboard.charts.labels import _met as met
 from parallel_core.schedule.ir import Kind
@@ -26,6 +26,12 @@ def test_a_name_stays_inside_and_a_crowd_still_gets_names() -> None:
     assert placed([(495.0, 100.0, "Single")], 500, 200) == ["top left"]
     crowd = placed([(480.0, 198.0, "Single x4"), (480.0, 198.0, "Naive")] * 8, 500, 200)
     assert set(crowd) <= {"top left", "middle left"}, "no name leaves the chart, however full it is"
+
+
+def test_of_names_that_lie_over_each_other_one_is_read() -> None:
+    points = [(50.0, 50.0, "PP-1F1B"), (52.0, 51.0, "TP"), (50.0, 150.0, "DP")]
+    assert legible(points, ["top right"] * 3) == ["PP-1F1B", "", "DP"]
+    assert legible(points, ["top right", "bottom left", "top right"]) == ["PP-1F1B", "TP", "DP"]
 
 
 def _bars(*rows: tuple[Kind, float, float, float]) -> np.ndarray:
