@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from django.utils import timezone
 
-from dashboard.runs import generating, selectors
+from dashboard.runs import generating, resuming, selectors
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.queue import queued_runs
 from dashboard.runs.submission import capacity
@@ -189,9 +189,9 @@ def _failed(run: Run, attempt: Attempt | None) -> Verdict:
 
 
 def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
-    """Where the failing rank was last seen, where the sentence may not say it."""
+    """Where the failing rank was last seen, where the sentence does not say it: that is newer than a heartbeat."""
     where = attempt.progress.get(str(rank)) if attempt and rank is not None else None
-    if not where or f"step {where.get('step')}" in run.detail:
+    if not where or "at step " in run.detail:
         return ""
     if where.get("step", 0) < 0:
         return f"Rank {rank} was last seen {where.get('op') or 'starting'}, before its first step."
@@ -204,14 +204,21 @@ def fix(run: Run) -> str:
         return _less_memory(RunSpec.model_validate(run.spec))
     if "ReplicasDiffer" in run.detail:
         return "Go on from a checkpoint of before, on another device: a device or its memory changed a value by itself."
+    again = _again(run)
     return {
         "user_code": "Clone it and change what the traceback names; the log below has the lines before it.",
-        "killed_by_signal": "Clone it as it is: the signal came from outside; if it returns, see the kernel log.",
-        "worker_lost": "Clone it with one retry: it then starts again by itself when a worker is lost.",
+        "killed_by_signal": f"{again} as it is: the signal came from outside; if it returns, see the kernel log.",
+        "worker_lost": f"{again} with one retry: it then starts again by itself when a worker is lost.",
         "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
+
+
+def _again(run: Run) -> str:
+    """How to do the rest of it."""
+    steps = resuming.steps(run)
+    return f"Resume it from step {steps[-1]}" if steps else "Clone it"
 
 
 def _less_memory(spec: RunSpec) -> str:

@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.runs import states
-from dashboard.runs.models import Attempt, LogChunk, Run, State
+from dashboard.runs.models import Attempt, Checkpoint, LogChunk, Run, State
 from dashboard.runs.page_tabs import TABS
 from dashboard.runs.page_tiles import line, tiles
 from dashboard.runs.page_verdict import fix, planned_bubble, verdict
@@ -119,6 +119,17 @@ def test_failed_run_shows_cause_last_lines_and_fix(reader: Client, alice: Any) -
     assert re.search(r"Clone it and .+ is then predicted to need [\d.]+ MiB", page)
     assert EVIL not in page
     assert "Boom &lt;script&gt;" in page
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(reader: Client, alice: Any) -> None:
+    """The place in its sentence is newer than that of the last heartbeat, which is left out."""
+    run = failed(alice, "killed_by_signal", "Rank 1 was killed by signal 9 (SIGKILL) at step 30 in forward 2.")
+    attempt = Attempt.objects.get(run=run)
+    Attempt.objects.filter(run=run).update(progress={"1": {"step": 27, "op": "0F1", "age": 1.0}})
+    found = verdict(run)
+    assert (found.more, found.fix[:15]) == ("", "Clone it as it ")
+    Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=20, bytes=1, seconds=0.1)
+    assert verdict(run).fix.startswith("Resume it from step 20 as it is: the signal came from outside")
 
 
 def test_a_rank_that_failed_before_its_first_step_has_no_step_minus_one(reader: Client, alice: Any) -> None:
