@@ -16,7 +16,7 @@ from dashboard.fleet.models import Worker
 from dashboard.runs import corpora, spec_fields
 from dashboard.runs.spec_fields import html_name
 from dashboard.runs.submission import WORDS, capacity
-from dashboard.studies import services, variants
+from dashboard.studies import services, sweepable, variants
 from dashboard.studies.estimate import Estimate, estimate
 from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
@@ -217,7 +217,7 @@ class SweepForm(StudyForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["field"].choices = list(variants.sweepable().items())  # type: ignore[attr-defined]
+        self.fields["field"].choices = list(sweepable.fields().items())  # type: ignore[attr-defined]
 
     def own_group(self) -> Iterator[forms.BoundField]:
         return self.group(("field", "values"))

@@ -13,7 +13,7 @@ from dashboard.fleet.models import Worker
 from dashboard.runs import services as runs
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
-from dashboard.studies import variants
+from dashboard.studies import sweepable, variants
 from dashboard.studies.estimate import START_S, Estimate, estimate, step_seconds
 from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
@@ -82,7 +82,7 @@ def create_sweep(
     timed_steps: int = STARTER_TIMED_STEPS,
 ) -> Study:
     """A study of one field of the spec (dotted name), everything else equal. Raises as `create`."""
-    if field not in variants.sweepable():
+    if field not in sweepable.fields():
         raise Invalid({"field": f"'{field}' is not a field that can be swept."})
     asked: dict[str, Any] = {"field": field, "values": list(values), "timed_steps": timed_steps}
     plan = variants.sweep(base, **asked)

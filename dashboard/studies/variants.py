@@ -6,18 +6,17 @@ Nothing here touches the database, so the form can show the plan (and what it sk
 from __future__ import annotations
 
 import copy
-import types
-import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
+from dashboard.studies.sweepable import parse
 from parallel_core.outline.recompute import RECOMPUTE_LABELS
 from parallel_core.plan import strategy as naming
 from parallel_core.schedule.traits import TRAITS, flushes, runnable
-from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec, TraceSpec, TrainSpec, field_errors
+from parallel_core.spec import RunSpec, TrainSpec, field_errors
 from parallel_core.stage_rules import name as name_of
 
 MAX_RUNS = 200
@@ -175,7 +174,7 @@ def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_step
 
 
 def sweep(base: Spec, *, field: str, values: Iterable[str], timed_steps: int = 40) -> Plan:
-    """One run a value of `field` (dotted, see `sweepable`); a value that the rules refuse is skipped with the rule."""
+    """One run a value of `field` (dotted, one of `sweepable.fields`); a value that the rules refuse is skipped with the rule."""
     section, leaf = field.split(".", 1)
     variants: list[Variant] = []
     skipped: list[Skipped] = []
@@ -186,44 +185,6 @@ def sweep(base: Spec, *, field: str, values: Iterable[str], timed_steps: int = 4
             spec["train"]["steps"] = _int(value, WARMUP_STEPS) + timed_steps
         _keep(valid(spec, f"{leaf} = {value}"), variants, skipped, "", f"{leaf} = {value}")
     return Plan(tuple(variants), tuple(skipped))
-
-
-def sweepable() -> dict[str, str]:
-    """`{dotted field: spelling}` of every field of a RunSpec with one number or choice in it."""
-    out: dict[str, str] = {}
-    for section, model in (
-        ("model", ModelSpec),
-        ("parallel", ParallelSpec),
-        ("train", TrainSpec),
-        ("trace", TraceSpec),
-    ):
-        for leaf in model.model_fields:
-            if leaf not in {
-                "kind",
-                "cuts",
-                "replicas",
-                "widths",
-                "recompute_layers",
-                "profile_steps",
-                "profile_ranks",
-                "corpus",
-                "steps",
-            }:
-                out[f"{section}.{leaf}"] = f"{leaf.replace('_', ' ')} ({section})"
-    return out
-
-
-def choices(field: str) -> tuple[str, ...]:
-    """The allowed words of a choice field of the spec; () for numbers and switches."""
-    return tuple(a for a in typing.get_args(_annotation(field)) if isinstance(a, str))
-
-
-def parse(field: str, text: str) -> Any:
-    """A value as typed in a form, for pydantic: 'none' becomes null where the field has one and it is not a word."""
-    text = text.strip()
-    annotation = _annotation(field)
-    nullable = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
-    return None if text.lower() == "none" and nullable else text
 
 
 def with_steps(base: Spec, timed_steps: int) -> Spec:
@@ -245,11 +206,6 @@ def _int(value: Any, otherwise: int) -> int:
         return int(value)
     except (TypeError, ValueError):
         return otherwise
-
-
-def _annotation(field: str) -> Any:
-    section, leaf = field.split(".", 1)
-    return RunSpec.model_fields[section].annotation.model_fields[leaf].annotation  # type: ignore[union-attr]
 
 
 def _cell(

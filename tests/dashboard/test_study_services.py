@@ -9,7 +9,7 @@ from django.core.exceptions import PermissionDenied
 
 from dashboard.fleet.models import Worker
 from dashboard.runs.models import Run
-from dashboard.studies import services, variants
+from dashboard.studies import services, sweepable, variants
 from dashboard.studies.models import Study
 
 BASE = {"model": {"layers": 2, "hidden": 32, "heads": 4, "seq": 32}, "train": {"global_batch": 16}}
@@ -118,7 +118,7 @@ def test_sweep_of_any_field(alice: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("field", sorted(variants.sweepable()))
+@pytest.mark.parametrize("field", sorted(sweepable.fields()))
 def test_every_sweepable_field_takes_its_own_default(field: str) -> None:
     section, leaf = field.split(".")
     default = getattr(getattr(variants.RunSpec(), section), leaf)

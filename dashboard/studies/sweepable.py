@@ -1,0 +1,44 @@
+"""Which fields of a RunSpec a study can sweep, and what may be typed for one of them."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any
+
+from pydantic import BaseModel
+
+from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec, TraceSpec, TrainSpec
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "model": ModelSpec,
+    "parallel": ParallelSpec,
+    "train": TrainSpec,
+    "trace": TraceSpec,
+}
+_NOT_ONE_VALUE = {"kind", "cuts", "replicas", "widths", "recompute_layers", "profile_steps", "profile_ranks"}
+_HELD_EQUAL = {"corpus", "steps"}
+"""Of the whole study."""
+
+
+def fields() -> dict[str, str]:
+    """`{dotted field: spelling}` of every field of a RunSpec with one number or choice in it."""
+    return {
+        f"{section}.{leaf}": f"{leaf.replace('_', ' ')} ({section})"
+        for section, model in _SECTIONS.items()
+        for leaf in model.model_fields
+        if leaf not in _NOT_ONE_VALUE | _HELD_EQUAL
+    }
+
+
+def parse(field: str, text: str) -> Any:
+    """A value as typed in a form, for pydantic: 'none' becomes null where the field has one and it is not a word."""
+    text = text.strip()
+    annotation = _annotation(field)
+    nullable = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
+    return None if text.lower() == "none" and nullable else text
+
+
+def _annotation(field: str) -> Any:
+    section, leaf = field.split(".", 1)
+    return RunSpec.model_fields[section].annotation.model_fields[leaf].annotation  # type: ignore[union-attr]
