@@ -174,7 +174,7 @@ def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_step
 
 
 def sweep(base: Spec, *, field: str, values: Iterable[str], timed_steps: int = 40) -> Plan:
-    """One run a value of `field` (dotted, one of `sweepable.fields`); a value that the rules refuse is skipped with the rule."""
+    """One run a value of `field`, one of `sweepable.fields`; a value that the rules refuse is skipped with the rule."""
     section, leaf = field.split(".", 1)
     variants: list[Variant] = []
     skipped: list[Skipped] = []
