@@ -59,9 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m parallel_core", description="The training engine, on its own.")
-    commands = parser.add_subparsers(required=True, metavar="command")
+def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     train = commands.add_parser("train", help="train as the spec says, on this host")
     train.add_argument("spec", type=Path, help="a RunSpec as JSON ('-' reads stdin)")
     train.add_argument("--out", type=Path, help="folder for records and logs (default: run-<date>-<time>)")
@@ -71,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
     inject_help = "break the run on purpose, e.g. straggler:rank=1,factor=2; may stand several times"
     train.add_argument("--inject", action="append", default=[], metavar="FAULT", help=inject_help)
     train.set_defaults(run=_train)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m parallel_core", description="The training engine, on its own.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    _add_train(commands)
     schedule = commands.add_parser("schedule", help="print what every pipeline rank does in one step")
     schedule.add_argument("spec", type=Path)
     form = schedule.add_mutually_exclusive_group()

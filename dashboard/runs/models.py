@@ -5,8 +5,6 @@ State changes go through `dashboard.runs.states` alone; measurements are written
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.conf import settings
 from django.db import models
 
@@ -261,8 +259,3 @@ class Corpus(models.Model):
 
     class Meta:
         verbose_name_plural = "corpora"
-
-
-def strategy_of(run: Run) -> dict[str, Any]:
-    """The `parallel` part of the run's spec."""
-    return dict(run.spec.get("parallel", {}))
