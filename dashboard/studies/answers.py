@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -56,7 +57,8 @@ def _exactness(view: Overview) -> Answer | None:
     if not compared:
         return None
     largest = max(p.largest for p in compared)
-    return Answer("Exactness", f"{difference_text(largest)} at most", view.parity_sentence, "loss")
+    said = f"{difference_text(largest)} at most" if math.isfinite(largest) else "a loss is not finite"
+    return Answer("Exactness", said, view.parity_sentence, "loss")
 
 
 def _pipelines(view: Overview) -> Answer | None:

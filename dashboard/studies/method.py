@@ -66,7 +66,7 @@ def of_overview(view: Overview, traced: Iterable[Trace]) -> list[Line]:
         Line("Versions", *_versions(newest)),
         Line("Model and data", _data(view), spec),
         Line("Seed", _shared([str(row.spec.train.seed) for row in view.rows]), spec),
-        Line("Steps", _steps(view), [_to(row.run, "metrics") for row in view.rows if row.entry.result][:NAMED]),
+        Line("Steps", _steps(view), _listed(standing.run)),
         Line("Repeats", _repeats(view), _listed(standing.run)),
         Line("Disturbance", *_disturbance(view)),
     ]
@@ -80,7 +80,7 @@ def _to(run: Run, tab: str, step: int | None = None) -> Link:
 
 
 def _listed(run: Run) -> list[Link]:
-    return [("all of them", f"{reverse('runs:list')}?study={run.study_id}")] if run.study_id else []
+    return [("the list of its runs", f"{reverse('runs:list')}?study={run.study_id}")] if run.study_id else []
 
 
 def _newest(view: Overview) -> list[Attempt]:

@@ -6,6 +6,7 @@ in as they are (whoever prints a sentence escapes it) and count as one word. A b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -160,7 +161,9 @@ def parity_sentence(parities: Mapping[str, Parity], baseline: str, tolerance: fl
         how = f"within {difference_text(worst.largest)}" if worst.largest else "to the last bit (0 difference)"
         return f"{who} {baseline} {how} in every loss."
     off = sum(p.largest > tolerance for p in compared.values())
-    told = f"{off} of {count} differ from {baseline}: {label} by {difference_text(worst.largest)} at step {worst.at}."
+    finite = math.isfinite(worst.largest)
+    how = f"{label} by {difference_text(worst.largest)}" if finite else f"{label} has no finite loss any more"
+    told = f"{off} of {count} differ from {baseline}: {how} at step {worst.at}."
     return (
         f"{told} Batch norms amplify rounding at a high learning rate: compare the first steps." if amplifies else told
     )
@@ -168,6 +171,8 @@ def parity_sentence(parities: Mapping[str, Parity], baseline: str, tolerance: fl
 
 def loss_title(first: float, last: float, steps: int, label: str) -> str:
     """Title of the loss curves, of the run `label`."""
+    if not math.isfinite(last):
+        return f"Not finite after {steps} steps: the loss of {label} began at {significant(first)}."
     verb = "falls" if last < first else "rises" if last > first else "stays"
     return f"{significant(last)} after {steps} steps: the loss of {label} {verb} from {significant(first)}."
 

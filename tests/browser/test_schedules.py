@@ -29,6 +29,10 @@ def test_changes_are_simulated_and_the_slider_steps(window: Callable[..., Page],
     expect(page.locator("#player-now")).to_contain_text("Until 1 units")
     page.locator("#player-at").press("End")
     expect(page.locator("#player-now")).to_have_text("The whole step is shown.")
+    slider.press("ArrowRight")
+    expect(page.locator("#player-now")).to_contain_text("Until 0 units")
+    slider.press("ArrowRight")
+    expect(page.locator("#player-now")).to_contain_text("Until 1 units")
 
 
 def test_a_wrong_number_is_said_beside_its_field(window: Callable[..., Page], session: Any) -> None:

@@ -114,6 +114,8 @@ def test_titles() -> None:
     assert sentences.memory_title(ALL) == "80 MiB at most: Single, of which 75 % activations."
     assert sentences.memory_title(ALL, 50 * MIB).endswith("; 1 of 3 are above the limit.")
     assert sentences.loss_title(5.54, 3.211, 43, "DP") == "3.21 after 43 steps: the loss of DP falls from 5.54."
+    ended = sentences.loss_title(5.54, float("nan"), 43, "DP")
+    assert ended == "Not finite after 43 steps: the loss of DP began at 5.54."
 
 
 def test_step_sentence_names_what_matters() -> None:
@@ -131,6 +133,8 @@ def test_parity_sentence_counts_who_is_off() -> None:
         sentences.parity_sentence({"DP": exact, "TP": off}, "Single", 1e-4)
         == "1 of 2 differ from Single: TP by 1 % at step 0."
     )
+    lost = replace(off, largest=float("inf"))
+    assert "DP has no finite loss any more at step" in sentences.parity_sentence({"DP": lost}, "Single", 1e-4)
     told = sentences.parity_sentence({"DP": off}, "Single", 1e-4, amplifies=True)
     assert told.endswith("Batch norms amplify rounding at a high learning rate: compare the first steps.")
     assert "Batch" not in sentences.parity_sentence({"DP": exact}, "Single", 1e-4, amplifies=True)

@@ -83,9 +83,11 @@ function stop() {
   button.setAttribute("aria-pressed", "false");
 }
 
+/* Behind the end the step begins anew: at first the whole of it is shown, and a step on from there is its first. */
 function move(by) {
   const input = slider();
-  input.value = String(Number(input.value) + by);
+  const at = Number(input.value);
+  input.value = String(by > 0 && at >= Number(input.max) ? 0 : at + by);
   show();
 }
 
@@ -103,6 +105,12 @@ function play(button) {
 
 document.addEventListener("input", (event) => {
   if (event.target.id === "player-at") show();
+});
+document.addEventListener("keydown", (event) => {
+  const on = event.key === "ArrowRight" || event.key === "ArrowUp";
+  if (!on || event.target.id !== "player-at" || Number(event.target.value) < Number(event.target.max)) return;
+  event.preventDefault(); // of itself the slider stays where it is
+  move(1);
 });
 document.addEventListener("click", (event) => {
   const mover = event.target.closest("[data-move]");
