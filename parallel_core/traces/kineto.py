@@ -252,7 +252,9 @@ def _parted(rows: NDArray[np.void], mine: NDArray[np.void], pause: int) -> NDArr
     """Which of `mine` do not go on with the one before: over `pause` ns behind it, or something stands between."""
     reach, starts = np.maximum.accumulate(mine["end"])[:-1], mine["start"][1:]
     begun = np.searchsorted(rows["start"], starts, "left") - np.searchsorted(rows["start"], reach, "left")
-    talking = rows[np.isin(rows["lane"], (LANE_P2P, LANE_COLLECTIVE))]
+    # A message under way beside a named operation is not waited for inside it: what it needs came before it began.
+    waited = (LANE_COLLECTIVE,) if mine["micro_batch"][0] >= 0 else (LANE_P2P, LANE_COLLECTIVE)
+    talking = rows[np.isin(rows["lane"], waited)]
     ended = np.maximum.accumulate(np.concatenate([[-(1 << 62)], talking["end"]]))
     over = ended[np.searchsorted(talking["start"], starts, "left")] > reach
     apart = starts - reach

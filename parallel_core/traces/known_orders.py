@@ -20,7 +20,7 @@ from parallel_core.schedule import compute_only, names
 from parallel_core.schedule.ir import P2P, RECVS, SENDS, Kind, Op, Program
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.traits import TRAITS, flushes
-from parallel_core.traces.pieces import Piece, parted, reached, stretches, usual_length
+from parallel_core.traces.pieces import Piece, parted, reached, stretches, take_crumbs, usual_length
 from parallel_core.traces.unnamed import NotCounted
 
 Spans = Mapping[int, NDArray[np.void]]
@@ -241,6 +241,8 @@ def _named(rows: NDArray[np.void], done: Sequence[Done]) -> NDArray[np.void]:
         halves = np.isin(out["kind"][chosen], [int(kind) for kind in (Kind.B, Kind.W, Kind.BW)])
         out["kind"][chosen[halves]] = one.op.kind
         out["stage"][chosen], out["micro_batch"][chosen] = one.op.stage, one.op.micro_batch
+    for one in done:
+        take_crumbs(out, np.array(one.rows), one.op.kind, one.op.stage, one.op.micro_batch)
     _name_messages(out, done)
     return out
 

@@ -94,3 +94,11 @@ def reached(rows: NDArray[np.void], share: float) -> int:
     floor = CRUMB * float(np.quantile(longer, USUAL)) if longer else 0
     starts = [start for start, ns, _ in pieces if ns >= floor]
     return starts[int(share * len(starts))] if starts else 1 << 62
+
+
+def take_crumbs(rows: NDArray[np.void], inside: NDArray[np.int64], kind: Kind, stage: int, micro_batch: int) -> None:
+    """What nothing names between the first and the last row of an operation (`inside`) is a part of it."""
+    low, high = rows["start"][inside].min(), rows["end"][inside].max()
+    work = np.isin(rows["kind"], [int(one) for one in (*_FORWARD, *_BACKWARD)]) & (rows["micro_batch"] < 0)
+    crumbs = work & (rows["start"] >= low) & (rows["end"] <= high)
+    rows["kind"][crumbs], rows["stage"][crumbs], rows["micro_batch"][crumbs] = kind, stage, micro_batch

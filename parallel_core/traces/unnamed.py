@@ -17,10 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.schedule.ir import RECVS, SENDS, Kind
+from parallel_core.traces.pieces import take_crumbs
 
 Spans = Mapping[int, NDArray[np.void]]
 NOISE = 0.5
 """What takes at most so much of the shortest forward (or backward) is none: a buffer, a clean-up behind one."""
+LEFT = 0.25
+"""All that is taken for none may be so much of the rest: weight gradients on their own are more."""
 _FORWARD, _BACKWARD = (Kind.F,), (Kind.BW, Kind.B, Kind.W, Kind.R)
 _SENDS, _RECVS = ([int(kind) for kind in sorted(group)] for group in (SENDS, RECVS))
 
@@ -87,12 +90,18 @@ def _passes(rank: int, rows: NDArray[np.void], micro_batches: int) -> list[Pass]
         own = [piece for piece in _pieces(rows) if piece.forward is forward and piece.start < before]
         own.sort(key=lambda piece: -piece.busy)
         kept, rest = own[:micro_batches], own[micro_batches:]
-        if len(kept) < micro_batches or (rest and rest[0].busy > NOISE * kept[-1].busy):
+        if len(kept) < micro_batches or not _crumbs(rest, kept):
             name = "forwards" if forward else "backwards"
             raise NotCounted(f"messages part {len(own)} {name} on rank {rank}, for {micro_batches} micro-batches")
         before = max(piece.start for piece in kept)  # behind the last backward gradients are scaled, say
         out += kept
     return sorted(out, key=lambda piece: piece.start)
+
+
+def _crumbs(rest: list[Pass], kept: list[Pass]) -> bool:
+    """Whether what is left over is none, each by itself and all together."""
+    each = all(one.busy <= NOISE * kept[-1].busy for one in rest)
+    return each and sum(one.busy for one in rest) <= LEFT * sum(one.busy for one in kept)
 
 
 def _pieces(rows: NDArray[np.void]) -> list[Pass]:
@@ -154,10 +163,16 @@ def _first_arrival(rows: NDArray[np.void]) -> int:
 
 def _named(rows: NDArray[np.void], passes: list[Pass], stage: int) -> NDArray[np.void]:
     out = rows.copy()
-    for forward in (True, False):
-        for i, piece in enumerate(own for own in passes if own.forward is forward):
-            chosen = np.array(piece.rows)
-            out["stage"][chosen], out["micro_batch"][chosen] = stage, i
+    numbered = [
+        (i, piece)
+        for forward in (False, True)
+        for i, piece in enumerate(own for own in passes if own.forward is forward)
+    ]
+    for i, piece in numbered:
+        chosen = np.array(piece.rows)
+        out["stage"][chosen], out["micro_batch"][chosen] = stage, i
+    for i, piece in numbered:
+        take_crumbs(out, np.array(piece.rows), Kind.F if piece.forward else Kind.BW, stage, i)
     _messages(out, passes, stage)
     return out
 

@@ -120,6 +120,8 @@ def test_counting_is_not_believed_where_a_stage_would_be_ahead_of_the_one_before
         counted(given | {0: rows})
 
 
+STEPS = 6
+"""Of the real ones. Whoever else uses the processor may hold up an operation so that its step is not told; not all."""
 TORCH: dict[str, tuple[Any, int, int]] = {
     "interleaved": (ScheduleInterleaved1F1B, 2, 0),
     "zb-h1": (ScheduleInterleavedZeroBubble, 1, 0),
@@ -138,7 +140,7 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
 
 
 def _train(name: str, rank: int, path: Path) -> None:
-    """Steps 2 and 3 of one of torch's own schedules."""
+    """Some steps of one of torch's own schedules."""
     made, chunks, _ = TORCH[name]
     mine = [stage for stage in range(2 * chunks) if place(TRAITS[name].shape, stage, 2) == rank]
     stages = []
@@ -151,10 +153,10 @@ def _train(name: str, rank: int, path: Path) -> None:
     given: dict[str, Any] = {"target": torch.zeros(1024, 512), "losses": []} if 2 * chunks - 1 in mine else {}
     with profile(
         activities=[ProfilerActivity.CPU],
-        schedule=schedule(wait=1, warmup=1, active=2),
+        schedule=schedule(wait=1, warmup=1, active=STEPS),
         on_trace_ready=lambda seen: seen.export_chrome_trace(str(path)),
     ) as profiler:
-        for _ in range(4):
+        for _ in range(2 + STEPS):
             optimizer.zero_grad()
             pipeline.step(torch.ones(1024, 512), **given) if 0 in mine else pipeline.step(**given)
             optimizer.step()
@@ -203,5 +205,8 @@ def test_real_pipelines_of_torch_are_recovered_without_annotations(name: str, re
         spans = {rank: trace.steps[step] for rank, trace in found.ranks.items()}
         pipeline = recover(spans)
         assert pipeline.schedule.stages == 2 * TORCH[name][1]
+        work = {rank: keys(rows[np.isin(rows["kind"], [0, 2, 3, 4])]) for rank, rows in spans.items()}
+        pieces = sum(key[2] >= 0 for own in work.values() for key in own)
+        assert pieces <= 1.5 * sum(map(len, pipeline.schedule.programs)), "an operation is one bar, or few"
         again = Recovered.of(spans)
         assert again is not None and again.replay(Change(links=2.0)).step > 0
