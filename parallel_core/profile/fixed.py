@@ -66,7 +66,11 @@ class FixedBench:
         self._took: dict[int, dict[Fixed, dict[float, list[float]]]] = {}
         self._turns: Counter[int] = Counter()
 
-    def once(self, busy: int, keep: bool) -> None:
+    def warm(self, busy: int) -> None:
+        """Everything once, and nothing of it counts."""
+        self.once(busy, keep=False)
+
+    def once(self, busy: int, keep: bool = True) -> None:
         """Times everything once, while so many devices are busy."""
         found = self._took.setdefault(busy, {})
         turn = self._turns[busy] = self._turns[busy] + 1

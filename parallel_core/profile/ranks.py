@@ -129,14 +129,22 @@ class _Rank:
         return ratio(bench, ranks // devices, self.rank < devices, self._together, self._agree)
 
     def _turns(self, benches: Sequence[_Pair | FixedBench], levels: Sequence[int] = ()) -> None:
-        """Repeats until the time is up: alone and all at once in turns, so that whatever else goes on meets both."""
+        """Repeats until the time is up: alone and all at once in turns, so that whatever else goes on meets both.
+
+        Before them what is to be timed runs once, as little of it as finds every buffer that the repeats take up.
+        """
         until = time.monotonic() + self.order.seconds
-        for turn in range(MOST_REPEATS):
-            for busy in levels or self.levels:
+        levels = levels or self.levels
+        self._together()
+        if self.rank < max(levels):
+            for bench in benches:
+                bench.warm(max(levels))
+        for turn in range(1, MOST_REPEATS):
+            for busy in levels:
                 self._together()
                 if self.rank < busy:
                     for bench in benches:
-                        bench.once(busy, keep=turn > 0)
+                        bench.once(busy)
             if turn >= LEAST_REPEATS and self._agree(time.monotonic() > until):
                 break
         self._together()
@@ -168,7 +176,15 @@ class _Pair:
         self.batches = [draw(spec, device) for spec in specs]
         self.took: dict[tuple[int, int], tuple[dict[Any, list[Any]], dict[Any, list[Any]]]] = {}
 
-    def once(self, busy: int, keep: bool) -> None:
+    def warm(self, busy: int) -> None:
+        """One pass for every number of samples, in which backward is split: its buffers are those of all passes."""
+        del busy
+        for batch in self.batches:
+            for bench in (self.each, self.whole):
+                bench.read(batch)
+                bench.run(split=True)
+
+    def once(self, busy: int) -> None:
         """One pass of every kind for every number of samples."""
         for i, batch in enumerate(self.batches):
             kept = self.took.setdefault((i, busy), ({}, {}))
@@ -176,8 +192,7 @@ class _Pair:
                 bench.read(batch)
                 for split in (False, True):
                     for part, seconds in bench.run(split).items():
-                        if keep:
-                            found.setdefault(part, []).append(seconds)
+                        found.setdefault(part, []).append(seconds)
 
     def saved(self) -> list[int]:
         self.each.read(self.batches[-1])
