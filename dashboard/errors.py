@@ -58,6 +58,17 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     return page(request, 404, "Not here", "There is nothing at this address. It may have been deleted, or mistyped.")
 
 
+def wrong_method(request: HttpRequest, allowed: str) -> HttpResponse:
+    """`allowed` are the methods that would do, as the header Allow lists them."""
+    takes_forms = "POST" in allowed
+    message = (
+        "Only a button of a page sends something here." if takes_forms else "This page takes nothing; open it instead."
+    )
+    response = page(request, 405, "Not like this", message)
+    response["Allow"] = allowed
+    return response
+
+
 def too_large(request: HttpRequest) -> HttpResponse:
     return page(request, 413, "Too large", "That is more than this yard takes in one request.")
 

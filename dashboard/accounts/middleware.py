@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
-from django.http import HttpRequest, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase, HttpResponseNotAllowed
 from django.middleware.gzip import GZipMiddleware
+from django.utils.deprecation import MiddlewareMixin
+
+from dashboard import errors
 
 # Plotly needs inline styles and, for its PNG export, data: and blob: images; scripts come from our own files only.
 POLICY = (
@@ -40,6 +43,15 @@ class ContentSecurityPolicyMiddleware:
     def _stamp(response: HttpResponseBase) -> HttpResponseBase:
         response.headers.setdefault("Content-Security-Policy", POLICY)
         return response
+
+
+class WrongMethodMiddleware(MiddlewareMixin):
+    """Django answers a method that a page does not know with nothing at all; this says it in words."""
+
+    def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        if not isinstance(response, HttpResponseNotAllowed) or response.content:
+            return response
+        return errors.wrong_method(request, response["Allow"])
 
 
 class CompressedPagesMiddleware(GZipMiddleware):

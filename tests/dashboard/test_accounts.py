@@ -209,3 +209,13 @@ def test_staff_administer_workers(client: Client, admin: Any, alice: Any, redis_
     assert list(Worker.objects.all()) == [fresh]
     index = client.get("/admin/").content.decode()
     assert "Workers" in index and "Corpora" in index and "API tokens" in index and "img/mark" in index
+
+
+@pytest.mark.parametrize(
+    ("address", "method", "words"), [("/runs/", "post", "open it"), ("/accounts/logout/", "get", "Only a button")]
+)
+def test_a_wrong_method_is_said_in_words(member: Client, address: str, method: str, words: str) -> None:
+    response = getattr(member, method)(address)
+    assert response.status_code == 405 and response["Allow"]
+    text = response.content.decode()
+    assert words in text and "Go to the studies" in text
