@@ -21,12 +21,14 @@ RECENT = 20
 NO_PROFILE = dict.fromkeys(("required", "invalid_choice"), "Choose a finished profile of the list.")
 COST_FORMS = [("paper", "the paper's maximum"), ("released", "the tool's sum")]
 """Of a replicated stage: see `plan.pipedream`."""
+CUTS = {"pairs": "", "columns": ", by columns, too", "sequence": ", with sequence parallelism, too"}
 _BETWEEN = re.compile(r"\s*[,\-]\s*|\s+")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def models() -> dict[str, RunSpec]:
-    """Title -> a spec with that model: those of the presets, then of the newest runs; each model once."""
+    """Title -> a spec with that model: those of the presets, then of the newest runs; each model once, and once more
+    for each way of sharing layers over a tensor group that a profile measures only where its spec has it."""
     specs = [RunSpec.model_validate(preset.spec) for preset in PRESETS]
     for spec in Run.objects.order_by("-id").values_list("spec", flat=True)[:RECENT]:
         try:
@@ -36,11 +38,12 @@ def models() -> dict[str, RunSpec]:
     found: dict[str, RunSpec] = {}
     known: set[str] = set()
     for spec in specs:
-        key = json.dumps([spec.model.model_dump(mode="json"), spec.train.precision, spec.train.device])
+        cut = spec.parallel.cut
+        key = json.dumps([spec.model.model_dump(mode="json"), spec.train.precision, spec.train.device, cut])
         if key not in known:
             known.add(key)
             title = outline_of(spec.model).title
-            more = f"{spec.train.global_batch} samples, {spec.train.precision}, {spec.train.device}"
+            more = f"{spec.train.global_batch} samples, {spec.train.precision}, {spec.train.device}{CUTS[cut]}"
             found.setdefault(f"{title}: {more}", spec)
     return found
 

@@ -14,6 +14,7 @@ from dashboard.analyst.models import Search
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.ledger import selectors
+from dashboard.ledger.forms import models
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.ledger.services import answer_profile, ask_profile, settle
 from dashboard.runs import services
@@ -241,3 +242,12 @@ def test_the_record_lists_what_was_said_and_what_came(profile: Profile, alice: A
     accuracy = member.get("/planner/accuracy/").content.decode()
     assert "Runs of this yard" in accuracy and "&lt;b&gt;one&lt;/b&gt;" in accuracy and "/partition/record/" in accuracy
     assert "/planner/accuracy/" in text
+
+
+def test_other_ways_to_share_layers_are_models_of_their_own_to_profile() -> None:
+    """A profile measures them only where its spec has them."""
+    by_cut: dict[str, list[str]] = {}
+    for title, spec in models().items():
+        by_cut.setdefault(spec.parallel.cut, []).append(title)
+    assert by_cut["columns"] and all(title.endswith(", by columns, too") for title in by_cut["columns"])
+    assert not any("too" in title for title in by_cut["pairs"])
