@@ -68,15 +68,25 @@ class Record:
         )
 
 
+ASKED_AT_MOST = 4
+"""Profiles of one model that a prediction is sought in, newest first."""
+
+
 def profile_key(spec: RunSpec) -> str:
     """Equal for runs that one profile serves: the same model, precision and kind of device."""
     what = [spec.model.model_dump(mode="json"), spec.train.precision, spec.train.device]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
+def profiles_of(spec: RunSpec) -> QuerySet[Profile]:
+    """Finished profiles of the model, precision and kind of device of `spec`, newest first, without their tables."""
+    same = Profile.objects.filter(key=profile_key(spec), state=ProfileState.DONE)
+    return same.defer("table").order_by("-done_at")
+
+
 def latest_profile(spec: RunSpec) -> Profile | None:
-    """The newest finished profile of the model, precision and kind of device of `spec`."""
-    return Profile.objects.filter(key=profile_key(spec), state=ProfileState.DONE).order_by("-done_at").first()
+    """The newest of `profiles_of`."""
+    return profiles_of(spec).first()
 
 
 @lru_cache(maxsize=16)
@@ -102,19 +112,19 @@ def waiting() -> list[Profile]:
 
 
 def predicted(spec: RunSpec) -> Predicted:
-    """Simulated from the newest profile of this model."""
+    """Simulated from the newest profile of this model that has what the run needs: others may lack its way to split."""
     if spec.inject:
         return Predicted(why_not="what is broken on purpose is not predicted")
     if spec.parallel.world > MOST_RANKS:
         return Predicted(why_not=f"runs of more than {MOST_RANKS} ranks are not simulated here")
-    profile = latest_profile(spec)
-    if profile is None:
-        return Predicted(why_not="no worker has profiled this model")
-    try:
-        found = predict_step(spec, _table(profile.pk, profile.done_at))
-    except ValueError as error:  # CannotPredict, or programs that the simulator does not know
-        return Predicted(why_not=str(error) if isinstance(error, CannotPredict) else "it cannot be simulated")
-    return Predicted(found.seconds, profile)
+    why_not = "no worker has profiled this model"
+    for i, profile in enumerate(profiles_of(spec)[:ASKED_AT_MOST]):
+        try:
+            return Predicted(predict_step(spec, _table(profile.pk, profile.done_at)).seconds, profile)
+        except ValueError as error:  # CannotPredict, or programs that the simulator does not know
+            if i == 0:
+                why_not = str(error) if isinstance(error, CannotPredict) else "it cannot be simulated"
+    return Predicted(why_not=why_not)
 
 
 def settled() -> QuerySet[Prediction]:

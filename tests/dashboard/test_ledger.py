@@ -160,6 +160,18 @@ def test_a_run_is_predicted_when_queued_and_settled_when_done(profile: Profile, 
     assert selectors.time_record().sentence() == "No predictions settled yet (1 disturbed left out)."
 
 
+def test_an_older_profile_answers_for_a_split_that_the_newest_has_not(
+    profile: Profile, worker: Worker, alice: Any
+) -> None:
+    asked = ask_profile(worker=worker, spec=SPEC, user=alice)
+    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, tps=(1,)).dump()})
+    wide = RunSpec.model_validate(SPEC.model_dump() | {"parallel": {"tp": 2}})
+    assert selectors.predicted(SPEC).profile == Profile.objects.get(pk=asked.pk)
+    assert selectors.predicted(wide).profile == profile
+    profile.delete()
+    assert "profile that width too" in selectors.predicted(wide).why_not
+
+
 def test_without_a_profile_memory_alone_is_predicted(alice: Any) -> None:
     said = Prediction.objects.get(run=services.submit(owner=alice, spec=SPEC.model_dump(mode="json")))
     assert said.seconds is None and said.memory
