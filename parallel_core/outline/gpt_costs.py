@@ -1,0 +1,214 @@
+"""What a GPT's layers keep and pass on a rank of a run: the terms of its memory.
+
+The activations are those of Korthikanti et al. 2022, section 4.1, for this model: dropout draws its masks again in the
+backward, so none is kept; fused attention keeps a log-sum-exp for each query instead of the s x s matrix; a tensor
+group of t shares the heads and the MLP's columns, and with sequence parallelism (section 4.2.2) inputs and norms too.
+b samples, s positions, width h, a heads of d = h/a, k heads of keys and values, MLP width f, V tokens:
+
+    attention   input bsh, norm bsh + 2bs, queries, keys and values bs(a + 2k)d/t, their mix bsh/t, log-sum-exp abs/t;
+                rotary positions add turned queries and keys bs(a + k)d/t, without them several shared keys a copy of
+                the queries bsh/t; with the s x s matrix abs^2/t in place of the log-sum-exp, queries, keys and values
+                are copies for the products, 3bsh/t in all
+    MLP         input bsh, norm bsh + 2bs, before and behind GELU bsf/t each; SwiGLU gate, up, SiLU and product
+    head        input bsh, norm bsh + 2bs, log-probabilities bsV/t
+
+Where all linear layers are split by columns (`tensor.columns`), the second one of attention and of an MLP keeps its
+input gathered: bsh and bsf beside the rank's own bsh/t (in the fused kernel) and bsf/t (before GELU).
+
+What stays in fp32 where the rest has 16 bits (statistics of norms, log-sum-exp, log-probabilities) counts double.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from parallel_core.outline.base import UnitCost
+from parallel_core.outline.recompute import recomputed
+from parallel_core.outline.splits import split_dim
+
+if TYPE_CHECKING:
+    from parallel_core.model_spec import ModelSpec
+    from parallel_core.outline.gpt import GptOutline
+    from parallel_core.spec import RunSpec
+
+
+def fused_attention(spec: RunSpec) -> bool:
+    """Whether attention runs without keeping its s x s matrix: PyTorch has no fused fp64 kernel on CUDA."""
+    if spec.model.attention == "plain":
+        return False
+    return spec.train.device == "cpu" or spec.train.precision != "fp64"
+
+
+def gathers_columns(spec: RunSpec) -> bool:
+    """Whether the second linear layers of a block gather what they take and what they make."""
+    return spec.parallel.tensor_split == "columns" and spec.parallel.tp > 1
+
+
+def _apart(spec: RunSpec, matrix: int) -> int:
+    """Elements of a product for a weight before it is added to the sum: in 16 bits, which are narrower than that."""
+    return matrix if spec.fp32_elements > 1 else 0
+
+
+@dataclass(frozen=True)
+class GptCosts:
+    """Of the model of `outline` in the run `spec`. Numbers are elements; of activations those of one micro-batch."""
+
+    outline: GptOutline
+    spec: RunSpec
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.outline.model
+
+    @property
+    def tp(self) -> int:
+        return self.spec.parallel.tp
+
+    def units(self) -> list[UnitCost]:
+        """Of every layer, in order."""
+        whole, mlp = self._attention(), self._mlp()
+        blocks = [whole, mlp] * self.model.layers
+        if self.spec.parallel.recompute == "selective":
+            core, chosen = self._core(), recomputed(self.spec.parallel, self.outline.units())
+            rebuilt = replace(whole, inner=whole.inner - core, core=self._again(), aside=0)
+            blocks[::2] = [rebuilt if f"block.{i}" in chosen else whole for i in range(self.model.layers)]
+        return [self._embed(), *blocks, self._head()]
+
+    def _norm(self) -> int:
+        """Elements that a norm keeps."""
+        numbers = 2 if self.model.norm == "layernorm" else 1
+        return self._rows() * (self.model.hidden + numbers * self.spec.fp32_elements)
+
+    def _parameters(self, unit: int) -> tuple[int, ...]:
+        """Elements of each parameter of layer `unit` that a rank holds."""
+        tp, how = self.tp, self.spec.parallel.tensor_split
+        return tuple(
+            prod(shape) // (1 if split_dim(f".{name}", how) is None else tp)
+            for name, shape in self.outline.matrices()[unit].items()
+        )
+
+    def _embed(self) -> UnitCost:
+        model = self.model
+        table, out = model.vocab * model.hidden // self.tp, self._bsh()
+        return UnitCost(self._parameters(0), 0, 0, out + table)
+
+    def _attention(self) -> UnitCost:
+        model, t, bsh, qkv = self.model, self.tp, self._bsh(), self._in_rows()
+        in_core = bsh + self._in_core_backward()
+        gathered = gathers_columns(self.spec)
+        return UnitCost(
+            parameters=self._parameters(1),
+            boundary=self._entering(),
+            inner=self._norm() + qkv + (bsh if gathered else bsh // t) + self._core(),
+            passing=max(in_core - bsh, self._in_second(model.hidden)) if gathered else in_core,
+            gathered=2 * self._foreign(),
+            let_go=bsh if gathered else 0,
+            aside=self._core(),
+        )
+
+    def _in_core_backward(self) -> int:
+        """Passes in the core's backward. Fused: gradients of its mix and of what it is made of. Plain: those of the
+        probabilities and of what they were made of, and of values, which are let go with the mix by then; where the
+        core is made again, its mix and that one's gradient are held."""
+        heads = self._bsh() // self.tp
+        if fused_attention(self.spec):
+            return self._in_rows() + heads
+        return 2 * self._matrix() + (heads if self.spec.parallel.recompute == "selective" else -heads)
+
+    def _in_second(self, inputs: int) -> int:
+        """Passes in the backward of a gathering linear layer beside the gradient of its output: its own columns of
+        that, a part of the gradient of all its `inputs`, and the sum of its own ones."""
+        t, bsh = self.tp, self._bsh()
+        made = self.spec.micro_batch_size * self.model.seq * inputs
+        return bsh // t + made + made // t + _apart(self.spec, self.model.hidden * inputs // t) + self._masked()
+
+    def _masked(self) -> int:
+        """The gradient behind a dropout, beside the one before it, which goes round the layer."""
+        return self._entering() if self.model.dropout else 0
+
+    def _core(self) -> int:
+        """What the core of attention keeps beyond queries, keys and values as they came, but the mix itself. The plain
+        core lets go of those: it keeps the copies that its products are made of."""
+        return self._again() - (0 if fused_attention(self.spec) else self._in_rows())
+
+    def _again(self) -> int:
+        """What it makes of them: copies, the turned ones, probabilities or log-sum-exp."""
+        heads, keys = self._bsh() // self.tp, self.outline.kv_heads // self.tp
+        if not fused_attention(self.spec):
+            return 3 * heads + self._matrix()
+        mixed = heads if gathers_columns(self.spec) else 0  # else it is the second layer's own input
+        if self.model.positions == "rope":
+            return heads + heads * self.outline.kv_heads // self.model.heads + mixed + self._matrix()
+        gathered = heads if 1 < keys < self.model.heads // self.tp else 0  # of one group they lie in a row
+        return gathered + mixed + self._matrix()
+
+    def _in_rows(self) -> int:
+        """Queries, keys and values as the first linear layer makes them."""
+        return self.spec.micro_batch_size * self.model.seq * self.outline.qkv_rows // self.tp
+
+    def _matrix(self) -> int:
+        """Probabilities, or in their place one log-sum-exp a query."""
+        rows = self.spec.micro_batch_size * self.model.seq * self.model.heads // self.tp
+        return rows * (self.spec.fp32_elements if fused_attention(self.spec) else self.model.seq)
+
+    def _mlp(self) -> UnitCost:
+        model, bsh = self.model, self._bsh()
+        h, rows, f = model.hidden, self.spec.micro_batch_size * model.seq, self.outline.ffn // self.tp
+        wide = 2 * f if model.activation == "swiglu" else f
+        kept, passing, gathered = (
+            2 * rows * wide,
+            bsh + rows * wide + _apart(self.spec, h * wide),
+            gathers_columns(self.spec),
+        )
+        if gathered:
+            kept += rows * (self.outline.ffn - f)
+            passing = max(passing - rows * self.outline.ffn, self._in_second(self.outline.ffn))
+        else:
+            passing += self._masked()
+        return UnitCost(
+            parameters=self._parameters(2),
+            boundary=self._entering(),
+            inner=self._norm() + kept,
+            passing=passing,
+            put_off=0 if gathered else rows * f,
+            gathered=2 * self._foreign(),
+            let_go=bsh - bsh // self.tp if gathered else 0,
+        )
+
+    def _head(self) -> UnitCost:
+        model, t, bsh = self.model, self.tp, self._bsh()
+        h, rows = model.hidden, self.spec.micro_batch_size * model.seq
+        logits, matrix = rows * model.vocab // t, model.vocab * h // t
+        return UnitCost(
+            parameters=self._parameters(-1),
+            boundary=self._entering(),
+            inner=self._norm() + self.spec.fp32_elements * logits,
+            passing=bsh + _apart(self.spec, matrix) + self._gathered() + self._scattered(),
+            gathered=self._foreign(),
+            loss=_apart(self.spec, logits),
+            ends=True,
+        )
+
+    def _rows(self) -> int:
+        """Positions of a micro-batch that norms and residual sums of one rank see."""
+        return self.spec.micro_batch_size * self.model.seq // (self.tp if self.spec.parallel.sequence else 1)
+
+    def _entering(self) -> int:
+        return self._rows() * self.model.hidden
+
+    def _gathered(self) -> int:
+        """A layer's input, or the gradient of its output, where a rank has its rows alone and gathers the others."""
+        return self._bsh() if self.spec.parallel.sequence else 0
+
+    def _scattered(self) -> int:
+        """What a rank gets of a gradient of which each has its rows."""
+        return self._entering() if self.spec.parallel.sequence else 0
+
+    def _foreign(self) -> int:
+        """How much of that are other ranks' rows."""
+        return self._bsh() - self._entering()
+
+    def _bsh(self) -> int:
+        return self.spec.micro_batch_size * self.model.seq * self.model.hidden
