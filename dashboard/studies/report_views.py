@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from dashboard.charts import svg
+from dashboard.charts.chart import Chart
 from dashboard.numbers import numbers
 from dashboard.studies import answers, figures, findings, fit, method, postmortem, scaling, written
 from dashboard.studies.models import Study
@@ -36,15 +39,29 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     if study.kind == fit.KIND:
         return redirect("studies:page", pk)  # its one table says it all
     view = view_of(request, study)
+    kept = bool(request.GET.get("download"))
+    context = {
+        **_said(study, view),
+        "judgement": findings.of_overview(view),
+        "postmortem": postmortem.of_study(study, view),
+        "charts": _charts(request, study, view),
+        "hatches": svg.hatches(),
+        "made_at": timezone.now(),
+        "kept": kept,
+        "origin": request.build_absolute_uri("/").removesuffix("/"),
+        "address": request.build_absolute_uri(study_address(study, view)),
+    }
+    response = render(request, "studies/report.html", context)
+    if kept:
+        response["Content-Disposition"] = f'attachment; filename="study-{study.pk}-report.html"'
+    return response
+
+
+def _said(study: Study, view: Overview) -> dict[str, Any]:
+    """Verdict, method, table and answers."""
     alike = scaling.like_for_like(study.kind, view)
     steps = written.steps_of(alike)
-    charts = [
-        *scaling.of_overview(study, view).values(),
-        *figures.of_overview(alike).values(),
-        figures.gantts(figures.default_gantts(view, numbers(request.GET.get("show", "")))),
-        figures.losses(view),
-    ]
-    context = {
+    return {
         "study": study,
         "view": view,
         "verdict": scaling.verdict(study, view),
@@ -54,19 +71,16 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
         "table": [(row, shares(row)) for row in view.rows],
         "written": written.of_overview(alike, steps),
         "answers": answers.of_overview(alike),
-        "judgement": findings.of_overview(view),
-        "postmortem": postmortem.of_study(study, view),
-        "charts": charts,
-        "hatches": svg.hatches(),
-        "made_at": timezone.now(),
-        "kept": bool(request.GET.get("download")),
-        "origin": request.build_absolute_uri("/").removesuffix("/"),
-        "address": request.build_absolute_uri(study_address(study, view)),
     }
-    response = render(request, "studies/report.html", context)
-    if context["kept"]:
-        response["Content-Disposition"] = f'attachment; filename="study-{study.pk}-report.html"'
-    return response
+
+
+def _charts(request: HttpRequest, study: Study, view: Overview) -> list[Chart]:
+    return [
+        *scaling.of_overview(study, view).values(),
+        *figures.of_overview(scaling.like_for_like(study.kind, view)).values(),
+        figures.gantts(figures.default_gantts(view, numbers(request.GET.get("show", "")))),
+        figures.losses(view),
+    ]
 
 
 def study_address(study: Study, view: Overview) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.data.dataset import open_dataset
@@ -224,6 +225,17 @@ def _take_up(
     return first, saver
 
 
+class Done(NamedTuple):
+    """A step that has been trained, `first` being the first one of the attempt; `known` are the totals known by then,
+    `took` its seconds."""
+
+    step: int
+    first: int
+    known: list[Totals]
+    took: float
+    metered: bool
+
+
 def _train(
     trainer: Trainer,
     report: Reporter,
@@ -247,14 +259,7 @@ def _train(
         took = times.ended()
         if meter is not None and step == metered:
             report.memory(step, meter)
-        if is_traced(spec, step, first) or (meter is None and report.wished(step)):
-            # first of all: the span of the step ends when it is asked for
-            report.spans(step, trainer.recorder)
-        stop = trainer.pace.stopping
-        last = stop or step + 1 == spec.train.steps
-        report.step(step, known, took, trainer.pace.staleness, trainer.optimizer.lr, last=last)
-        if prints.due(step):  # before the checkpoint: none is kept of replicas that differ
-            report.fingerprint(prints.check(step))
+        stop = _tell(trainer, report, Done(step, first, known, took, meter is not None), prints)
         if saver is not None:
             _save(saver, report, step + 1, stop)
     others = neighbours.share()
@@ -264,6 +269,20 @@ def _train(
         saver.wait()
     report.summary(times, others)
     report.phase("done", spec.train.steps)
+
+
+def _tell(trainer: Trainer, report: Reporter, done: Done, prints: Fingerprints) -> bool:
+    """Spans, points and fingerprint of a step, as they are due; whether somebody said stop."""
+    spec, step = trainer.spec, done.step
+    if is_traced(spec, step, done.first) or (not done.metered and report.wished(step)):
+        # first of all: the span of the step ends when it is asked for
+        report.spans(step, trainer.recorder)
+    stop = trainer.pace.stopping
+    last = stop or step + 1 == spec.train.steps
+    report.step(step, done.known, done.took, trainer.pace.staleness, trainer.optimizer.lr, last=last)
+    if prints.due(step):  # before the checkpoint: none is kept of replicas that differ
+        report.fingerprint(prints.check(step))
+    return stop
 
 
 def _begin_timed(trainer: Trainer, report: Reporter, neighbours: Neighbours) -> None:

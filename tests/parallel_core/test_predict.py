@@ -8,7 +8,7 @@ import pytest
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.plan.partition import flop_weights
-from parallel_core.profile.table import CostTable, CostTableError, Curve, Link
+from parallel_core.profile.table import CostTable, Link
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
@@ -295,34 +295,3 @@ def test_what_a_table_lacks_is_named() -> None:
         predicted(dp=2, zero=3, zero_backend="fully_shard")
     with pytest.raises(CannotPredict, match="no links"):
         predicted(table(MODEL, links=[]), dp=2)
-
-
-def test_curves_go_through_their_points_and_straight_on() -> None:
-    line = Curve(sizes=(10, 20, 40), seconds=(1.0, 2.0, 6.0))
-    assert [line.at(size) for size in (0, 10, 15, 30, 50)] == [1.0, 1.0, 1.5, 4.0, 8.0]
-    alpha, beta = Curve(sizes=(0, 1e3, 1e6), seconds=(1e-4, 1.01e-4, 1.1e-3)).line
-    assert (alpha, beta) == (pytest.approx(1e-4, rel=0.02), pytest.approx(1e-9, rel=0.02))
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"precision": "fp3"}, "precision"),
-        ({"sizes": []}, "sizes: sizes must list the model's 10 layers"),
-        ({"links": [{"what": "send", "ranks": 2, "time": {"sizes": [1, 1], "seconds": [1, 1]}}]}, "sizes must rise"),
-        ({"links": [{"what": "send", "ranks": 2, "time": {"sizes": [1], "seconds": [-1]}}]}, "at least 0"),
-    ],
-)
-def test_a_wrong_table_is_told_by_field(change: dict[str, object], told: str) -> None:
-    import json
-
-    wrong = {**table(MODEL).dump(), **change}
-    with pytest.raises(CostTableError, match=told):
-        CostTable.parse(json.dumps(wrong))
-
-
-def test_a_table_survives_its_file() -> None:
-    import json
-
-    known = table(MODEL)
-    assert CostTable.parse(json.dumps(known.dump())) == known
