@@ -9,17 +9,9 @@ TINY = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128, "vocab": 256}
 GPT2_SMALL = {"layers": 12, "hidden": 768, "heads": 12, "seq": 1024, "vocab": 50304, "tied": True}
 GPT2_MEDIUM = {"layers": 24, "hidden": 1024, "heads": 16, "seq": 1024, "vocab": 50304, "tied": True}
 FAMILY = "Tiny GPT"
-ONE, DATA, TENSOR, PIPELINE, STREAM, PRODUCT = (
-    f"{FAMILY}: {what}"
-    for what in (
-        "one device",
-        "data parallel",
-        "tensor parallel",
-        "pipeline",
-        "pipeline that never flushes",
-        "products",
-    )
-)
+ONE, DATA, TENSOR = "One device", "Data parallel", "Tensor parallel"
+PIPELINE, STREAM, PRODUCT = "Pipeline", "Pipeline, no flush", "Products"
+"""Of a tiny GPT each, which the page says once."""
 OTHERS = "Other models"
 
 
@@ -35,12 +27,12 @@ class Preset:
 
     @property
     def begin(self) -> str:
-        """What its family's name says already."""
+        """What the page says already: the model, but of others."""
         return self.title[: -len(self.short)]
 
     @property
     def short(self) -> str:
-        """The title below its family."""
+        """The title among presets of the same model."""
         return self.title.removeprefix(f"{FAMILY}, ")
 
 
