@@ -70,7 +70,7 @@ RunRank = Callable[[Seat, FileSink, progress.Progress], None]
 def engine() -> RunRank:
     """The engine as a RunRank; its imports happen here, in the fork server, so that no rank pays for them."""
     from parallel_core.engine import generate
-    from parallel_core.engine.trainer import run_rank
+    from parallel_core.engine.run import run_rank
 
     platform.processor()  # starts a process the first time
 

@@ -1,46 +1,35 @@
-"""A training run on one rank: everything is built, stepped through, and reported as records (observe.records)."""
+"""What one rank trains with: everything is built here, and stepped through; `run` is a whole run of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
-from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.data.dataset import open_dataset
 from parallel_core.data.sampler import Sampler
-from parallel_core.engine import checkpoint
 from parallel_core.engine.chunks import Chunks
-from parallel_core.engine.device import Device, be_deterministic, open_device
-from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect, shard_group
+from parallel_core.engine.device import Device
+from parallel_core.engine.distributed import Groups, shard_group
 from parallel_core.engine.executor import Executor, Parts
-from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.flat import FlatParameters, Pieces
 from parallel_core.engine.injected import Injected
-from parallel_core.engine.neighbours import Neighbours
 from parallel_core.engine.norm import StageNorm, StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.p2p import Links, Peer, Traffic
 from parallel_core.engine.pace import Flushed, Pace, Streamed
-from parallel_core.engine.peak import device_peak
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reader import Reader
 from parallel_core.engine.reducers import reducer_of
-from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.shared import SharedGradients
-from parallel_core.engine.stop import Stopped, StopRequest
+from parallel_core.engine.stop import StopRequest
 from parallel_core.engine.stream import StreamExecutor
 from parallel_core.engine.updates import numbers_of
 from parallel_core.engine.versions import WeightVersions
-from parallel_core.faults import broken
 from parallel_core.layout import Layout
-from parallel_core.observe.asked import Asked
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import Sink
 from parallel_core.observe.scope import Scope
-from parallel_core.observe.when import first_timed, followed_steps, is_traced, metered_step
 from parallel_core.plan.traffic import mark_bytes
 from parallel_core.plan.units import boundary_shapes
 from parallel_core.schedule import build
@@ -174,129 +163,3 @@ class Trainer:
             self.scope.meter = stack.enter_context(meter.measure())
             totals = self.advance(step)
         return totals, meter
-
-
-def run_rank(
-    spec: RunSpec,
-    rank: int,
-    sink: Sink,
-    rendezvous: Rendezvous,
-    progress: Progress,
-    corpus_cache: Path | None = None,
-    saves: SaveOrder | None = None,
-) -> None:
-    """Train to the end, from step 0 or from a checkpoint. `saves` None: nothing is saved, and SIGTERM just kills.
-
-    Raises Stopped where SIGTERM ended it in good order, else what went wrong; whoever started the rank reports it.
-    """
-    spec = broken(spec)
-    if spec.train.deterministic:
-        be_deterministic()
-    device = open_device(spec.train.device, rendezvous.sharing)
-    layout = Layout.of(spec)
-    report = Reporter(spec, rank, sink, device, Asked(progress.folder))
-    report.phase("building", 0)
-    progress.at(-1, "connecting")
-    groups = connect(rendezvous, rank, layout, device.backend, spec.model.tied)
-    try:
-        progress.at(-1, "building")
-        trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
-        report.hello(trainer.flat, trainer.units, layout)
-        first, saver = _take_up(trainer, saves, sink, progress)
-        neighbours = Neighbours(device, groups.world, layout.world)
-        _train(trainer, report, neighbours, first, saver, Fingerprints(trainer, groups.world))
-    finally:
-        report.flush()
-        disconnect()
-
-
-def _take_up(
-    trainer: Trainer, saves: SaveOrder | None, sink: Sink, progress: Progress
-) -> tuple[int, checkpoint.Saver | None]:
-    """(the first step to train, what saves) as `saves` says."""
-    if saves is None:
-        return 0, None
-    first = 0
-    if saves.resume is not None:
-        progress.at(-1, "loading")
-        first = checkpoint.load(trainer, saves.resume)
-    saver = checkpoint.Saver(trainer, saves, sink)
-    trainer.stop.listen()
-    return first, saver
-
-
-class Done(NamedTuple):
-    """A step that has been trained, `first` being the first one of the attempt; `known` are the totals known by then,
-    `took` its seconds."""
-
-    step: int
-    first: int
-    known: list[Totals]
-    took: float
-    metered: bool
-
-
-def _train(
-    trainer: Trainer,
-    report: Reporter,
-    neighbours: Neighbours,
-    first: int,
-    saver: checkpoint.Saver | None,
-    prints: Fingerprints,
-) -> None:
-    spec, timed_from = trainer.spec, first_timed(trainer.spec, first)
-    metered = metered_step(spec, first)
-    times, followed = StepTimes(timed_from - first), followed_steps(spec, first)
-    report.phase("warmup" if timed_from > first else "timed", first)
-    for step in range(first, spec.train.steps):
-        if step == timed_from:
-            _begin_timed(trainer, report, neighbours)
-            if step > first:
-                report.phase("timed", step)
-            times.restart()
-        with report.profiled(step, trainer.scope):
-            known, meter = trainer.metered_step(step) if step in followed else (trainer.advance(step), None)
-        took = times.ended()
-        if meter is not None and step == metered:
-            report.memory(step, meter)
-        stop = _tell(trainer, report, Done(step, first, known, took, meter is not None), prints)
-        if saver is not None:
-            _save(saver, report, step + 1, stop)
-    others = neighbours.share()
-    if metered == spec.train.steps:
-        report.memory(metered, trainer.metered_step(metered)[1])
-    if saver is not None:
-        saver.wait()
-    report.summary(times, others)
-    report.phase("done", spec.train.steps)
-
-
-def _tell(trainer: Trainer, report: Reporter, done: Done, prints: Fingerprints) -> bool:
-    """Spans, points and fingerprint of a step, as they are due; whether somebody said stop."""
-    spec, step = trainer.spec, done.step
-    if is_traced(spec, step, done.first) or (not done.metered and report.wished(step)):
-        # first of all: the span of the step ends when it is asked for
-        report.spans(step, trainer.recorder)
-    stop = trainer.pace.stopping
-    last = stop or step + 1 == spec.train.steps
-    report.step(step, done.known, done.took, trainer.pace.staleness, trainer.optimizer.lr, last=last)
-    if prints.due(step):  # before the checkpoint: none is kept of replicas that differ
-        report.fingerprint(prints.check(step))
-    return stop
-
-
-def _begin_timed(trainer: Trainer, report: Reporter, neighbours: Neighbours) -> None:
-    """All ranks at once: what their devices can do at most, and from now on who else uses them."""
-    peak = device_peak(trainer.device, trainer.spec.train.precision)
-    report.peak(peak, neighbours.total(peak.flops_per_s))
-    neighbours.start()
-
-
-def _save(saver: checkpoint.Saver, report: Reporter, done: int, stop: bool) -> None:
-    if stop or saver.due(done):
-        report.flush()  # no checkpoint runs ahead of the points: a kill in between would leave a gap that nothing fills
-    saver.after_step(done)
-    if stop:
-        saver.save(done)
-        saver.wait()
-        raise Stopped(done)

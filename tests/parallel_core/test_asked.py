@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from parallel_core.engine.distributed import Rendezvous
-from parallel_core.engine.trainer import run_rank
+from parallel_core.engine.run import run_rank
 from parallel_core.observe.asked import NAME, Asked, Wish, ask
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import SPAN, FileSink, events_path, read_file

@@ -17,8 +17,9 @@ from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import checkpoint
 from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.run import run_rank
 from parallel_core.engine.stop import Stopped
-from parallel_core.engine.trainer import Trainer, run_rank
+from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import POINT, SPAN, FileSink, Frame, events_path, read_file
 from parallel_core.plan.memory import predict

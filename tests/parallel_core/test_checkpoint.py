@@ -24,9 +24,10 @@ from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous
+from parallel_core.engine.run import run_rank
 from parallel_core.engine.shares import Box, Share
 from parallel_core.engine.stop import Stopped
-from parallel_core.engine.trainer import Trainer, run_rank
+from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path, read_file
 from parallel_core.spec import RunSpec

@@ -8,7 +8,7 @@ import numpy as np
 
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine.distributed import Rendezvous
-from parallel_core.engine.trainer import run_rank
+from parallel_core.engine.run import run_rank
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import POINT, FileSink, Frame, events_path, read_file
 from parallel_core.spec import RunSpec

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parallel_core.engine.distributed import Rendezvous
-from parallel_core.engine.trainer import run_rank
+from parallel_core.engine.run import run_rank
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path, read_file
 from parallel_core.spec import RunSpec

@@ -16,7 +16,7 @@ from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.fingerprint import ReplicasDiffer
 from parallel_core.engine.injected import Injected, SlowLink, late
-from parallel_core.engine.trainer import run_rank
+from parallel_core.engine.run import run_rank
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import SPAN, FileSink, Frame

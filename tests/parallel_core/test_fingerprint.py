@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.fingerprint import Fingerprints, ReplicasDiffer, _origin, fingerprint
-from parallel_core.engine.trainer import Trainer, run_rank
+from parallel_core.engine.run import run_rank
+from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path, read_file
 from parallel_core.outline.splits import TensorSplit

@@ -19,7 +19,8 @@ from torch import Tensor
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.precision import LossScale
-from parallel_core.engine.trainer import Trainer, run_rank
+from parallel_core.engine.run import run_rank
+from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path, read_file
 from parallel_core.spec import RunSpec, TrainSpec

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from parallel_core.engine.distributed import Rendezvous
-from parallel_core.engine.trainer import run_rank
+from parallel_core.engine.run import run_rank
 from parallel_core.observe import progress
 from parallel_core.observe.memory import MemoryCapExceeded
 from parallel_core.observe.records import MEMORY, POINT, SPAN, FileSink, Frame, events_path, read_file
