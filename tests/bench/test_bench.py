@@ -24,6 +24,7 @@ def test_both_contestants_train_the_same(name: str) -> None:
     assert result["ours"] > 0 and result["theirs"] > 0 and f"{result['ratio']:.2f}x" in result["text"]
 
 
+@pytest.mark.full
 def test_no_more_activations_are_live_than_with_pytorchs_own_pipeline() -> None:
     live = duel.activations(1)["live"]
     assert len(live) == 2 and all(0 < rank["ours"] <= rank["theirs"] for rank in live)
@@ -63,6 +64,7 @@ def test_the_best_pipelines_are_named() -> None:
     assert duel.best({"1f1b": sides["1f1b"], "ddp": sides["ddp"]}) is None
 
 
+@pytest.mark.full
 def test_recording_and_start_are_printed_and_written(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     line = [sys.executable, "-m", "parallel_core", "bench", "spans", "start", "--rounds", "1", "--json", str(out)]

@@ -140,7 +140,9 @@ def test_another_layout_goes_on_with_the_same_numbers(
     np.testing.assert_allclose(got, want, rtol=bound, atol=0)
 
 
-@pytest.mark.parametrize("after", [{"dp": 2}, {"pp": 2}], ids=["same", "pp2"])
+@pytest.mark.parametrize(
+    "after", [pytest.param({"dp": 2}, id="same"), pytest.param({"pp": 2}, id="pp2", marks=pytest.mark.full)]
+)
 def test_running_statistics_go_on_too(after: dict[str, Any], tmp_path: Path) -> None:
     model, train = {"kind": "resnet50", "width": 2}, TRAIN | {"precision": "fp64", "lr": 1e-3}
 
