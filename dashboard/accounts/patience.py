@@ -13,7 +13,8 @@ from django.core.exceptions import ValidationError
 
 MOST = 10
 PAUSE_S = 300
-"""From the first failure on. By address as well as by name: a stranger cannot lock a member out."""
+"""From the first failure on. By address as well as by name, so that a stranger elsewhere cannot lock a member out;
+behind a proxy all share its address, and the name alone counts."""
 
 
 class Patient(AuthenticationForm):

@@ -7,6 +7,7 @@ import pytest
 
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
+from parallel_core.outline.splits import Cut
 from parallel_core.plan.partition import flop_weights
 from parallel_core.profile.table import CostTable, Link
 from parallel_core.schedule import build
@@ -91,18 +92,23 @@ def test_tensor_ranks_pay_for_every_collective() -> None:
     assert beside == pytest.approx(ALPHA_S, rel=0.1)  # the gather of the gradient norm
 
 
-def test_columns_pay_for_every_collective_by_its_kind() -> None:
-    """Gathers cost ten times what all-reduces do here; a layer that runs forward again pays for its gathers again."""
+def _with_dear_gathers(cut: Cut) -> CostTable:
+    """Layers split by `cut`, too, which gather in their forward; a gather costs ten times what an all-reduce does."""
     rows = [
         row(MODEL, 2, "none", n, busy, 1.0)
-        | {"tensor_split": "columns"}
+        | {"tensor_split": cut}
         | {"whats": {"forward": [["all_gather"] for _ in MODEL.units()]}}
         for n in SAMPLES
         for busy in (1, 2)
     ]
     links = [{"what": what, "ranks": 2, "time": curve(ALPHA_S, BYTE_S)} for what in LINKS if what != "all_gather"]
     links.append({"what": "all_gather", "ranks": 2, "time": curve(10 * ALPHA_S, BYTE_S)})
-    known = table(MODEL, layers=[*table(MODEL).dump()["layers"], *rows], links=links)
+    return table(MODEL, layers=[*table(MODEL).dump()["layers"], *rows], links=links)
+
+
+def test_columns_pay_for_every_collective_by_its_kind() -> None:
+    """A layer that runs forward again pays for its gathers again."""
+    known = _with_dear_gathers("columns")
     pairs, columns, again = (
         predicted(known, tp=2, **more)
         for more in ({}, {"tensor_split": "columns"}, {"tensor_split": "columns", "recompute": "full"})
@@ -116,17 +122,8 @@ def test_columns_pay_for_every_collective_by_its_kind() -> None:
 
 
 def test_sequence_parallelism_pays_for_its_own_collectives_and_sums_its_norms() -> None:
-    """Gathers cost ten times what all-reduces do here. What leaves a stage is a rank's rows: half the bytes."""
-    rows = [
-        row(MODEL, 2, "none", n, busy, 1.0)
-        | {"tensor_split": "sequence"}
-        | {"whats": {"forward": [["all_gather"] for _ in MODEL.units()]}}
-        for n in SAMPLES
-        for busy in (1, 2)
-    ]
-    links = [{"what": what, "ranks": 2, "time": curve(ALPHA_S, BYTE_S)} for what in LINKS if what != "all_gather"]
-    links.append({"what": "all_gather", "ranks": 2, "time": curve(10 * ALPHA_S, BYTE_S)})
-    known = table(MODEL, layers=[*table(MODEL).dump()["layers"], *rows], links=links)
+    """What leaves a stage is a rank's rows: half the bytes."""
+    known = _with_dear_gathers("sequence")
     pairs, sequence = (predicted(known, tp=2, **more) for more in ({}, {"sequence": True}))
     norms = (2 * 4 + 1) * 2 * MODEL.hidden  # of four blocks and the head, weight and bias
     by_rows = ALPHA_S + 4 * (norms + MODEL.seq * MODEL.hidden) * BYTE_S
