@@ -173,7 +173,7 @@ class ControlEntry(TypedDict):
     """cancel: stop it, report cancelled. fence: stop it, report nothing. rewind: publish `channel`:`rank` again from
     `offset`. settled: everything arrived, the folder may go. store: where the first node's store listens.
     profile: measure the model of `spec` when nothing else runs; `attempt` is the number of the request. trace: let the
-    ranks trace `step`, with torch.profiler where `profiler`."""
+    ranks trace `step`, as `how` (parallel_core.observe.asked.How) says."""
 
     kind: Literal["cancel", "fence", "rewind", "settled", "store", "profile", "trace"]
     attempt: int
@@ -182,6 +182,6 @@ class ControlEntry(TypedDict):
     channel: NotRequired[Channel]
     offset: NotRequired[int]
     step: NotRequired[int]
-    profiler: NotRequired[bool]
+    how: NotRequired[str]
     host: NotRequired[str]
     port: NotRequired[int]

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from parallel_core.launch import Event, Store
-from parallel_core.observe.asked import Wish, ask
+from parallel_core.observe.asked import Wish, ask, read_how
 from workers import corpora, ending, standstill
 from workers.attempt import Attempt, end_processes
 from workers.between import Between
@@ -226,7 +226,7 @@ class Supervisor(threading.Thread):
         elif kind == "settled" and attempt is None:
             self._settle(number)
         elif kind == "trace" and attempt is not None:
-            ask(attempt.folder.path, Wish(int(entry["step"]), bool(entry["profiler"])))
+            ask(attempt.folder.path, Wish(int(entry["step"]), read_how(entry["how"])))
         elif kind == "store" and attempt is not None:
             attempt.store = Store(host=entry["host"], port=int(entry["port"]))
 

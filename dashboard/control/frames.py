@@ -26,7 +26,7 @@ class Decoded:
     """hello, summary, phase: the newest of each."""
     fault: dict[str, Any] | None = None
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
-    profiles: list[tuple[dict[str, int], bytes]] = field(default_factory=list)
+    profiles: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
     generated: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -63,8 +63,9 @@ def _add(out: Decoded, frame: Frame) -> None:
     elif frame.kind == "checkpoint":
         sizes = {"step": int(header["step"]), "bytes": int(header["bytes"]), "seconds": float(header["seconds"])}
         out.checkpoints.append({**sizes, "kept": [int(step) for step in header["kept"]]})
-    elif frame.kind == "profile":
-        out.profiles.append(({key: int(header[key]) for key in ("step", "part", "of", "size")}, frame.blob))
+    elif frame.kind in ("profile", "snapshot"):
+        numbers = {key: int(header[key]) for key in ("step", "part", "of", "size")}
+        out.profiles.append(({"kind": frame.kind, **numbers}, frame.blob))
     elif frame.kind == "generated":
         joined(None, {**header, "first": 0})  # raises where something is missing
         out.generated.append({**header, "first": int(header["first"])})

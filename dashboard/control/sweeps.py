@@ -62,7 +62,7 @@ def sweep_traces() -> list[Order]:
         if step is None or not Run.objects.filter(pk=run.pk, trace_step__isnull=True).update(trace_step=step):
             continue
         for attempt in run.attempts.filter(over=False):
-            entry: ControlEntry = {"kind": "trace", "attempt": attempt.pk, "step": step, "profiler": run.trace_profile}
+            entry: ControlEntry = {"kind": "trace", "attempt": attempt.pk, "step": step, "how": run.trace_how}
             orders += [(node["worker"], entry) for node in attempt.devices]
     return orders
 

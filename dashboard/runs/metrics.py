@@ -10,6 +10,7 @@ from django.db.models import QuerySet
 
 from dashboard.runs.models import Run, SeriesChunk
 from parallel_core.analysis.stats import Stats, summarise
+from parallel_core.analysis.thin import thin
 from parallel_core.observe.records import POINT
 from parallel_core.spec import RunSpec
 
@@ -55,24 +56,6 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int) -> np.ndarray:
         later = [first for other, first in firsts.items() if other > number]
         parts.append(points[points["step"] < min(later)] if later else points)
     return np.concatenate(parts) if parts else np.empty(0, POINT)
-
-
-def thin(values: np.ndarray, buckets: int) -> np.ndarray:
-    """Indices, ascending, of each bucket's least, greatest, last and not-a-number values."""
-    n = len(values)
-    edges = np.linspace(0, n, buckets + 1).astype(np.int64)
-    starts = edges[:-1]
-    owner = np.searchsorted(edges, np.arange(n), side="right") - 1
-    nan = np.isnan(values)
-    low, high = np.where(nan, np.inf, values), np.where(nan, -np.inf, values)
-    first_low = np.flatnonzero(low == np.minimum.reduceat(low, starts)[owner])
-    first_high = np.flatnonzero(high == np.maximum.reduceat(high, starts)[owner])
-    # The first of equal extremes stands for them all: a flat line would otherwise keep every point.
-    picks = [first_low[np.unique(owner[first_low], return_index=True)[1]]]
-    picks += [first_high[np.unique(owner[first_high], return_index=True)[1]]]
-    nans = np.flatnonzero(nan)
-    picks += [nans[np.unique(owner[nans], return_index=True)[1]], edges[1:] - 1]
-    return np.unique(np.concatenate(picks))
 
 
 def timed_values(run: Run) -> np.ndarray:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import models
 
+from parallel_core.observe.asked import HOWS
+
 
 class State(models.TextChoices):
     QUEUED = "queued"
@@ -57,7 +59,7 @@ class Run(models.Model):
     trace_asked_at = models.DateTimeField(null=True, blank=True)
     """When somebody asked to see the next step; `trace_step` is the one that the controller then chose."""
     trace_step = models.IntegerField(null=True, blank=True)
-    trace_profile = models.BooleanField(default=False)
+    trace_how = models.CharField(max_length=8, choices=[(how, how) for how in HOWS], default=HOWS[0])
 
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
     queued_at = models.DateTimeField()
@@ -204,9 +206,18 @@ class MemoryRecord(models.Model):
 
 
 class ProfilePart(models.Model):
-    """Piece `part` of `of` of the gzipped torch.profiler trace of a rank's step (`size` bytes); `of` = 0: too large."""
+    """Piece `part` of `of` of a file about a rank's step (`size` bytes); `of` = 0: it was too large to be kept.
+
+    The file is torch.profiler's trace (gzipped Chrome trace), or a snapshot of the CUDA allocator's history
+    (parallel_core.observe.snapshot).
+    """
+
+    class Kind(models.TextChoices):
+        PROFILE = "profile"
+        SNAPSHOT = "snapshot"
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="profiles")
+    kind = models.CharField(max_length=8, choices=Kind.choices, default=Kind.PROFILE)
     rank = models.IntegerField()
     step = models.IntegerField()
     part = models.IntegerField()
@@ -216,7 +227,9 @@ class ProfilePart(models.Model):
 
     class Meta:
         ordering = ("attempt", "step", "rank", "part")
-        constraints = [models.UniqueConstraint(fields=("attempt", "step", "rank", "part"), name="one_piece_a_profile")]
+        constraints = [
+            models.UniqueConstraint(fields=("attempt", "kind", "step", "rank", "part"), name="one_piece_a_file")
+        ]
 
 
 class RankInfo(models.Model):

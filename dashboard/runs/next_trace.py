@@ -16,6 +16,7 @@ from django.utils import timezone
 from dashboard.accounts.roles import may_change
 from dashboard.runs import profiles, selectors
 from dashboard.runs.models import Run, State
+from parallel_core.observe.asked import HOWS, How
 
 LEAD_S = 2.0
 """What an order needs to reach every rank of every host, generously."""
@@ -23,6 +24,11 @@ LEAST_AHEAD = 2
 """Steps: the newest one known is already over when it is known."""
 LATE_STEPS = 50
 """So many steps behind it, the spans of a traced step have long arrived."""
+BUSY = "Nothing was asked: the run is not running, or a step is already waited for."
+NO_ALLOCATOR = (
+    "A memory snapshot is the history of CUDA's allocator, and this run is on CPU. "
+    "Its Memory tab has the metered step: live tensors by category over time."
+)
 
 
 @dataclass(frozen=True)
@@ -34,19 +40,32 @@ class Status:
     address: str = ""
 
 
-def possible(run: Run) -> bool:
-    """A run that trains: one that writes text has no steps."""
-    return run.state == State.RUNNING and not run.wish
+class Refused(ValueError):
+    """Why nothing was asked, in words for the person who wanted it."""
 
 
-def request(*, run: Run, user: Any, profile: bool) -> bool:
-    """Asks for it; False where the run is not running or another wish is under way. Raises PermissionDenied."""
+def choices(run: Run) -> tuple[How, ...]:
+    """What can be asked of it now; nothing of a run that writes text: it has no steps."""
+    if run.state != State.RUNNING or run.wish:
+        return ()
+    return HOWS if _on_cuda(run) else ("spans", "profiler")
+
+
+def request(*, run: Run, user: Any, how: How = "spans") -> None:
+    """Asks for it. Raises Refused, and PermissionDenied."""
     if not may_change(user, run):
         raise PermissionDenied("Only the run's owner and admins may trace its next step.")
-    if not possible(run) or status(run).pending:
-        return False
-    changes = {"trace_asked_at": timezone.now(), "trace_step": None, "trace_profile": profile}
-    return bool(Run.objects.filter(pk=run.pk, state=State.RUNNING).update(**changes))
+    if how == "memory" and not _on_cuda(run):
+        raise Refused(NO_ALLOCATOR)
+    if how not in choices(run) or status(run).pending:
+        raise Refused(BUSY)
+    changes = {"trace_asked_at": timezone.now(), "trace_step": None, "trace_how": how}
+    if not Run.objects.filter(pk=run.pk, state=State.RUNNING).update(**changes):
+        raise Refused(BUSY)
+
+
+def _on_cuda(run: Run) -> bool:
+    return bool(run.spec["train"].get("device") == "cuda")
 
 
 def due(run: Run) -> int | None:
@@ -64,11 +83,23 @@ def status(run: Run) -> Status:
     step = run.trace_step
     if step is None:
         return Status("A step will be traced as soon as one can be.", run.state == State.RUNNING)
-    if run.trace_profile and any(found.number == step and found.openable for found in profiles.listed(run)):
-        return Status(f"Step {step} was profiled.", address="?tab=ranks#details")
-    if not run.trace_profile and step in selectors.traced_steps(run):
-        return Status(f"Step {step} was traced.", address=f"?step={step}")
-    how = " with torch.profiler" if run.trace_profile else ""
+    if arrived := _arrived(run, step):
+        return arrived
+    how = {"profiler": " with torch.profiler", "memory": " with a memory snapshot"}.get(run.trace_how, "")
     if run.state == State.RUNNING and (run.step or 0) < step + LATE_STEPS:
         return Status(f"Step {step} will be traced{how}; the run is at step {run.step or 0}.", True)
     return Status(f"Step {step} had gone by before every rank knew of it: ask again.")
+
+
+def _arrived(run: Run, step: int) -> Status | None:
+    """Where to see what was asked for; None while it is not there."""
+    if run.trace_how == "spans":
+        there = step in selectors.traced_steps(run)
+        return Status(f"Step {step} was traced.", address=f"?step={step}") if there else None
+    memory = run.trace_how == "memory"
+    kind = profiles.Kind.SNAPSHOT if memory else profiles.Kind.PROFILE
+    if not any(found.number == step and found.openable for found in profiles.listed(run, kind)):
+        return None
+    if memory:
+        return Status(f"The allocations of step {step} were recorded.", address="?tab=memory#snapshots")
+    return Status(f"Step {step} was profiled.", address="?tab=ranks#details")

@@ -14,6 +14,7 @@ from dashboard.runs import (
     page_charts,
     page_memory,
     page_operators,
+    page_snapshot,
     page_timeline,
     page_whatif,
     profiles,
@@ -57,7 +58,8 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
     if tab == "memory":
         limit = memory_limit(run, selectors.attempt_of(run))
         return {"memory": page_charts.memory_rows(run, limit), "limit": bytes_text(limit) if limit else ""} | {
-            "over_time": page_memory.over_time(run)
+            "over_time": page_memory.over_time(run),
+            **page_snapshot.context(run, given),
         }
     if tab == "metrics":
         return {"charts": page_charts.metrics(run)}

@@ -99,7 +99,7 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
         "may_cancel": run.state not in ENDED and run.cancel_requested_at is None and mine,
         "may_change": mine,
         "next_trace": next_trace.status(run),
-        "traceable": next_trace.possible(run),
+        "traceable": next_trace.choices(run),
         "may_submit": may_submit(request.user),
         "failed": run.state in (State.FAILED, State.LOST),
     }

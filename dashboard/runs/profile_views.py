@@ -1,4 +1,4 @@
-"""Traces of torch.profiler of a run's own steps: to keep, and to open under Traces."""
+"""Files about single steps of a run: to keep, and torch.profiler's traces to open under Traces."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dashboard.runs import profiles
 from dashboard.runs.models import Run
 from dashboard.traces import services
 from parallel_core import limits
+from parallel_core.observe.snapshot import for_viewer, unpacked
 
 
 @require_safe
@@ -22,6 +23,23 @@ def download(request: HttpRequest, pk: int, step: int, rank: int) -> HttpRespons
         raise Http404(f"run {pk} has no trace of step {step} of rank {rank}")
     headers = {"Content-Disposition": f'attachment; filename="run-{pk}-step-{step}-rank{rank}.json.gz"'}
     return HttpResponse(found, content_type="application/gzip", headers=headers)
+
+
+@require_safe
+def snapshot(request: HttpRequest, pk: int, step: int, rank: int, form: str) -> HttpResponse:
+    """The history of the CUDA allocator over a step of a rank: `json.gz` as it came, or the `pickle` that the public
+    viewer takes."""
+    found = profiles.data(get_object_or_404(Run, pk=pk), step, rank, profiles.Kind.SNAPSHOT)
+    if found is None or form not in ("json.gz", "pickle"):
+        raise Http404(f"run {pk} has no snapshot of step {step} of rank {rank} as '{form}'")
+    if form == "pickle":
+        try:
+            found = for_viewer(unpacked(found))
+        except ValueError as error:
+            raise Http404(str(error)) from error
+    kind = "application/gzip" if form == "json.gz" else "application/octet-stream"
+    name = f"run-{pk}-step-{step}-rank{rank}-memory.{form}"
+    return HttpResponse(found, content_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
 @require_POST

@@ -1,4 +1,4 @@
-"""Traces that torch.profiler made of a run's own steps: which there are, and their bytes."""
+"""Files about single steps of a run: torch.profiler's traces and snapshots of the CUDA allocator."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from django.db.models import Count, Max, QuerySet
 from dashboard.runs.models import ProfilePart, Run
 from parallel_core import limits
 
+Kind = ProfilePart.Kind
+
 
 @dataclass(frozen=True)
 class Profile:
-    """One rank's step. `whole` once every piece has arrived; `too_large` of one that was not kept."""
+    """The file of one rank's step. `whole` once every piece has arrived; `too_large` of one that was not kept."""
 
     step: int
     rank: int
@@ -23,7 +25,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Step:
-    """A profiled step with the traces of its ranks."""
+    """A step with the files of its ranks."""
 
     number: int
     ranks: list[Profile]
@@ -36,9 +38,9 @@ class Step:
 MAX_MIB = limits.MAX_PROFILE_BYTES >> 20
 
 
-def listed(run: Run) -> list[Step]:
-    """Profiled steps of the newest attempt that has any, ascending."""
-    rows = _of(run).order_by().values("step", "rank").annotate(have=Count("id"), of=Max("of"), size=Max("size"))
+def listed(run: Run, kind: Kind = Kind.PROFILE) -> list[Step]:
+    """Steps with such files, of the newest attempt that has any, ascending."""
+    rows = _of(run, kind).order_by().values("step", "rank").annotate(have=Count("id"), of=Max("of"), size=Max("size"))
     found = [
         Profile(row["step"], row["rank"], row["size"], 0 < row["of"] == row["have"], row["of"] == 0)
         for row in rows.order_by("step", "rank")
@@ -47,15 +49,15 @@ def listed(run: Run) -> list[Step]:
     return [Step(number, [profile for profile in found if profile.step == number]) for number in numbers]
 
 
-def data(run: Run, step: int, rank: int) -> bytes | None:
-    """The gzipped Chrome trace; None where there is none, or not all of it yet."""
-    pieces = list(_of(run).filter(step=step, rank=rank).order_by("part"))
+def data(run: Run, step: int, rank: int, kind: Kind = Kind.PROFILE) -> bytes | None:
+    """The file, gzipped; None where there is none, or not all of it yet."""
+    pieces = list(_of(run, kind).filter(step=step, rank=rank).order_by("part"))
     if not pieces or len(pieces) != pieces[0].of:
         return None
     return b"".join(bytes(piece.data) for piece in pieces)
 
 
-def _of(run: Run) -> QuerySet[ProfilePart]:
-    every = ProfilePart.objects.filter(attempt__run=run)
+def _of(run: Run, kind: Kind) -> QuerySet[ProfilePart]:
+    every = ProfilePart.objects.filter(attempt__run=run, kind=kind)
     newest = every.order_by("-attempt__number").values_list("attempt_id", flat=True).first()
     return every.filter(attempt=newest) if newest is not None else every

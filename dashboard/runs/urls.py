@@ -18,6 +18,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("<int:pk>/trace/<int:step>/<slug:form>", trace_views.trace, name="trace"),
     path("<int:pk>/profile/<int:step>", profile_views.open_in_traces, name="open-profile"),
     path("<int:pk>/profile/<int:step>/<int:rank>.json.gz", profile_views.download, name="profile"),
+    path("<int:pk>/snapshot/<int:step>/<int:rank>.<str:form>", profile_views.snapshot, name="snapshot"),
     path("<int:pk>/report/", report_views.report, name="report"),
     path("<int:pk>/clone", views.clone, name="clone"),
     path("<int:pk>/resume", views.resume, name="resume"),

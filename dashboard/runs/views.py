@@ -20,6 +20,7 @@ from dashboard.runs.models import ENDED, Run
 from dashboard.runs.panel import Panel
 from dashboard.runs.presets import BY_KEY, PRESETS
 from parallel_core import limits
+from parallel_core.observe.asked import read_how
 from parallel_core.spec import RunSpec
 from workers.contract import ResumeFrom
 
@@ -119,10 +120,12 @@ def cancel(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 def trace_next(request: HttpRequest, pk: int) -> HttpResponse:
-    """Asks for the spans of the next step of a running run; with `profile` under torch.profiler."""
+    """Asks for the next step of a running run: its spans, or what `how` says."""
     run = get_object_or_404(Run, pk=pk)
-    if not next_trace.request(run=run, user=request.user, profile="profile" in request.POST):
-        messages.info(request, "Nothing was asked: the run is not running, or a step is already waited for.")
+    try:
+        next_trace.request(run=run, user=request.user, how=read_how(request.POST.get("how", "spans")))
+    except ValueError as refused:
+        messages.info(request, str(refused))
     return redirect("runs:page", pk)
 
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from dashboard.charts import breakdown, capacity, gantt, loss, memory, speedup, tradeoff, waterfall
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.loss import Curve
-from dashboard.runs.metrics import thin
 from dashboard.runs.selectors import series, spans
 from dashboard.studies.breakages import role_of
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.quantities import percent_text
+from parallel_core.analysis.thin import thin
 from parallel_core.observe.records import POINT
 
 LOSS_BUCKETS = 200

@@ -16,13 +16,10 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from parallel_core.engine.device import Device
-from parallel_core.limits import MAX_PROFILE_BYTES
+from parallel_core.engine.pieces import emit
 from parallel_core.observe.records import Sink
 from parallel_core.observe.scope import Scope, unnamed
 from parallel_core.spec import RunSpec
-
-PIECE = 192 * 1024
-"""Bytes of a record: what a batch of the relay holds."""
 
 
 def is_profiled(spec: RunSpec, step: int, rank: int) -> bool:
@@ -46,13 +43,4 @@ def profiled(step: int, scope: Scope, device: Device, sink: Sink) -> Iterator[No
     with tempfile.TemporaryDirectory(prefix="trainyard-profile-") as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        emit(step, gzip.compress(path.read_bytes(), 6), sink)
-
-
-def emit(step: int, data: bytes, sink: Sink) -> None:
-    """The packed trace as records; of one over the limit only its size."""
-    parts = range(0, len(data), PIECE) if len(data) <= MAX_PROFILE_BYTES else range(0)
-    for part, at in enumerate(parts):
-        sink.emit("profile", data[at : at + PIECE], step=step, part=part, of=len(parts), size=len(data))
-    if not parts:
-        sink.emit("profile", b"", step=step, part=0, of=0, size=len(data))
+        emit("profile", step, gzip.compress(path.read_bytes(), 6), sink)

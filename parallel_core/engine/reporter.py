@@ -21,6 +21,7 @@ from parallel_core.engine.fingerprint import Print
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.profiled import is_profiled, profiled
+from parallel_core.engine.snapshot import snapshotted
 from parallel_core.engine.stream import Staleness
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
@@ -97,17 +98,21 @@ class Reporter:
         )
 
     def profiled(self, step: int, scope: Scope) -> AbstractContextManager[None]:
-        """Around a step: torch.profiler looks at it where the spec, or somebody by now, says so."""
+        """Around a step: torch.profiler looks at it where the spec, or somebody by now, says so; or the allocator's
+        history is kept."""
         self._wish = self._asked.at(step) if self._asked else None
-        wished = self._wish is not None and self._wish.profile
-        if not wished and not is_profiled(self._spec, step, self._rank):
+        how = self._wish.how if self._wish else "spans"
+        if how == "memory" and self._device.kind == "cuda":
+            log.info("the allocations of step %d are recorded", step)
+            return snapshotted(step, self._device, self._sink)
+        if how != "profiler" and not is_profiled(self._spec, step, self._rank):
             return nullcontext()
         log.info("step %d is profiled", step)
         return profiled(step, scope, self._device, self._sink)
 
     def wished(self, step: int) -> bool:
         """Whether somebody asked for the spans of this step; a profiled one ends only with its export."""
-        return self._wish is not None and self._wish.step == step and not self._wish.profile
+        return self._wish is not None and self._wish.step == step and self._wish.how == "spans"
 
     def phase(self, phase: str, step: int) -> None:
         log.info("%s at step %d", phase, step)

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 NAME = "asked.json"
 NEVER = -1
+How = Literal["spans", "profiler", "memory"]
+"""The step's own spans; torch.profiler's trace of it; the history of the CUDA allocator over it."""
+HOWS: tuple[How, ...] = get_args(How)
 
 
 class Wish(NamedTuple):
-    """`profile`: torch.profiler's trace of it, instead of its spans."""
-
     step: int = NEVER
-    profile: bool = False
+    how: How = "spans"
+
+
+def read_how(value: object) -> How:
+    """Raises ValueError where it is none of them."""
+    for how in HOWS:
+        if how == value:
+            return how
+    raise ValueError(f"how is {value!r}; it can be {', '.join(HOWS)}")
 
 
 def ask(folder: Path, wish: Wish) -> None:
@@ -47,6 +56,6 @@ class Asked:
     def _read(self) -> Wish:
         try:
             found = json.loads(self._path.read_text())
-            return Wish(int(found["step"]), bool(found["profile"]))
+            return Wish(int(found["step"]), read_how(found["how"]))
         except (OSError, ValueError, TypeError, KeyError):
             return Wish()

@@ -21,6 +21,7 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their f
              a rank that generates text emits behind its hello, a few times a second, and nothing else
     profile  step, part, of, size; blob = piece `part` of `of` of the rank's gzipped Chrome trace of that step (`size`
              bytes in all); of = 0: it was too large to keep
+    snapshot  the same of the CUDA allocator's history over that step (observe.snapshot)
     summary  steps, timed: {median, p10, p90, mean, n} (seconds a step, this rank), cpu_others (share 0..1 of the
              device time of the timed steps that processes other than the ranks of this run used), params_total,
              fingerprint: {step, checks, seconds (median of a check), parameters, samples} (see engine.fingerprint; the

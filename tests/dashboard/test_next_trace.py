@@ -35,16 +35,16 @@ def test_the_step_lies_far_enough_ahead_for_every_rank(running: Run) -> None:
         assert next_trace.due(running) is None
 
 
-@pytest.mark.parametrize("profile", [False, True])
-def test_from_the_button_to_the_orders(client: Client, alice: Any, running: Run, profile: bool) -> None:
+@pytest.mark.parametrize("how", ["spans", "profiler"])
+def test_from_the_button_to_the_orders(client: Client, alice: Any, running: Run, how: str) -> None:
     client.force_login(alice)
     page = f"/runs/{running.pk}/"
     assert "Trace the next step" in client.get(page).content.decode()
     assert sweeps.sweep_traces() == []
-    assert client.post(f"{page}trace-next", {"profile": "1"} if profile else {}).status_code == 302
+    assert client.post(f"{page}trace-next", {"how": how} if how != "spans" else {}).status_code == 302
     assert "as soon as one can be" in client.get(f"{page}part/head").content.decode()
     attempt = running.attempts.get()
-    told = {"kind": "trace", "attempt": attempt.pk, "step": 106, "profiler": profile}
+    told = {"kind": "trace", "attempt": attempt.pk, "step": 106, "how": how}
     assert sweeps.sweep_traces() == [(node["worker"], told) for node in attempt.devices]
     assert sweeps.sweep_traces() == [], "each wish is sent once"
     head = client.get(f"{page}part/head").content.decode()
@@ -56,7 +56,7 @@ def test_from_the_button_to_the_orders(client: Client, alice: Any, running: Run,
 
 
 def test_what_became_of_the_wish(client: Client, alice: Any, running: Run) -> None:
-    assert next_trace.request(run=running, user=alice, profile=False)
+    next_trace.request(run=running, user=alice)
     sweeps.sweep_traces()
     Run.objects.update(step=106 + next_trace.LATE_STEPS)
     running.refresh_from_db()
@@ -74,6 +74,7 @@ def test_only_the_owner_and_only_of_a_running_run(client: Client, alice: Any, bo
     assert client.post(f"/runs/{running.pk}/trace-next").status_code == 403
     assert "Trace the next step" not in client.get(f"/runs/{running.pk}/").content.decode()
     ended = factory.finished(alice)
-    assert not next_trace.request(run=ended, user=alice, profile=False)
+    with pytest.raises(next_trace.Refused, match="not running"):
+        next_trace.request(run=ended, user=alice)
     client.force_login(alice)
     assert "Trace the next step" not in client.get(f"/runs/{ended.pk}/").content.decode()

@@ -11,9 +11,9 @@ from django.utils import timezone
 from dashboard.fleet import selectors as fleet
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, services, states
-from dashboard.runs.metrics import thin
 from dashboard.runs.models import Attempt, Run, SeriesChunk, SpanChunk
 from dashboard.runs.selectors import Filters
+from parallel_core.analysis.thin import thin
 from parallel_core.observe.records import POINT
 from tests.dashboard.peer import spec
 

@@ -6,9 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from parallel_core.analysis.allocations import allocations, place
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.run import run_rank
 from parallel_core.local import LocalYard, Outcome
 from parallel_core.observe import host
+from parallel_core.observe.asked import Wish, ask
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.observe.snapshot import unpacked
 from parallel_core.spec import RunSpec
 
 pytestmark = [
@@ -64,3 +72,21 @@ def test_the_meter_finds_what_the_allocator_does(tmp_path: Path) -> None:
     done = trained(tmp_path / "run", {}, model=wide, precision="bf16", global_batch=8)
     memory = done.last(0, "memory")
     assert memory is not None and memory["peak_total"] == pytest.approx(memory["rss_delta"], rel=0.02)
+
+
+def test_the_allocations_of_an_asked_step_are_recorded(tmp_path: Path) -> None:
+    """The peak of a recorded step is the allocator's own but for what it rounds up, and every block made in the step
+    has its stack."""
+    ask(tmp_path, Wish(3, "memory"))
+    train = {"steps": 6, "warmup_steps": 1, "global_batch": 4, "device": "cuda"}
+    spec = RunSpec.model_validate({"model": MODEL, "train": train})
+    run_rank(spec, 0, FileSink(tmp_path, 0), Rendezvous("", 0, 1, True), Progress(tmp_path, 0))
+    pieces = [frame for frame in read_file(events_path(tmp_path, 0)) if frame.header["kind"] == "snapshot"]
+    assert {frame.header["step"] for frame in pieces} == {3} and len(pieces) == pieces[0].header["of"]
+    found = allocations(unpacked(b"".join(frame.blob for frame in pieces)))
+    own = torch.cuda.max_memory_allocated()
+    assert 0.5 * own < found.peak <= own
+    assert found.peak > found.before > 0
+    assert any(place(alive.frames) for alive in found.alive)
+    files = {frame.filename for alive in found.alive for frame in alive.frames}
+    assert any("parallel_core" in file for file in files)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from parallel_core.engine import profiled
+from parallel_core.engine import pieces, profiled
 from parallel_core.observe.records import Frame
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec, field_errors
@@ -70,12 +70,12 @@ class Heard:
 def test_a_trace_goes_in_pieces_and_one_that_is_too_large_as_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Heard()
     data = bytes(range(256)) * 2000
-    profiled.emit(7, data, heard)
+    pieces.emit("profile", 7, data, heard)
     assert [header["part"] for header, _ in heard.told] == list(range(heard.told[0][0]["of"]))
     assert b"".join(blob for _, blob in heard.told) == data
-    monkeypatch.setattr(profiled, "MAX_PROFILE_BYTES", 10)
+    monkeypatch.setattr(pieces, "MAX_PROFILE_BYTES", 10)
     heard = Heard()
-    profiled.emit(7, data, heard)
+    pieces.emit("profile", 7, data, heard)
     assert heard.told == [({"step": 7, "part": 0, "of": 0, "size": len(data)}, b"")]
 
 

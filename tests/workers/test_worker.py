@@ -97,9 +97,9 @@ def test_a_rewind_sends_the_file_and_the_end_again(bench: Bench) -> None:
 def test_a_step_that_is_asked_for_is_told_to_the_ranks_and_cancel_leaves_no_process(bench: Bench) -> None:
     attempt = bench.send(ENDLESS)
     recorded = bench.wait_running(attempt)
-    bench.control("trace", attempt, step=10**6, profiler=True)
+    bench.control("trace", attempt, step=10**6, how="profiler")
     folder = bench.folder / "attempts" / str(attempt)
-    assert bench.wait("the wish", lambda: Asked(folder).at(10**6)) == Wish(10**6, profile=True)
+    assert bench.wait("the wish", lambda: Asked(folder).at(10**6)) == Wish(10**6, "profiler")
     bench.control("cancel", attempt)
     end = bench.wait_end(attempt)
     assert (end["outcome"], end["cause"], end["none_left"]) == ("cancelled", "cancelled", True)

@@ -1,0 +1,38 @@
+"""The Memory tab's snapshots of the CUDA allocator: the chosen one drawn, and what was alive at its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dashboard.charts import allocations as picture
+from dashboard.runs import profiles
+from dashboard.runs.models import Run
+from dashboard.runs.profiles import Kind
+from parallel_core.analysis.allocations import Alive, allocations, place
+from parallel_core.analysis.quantities import percent_text
+from parallel_core.observe.snapshot import unpacked
+
+
+def context(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
+    """`snapshots` lists what there is; `shot` is the one that `snapshot` (step-rank) in the address names, else the
+    first rank of the newest step."""
+    steps = profiles.listed(run, Kind.SNAPSHOT)
+    whole = {f"{one.step}-{one.rank}": one for step in reversed(steps) for one in step.ranks if one.whole}
+    if not whole:
+        return {"snapshots": steps}
+    chosen = whole.get(given.get("snapshot", "")) or next(iter(whole.values()))
+    data = profiles.data(run, chosen.step, chosen.rank, Kind.SNAPSHOT)
+    try:
+        found = allocations(unpacked(data or b""))
+    except ValueError as error:
+        return {"snapshots": steps, "shot": chosen, "unreadable": str(error)}
+    alive = [_row(one, found.peak) for one in found.alive]
+    drawn = picture.chart(found, chosen.step, chosen.rank)
+    return {"snapshots": steps, "shot": chosen, "allocations": found, "alive": alive, "allocated": drawn}
+
+
+def _row(alive: Alive, peak: int) -> dict[str, Any]:
+    made = place(alive.frames)
+    file = made.filename.rpartition("/")[2] if made else ""
+    return {"alive": alive, "share": percent_text(alive.bytes / max(1, peak)), "place": made, "file": file}
