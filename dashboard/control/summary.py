@@ -51,7 +51,7 @@ def summarise(run: Run) -> dict[str, Any]:
     summaries = [info.summary for info in selectors.ranks(run).values()]
     others = [value for value in (summary.get("cpu_others") for summary in summaries) if value is not None]
     loss = selectors.series(run, "loss")
-    typical = selectors.typical_step(run)
+    typical = selectors.find_typical_step(run)
     finite = bool(len(loss.value)) and bool(abs(float(loss.value[-1])) < float("inf"))
     return {
         "timed": asdict(timed) if timed else None,

@@ -128,8 +128,8 @@ def _steps(run: Run, spec: RunSpec) -> list[dict[int, np.ndarray]]:
     late = [step for step in steps if step >= first_timed(spec)] or steps
     out = []
     for step in reversed(late):
-        spans = selectors.spans(run, step)
-        kept, total = selectors.span_counts(run, step)
+        spans, total = selectors.spans_and_total(run, step)
+        kept = sum(map(len, spans.values()))
         if len(spans) == spec.parallel.world and kept == total and all(map(len, spans.values())):
             out.append(spans)
         if len(out) == (1 if kept > MANY_SPANS else STEPS):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from django.db.models import QuerySet
+from django.db.models import Case, F, QuerySet, When
 
 from dashboard.runs.models import Run, SeriesChunk
 from parallel_core.analysis.stats import Stats, summarise
@@ -43,16 +43,16 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int) -> np.ndarray:
     """The points of all attempts, each later attempt replacing the earlier ones from its first step on."""
     # A later attempt's first step is needed even where its early chunks are not asked for.
     firsts: dict[int, int] = {}
-    rows: list[tuple[int, int]] = []
-    fields = ("attempt__number", "first_step", "last_step", "id")
-    for number, first, last, pk in chunks.order_by("attempt__number", "id").values_list(*fields):
+    rows: list[tuple[int, Any]] = []
+    wanted = Case(When(last_step__gt=since_step, then=F("data")), default=None)
+    fields = ("attempt__number", "first_step", "wanted")
+    for number, first, data in chunks.order_by("attempt__number", "id").annotate(wanted=wanted).values_list(*fields):
         firsts[number] = min(first, firsts.get(number, first))
-        if last > since_step:
-            rows.append((number, pk))
-    data: dict[int, Any] = dict(chunks.filter(pk__in=[pk for _, pk in rows]).values_list("pk", "data")) if rows else {}
+        if data is not None:
+            rows.append((number, data))
     parts = []
-    for number, pk in rows:
-        points = np.frombuffer(bytes(data[pk]), POINT)
+    for number, data in rows:
+        points = np.frombuffer(bytes(data), POINT)
         later = [first for other, first in firsts.items() if other > number]
         parts.append(points[points["step"] < min(later)] if later else points)
     return np.concatenate(parts) if parts else np.empty(0, POINT)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from django.db.models import F, Q, QuerySet, TextField
+from django.db.models import F, Q, QuerySet, Subquery, TextField
 from django.db.models.functions import Cast
 
 from dashboard.numbers import number
 from dashboard.runs.metrics import Series, series, timed
-from dashboard.runs.models import Attempt, LogChunk, MemoryRecord, RankInfo, Run, SpanChunk
+from dashboard.runs.models import ENDED, Attempt, LogChunk, MemoryRecord, RankInfo, Run, SpanChunk
 from dashboard.runs.queue import Waiting, waiting
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.breakdown import breakdown as analyse
@@ -128,35 +128,33 @@ def ranks(run: Run) -> dict[int, RankInfo]:
 
 def traced_steps(run: Run) -> list[int]:
     """Steps with spans, ascending, of the newest attempt that traced any."""
-    newest = _newest_traced(run)
-    steps = SpanChunk.objects.filter(attempt=newest).order_by("step").values_list("step", flat=True).distinct()
-    return list(steps) if newest else []
+    return list(_traced(run).order_by("step").values_list("step", flat=True).distinct())
 
 
-def _newest_traced(run: Run) -> int | None:
-    found = SpanChunk.objects.filter(attempt__run=run).order_by("-attempt__number").values_list("attempt_id", flat=True)
-    return found.first()
-
-
-def _step_to_show(attempt: int, devices: int) -> int | None:
-    """The newest step that every rank has delivered; where there is none yet, the newest at all."""
-    seen: dict[int, int] = {}
-    for step in SpanChunk.objects.filter(attempt=attempt).order_by("-step").values_list("step", flat=True):
-        seen[step] = seen.get(step, 0) + 1
-        if seen[step] == devices:
-            return step
-    return max(seen, default=None)
+def _traced(run: Run) -> QuerySet[SpanChunk]:
+    """Spans of the newest attempt that traced any step."""
+    every = SpanChunk.objects.filter(attempt__run=run).order_by("-attempt__number")
+    return SpanChunk.objects.filter(attempt_id=Subquery(every.values("attempt_id")[:1]))
 
 
 def typical_step(run: Run) -> int | None:
     """Of the timed steps that every rank traced, the one whose time lies nearest the run's median; None without any.
 
-    One step stands for a run in charts of where the time went: it should not be one that something disturbed.
+    One step stands for a run in charts of where the time went: it should not be one that something disturbed. The
+    summary of an ended run names it.
     """
-    attempt, times = _newest_traced(run), series(run, "step_time")
-    if attempt is None:
+    if run.state in ENDED and "breakdown_step" in (run.summary or {}):
+        kept: int | None = run.summary["breakdown_step"]
+        return kept
+    return find_typical_step(run)
+
+
+def find_typical_step(run: Run) -> int | None:
+    """The same, from what has been measured."""
+    steps = list(_traced(run).order_by().values_list("step", flat=True))
+    if not steps:
         return None
-    steps = list(SpanChunk.objects.filter(attempt=attempt).order_by().values_list("step", flat=True))
+    times = series(run, "step_time")
     whole = np.array([step for step in sorted(set(steps)) if steps.count(step) == run.devices], np.int64)
     stats, known = timed(run), np.isin(times.step, whole)
     if stats is None or not known.any():
@@ -169,19 +167,30 @@ def spans(run: Run, step: int | None = None) -> dict[int, np.ndarray]:
     step = newest_traced_step(run) if step is None else step
     if step is None:
         return {}
-    chunks = SpanChunk.objects.filter(attempt=_newest_traced(run), step=step).order_by("rank")
-    return {chunk.rank: np.frombuffer(bytes(chunk.data), SPAN) for chunk in chunks}
+    return spans_and_total(run, step)[0]
+
+
+def spans_and_total(run: Run, step: int) -> tuple[dict[int, np.ndarray], int]:
+    """rank -> SPAN rows of a traced step, and how many were recorded: at least as many as were kept."""
+    chunks = list(_traced(run).filter(step=step).order_by("rank"))
+    found = {chunk.rank: np.frombuffer(bytes(chunk.data), SPAN) for chunk in chunks}
+    return found, sum(chunk.total for chunk in chunks)
 
 
 def newest_traced_step(run: Run) -> int | None:
-    """The step that `spans` takes where none is asked for."""
-    attempt = _newest_traced(run)
-    return None if attempt is None else _step_to_show(attempt, run.devices)
+    """The step that `spans` takes where none is asked for: the newest one that every rank has delivered; where there
+    is none yet, the newest at all."""
+    seen: dict[int, int] = {}
+    for step in _traced(run).order_by("-step").values_list("step", flat=True).iterator():
+        seen[step] = seen.get(step, 0) + 1
+        if seen[step] == run.devices:
+            return step
+    return max(seen, default=None)
 
 
 def span_counts(run: Run, step: int) -> tuple[int, int]:
     """(kept, recorded) spans of a step over all ranks: charts that show a part say "N of M"."""
-    counts = SpanChunk.objects.filter(attempt=_newest_traced(run), step=step).values_list("count", "total")
+    counts = _traced(run).filter(step=step).values_list("count", "total")
     return sum(count for count, _ in counts), sum(total for _, total in counts)
 
 

@@ -75,10 +75,10 @@ class Trace:
 def trace(run: Run, step: int | None) -> Trace | None:
     """Of `step`, or of the newest step that every rank has delivered; None where there is none."""
     shown = selectors.newest_traced_step(run) if step is None else step
-    spans = {} if shown is None else selectors.spans(run, shown)
-    if shown is None or not any(map(len, spans.values())):
+    if shown is None:
         return None
-    return Trace(run, shown, spans, selectors.span_counts(run, shown)[1])
+    spans, total = selectors.spans_and_total(run, shown)
+    return Trace(run, shown, spans, total) if any(map(len, spans.values())) else None
 
 
 def typical(run: Run) -> Trace | None:

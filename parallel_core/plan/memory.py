@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -66,8 +67,9 @@ def verdict(spec: RunSpec, device_bytes: int | None, devices: int | None = None)
     return Feasibility(False, worst.rank, worst.total, text, fixes)
 
 
+@lru_cache(maxsize=1024)
 def worst_stage(spec: RunSpec) -> RankMemory:
-    """Prediction for the stage that needs most."""
+    """Prediction for the stage that needs most. Kept: a page of runs asks of the same specs again and again."""
     return max(by_stage(spec), key=lambda memory: memory.total)
 
 
