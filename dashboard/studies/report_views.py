@@ -6,13 +6,14 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from dashboard.charts import svg
 from dashboard.charts.chart import Chart
 from dashboard.numbers import numbers
-from dashboard.studies import answers, figures, findings, fit, method, postmortem, scaling, written
+from dashboard.studies import answers, figures, findings, fit, kept, method, postmortem, scaling, written
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row, held_equal
 from dashboard.studies.views import view_of
@@ -38,23 +39,33 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
     if study.kind == fit.KIND:
         return redirect("studies:page", pk)  # its one table says it all
+    download = bool(request.GET.get("download"))
+    asked = [request.GET.get(name, "") for name in ("baseline", "show")]
+    told = kept.of_ended(study, ["report", request.build_absolute_uri("/"), *asked], lambda: _told(request, study))
+    context = {**told, "study": study, "hatches": svg.hatches(), "made_at": timezone.now(), "kept": download}
+    response = render(request, "studies/report.html", context)
+    if download:
+        response["Content-Disposition"] = f'attachment; filename="study-{study.pk}-report.html"'
+    return response
+
+
+def _told(request: HttpRequest, study: Study) -> dict[str, Any]:
+    """What the report says: `body`, all below its first lines, and what those need of the runs."""
     view = view_of(request, study)
-    kept = bool(request.GET.get("download"))
     context = {
         **_said(study, view),
         "judgement": findings.of_overview(view),
         "postmortem": postmortem.of_study(study, view),
         "charts": _charts(request, study, view),
-        "hatches": svg.hatches(),
-        "made_at": timezone.now(),
-        "kept": kept,
         "origin": request.build_absolute_uri("/").removesuffix("/"),
         "address": request.build_absolute_uri(study_address(study, view)),
     }
-    response = render(request, "studies/report.html", context)
-    if kept:
-        response["Content-Disposition"] = f'attachment; filename="study-{study.pk}-report.html"'
-    return response
+    return {
+        "body": render_to_string("studies/report_body.html", context),
+        "equal": context["equal"],
+        "address": context["address"],
+        "baseline": view.baseline.run.pk if view.baseline else None,
+    }
 
 
 def _said(study: Study, view: Overview) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 from urllib.parse import urlencode
@@ -19,9 +18,21 @@ from django.views.decorators.http import require_GET, require_POST
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.numbers import number, numbers
-from dashboard.runs.models import ENDED, Run, State
+from dashboard.runs.models import ENDED, State
 from dashboard.schedules.glossary import words_of
-from dashboard.studies import answers, figures, findings, fit, fit_views, postmortem, scaling, streams, table, written
+from dashboard.studies import (
+    answers,
+    figures,
+    findings,
+    fit,
+    fit_views,
+    kept,
+    postmortem,
+    scaling,
+    streams,
+    table,
+    written,
+)
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, held_equal, overview
 from dashboard.studies.ways import WAYS
@@ -50,27 +61,11 @@ def list_page(request: HttpRequest) -> HttpResponse:
         )
     )
     listed = Paginator(every, PER_PAGE).get_page(request.GET.get("page"))
-    verdicts = _verdicts(list(listed))
+    verdicts = kept.verdicts(list(listed))
     for study in listed:
         study.verdict = verdicts[study.pk]  # type: ignore[attr-defined]
     context = {"page": listed, "studies": listed.object_list, "may_submit": may_submit(request.user), "ways": WAYS}
     return render(request, "studies/list.html", context)
-
-
-def _verdicts(studies: Sequence[Study]) -> dict[int, str]:
-    """One sentence a study, from the summaries of all their runs, read at once."""
-    runs: dict[int, list[Run]] = {study.pk: [] for study in studies}
-    for run in Run.objects.filter(Q(state=State.SUCCEEDED) | Q(study__kind=fit.KIND), study__in=studies):
-        runs[run.study_id or 0].append(run)
-    out = {}
-    for study in studies:
-        if study.kind == fit.KIND:
-            out[study.pk] = fit_views.verdict(runs[study.pk])[0]
-            continue
-        view = overview(runs[study.pk], study.baseline, details=False)
-        said = scaling.verdict(study, view) if runs[study.pk] else ["0 runs have finished so far."]
-        out[study.pk] = " ".join(said[: 1 + view.mostly_disturbed])  # a warning comes first then, what it is about next
-    return out
 
 
 def view_of(request: HttpRequest, study: Study) -> Overview:
