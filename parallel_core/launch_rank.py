@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.engine import host_memory
 from parallel_core.engine.stop import Stopped
 from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED, StartOrder, Store
 from parallel_core.observe import host, progress
@@ -52,7 +53,8 @@ class Seat:
         if self.sharing > 1 and not self.alone:
             raise ValueError("ranks that share a GPU exchange through its host, so all ranks must be on that host.")
         world, is_host = self.spec.parallel.world, self.listen_fd is not None
-        return Rendezvous(self.store["host"], self.store["port"], world, is_host, self.listen_fd, self.sharing)
+        node = None if self.alone else self.order["first_rank"]
+        return Rendezvous(self.store["host"], self.store["port"], world, is_host, self.listen_fd, self.sharing, node)
 
     @property
     def saves(self) -> SaveOrder | None:
@@ -123,6 +125,9 @@ def _take_place(seat: Seat) -> Seat:
     """Bind the rank to its device before torch looks at any. A CPU device is one core, one thread."""
     if seat.alone and sys.platform.startswith("linux"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if not seat.alone:
+        os.environ[host_memory.NODE] = str(seat.order["first_rank"])
+        _talk_through(seat.order.get("address", ""))
     _prefer_as_victim()
     if seat.order["device_kind"] == "cuda":
         seat = replace(seat, sharing=max(Counter(map(visible, seat.order["devices"])).values()))
@@ -138,6 +143,17 @@ def _take_place(seat: Seat) -> Seat:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
     return seat
+
+
+def _talk_through(address: str) -> None:
+    """gloo and NCCL use the interface at which the other hosts were told to find us, unless the worker was told which.
+
+    By themselves they take what the host's own name leads to, which is often the host itself alone.
+    """
+    found = host.interface_of(address)
+    if found:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={found}")
 
 
 def visible(device: int) -> str:

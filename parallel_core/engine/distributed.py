@@ -35,6 +35,8 @@ class Rendezvous:
     listen_fd: int | None = None
     sharing: int = 1
     """Ranks on one GPU; NCCL refuses several."""
+    node: int | None = None
+    """The first rank of this host, where the ranks are on several; None where all are on one."""
 
     def open_store(self) -> dist.TCPStore:
         return dist.TCPStore(

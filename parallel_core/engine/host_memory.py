@@ -17,6 +17,8 @@ from pathlib import Path
 
 SWITCH = "TRAINYARD_SHARED_MEMORY"
 """The environment variable that turns it off where it is 0, for all ranks of a run."""
+NODE = "TRAINYARD_NODE"
+"""The environment variable that tells apart what a run knows as two hosts, though one machine may be both."""
 _LOOKS = 200
 _SYSCALL = {"x86_64": 202}.get(platform.machine())
 """x86 alone shows others a rank's writes in the order in which they were made; elsewhere a counter could run ahead of
@@ -117,5 +119,5 @@ def _host() -> str:
     """Of this boot of this machine, and of these names of processes: containers of a machine have their own."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{os.environ.get(NODE, '')}"
     return "unknown"

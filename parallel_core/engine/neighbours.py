@@ -14,14 +14,15 @@ from parallel_core.observe.host import CpuOthers
 class Neighbours:
     """Every rank of the world calls `start` before the timed steps and `share` behind them (both are collectives)."""
 
-    def __init__(self, device: Device, group: Group, world: int) -> None:
-        self._device, self._group, self._world = device, group, world
+    def __init__(self, device: Device, group: Group, world: int, node: int = 0) -> None:
+        """`node` tells apart the hosts of the ranks."""
+        self._device, self._group, self._world, self._node = device, group, world, node
         self._others: CpuOthers | None = None
 
     def start(self) -> None:
         core = self._device.core()
-        here = self._exchange([-1.0 if core is None else core, float(os.getpid())])
-        pids = [int(pid) for theirs, pid in here if theirs == core]
+        every = self._exchange([-1.0 if core is None else core, float(os.getpid()), float(self._node)])
+        pids = [int(pid) for theirs, pid, node in every if theirs == core and node == self._node]
         self._others = None if core is None else CpuOthers(core, lambda: pids)
 
     def share(self) -> float | None:

@@ -16,6 +16,7 @@ import torch
 
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.stats import summarise
+from parallel_core.engine.clocks import Clock
 from parallel_core.engine.device import Device
 from parallel_core.engine.fingerprint import Print
 from parallel_core.engine.flat import FlatParameters
@@ -76,6 +77,8 @@ class Reporter:
         self._work = Work.of(spec)
         self._peak: Peak | None = None
         self._print: Print | None = None
+        self.clock = Clock()
+        """What times that leave the rank are told by."""
         self._checks: list[float] = []
 
     def hello(self, flat: FlatParameters, units: tuple[str, ...], layout: Layout) -> None:
@@ -184,18 +187,24 @@ class Reporter:
 
     def spans(self, step: int, recorder: SpanRecorder) -> None:
         rows = recorder.end_step()
-        self._sink.emit("spans", rows.tobytes(), step=step, count=len(rows), total=recorder.total)
+        self.clock.tie()
+        moved = self.clock.moved(rows, "start", "end")
+        self._sink.emit("spans", moved.tobytes(), step=step, count=len(rows), total=recorder.total, **self._within())
 
     def memory(self, step: int, meter: MemoryMeter) -> None:
         self._sink.emit(
             "memory",
-            meter.curve().tobytes(),
+            self.clock.moved(meter.curve(), "t").tobytes(),
             step=step,
             peak=meter.peak,
             peak_total=meter.peak_total,
             rss_delta=self._device.memory_peak(),
             final=meter.final,
         )
+
+    def _within(self) -> dict[str, int]:
+        """The header's `clock_within`, where the clock of another host was compared with that of rank 0."""
+        return {} if self.clock.within is None else {"clock_within": self.clock.within}
 
     def summary(self, times: StepTimes, others: float | None) -> None:
         total = sum(int(np.prod(shape)) for shape in parameter_shapes(self._spec.model).values())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -33,6 +34,20 @@ def core_of(device: int) -> int:
     """The core that CPU device `device` stands for, among those this process may use."""
     usable = cores()
     return usable[device % len(usable)]
+
+
+def interface_of(address: str) -> str:
+    """Name of the network interface that has this address or host name; '' where none has it."""
+    import psutil
+
+    try:
+        meant = {str(found[4][0]) for found in socket.getaddrinfo(address, None)} if address else set()
+    except OSError:
+        return ""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] in meant for one in addresses):
+            return name
+    return ""
 
 
 def cuda_devices() -> list[str]:

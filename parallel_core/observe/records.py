@@ -10,7 +10,8 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their f
     hello    pid, start_ticks, device, host, stage, replica, tensor, torch, params (local count), units [names]
     phase    phase: building | warmup | timed | done, step
     points   series: [[name, count], ...]; blob = the POINT rows of the series one after another
-    spans    step, count, total; blob = `count` SPAN rows ("count of total": ranks may cap what they keep)
+    spans    step, count, total; blob = `count` SPAN rows ("count of total": ranks may cap what they keep);
+             clock_within: ns by which its times may be off those of rank 0 (on another host than rank 0 alone)
     memory   step, peak: {category: bytes at the instant of the peak}, peak_total, rss_delta, final: {category: bytes};
              blob = MEMORY rows (the curve), may be empty
     fault    error: type, message, traceback, step, op, cause: user_code | out_of_memory | no_progress
@@ -53,7 +54,7 @@ SPAN = np.dtype(
         ("micro_batch", "<i4"),
         ("replica", "<i2"),
         ("version", "<i4"),
-        ("start", "<i8"),  # ns, CLOCK_MONOTONIC of the host
+        ("start", "<i8"),  # ns, CLOCK_MONOTONIC of rank 0's host
         ("end", "<i8"),
         ("bytes", "<i8"),
     ]

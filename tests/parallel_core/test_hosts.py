@@ -1,0 +1,173 @@
+"""A run over several hosts: two fork servers that share no memory stand for them, as two hosts would."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch.distributed as dist
+
+from parallel_core import processes
+from parallel_core.engine.clocks import Clock, Keeper, Tie, Tied, ahead, open_clock, tie_of
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.launch import Event, ForkServer, StartOrder
+from parallel_core.local import LocalYard, points
+from parallel_core.observe.host import interface_of
+from parallel_core.observe.records import SPAN, Frame, events_path, read_file
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
+
+LIMIT_S = 120.0
+SECOND = 1_000_000_000
+
+
+class Host:
+    """A fork server as a host of a run; its events come in order."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.server = ForkServer(self._events.put)
+        self.exits: dict[int, int] = {}
+
+    def until(self, event: str) -> Event:
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            got = self._events.get(timeout=max(0.01, deadline - time.monotonic()))
+            assert got["event"] not in ("lost", "refused"), got
+            if got["event"] == "exit":
+                self.exits[got["rank"]] = got["code"]
+            if got["event"] == event:
+                return got
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[tuple[Host, Host]]:
+    pair = (Host(), Host())
+    yield pair
+    for host in pair:
+        host.server.close()
+
+
+@pytest.fixture(scope="module")
+def one_host() -> Iterator[LocalYard]:
+    with LocalYard() as yard:
+        yield yard
+
+
+def spec_of(**parallel: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "model": {"layers": 2, "hidden": 32, "heads": 2, "seq": 16},
+            "parallel": parallel,
+            "train": {"global_batch": 8, "steps": 6, "warmup_steps": 2},
+        }
+    )
+
+
+def over_two(hosts: tuple[Host, Host], spec: RunSpec, folder: Path, attempt: int) -> dict[int, list[Frame]]:
+    """Trains half of the ranks on each; the records of every rank."""
+    here = spec.parallel.world // 2
+    orders = []
+    for node in (0, 1):
+        (folder / str(node)).mkdir(parents=True)
+        order: StartOrder = {
+            "attempt": attempt,
+            "spec": spec.model_dump(mode="json"),
+            "folder": str(folder / str(node)),
+            "first_rank": node * here,
+            "devices": list(range(here)),
+            "device_kind": "cpu",
+            "corpus_cache": str(folder),
+            "address": "127.0.0.1",
+        }
+        orders.append(order)
+    hosts[0].server.start(orders[0])
+    told = hosts[0].until("store")
+    hosts[1].server.start({**orders[1], "store": {"host": told["host"], "port": told["port"]}})
+    for host in hosts:
+        host.exits.clear()
+        host.until("gone")
+        assert set(host.exits.values()) == {0}, (folder / "0" / "log-0.txt").read_text()
+    return {rank: read_file(events_path(folder / str(rank // here), rank)) for rank in range(spec.parallel.world)}
+
+
+@pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
+@pytest.mark.parametrize("split", [{"dp": 2}, {"tp": 2}, {"pp": 2, "dp": 2, "micro_batches": 4}])
+def test_the_numbers_are_those_of_one_host(
+    split: dict[str, int], hosts: tuple[Host, Host], one_host: LocalYard, tmp_path: Path
+) -> None:
+    spec = spec_of(**split)
+    apart = over_two(hosts, spec, tmp_path / "apart", attempt=10 + len(str(split)))
+    together = one_host.run(spec, tmp_path / "together")
+    assert together.ok, together.failure()
+    losses = points(apart[0], "loss")["value"]
+    assert len(losses) == spec.train.steps
+    np.testing.assert_allclose(losses, together.series("loss")["value"], rtol=1e-6)
+    spans = {rank: [frame for frame in frames if frame.kind == "spans"] for rank, frames in apart.items()}
+    within = [[frame.header.get("clock_within") for frame in found] for found in spans.values()]
+    half = len(apart) // 2
+    assert all(value is None for told in within[:half] for value in told)
+    assert all(0 < value < SECOND for told in within[half:] for value in told)
+    rows = {rank: np.frombuffer(found[-1].blob, SPAN) for rank, found in spans.items()}
+    steps = [next(row for row in found if row["kind"] == Kind.STEP) for found in rows.values()]
+    assert max(row["start"] for row in steps) < min(row["end"] for row in steps), "they trained it at the same time"
+
+
+def test_a_tie_is_off_by_at_most_half_of_its_round_trip() -> None:
+    assert tie_of(1_000, 50_600, 1_201) == Tie(1_100, 49_500, 101)
+
+
+def test_between_two_ties_a_clock_runs_evenly() -> None:
+    boot = 40 * 24 * 3600 * SECOND  # so far from 0 that a float64 would round
+    before, last = Tie(boot, 7 * SECOND, 50), Tie(boot + 10 * SECOND, 7 * SECOND + 1_000, 50)
+    at = np.array([boot, boot + 5 * SECOND, boot + 10 * SECOND], np.int64)
+    assert ahead(at, before, last).tolist() == [7 * SECOND, 7 * SECOND + 500, 7 * SECOND + 1_000]
+    assert ahead(at, last, last).tolist() == [7 * SECOND + 1_000] * 3
+
+
+def test_a_rank_of_another_host_asks_rank_0_for_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    Keeper("127.0.0.1", store)
+    clock = Tied(store)
+    assert clock.within is not None
+    now = time.monotonic_ns()
+    rows = np.zeros(2, SPAN)
+    rows["start"], rows["end"] = now, now + 5
+    clock.tie()
+    moved = clock.moved(rows, "start", "end")
+    assert np.abs(moved["start"] - now).max() <= clock.within  # the two are the same clock here
+    assert rows["start"][0] == now, "the rank's own rows stay as they are"
+
+
+def test_a_clock_whose_keeper_has_gone_keeps_what_it_knows() -> None:
+    store = dist.HashStore()
+    Keeper("127.0.0.1", store)
+    clock = Tied(store)
+    before = clock.within
+    clock._keeper.close()
+    clock.tie()
+    assert clock.within == before
+
+
+def test_ranks_of_one_host_move_nothing() -> None:
+    rows = np.zeros(1, SPAN)
+    alone = open_clock(Rendezvous("", 0, 2, True), 0, dist.HashStore())
+    beside = open_clock(Rendezvous("", 0, 2, False, node=0), 1, dist.HashStore())
+    assert type(alone) is type(beside) is Clock
+    assert alone.moved(rows, "start") is rows
+    assert alone.within is None
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    loopback = next(
+        name for name, found in psutil.net_if_addrs().items() if any(a.address == "127.0.0.1" for a in found)
+    )
+    assert interface_of("127.0.0.1") == loopback
+    assert interface_of("localhost") == loopback
+    assert interface_of("") == interface_of("192.0.2.77") == interface_of("no.such.name.invalid") == ""
