@@ -33,8 +33,8 @@ class Beginning:
         )
 
 
-def begin(settings: Settings, message: StartMessage, spec: RunSpec) -> Beginning:
-    """Where the attempt begins.
+def begin(settings: Settings, message: StartMessage, spec: RunSpec, opens: bool = True) -> Beginning:
+    """Where the attempt begins. `opens`: rank 0 is on this host, which tidies for all.
 
     1. A later attempt: the run's newest whole checkpoint on this host.
     2. The checkpoint that the run names; CheckpointError, for a person, where it is not here or does not fit.
@@ -45,9 +45,9 @@ def begin(settings: Settings, message: StartMessage, spec: RunSpec) -> Beginning
     folder = settings.checkpoints / str(message["run"])
     if message.get("wish") and (named := message.get("resume")):
         return _to_generate(folder, _named(settings, named["run"], named["step"]), spec)
-    if message["number"] == 1:
+    if message["number"] == 1 and opens:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that had this number before the yard began anew
-    elif found := folders.newest(folder):
+    elif message["number"] > 1 and (found := folders.newest(folder)):
         manifests.require_match(found[1], spec)
         return _at(folder, *found)
     if named := message.get("resume"):

@@ -101,6 +101,8 @@ class HeartbeatBody(TypedDict):
     memory_total: int
     memory_available: int
     attempts: dict[str, dict[str, RankProgress]]  # live attempts -> rank -> where it is
+    shared_checkpoints: NotRequired[bool]
+    """Its checkpoints lie in a folder that other hosts have, too: runs over several hosts can save there."""
     token_files: NotRequired[list[dict[str, Any]]]
     """{name, tokens, vocab} of those in this worker's data folder (parallel_core.data.token_file)."""
     calibration: NotRequired[dict[str, Any]]
@@ -147,6 +149,7 @@ class AttemptBody(TypedDict):
     traceback: NotRequired[str]
     exits: NotRequired[dict[str, int]]  # rank -> exit code, negative = signal
     none_left: NotRequired[bool]  # every recorded process was seen to be gone
+    peer: NotRequired[bool]  # it ended because ranks on another host had: their host tells why
     sizes: NotRequired[dict[str, int]]  # "<channel>:<rank>" -> final bytes of that file: what the cursor must reach
 
 
@@ -170,12 +173,13 @@ class BatchBody(TypedDict):
 
 
 class ControlEntry(TypedDict):
-    """cancel: stop it, report cancelled. fence: stop it, report nothing. rewind: publish `channel`:`rank` again from
-    `offset`. settled: everything arrived, the folder may go. store: where the first node's store listens.
-    profile: measure the model of `spec` when nothing else runs; `attempt` is the number of the request. trace: let the
-    ranks trace `step`, as `how` (parallel_core.observe.asked.How) says."""
+    """cancel: stop it, report cancelled. end: stop it, as ranks on another host have ended, and report that. fence:
+    stop it, report nothing. rewind: publish `channel`:`rank` again from `offset`. settled: everything arrived, the
+    folder may go. store: where the first node's store listens. profile: measure the model of `spec` when nothing else
+    runs; `attempt` is the number of the request. trace: let the ranks trace `step`, as `how`
+    (parallel_core.observe.asked.How)."""
 
-    kind: Literal["cancel", "fence", "rewind", "settled", "store", "profile", "trace"]
+    kind: Literal["cancel", "end", "fence", "rewind", "settled", "store", "profile", "trace"]
     attempt: int
     spec: NotRequired[dict[str, Any]]
     rank: NotRequired[int]

@@ -45,6 +45,8 @@ class Ending:
     signal: int | None = None
     traceback: str = ""
     exits: dict[str, int] = field(default_factory=dict)
+    peer: bool = False
+    """It tells nothing but that ranks on another host had ended."""
 
     def body(self, attempt: int, none_left: bool) -> AttemptBody:
         left = "" if none_left else " Some of its processes did not end."
@@ -65,6 +67,8 @@ class Ending:
             body["signal"] = self.signal
         if self.traceback:
             body["traceback"] = self.traceback
+        if self.peer:
+            body["peer"] = True
         return body
 
 
@@ -110,6 +114,7 @@ def _of_fault(fault: Mapping[str, Any], guilty: Exit, where: str, codes: dict[st
         guilty.rank,
         traceback=str(fault.get("traceback", "")),
         exits=codes,
+        peer=guilty.code == EXIT_PEER,
     )
 
 
@@ -143,7 +148,8 @@ def of_server_loss(folder: Path, ranks: Sequence[int], code: int | None) -> Endi
 CANCELLED = Ending("cancelled", "cancelled", "Cancelled.")
 INTERRUPTED = Ending("interrupted", "interrupted", "The worker was stopped while this ran.")
 WORKER_LOST = Ending("failed", "worker_lost", "The worker was restarted while this ran.")
-STORE_LATE = Ending("failed", "timed_out", "The other hosts did not start in time.")
+STORE_LATE = Ending("failed", "timed_out", "The other hosts did not start in time.", peer=True)
+OTHERS_ENDED = Ending("failed", "", "Ended, as ranks on another host had.", peer=True)
 
 
 def refused(reason: str) -> Ending:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -68,7 +67,7 @@ class Heartbeat(threading.Thread):
     def body(self) -> HeartbeatBody:
         total, available = devices.host_memory()
         body = HeartbeatBody(
-            host=self._settings.address or socket.gethostname(),
+            host=self._settings.own_address(),
             version=version(),
             time=time.time(),
             devices=self._devices(),
@@ -76,6 +75,7 @@ class Heartbeat(threading.Thread):
             memory_total=total,
             memory_available=available,
             attempts=self._supervisor.roll.progress(),
+            shared_checkpoints=self._settings.shared_checkpoints is not None,
             token_files=token_file.listing(self._settings.corpora),
         )
         calibration: dict[str, Any] | None = self._supervisor.between.calibration.result

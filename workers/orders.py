@@ -31,7 +31,7 @@ class Order:
     spec: RunSpec
     node: Node
     beginning: Beginning | None = None
-    """Where it begins; None where its ranks are on several hosts, which save nothing."""
+    """Where it begins; None where its ranks are on several hosts that share no folder: then nothing is saved."""
     wish: Wish | None = None
     """Text to generate from there; None where it trains."""
 
@@ -83,10 +83,12 @@ def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> Order:
 
 def with_beginning(order: Order, settings: Settings) -> Order:
     """The order with the checkpoint that it begins from. Raises Refused where that cannot be had here."""
-    if not order.alone:
+    if not order.alone and settings.shared_checkpoints is None:
+        if order.message.get("resume"):
+            raise Refused("A checkpoint is read by one host, or from a folder that all of them share; here is neither.")
         return order
     try:
-        return replace(order, beginning=begin(settings, order.message, order.spec))
+        return replace(order, beginning=begin(settings, order.message, order.spec, opens=order.opens_store))
     except CheckpointError as error:
         raise Refused(str(error)) from error
 

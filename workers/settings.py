@@ -10,8 +10,10 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
@@ -47,7 +49,9 @@ class Settings:
     url: str = ""
     token: str = ""
     address: str = ""
-    """Name or address at which the other hosts of a run reach this one; empty: its host name."""
+    """Name or address at which the other hosts of a run reach this one; empty: what `own_address` finds."""
+    shared_checkpoints: Path | None = None
+    """A folder that is the same on every host that names it: there runs over several hosts can save."""
     boot: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @classmethod
@@ -71,6 +75,7 @@ class Settings:
             url=env.get("TRAINYARD_URL", "").rstrip("/"),
             token=env.get("TRAINYARD_TOKEN", ""),
             address=env.get("TRAINYARD_ADDRESS", ""),
+            shared_checkpoints=_folder(env, "TRAINYARD_CHECKPOINTS"),
         )
 
     @property
@@ -85,12 +90,39 @@ class Settings:
     @property
     def checkpoints(self) -> Path:
         """One folder a run, named by its number (see parallel_core.checkpoint)."""
-        return self.home / "checkpoints"
+        return self.shared_checkpoints or self.home / "checkpoints"
+
+    def own_address(self) -> str:
+        """Where other hosts reach this one: as it was told, else the address from which it reaches Redis on another
+        host, else its host name."""
+        there = urlsplit(self.redis_url)
+        if self.address or not there.hostname:
+            return self.address or socket.gethostname()
+        try:
+            found = socket.getaddrinfo(there.hostname, there.port or 6379, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(found[0], socket.SOCK_DGRAM) as towards:
+                towards.connect(found[4])  # of a datagram: nothing is sent, only the way is looked up
+                mine = str(towards.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
+        return socket.gethostname() if ip_address(mine.partition("%")[0]).is_loopback else mine
 
     @property
     def corpora(self) -> Path:
         """Cache of corpora, each named by the sha256 of its bytes."""
         return self.home / "corpora"
+
+
+def _folder(env: Mapping[str, str], name: str) -> Path | None:
+    """Made where it is not there; ValueError where it can be neither found nor made."""
+    if name not in env:
+        return None
+    path = Path(env[name]).resolve()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{name}={env[name]!r} is no folder: {error.strerror}.") from None
+    return path
 
 
 def _number(name: str, text: str, kind: type[Number]) -> Number:

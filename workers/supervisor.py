@@ -41,6 +41,11 @@ from workers.settings import Settings
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
+_STOPS: dict[str, tuple[Stop, Ending]] = {
+    "cancel": ("cancelled", ending.CANCELLED),
+    "end": ("ended", ending.OTHERS_ENDED),
+    "fence": ("fenced", ending.CANCELLED),
+}
 LATE_S = 1.5
 """How much longer than the grace the fork server may take before we kill the ranks ourselves."""
 
@@ -219,8 +224,8 @@ class Supervisor(threading.Thread):
             self.between.ask(number, entry["spec"])
             return
         attempt = self._live.get(number)
-        if kind in ("cancel", "fence"):
-            self._stop_or_forestall(number, "cancelled" if kind == "cancel" else "fenced", ending.CANCELLED)
+        if kind in _STOPS:
+            self._stop_or_forestall(number, *_STOPS[kind])
         elif kind == "rewind":
             self._relay.rewind(number, entry["channel"], int(entry["rank"]), int(entry["offset"]))
         elif kind == "settled" and attempt is None:

@@ -40,6 +40,7 @@ def submit(request: HttpRequest, payload: s.SubmitIn) -> Any:
         name=payload.name,
         tags=payload.tags,
         retries=payload.retries,
+        over_hosts=payload.hosts,
         anyway=payload.anyway,
         resume_from={"run": named.run, "step": named.step} if named else None,
     )

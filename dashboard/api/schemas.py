@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from dashboard.runs.models import State
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS
+from dashboard.runs.spreading import MOST_HOSTS
 from parallel_core import limits
 from parallel_core.limits import MAX_PROMPT
 from parallel_core.spec import RunSpec
@@ -50,7 +51,7 @@ class ResumeFrom(Schema):
 
 
 class SubmitIn(Schema):
-    """A run to queue. `anyway` overrules the memory prediction alone."""
+    """A run to queue, over `hosts` hosts (0: as few as it takes). `anyway` overrules the memory prediction alone."""
 
     model_config = ConfigDict(extra="forbid")
     spec: RunSpec
@@ -59,6 +60,7 @@ class SubmitIn(Schema):
         list[Annotated[str, Field(max_length=MAX_TAG, pattern=r"^[^\x00]*$")]], Field(max_length=MAX_TAGS)
     ] = []
     retries: Annotated[int, Field(ge=0, le=MAX_RETRIES)] = 0
+    hosts: Annotated[int, Field(ge=0, le=MOST_HOSTS)] = 0
     anyway: bool = False
     resume_from: ResumeFrom | None = None
 

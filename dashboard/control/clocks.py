@@ -11,46 +11,47 @@ MOST_COUNTED_S = 1.0
 
 
 class Clocks:
-    """Seconds of silence by worker name and by attempt id; what was never seen starts at 0 when first watched."""
+    """Seconds of silence by worker name, and by worker about an attempt; what was never seen starts at 0 when first
+    watched."""
 
     def __init__(self) -> None:
         self._workers: dict[str, float] = {}
-        self._attempts: dict[int, float] = {}
+        self._attempts: dict[tuple[int, str], float] = {}
         self._beating: set[str] = set()
-        self._listed: dict[int, float] = {}
+        self._listed: dict[tuple[int, str], float] = {}
 
     def heard(self, worker: str, attempts: set[int]) -> None:
         """A heartbeat that lists these live attempts."""
         self._workers[worker] = 0.0
         self._beating.add(worker)
         for attempt in attempts:
-            self._attempts[attempt] = 0.0
-            self._listed.setdefault(attempt, 0.0)
+            self._attempts[attempt, worker] = 0.0
+            self._listed.setdefault((attempt, worker), 0.0)
 
     def advance(self, seconds: float) -> None:
         counted = min(max(seconds, 0.0), MOST_COUNTED_S)
         for worker in self._workers:
             self._workers[worker] += counted
-        for attempt in self._attempts:
-            self._attempts[attempt] += counted
-        for attempt in self._listed:
-            self._listed[attempt] += counted
+        for key in self._attempts:
+            self._attempts[key] += counted
+        for key in self._listed:
+            self._listed[key] += counted
 
     def watch(self, worker: str, attempt: int) -> tuple[float, float]:
         """(silence of the worker, silence about the attempt); starts both clocks where they do not run yet."""
-        return self._workers.setdefault(worker, 0.0), self._attempts.setdefault(attempt, 0.0)
+        return self._workers.setdefault(worker, 0.0), self._attempts.setdefault((attempt, worker), 0.0)
 
-    def was_listed(self, attempt: int) -> bool:
-        """Whether a heartbeat has named the attempt since this controller began."""
-        return attempt in self._listed
+    def was_listed(self, worker: str, attempt: int) -> bool:
+        """Whether a heartbeat of the worker has named the attempt since this controller began."""
+        return (attempt, worker) in self._listed
 
     def listed_for(self, attempt: int) -> float:
-        """Seconds since a heartbeat first named the attempt: its worker has taken it so long ago."""
-        return self._listed.get(attempt, 0.0)
+        """Seconds since a heartbeat first named the attempt: a worker has taken it so long ago."""
+        return max((since for (pk, _), since in self._listed.items() if pk == attempt), default=0.0)
 
     def restart(self, attempt: int) -> None:
         """Gives the attempt its full time again, after its start message was repeated."""
-        self._attempts[attempt] = 0.0
+        self._attempts |= {key: 0.0 for key in self._attempts if key[0] == attempt}
 
     def alive(self, lease: float) -> set[str]:
         """Workers whose heartbeat was heard within the lease."""
@@ -58,5 +59,5 @@ class Clocks:
 
     def keep(self, attempts: set[int]) -> None:
         """Forgets attempts that are over."""
-        self._attempts = {pk: silence for pk, silence in self._attempts.items() if pk in attempts}
-        self._listed = {pk: since for pk, since in self._listed.items() if pk in attempts}
+        self._attempts = {key: silence for key, silence in self._attempts.items() if key[0] in attempts}
+        self._listed = {key: since for key, since in self._listed.items() if key[0] in attempts}

@@ -50,6 +50,8 @@ def _add(out: Decoded, frame: Frame) -> None:
     elif frame.kind == "spans":
         _require_rows(frame.blob, SPAN, int(header["count"]))
         numbers = {key: int(header[key]) for key in ("step", "count", "total")}
+        if header.get("clock_within") is not None:
+            numbers["clock_within"] = int(header["clock_within"])
         out.spans.append(({**numbers, "t": float(header["t"])}, frame.blob))
     elif frame.kind == "memory":
         _require_rows(frame.blob, MEMORY, len(frame.blob) // MEMORY.itemsize)

@@ -14,6 +14,7 @@ from typing import Any
 
 from django.utils import timezone
 
+from dashboard.control import together
 from dashboard.control.frames import clean, decode_batch
 from dashboard.control.orders import Order
 from dashboard.control.store import FileKey, Store
@@ -111,6 +112,7 @@ class Ingest:
             "load": body["load"],
             "memory_total": body["memory_total"],
             "memory_available": body["memory_available"],
+            "shared_checkpoints": bool(body.get("shared_checkpoints")),
             "token_files": body.get("token_files") or [],
             "heartbeat_at": at,
         }
@@ -137,6 +139,8 @@ class Ingest:
         attempt.lease_until = timezone.now() + timedelta(seconds=LEASE_S)
         attempt.save(update_fields=("progress", "lease_until"))
         self._announce(attempt, "progress")
+        if together.failing(attempt.report):
+            self.orders.append((worker, {"kind": "end", "attempt": pk}))
         if attempt.run.cancel_requested_at:
             self.orders.append((worker, {"kind": "cancel", "attempt": pk}))
 
@@ -153,21 +157,40 @@ class Ingest:
         body = clean(entry.body)
         try:
             if body["state"] == "running":
-                attempt.run = states.running(attempt, body.get("begins") or {})
+                self._up(attempt, entry.worker, body.get("begins") or {})
             elif body["state"] == "ended":
-                self._end(attempt, body)
+                self._end(attempt, entry.worker, body)
         except states.IllegalTransition as error:
             log.info("%s says %s of attempt %s: %s", entry.worker, body["state"], attempt.pk, error)
         self.touched.add(attempt.pk)
 
-    def _end(self, attempt: Attempt, body: dict[str, Any]) -> None:
-        """Ends the attempt; one that is over already keeps its outcome but learns its sizes."""
-        report = {**attempt.report, **body}
+    def _up(self, attempt: Attempt, worker: str, begins: dict[str, Any]) -> None:
+        """The ranks of one host have processes: the run runs when those of all hosts have."""
+        report, everywhere = together.is_up(attempt.report, attempt.devices, worker)
+        if worker == attempt.devices[0]["worker"]:
+            attempt.begins = begins
+        if everywhere:
+            attempt.run = states.running(attempt, attempt.begins)
+        attempt.report = report
+        attempt.save(update_fields=("report", "begins"))
+
+    def _end(self, attempt: Attempt, worker: str, body: dict[str, Any]) -> None:
+        """Ends the attempt when every host has told; one that is over already keeps its outcome but learns its sizes.
+
+        Where the ranks of one host have failed those on the others are ended, too.
+        """
+        report = together.ended(attempt.report, attempt.devices, worker, body)
+        waits_for = together.silent(report, attempt.devices)
         if attempt.over:
-            attempt.report = {**body, **attempt.report, "sizes": body.get("sizes") or attempt.report.get("sizes", {})}
+            report = {**report, **attempt.report, **{name: report[name] for name in together.KEPT if name in report}}
+        if attempt.over or waits_for:
+            attempt.report = report
             attempt.save(update_fields=("report",))
+            if together.failing(report) and not attempt.over:
+                self.orders += [(name, {"kind": "end", "attempt": attempt.pk}) for name in waits_for]
             return
-        run = states.finish(attempt, body["outcome"], body.get("cause", ""), body.get("detail", ""), report)
+        told = together.verdict(report, attempt.devices)
+        run = states.finish(attempt, told["outcome"], told.get("cause", ""), told.get("detail", ""), told)
         attempt.refresh_from_db()
         attempt.run = run
         if run.state != State.QUEUED:
@@ -245,7 +268,7 @@ def behind(attempt: Attempt) -> dict[FileKey, int]:
 
 def is_complete(attempt: Attempt) -> bool:
     """Whether the worker said how much there is, and all of it arrived."""
-    return "sizes" in attempt.report and not behind(attempt)
+    return not together.silent(attempt.report, attempt.devices) and not behind(attempt)
 
 
 def rewind(key: FileKey, offset: int) -> ControlEntry:

@@ -1,24 +1,27 @@
 """Which queued runs get which devices: a pure function from the queue and the hosts to assignments.
 
-Rules: oldest first; all devices of a run at once or none; on one host; never on one that is draining or silent. An
-`exclusive` run needs a whole idle host and blocks it. A run that has to wait reserves the host it waits for, so that
-later, smaller runs cannot starve it. Exclusive runs of one study go one after another, on the same host while it is
-there: they are meant to be compared.
+Rules: oldest first; all devices of a run at once or none; on one host where any has as many, else on as few as it
+takes; never on one that is draining or silent. An `exclusive` run needs whole idle hosts and blocks them. A run that
+has to wait reserves the hosts it waits for, so that later, smaller runs cannot starve it. Exclusive runs of one study
+go one after another, on the same host while it is there: they are meant to be compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+
+Counts = dict[str, int]
+"""Devices by name of the host that gives them, in rank order."""
 
 
 class Wait(Enum):
     """Why a run was not placed."""
 
     NO_HOST = "no host"  # none is connected and open
-    TOO_LARGE = "too large"  # no open host has that many devices of the kind at all
-    BUSY = "busy"  # its host has too few free devices
+    TOO_LARGE = "too large"  # no open host, or all of them together, has that many devices of the kind at all
+    BUSY = "busy"  # its hosts have too few free devices
     WHOLE_HOST = "whole host"  # exclusive: something is still running there, or something exclusive is
     RESERVED = "reserved"  # an older run waits for the host
     CHECKPOINT = "checkpoint"  # the host with the checkpoint it begins from, or its token file, is away or draining
@@ -30,6 +33,8 @@ class Request:
     """A queued run. `study` is set for exclusive runs of a study alone.
 
     `prefer` names the host that its siblings ran on, or that has its own checkpoints; `needs` the one it must run on.
+    `hosts` = how many it is to be spread over evenly, 0 for as few as it takes; `alone`: never over several; `unit` =
+    ranks that better stay on one host (a tensor group).
     """
 
     run: int
@@ -39,6 +44,9 @@ class Request:
     study: int | None = None
     prefer: str = ""
     needs: str = ""
+    hosts: int = 0
+    alone: bool = False
+    unit: int = 1
 
 
 @dataclass(frozen=True)
@@ -78,10 +86,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Plan:
-    """`placed` in queue order; `waits`: run -> (why, name of the host it waits for or '')."""
+    """`placed` in queue order; `waits`: run -> (why, names of the hosts it waits for)."""
 
     placed: list[tuple[Request, list[Share]]] = field(default_factory=list)
-    waits: dict[int, tuple[Wait, str]] = field(default_factory=dict)
+    waits: dict[int, tuple[Wait, tuple[str, ...]]] = field(default_factory=dict)
 
 
 def plan(queue: Iterable[Request], hosts: Iterable[Host], studies_active: Iterable[int] = ()) -> Plan:
@@ -92,53 +100,106 @@ def plan(queue: Iterable[Request], hosts: Iterable[Host], studies_active: Iterab
     result = Plan()
     for request in queue:
         if request.study is not None and request.study in busy_studies:
-            result.waits[request.run] = (Wait.SIBLING, "")
+            result.waits[request.run] = (Wait.SIBLING, ())
             continue
-        why, name = _find(request, by_name, reserved)
+        why, counts = _find(request, by_name, reserved)
         if why is None:
-            shares = _give(request, by_name, name)
-            result.placed.append((request, shares))
+            result.placed.append((request, _give(request, by_name, counts)))
         else:
-            result.waits[request.run] = (why, name)
-            if name and why is not Wait.RESERVED:
-                reserved.add(name)
+            result.waits[request.run] = (why, tuple(counts))
+            if why is not Wait.RESERVED:
+                reserved.update(name for name in counts if name in by_name)
         if request.study is not None:
             busy_studies.add(request.study)  # also when it waits: its younger siblings keep their order
     return result
 
 
-def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> tuple[Wait | None, str]:
-    """(None, host that takes it) or (why not, the host to wait for)."""
+def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> tuple[Wait | None, Counts]:
+    """(None, devices by the host that gives them, in rank order) or (why not, those of the hosts to wait for)."""
     usable = [host for host in hosts.values() if host.open]
     if not usable:
-        return Wait.NO_HOST, ""
+        return Wait.NO_HOST, {}
     if request.needs:
         usable = [host for host in usable if host.name == request.needs]
         if not usable:
-            return Wait.CHECKPOINT, request.needs
-    capable = [host for host in usable if host.count(request.kind) >= request.devices]
-    if not capable:
-        return Wait.TOO_LARGE, ""
+            return Wait.CHECKPOINT, {request.needs: request.devices}
+    if request.hosts < 2:
+        capable = [host for host in usable if host.count(request.kind) >= request.devices]
+        if capable:
+            return _find_one(request, capable, reserved)
+    if request.alone:
+        return Wait.TOO_LARGE, {}
+    return _find_several(request, usable, reserved)
+
+
+def _find_one(request: Request, capable: list[Host], reserved: set[str]) -> tuple[Wait | None, Counts]:
     preferred = [host for host in capable if host.name == request.prefer]
     capable = preferred or sorted(capable, key=lambda host: (-host.left(request.kind), host.name))
     unreserved = [host for host in capable if host.name not in reserved]
     for host in unreserved:
-        if _fits(request, host):
-            return None, host.name
-    if not unreserved:
-        return Wait.RESERVED, capable[0].name
-    host = unreserved[0]
-    return (Wait.WHOLE_HOST if request.exclusive or host.exclusive else Wait.BUSY), host.name
+        if _fits(request, host, request.devices):
+            return None, {host.name: request.devices}
+    first = (unreserved or capable)[0]
+    return _why(request, [first], not unreserved), {first.name: request.devices}
 
 
-def _fits(request: Request, host: Host) -> bool:
-    if host.exclusive or host.left(request.kind) < request.devices:
+def _find_several(request: Request, usable: list[Host], reserved: set[str]) -> tuple[Wait | None, Counts]:
+    """On hosts that together have the devices: free ones now, else the hosts that could give them are waited for."""
+    ready = [host for host in usable if host.name not in reserved and _fits(request, host, 1)]
+    if counts := spread(request, ready, lambda host: host.left(request.kind)):
+        return None, counts
+    unreserved = [host for host in usable if host.name not in reserved]
+    for among in (unreserved, usable):
+        if counts := spread(request, among, lambda host: host.count(request.kind)):
+            by_name = {host.name: host for host in among}
+            return _why(request, [by_name[name] for name in counts], among is usable and bool(reserved)), counts
+    return Wait.TOO_LARGE, {}
+
+
+def spread(request: Request, hosts: Iterable[Host], have: Callable[[Host], int]) -> Counts:
+    """Devices by host, on as many hosts as were asked for (each the same number), else on as few as it takes; {} where
+    they have too few. Where it can be, no tensor group is cut by the edge of a host."""
+    order = sorted(hosts, key=lambda host: (host.name != request.prefer, -have(host), host.name))
+    for unit in dict.fromkeys((request.unit, 1)):
+        if found := _spread(request, {host.name: have(host) // unit * unit for host in order}, unit):
+            return found
+    return {}
+
+
+def _spread(request: Request, have: Counts, unit: int) -> Counts:
+    if request.hosts:
+        each, rest = divmod(request.devices, request.hosts)
+        names = [name for name, count in have.items() if count >= each]
+        if rest or each % unit or len(names) < request.hosts:
+            return {}
+        return dict.fromkeys(names[: request.hosts], each)
+    counts: Counts = {}
+    missing = request.devices
+    for name, count in have.items():
+        if missing and (given := min(count, missing)):
+            counts[name] = given
+            missing -= given
+    return {} if missing else counts
+
+
+def _why(request: Request, hosts: list[Host], reserved: bool) -> Wait:
+    if reserved:
+        return Wait.RESERVED
+    return Wait.WHOLE_HOST if request.exclusive or any(host.exclusive for host in hosts) else Wait.BUSY
+
+
+def _fits(request: Request, host: Host, devices: int) -> bool:
+    if host.exclusive or host.left(request.kind) < devices:
         return False
     return host.idle or not request.exclusive
 
 
-def _give(request: Request, hosts: dict[str, Host], name: str) -> list[Share]:
-    """Takes the devices. A run over several hosts would return a share for each; one host holds it all so far."""
-    taken = hosts[name].free[request.kind][: request.devices]
-    hosts[name] = hosts[name].without(request.kind, taken, request.exclusive)
-    return [Share(name, taken, 0)]
+def _give(request: Request, hosts: dict[str, Host], counts: Counts) -> list[Share]:
+    """Takes the devices."""
+    shares, first = [], 0
+    for name, count in counts.items():
+        taken = hosts[name].free[request.kind][:count]
+        hosts[name] = hosts[name].without(request.kind, taken, request.exclusive)
+        shares.append(Share(name, taken, first))
+        first += count
+    return shares

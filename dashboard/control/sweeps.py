@@ -10,6 +10,7 @@ from typing import Any, Literal
 from django.db import transaction
 from django.utils import timezone
 
+from dashboard.control import together
 from dashboard.control.clocks import Clocks
 from dashboard.control.ingest import behind, rewind
 from dashboard.control.orders import Order
@@ -122,16 +123,36 @@ def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> tuple
 
 
 def _check_lease(attempt: Attempt, clocks: Clocks, lease: float, resends: dict[int, int]) -> Verdict:
-    silences = {node["worker"]: clocks.watch(node["worker"], attempt.pk) for node in attempt.devices}
-    worker, (silence, missing) = max(silences.items(), key=lambda item: item[1][0])
+    """Of the hosts that have not told their end yet, the one that has been silent about it for longest decides."""
+    waits_for = together.silent(attempt.report, attempt.devices)
+    silences = {worker: clocks.watch(worker, attempt.pk) for worker in waits_for}
+    if not silences:
+        return "fine"
+    worker, (silence, missing) = max(silences.items(), key=lambda item: (item[1][0] > lease, item[1][1]))
+    if silence <= lease and missing <= lease:
+        return _check_start(attempt, clocks)
+    if together.tells_why(attempt.report):
+        return _end_without(attempt, worker)
     if silence > lease:
         states.lose(attempt, f"Worker {worker} sent no heartbeat for {lease:.0f} s.", attempt.report)
-    elif missing <= lease:
-        return _check_start(attempt, clocks)
-    elif attempt.run.state == State.CANCELLING:
+        return "ended"
+    return _check_missing(attempt, worker, missing, clocks, resends)
+
+
+def _end_without(attempt: Attempt, worker: str) -> Verdict:
+    """Ranks on another host failed, and this one has nothing to say about its own."""
+    told = together.verdict(attempt.report, attempt.devices)
+    detail = f"{told.get('detail', '')} Worker {worker} told nothing of its ranks."
+    states.finish(attempt, told["outcome"], told.get("cause", ""), detail, told)
+    return "ended"
+
+
+def _check_missing(attempt: Attempt, worker: str, missing: float, clocks: Clocks, resends: dict[int, int]) -> Verdict:
+    """The worker is there, but has not named the attempt for `missing` seconds."""
+    if attempt.run.state == State.CANCELLING:
         detail = f"Cancelled; {worker} has no process of it."
         states.finish(attempt, "cancelled", "cancelled", detail, attempt.report)
-    elif attempt.run.state == State.RUNNING or clocks.was_listed(attempt.pk):
+    elif attempt.run.state == State.RUNNING or clocks.was_listed(worker, attempt.pk):
         states.lose(attempt, f"Worker {worker} is there but no longer has its processes.", attempt.report)
     elif missing <= RESEND_S:
         return "fine"
@@ -169,9 +190,11 @@ def _start_limit(run: Run) -> float:
 def sweep_unsettled(alive: Iterable[str]) -> list[Order]:
     """Asks again for the rest of files that ended attempts have not delivered whole (a batch was lost on the way)."""
     since = timezone.now() - timedelta(days=ASK_AGAIN_DAYS)
-    waiting = Attempt.objects.filter(over=True, settled=False, ended_at__gt=since, worker__name__in=list(alive))
-    orders: list[Order] = []
+    waiting = Attempt.objects.filter(over=True, settled=False, ended_at__gt=since)
+    there, orders = set(alive), []
     for attempt in waiting:
+        if there.isdisjoint(node["worker"] for node in attempt.devices):
+            continue
         for key, offset in behind(attempt).items():
             orders.append((_worker_of(attempt, key[1]), rewind(key, offset)))
     return orders

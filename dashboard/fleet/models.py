@@ -18,6 +18,8 @@ class Worker(models.Model):
     memory_available = models.BigIntegerField(default=0)
     token_files = models.JSONField(default=list, blank=True)
     """{name, tokens, vocab} of the token files in its data folder."""
+    shared_checkpoints = models.BooleanField(default=False)
+    """Its checkpoints lie in a folder that other hosts have, too."""
     calibration = models.JSONField(default=dict, blank=True)
     draining = models.BooleanField(default=False)
     heartbeat_at = models.DateTimeField(null=True, blank=True)

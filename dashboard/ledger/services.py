@@ -62,10 +62,17 @@ def predict(run: Run) -> Prediction:
     )
 
 
+def _spread(run: Run) -> bool:
+    """Whether its newest attempt was on several hosts."""
+    newest = run.attempts.order_by("-number").first()
+    return newest is not None and len(newest.devices) > 1
+
+
 def settle(run: Run, summary: Mapping[str, Any]) -> None:
     """Holds the run's own numbers against what was said; a later call, with more data arrived, replaces them.
 
-    A run that did not succeed, or was broken on purpose, settles nothing.
+    A run that did not succeed, or was broken on purpose, settles nothing. One whose ranks were on several hosts counts
+    as disturbed: its step went through links that no profile has measured.
     """
     if run.state != State.SUCCEEDED or run.broken:
         return
@@ -73,6 +80,6 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     Prediction.objects.filter(run=run).update(
         measured_seconds=timed["median"] if timed else None,
         measured_memory=memory["peak_total"] if memory else None,
-        disturbed=others is not None and others > DISTURBED_ABOVE,
+        disturbed=(others is not None and others > DISTURBED_ABOVE) or _spread(run),
         settled_at=timezone.now(),
     )

@@ -65,6 +65,12 @@ class RunForm(forms.Form):
         initial=0,
         help_text=f"when a worker is lost, 0 to {MAX_RETRIES}",
     )
+    hosts = forms.ChoiceField(
+        required=False,
+        label="Hosts",
+        choices=[("0", "as few as it takes"), *((str(n), f"evenly over {n}") for n in (2, 3, 4, 6, 8, 16, 32, 64))],
+        help_text="ranks on several exchange through the network",
+    )
     resume_from = forms.CharField(
         required=False, label="Resume from", help_text="run:step of a checkpoint; empty begins anew"
     )
@@ -114,7 +120,9 @@ class RunForm(forms.Form):
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
-        self.assessment = assess(spec_fields.to_spec(cleaned), cleaned.get("resume_from"))
+        self.assessment = assess(
+            spec_fields.to_spec(cleaned), cleaned.get("resume_from"), int(cleaned.get("hosts") or 0)
+        )
         self.show(self.assessment.errors)
         tags = split_tags(cleaned.get("tags", ""))
         if len(tags) > MAX_TAGS:
@@ -152,7 +160,8 @@ class RunForm(forms.Form):
     def wish(self) -> dict[str, Any]:
         """What was asked for, as `submission.submit` takes it. Needs a valid form."""
         asked = {name: self.cleaned_data[name] for name in ("name", "retries", "anyway", "resume_from")}
-        return {**asked, "spec": spec_fields.to_spec(self.cleaned_data), "tags": split_tags(self.cleaned_data["tags"])}
+        tags, over_hosts = split_tags(self.cleaned_data["tags"]), int(self.cleaned_data["hosts"] or 0)
+        return {**asked, "spec": spec_fields.to_spec(self.cleaned_data), "tags": tags, "over_hosts": over_hosts}
 
     def sections(self) -> Iterator[Section]:
         for group in spec_fields.GROUPS:
@@ -161,4 +170,4 @@ class RunForm(forms.Form):
     max_upload = limits.MAX_CORPUS_BYTES
 
     def words(self) -> list[forms.BoundField]:
-        return [self[name] for name in ("name", "tags", "retries", "resume_from")]
+        return [self[name] for name in ("name", "tags", "hosts", "retries", "resume_from")]

@@ -49,6 +49,8 @@ class Run(models.Model):
     cause = models.CharField(max_length=32, blank=True)
     detail = models.TextField(blank=True)
     """One sentence on how it ended, or why it was queued again."""
+    over_hosts = models.PositiveSmallIntegerField(default=0)
+    """How many hosts its ranks are spread over evenly; 0 = as few as it takes."""
     retries_left = models.IntegerField(default=0)
     resume_run = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="resumed_as")
     resume_step = models.IntegerField(null=True, blank=True)
@@ -181,6 +183,8 @@ class SpanChunk(models.Model):
     step = models.IntegerField()
     count = models.IntegerField()
     total = models.IntegerField()
+    clock_within = models.BigIntegerField(null=True)
+    """ns by which its times may be off those of rank 0; None on the host of rank 0, and where there is one host."""
     data = models.BinaryField()
 
     class Meta:

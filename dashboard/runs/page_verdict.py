@@ -224,9 +224,9 @@ def _again(run: Run) -> str:
 def _less_memory(spec: RunSpec) -> str:
     """The cheapest change by the plan. Without a cap the device's limit is not known here: anything that needs less."""
     limit = spec.trace.memory_cap or round(0.9 * worst_stage(spec).total)
-    here = capacity(spec.train.device).largest
+    here = capacity(spec.train.device).most()
     fixes = find_fixes(spec, limit, here) if here else ()
-    beyond = "" if fixes or not here else f" That takes more devices than a host of this fleet has: {here}."
+    beyond = "" if fixes or not here else f" That takes more devices than this fleet has: {here}."
     fixes = fixes or find_fixes(spec, limit)
     if not fixes:
         return "No change of the split alone makes it fit: clone it with a smaller model or batch."

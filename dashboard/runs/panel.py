@@ -92,7 +92,9 @@ def _devices(found: Assessment) -> str:
         asked = f"{asked}, {shape_of(found.spec.parallel)[1]} by stage (replicas × tensor ranks)"
     if not found.capacity.total:
         return f"{asked}; no worker has reported any yet, so the run would wait."
-    return f"{asked}; the fleet has {found.capacity.total}, at most {found.capacity.largest} on one host."
+    largest = found.capacity.largest
+    spread = ", so its ranks would be on several hosts" if largest < world <= found.capacity.total else ""
+    return f"{asked}; the fleet has {found.capacity.total}, at most {largest} on one host{spread}."
 
 
 def _batch(spec: RunSpec) -> str:

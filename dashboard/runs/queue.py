@@ -8,6 +8,8 @@ from datetime import datetime
 from dashboard.control.placement import Host, Request, Wait, plan
 from dashboard.fleet.selectors import hosts, kind_of, reporting
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
+from dashboard.runs.spreading import checkpoints_shared, why_alone
+from parallel_core.analysis.quantities import listed_text
 
 WORDS = {"cpu": "CPU device", "cuda": "GPU"}
 
@@ -45,7 +47,10 @@ def requests(runs: list[Run]) -> list[Request]:
             exclusive=run.exclusive,
             study=_series_of(run),
             prefer=held.get(run.pk) or prefer,
-            needs=(held.get(run.pk) or _holder(run)) if run.resume_run_id else _reader(run),
+            hosts=run.over_hosts,
+            alone=bool(why_alone(run)),
+            unit=run.spec.get("parallel", {}).get("tp") or 1,
+            needs=_needed(run, held.get(run.pk, "")),
         )
         for run, prefer in zip(runs, _preferences(runs), strict=True)
     ]
@@ -55,6 +60,13 @@ def _holders(runs: list[Run]) -> dict[int, str]:
     """run -> the worker that has its own newest checkpoint, from an earlier attempt."""
     rows = Checkpoint.objects.filter(run__in=[run.pk for run in runs]).order_by("step")
     return dict(rows.values_list("run", "worker"))
+
+
+def _needed(run: Run, holder: str) -> str:
+    """The one worker on which the run can go on or begin; '' where it can on any. `holder` has its own checkpoints."""
+    if run.resume_run_id is None:
+        return _reader(run)
+    return "" if checkpoints_shared() else holder or _holder(run)
 
 
 def _holder(run: Run) -> str:
@@ -107,31 +119,44 @@ def everyone_waiting() -> dict[int, Waiting]:
     by_name = {host.name: host for host in fleet}
     out = {}
     for ahead, run in enumerate(runs):
-        why, name = outcome.waits.get(run.pk, (None, ""))
+        why, names = outcome.waits.get(run.pk, (None, ()))
         more = f" {ahead} {'run' if ahead == 1 else 'runs'} ahead." if ahead else ""
-        out[run.pk] = Waiting(_sentence(run, why, by_name.get(name), fleet) + more, ahead)
+        awaited = [by_name[name] for name in names if name in by_name]
+        out[run.pk] = Waiting(_sentence(run, why, awaited, fleet) + more, ahead)
     return out
 
 
-def _sentence(run: Run, why: Wait | None, host: Host | None, fleet: list[Host]) -> str:
+def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]) -> str:
     kind = kind_of(run)
     word = WORDS.get(kind, kind) + ("" if run.devices == 1 else "s")
     if why is Wait.NO_HOST:
         held = "all workers are draining or silent" if fleet else "none is connected"
         return f"Waits for a worker: {held}."
     if why is Wait.TOO_LARGE:
-        largest = max((host.count(kind) for host in fleet if host.open), default=0)
-        return f"Needs {run.devices} {word} on one host; the largest worker has {largest}."
+        return f"Needs {run.devices} {word}{_too_large(run, [host.count(kind) for host in fleet if host.open])}"
     if why is Wait.CHECKPOINT and not run.resume_run_id:
         return f"Waits for worker {_reader(run)}, which has its token file; it is silent or draining."
     if why is Wait.CHECKPOINT:
         return f"Waits for worker {_holder(run)}, which has the checkpoint it begins from; it is silent or draining."
     if why is Wait.SIBLING:
         return "Waits for the runs of its study in front of it: they go one after another."
-    if host is None:
+    if not awaited:
         return "Starts now."
+    names = listed_text([host.name for host in awaited])
     if why is Wait.WHOLE_HOST:
-        return f"Waits for {run.devices} {word}: {host.name} must be idle, as timed runs share a host with nothing."
+        return f"Waits for {run.devices} {word}: {names} must be idle, as timed runs share a host with nothing."
     if why is Wait.RESERVED:
-        return f"Waits for {run.devices} {word} on {host.name}, which an older run is waiting for."
-    return f"Waits for {run.devices} {word} on one host: {host.name} has {host.left(kind)} free."
+        return f"Waits for {run.devices} {word} on {names}, which an older run is waiting for."
+    free = sum(host.left(kind) for host in awaited)
+    if len(awaited) == 1:
+        return f"Waits for {run.devices} {word} on one host: {names} has {free} free."
+    return f"Waits for {run.devices} {word} on {len(awaited)} hosts: {names} have {free} free."
+
+
+def _too_large(run: Run, counts: list[int]) -> str:
+    largest, total = max(counts, default=0), sum(counts)
+    if run.over_hosts > 1:
+        return f" spread evenly over {run.over_hosts} hosts; the workers have {', '.join(map(str, counts))}."
+    if why := why_alone(run):
+        return f" on one host, because {why}; the largest worker has {largest}."
+    return f"; all workers together have {total}."

@@ -46,8 +46,10 @@ def submit(
     retries: int = 0,
     resume_from: ResumeFrom | None = None,
     wish: dict[str, Any] | None = None,
+    over_hosts: int = 0,
 ) -> Run:
-    """Queues a run and returns it. With a `wish` it generates text from the checkpoint (see `generating.submit`).
+    """Queues a run and returns it, to be spread over `over_hosts` hosts (0: as few as it takes). With a `wish` it
+    generates text from the checkpoint (see `generating.submit`).
 
     1. Refuses owners who may not submit (PermissionDenied).
     2. Validates everything together; Invalid names every wrong field, and nothing is written.
@@ -63,6 +65,7 @@ def submit(
     if errors or parsed is None:
         raise Invalid(errors)
     about = {"owner": owner, "study": study, "position": position, "exclusive": exclusive, "retries_left": retries}
+    about["over_hosts"] = over_hosts
     about |= {"name": clean_name or label(parsed), "tags": clean_tags}
     return _queue(parsed, about, resume_from, wish)
 

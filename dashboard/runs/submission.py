@@ -16,6 +16,7 @@ from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
 from dashboard.runs.models import Corpus, Run
+from dashboard.runs.spreading import alone_because, hosts_error
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, by_stage, verdict
 from parallel_core.plan.strategy import label
@@ -37,6 +38,10 @@ class Capacity:
     memory: int = 0
     others: int = 0
     """Devices of other kinds."""
+
+    def most(self, alone: str = "") -> int:
+        """Devices that one run can have; `alone` says why its ranks must be on one host."""
+        return self.largest if alone else self.total
 
 
 @dataclass(frozen=True)
@@ -72,19 +77,23 @@ def capacity(kind: str) -> Capacity:
     return Capacity(kind, max(counts, default=0), sum(counts), memory, others)
 
 
-def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None) -> Assessment:
-    """Judges a nested spec: rules of RunSpec first, then checkpoint, fleet, corpus and memory."""
+def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hosts: int = 0) -> Assessment:
+    """Judges a nested spec: rules of RunSpec first, then checkpoint, fleet (`over_hosts` of its hosts, 0 = as few as it
+    takes), corpus and memory."""
     try:
         parsed = RunSpec.model_validate(spec)
     except ValidationError as error:
         return Assessment(errors=field_errors(error))
     offered = capacity(parsed.train.device)
-    errors = fleet_errors(parsed, offered) | corpus_errors(parsed)
+    alone = alone_because(spec, resumes=resume_from is not None)
+    errors = fleet_errors(parsed, offered, alone) | corpus_errors(parsed)
+    if spread := hosts_error(over_hosts, parsed.parallel.world, offered.kind, WORDS[offered.kind], alone):
+        errors["hosts"] = spread
     if resume_from is not None:
         errors |= resuming.check(parsed, resume_from)
     if parsed.parallel.world > MAX_PREDICTED_RANKS:
         return Assessment(parsed, errors, offered)
-    found = verdict(parsed, offered.memory or None, offered.largest or None)
+    found = verdict(parsed, offered.memory or None, offered.most(alone) or None)
     limit = min((b for b in (offered.memory, parsed.trace.memory_cap) if b), default=0)
     wrong = found.sentence if found.fits is False else ""
     said, record = ledger.predicted(parsed), ledger.time_record().sentence()
@@ -100,6 +109,7 @@ def submit(
     retries: int = 0,
     anyway: bool = False,
     resume_from: ResumeFrom | None = None,
+    over_hosts: int = 0,
     **place: Any,
 ) -> Run:
     """Queues the run if nothing speaks against it; `anyway` overrules the predicted memory alone.
@@ -108,14 +118,21 @@ def submit(
 
     Raises services.Invalid with every wrong field, PermissionDenied for viewers.
     """
-    found = assess(spec, resume_from)
+    found = assess(spec, resume_from, over_hosts)
     errors = dict(found.errors)
     if found.memory_error and not anyway:
         errors.setdefault("trace.memory_cap" if _cap_binds(found) else _size_field(found), found.memory_error)
     if errors:
         raise services.Invalid(errors)
     return services.submit(
-        owner=owner, spec=spec, name=name, tags=tags, retries=retries, resume_from=resume_from, **place
+        owner=owner,
+        spec=spec,
+        name=name,
+        tags=tags,
+        retries=retries,
+        resume_from=resume_from,
+        over_hosts=over_hosts,
+        **place,
     )
 
 
@@ -129,18 +146,20 @@ def _cap_binds(found: Assessment) -> bool:
     return bool(found.spec and found.spec.trace.memory_cap == found.limit)
 
 
-def fleet_errors(spec: RunSpec, offered: Capacity) -> dict[str, str]:
-    """More ranks than any one worker has devices, by field."""
+def fleet_errors(spec: RunSpec, offered: Capacity, alone: str = "") -> dict[str, str]:
+    """More ranks than the fleet has devices, or one worker where `alone` says why they must be on one, by field."""
     world, word = spec.parallel.world, WORDS[offered.kind]
     if not offered.total:
         if not offered.others:
             return {}  # no worker reports: the run waits for one
         return {"train.device": f"No worker that reports has a {word}; choose the other kind."}
-    if world <= offered.largest:
+    if world <= offered.most(alone):
         return {}
     axis, shape = shape_of(spec.parallel)
-    needs = f"{shape} needs {world} {word}s on one host"
-    return {f"parallel.{axis}": f"{needs}; the largest worker has {offered.largest}."}
+    needs = f"{shape} needs {world} {word}s"
+    if not alone:
+        return {f"parallel.{axis}": f"{needs}; the fleet has {offered.total}."}
+    return {f"parallel.{axis}": f"{needs} on one host, because {alone}; the largest worker has {offered.largest}."}
 
 
 def shape_of(split: ParallelSpec) -> tuple[str, str]:

@@ -199,9 +199,9 @@ class MatrixForm(StudyForm):
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
         offered, wanted = capacity(cleaned.get("train__device", "cpu")), cleaned.get("devices")
-        if wanted and 0 < offered.largest < wanted:
-            word = WORDS[offered.kind] + "s" * (offered.largest > 1)
-            self.add_error("devices", f"The largest worker has {offered.largest} {word}; choose at most that many.")
+        if wanted and 0 < offered.total < wanted:
+            word = WORDS[offered.kind] + "s" * (offered.total > 1)
+            self.add_error("devices", f"The fleet has {offered.total} {word}; choose at most that many.")
         return cleaned
 
 
@@ -291,9 +291,9 @@ def calibration(kind: str) -> dict[str, Any] | None:
 
 
 def fleet_sentence() -> str:
-    offers = [offered for offered in map(capacity, WORDS) if offered.largest]
-    found = " or ".join(f"{o.largest} {WORDS[o.kind]}{'s' * (o.largest > 1)}" for o in offers)
-    return f"the largest worker has {found}" if found else "no worker reports now"
+    offers = [offered for offered in map(capacity, WORDS) if offered.total]
+    found = " or ".join(f"{o.total} {WORDS[o.kind]}{'s' * (o.total > 1)}" for o in offers)
+    return f"the fleet has {found}" if found else "no worker reports now"
 
 
 def _split(text: str) -> list[str]:

@@ -50,8 +50,8 @@ class ScalingForm(StudyForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        largest = max(capacity(kind).largest for kind in WORDS)
-        self.fields["counts"].initial = [n for n in (1, 2, 4, 8, 16, 32) if n <= max(2, largest)]
+        most = max(capacity(kind).most() for kind in WORDS)
+        self.fields["counts"].initial = [n for n in (1, 2, 4, 8, 16, 32) if n <= max(2, most)]
         self.fields["counts"].help_text = f"one is always among them; {fleet_sentence()}{shared_cores()}"
 
     def own_group(self) -> Iterator[forms.BoundField]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+import torch.distributed as dist
+
+from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import checkpoint
 from parallel_core.engine.clocks import open_clock
@@ -54,6 +57,8 @@ def run_rank(
         trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
         report.hello(trainer.flat, trainer.units, layout)
         first, saver = _take_up(trainer, saves, sink, progress)
+        if rendezvous.node is not None and groups.store is not None:
+            _agree(groups.store, rank, None if saver is None else first)
         neighbours = Neighbours(device, groups.world, layout.world, rendezvous.node or 0)
         _train(trainer, report, neighbours, first, saver, Fingerprints(trainer, groups.world))
     finally:
@@ -74,6 +79,18 @@ def _take_up(
     saver = checkpoint.Saver(trainer, saves, sink)
     trainer.stop.listen()
     return first, saver
+
+
+def _agree(store: dist.Store, rank: int, first: int | None) -> None:
+    """Ranks on several hosts begin with the same step, and save all or none (None): what their hosts say they share is
+    one folder. Raises CheckpointError where it is not."""
+    told = "saves nothing" if first is None else f"begins with step {first}"
+    if rank == 0:
+        store.set("begins", told)
+    elif (zero := store.get("begins").decode()) != told:
+        raise CheckpointError(
+            f"Rank 0 {zero}, rank {rank} {told}: the hosts of a run must have one folder of checkpoints, or none."
+        )
 
 
 class Done(NamedTuple):

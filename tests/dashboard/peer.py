@@ -28,11 +28,12 @@ def points_frame(first: int, count: int, name: str = "loss", rank: int = 0) -> b
     return encode({"kind": "points", "rank": rank, "t": 1.0, "series": [[name, count]]}, rows.tobytes())
 
 
-def spans_frame(step: int, count: int = 3, rank: int = 0, total: int | None = None) -> bytes:
+def spans_frame(step: int, count: int = 3, rank: int = 0, total: int | None = None, **more: Any) -> bytes:
     rows = np.zeros(count, SPAN)
     rows["start"] = np.arange(count) * 10
     rows["end"] = rows["start"] + 5
     header = {"kind": "spans", "rank": rank, "t": 1.0, "step": step, "count": count, "total": total or count}
+    header |= more
     return encode(header, rows.tobytes())
 
 

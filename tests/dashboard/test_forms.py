@@ -147,7 +147,7 @@ def test_the_live_check_says_the_meshes_of_stages(member_client: Client, two_cpu
     said = member_client.post("/runs/new/check", filled(**split, parallel__replicas="2, 1")).content.decode()
     assert "PP-1F1B 2-1 x TP 1-2" in said
     assert "4 CPU devices asked for, 2 × 1 + 1 × 2 by stage (replicas × tensor ranks)" in said
-    assert "2 × 1 + 1 × 2 needs 4 CPU devices on one host; the largest worker has 2." in said
+    assert "2 × 1 + 1 × 2 needs 4 CPU devices; the fleet has 2." in said
     refused = member_client.post("/runs/new/", filled(**split, parallel__tp="2"))
     assert "leave widths empty" in str(refused.context["form"].errors["parallel__widths"])
 
@@ -281,7 +281,7 @@ def test_a_silent_worker_is_no_device(member_client: Client, two_cpus: None) -> 
     wanted = {"parallel": {"dp": 4}, "train": {"global_batch": 8}}
     assert "parallel.dp" not in submission.assess(wanted).errors
     Worker.objects.filter(pk=host.pk).update(heartbeat_at=timezone.now() - timedelta(minutes=1))
-    assert "the largest worker has 2" in submission.assess(wanted).errors["parallel.dp"]
+    assert "the fleet has 2" in submission.assess(wanted).errors["parallel.dp"]
 
 
 def test_of_the_plotly_wheel_one_file_is_served() -> None:

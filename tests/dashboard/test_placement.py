@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from dashboard.control.placement import Host, Plan, Request, Share, Wait, plan
 
 
@@ -23,22 +26,82 @@ def placed(result: Plan) -> dict[int, list[Share]]:
 def test_oldest_first_and_each_device_once() -> None:
     result = plan([ask(1), ask(2), ask(3)], [host()])
     assert placed(result) == {1: [Share("a", (0,), 0)], 2: [Share("a", (1,), 0)]}
-    assert result.waits == {3: (Wait.BUSY, "a")}
+    assert result.waits == {3: (Wait.BUSY, ("a",))}
 
 
 def test_all_devices_or_none() -> None:
     result = plan([ask(1, 2)], [host(free=1)])
     assert result.placed == []
-    assert result.waits == {1: (Wait.BUSY, "a")}
+    assert result.waits == {1: (Wait.BUSY, ("a",))}
 
 
-def test_devices_of_one_host_only() -> None:
-    assert plan([ask(1, 3)], [host("a"), host("b")]).waits == {1: (Wait.TOO_LARGE, "")}
+def test_a_run_that_must_be_alone_never_goes_over_several_hosts() -> None:
+    assert plan([ask(1, 3, alone=True)], [host("a"), host("b")]).waits == {1: (Wait.TOO_LARGE, ())}
+
+
+def test_what_no_host_has_alone_goes_over_as_few_as_it_takes() -> None:
+    result = plan([ask(1, 5)], [host("small"), host("big", 4), host("mid", 3)])
+    assert placed(result) == {1: [Share("big", (0, 1, 2, 3), 0), Share("mid", (0,), 4)]}
+
+
+def test_one_host_is_waited_for_rather_than_several_taken() -> None:
+    result = plan([ask(1, 4)], [host("big", 4, free=3), host("b"), host("c")])
+    assert result.waits == {1: (Wait.BUSY, ("big",))}
+
+
+def test_tensor_groups_stay_whole_where_they_can() -> None:
+    hosts = [host("a", 3), host("b", 3)]
+    assert plan([ask(1, 4, unit=2)], hosts).placed[0][1] == [Share("a", (0, 1), 0), Share("b", (0, 1), 2)]
+    assert plan([ask(1, 6, unit=2)], hosts).placed[0][1] == [Share("a", (0, 1, 2), 0), Share("b", (0, 1, 2), 3)]
+
+
+def test_a_run_is_spread_evenly_over_as_many_hosts_as_it_asks_for() -> None:
+    hosts = [host("a", 8), host("b", 2), host("c", 1)]
+    result = plan([ask(1, 4, hosts=2)], hosts)
+    assert placed(result) == {1: [Share("a", (0, 1), 0), Share("b", (0, 1), 2)]}
+    assert plan([ask(1, 6, hosts=2)], hosts).waits == {1: (Wait.TOO_LARGE, ())}
+    assert plan([ask(1, 3, hosts=2)], hosts).waits == {1: (Wait.TOO_LARGE, ())}
+
+
+def test_a_run_over_several_hosts_reserves_them_all() -> None:
+    hosts = [host("a", 2, free=1), host("b", 2)]
+    result = plan([ask(1, 4), ask(2, 1)], hosts)
+    assert result.waits == {1: (Wait.BUSY, ("a", "b")), 2: (Wait.RESERVED, ("b",))}
+
+
+def test_an_exclusive_run_over_several_hosts_has_them_all_to_itself() -> None:
+    asked = ask(1, 4, exclusive=True)
+    assert plan([asked], [host("a"), host("b", free=1)]).waits == {1: (Wait.WHOLE_HOST, ("a", "b"))}
+    result = plan([asked, ask(2)], [host("a"), host("b"), host("c", 1)])
+    assert {run: [share.host for share in shares] for run, shares in placed(result).items()} == {
+        1: ["a", "b"],
+        2: ["c"],
+    }
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=4),
+    st.integers(1, 16),
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
+def test_shares_cover_the_ranks_once_and_take_free_devices(
+    fleet: list[tuple[int, int]], devices: int, unit: int, over: int
+) -> None:
+    hosts = [host(f"h{i}", every, free=min(free, every)) for i, (every, free) in enumerate(fleet)]
+    result = plan([ask(1, devices, unit=unit, hosts=over)], hosts)
+    ranks = []
+    for share in placed(result).get(1, []):
+        free = next(one for one in hosts if one.name == share.host).free["cpu"]
+        assert set(share.devices) <= set(free)
+        ranks += range(share.first_rank, share.first_rank + len(share.devices))
+    assert ranks in ([], list(range(devices)))
+    assert bool(ranks) != (1 in result.waits)
 
 
 def test_a_waiting_run_is_not_starved_by_smaller_later_ones() -> None:
     result = plan([ask(1, 2), ask(2, 1)], [host(free=1)])
-    assert result.waits == {1: (Wait.BUSY, "a"), 2: (Wait.RESERVED, "a")}
+    assert result.waits == {1: (Wait.BUSY, ("a",)), 2: (Wait.RESERVED, ("a",))}
 
 
 def test_a_later_run_may_use_another_host() -> None:
@@ -51,10 +114,10 @@ def test_a_run_that_fits_nowhere_holds_up_nobody() -> None:
 
 
 def test_exclusive_needs_an_idle_host_and_blocks_it() -> None:
-    assert plan([ask(1, exclusive=True)], [host(free=1)]).waits == {1: (Wait.WHOLE_HOST, "a")}
+    assert plan([ask(1, exclusive=True)], [host(free=1)]).waits == {1: (Wait.WHOLE_HOST, ("a",))}
     result = plan([ask(1, exclusive=True), ask(2)], [host()])
     assert set(placed(result)) == {1}
-    assert result.waits == {2: (Wait.WHOLE_HOST, "a")}
+    assert result.waits == {2: (Wait.WHOLE_HOST, ("a",))}
 
 
 def test_a_waiting_exclusive_run_reserves_its_host() -> None:
@@ -63,34 +126,34 @@ def test_a_waiting_exclusive_run_reserves_its_host() -> None:
 
 
 def test_runs_beside_an_exclusive_one_wait() -> None:
-    assert plan([ask(1)], [host(free=1, exclusive=True)]).waits == {1: (Wait.WHOLE_HOST, "a")}
+    assert plan([ask(1)], [host(free=1, exclusive=True)]).waits == {1: (Wait.WHOLE_HOST, ("a",))}
 
 
 def test_exclusive_runs_of_a_study_go_one_after_another_over_all_hosts() -> None:
     queue = [ask(1, exclusive=True, study=7), ask(2, exclusive=True, study=7)]
     result = plan(queue, [host("a"), host("b")])
     assert set(placed(result)) == {1}
-    assert result.waits == {2: (Wait.SIBLING, "")}
+    assert result.waits == {2: (Wait.SIBLING, ())}
     assert plan(queue, [host("a"), host("b")], studies_active=[7]).placed == []
 
 
 def test_a_study_stays_on_its_host_while_it_is_open() -> None:
     request = ask(1, exclusive=True, study=7, prefer="b")
     assert placed(plan([request], [host("a"), host("b")]))[1][0].host == "b"
-    assert plan([request], [host("a"), host("b", free=1)]).waits == {1: (Wait.WHOLE_HOST, "b")}
+    assert plan([request], [host("a"), host("b", free=1)]).waits == {1: (Wait.WHOLE_HOST, ("b",))}
     assert placed(plan([request], [host("a"), host("b", open=False)]))[1][0].host == "a"
 
 
 def test_closed_hosts_get_nothing() -> None:
-    assert plan([ask(1)], [host(open=False)]).waits == {1: (Wait.NO_HOST, "")}
+    assert plan([ask(1)], [host(open=False)]).waits == {1: (Wait.NO_HOST, ())}
 
 
 def test_a_run_that_needs_a_host_waits_for_it() -> None:
     request = ask(1, needs="b")
     assert placed(plan([request], [host("a"), host("b")]))[1][0].host == "b"
-    assert plan([request], [host("a"), host("b", free=0)]).waits == {1: (Wait.BUSY, "b")}
-    assert plan([request], [host("a"), host("b", open=False)]).waits == {1: (Wait.CHECKPOINT, "b")}
-    assert plan([ask(1, 3, needs="b")], [host("a", 4), host("b")]).waits == {1: (Wait.TOO_LARGE, "")}
+    assert plan([request], [host("a"), host("b", free=0)]).waits == {1: (Wait.BUSY, ("b",))}
+    assert plan([request], [host("a"), host("b", open=False)]).waits == {1: (Wait.CHECKPOINT, ("b",))}
+    assert plan([ask(1, 3, needs="b")], [host("a", 4), host("b")]).waits == {1: (Wait.TOO_LARGE, ())}
 
 
 def test_kinds_of_devices_are_apart() -> None:

@@ -158,7 +158,7 @@ def test_waits_for_devices_and_says_who_is_ahead(alice: Any) -> None:
 def test_needs_more_than_there_is(alice: Any) -> None:
     worker()
     sentence = selectors.waiting(submit(alice, dp=4)).sentence
-    assert sentence == "Needs 4 CPU devices on one host; the largest worker has 2."
+    assert sentence == "Needs 4 CPU devices; all workers together have 2."
 
 
 def test_what_is_not_queued_waits_for_nothing(alice: Any) -> None:

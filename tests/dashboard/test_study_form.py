@@ -120,7 +120,7 @@ def test_sweep_names_the_value_it_leaves_out(member: Client) -> None:
         ("model__layers", "two", "A whole number is needed"),
         ("train__lr", "nan", "A number is needed"),
         ("train__lr", "0", "more than 0"),
-        ("devices", "64", "The largest worker has 2 CPU devices"),
+        ("devices", "64", "The fleet has 2 CPU devices"),
         ("micro_batches", "2, x", "Write whole numbers"),
         ("micro_batches", "5000", "Each must be 1 to 4096"),
         ("timed_steps", "3", "Timed steps must be a whole number from 10 to"),
@@ -203,7 +203,7 @@ def test_a_sweep_leaves_out_what_no_worker_can_run(member: Client) -> None:
     sweep = {**SWEEP, "field": "parallel.dp", "values": "1, 2, 4"}
     said = preview(member, sweep)
     assert "<strong>2 runs</strong>" in said
-    assert "4 × 1 × 1 needs 4 CPU devices on one host; the largest worker has 2." in said
+    assert "4 × 1 × 1 needs 4 CPU devices; the fleet has 2." in said
     large = {**MATRIX, "model__layers": "64", "model__hidden": "8192", "model__vocab": "100000"}
     said = preview(member, large)
     assert "<strong>0 runs</strong>" in said
@@ -218,4 +218,4 @@ def test_a_silent_worker_offers_no_devices(member: Client) -> None:
     host = factory.worker("silent", 8)
     host.heartbeat_at = timezone.now() - timedelta(minutes=1)
     host.save()
-    assert "The largest worker has 2 CPU devices" in preview(member, {**MATRIX, "devices": "4"})
+    assert "The fleet has 2 CPU devices" in preview(member, {**MATRIX, "devices": "4"})

@@ -1,0 +1,57 @@
+"""Which runs may go over several hosts, and what speaks against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dashboard.fleet.selectors import reporting
+from dashboard.runs.models import Run
+
+MOST_HOSTS = 64
+
+
+def alone_because(spec: Mapping[str, Any], *, resumes: bool = False, generates: bool = False) -> str:
+    """Why all ranks of a run must be on one host, as a clause; '' where they need not be."""
+    train = spec.get("train", {})
+    if generates:
+        return "text is generated on one"
+    if str(train.get("corpus", "")).startswith("tokens:"):
+        return "its token file lies on one"
+    if (resumes or train.get("checkpoint_every")) and not checkpoints_shared():
+        return "its checkpoints lie on one (the workers share no folder for them)"
+    return ""
+
+
+def why_alone(run: Run) -> str:
+    """`alone_because` of a run."""
+    return alone_because(run.spec, resumes=run.resume_run_id is not None, generates=bool(run.wish))
+
+
+def checkpoints_shared() -> bool:
+    """Whether every worker that reports keeps checkpoints in a folder that others have, too."""
+    shared = list(reporting().values_list("shared_checkpoints", flat=True))
+    return bool(shared) and all(shared)
+
+
+def hosts_error(hosts: int, devices: int, kind: str, word: str, alone: str) -> str:
+    """What speaks against spreading `devices` ranks evenly over `hosts` hosts; '' where nothing does."""
+    if hosts < 2:
+        return ""
+    if alone:
+        return f"All ranks must be on one host, because {alone}."
+    if devices % hosts:
+        fitting = [str(n) for n in range(2, min(devices, MOST_HOSTS) + 1) if devices % n == 0]
+        choose = f"choose {' or '.join(fitting)}, or as few as it takes" if fitting else "choose as few as it takes"
+        return f"{devices} {word}s cannot be spread evenly over {hosts} hosts; {choose}."
+    counts = sorted(_count(devices_of, kind) for devices_of in reporting().values_list("devices", flat=True))
+    enough = sum(count >= devices // hosts for count in counts)
+    if counts and enough < hosts:
+        return (
+            f"Each of {hosts} hosts gives {devices // hosts} {word}s; {enough} of {len(counts)} workers have as many."
+        )
+    return ""
+
+
+def _count(devices: list[dict[str, Any]], kind: str) -> int:
+    return sum(device["kind"] == kind for device in devices)

@@ -1,0 +1,141 @@
+"""A run over two workers of one yard: it trains, is inspected like any other, and survives what may befall a host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.yard_process import ROOT, YardProcess, paced, tiny, wait_for
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+LONG = 100_000
+SECOND = "second"
+
+
+class SecondHost:
+    """Another worker of the yard, with a device of its own."""
+
+    def __init__(self, yard: YardProcess) -> None:
+        self._yard = yard
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def up(self) -> None:
+        """Starts it where it is not running; returns when the yard has heard of it."""
+        if self.process is None or self.process.poll() is not None:
+            own = {"TRAINYARD_WORKER_NAME": SECOND, "TRAINYARD_CPU_DEVICES": "1", "TRAINYARD_ADDRESS": "127.0.0.1"}
+            own["REDIS_URL"] = f"unix://{self._yard.home / 'redis' / 'redis.sock'}"
+            with (self._yard.home / "second.log").open("ab") as log:
+                command = [sys.executable, "-m", "workers"]
+                self.process = subprocess.Popen(
+                    command, cwd=ROOT, env={**self._yard.env, **own}, stdout=log, stderr=subprocess.STDOUT
+                )
+        with self._yard.client() as client:
+            wait_for("both workers", lambda: online(client) == 2)
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(30)
+
+
+def online(client: httpx.Client) -> int:
+    return sum(not worker["silent"] for worker in client.get("/api/v1/workers").json()["data"])
+
+
+@pytest.fixture(scope="module")
+def yard() -> Iterator[YardProcess]:
+    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="1", TRAINYARD_ADDRESS="127.0.0.1").up()
+    yield subject
+    subject.close()
+
+
+@pytest.fixture(scope="module")
+def running(yard: YardProcess) -> Iterator[SecondHost]:
+    host = SecondHost(yard)
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def second(running: SecondHost) -> SecondHost:
+    running.up()
+    return running
+
+
+@pytest.fixture
+def client(yard: YardProcess) -> Iterator[httpx.Client]:
+    with yard.client() as client:
+        yield client
+
+
+def started(yard: YardProcess, client: httpx.Client, spec: dict[str, Any], **fields: Any) -> tuple[int, list[int]]:
+    """Submits, waits until a few steps are in; the run, and the pids of its ranks."""
+    run = yard.submit(client, spec, **fields)
+    wait_for("some steps", lambda: (yard.run_of(client, run)["step"] or 0) >= 3, 90)
+    ranks = f'RankInfo.objects.filter(attempt__run={run}, attempt__over=False).order_by("rank")'
+    return run, yard.query(f'[rank.hello["pid"] for rank in {ranks}]')
+
+
+def all_gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+
+
+def test_a_run_that_no_host_can_hold_alone_goes_over_both(
+    yard: YardProcess, client: httpx.Client, second: SecondHost
+) -> None:
+    run = yard.submit(client, tiny(pp=2, micro_batches=2))
+    found = yard.wait_state(client, run, "succeeded", "failed", "lost")
+    assert found["state"] == "succeeded", found["detail"]
+    assert yard.query(f"len(Attempt.objects.get(run={run}).devices)") == 2
+    wait_for("all of it has arrived", lambda: yard.query(f"Attempt.objects.get(run={run}).settled"))
+    ties = yard.query(
+        f'list(SpanChunk.objects.filter(attempt__run={run}).order_by("rank").values_list("clock_within", flat=True))'
+    )
+    assert ties[0] is None and 0 < ties[-1] < 1_000_000_000
+    page = client.get(f"/runs/{run}/")
+    assert page.status_code == 200 and SECOND in page.text
+
+
+def test_a_rank_killed_on_the_other_host_is_named(yard: YardProcess, client: httpx.Client, second: SecondHost) -> None:
+    run, pids = started(yard, client, paced(LONG, dp=2))
+    os.kill(pids[1], signal.SIGKILL)
+    found = yard.wait_state(client, run, "failed", "lost", limit=45)
+    assert (found["state"], found["cause"]) == ("failed", "killed_by_signal"), found["detail"]
+    assert "Rank 1" in found["detail"] and "signal 9" in found["detail"]
+    wait_for("all ranks gone", lambda: all_gone(pids))
+
+
+def test_a_killed_host_is_told_as_lost_and_its_peers_end(
+    yard: YardProcess, client: httpx.Client, second: SecondHost
+) -> None:
+    run, pids = started(yard, client, paced(LONG, pp=2, micro_batches=2))
+    assert second.process is not None
+    second.process.kill()
+    found = yard.wait_state(client, run, "failed", "lost", limit=45)
+    assert (found["state"], found["cause"]) == ("lost", "worker_lost"), found["detail"]
+    assert SECOND in found["detail"]
+    wait_for("all ranks gone", lambda: all_gone(pids))
+
+
+def test_a_host_that_leaves_in_good_order_has_the_run_queued_again(
+    yard: YardProcess, client: httpx.Client, second: SecondHost
+) -> None:
+    run, pids = started(yard, client, paced(LONG, dp=2))
+    assert second.process is not None
+    second.process.terminate()
+    yard.wait_state(client, run, "queued", limit=45)
+    wait_for("all ranks gone", lambda: all_gone(pids))
+    second.process.wait(30)
+    second.up()
+    yard.wait_state(client, run, "running", limit=60)
+    client.post(f"/api/v1/runs/{run}/cancel")
+    found = yard.wait_state(client, run, "cancelled", limit=45)
+    assert "No process of it is left." in found["detail"]
