@@ -9,12 +9,13 @@ from parallel_core import processes
 from parallel_core.launch import StartOrder, Store
 from parallel_core.observe import progress
 from workers import ending
-from workers.contract import AttemptBody
+from workers.contract import AttemptBody, Begins
 from workers.ending import Ending, Exit
 from workers.folder import Folder, Meta, Stop
 from workers.orders import Order
 from workers.settings import Settings
 
+NOTHING_SAVED = "its hosts share no folder of checkpoints"
 GONE_LIMIT_S = 3.0
 """How long the kernel may take to remove killed processes before we say that some are left."""
 
@@ -72,6 +73,8 @@ class Attempt:
         body = AttemptBody(attempt=self.number, state="running")
         if self.order.beginning:
             body["begins"] = self.order.beginning.told
+        elif (message := self.order.message)["number"] > 1:
+            body["begins"] = Begins(step=0, run=message["run"], attempt=0, why=NOTHING_SAVED)
         return body
 
     def record(self, rank: int, process: processes.Recorded) -> None:

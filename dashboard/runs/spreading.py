@@ -7,6 +7,7 @@ from typing import Any
 
 from dashboard.fleet.selectors import reporting
 from dashboard.runs.models import Run
+from parallel_core.analysis.quantities import plural_text
 
 MOST_HOSTS = 64
 
@@ -47,9 +48,8 @@ def hosts_error(hosts: int, devices: int, kind: str, word: str, alone: str) -> s
     counts = sorted(_count(devices_of, kind) for devices_of in reporting().values_list("devices", flat=True))
     enough = sum(count >= devices // hosts for count in counts)
     if counts and enough < hosts:
-        return (
-            f"Each of {hosts} hosts gives {devices // hosts} {word}s; {enough} of {len(counts)} workers have as many."
-        )
+        each = plural_text(devices // hosts, word)
+        return f"{hosts} hosts with {each} each are needed; the fleet has {enough}."
     return ""
 
 

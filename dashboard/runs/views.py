@@ -88,7 +88,8 @@ def clone(request: HttpRequest, pk: int) -> HttpResponse:
     if run.wish and run.resume_run_id:
         return redirect(f"{reverse('runs:generate', args=[run.resume_run_id])}?like={run.pk}")
     name = f"{run.name} (copy)"[: limits.MAX_NAME]
-    return _form_page(request, _initial(run.spec, name=name, tags=", ".join(run.tags)), source=run)
+    form = _initial(run.spec, name=name, tags=", ".join(run.tags), hosts=str(run.over_hosts))
+    return _form_page(request, form, source=run)
 
 
 @require_safe

@@ -169,7 +169,7 @@ def test_a_fix_that_takes_more_devices_than_there_are_says_so(alice: Any) -> Non
     anywhere = fix(run)
     assert "of this fleet" not in anywhere
     factory.worker(devices=1)
-    assert fix(run).startswith(anywhere) and fix(run).endswith("a host of this fleet has: 1.")
+    assert fix(run).startswith(anywhere) and fix(run).endswith("this fleet has: 1.")
 
 
 def test_out_of_memory_fixes_end_with_something_that_still_helps(db: None) -> None:

@@ -51,8 +51,11 @@ def online(client: httpx.Client) -> int:
 
 
 @pytest.fixture(scope="module")
-def yard() -> Iterator[YardProcess]:
-    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="1", TRAINYARD_ADDRESS="127.0.0.1").up()
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[YardProcess]:
+    """Its workers keep their checkpoints in one folder."""
+    host = {"TRAINYARD_CPU_DEVICES": "1", "TRAINYARD_ADDRESS": "127.0.0.1"}
+    shared = str(tmp_path_factory.mktemp("checkpoints"))
+    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CHECKPOINTS=shared, **host).up()
     yield subject
     subject.close()
 
@@ -136,6 +139,8 @@ def test_a_host_that_leaves_in_good_order_has_the_run_queued_again(
     second.process.wait(30)
     second.up()
     yard.wait_state(client, run, "running", limit=60)
+    begins = yard.query(f"Attempt.objects.filter(run={run}).last().begins")
+    assert begins["step"] >= 3, begins  # both hosts saved where they were, and both go on from there
     client.post(f"/api/v1/runs/{run}/cancel")
     found = yard.wait_state(client, run, "cancelled", limit=45)
     assert "No process of it is left." in found["detail"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from workers import corpora
 from workers.contract import AttemptBody
 from workers.devices import Devices
 from workers.folder import KEEP_S, Folder, Meta, unsettled
-from workers.orders import Refused, attempt_number, read_order
+from workers.orders import Refused, attempt_number, read_order, with_beginning
 from workers.settings import Settings
 
 DEVICES = Devices(cpu_devices=3).read()
@@ -192,3 +193,41 @@ def test_a_broker_that_is_back_is_found_within_seconds(monkeypatch: pytest.Monke
         broker.ensure_connection(refused, None)
     assert waits[0] == RETRY_S[0]
     assert max(waits) == RETRY_S[-1] <= 3
+
+
+# Several hosts
+
+
+def test_an_address_is_found_where_none_was_told(tmp_path: Path) -> None:
+    named = Settings("a", "redis://:secret@127.0.0.1:6379", tmp_path, tmp_path, address="gpu-1.example.org")
+    assert named.own_address() == "gpu-1.example.org"
+    for url in ("unix:///run/redis.sock", "redis://127.0.0.1:6379", "rediss://no.such.host.invalid:6380"):
+        assert Settings("a", url, tmp_path, tmp_path).own_address() == socket.gethostname()
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_had_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="TRAINYARD_CHECKPOINTS"):
+        Settings.from_env({"TRAINYARD_CHECKPOINTS": str(tmp_path / "file" / "below")})
+    kept = Settings.from_env({"TRAINYARD_CHECKPOINTS": str(tmp_path / "shared")})
+    assert kept.checkpoints == tmp_path / "shared" and kept.checkpoints.is_dir()
+
+
+def over_two(**changes: Any) -> dict[str, Any]:
+    nodes = [
+        {"worker": name, "devices": [0], "first_rank": rank, "address": "127.0.0.1"} for rank, name in enumerate("ab")
+    ]
+    return message(nodes=nodes, **changes)
+
+
+def test_ranks_on_several_hosts_save_where_all_of_them_can(tmp_path: Path) -> None:
+    alone = Settings("b", "unix://x", tmp_path, tmp_path)
+    order = read_order(over_two(), "b", DEVICES)
+    assert (order.ranks, order.opens_store, order.alone) == ([1], False, False)
+    assert with_beginning(order, alone).beginning is None
+    resuming = read_order(over_two(resume={"run": 1, "step": 4}), "b", DEVICES)
+    with pytest.raises(Refused, match="folder that all of them share"):
+        with_beginning(resuming, alone)
+    shared = Settings("b", "unix://x", tmp_path, tmp_path, shared_checkpoints=tmp_path / "shared")
+    beginning = with_beginning(order, shared).beginning
+    assert beginning is not None and beginning.folder == tmp_path / "shared" / "1"

@@ -1,0 +1,80 @@
+"""Which runs may go over several hosts, in the form, the API and the queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.fleet.models import Worker
+from dashboard.runs import selectors, services, spreading, submission
+from dashboard.runs.models import Run
+from tests.dashboard import factory
+from tests.dashboard.test_forms import filled
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def two_hosts(db: None) -> None:
+    factory.worker("yard-a", devices=2)
+    factory.worker("yard-b", devices=2)
+
+
+def spec(dp: int = 4, **train: Any) -> dict[str, Any]:
+    return {"parallel": {"dp": dp}, "train": train}
+
+
+def test_what_the_fleet_has_in_all_is_enough(two_hosts: None) -> None:
+    found = submission.assess(spec(4))
+    assert not found.errors
+    assert "the fleet has 4." in submission.assess(spec(8)).errors["parallel.dp"]
+
+
+@pytest.mark.parametrize(
+    ("train", "why"),
+    [({"checkpoint_every": 5}, "its checkpoints lie on one"), ({"corpus": "tokens:web.bin"}, "its token file lies on")],
+)
+def test_what_lies_on_one_host_keeps_the_run_there(two_hosts: None, train: dict[str, Any], why: str) -> None:
+    assert why in submission.assess(spec(4, **train)).errors["parallel.dp"]
+
+
+def test_a_folder_that_all_workers_share_lets_it_go_over_several(two_hosts: None) -> None:
+    Worker.objects.filter(name="yard-a").update(shared_checkpoints=True)
+    assert not spreading.checkpoints_shared()  # one of them does not
+    Worker.objects.update(shared_checkpoints=True)
+    assert not submission.assess(spec(4, checkpoint_every=5)).errors
+
+
+@pytest.mark.parametrize(
+    ("hosts", "dp", "said"),
+    [
+        (3, 4, "cannot be spread evenly over 3 hosts; choose 2 or 4, or as few as it takes."),
+        (2, 1, "choose as few as it takes."),
+        (4, 4, "4 hosts with 1 CPU device each are needed; the fleet has 2."),
+    ],
+)
+def test_what_cannot_be_spread_is_refused_with_what_can(two_hosts: None, hosts: int, dp: int, said: str) -> None:
+    assert said in submission.assess(spec(dp), over_hosts=hosts).errors["hosts"]
+
+
+def test_the_form_spreads_a_run(member: Client, two_hosts: None) -> None:
+    assert member.post("/runs/new/", filled(parallel__dp="2") | {"hosts": "2"}).status_code == 302
+    assert Run.objects.get().over_hosts == 2
+    refused = member.post("/runs/new/", filled(parallel__dp="2") | {"hosts": "3"})
+    assert "evenly over 3 hosts" in str(refused.context["form"].errors["hosts"])
+    assert refused.context["form"]["hosts"].value() == "3"
+    said = member.post("/runs/new/check", filled(parallel__dp="4")).content.decode()
+    assert "at most 2 on one host, so its ranks would be on several hosts." in said
+
+
+def test_a_clone_is_spread_as_its_run_was(member: Client, two_hosts: None, alice: Any) -> None:
+    run = services.submit(owner=alice, spec=spec(4), over_hosts=2)
+    assert member.get(f"/runs/{run.pk}/clone").context["form"]["hosts"].value() == "2"
+
+
+def test_the_queue_says_which_hosts_are_waited_for(two_hosts: None, alice: Any) -> None:
+    factory.start(factory.queued(alice, {"dp": 2}))
+    run = services.submit(owner=alice, spec=spec(4))
+    assert selectors.waiting(run).sentence == "Waits for 4 CPU devices on 2 hosts: yard-a and yard-b have 2 free."
