@@ -11,6 +11,7 @@ from dashboard.analyst.services import ask
 from dashboard.ledger.fleet_page import run_address
 from dashboard.ledger.models import Profile
 from parallel_core.analysis.quantities import bytes_text, seconds_text
+from parallel_core.outline.splits import IN_WORDS
 from parallel_core.searches.alpa import MOST_DEVICES, Answer, Question
 from parallel_core.searches.alpa import Row as Found
 
@@ -37,6 +38,9 @@ class Part:
         question = Question.model_validate(self._question())
         question.costs()  # what is wrong with them is said at once
         self.micro_batches = question.micro_batches
+        known = {cut for tp, _, cut in question.table.conditions if tp > 1}
+        cuts = [(words, cut in known) for cut, words in IN_WORDS.items() if words]
+        self.measured, self.missing = ([words for words, able in cuts if able is there] for there in (True, False))
 
     def _question(self) -> dict[str, Any]:
         sizes = {"samples": self.samples, "devices": self.devices}

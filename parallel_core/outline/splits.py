@@ -6,11 +6,13 @@ exchanged between them; `columns` cuts both by their outputs and gathers what is
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 TensorSplit = Literal["pairs", "columns"]
 Cut = Literal["pairs", "columns", "sequence"]
 """What a rank of a tensor group does of a layer: by one of these splits, or in pairs and with sequence parallelism."""
+IN_WORDS: dict[Cut, str] = {"pairs": "", "columns": " by columns", "sequence": " with sequence parallelism"}
+"""Behind what is cut."""
 
 COLUMN = frozenset({"qkv", "fc1", "output"})
 """Linear layers whose outputs are shared out."""
@@ -18,6 +20,11 @@ ROW = frozenset({"proj", "fc2"})
 """Linear layers whose inputs are, in pairs: the second ones."""
 VOCAB = frozenset({"token"})
 """Embeddings whose rows are."""
+
+
+def cut_fields(cut: Cut) -> dict[str, Any]:
+    """Fields of ParallelSpec that say this cut."""
+    return {"sequence": True} if cut == "sequence" else {"tensor_split": cut}
 
 
 def split_dim(name: str, how: TensorSplit) -> int | None:

@@ -63,32 +63,52 @@ def talks(spec: RunSpec, rank: int) -> list[Talk]:
 
 
 def _tensor(spec: RunSpec, layout: Layout, place: int, ranks: tuple[int, ...]) -> list[Talk]:
-    """Each layer's collectives: one forward, one backward of its activations; with sequence parallelism gathers and
-    scatters in their place (Korthikanti et al. 2022, figure 5), and one gather more for the gradient of weights; by
-    columns three beside each sum of an input's gradient (`tensor.columns`)."""
     split, units = spec.parallel, spec.model.units()
     again = recomputed(split, units) if split.recompute == "full" else frozenset()
-    matrices = outline_of(spec.model).matrices()
+    each = unit_talks(spec)
     sums, moved = _Counted(), _Counted()
     for i in (i for stage in layout.stages_of(place) for i in layout.stage_units[stage]):
         forwards = 2 if block_of(units[i]) in again else 1
-        if split.tensor_split == "columns":
-            sums.add(1, spec.model.hidden)  # forward of the embedding, backward of all others
-            moved.add(forwards, *gathered_widths(matrices[i]))
-            moved.add(1, *gathered_widths(matrices[i])[:1])
-            continue
-        forward, backward = _calls(units[i], units, split.sequence)
-        (moved if split.sequence else sums).add(forward * forwards + backward, spec.model.hidden)
+        for found, own in ((sums, each[i].sums), (moved, each[i].moved)):
+            found.add(forwards, *own[0])
+            found.add(1, *own[1])
     named = (
         (sums, "all-reduces of activations", 2),
         (moved, "gathers and scatters of activations by " + ("rows" if split.sequence else "columns"), 1),
     )
-    m, each = split.micro_batches, spec.micro_batch_size * spec.model.seq * spec.element_bytes
+    m, size = split.micro_batches, spec.micro_batch_size * spec.model.seq * spec.element_bytes
     return [
-        Talk("tensor", ranks, what, m * found.calls, m * each * found.width, passes)
+        Talk("tensor", ranks, what, m * found.calls, m * size * found.width, passes)
         for found, what, passes in named
         if found.calls
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTalk:
+    """A layer's collectives in a tensor group, in its (forward, backward): elements for one position of each. `sums`
+    are all-reduced, `moved` are gathered or scattered."""
+
+    sums: tuple[list[int], list[int]]
+    moved: tuple[list[int], list[int]]
+
+
+def unit_talks(spec: RunSpec) -> list[UnitTalk]:
+    """Of each layer: in pairs one forward, one backward of its activations; with sequence parallelism gathers and
+    scatters in their place (Korthikanti et al. 2022, figure 5), and one gather more for the gradient of weights; by
+    columns three beside each sum of an input's gradient (`tensor.columns`)."""
+    split, units, hidden = spec.parallel, spec.model.units(), [spec.model.hidden]
+    found: list[UnitTalk] = []
+    matrices = outline_of(spec.model).matrices()
+    for i, unit in enumerate(units):
+        if split.tensor_split == "columns":
+            wide = gathered_widths(matrices[i])
+            found.append(UnitTalk((hidden, []) if i == 0 else ([], hidden), (wide, wide[:1])))
+            continue
+        forward, backward = _calls(unit, units, split.sequence)
+        ways, none = (hidden * forward, hidden * backward), (list[int](), list[int]())
+        found.append(UnitTalk(none, ways) if split.sequence else UnitTalk(ways, none))
+    return found
 
 
 @dataclass

@@ -26,7 +26,7 @@ from parallel_core.models.passing import Sample
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
-from parallel_core.outline.splits import Cut
+from parallel_core.outline.splits import Cut, cut_fields
 from parallel_core.profile.repeats import expected, noise
 from parallel_core.profile.table import MOST_JITTER, PARTS, LayerBytes, Layers, Part, What
 from parallel_core.schedule.ir import Kind
@@ -78,11 +78,7 @@ def spec_of(
 ) -> RunSpec:
     """The run whose layers are timed: one micro-batch of so many samples."""
     train = {"global_batch": samples, "precision": precision, "device": kind, "steps": 2, "warmup_steps": 1}
-    parallel = {
-        "tp": tp,
-        "recompute": recompute,
-        **({"sequence": True} if cut == "sequence" else {"tensor_split": cut}),
-    }
+    parallel = {"tp": tp, "recompute": recompute, **cut_fields(cut)}
     return RunSpec.model_validate({"model": model.model_dump(), "parallel": parallel, "train": train})
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from parallel_core.outline.splits import Cut
+from parallel_core.outline.splits import IN_WORDS
 from parallel_core.profile.table import CostTable
 from parallel_core.spec import RunSpec
-
-_BY: dict[Cut, str] = {"pairs": "", "columns": " by columns", "sequence": " with sequence parallelism"}
 
 
 class CannotPredict(ValueError):
@@ -24,7 +22,7 @@ def require(spec: RunSpec, table: CostTable) -> None:
         if not fits:
             raise CannotPredict(f"the profile is of another {what}; profile this one.")
     split = spec.parallel
-    by = _BY[split.cut]
+    by = IN_WORDS[split.cut]
     known = {tp for tp, _, how in table.conditions if tp == 1 or how == split.cut}
     for width in split.tensor_ranks:
         if width not in known:

@@ -12,15 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_core.cli import main
+from parallel_core.outline.splits import Cut
 from parallel_core.plan.alpa.costs import Analytic, LayerCosts, Measured, Way
 from parallel_core.plan.alpa.inter import Mesh, Plan, Search, Stage
 from parallel_core.plan.alpa.intra import Chain, fastest, memory, solve, within
 from parallel_core.plan.alpa.plans import MIXED, UNEVEN, beside, summary
+from parallel_core.plan.units import unit_costs
+from parallel_core.profile.table import Layers
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import table
 
-STRATEGIES = st.sampled_from(("data", "column-row", "replicated"))
+STRATEGIES = st.sampled_from(("data", "column-row", "replicated", "columns", "sequence"))
 SMALL = {"layers": 2, "hidden": 64, "heads": 4, "seq": 32, "vocab": 4096}
 NUMBER = st.integers(0, 50)
 
@@ -30,7 +33,7 @@ def chains(draw: st.DrawFn) -> Chain:
     way = st.builds(Way, STRATEGIES, NUMBER, NUMBER, NUMBER, NUMBER)
     ways = draw(st.lists(st.lists(way, min_size=1, max_size=3), min_size=1, max_size=4))
     turns = draw(st.lists(NUMBER, min_size=len(ways) - 1, max_size=len(ways) - 1))
-    return Chain(ways, turns, draw(st.integers(1, 4)))
+    return Chain(ways, turns, draw(st.integers(1, 4)), (draw(NUMBER), draw(NUMBER)))
 
 
 @given(chains(), st.integers(1, 4), st.integers(20, 500))
@@ -127,7 +130,13 @@ def test_stages_on_other_meshes_are_runs() -> None:
     best, found = search.best(), [named for named in beside(search) if " then " in named.name]
     meshes = {named.name.removeprefix("Alpa, "): named for named in found}
     pairs = {"2 x 1 then 1 x 2", "1 x 2 then 2 x 1"}
-    assert len(meshes) == 8 and pairs <= set(meshes) and "1 x 1 then 1 x 2 then 1 x 1" in meshes
+    with_columns = {name for name in meshes if name.endswith(", by columns")}
+    assert (
+        with_columns
+        and len(set(meshes) - with_columns) == 8
+        and pairs <= set(meshes)
+        and "1 x 1 then 1 x 2 then 1 x 1" in meshes
+    )
     for named in found:
         assert named.spec is not None and named.plan is not None and best is not None
         assert named.plan.seconds >= best.seconds
@@ -137,6 +146,48 @@ def test_stages_on_other_meshes_are_runs() -> None:
         assert split.micro_batches == (4 if split.replicas is None else 8)
         assert predict_step(named.spec, table(ModelSpec.model_validate(SMALL), devices=4)).seconds > 0
     assert meshes["1 x 2 then 2 x 1"].plan == search.given(meshes["1 x 2 then 2 x 1"].plan.cuts, [(1, 2), (2, 1)])
+
+
+def test_a_layer_takes_each_way_that_the_engine_runs() -> None:
+    """At the memory of a run of such layers alone; by rows nothing is moved beside data."""
+    costs = LayerCosts(spec_of(), Analytic(1e9, 1e9, 1e9, 2), 4)
+    ways = costs.ways(1, 2)
+    assert ways is not None
+    assert [way.strategy for way in ways[1]] == ["column-row", "columns", "sequence", "data", "replicated"]
+    pairs, columns, rows, data, _ = ways[1]
+    assert rows.activations < pairs.activations < columns.activations
+    assert pairs.state < data.state and rows.spread and data.spread and not columns.spread
+    for strategy, fields in (("columns", {"tensor_split": "columns"}), ("sequence", {"sequence": True})):
+        alone = RunSpec.model_validate({"model": SMALL, "train": {"global_batch": 4}, "parallel": {"tp": 2, **fields}})
+        kept = [4 * (cost.boundary + cost.inner) for cost in unit_costs(alone)]
+        assert [way.activations for row in ways for way in row if way.strategy == strategy] == kept
+
+
+@pytest.mark.parametrize(("cut", "named"), [("columns", "by columns"), ("sequence", "with sequence parallelism")])
+def test_a_cut_is_offered_where_the_profile_measured_it(cut: Cut, named: str) -> None:
+    """Where it is the fastest it is Alpa's optimum, and that is a run which the simulator knows."""
+    plain = table(ModelSpec.model_validate(SMALL))
+    fast = [faster(row, cut) for row in plain.layers if row.tp == 2]
+    both = plain.model_copy(update={"layers": (*plain.layers, *fast)})
+    for costs, able in ((plain, False), (both, True)):
+        found = beside(Search(LayerCosts(spec_of(), Measured(costs), 4), Mesh(1, 2), 4))
+        assert (f"Alpa, 2 tensor ranks {named}" in {one.name for one in found}) == able
+    spec, plan = found[0].spec, found[0].plan
+    assert spec is not None and plan is not None and spec.parallel.cut == cut and spec.parallel.tp == 2
+    assert plan.seconds == pytest.approx(predict_step(spec, both).seconds, rel=0.15)
+
+
+def faster(row: Layers, cut: Cut) -> Layers:
+    """The same layers cut otherwise, in a quarter of the time."""
+    seconds = {part: tuple(t / 4 for t in each) for part, each in row.seconds.items()}
+    whole = {part: t / 4 for part, t in row.whole.items()}
+    return row.model_copy(update={"tensor_split": cut, "seconds": seconds, "whole": whole})
+
+
+def test_no_run_takes_rows_where_widths_differ() -> None:
+    search = search_of(Analytic(1e9, 1e9, 1e7, 4), Mesh(1, 4))
+    named = [one.name for one in beside(search) if one.plan and len({stage.tp for stage in one.plan.stages}) > 1]
+    assert named and not [name for name in named if "sequence" in name]
 
 
 def test_a_stage_says_its_ways() -> None:

@@ -2,8 +2,11 @@
 
 The ways are those that the engine knows. `data`: the samples over all devices. `column-row`: the samples over dp, each
 pair of matrices by columns and rows over tp (Shoeybi et al. 2019), and `vocab` the same of embedding and head.
-`replicated`: the samples over dp, and every device of tp computes the same. Between a layer whose samples lie over all
-devices and one whose samples lie over dp alone stands a gather over tp, forward or backward.
+`columns`: all matrices by columns, the outputs gathered (`tensor.columns`). `sequence`: column-row, and what that
+leaves whole by rows over tp (Korthikanti et al. 2022). `replicated`: the samples over dp, and every device of tp
+computes the same. Between a layer whose samples or rows lie over all devices and one whose samples lie over dp alone
+stands a gather over tp, forward or backward. A rank's rows are its samples where tp divides these, so between `data`
+and `sequence` nothing is moved.
 """
 
 from __future__ import annotations
@@ -17,13 +20,21 @@ from typing import Literal, Protocol
 from pydantic import ValidationError
 
 from parallel_core.outline import UnitCost, outline_of
+from parallel_core.outline.splits import Cut, cut_fields
+from parallel_core.plan.traffic import unit_talks
 from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.predict import CannotPredict
 from parallel_core.simulate.stage_costs import unit_times
 from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, RunSpec
 
-Strategy = Literal["data", "column-row", "vocab", "replicated"]
+Strategy = Literal["data", "column-row", "vocab", "columns", "sequence", "replicated"]
+CUTS: dict[Cut, tuple[Strategy, ...]] = {
+    "pairs": ("column-row", "vocab"),
+    "columns": ("columns",),
+    "sequence": ("sequence",),
+}
+"""The ways of all layers of a run that cuts them over a tensor group so."""
 _MOMENTS = 2
 
 
@@ -42,8 +53,8 @@ class Way:
 
     @property
     def spread(self) -> bool:
-        """Its samples lie over all devices of the mesh."""
-        return self.strategy == "data"
+        """Its samples, or rows, lie over all devices of the mesh."""
+        return self.strategy in ("data", "sequence")
 
 
 class Machine(Protocol):
@@ -97,10 +108,16 @@ class Analytic:
 
     def layers(self, spec: RunSpec) -> Sequence[float]:
         samples, tp = spec.micro_batch_size, spec.parallel.tp
-        edges = [*boundary_elements(spec)[1:], 0]
         each = [3 * flops * samples / tp / self.flops for flops in outline_of(spec.model).flops()]
-        sums = [2 * self.all_reduce(tp, size * spec.element_bytes) for size in edges]
-        return [compute + talk for compute, talk in zip(each, sums, strict=True)]
+        if tp == 1:
+            return each
+        position = samples * spec.model.seq * spec.element_bytes
+        talks = [
+            sum(self.all_reduce(tp, position * width) for widths in talk.sums for width in widths)
+            + sum(self.gather(tp, position * width) for widths in talk.moved for width in widths)
+            for talk in unit_talks(spec)
+        ]
+        return [compute + talk for compute, talk in zip(each, talks, strict=True)]
 
     def all_reduce(self, ranks: int, size: float) -> float:
         return 2 * self.gather(ranks, size)
@@ -123,10 +140,10 @@ class LayerCosts:
         self._edges = boundary_elements(self._alone(1, 1))
         self.ways = lru_cache(maxsize=None)(self._ways)
 
-    def _alone(self, samples: int, tp: int) -> RunSpec:
+    def _alone(self, samples: int, tp: int, cut: Cut = "pairs") -> RunSpec:
         """One mesh's part of a micro-batch as a run of its own. Raises ValidationError."""
         train = self.spec.train.model_dump() | {"global_batch": samples}
-        parallel = {"tp": tp, "recompute": self.spec.parallel.recompute}
+        parallel = {"tp": tp, "recompute": self.spec.parallel.recompute, **cut_fields(cut)}
         return RunSpec.model_validate({"model": self.spec.model.model_dump(), "parallel": parallel, "train": train})
 
     def _ways(self, dp: int, tp: int) -> list[list[Way]] | None:
@@ -138,15 +155,18 @@ class LayerCosts:
         if tp == 1:
             self._add(found, "data", samples, 1, dp)
             return found
-        with suppress(ValidationError, CannotPredict):  # the width does not divide the model, or was not profiled
-            self._add(found, "column-row", samples, tp, dp)
+        for cut in CUTS:
+            with suppress(ValidationError, CannotPredict):  # the width does not divide the model, or was not profiled
+                self._add(found, CUTS[cut][0], samples, tp, dp, cut)
         if samples % tp == 0:
             self._add(found, "data", samples // tp, 1, dp * tp)
         self._add(found, "replicated", samples, 1, dp)
         return found
 
-    def _add(self, found: list[list[Way]], strategy: Strategy, samples: int, tp: int, replicas: int) -> None:
-        spec = self._alone(samples, tp)
+    def _add(
+        self, found: list[list[Way]], strategy: Strategy, samples: int, tp: int, replicas: int, cut: Cut = "pairs"
+    ) -> None:
+        spec = self._alone(samples, tp, cut)
         last = len(self.units) - 1
         costs = zip(self.machine.layers(spec), unit_costs(spec), strict=True)
         for unit, (seconds, cost) in enumerate(costs):
@@ -172,6 +192,11 @@ class LayerCosts:
         """Seconds of the gather between layers `unit` - 1 and `unit` where one is spread and the other is not."""
         return self.machine.gather(tp, self.boundary(unit) / dp)
 
-    def message(self, unit: int, dp: int) -> float:
-        """Seconds of a micro-batch's input of layer `unit` from another mesh, and its gradient back."""
-        return 2 * self.machine.send(self.boundary(unit) / dp) if unit else 0.0
+    def message(self, unit: int, shares: int) -> float:
+        """Seconds of one of `shares` of a micro-batch's input of layer `unit` from another mesh, and back."""
+        return 2 * self.machine.send(self.boundary(unit) / shares) if unit else 0.0
+
+
+def uniform(way: Way, tp: int, cut: Cut) -> bool:
+    """Whether a run that cuts all its layers so has this way on a mesh of `tp` tensor ranks."""
+    return way.strategy in (CUTS[cut] if tp > 1 else ("data",))

@@ -18,7 +18,8 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.plan.alpa.costs import LayerCosts, Way
+from parallel_core.outline.splits import Cut
+from parallel_core.plan.alpa.costs import LayerCosts, Way, uniform
 from parallel_core.plan.alpa.intra import Chain, fastest, memory, within
 
 MOST_GROUPS = 24
@@ -96,22 +97,23 @@ class Search:
         self.chain = lru_cache(maxsize=None)(self._chain)
         self.stage = lru_cache(maxsize=None)(self._stage)
 
-    def _chain(self, first: int, stop: int, dp: int, tp: int, plain: bool) -> tuple[Chain, list[Way]] | None:
+    def _chain(self, first: int, stop: int, dp: int, tp: int, cut: Cut | None) -> tuple[Chain, list[Way]] | None:
         """The layers of a stage with their fastest ways; None where samples or matrices do not divide."""
         ways = self.costs.ways(dp, tp)
         if ways is None:
             return None
-        able = [[way for way in row if not plain or _plain(way, tp)] for row in ways[first:stop]]
+        able = [[way for way in row if cut is None or uniform(way, tp, cut)] for row in ways[first:stop]]
         if not all(able):
             return None
         turns = [self.costs.reshard(unit, dp, tp) for unit in range(first + 1, stop)]
-        chain = Chain(able, turns, self.micro_batches)
+        entry = (self.costs.message(first, dp), self.costs.message(first, dp * tp))
+        chain = Chain(able, turns, self.micro_batches, entry)
         return chain, fastest(chain)
 
-    def _stage(self, first: int, stop: int, dp: int, tp: int, behind: int, plain: bool = False) -> Stage | None:
-        """Layers first .. stop - 1 on dp x tp, with `behind` stages from it on; `plain`: as one run splits all its
-        layers. None where they do not fit, or the samples do not divide."""
-        made = self.chain(first, stop, dp, tp, plain)
+    def _stage(self, first: int, stop: int, dp: int, tp: int, behind: int, cut: Cut | None = None) -> Stage | None:
+        """Layers first .. stop - 1 on dp x tp, with `behind` stages from it on; `cut`: all its layers so, as a
+        run has them. None where they do not fit, or the samples do not divide."""
+        made = self.chain(first, stop, dp, tp, cut)
         if made is None:
             return None
         chain, chosen = made
@@ -121,33 +123,36 @@ class Search:
             if shorter is None:
                 return None
             chosen = shorter
-        seconds = chain.seconds(chosen) + self.costs.message(first, dp)
-        return Stage(first, stop, dp, tp, tuple(chosen), seconds, memory(chosen, in_flight))
+        return Stage(first, stop, dp, tp, tuple(chosen), chain.seconds(chosen), memory(chosen, in_flight))
 
     def best(self) -> Plan | None:
         """The fastest plan, whatever the shapes of its stages; None where nothing fits."""
         shapes = [(size, self.mesh.views(size)) for size in self.mesh.sizes()]
-        return self._best(shapes, plain=False)
+        return self._best(shapes, None)
 
     def even(self) -> Iterator[Plan]:
-        """The fastest plan of each (dp, tp) that all stages share, split as the engine splits a run."""
+        """The fastest plan of each (dp, tp) that all stages share, under each cut that a run may have."""
         total = self.mesh.devices
         for size in (size for size in range(1, total + 1) if total % size == 0):
             for view in self.mesh.views(size):
-                found = self._best([(size, [view])], plain=True)
-                if found is not None:
-                    yield found
+                for cut in _cuts([view]):
+                    found = self._best([(size, [view])], cut)
+                    if found is not None:
+                        yield found
 
     def uneven(self) -> Iterator[Plan]:
-        """The fastest plan of each few meshes in a row that are not all the same, split as the engine splits a run."""
+        """The same of each few meshes in a row that are not all the same."""
         edges = self.edges[1:-1]
         for shapes in self._rows_of_meshes(self.mesh.devices, MOST_MESHES):
             if len(set(shapes)) == 1 or len(shapes) > len(edges) + 1:
                 continue
-            made = (self.given(cuts, shapes) for cuts in combinations(edges, len(shapes) - 1))
-            best = min((plan for plan in made if plan is not None), key=lambda plan: plan.seconds, default=None)
-            if best is not None:
-                yield best
+            before = inf
+            for cut in _cuts(shapes):
+                made = (self.given(cuts, shapes, cut) for cuts in combinations(edges, len(shapes) - 1))
+                best = min((plan for plan in made if plan is not None), key=lambda plan: plan.seconds, default=None)
+                if best is not None and best.seconds != before:  # else all that is cut is an embedding: it is one plan
+                    yield best
+                before = best.seconds if best is not None else before
 
     def _rows_of_meshes(self, devices: int, most: int) -> Iterator[tuple[tuple[int, int], ...]]:
         """Every row of at most so many (dp, tp) that has so many devices in all."""
@@ -158,18 +163,18 @@ class Search:
                 for view in self.mesh.views(size):
                     yield (view, *rest)
 
-    def given(self, cuts: Sequence[int], shapes: Sequence[tuple[int, int]]) -> Plan | None:
-        """The plan of these cuts and (dp, tp), its layers split as in a run; None where it cannot be."""
+    def given(self, cuts: Sequence[int], shapes: Sequence[tuple[int, int]], cut: Cut = "pairs") -> Plan | None:
+        """The plan of these cuts and (dp, tp), its layers split as in a run by `cut`; None where it cannot be."""
         edges, found = (0, *cuts, len(self.costs.units)), []
         for i, ((first, stop), (dp, tp)) in enumerate(zip(pairwise(edges), shapes, strict=True)):
-            stage = self.stage(first, stop, dp, tp, len(shapes) - i, True)
+            stage = self.stage(first, stop, dp, tp, len(shapes) - i, cut)
             if stage is None:
                 return None
             found.append(stage)
         return Plan(tuple(found), self.micro_batches)
 
-    def _best(self, shapes: Sequence[Shape], plain: bool) -> Plan | None:
-        tables, sizes = self._tables(shapes, plain), [size for size, _ in shapes]
+    def _best(self, shapes: Sequence[Shape], cut: Cut | None) -> Plan | None:
+        tables, sizes = self._tables(shapes, cut), [size for size, _ in shapes]
         paces = np.unique(np.concatenate([table.seconds[np.isfinite(table.seconds)] for table in tables])).tolist()
         programme = _Programme(tables, sizes, self.mesh.devices)
         start = bisect_left(paces, True, key=lambda pace: programme.solve(pace) is not None)
@@ -178,37 +183,37 @@ class Search:
             if best is not None and self.micro_batches * pace >= best.seconds:
                 break
             if (found := programme.solve(pace)) is not None:
-                made = Plan(tuple(self._held(found, plain)), self.micro_batches)
+                made = Plan(tuple(self._held(found, cut)), self.micro_batches)
                 best = made if best is None or made.seconds < best.seconds else best
         return best
 
-    def _held(self, stages: Sequence[Stage], plain: bool) -> Iterator[Stage]:
+    def _held(self, stages: Sequence[Stage], cut: Cut | None) -> Iterator[Stage]:
         """The stages with what is in flight on each where so many are behind it."""
         for i, found in enumerate(stages):
-            stage = self.stage(found.first, found.stop, found.dp, found.tp, len(stages) - i, plain)
+            stage = self.stage(found.first, found.stop, found.dp, found.tp, len(stages) - i, cut)
             yield stage or found
 
-    def _tables(self, shapes: Sequence[Shape], plain: bool) -> list[_Table]:
+    def _tables(self, shapes: Sequence[Shape], cut: Cut | None) -> list[_Table]:
         """What stages there are, where 1, 2, ... stages are left; the same where as much is in flight."""
         most = min(len(self.edges) - 1, self.mesh.devices // min(size for size, _ in shapes))
         kinds = most if self.mesh.memory < inf else 1
-        made = [self._table(shapes, behind, plain) for behind in range(1, min(kinds, self.micro_batches) + 1)]
+        made = [self._table(shapes, behind, cut) for behind in range(1, min(kinds, self.micro_batches) + 1)]
         return [made[min(i, len(made) - 1)] for i in range(most)]
 
-    def _table(self, shapes: Sequence[Shape], behind: int, plain: bool) -> _Table:
+    def _table(self, shapes: Sequence[Shape], behind: int, cut: Cut | None) -> _Table:
         groups = len(self.edges) - 1
         table = _Table(np.full((len(shapes), groups, groups + 1), inf), {})
         for k, (_, views) in enumerate(shapes):
             for i, j in combinations(range(groups + 1), 2):
-                known = self._known(i, j, views, behind, plain)
+                known = self._known(i, j, views, behind, cut)
                 if known:
                     best = min(known, key=lambda stage: stage.seconds)
                     table.stages[k, i, j], table.seconds[k, i, j] = best, best.seconds
         return table
 
-    def _known(self, i: int, j: int, views: Sequence[tuple[int, int]], behind: int, plain: bool) -> list[Stage]:
+    def _known(self, i: int, j: int, views: Sequence[tuple[int, int]], behind: int, cut: Cut | None) -> list[Stage]:
         first, stop = self.edges[i], self.edges[j]
-        found = (self.stage(first, stop, dp, tp, behind, plain) for dp, tp in views)
+        found = (self.stage(first, stop, dp, tp, behind, cut) for dp, tp in views)
         return [stage for stage in found if stage is not None]
 
 
@@ -263,8 +268,12 @@ class _Programme:
         return found
 
 
-def _plain(way: Way, tp: int) -> bool:
-    return way.strategy in (("column-row", "vocab") if tp > 1 else ("data",))
+def _cuts(shapes: Sequence[tuple[int, int]]) -> tuple[Cut, ...]:
+    """That a run over these (dp, tp) may have; by rows it hands on parts that are as large on every stage."""
+    widths = {tp for _, tp in shapes}
+    if widths == {1}:
+        return ("pairs",)
+    return ("pairs", "columns", "sequence") if len(widths) == 1 else ("pairs", "columns")
 
 
 def _edges(units: int) -> list[int]:

@@ -24,9 +24,15 @@ class Chain:
     ways: Sequence[Sequence[Way]]
     reshard: Sequence[float]
     per_step: int
+    entry: tuple[float, float] = (0.0, 0.0)
+    """Seconds until the first layer has its input, whole or spread."""
 
     def cost(self, way: Way) -> float:
         return way.seconds + way.sync / self.per_step
+
+    def before(self, way: Way) -> float:
+        """Seconds before the first layer, where it takes this way."""
+        return self.entry[way.spread]
 
     def between(self, i: int, a: Way, b: Way) -> float:
         return self.reshard[i] if a.spread != b.spread else 0.0
@@ -34,7 +40,7 @@ class Chain:
     def seconds(self, chosen: Sequence[Way]) -> float:
         """Of a micro-batch under one way a layer."""
         turns = sum(self.between(i, a, b) for i, (a, b) in enumerate(pairwise(chosen)))
-        return sum(map(self.cost, chosen)) + turns
+        return self.before(chosen[0]) + sum(map(self.cost, chosen)) + turns
 
 
 def memory(chosen: Sequence[Way], in_flight: int) -> float:
@@ -44,7 +50,7 @@ def memory(chosen: Sequence[Way], in_flight: int) -> float:
 
 def fastest(chain: Chain) -> list[Way]:
     """The ways of the least time, whatever they keep: a walk along the chain."""
-    best: list[tuple[float, list[Way]]] = [(chain.cost(way), [way]) for way in chain.ways[0]]
+    best: list[tuple[float, list[Way]]] = [(chain.before(way) + chain.cost(way), [way]) for way in chain.ways[0]]
     for i, ways in enumerate(chain.ways[1:]):
         best = [
             min(
@@ -100,6 +106,7 @@ class _Programme:
     def costs(self) -> list[float]:
         chain = self._chain
         out = [chain.cost(way) for ways in chain.ways for way in ways]
+        out[: len(chain.ways[0])] = [chain.before(way) + chain.cost(way) for way in chain.ways[0]]
         for i, (here, there) in enumerate(pairwise(chain.ways)):
             out += [chain.between(i, a, b) for a, b in product(here, there)]
         return out

@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parallel_core.plan.alpa.costs import LayerCosts
+from parallel_core.outline.splits import IN_WORDS, Cut, cut_fields
+from parallel_core.plan.alpa.costs import CUTS, LayerCosts, uniform
 from parallel_core.plan.alpa.inter import Plan, Search, Stage
 from parallel_core.plan.layer_graph import GraphError, GraphLayer, LayerGraph
 from parallel_core.plan.pipedream import Level, partition
@@ -19,7 +20,10 @@ from parallel_core.spec import RunSpec
 
 UNEVEN = "It does not fit the memory, or its replicas do not divide the samples of a micro-batch."
 NOTHING = "Nothing fits this memory."
-MIXED = "Its layers are split in ways that one run cannot mix: a run takes data, or column-row and vocab."
+MIXED = (
+    "Its layers are split in ways that one run cannot mix: a run takes data, or all column-row and vocab, "
+    "or all columns, or all sequence."
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ def beside(search: Search) -> list[Named]:
     best = search.best()
     first = Named("Alpa's optimum", best, *_run(search, best)) if best else Named("Alpa's optimum", None, None, NOTHING)
     plain = sorted(chain(search.even(), search.uneven()), key=lambda plan: plan.seconds)
-    able = [Named(f"Alpa, {_shape(plan.stages)}", plan, *_run(search, plan)) for plan in plain]
+    able = [Named(f"Alpa, {_shape(plan)}", plan, *_run(search, plan)) for plan in plain]
     return [first, *able, *_others(search)]
 
 
@@ -60,27 +64,32 @@ def _span(units: Sequence[str]) -> str:
     return units[0] if len(units) == 1 else f"{units[0]} to {units[-1]}"
 
 
-def _shape(stages: Sequence[Stage]) -> str:
+def _shape(plan: Plan) -> str:
+    stages, by = plan.stages, IN_WORDS[_cut(plan) or "pairs"]
     if len({(stage.dp, stage.tp) for stage in stages}) > 1:
-        return " then ".join(f"{stage.dp} x {stage.tp}" for stage in stages)
+        return " then ".join(f"{stage.dp} x {stage.tp}" for stage in stages) + (by and f",{by}")
     dp, tp, pp = stages[0].dp, stages[0].tp, len(stages)
     parts = [f"{n} {what}" for n, what in ((dp, "replicas"), (tp, "tensor ranks"), (pp, "stages")) if n > 1]
-    return " x ".join(parts) or "one device"
+    return (" x ".join(parts) or "one device") + by
 
 
 def _run(search: Search, plan: Plan) -> tuple[RunSpec | None, str]:
     """(the plan as a run, '') or (None, why the engine has none)."""
-    spec = search.costs.spec
-    for stage in plan.stages:
-        plain = ("column-row", "vocab") if stage.tp > 1 else ("data",)
-        if any(way.strategy not in plain for way in stage.ways):
-            return None, MIXED
-    parallel = _split(plan, search.costs.samples) | {"recompute": spec.parallel.recompute}
+    spec, cut = search.costs.spec, _cut(plan)
+    if cut is None:
+        return None, MIXED
+    parallel = _split(plan, search.costs.samples) | cut_fields(cut) | {"recompute": spec.parallel.recompute}
     train = spec.train.model_dump() | {"global_batch": search.costs.samples * plan.micro_batches}
     try:
         return RunSpec.model_validate(spec.model_dump() | {"parallel": parallel, "train": train}), ""
     except ValidationError as error:
         return None, str(error.errors()[0]["msg"])
+
+
+def _cut(plan: Plan) -> Cut | None:
+    """How a run splits all layers as the plan does; None where none does."""
+    every = [(way, stage.tp) for stage in plan.stages for way in stage.ways]
+    return next((cut for cut in CUTS if all(uniform(way, tp, cut) for way, tp in every)), None)
 
 
 def _split(plan: Plan, samples: int) -> dict[str, Any]:
