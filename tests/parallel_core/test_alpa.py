@@ -18,7 +18,7 @@ from parallel_core.plan.alpa.inter import Mesh, Plan, Search, Stage
 from parallel_core.plan.alpa.intra import Chain, fastest, memory, solve, within
 from parallel_core.plan.alpa.plans import MIXED, UNEVEN, beside, summary
 from parallel_core.plan.units import unit_costs
-from parallel_core.profile.table import Layers
+from parallel_core.profile.table import CostTable, Layers
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import table
@@ -131,12 +131,9 @@ def test_stages_on_other_meshes_are_runs() -> None:
     meshes = {named.name.removeprefix("Alpa, "): named for named in found}
     pairs = {"2 x 1 then 1 x 2", "1 x 2 then 2 x 1"}
     with_columns = {name for name in meshes if name.endswith(", by columns")}
-    assert (
-        with_columns
-        and len(set(meshes) - with_columns) == 8
-        and pairs <= set(meshes)
-        and "1 x 1 then 1 x 2 then 1 x 1" in meshes
-    )
+    assert with_columns and len(set(meshes) - with_columns) == 8
+    assert pairs <= set(meshes) and "1 x 1 then 1 x 2 then 1 x 1" in meshes
+    costs = also("columns", devices=4)
     for named in found:
         assert named.spec is not None and named.plan is not None and best is not None
         assert named.plan.seconds >= best.seconds
@@ -144,7 +141,7 @@ def test_stages_on_other_meshes_are_runs() -> None:
         assert list(zip(split.copies, split.tensor_ranks, strict=True)) == [(s.dp, s.tp) for s in stages]
         assert (split.world, split.cuts, named.spec.train.global_batch) == (4, named.plan.cuts, 16)
         assert split.micro_batches == (4 if split.replicas is None else 8)
-        assert predict_step(named.spec, table(ModelSpec.model_validate(SMALL), devices=4)).seconds > 0
+        assert predict_step(named.spec, costs).seconds > 0
     assert meshes["1 x 2 then 2 x 1"].plan == search.given(meshes["1 x 2 then 2 x 1"].plan.cuts, [(1, 2), (2, 1)])
 
 
@@ -165,16 +162,23 @@ def test_a_layer_takes_each_way_that_the_engine_runs() -> None:
 
 @pytest.mark.parametrize(("cut", "named"), [("columns", "by columns"), ("sequence", "with sequence parallelism")])
 def test_a_cut_is_offered_where_the_profile_measured_it(cut: Cut, named: str) -> None:
-    """Where it is the fastest it is Alpa's optimum, and that is a run which the simulator knows."""
-    plain = table(ModelSpec.model_validate(SMALL))
-    fast = [faster(row, cut) for row in plain.layers if row.tp == 2]
-    both = plain.model_copy(update={"layers": (*plain.layers, *fast)})
+    """Where it is the fastest its layers are Alpa's optimum, and the best run, which the simulator knows."""
+    plain, both = table(ModelSpec.model_validate(SMALL)), also(cut)
     for costs, able in ((plain, False), (both, True)):
         found = beside(Search(LayerCosts(spec_of(), Measured(costs), 4), Mesh(1, 2), 4))
         assert (f"Alpa, 2 tensor ranks {named}" in {one.name for one in found}) == able
-    spec, plan = found[0].spec, found[0].plan
-    assert spec is not None and plan is not None and spec.parallel.cut == cut and spec.parallel.tp == 2
+    best = found[0].plan
+    assert best is not None and {way.strategy for way in best.stages[0].ways[1:]} == {cut}
+    spec, plan = next((one.spec, one.plan) for one in found if one.spec is not None)
+    assert plan is not None and spec.parallel.cut == cut and spec.parallel.tp == 2
     assert plan.seconds == pytest.approx(predict_step(spec, both).seconds, rel=0.15)
+
+
+def also(cut: Cut, **changes: int) -> CostTable:
+    """The made-up table, and in it layers that are cut so and faster."""
+    plain = table(ModelSpec.model_validate(SMALL), **changes)
+    fast = [faster(row, cut) for row in plain.layers if row.tp == 2]
+    return plain.model_copy(update={"layers": (*plain.layers, *fast)})
 
 
 def faster(row: Layers, cut: Cut) -> Layers:
