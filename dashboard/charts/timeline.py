@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -61,8 +61,9 @@ def lit_of(given: Mapping[str, str]) -> Lit | None:
 class Step:
     """The spans of one step by rank; with the `layout` of its ranks it is known who waited for whom."""
 
-    def __init__(self, spans: Spans, layout: Layout | None = None) -> None:
-        self.spans, self._layout = spans, layout
+    def __init__(self, spans: Spans, layout: Layout | None = None, hosts: Sequence[str] = ()) -> None:
+        """`hosts` = that of each rank, where there are several."""
+        self.spans, self._layout, self._hosts = spans, layout, hosts
         self.layout = layout or Layout.unknown(max(spans, default=0) + 1)
         """Without one given every rank stands for itself."""
         self.total = sum(map(len, spans.values()))
@@ -97,6 +98,7 @@ class Step:
             degrees = (layout.pp, layout.replicas[here.place], layout.widths[here.place])
             named = zip(("stage", "replica", "tensor"), degrees, here, strict=True)
             split = [f"{name} {i}" for name, n, i in named if n > 1]
+            split += [self._hosts[rank]] if self._hosts else []
             out[rank] = ", ".join(split)
         return {rank: text for rank, text in out.items() if text}
 

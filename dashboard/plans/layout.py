@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from dashboard.plans import planner_page
 from dashboard.plans.forms import PlannerForm, said
 from dashboard.plans.launch import run_of
+from dashboard.runs.layout_hosts import even
 from dashboard.runs.layout_picture import picture
 from parallel_core.rules import field_errors
 
@@ -32,7 +33,7 @@ def layout(request: HttpRequest) -> HttpResponse:
         return HttpResponse(f"The engine has no such run to draw: {why}", "text/plain", 422)
     asked = request.GET.get("rank", "")
     rank = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
-    found = picture(spec, rank, request.GET.get("split", ""))
+    found = picture(spec, rank, request.GET.get("split", ""), even(spec.parallel.world, form.setup[1].per_host))
     page = reverse("plans:page") + planner_page.address(form, plan=judged.plan.label())
     context = {
         "layout": found,

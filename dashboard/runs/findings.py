@@ -11,6 +11,7 @@ from django.core.cache import cache
 from dashboard.runs import selectors
 from dashboard.runs.models import Run
 from dashboard.runs.page_tiles import memory_limit
+from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose
 from parallel_core.analysis.diagnosis.place import Place, place
 from parallel_core.analysis.quantities import bytes_text, ns_text, significant
@@ -119,6 +120,7 @@ def case_of(run: Run, earlier: Run | None = None) -> Case:
         timed.median if timed else None,
         case_of(earlier) if earlier else None,
         lr=selectors.series(run, "lr").value,
+        hosts=hosts_of(selectors.attempt_of(run)),
     )
 
 

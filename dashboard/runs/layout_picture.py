@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboard.runs.layout_boxes import Box, box_of
+from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.layout_splits import Splits, resplit, splits_of
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text
 from parallel_core.layout import Layout
@@ -18,16 +19,20 @@ from parallel_core.spec import MAIN_BYTES, RunSpec
 
 DRAWN_PLACES, DRAWN_REPLICAS, DRAWN_TENSOR = 16, 8, 8
 
+ALONE = Hosts()
 GROUPS = {"tensor": "tensor group", "data": "replicas", "next": "next stage", "before": "stage before"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A rank in the mesh. `role`: '' or what it is to the chosen rank (a key of GROUPS, or 'chosen')."""
+    """A rank in the mesh. `role`: '' or what it is to the chosen rank (a key of GROUPS, or 'chosen'); `mark` and
+    `stripe` are those of its host, where there are several."""
 
     rank: int
     role: str
     title: str
+    mark: str = ""
+    stripe: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ class Said:
     wire: str
     share: float
     """Of the largest, in per cent: the length of its bar."""
+    between: bool = False
+    """It goes between hosts."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class Picture:
     world: int
     how: TensorSplit = "pairs"
     splits: Splits | None = None
+    hosts: Hosts = ALONE
 
     @property
     def query(self) -> str:
@@ -79,30 +87,31 @@ class Picture:
         return {key: name for key, name in GROUPS.items() if key in there}
 
 
-def picture(own: RunSpec, rank: int, how: str = "") -> Picture:
+def picture(own: RunSpec, rank: int, how: str = "", hosts: Hosts = ALONE) -> Picture:
     """`rank` beyond the run's last is taken as 0. `how` = the tensor split that is shown, where the run could have it;
-    else its own."""
+    else its own. `hosts` = where its ranks are."""
     layout = Layout.of(own)
     rank = rank if rank < layout.world else 0
     spec = resplit(own, how)
     layers, spoken = held(spec, rank), talks(spec, rank)
     place, replica, tensor = layout.coords(rank)
     return Picture(
-        sentence=_sentence(spec, rank, len(layers), spoken),
+        sentence=_sentence(spec, rank, len(layers), spoken, hosts),
         rank=rank,
         place=f"place {place} of the pipeline, replica {replica}, tensor rank {tensor}",
         heads=[_head(layout, p) for p in range(min(layout.pp, DRAWN_PLACES))],
-        rows=_mesh(layout, rank, spoken),
+        rows=_mesh(layout, rank, spoken, hosts),
         drawn=_drawn(layout),
         layers=_layers(layers),
-        said=_said(spoken),
+        said=_said(rank, spoken, hosts),
         world=layout.world,
         how=spec.parallel.tensor_split,
         splits=splits_of(own, rank, spec.parallel.tensor_split),
+        hosts=hosts,
     )
 
 
-def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[Talk]) -> str:
+def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[Talk], hosts: Hosts) -> str:
     layout = Layout.of(spec)
     mine = (
         by_stage(spec)[layout.coords(rank).place].grads // MAIN_BYTES[spec.train.precision]
@@ -114,7 +123,9 @@ def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[Talk]) -> str:
     if not total:
         return f"{text}; it talks to nobody."
     most = max(spoken, key=lambda talk: talk.wire)
-    return f"{text}; {bytes_text(total)} a step on the wire. Largest part, {bytes_text(most.wire)}: {most.what}."
+    apart = sum(talk.wire for talk in spoken if hosts.between(rank, talk))
+    wire = f"{bytes_text(total)} a step on the wire" + (f", {bytes_text(apart)} of it between hosts" if apart else "")
+    return f"{text}; {wire}. Largest part, {bytes_text(most.wire)}: {most.what}."
 
 
 def _head(layout: Layout, place: int) -> str:
@@ -122,14 +133,15 @@ def _head(layout: Layout, place: int) -> str:
     return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
 
 
-def _mesh(layout: Layout, chosen: int, spoken: list[Talk]) -> list[list[list[Cell]]]:
+def _mesh(layout: Layout, chosen: int, spoken: list[Talk], hosts: Hosts) -> list[list[list[Cell]]]:
     roles = {rank: talk.kind for talk in reversed(spoken) for rank in talk.ranks} | {chosen: "chosen"}
 
     def cell(place: int, replica: int, tensor: int) -> Cell:
         rank = layout.rank(place, replica, tensor)
         role = roles.get(rank, "")
         what = {"": "", "chosen": ", chosen"}.get(role, f", {GROUPS.get(role, '')}")
-        return Cell(rank, role, f"Rank {rank}: {_head(layout, place)}, replica {replica}, tensor {tensor}{what}")
+        where = f"{_head(layout, place)}, replica {replica}, tensor {tensor}{hosts.on(rank)}"
+        return Cell(rank, role, f"Rank {rank}: {where}{what}", hosts.mark(rank), hosts.stripe(rank))
 
     places = [*zip(layout.replicas, layout.widths, strict=True)][:DRAWN_PLACES]
     return [
@@ -164,7 +176,7 @@ def _names(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})"
 
 
-def _said(spoken: list[Talk]) -> list[Said]:
+def _said(rank: int, spoken: list[Talk], hosts: Hosts) -> list[Said]:
     most = max((talk.wire for talk in spoken), default=1)
     return [
         Said(
@@ -175,6 +187,7 @@ def _said(spoken: list[Talk]) -> list[Said]:
             bytes_text(talk.bytes),
             bytes_text(talk.wire),
             round(100 * talk.wire / most, 1),
+            hosts.between(rank, talk),
         )
         for talk in spoken
     ]

@@ -16,6 +16,7 @@ from dashboard.charts.timeline import Lit, Step, kept
 from dashboard.runs import selectors
 from dashboard.runs.metric_rows import Metric, metrics_of
 from dashboard.runs.models import ENDED, MemoryRecord, Run, State
+from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES, COMPONENT_NAMES
@@ -39,7 +40,7 @@ def timeline(run: Run, step: int | None = None, window: Window | None = None, li
     shown = selectors.newest_traced_step(run) if step is None else step
     if shown is None or not (found := _step(run, shown)).total:
         return None
-    made = found.chart(_finding(run, shown, found), f"measured{_which(step)}", window, lit)
+    made = found.chart(_finding(run, shown, found), f"measured{_which(step)}{_tied(run, shown)}", window, lit)
     if not found.long:
         return _with_memory(run, made)
     query = (f"?step={step}" if step is not None else "?") + (f"&lit={lit.query}" if lit else "")
@@ -51,7 +52,8 @@ def _step(run: Run, step: int) -> Step:
     """Its spans as far as they have come."""
 
     def read() -> Step:
-        return Step(selectors.spans(run, step), Layout.of(RunSpec.model_validate(run.spec)))
+        attempt = selectors.attempt_of(run)
+        return Step(selectors.spans(run, step), Layout.of(RunSpec.model_validate(run.spec)), hosts_of(attempt))
 
     return kept(("run", run.pk, run.queued_at, step, selectors.span_counts(run, step)), read)
 
@@ -70,6 +72,12 @@ def _with_memory(run: Run, made: Chart) -> Chart:
 
 def _which(step: int | None) -> str:
     return ", the newest traced step" if step is None else f", step {step}"
+
+
+def _tied(run: Run, step: int) -> str:
+    """How well the clocks of its hosts were compared, where there are several."""
+    within = selectors.clock_within(run, step)
+    return "" if within is None else f"; clocks of the hosts compared to within {ns_text(within)}"
 
 
 def _finding(run: Run, step: int, found: Step) -> str:

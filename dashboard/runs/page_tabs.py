@@ -20,8 +20,10 @@ from dashboard.runs import (
     profiles,
     selectors,
 )
+from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.models import Run, State
 from dashboard.runs.page_tiles import memory_limit
+from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
 from parallel_core.faults import spelt
 from parallel_core.spec import RunSpec, TraceSpec
@@ -82,7 +84,7 @@ def _layout(run: Run, rank: int, how: str) -> dict[str, Any]:
         spec = RunSpec.model_validate(run.spec)
     except ValidationError:
         return {"layout": None}
-    found = layout_picture.picture(spec, rank, how)
+    found = layout_picture.picture(spec, rank, how, Hosts(hosts_of(selectors.attempt_of(run))))
     return {
         "layout": found,
         "ranks_at": ("?tab=layout&rank=", f"{found.query}#details"),
@@ -112,11 +114,12 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
     if attempt is None:
         return []
     infos = selectors.ranks(run)
-    exits = attempt.report.get("exits") or {}
+    exits, where = attempt.report.get("exits") or {}, hosts_of(attempt)
     return [
         {
             "rank": rank,
             "hello": infos[rank].hello if rank in infos else {},
+            "host": where[rank] if where else "",
             "phase": infos[rank].phase if rank in infos else "",
             "progress": attempt.progress.get(str(rank)) or {},
             "exit": _exit(exits.get(str(rank))),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.layout_picture import Picture, picture
 from dashboard.runs.submission import WORDS, Assessment, shape_of
-from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, listed_text, percent_text, seconds_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import outline_of
@@ -74,7 +75,7 @@ class Panel:
             step=_step(found),
             record=found.record if found.predicted.seconds else "",
             limit=bytes_text(found.limit) if found.limit else "",
-            layout=picture(found.spec, 0) if found.spec.parallel.world > 1 else None,
+            layout=picture(found.spec, 0, hosts=Hosts(found.hosts)) if found.spec.parallel.world > 1 else None,
         )
 
 
@@ -93,7 +94,7 @@ def _devices(found: Assessment) -> str:
     if not found.capacity.total:
         return f"{asked}; no worker has reported any yet, so the run would wait."
     largest = found.capacity.largest
-    spread = ", so its ranks would be on several hosts" if largest < world <= found.capacity.total else ""
+    spread = f"; its ranks would be on {listed_text(list(dict.fromkeys(found.hosts)))}" if found.hosts else ""
     return f"{asked}; the fleet has {found.capacity.total}, at most {largest} on one host{spread}."
 
 

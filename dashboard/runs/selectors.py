@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from django.db.models import F, Q, QuerySet, Subquery, TextField
+from django.db.models import F, Max, Q, QuerySet, Subquery, TextField
 from django.db.models.functions import Cast
 
 from dashboard.numbers import number
@@ -192,6 +192,12 @@ def span_counts(run: Run, step: int) -> tuple[int, int]:
     """(kept, recorded) spans of a step over all ranks: charts that show a part say "N of M"."""
     counts = _traced(run).filter(step=step).values_list("count", "total")
     return sum(count for count, _ in counts), sum(total for _, total in counts)
+
+
+def clock_within(run: Run, step: int) -> int | None:
+    """ns by which the times of ranks on other hosts may be off those of rank 0, at most; None on one host."""
+    found: int | None = _traced(run).filter(step=step).aggregate(most=Max("clock_within"))["most"]
+    return found
 
 
 def memory(run: Run) -> dict[int, MemoryRecord]:

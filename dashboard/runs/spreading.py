@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dashboard.fleet.selectors import reporting
-from dashboard.runs.models import Run
+from dashboard.control.placement import Request, spread
+from dashboard.fleet.selectors import hosts, reporting
+from dashboard.runs.models import Attempt, Run
 from parallel_core.analysis.quantities import plural_text
 
 MOST_HOSTS = 64
@@ -35,23 +36,41 @@ def checkpoints_shared() -> bool:
     return bool(shared) and all(shared)
 
 
-def hosts_error(hosts: int, devices: int, kind: str, word: str, alone: str) -> str:
+def hosts_error(over: int, devices: int, kind: str, word: str, alone: str) -> str:
     """What speaks against spreading `devices` ranks evenly over `hosts` hosts; '' where nothing does."""
-    if hosts < 2:
+    if over < 2:
         return ""
     if alone:
         return f"All ranks must be on one host, because {alone}."
-    if devices % hosts:
+    if devices % over:
         fitting = [str(n) for n in range(2, min(devices, MOST_HOSTS) + 1) if devices % n == 0]
         choose = f"choose {' or '.join(fitting)}, or as few as it takes" if fitting else "choose as few as it takes"
-        return f"{devices} {word}s cannot be spread evenly over {hosts} hosts; {choose}."
+        return f"{devices} {word}s cannot be spread evenly over {over} hosts; {choose}."
     counts = sorted(_count(devices_of, kind) for devices_of in reporting().values_list("devices", flat=True))
-    enough = sum(count >= devices // hosts for count in counts)
-    if counts and enough < hosts:
-        each = plural_text(devices // hosts, word)
-        return f"{hosts} hosts with {each} each are needed; the fleet has {enough}."
+    enough = sum(count >= devices // over for count in counts)
+    if counts and enough < over:
+        each = plural_text(devices // over, word)
+        return f"{over} hosts with {each} each are needed; the fleet has {enough}."
     return ""
+
+
+def expected(devices: int, kind: str, over_hosts: int, unit: int) -> list[str]:
+    """The worker of each rank, as an idle fleet would place them; [] on one host, or where the fleet has too few."""
+    usable = [host for host in hosts() if host.open]
+    if over_hosts < 2 and any(host.count(kind) >= devices for host in usable):
+        return []
+    request = Request(0, devices, kind, hosts=over_hosts, unit=unit)
+    counts = spread(request, usable, lambda host: host.count(kind))
+    return [name for name, count in counts.items() for _ in range(count)]
 
 
 def _count(devices: list[dict[str, Any]], kind: str) -> int:
     return sum(device["kind"] == kind for device in devices)
+
+
+def hosts_of(attempt: Attempt | None) -> list[str]:
+    """The worker of each rank, in rank order; [] where all ranks are on one."""
+    if attempt is None or len(attempt.devices) < 2:
+        return []
+    nodes = sorted(attempt.devices, key=lambda node: node["first_rank"])
+    return [str(node["worker"]) for node in nodes for _ in node["devices"]]

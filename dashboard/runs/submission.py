@@ -16,7 +16,7 @@ from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
 from dashboard.runs.models import Corpus, Run
-from dashboard.runs.spreading import alone_because, hosts_error
+from dashboard.runs.spreading import alone_because, expected, hosts_error
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, by_stage, verdict
 from parallel_core.plan.strategy import label
@@ -60,6 +60,8 @@ class Assessment:
     predicted: Predicted = field(default_factory=Predicted)
     record: str = ""
     """How true the yard's predictions of step times were so far."""
+    hosts: list[str] = field(default_factory=list)
+    """The worker of each rank, where they would be on several."""
 
     @property
     def label(self) -> str:
@@ -97,7 +99,8 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
     limit = min((b for b in (offered.memory, parsed.trace.memory_cap) if b), default=0)
     wrong = found.sentence if found.fits is False else ""
     said, record = ledger.predicted(parsed), ledger.time_record().sentence()
-    return Assessment(parsed, errors, offered, by_stage(parsed), found, limit, wrong, said, record)
+    where = expected(parsed.parallel.world, offered.kind, over_hosts, parsed.parallel.tp) if not alone else []
+    return Assessment(parsed, errors, offered, by_stage(parsed), found, limit, wrong, said, record, where)
 
 
 def submit(

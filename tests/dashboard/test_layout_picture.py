@@ -10,7 +10,9 @@ from django.test import Client
 from django.urls import reverse
 from hypothesis import given
 
+from dashboard.runs.layout_hosts import Hosts, even
 from dashboard.runs.layout_picture import picture
+from dashboard.runs.models import SpanChunk
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -154,3 +156,40 @@ def test_places_have_as_many_cells_as_tensor_ranks() -> None:
         ("sends activations of stage 1's input", "2, 3"),
         ("receives gradients of stage 1's input", "2"),
     }
+
+
+def test_hosts_are_marked_and_what_goes_between_them_is_said() -> None:
+    run = spec(dp=2, tp=2)
+    apart = picture(run, 0, hosts=Hosts(["a", "a", "b", "b"]))
+    assert [cell.mark for row in apart.rows for cells in row for cell in cells] == ["A", "A", "B", "B"]
+    assert "on b" in apart.rows[1][0][0].title
+    assert {said.group: said.between for said in apart.said} == {"tensor group": False, "replicas": True}
+    assert "of it between hosts" in apart.sentence
+    assert [(host.mark, host.name, host.ranks) for host in apart.hosts.key()] == [
+        ("A", "a", "ranks 0 to 1"),
+        ("B", "b", "ranks 2 to 3"),
+    ]
+    together = picture(run, 0, hosts=Hosts(["a"] * 4))
+    assert together.sentence == picture(run, 0).sentence
+    assert not together.hosts.several and not any(said.between for said in together.said)
+
+
+def test_a_plan_fills_its_hosts_in_order() -> None:
+    hosts = even(64, 2)
+    assert (hosts.mark(0), hosts.mark(2), hosts.mark(52), hosts.mark(63)) == ("A", "B", "AA", "AF")
+    assert (len(hosts.key()), hosts.more) == (8, 24)
+    assert not even(8, 8).several
+
+
+def test_on_the_page_of_a_run_over_two_workers_its_ranks_are_where_they_were(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, {"tp": 2})
+    nodes = [{"worker": name, "devices": [0], "first_rank": rank, "address": ""} for rank, name in enumerate("ab")]
+    run.attempts.update(devices=[{**node, "worker": f"box-{node['worker']}"} for node in nodes])
+    SpanChunk.objects.filter(attempt__run=run, rank=1).update(clock_within=37_000)
+    client.force_login(alice)
+    drawn = client.get(f"/runs/{run.pk}/?tab=layout").content.decode()
+    assert "B box-b: rank 1" in drawn and "between hosts" in drawn
+    assert "box-b" in client.get(f"/runs/{run.pk}/?tab=ranks").content.decode()
+    page = client.get(f"/runs/{run.pk}/").content.decode()
+    assert "tensor 1, box-b" in page
+    assert "clocks of the hosts compared to within 37" in page

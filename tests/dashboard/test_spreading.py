@@ -66,7 +66,7 @@ def test_the_form_spreads_a_run(member: Client, two_hosts: None) -> None:
     assert "evenly over 3 hosts" in str(refused.context["form"].errors["hosts"])
     assert refused.context["form"]["hosts"].value() == "3"
     said = member.post("/runs/new/check", filled(parallel__dp="4")).content.decode()
-    assert "at most 2 on one host, so its ranks would be on several hosts." in said
+    assert "at most 2 on one host; its ranks would be on yard-a and yard-b." in said
 
 
 def test_a_clone_is_spread_as_its_run_was(member: Client, two_hosts: None, alice: Any) -> None:

@@ -260,3 +260,25 @@ def test_the_straggler_is_named() -> None:
     assert first.rank == 1
     assert first.title.startswith("2.00x as long as the others")
     assert first.effect_ns == pytest.approx(96_000 * US, rel=0.05)
+
+
+def test_a_tensor_group_over_two_hosts_is_named_with_them() -> None:
+    made = spec(tp=2)
+    busy = healthy(made, traced=with_children(made, Kind.TP_COLLECTIVE, 0.6))
+    (beside,) = [found for found in diagnose(busy) if found.rule == "tensor_too_fine"]
+    (apart,) = [found for found in diagnose(replace(busy, hosts=["a", "b"])) if found.rule == "tensor_too_fine"]
+    assert "between hosts" in apart.title and "a and b" in apart.evidence
+    assert "between hosts" not in beside.title
+    assert apart.effect_ns == beside.effect_ns
+
+
+def test_a_slow_link_between_hosts_says_between_which() -> None:
+    made = spec(pp=2, micro_batches=8)
+    slow = healthy(made, traced=[step(made, costs(made, message=2_000)) for _ in range(3)])
+    said = {
+        hosts: next(found.evidence for found in diagnose(replace(slow, hosts=hosts)) if found.rule == "slow_link")
+        for hosts in ((), ("a", "a"), ("a", "b"))
+    }
+    assert said["a", "b"].startswith(said[()].removesuffix("."))
+    assert said["a", "b"].endswith(("between a and b.", "between b and a."))
+    assert said["a", "a"] == said[()]

@@ -68,10 +68,17 @@ class Case:
     earlier: Case | None = None
     lr: Floats = field(default_factory=lambda: NO_POINTS)
     """The rate of each update, as it was taken."""
+    hosts: Sequence[str] = ()
+    """The host of each rank, where they are on several."""
 
     @cached_property
     def layout(self) -> Layout:
         return Layout.of(self.spec)
+
+    def apart(self, *ranks: int) -> list[str]:
+        """The hosts of these ranks, where they are on several; else []."""
+        found = list(dict.fromkeys(self.hosts[rank] for rank in ranks)) if self.hosts else []
+        return found if len(found) > 1 else []
 
     @cached_property
     def accounts(self) -> list[dict[int, Account]]:

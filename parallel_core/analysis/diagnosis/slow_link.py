@@ -10,7 +10,7 @@ import numpy as np
 
 from parallel_core.analysis import waits
 from parallel_core.analysis.diagnosis.case import Case, Finding
-from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
+from parallel_core.analysis.quantities import bytes_text, listed_text, ns_text, percent_text
 from parallel_core.schedule.ir import RECVS
 from parallel_core.simulate.replay import FREE, Change
 
@@ -25,6 +25,8 @@ def check(case: Case) -> Finding | None:
         return None
     sender, receiver, took, size = _slowest(case)
     speed = f", {bytes_text(size / took * 1e9)}/s" if took else ""
+    hosts = case.apart(sender, receiver)
+    speed += f", between {listed_text(hosts)}" if hosts else ""
     return Finding(
         "slow_link",
         f"{ns_text(saved)} of a step, {percent_text(saved / case.typical.step)}, is waiting for messages.",

@@ -7,7 +7,7 @@ other half of the layers' compute is all that can be gained, so that from about 
 from __future__ import annotations
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
-from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.quantities import listed_text, ns_text, percent_text
 from parallel_core.schedule.ir import Kind
 
 MOST = 0.35
@@ -17,13 +17,24 @@ def check(case: Case) -> Finding | None:
     tp = case.spec.parallel.tp
     if tp == 1 or not case.traced:
         return None
-    took = max(min(case.spent(rank, Kind.TP_COLLECTIVE) for rank in group) for group in case.layout.tensor_groups())
+    groups = case.layout.tensor_groups()
+    took, group = max((min(case.spent(rank, Kind.TP_COLLECTIVE) for rank in group), group) for group in groups)
     if took < MOST * case.step_ns:
         return None
+    share, of_step = percent_text(took / case.step_ns), f"{ns_text(took)} of {ns_text(case.step_ns)}"
+    if hosts := case.apart(*group):
+        return Finding(
+            "tensor_too_fine",
+            f"{share} of the step is tensor-parallel communication between hosts.",
+            f"{of_step}; the tensor group of rank {group[0]} is on {listed_text(hosts)}.",
+            "Keep each tensor group on one host: every layer waits for it. Between hosts split by data or layers.",
+            effect_ns=took,
+            tab="layout",
+        )
     return Finding(
         "tensor_too_fine",
-        f"{percent_text(took / case.step_ns)} of the step is tensor-parallel communication.",
-        f"{ns_text(took)} of {ns_text(case.step_ns)} on {tp} ranks with hidden size {case.spec.model.hidden}.",
+        f"{share} of the step is tensor-parallel communication.",
+        f"{of_step} on {tp} ranks with hidden size {case.spec.model.hidden}.",
         "Keep tensor groups on the fastest link, lower parallel.tp, or split by data or layers instead.",
         effect_ns=took,
         tab="whatif",
