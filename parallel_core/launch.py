@@ -39,6 +39,8 @@ stopped by SIGTERM, with everything up to a whole step saved."""
 
 STOP_GRACE_S = 2.0
 _ENV = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "SYSTEMROOT", "GLIBC_TUNABLES"})
+_OWN = "TRAINYARD_SHARED_MEMORY"
+"""`engine.host_memory.SWITCH`: of our own variables, which name secrets and addresses, the one that ranks may see."""
 _ENV_PREFIXES = ("LC_", "PYTHON", "LD_", "DYLD_", "CUDA", "NVIDIA", "NCCL_", "GLOO_", "TORCH", "OMP_", "COVERAGE")
 
 _ALLOCATOR = "glibc.malloc.trim_threshold=1099511627776:glibc.malloc.mmap_max=0:glibc.malloc.hugetlb=1"
@@ -216,7 +218,7 @@ class ForkServer:
 
 def environment() -> dict[str, str]:
     """What the server and the ranks may see of our environment: no address, password or token of the yard."""
-    kept = {k: v for k, v in os.environ.items() if k in _ENV or k.startswith(_ENV_PREFIXES)}
+    kept = {k: v for k, v in os.environ.items() if k in _ENV or k == _OWN or k.startswith(_ENV_PREFIXES)}
     root = str(Path(__file__).resolve().parent.parent)
     paths = [root, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

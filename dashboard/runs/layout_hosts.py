@@ -80,4 +80,6 @@ def _ranks(ranks: Sequence[int]) -> str:
     together = list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
+    if len(ranks) == 2:
+        return f"ranks {ranks[0]} and {ranks[1]}"
     return f"ranks {ranks[0]} to {ranks[-1]}" if together else f"{len(ranks)} ranks"

@@ -116,7 +116,8 @@ def _step(found: Assessment) -> str:
     said = found.predicted
     if said.seconds is None or said.profile is None:
         return f"not predicted: {said.why_not}" if said.why_not else ""
-    return f"{seconds_text(said.seconds)} predicted, simulated from the profile of {said.profile.worker.name}"
+    text = f"{seconds_text(said.seconds)} predicted, simulated from the profile of {said.profile.worker.name}"
+    return f"{text}, as on one host: links between hosts are not profiled" if found.hosts else text
 
 
 def row_of(spec: RunSpec, stage: RankMemory, full: int, limit: int, names: Mapping[str, str] = CATEGORY_NAMES) -> Row:

@@ -166,8 +166,8 @@ def test_hosts_are_marked_and_what_goes_between_them_is_said() -> None:
     assert {said.group: said.between for said in apart.said} == {"tensor group": False, "replicas": True}
     assert "of it between hosts" in apart.sentence
     assert [(host.mark, host.name, host.ranks) for host in apart.hosts.key()] == [
-        ("A", "a", "ranks 0 to 1"),
-        ("B", "b", "ranks 2 to 3"),
+        ("A", "a", "ranks 0 and 1"),
+        ("B", "b", "ranks 2 and 3"),
     ]
     together = picture(run, 0, hosts=Hosts(["a"] * 4))
     assert together.sentence == picture(run, 0).sentence

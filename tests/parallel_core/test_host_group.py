@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from parallel_core import launch
 from parallel_core.engine import host_memory
 from parallel_core.engine.collectives import all_gather, all_reduce, irecv, isend, reduce_scatter
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
@@ -191,3 +192,11 @@ def test_totals_of_ranks_that_are_steps_apart(switch: str, tmp_path: Path, monke
     for kind, rows in run(stream, _steps_apart, tmp_path):
         assert rows == [[10.0 * step, 10.0 * step + 1] for step in range(5)]
         assert (kind == HostTable.__name__) is (switch == "1" and platform.machine() == "x86_64")
+
+
+def test_the_switch_reaches_the_ranks_of_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(host_memory.SWITCH, "0")
+    monkeypatch.setenv("TRAINYARD_TOKEN", "secret")
+    given = launch.environment()
+    assert given[host_memory.SWITCH] == "0"
+    assert "TRAINYARD_TOKEN" not in given
