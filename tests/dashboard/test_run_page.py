@@ -1,9 +1,7 @@
-"""The run page in every state, its fragments and its data."""
+"""The run page in every state, its fragments and its log."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from typing import Any
 
@@ -28,12 +26,6 @@ def broker(redis_url: str) -> None:
     """Announcements have somewhere to go."""
 
 
-@pytest.fixture
-def reader(client: Client, bob: Any) -> Client:
-    client.force_login(bob)
-    return client
-
-
 def html(client: Client, run: Run, query: str = "") -> str:
     answer = client.get(reverse("runs:page", args=[run.pk]) + query)
     assert answer.status_code == 200
@@ -48,12 +40,6 @@ def failed(owner: Any, cause: str = "out_of_memory", detail: str = "Rank 1 ran o
     LogChunk.objects.create(attempt=attempt, rank=1, start=0, end=len(text), data=text)
     Attempt.objects.filter(pk=attempt.pk).update(report={"rank": 1, "traceback": f"Boom {EVIL}", "exits": {"1": 1}})
     factory.end(run, State.FAILED, detail, cause)
-    return run
-
-
-def cancelled(owner: Any) -> Run:
-    run = factory.queued(owner)
-    factory.end(run, State.CANCELLED)
     return run
 
 
@@ -223,17 +209,6 @@ def test_fragments(reader: Client, alice: Any) -> None:
     assert reader.get(reverse("runs:page", args=[999])).status_code == 404
 
 
-def test_points_since_a_step_leave_no_gap(reader: Client, alice: Any) -> None:
-    run = factory.queued(alice)
-    factory.feed_steps(factory.start(run), 12)
-    url = reverse("runs:data", args=[run.pk, "points"])
-    first = reader.get(url, {"since": 4}).json()["series"]["loss"]
-    assert first["step"] == list(range(5, 12))
-    assert len(first["value"]) == len(first["time"]) == 7
-    assert reader.get(url, {"since": 11}).json()["series"] == {}
-    assert reader.get(url, {"since": "x"}).json()["series"]["loss"]["step"][0] == 0
-
-
 def test_log_is_read_on_from_where_it_was(reader: Client, alice: Any) -> None:
     run = failed(alice)
     url = reverse("runs:data", args=[run.pk, "log"])
@@ -242,42 +217,6 @@ def test_log_is_read_on_from_where_it_was(reader: Client, alice: Any) -> None:
     assert part["end"] == part["total"]
     assert reader.get(url, {"rank": 1, "start": part["end"]}).json()["text"] == ""
     assert reader.get(url, {"rank": 7}).json()["total"] == 0
-
-
-def test_gantt_has_the_memory_curve_on_its_axis(reader: Client, alice: Any) -> None:
-    run = factory.finished(alice, PIPELINE)
-    chart = reader.get(reverse("runs:data", args=[run.pk, "gantt"])).json()
-    areas = [trace for trace in chart["figure"]["data"] if trace.get("yaxis") == "y2"]
-    bars = [trace for trace in chart["figure"]["data"] if trace["type"] == "bar"]
-    assert len(areas) == 5
-    last = max(base + x for trace in bars for base, x in zip(trace["base"], trace["x"], strict=True))
-    assert areas[0]["x"][-1] == pytest.approx(last, rel=1e-3)
-    assert chart["source"].startswith("measured")
-
-
-def test_export_holds_every_point(reader: Client, alice: Any) -> None:
-    run = factory.finished(alice, {"dp": 2})
-    answer = reader.get(reverse("runs:fragment", args=[run.pk, "series-csv"]))
-    rows = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
-    assert len([row for row in rows if row["series"] == "loss"]) == 43
-    assert {row["rank"] for row in rows} == {"0", "1"}
-    both = reader.get(reverse("runs:data", args=[run.pk, "series"])).json()
-    assert sum(len(series["step"]) for series in both["series"].values()) == len(rows)
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    (
-        (factory.queued, "in step 10. The run is queued"),
-        (lambda user: factory.start(factory.queued(user)).run, "in step 10. Its ranks are starting."),
-        (lambda user: factory.queued(user, train={"steps": 4}), "in step 3. The run is queued"),
-        (cancelled, "ended before a traced step was complete"),
-    ),
-)
-def test_an_empty_gantt_says_what_will_be_there_and_when(reader: Client, alice: Any, make: Any, said: str) -> None:
-    chart = reader.get(reverse("runs:data", args=[make(alice).pk, "gantt"])).json()
-    assert not chart["figure"]["data"]
-    assert said in chart["figure"]["layout"]["meta"]["empty"]
 
 
 def test_the_memory_tile_outlines_the_prediction(reader: Client, alice: Any) -> None:

@@ -1,0 +1,70 @@
+"""What the run page fetches once it stands: points, the Gantt and its words, the export."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from dashboard.runs.models import Run, State
+from tests.dashboard import factory
+
+pytestmark = pytest.mark.usefixtures("redis_url")  # announcements have somewhere to go
+PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
+
+
+def cancelled(owner: Any) -> Run:
+    run = factory.queued(owner)
+    factory.end(run, State.CANCELLED)
+    return run
+
+
+def test_points_since_a_step_leave_no_gap(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.feed_steps(factory.start(run), 12)
+    url = reverse("runs:data", args=[run.pk, "points"])
+    first = reader.get(url, {"since": 4}).json()["series"]["loss"]
+    assert first["step"] == list(range(5, 12))
+    assert len(first["value"]) == len(first["time"]) == 7
+    assert reader.get(url, {"since": 11}).json()["series"] == {}
+    assert reader.get(url, {"since": "x"}).json()["series"]["loss"]["step"][0] == 0
+
+
+def test_gantt_has_the_memory_curve_on_its_axis(reader: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    chart = reader.get(reverse("runs:data", args=[run.pk, "gantt"])).json()
+    areas = [trace for trace in chart["figure"]["data"] if trace.get("yaxis") == "y2"]
+    bars = [trace for trace in chart["figure"]["data"] if trace["type"] == "bar"]
+    assert len(areas) == 5
+    last = max(base + x for trace in bars for base, x in zip(trace["base"], trace["x"], strict=True))
+    assert areas[0]["x"][-1] == pytest.approx(last, rel=1e-3)
+    assert chart["source"].startswith("measured")
+
+
+def test_export_holds_every_point(reader: Client, alice: Any) -> None:
+    run = factory.finished(alice, {"dp": 2})
+    answer = reader.get(reverse("runs:fragment", args=[run.pk, "series-csv"]))
+    rows = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
+    assert len([row for row in rows if row["series"] == "loss"]) == 43
+    assert {row["rank"] for row in rows} == {"0", "1"}
+    both = reader.get(reverse("runs:data", args=[run.pk, "series"])).json()
+    assert sum(len(series["step"]) for series in both["series"].values()) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    (
+        (factory.queued, "in step 10. The run is queued"),
+        (lambda user: factory.start(factory.queued(user)).run, "in step 10. Its ranks are starting."),
+        (lambda user: factory.queued(user, train={"steps": 4}), "in step 3. The run is queued"),
+        (cancelled, "ended before a traced step was complete"),
+    ),
+)
+def test_an_empty_gantt_says_what_will_be_there_and_when(reader: Client, alice: Any, make: Any, said: str) -> None:
+    chart = reader.get(reverse("runs:data", args=[make(alice).pk, "gantt"])).json()
+    assert not chart["figure"]["data"]
+    assert said in chart["figure"]["layout"]["meta"]["empty"]
