@@ -1,7 +1,7 @@
 """`./run test`: ruff, mypy, then pytest. `--full` adds the long suite; other arguments go to pytest.
 
-Whole yards (browser, kill and PostgreSQL tests), which wait more than they compute, go on beside everything else; what
-measures comes last and alone.
+Two parts go on at a time, and the first to end takes the next: whole yards (browser, kill and PostgreSQL tests), which
+wait more than they compute, begin beside the rest. What measures comes last and alone.
 """
 
 from __future__ import annotations
@@ -11,24 +11,27 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 YARDS = "(browser or faults or postgres)"
+ENGINE, PAGES = "tests/parallel_core", "tests/dashboard"
 SLOWEST = "--durations=15"
+AT_A_TIME = 2
+LOOK_S = 0.2
 
 Step = tuple[str, Sequence[str]]
 """What it is called, and its command line."""
 
 
-def step(title: str, command: Sequence[str], out: IO[bytes] | None = None) -> int:
-    """Runs it in the repository; its words go to `out`, or straight to the terminal."""
+def step(title: str, command: Sequence[str]) -> int:
+    """Runs it in the repository, its words under its title."""
     print(f"== {title}", flush=True)
-    return subprocess.run(command, cwd=ROOT, check=False, stdout=out, stderr=out and subprocess.STDOUT).returncode
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 def bring_chromium() -> None:
@@ -52,17 +55,44 @@ def lint() -> list[Step]:
     ]
 
 
-def beside(apart: Step, here: Sequence[Step]) -> int:
-    """`apart` beside the others, its words behind theirs."""
-    with ThreadPoolExecutor(1) as pool, tempfile.TemporaryFile() as words:
-        other = pool.submit(step, *apart, words)
-        failed = sum(step(*each) != 0 for each in here)
-        failed += other.result() != 0
-        words.seek(0)
-        print(f"== {apart[0]}, from its begin", flush=True)
-        shutil.copyfileobj(words, sys.stdout.buffer)
-        sys.stdout.flush()
-    return failed
+def suite(wanted: str) -> list[Step]:
+    """Every test that is `wanted`, each in one of these parts; the longest first, so that the last end together."""
+    calm = f"{wanted} and not {YARDS}"
+    return [
+        ("pytest, the engine", pytest_of(wanted, ENGINE)),
+        ("pytest, whole yards", pytest_of(f"{wanted} and {YARDS}", f"--ignore={ENGINE}")),
+        ("pytest, pages", pytest_of(calm, PAGES)),
+        ("pytest, the others", pytest_of(calm, f"--ignore={ENGINE}", f"--ignore={PAGES}")),
+    ]
+
+
+def together(steps: Sequence[Step]) -> int:
+    """Takes them in their order, AT_A_TIME of them at a time, and shows the words of each whole. How many failed."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_A_TIME) as pool:
+        under_way = []
+        for number, (title, command) in enumerate(steps):
+            words = Path(folder, str(number))
+            under_way.append((title, words, pool.submit(quietly, command, words)))
+        return sum(show(*each) != 0 for each in under_way)
+
+
+def quietly(command: Sequence[str], words: Path) -> int:
+    with words.open("wb") as out:
+        return subprocess.run(command, cwd=ROOT, check=False, stdout=out, stderr=subprocess.STDOUT).returncode
+
+
+def show(title: str, words: Path, status: Future[int]) -> int:
+    """Passes on what a step says, while it says it, to its end; returns its exit status."""
+    print(f"== {title}", flush=True)
+    words.touch()
+    with words.open("rb") as said:
+        while True:
+            over = status.done()
+            shutil.copyfileobj(said, sys.stdout.buffer)
+            sys.stdout.flush()
+            if over:
+                return status.result()
+            time.sleep(LOOK_S)
 
 
 def main() -> int:
@@ -75,8 +105,7 @@ def main() -> int:
     if chosen:
         return int(step("pytest", pytest_of(wanted, *chosen)) != 0)
     wanted += " and not alone"
-    yards: Step = ("pytest, whole yards", pytest_of(f"{wanted} and {YARDS}"))
-    failed = beside(yards, [*lint(), ("pytest, the rest", pytest_of(f"{wanted} and not {YARDS}"))])
+    failed = together([*lint(), *suite(wanted)])
     if full:
         failed += step("pytest, measuring", pytest_of("alone and not gpu", "-s")) != 0
     return int(failed > 0)

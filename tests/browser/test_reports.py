@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 SHEETS = {"A4": 688, "Letter": 710}
 """Width of the text in CSS pixels: the sheet less the margins that the report asks for."""
 
