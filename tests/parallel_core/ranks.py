@@ -18,11 +18,13 @@ import torch
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.trainer import Trainer
+from parallel_core.launch_server import prewarm
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.spec import RunSpec
 from tests.scratch import fresh_folder
 
+prewarm()  # as the fork server does: what each rank would import is imported once
 torch.set_num_threads(1)  # a thread pool in the parent would not survive the fork
 
 Work = Callable[[RunSpec, int, Rendezvous, Path], Any]

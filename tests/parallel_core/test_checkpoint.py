@@ -79,11 +79,14 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
     """Every full tensor of a checkpoint."""
     path = folders.path_of(folder, SAVED)
     manifest = manifests.read(path)
-    out = {}
-    for name, stored in manifest.tensors.items():
-        out[name] = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
-        whole = Box((0,) * len(stored.shape), stored.shape)
-        storage.load({name: Share(stored.shape, [(whole, out[name].view(-1))])}, path, manifest)
+    out = {
+        name: torch.empty(stored.shape, dtype=getattr(torch, stored.dtype)) for name, stored in manifest.tensors.items()
+    }
+    shares = {}
+    for name, tensor in out.items():
+        shape = tuple(tensor.shape)
+        shares[name] = Share(shape, [(Box((0,) * len(shape), shape), tensor.view(-1))])
+    storage.load(shares, path, manifest)
     return {name: tensor.numpy() for name, tensor in out.items()}
 
 
