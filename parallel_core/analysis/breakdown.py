@@ -8,11 +8,15 @@ exactly one component, the first of this list that covers it:
 3. `recompute`: spans R, which lie inside those of BW;
 4. `compute`: F, B, W, BW, without the collectives and recomputation inside them;
 5. `optimizer`, 6. `data`: OPT_STEP; DATA;
-7. `bubble`: inside a RECV, before the SEND of its peer began;
-8. `exposed_p2p`: the rest of that RECV, and SENDs (a send whose receiver is late counts here, too);
+7. `bubble`: inside a RECV that is waited for, before the SEND of its peer began;
+8. `exposed_p2p`: the rest of that RECV, and SENDs that are waited for (one whose receiver is late counts here, too);
 9. `other`: SETUP;
 10. `exposed_collective`: a gradient BUCKET in flight that nothing above hides;
 11. `other`: what no span covers: the rank was between operations, and nothing says that it waited for another rank.
+
+A message that is begun, and waited for later, is a span from its beginning to the end of that wait (gloo in traces of
+torch.profiler). What the rank began in between did not need it: only behind the last of that is it waited for; pauses
+before are `other`.
 
 Who waited for whom is found by `waits`. A group of one has no collectives: there NORM is only the part of OPT_STEP that
 it stands in. A RECV without its SEND among the spans counts as exposed_p2p. All clocks must be one (a host's
@@ -119,10 +123,10 @@ def _of_rank(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times
     found = sweep(pieces, window, (first_backward, last_forward))
     parts = dict.fromkeys(COMPONENTS, 0) | {"other": found.time(found.owner == NOBODY)}
     for i, name in enumerate(names):
-        parts[name] += found.time(found.owner == i)
+        parts["other" if name == _MOVING else name] += found.time(found.owner == i)
     idle = np.isin(found.owner, [i for i, name in enumerate(names) if name == "bubble"])
     early, late = found.starts < first_backward, found.starts >= last_forward
-    moving = found.active[[i for i, name in enumerate(names) if name.startswith("exposed")]].any(axis=0)
+    moving = found.active[[i for i, name in enumerate(names) if name.startswith("exposed") or name == _MOVING]].any(0)
     hiding = np.isin(found.owner, [i for i, name in enumerate(names) if name in _HIDING])
     return Account(
         Breakdown(**parts),
@@ -134,6 +138,8 @@ def _of_rank(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times
 
 
 _HIDING = ("compute", "recompute", "optimizer", "data")
+_MOVING = "moving"
+"""The layer of messages under way while the rank did not wait for them."""
 
 
 def _turns(rows: NDArray[np.void], window: tuple[int, int]) -> tuple[int, int]:
@@ -145,7 +151,10 @@ def _turns(rows: NDArray[np.void], window: tuple[int, int]) -> tuple[int, int]:
 def _layers(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times) -> list[tuple[str, Pieces]]:
     """The components with the intervals that they claim, first claim first (the list of the module's docstring)."""
     collective = [_split(_of(rows, kind), last) for kind, last in arrivals.items()]
-    waiting, moving = _split(_of(rows, *RECVS), sent)
+    received, given = waits.of_kinds(rows, *RECVS), waits.of_kinds(rows, *SENDS)
+    waiting, coming = _split((waits.stands_from(rows, received), received["end"]), sent)
+    leaving = waits.stands_from(rows, given), given["end"]
+    _, arriving = _split((received["start"], received["end"]), sent)
     return [
         ("bubble", _join(*(wait for wait, _ in collective))),
         ("exposed_collective", _join(*(rest for _, rest in collective))),
@@ -154,9 +163,10 @@ def _layers(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times)
         ("optimizer", _of(rows, Kind.OPT_STEP)),
         ("data", _of(rows, Kind.DATA)),
         ("bubble", waiting),
-        ("exposed_p2p", _join(moving, _of(rows, *SENDS))),
+        ("exposed_p2p", _join(coming, leaving)),
         ("other", _of(rows, Kind.SETUP)),
         ("exposed_collective", _of(rows, Kind.BUCKET)),
+        (_MOVING, _join(arriving, (given["start"], given["end"]))),
     ]
 
 

@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 
 from parallel_core.analysis.sweep import Times
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import INSIDE, RECVS, REPLICA_COLLECTIVES, SENDS, Kind
+from parallel_core.schedule.ir import COMPUTE, INSIDE, RECVS, REPLICA_COLLECTIVES, SENDS, Kind
 
 Rows = Mapping[int, NDArray[np.void]]
 Ranks = NDArray[np.int64]
 
 BLOCKING = (*sorted(INSIDE), *sorted(REPLICA_COLLECTIVES), Kind.NORM)
 """Collectives in which a rank stands until all have come."""
+DONE = (*sorted(COMPUTE), Kind.R, Kind.OPT_STEP, Kind.DATA, *BLOCKING)
+"""What a rank does itself, or stands in: it did not begin it while it waited for anything else."""
 
 
 class Causes(NamedTuple):
@@ -43,6 +45,17 @@ def origin(spans: Rows) -> int:
 
 def of_kinds(rows: NDArray[np.void], *kinds: Kind) -> NDArray[np.void]:
     return rows[np.isin(rows["kind"], [int(kind) for kind in kinds])]
+
+
+def stands_from(rows: NDArray[np.void], messages: NDArray[np.void]) -> Times:
+    """Since when a rank stands in each of its messages: behind what it did last of all that began before the end."""
+    own = of_kinds(rows, *DONE)
+    if not len(own):
+        return messages["start"]
+    own = own[np.argsort(own["start"], kind="stable")]
+    last = np.searchsorted(own["start"], messages["end"], side="left") - 1
+    busy = np.where(last < 0, messages["start"], np.maximum.accumulate(own["end"])[np.maximum(last, 0)])
+    return np.clip(busy, messages["start"], np.maximum(messages["start"], messages["end"]))
 
 
 def arrivals(rows: Rows, layout: Layout) -> dict[tuple[int, Kind], Causes]:
@@ -145,7 +158,8 @@ def waited(spans: Rows, layout: Layout) -> dict[int, Waited]:
         found = [((kind,), causes) for (other, kind), causes in came.items() if other == rank]
         for kinds, causes in [*found, (tuple(RECVS), received(rank, own, layout, sent))]:
             here = np.isin(own["kind"], [int(kind) for kind in kinds])
-            start, end = own["start"][here], own["end"][here]
+            end = own["end"][here]
+            start = stands_from(own, own[here]) if kinds == tuple(RECVS) else own["start"][here]
             ns[here] = np.clip(causes.at, start, np.maximum(start, end)) - start
             who[here] = np.where(ns[here] > 0, causes.ranks, -1)
         back = np.empty(len(own), np.int64)
