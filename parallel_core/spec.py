@@ -198,6 +198,8 @@ class TraceSpec(_Spec):
     memory: bool = True
     memory_cap: Annotated[int, Field(ge=1, le=limits.MAX_BYTES)] | None = None
     """Bytes a rank may hold live; beyond it the rank ends with out-of-memory. None = the device's own limit."""
+    reference: bool = True
+    """Whether a fixed small work beside the timed steps tells how fast the devices were (observe.reference)."""
     profile_steps: Annotated[tuple[NotNegative, ...], Field(max_length=limits.MAX_PROFILED)] = ()
     """Steps that torch.profiler looks at; they take longer than others."""
     profile_ranks: Annotated[tuple[NotNegative, ...], Field(max_length=limits.MAX_PROFILED)] | None = None

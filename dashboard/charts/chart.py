@@ -65,6 +65,9 @@ class Entry:
     """Ideal speedup over the baseline."""
     others: float | None = None
     """Share of its devices that other processes used in the timed steps."""
+    ranks: int = 1
+    reference: float | None = None
+    """Seconds of the reference work beside the timed steps, mean of the ranks."""
     done: bool = True
     status: str = ""
     twin: str = ""

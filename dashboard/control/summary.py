@@ -45,10 +45,12 @@ def summarise(run: Run) -> dict[str, Any]:
     used in the timed steps; memory: the worst rank's peak, bytes; breakdown: mean over the ranks of the traced step
     nearest the median, ns, and breakdown_step, which that is; meters: tokens_per_s, tflops (a device), mfu and hfu at
     the median step, peak_flops_per_s of all devices and peak_source; fingerprint (see observe.records); staleness:
-    {stage: {mean, max}} in updates, {} under flush; final_loss. What was not measured is None.
+    {stage: {mean, max}} in updates, {} under flush; references: seconds of the reference work by rank, [] where it was
+    not done; final_loss. What was not measured is None.
     """
     timed = selectors.timed(run)
-    summaries = [info.summary for info in selectors.ranks(run).values()]
+    summaries = [info.summary for _, info in sorted(selectors.ranks(run).items())]
+    references = [summary["reference"]["seconds"] for summary in summaries if "reference" in summary]
     others = [value for value in (summary.get("cpu_others") for summary in summaries) if value is not None]
     loss = selectors.series(run, "loss")
     typical = selectors.find_typical_step(run)
@@ -62,6 +64,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "breakdown_step": typical,
         "fingerprint": next((s["fingerprint"] for s in summaries if s.get("fingerprint")), None),
         "staleness": _staleness(run),
+        "references": references if len(references) == run.devices else [],
         "final_loss": float(loss.value[-1]) if finite else None,
         "params_total": next((s["params_total"] for s in summaries if s.get("params_total")), None),
     }

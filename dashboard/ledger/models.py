@@ -68,6 +68,9 @@ class Prediction(models.Model):
     """The analyst has still to look for such a run: replaying a long step takes longer than who queues it may wait."""
     measured_seconds = models.FloatField(null=True)
     measured_memory = models.BigIntegerField(null=True)
+    paced_seconds = models.FloatField(null=True)
+    """What the profile says of devices as fast as they were beside the run (`CostTable.slowness`): why the host was
+    faster or slower then, nobody could know before. Worked out when settled; `seconds` stays what was said."""
     disturbed = models.BooleanField(default=False)
     """Others used more than a tenth of a device: its time counts for nothing."""
     made_at = models.DateTimeField(auto_now_add=True)
@@ -80,6 +83,10 @@ class Prediction(models.Model):
     def time_error(self) -> str:
         """`+3.1 %`: predicted over measured, less 1; '' where either is missing."""
         return signed_error(self.seconds, self.measured_seconds)
+
+    @property
+    def paced_error(self) -> str:
+        return signed_error(self.paced_seconds, self.measured_seconds)
 
     @property
     def replay_error(self) -> str:

@@ -127,6 +127,14 @@ def predicted(spec: RunSpec) -> Predicted:
     return Predicted(why_not=why_not)
 
 
+def paced(spec: RunSpec, profile: Profile, references: Sequence[float]) -> float | None:
+    """Seconds a step by `profile` on devices that took `references` for the reference work; None where that is not
+    known of either."""
+    table = _table(profile.pk, profile.done_at)
+    slower = table.slowness(references)
+    return predict_step(spec, table, slower=slower).seconds if slower else None
+
+
 def settled() -> QuerySet[Prediction]:
     """Settled predictions with their runs, newest first."""
     return Prediction.objects.filter(settled_at__isnull=False).select_related("run", "profile__worker").order_by("-id")
@@ -136,6 +144,12 @@ def time_record(rows: Sequence[Prediction] | None = None) -> Record:
     """Of step times that were simulated from a profile."""
     known = settled().filter(seconds__isnull=False, measured_seconds__gt=0)
     return _of_times(list(known[:NEWEST]) if rows is None else rows, "seconds")
+
+
+def paced_record() -> Record:
+    """Of step times at the pace that the devices had beside each run: what is left is the model's own error."""
+    known = settled().filter(paced_seconds__isnull=False, measured_seconds__gt=0)
+    return _of_times(list(known[:NEWEST]), "paced_seconds")
 
 
 def replay_record() -> Record:

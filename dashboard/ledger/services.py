@@ -77,8 +77,12 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     if run.state != State.SUCCEEDED or run.broken:
         return
     timed, memory, others = summary.get("timed"), summary.get("memory"), summary.get("cpu_others")
-    Prediction.objects.filter(run=run).update(
+    said = Prediction.objects.filter(run=run)
+    profile = Profile.objects.filter(prediction__run=run).defer("table").first()
+    references = summary.get("references") or ()
+    said.update(
         measured_seconds=timed["median"] if timed else None,
+        paced_seconds=selectors.paced(RunSpec.model_validate(run.spec), profile, references) if profile else None,
         measured_memory=memory["peak_total"] if memory else None,
         disturbed=(others is not None and others > DISTURBED_ABOVE) or _spread(run),
         settled_at=timezone.now(),

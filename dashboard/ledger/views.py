@@ -142,5 +142,6 @@ def record(request: HttpRequest) -> HttpResponse:
         "recalibrated": recalibration.latest(),
         "may_undo": may_submit(request.user),
         "replays": selectors.replay_record(),
+        "paced": selectors.paced_record(),
     }
     return render(request, "ledger/record.html", context)

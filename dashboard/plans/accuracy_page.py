@@ -52,6 +52,7 @@ def record() -> Section:
     times, memory_of = selectors.time_record(), selectors.memory_record()
     settled = selectors.settled()
     more = {"times": times, "memory": memory_of, "rows": settled[:RECORDED], "total": settled.count()}
+    more["paced"] = selectors.paced_record()
     text = f"Step times: {times.sentence()} Memory: {memory_of.sentence()}"
     return Section("record", "Runs of this yard", [text], template="plans/accuracy/record.html", more=more)
 

@@ -49,6 +49,8 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         speed=replace(gain, within_noise=False) if gain and baseline else gain,
         ideal=ideal / ideal_speedup(setting.base_spec),
         others=run.summary.get("cpu_others"),
+        ranks=spec.parallel.world,
+        reference=_reference(run),
         done=done,
         status="" if done else _status(run, spec, setting.waits.get(run.pk, "")),
         twin=twin_of(spec) if setting.details else "",
@@ -58,6 +60,11 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         layers=spec.model.layers,
         largest=_largest(spec, setting),
     )
+
+
+def _reference(run: Run) -> float | None:
+    found = run.summary.get("references")
+    return sum(found) / len(found) if found else None
 
 
 def _largest(spec: RunSpec, setting: Setting) -> int | None:

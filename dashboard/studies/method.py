@@ -69,6 +69,7 @@ def of_overview(view: Overview, traced: Iterable[Trace]) -> list[Line]:
         Line("Steps", _steps(view), _listed(standing.run)),
         Line("Repeats", _repeats(view), _listed(standing.run)),
         Line("Disturbance", *_disturbance(view)),
+        Line("Pace", _pace(view)),
     ]
 
 
@@ -197,3 +198,14 @@ def _disturbance(view: Overview) -> tuple[str, list[Link]]:
     most, run = max(known, key=itemgetter(0))
     took = f"Other processes took at most {percent_text(most)} of the devices"
     return f"{took}; {noisy} of {len(known)} runs count as disturbed.", [_to(run, "metrics")]
+
+
+def _pace(view: Overview) -> str:
+    """By how much the host was faster and slower between the runs, whoever used it."""
+    known = sum(row.entry.reference is not None for row in view.rows)
+    if not known:
+        return "Not measured."
+    how = f"A fixed small work beside the timed steps of {known} of {len(view.rows)} runs"
+    if view.pace_spread is None:
+        return f"{how}; no two have as many ranks."
+    return f"{how} took up to {percent_text(view.pace_spread)} longer in one than in another of as many ranks."

@@ -18,6 +18,7 @@ from dashboard.studies.losses import Points, losses_of
 from parallel_core.analysis import sentences
 from parallel_core.analysis.parity import Parity, parity
 from parallel_core.analysis.sentences import Result
+from parallel_core.analysis.stats import pace_spread
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
@@ -86,7 +87,13 @@ class Overview:
         warning = sentences.disturbed([entry.others for entry in done], DISTURBED_ABOVE)
         if self.mostly_disturbed:
             return [warning, *said]  # most of what follows rests on disturbed measurements
-        return [*said, warning] if warning else said
+        return [*said, *(sentence for sentence in (warning, sentences.uneven(self.pace_spread)) if sentence)]
+
+    @property
+    def pace_spread(self) -> float | None:
+        """See `stats.pace_spread`, of the runs that succeeded."""
+        known = [(entry.ranks, entry.reference) for entry in self.entries if entry.done and entry.reference]
+        return pace_spread(known)
 
     @property
     def mostly_disturbed(self) -> bool:

@@ -101,6 +101,20 @@ def disturbed(others: Sequence[float | None], above: float) -> str:
     )
 
 
+UNEVEN = 0.10
+"""A host that drifts less between runs than this is not warned of: the reference work itself says no more exactly."""
+
+
+def uneven(spread: float | None) -> str:
+    """A warning where the host's own pace differed between runs (`stats.pace_spread`); empty where it did not."""
+    if spread is None or spread <= UNEVEN:
+        return ""
+    return (
+        f"The host's own pace differed by up to {percent_text(spread)} between runs of as many ranks: "
+        "smaller gains between them are uncertain."
+    )
+
+
 def least_memory(results: Sequence[Result]) -> str:
     """Empty where no run was metered."""
     sizes = [(size, r.label) for r in results if (size := r.memory_total) is not None]

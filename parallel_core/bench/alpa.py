@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from parallel_core.analysis.quantities import percent_text, seconds_text
-from parallel_core.bench.predict import held, measured, spec_of
+from parallel_core.bench.predict import Taken, held, measured, spec_of
 from parallel_core.local import LocalYard
 from parallel_core.plan.alpa.costs import LayerCosts, Measured
 from parallel_core.plan.alpa.inter import Mesh, Search
 from parallel_core.plan.alpa.plans import Named, beside
 from parallel_core.profile.measure import measure_for
 from parallel_core.profile.table import CostTable
-from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 
 MICRO_BATCHES, RUN = 4, 3
@@ -61,12 +60,12 @@ def _spread(table: CostTable) -> float:
     return float(np.median([row.jitter for row in table.layers]))
 
 
-def _quietest(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> tuple[float, float]:
+def _quietest(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> Taken:
     """`measured` of the first run that others hardly disturbed, else of the least disturbed one."""
-    tries: list[tuple[float, float]] = []
-    while len(tries) < TRIES and not (tries and tries[-1][1] <= QUIET):
+    tries: list[Taken] = []
+    while len(tries) < TRIES and not (tries and tries[-1].others <= QUIET):
         tries.append(measured(yard, spec, folder.with_name(f"{folder.name}-{len(tries)}"), corpora))
-    return min(tries, key=lambda found: found[1])
+    return min(tries, key=lambda taken: taken.others)
 
 
 def plans(table: CostTable, ranks: int) -> list[Named]:
@@ -89,7 +88,7 @@ def _meshes(named: Named) -> tuple[tuple[int, int], ...]:
 
 def _row(yard: LocalYard, table: CostTable, named: Named, folder: Path, corpora: Path) -> dict[str, Any]:
     assert named.spec is not None and named.plan is not None
-    found = held(predict_step(named.spec, table).seconds, *_quietest(yard, named.spec, folder, corpora))
+    found = held(named.spec, table, _quietest(yard, named.spec, folder, corpora))
     ranks = named.spec.parallel.world
     return {"label": named.name, "ranks": ranks, "equation_error": named.plan.seconds / found["measured"] - 1, **found}
 

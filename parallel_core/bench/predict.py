@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,28 +62,48 @@ def run(rounds: int) -> dict[str, Any]:
     one run at three times)."""
     table = measure_for(spec_of({}), seconds=max(1.0, rounds / 2), splits=("pairs", "columns", "sequence"))
     rows, same = _rows(table)
-    errors = np.array([row["error"] for row in rows])
-    mean, bias, others = abs(errors).mean(), errors.mean(), np.mean([row["others"] for row in rows])
-    above = int((errors > 0).sum())
+    own = [row for row in rows if row["paced"] is not None]
+    others = float(np.mean([row["others"] for row in rows]))
     text = (
-        f"step times off by {mean * 100:.1f} % on average, bias {bias * 100:+.1f} %, "
-        f"{above} of {len(rows)} too slow; others used {percent_text(others)} of the devices; the host itself: "
+        f"step times {_off(rows, 'error')}; at the devices' own pace beside each run {_off(own, 'paced_error')}; "
+        f"others used {percent_text(others)} of the devices; the host itself: "
         f"{label(spec_of(SAME))} took {', '.join(map(seconds_text, same))} at the beginning, in the middle, at the end"
     )
-    lines = [
-        f"  {row['label']:<32} predicted {seconds_text(row['predicted'])}, measured {seconds_text(row['measured'])}, "
-        f"{row['error']:+.1%}"
-        for row in rows
-    ]
+    errors = np.array([row["error"] for row in rows])
     return {
         "rows": rows,
-        "mean_error": float(mean),
-        "bias": float(bias),
-        "above": above,
-        "others": float(others),
+        "mean_error": float(abs(errors).mean()),
+        "bias": float(errors.mean()),
+        "above": int((errors > 0).sum()),
+        "paced_mean_error": float(np.mean([abs(row["paced_error"]) for row in own])) if own else None,
+        "others": others,
         "same": same,
-        "text": "\n".join([text, *lines]),
+        "text": "\n".join([text, *map(_line, rows)]),
     }
+
+
+def _off(rows: Sequence[dict[str, Any]], name: str) -> str:
+    """How far the errors `name` of rows are off."""
+    if not rows:
+        return "unknown"
+    errors = np.array([row[name] for row in rows])
+    above = int((errors > 0).sum())
+    return (
+        f"off by {abs(errors).mean() * 100:.1f} % on average, bias {errors.mean() * 100:+.1f} %, "
+        f"{above} of {len(rows)} too slow"
+    )
+
+
+def _line(row: dict[str, Any]) -> str:
+    own = "not measured"
+    if row["paced"] is not None:
+        own = (
+            f"{seconds_text(row['paced'])}, {row['paced_error']:+.1%} ({', '.join(f'{x:.2f}x' for x in row['slower'])})"
+        )
+    return (
+        f"  {row['label']:<32} predicted {seconds_text(row['predicted'])}, measured {seconds_text(row['measured'])}, "
+        f"{row['error']:+.1%}; at its own pace {own}"
+    )
 
 
 def _rows(table: CostTable) -> tuple[list[dict[str, Any]], list[float]]:
@@ -100,23 +121,46 @@ def _rows(table: CostTable) -> tuple[list[dict[str, Any]], list[float]]:
 
 def _row(yard: LocalYard, table: CostTable, split: dict[str, Any], folder: Path, corpora: Path) -> dict[str, Any]:
     spec = spec_of(split)
-    return {"label": label(spec), **held(predict_step(spec, table).seconds, *measured(yard, spec, folder, corpora))}
+    return {"label": label(spec), **held(spec, table, measured(yard, spec, folder, corpora))}
 
 
 def _same(yard: LocalYard, folder: Path, corpora: Path) -> float:
-    return measured(yard, spec_of(SAME), folder, corpora)[0]
+    return measured(yard, spec_of(SAME), folder, corpora).seconds
 
 
-def measured(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> tuple[float, float]:
-    """(median step in seconds, share of the devices that others used) of a run."""
+class Taken(NamedTuple):
+    """Of a run: its median step in seconds, the share of the devices that others used, and each rank's seconds of the
+    reference work (none where it was not done)."""
+
+    seconds: float
+    others: float
+    references: tuple[float, ...]
+
+
+def measured(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> Taken:
+    """Runs it."""
     own = devices_of("cpu")
     outcome = yard.run(spec, folder, devices=[rank % own for rank in range(spec.parallel.world)], corpora=corpora)
     summary = outcome.last(0, "summary")
     if not outcome.ok or summary is None:
         raise RuntimeError(outcome.failure())
-    return float(summary["timed"]["median"]), summary["cpu_others"] or 0.0
+    ends = [outcome.last(rank, "summary") or {} for rank in range(spec.parallel.world)]
+    references = tuple(end["reference"]["seconds"] for end in ends if "reference" in end)
+    return Taken(float(summary["timed"]["median"]), summary["cpu_others"] or 0.0, references)
 
 
-def held(predicted: float, seconds: float, others: float) -> dict[str, Any]:
-    """A prediction against what was measured, as a row."""
-    return {"predicted": predicted, "measured": seconds, "error": predicted / seconds - 1, "others": others}
+def held(spec: RunSpec, table: CostTable, taken: Taken) -> dict[str, Any]:
+    """The prediction of a run against what was measured, as a row; `paced` is the one for devices as fast as the
+    reference work found them beside the run, None where it was not done."""
+    slower = table.slowness(taken.references)
+    predicted = predict_step(spec, table).seconds
+    paced = predict_step(spec, table, slower=slower).seconds if slower else None
+    return {
+        "predicted": predicted,
+        "measured": taken.seconds,
+        "error": predicted / taken.seconds - 1,
+        "others": taken.others,
+        "paced": paced,
+        "paced_error": paced / taken.seconds - 1 if paced else None,
+        "slower": slower,
+    }

@@ -36,7 +36,11 @@ class Neighbours:
 
     def total(self, mine: float) -> float:
         """The sum of every rank's number (a collective, too)."""
-        return sum(value for (value,) in self._exchange([mine]))
+        return self.totals([mine])[0]
+
+    def totals(self, mine: list[float]) -> list[float]:
+        """The sums of every rank's numbers, one by one (a collective, too)."""
+        return [sum(column) for column in zip(*self._exchange(mine), strict=True)]
 
     def _exchange(self, mine: list[float]) -> list[list[float]]:
         """The numbers of every rank, in rank order."""

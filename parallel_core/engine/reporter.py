@@ -33,6 +33,7 @@ from parallel_core.observe.records import POINT, Sink
 from parallel_core.observe.scope import Scope
 from parallel_core.plan.chips import Peak
 from parallel_core.processes import start_ticks
+from parallel_core.profile.repeats import expected
 from parallel_core.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,10 @@ class StepTimes:
     def restart(self) -> None:
         """The next step is measured from now."""
         self._last = time.perf_counter()
+
+    def leave_out(self, seconds: float) -> None:
+        """So long the rank did something else since the last step: no part of the next one."""
+        self._last += seconds
 
     def ended(self) -> float:
         """A step has ended: its seconds."""
@@ -80,6 +85,7 @@ class Reporter:
         self.clock = Clock()
         """What times that leave the rank are told by."""
         self._checks: list[float] = []
+        self._references: list[float] = []
 
     def hello(self, flat: FlatParameters, units: tuple[str, ...], layout: Layout) -> None:
         place, params = layout.coords(self._rank), sum(slot.parameter.numel() for slot in flat)
@@ -159,6 +165,11 @@ class Reporter:
             log.info("step %d: %.4g ms%s", step, took * 1e3, losses[-1] if losses else "")
             self._logged = now
 
+    def reference(self, step: int, took: float) -> None:
+        """What the reference work took behind the step."""
+        self._add(step, time.time(), {"reference_time": took})
+        self._references.append(took)
+
     def _of_all_ranks(self, totals: Totals) -> dict[str, float]:
         values = {"loss": totals.loss, "grad_norm": totals.grad_norm}
         if self._spec.train.precision == "fp16":
@@ -210,7 +221,7 @@ class Reporter:
         total = sum(int(np.prod(shape)) for shape in parameter_shapes(self._spec.model).values())
         timed = asdict(summarise(times.timed))
         peak = self._peak._asdict() if self._peak else None
-        steps, more = self._spec.train.steps, {**self._equal(), **self._staleness()}
+        steps, more = self._spec.train.steps, {**self._equal(), **self._staleness(), **self._reference()}
         self._sink.emit("summary", steps=steps, timed=timed, cpu_others=others, params_total=total, peak=peak, **more)
 
     def _equal(self) -> dict[str, Any]:
@@ -221,6 +232,12 @@ class Reporter:
         numbers = {"parameters": hex64(found.parameters), "samples": hex64(found.samples)}
         seconds = float(np.median(self._checks))
         return {"fingerprint": {"step": found.step, "checks": len(self._checks), "seconds": seconds, **numbers}}
+
+    def _reference(self) -> dict[str, Any]:
+        """The summary's `reference`, where the work was done."""
+        if not self._references:
+            return {}
+        return {"reference": {"seconds": expected(self._references), "times": len(self._references)}}
 
     def _staleness(self) -> dict[str, Any]:
         """The summary's `staleness`, mean and most over all steps, where anything can be stale."""

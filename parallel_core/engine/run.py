@@ -10,6 +10,7 @@ import torch.distributed as dist
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import checkpoint
+from parallel_core.engine.beside import Beside
 from parallel_core.engine.clocks import open_clock
 from parallel_core.engine.device import be_deterministic, open_device
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
@@ -115,6 +116,7 @@ def _train(
     spec, timed_from = trainer.spec, first_timed(trainer.spec, first)
     metered = metered_step(spec, first)
     times, followed = StepTimes(timed_from - first), followed_steps(spec, first)
+    beside = Beside(spec, trainer.device, neighbours)
     report.phase("warmup" if timed_from > first else "timed", first)
     for step in range(first, spec.train.steps):
         if step == timed_from:
@@ -128,6 +130,9 @@ def _train(
         if meter is not None and step == metered:
             report.memory(step, meter)
         stop = _tell(trainer, report, Done(step, first, known, took, meter is not None), prints)
+        if step >= timed_from and (done := beside.behind(took)) is not None:
+            report.reference(step, done[0])
+            times.leave_out(done[1])
         if saver is not None:
             _save(saver, report, step + 1, stop)
     others = neighbours.share()

@@ -28,6 +28,8 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their f
              fingerprint: {step, checks, seconds (median of a check), parameters, samples} (see engine.fingerprint; the
              last two are 16 hexadecimal digits; no such key where nothing was compared),
              staleness: {mean, max} (updates by which this stage's gradients were late; no such key under flush),
+             reference: {seconds, times} (processor seconds of the reference work beside the timed steps, and how
+             often it was done; see observe.reference; no such key where it was not),
              peak: {flops_per_s (all devices of the run together), source (of this rank's)}
 """
 
@@ -80,7 +82,7 @@ RUN_SERIES = (
 )
 TRACED_SERIES = ("bubble_share", "exposed_share", "recompute_share")
 """Emitted by no rank: whoever has the spans of all ranks makes one point of each traced step (analysis.meters)."""
-RANK_SERIES = ("rank_step_time", "memory", "staleness", "stage_loss_scale", "stage_skipped")
+RANK_SERIES = ("rank_step_time", "reference_time", "memory", "staleness", "stage_loss_scale", "stage_skipped")
 
 
 @dataclass(frozen=True)

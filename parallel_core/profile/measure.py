@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from parallel_core.local import LocalYard
 from parallel_core.observe import host
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
+from parallel_core.profile import paced
 from parallel_core.profile.order import Order
-from parallel_core.profile.table import CostTable, Layers
+from parallel_core.profile.table import CostTable, Curve, Layers
 from parallel_core.rules import divisors
 from parallel_core.spec import DeviceKind, ModelSpec, Precision, Recompute, RunSpec
 
@@ -79,7 +80,7 @@ def _table(spec: RunSpec, order: Order, found: list[dict[str, Any]]) -> CostTabl
     about: dict[str, list[dict[str, Any]]] = {}
     for header in found:
         about.setdefault(header["about"], []).append(header)
-    first = about["device"][0]
+    first, usual = about["device"][0], paced.reference(about["layers"])
     return CostTable.model_validate(
         {
             "device": spec.train.device,
@@ -92,10 +93,11 @@ def _table(spec: RunSpec, order: Order, found: list[dict[str, Any]]) -> CostTabl
             "recorded": time.time(),
             "samples": order.samples[-1],
             "sizes": about["bytes"][0]["rows"],
-            "layers": _mean_rows(Layers.model_validate(header["row"]) for header in about["layers"]),
+            "layers": _mean_rows(paced.layers_at(usual, about["layers"])),
             "links": [header["row"] for header in about.get("link", ())],
-            "fixed": _fixed(about["fixed"]),
+            "fixed": _fixed(about["fixed"], usual),
             "crowded": _crowded(about.get("crowd", [])),
+            "reference": usual,
         }
     )
 
@@ -123,18 +125,18 @@ def _crowded(headers: list[dict[str, Any]]) -> dict[int, float]:
     return {tp: max(1.0, float(np.mean([h["ratio"] for h in headers if h["tp"] == tp]))) for tp in sorted(widths)}
 
 
-def _mean_curve(curves: list[dict[str, Any]]) -> dict[str, Any]:
-    seconds = np.mean([curve["seconds"] for curve in curves], axis=0).tolist()
-    return {"sizes": curves[0]["sizes"], "seconds": seconds}
+def _mean_curve(curves: list[Curve]) -> Curve:
+    seconds = np.mean([curve.seconds for curve in curves], axis=0).tolist()
+    return Curve(sizes=curves[0].sizes, seconds=tuple(seconds))
 
 
-def _fixed(headers: list[dict[str, Any]]) -> dict[str, dict[int, Any]]:
+def _fixed(headers: list[dict[str, Any]], usual: Mapping[int, float]) -> dict[str, dict[int, Curve]]:
     """By name and number of busy devices; where several ranks measured at once, their mean."""
-    same: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    same: dict[tuple[str, int], list[Curve]] = {}
     for header in headers:
-        for name, curve in header["curves"].items():
+        for name, curve in paced.curves_at(usual, header).items():
             same.setdefault((name, header["busy"]), []).append(curve)
-    out: dict[str, dict[int, Any]] = {}
+    out: dict[str, dict[int, Curve]] = {}
     for (name, busy), curves in same.items():
         out.setdefault(name, {})[busy] = _mean_curve(curves)
     return out

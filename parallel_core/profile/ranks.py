@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,16 +18,20 @@ from parallel_core.launch_rank import Seat
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
+from parallel_core.observe.reference import Reference
 from parallel_core.outline.splits import Cut
 from parallel_core.profile import links
 from parallel_core.profile.crowd import ratio
 from parallel_core.profile.fixed import FixedBench
 from parallel_core.profile.layers import LayerBench, draw, layer_bytes, row, spec_of
 from parallel_core.profile.order import Order
+from parallel_core.profile.repeats import expected
 from parallel_core.profile.table import Layers
 from parallel_core.spec import Recompute, RunSpec
 
 LEAST_REPEATS, MOST_REPEATS = 3, 25
+Paced = tuple[Layers, float]
+"""A row, and the seconds of the reference work between its passes."""
 
 
 def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
@@ -50,6 +55,7 @@ class _Rank:
         self.rank, self.world, self.spec = seat.rank, seat.spec.parallel.world, seat.spec
         self.sink, self.page, self.device, self.order, self.store = sink, page, device, order, store
         self.levels = sorted({1, order.devices})
+        self.reference = Reference() if device.kind == "cpu" else None
 
     def measure(self) -> None:
         self.sink.emit("profile", about="device", name=self.device.name, torch=torch.__version__)
@@ -58,8 +64,9 @@ class _Rank:
                 for split in self._splits(tp, recompute):
                     self.page.at(0, f"layers tp={tp} recompute={recompute} split={split}")
                     rows = self._layers(tp, recompute, split, first=(tp, recompute) == (1, self.order.recompute[0]))
-                    for found in rows + self._joined(tp, recompute, split):
-                        self.sink.emit("profile", about="layers", row=found.model_dump(mode="json"))
+                    for found, took in rows + self._joined(tp, recompute, split):
+                        found_row = found.model_dump(mode="json")
+                        self.sink.emit("profile", about="layers", row=found_row, reference=took)
         for tp in self.order.tps:
             self.page.at(0, f"shared devices tp={tp}")
             if (longer := self._crowded(tp)) is not None:
@@ -81,13 +88,13 @@ class _Rank:
         seq = self.spec.model.seq
         return [n for n in self.order.samples if split != "sequence" or n * seq % tp == 0]
 
-    def _layers(self, tp: int, recompute: Recompute, split: Cut, first: bool) -> list[Layers]:
+    def _layers(self, tp: int, recompute: Recompute, split: Cut, first: bool) -> list[Paced]:
         """Rows of one condition, for every number of samples and of busy devices; with the first, all else too."""
         specs = [self._spec(tp, recompute, samples, split) for samples in self._samples(tp, split)]
         if self.rank >= self.order.devices:
             self._turns([])
             return []
-        bench = _Pair(specs, self.device)
+        bench = _Pair(specs, self.device, self.reference)
         beside = FixedBench(specs[-1], self.device, self.page) if first else None
         if first and self.rank == 0:
             rows = layer_bytes(specs[-1], bench.each, bench.saved())
@@ -96,10 +103,11 @@ class _Rank:
         for busy in self.levels:
             if beside and self.rank < busy:
                 curves = {name: curve.model_dump() for name, curve in beside.curves(busy).items()}
-                self.sink.emit("profile", about="fixed", busy=busy, curves=curves)
+                took = bench.reference(busy)
+                self.sink.emit("profile", about="fixed", busy=busy, curves=curves, reference=took)
         return bench.rows(tp)
 
-    def _joined(self, tp: int, recompute: Recompute, split: Cut) -> list[Layers]:
+    def _joined(self, tp: int, recompute: Recompute, split: Cut) -> list[Paced]:
         """Rows of a tensor group whose ranks have a device each, and talk."""
         if not 1 < tp <= self.order.devices:
             return []
@@ -108,7 +116,7 @@ class _Rank:
             return []
         group = near_group(range(tp), self.rank, self.store)
         specs = [self._spec(tp, recompute, samples, split) for samples in self._samples(tp, split)]
-        bench = _Pair(specs, self.device, group)
+        bench = _Pair(specs, self.device, self.reference, group)
         self._turns([bench], [tp])
         return bench.rows(tp, joined=True)
 
@@ -169,7 +177,11 @@ class _Rank:
 class _Pair:
     """The layers one by one and as a whole, and what repeats of them took."""
 
-    def __init__(self, specs: Sequence[RunSpec], device: Device, group: Group = None) -> None:
+    def __init__(
+        self, specs: Sequence[RunSpec], device: Device, reference: Reference | None, group: Group = None
+    ) -> None:
+        """The `reference` work is done behind every other pass."""
+        self._reference, self._references = reference, defaultdict[int, list[float]](list)
         units = specs[-1].model.units()
         self.specs, self.each = specs, LayerBench(specs[-1], [[unit] for unit in units], device, group)
         self.whole = LayerBench(specs[-1], [units], device, group)
@@ -183,6 +195,8 @@ class _Pair:
             for bench in (self.each, self.whole):
                 bench.read(batch)
                 bench.run(split=True)
+        if self._reference is not None:
+            self._reference.once()
 
     def once(self, busy: int) -> None:
         """One pass of every kind for every number of samples."""
@@ -193,17 +207,23 @@ class _Pair:
                 for split in (False, True):
                     for part, seconds in bench.run(split).items():
                         found.setdefault(part, []).append(seconds)
+                    if self._reference is not None and split:
+                        self._references[busy].append(self._reference.once())
+
+    def reference(self, busy: int) -> float:
+        """Seconds of the reference work between these passes; 0 where it was not done."""
+        return expected(self._references[busy]) if self._references[busy] else 0.0
 
     def saved(self) -> list[int]:
         self.each.read(self.batches[-1])
         return self.each.saved()
 
-    def rows(self, tp: int, joined: bool = False) -> list[Layers]:
-        found = []
+    def rows(self, tp: int, joined: bool = False) -> list[Paced]:
+        found: list[Paced] = []
         for (i, busy), (each, whole) in self.took.items():
             if not each:
                 continue
             self.each.read(self.batches[i])
             messages = self.each.messages() if tp > 1 and not joined else {}
-            found.append(row(self.specs[i], busy, each, whole, messages, joined))
+            found.append((row(self.specs[i], busy, each, whole, messages, joined), self.reference(busy)))
         return found

@@ -5,6 +5,7 @@ Plain data, kept as JSON: measured once for a device, a software and a model, an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -60,6 +61,10 @@ class Curve(_Value):
             return float(np.interp(size, sizes, seconds))
         slope = max(0.0, seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
         return float(seconds[-1] + slope * (size - sizes[-1]))
+
+    def times(self, factor: float) -> Curve:
+        """Every second of it so many times as long."""
+        return Curve(sizes=self.sizes, seconds=tuple(factor * value for value in self.seconds))
 
     @cached_property
     def line(self) -> tuple[float, float]:
@@ -122,6 +127,15 @@ class Layers(_Value):
             return [("all_reduce", size) for size in sizes]
         return list(zip(self.whats[way][unit], sizes, strict=True))
 
+    def times(self, factor: float) -> Layers:
+        """Every second of it so many times as long."""
+        longer = {
+            name: {part: tuple(factor * value for value in values) for part, values in getattr(self, name).items()}
+            for name in ("seconds", "spread")
+        }
+        whole = {part: factor * value for part, value in self.whole.items()}
+        return self.model_copy(update={**longer, "whole": whole, "noise": factor * self.noise})
+
     def stop(self, part: Part) -> float:
         """Seconds that each stop between two layers adds; below 0 where noise is larger than that."""
         own = self.seconds[part]
@@ -159,6 +173,10 @@ class CostTable(_Value):
     """What a step costs beside its layers, by the number of busy devices."""
     crowded: dict[int, Crowding] = {}
     """By the width of tensor groups: how many times longer than their turns ranks take that share devices."""
+
+    reference: dict[int, Seconds] = {}
+    """By the number of busy devices: processor seconds of the reference work (observe.reference) at the pace that all
+    seconds of layers and fixed costs were brought to; none where it was not done."""
 
     @model_validator(mode="before")
     @classmethod
@@ -225,6 +243,15 @@ class CostTable(_Value):
         """How many times longer tensor groups of `tp` that share devices take than their turns alone would; that of
         the nearest width that was measured, 1 where none was."""
         return self.crowded[min(self.crowded, key=lambda known: abs(known - tp))] if self.crowded else 1.0
+
+    def slowness(self, references: Sequence[float]) -> tuple[float, ...]:
+        """How many times longer than in the profile each rank's device took for the reference work of a run, whose
+        seconds are `references`; none where either did not do it."""
+        if not self.reference or not references:
+            return ()
+        busy = min(len(references), self.busy)
+        usual = self.reference[min(self.reference, key=lambda known: abs(known - busy))]
+        return tuple(seconds / usual for seconds in references) if usual > 0 else ()
 
     @property
     def noise(self) -> float:

@@ -37,14 +37,17 @@ class Prediction:
     spans: dict[int, Spans]
 
 
-def predict_step(spec: RunSpec, table: CostTable, devices: Sequence[int] | None = None) -> Prediction:
-    """`devices[rank]` is what each global rank is bound to (None: ranks go round the table's devices).
+def predict_step(
+    spec: RunSpec, table: CostTable, devices: Sequence[int] | None = None, slower: Sequence[float] = ()
+) -> Prediction:
+    """`devices[rank]` is what each global rank is bound to (None: ranks go round the table's devices); `slower[rank]`
+    how many times longer its device takes than when it was profiled (none: as long; see `CostTable.slowness`).
 
     Raises CannotPredict.
     """
     made = Maker(spec, table)
     bound = devices or [rank % table.devices for rank in range(spec.parallel.world)]
-    sharing = made.sharing(bound)
+    sharing = made.sharing(bound, slower)
 
     def walk(steps: int) -> tuple[Schedule, dict[int, Spans]]:
         schedule = made.schedule(steps)
@@ -87,8 +90,8 @@ class Maker:
                 programs.append(tuple(steady.headed(program, steps, made.micro_batches // steps, data)))
         return replace(made, programs=tuple(programs))
 
-    def sharing(self, devices: Sequence[int]) -> Sharing:
-        """`devices[rank]` of each global rank."""
+    def sharing(self, devices: Sequence[int], slower: Sequence[float] = ()) -> Sharing:
+        """`devices[rank]` and `slower[rank]` of each global rank; a tensor group is as slow as its slowest."""
         slowdown = {}
         for stage in range(self._layout.stages):
             for kind in _PART:
@@ -96,13 +99,16 @@ class Maker:
                 slowdown[stage, kind] = min(max(busy / alone, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN) if alone else 1.0
         bound, widths = self._bound(devices), self._layout.widths
         crowding = tuple(self._table.crowding(widths[self._layout.seat(q)[0]]) for q in range(len(bound)))
-        return Sharing(bound, slowdown, self._table.busy, crowding)
+        slowest = tuple(max(slower[rank] for rank in ranks) for ranks in self._walkers()) if slower else ()
+        return Sharing(bound, slowdown, self._table.busy, crowding, slowest)
 
     def _bound(self, devices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The devices of each pipeline rank."""
-        layout = self._layout
-        ranks = range(sum(layout.replicas))
-        return tuple(tuple(devices[rank] for rank in layout.walkers(q)) for q in ranks)
+        return tuple(tuple(devices[rank] for rank in ranks) for ranks in self._walkers())
+
+    def _walkers(self) -> list[Sequence[int]]:
+        """The global ranks of each pipeline rank."""
+        return [self._layout.walkers(q) for q in range(sum(self._layout.replicas))]
 
     @property
     def meeting(self) -> tuple[Kind, ...]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from parallel_core.analysis.quantities import ratio_text
-from parallel_core.profile.table import CostTable, Curve, Layers
+from parallel_core.profile.table import CostTable
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 
@@ -27,29 +27,17 @@ class CannotRecalibrate(ValueError):
 
 
 def scaled(table: CostTable, factor: float) -> CostTable:
-    """The table with all work of a device `factor` times as long."""
+    """The table with all work of a device `factor` times as long; at which pace of the device, it no longer says."""
     return table.model_copy(
         update={
-            "layers": tuple(_layers(row, factor) for row in table.layers),
+            "layers": tuple(row.times(factor) for row in table.layers),
             "fixed": {
-                name: {busy: _curve(curve, factor) for busy, curve in curves.items()}
+                name: {busy: curve.times(factor) for busy, curve in curves.items()}
                 for name, curves in table.fixed.items()
             },
+            "reference": {},
         }
     )
-
-
-def _layers(row: Layers, factor: float) -> Layers:
-    times = {
-        name: {part: tuple(factor * value for value in values) for part, values in getattr(row, name).items()}
-        for name in ("seconds", "spread")
-    }
-    whole = {part: factor * value for part, value in row.whole.items()}
-    return row.model_copy(update={**times, "whole": whole, "noise": factor * row.noise})
-
-
-def _curve(curve: Curve, factor: float) -> Curve:
-    return Curve(sizes=curve.sizes, seconds=tuple(factor * value for value in curve.seconds))
 
 
 def errors(table: CostTable, runs: Runs) -> list[float]:

@@ -52,13 +52,15 @@ class Sharing:
 
     `slowdown[stage, kind]` is how many times longer an operation takes while `full` devices of the host are busy,
     against one alone; in between it grows in proportion. Rank q takes `crowding[q]` times as long as its turns while
-    it shares a device (none given: as long).
+    it shares a device (none given: as long). `slower[q]` is how many times longer its devices take than those that the
+    costs are of (none given: as long).
     """
 
     devices: tuple[tuple[int, ...], ...]
     slowdown: Mapping[tuple[int, Kind], float]
     full: int = 1
     crowding: tuple[float, ...] = ()
+    slower: tuple[float, ...] = ()
 
     def stretch(self, op: Op, busy: int) -> float:
         """How many times longer `op` takes while `busy` devices work."""
@@ -69,9 +71,10 @@ class Sharing:
 
     def turns(self, rank: int, ranks: int) -> float:
         """How many times longer anything takes `rank` while so many are at work on its device."""
+        own = self.slower[rank] if self.slower else 1.0
         if ranks < 2:
-            return 1.0
-        return ranks * self.crowding[rank] if self.crowding else ranks
+            return own
+        return own * ranks * (self.crowding[rank] if self.crowding else 1.0)
 
 
 Stir = Callable[[int, Op, float], float]

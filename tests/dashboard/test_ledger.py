@@ -160,6 +160,26 @@ def test_a_run_is_predicted_when_queued_and_settled_when_done(profile: Profile, 
     assert selectors.time_record().sentence() == "No predictions settled yet (1 disturbed left out)."
 
 
+def test_a_run_on_a_slower_host_is_held_against_its_own_pace_too(worker: Worker, alice: Any, member: Client) -> None:
+    """What was said before it stays, and counts: the second number says how much of its error was the host's."""
+    asked = ask_profile(worker=worker, spec=SPEC, user=alice)
+    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, reference={1: 0.002, 2: 0.002}).dump()})
+    run = services.submit(owner=alice, spec=SPEC.model_dump(mode="json"))
+    said = Prediction.objects.get(run=run)
+    assert said.seconds
+    Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
+    run.refresh_from_db()
+    measured = {"timed": {"median": 1.5 * said.seconds}, "memory": None, "cpu_others": 0.0}
+    settle(run, {**measured, "references": []})
+    assert Prediction.objects.get(run=run).paced_seconds is None and not selectors.paced_record().errors
+    settle(run, {**measured, "references": [0.003] * SPEC.parallel.world})
+    now = Prediction.objects.get(run=run)
+    assert now.seconds == said.seconds and now.time_error == "−33.3 %"
+    assert now.paced_seconds == pytest.approx(1.5 * said.seconds, rel=0.02) and now.paced_error in ("+0.0 %", "0.0 %")
+    page = member.get(reverse("ledger:record")).content.decode()
+    assert f"at its pace {now.paced_error}" in page and selectors.paced_record().sentence() in page
+
+
 def test_an_older_profile_answers_for_a_split_that_the_newest_has_not(
     profile: Profile, worker: Worker, alice: Any
 ) -> None:

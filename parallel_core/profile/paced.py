@@ -1,0 +1,56 @@
+"""What ranks measured, brought to one pace of the devices.
+
+A profile takes most of a minute, in which each core of a shared host runs faster and slower. The reference work between
+the passes tells by how much: layers and fixed costs become what they would have taken at the mean pace. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parallel_core.profile.table import Curve, Layers
+
+Header = Mapping[str, Any]
+"""Of a record: its `rank`, and the seconds `reference` of the reference work while it was measured, 0 where unknown."""
+
+
+def reference(layers: Sequence[Header]) -> dict[int, float]:
+    """Seconds of the reference work at the mean pace, by busy devices; none where it was not done.
+
+    The mean is that of all ranks while all devices are busy. What one alone takes is told by those that measured both,
+    in turns: cores differ, so means of some ranks and of all of them do not belong together.
+    """
+    known: dict[int, dict[tuple[Any, ...], float]] = {}
+    for header in layers:
+        row = header["row"]
+        if header["reference"] > 0 and not row["joined"]:
+            where = header["rank"], row["tp"], row["recompute"], row["tensor_split"]
+            known.setdefault(row["busy"], {})[where] = header["reference"]
+    if not known:
+        return {}
+    full = known[max(known)]
+    mean = float(np.mean(list(full.values())))
+    return {
+        busy: mean * float(np.mean([took / full[where] for where, took in taken.items() if where in full] or [1.0]))
+        for busy, taken in sorted(known.items())
+    }
+
+
+def layers_at(usual: Mapping[int, float], headers: Iterable[Header]) -> list[Layers]:
+    """Rows of layers at the pace of `usual`."""
+    rows = ((Layers.model_validate(header["row"]), header) for header in headers)
+    return [row.times(_factor(usual, row.busy, header)) for row, header in rows]
+
+
+def curves_at(usual: Mapping[int, float], header: Header) -> dict[str, Curve]:
+    """The curves of a record of fixed costs at the pace of `usual`."""
+    factor = _factor(usual, header["busy"], header)
+    return {name: Curve.model_validate(curve).times(factor) for name, curve in header["curves"].items()}
+
+
+def _factor(usual: Mapping[int, float], busy: int, header: Header) -> float:
+    took = header["reference"]
+    return usual[busy] / took if took > 0 and busy in usual else 1.0

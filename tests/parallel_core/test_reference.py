@@ -1,0 +1,124 @@
+"""How fast devices are beside a run and a profile: a work that never changes, and what becomes of its seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_core.engine.beside import BUDGET, Beside
+from parallel_core.engine.device import open_device
+from parallel_core.engine.neighbours import Neighbours
+from parallel_core.observe.reference import Reference
+from parallel_core.profile import paced
+from parallel_core.simulate.predict import predict_step
+from parallel_core.simulate.recalibrate import scaled
+from parallel_core.spec import ModelSpec, RunSpec
+from tests.parallel_core.tables import SAMPLES, row, table
+from tests.parallel_core.test_trainer import frames, one, series, spec_of
+
+MODEL = ModelSpec(layers=4, hidden=32, seq=16, vocab=64)
+
+
+def test_it_draws_nothing_and_leaves_nothing() -> None:
+    before = torch.get_rng_state()
+    work = Reference()
+    assert all(work.once() > 0 for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    held = [*work._weights, work._input]
+    assert all(tensor.grad is None for tensor in held)
+    with torch.no_grad():
+        assert work.once() > 0, "a run may be about to do without gradients"
+
+
+def beside(**changes: object) -> Beside:
+    spec = RunSpec.model_validate({"model": MODEL.model_dump(), **changes})
+    device = open_device("cpu")
+    return Beside(spec, device, Neighbours(device, None, 1))
+
+
+def test_its_time_stays_within_its_budget() -> None:
+    rare, often = beside(), beside()
+    short = [rare.behind(1e-3) for _ in range(400)]
+    assert short[0] is not None
+    spent = sum(done[1] for done in short if done is not None)
+    last = max(i for i, done in enumerate(short) if done is not None)
+    before = sum(done[1] for done in short[:last] if done is not None)
+    assert before <= BUDGET * 1e-3 * (last + 1) or last == 0
+    assert spent > 0
+    assert all(often.behind(100.0) is not None for _ in range(5)), "behind every step where steps are long"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"trace": {"reference": False}}, {"parallel": {"pp": 2, "schedule": "1f1b-stash"}, "train": {"clip": "stage"}}],
+)
+def test_where_it_is_left_out(changes: dict[str, object]) -> None:
+    made = beside(**changes)
+    assert [made.behind(100.0) for _ in range(3)] == [None] * 3
+
+
+def test_runs_do_it_behind_timed_steps_and_learn_the_same(tmp_path: Path) -> None:
+    """All ranks behind the same steps, and never in front of the first timed one."""
+    found = {}
+    for name, on in (("with", True), ("without", False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        found[name] = frames(spec_of(trace={"reference": on}, dp=2, pp=2, micro_batches=2), folder)
+    ranks, bare = found["with"], found["without"]
+    steps = [series(rank, "reference_time")["step"].tolist() for rank in ranks]
+    assert steps[0] and all(other == steps[0] for other in steps)
+    assert min(steps[0]) == next(f.header["step"] for f in ranks[0] if f.header.get("phase") == "timed")
+    for rank, own in zip(ranks, steps, strict=True):
+        told = one(rank, "summary").header["reference"]
+        assert told["times"] == len(own) and told["seconds"] > 0
+    assert series(ranks[0], "loss")["value"].tolist() == series(bare[0], "loss")["value"].tolist()
+    assert not any(series(rank, "reference_time").size for rank in bare)
+    assert "reference" not in one(bare[0], "summary").header
+
+
+def test_a_slower_device_is_slower_by_as_much() -> None:
+    spec = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 16}})
+    plain = predict_step(spec, table(MODEL)).seconds
+    assert predict_step(spec, table(MODEL), slower=(1.5,)).seconds == pytest.approx(1.5 * plain, rel=1e-6)
+
+
+@pytest.mark.parametrize("split", [{"dp": 2}, {"tp": 2}])
+def test_ranks_that_wait_for_each_other_wait_for_the_slowest_device(split: dict[str, int]) -> None:
+    spec = RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": split, "train": {"global_batch": 16}})
+    times = [predict_step(spec, table(MODEL), slower=slower).seconds for slower in ((1, 1), (1, 1.5), (1.5, 1.5))]
+    assert times[0] < times[1] == pytest.approx(times[2], rel=1e-3)
+
+
+def test_what_a_run_says_is_held_against_the_profile() -> None:
+    known = table(MODEL, reference={1: 0.002, 2: 0.004})
+    assert known.slowness([0.003]) == pytest.approx((1.5,))
+    assert known.slowness([0.004, 0.006]) == pytest.approx((1.0, 1.5))
+    assert known.slowness([]) == table(MODEL).slowness([0.003]) == ()
+    assert scaled(known, 1.2).slowness([0.003]) == (), "runs say what it costs now, not at which pace"
+
+
+def header(rank: int, busy: int, seconds: float, tp: int = 1) -> paced.Header:
+    return {"rank": rank, "row": {**row(MODEL, tp, "none", SAMPLES[0], busy, 1.0), **TOLD}, "reference": seconds}
+
+
+TOLD = {"joined": False, "tensor_split": "pairs"}
+
+
+def test_passes_are_brought_to_one_pace() -> None:
+    """Core 1 is twice as slow as core 0, and while a wider group was timed both were twice as slow as before."""
+    headers = [header(0, 1, 2.0), header(0, 2, 4.0), header(1, 2, 8.0)]
+    headers += [header(0, 1, 4.0, tp=2), header(0, 2, 8.0, tp=2), header(1, 2, 16.0, tp=2)]
+    usual = paced.reference(headers)
+    assert usual == pytest.approx({1: 4.5, 2: 9.0}), "core 0 alone takes half of what it takes beside core 1"
+    rows = paced.layers_at(usual, headers)
+    for found, told in zip(rows, headers, strict=True):
+        expected = told["row"]["whole"]["forward"] * usual[found.busy] / told["reference"]
+        assert found.whole["forward"] == pytest.approx(expected)
+
+
+def test_a_profile_without_the_work_stays_as_it_was_measured() -> None:
+    headers = [header(0, 1, 0.0), header(0, 2, 0.0)]
+    assert paced.reference(headers) == {}
+    assert [found.whole for found in paced.layers_at({}, headers)] == [told["row"]["whole"] for told in headers]
