@@ -34,6 +34,8 @@ class Run(models.Model):
     study = models.ForeignKey("studies.Study", null=True, blank=True, on_delete=models.CASCADE, related_name="runs")
     position = models.IntegerField(default=0)
     """Order inside the study: its runs execute, and are drawn, in this order."""
+    repeats = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="repeated_as")
+    """The first run of its study with this setting, which was run again as it had been disturbed."""
     label = models.CharField(max_length=60, blank=True)
     """Short name of the strategy, e.g. 'PP-1F1B + AR' (parallel_core.plan.strategy.label)."""
     tags = models.JSONField(default=list, blank=True)

@@ -47,6 +47,7 @@ def submit(
     resume_from: ResumeFrom | None = None,
     wish: dict[str, Any] | None = None,
     over_hosts: int = 0,
+    repeats: int | None = None,
 ) -> Run:
     """Queues a run and returns it, to be spread over `over_hosts` hosts (0: as few as it takes). With a `wish` it
     generates text from the checkpoint (see `generating.submit`).
@@ -65,7 +66,7 @@ def submit(
     if errors or parsed is None:
         raise Invalid(errors)
     about = {"owner": owner, "study": study, "position": position, "exclusive": exclusive, "retries_left": retries}
-    about["over_hosts"] = over_hosts
+    about |= {"over_hosts": over_hosts, "repeats_id": repeats}
     about |= {"name": clean_name or label(parsed), "tags": clean_tags}
     return _queue(parsed, about, resume_from, wish)
 

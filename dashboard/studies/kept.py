@@ -17,12 +17,24 @@ from django.db.models.functions import Cast
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import ENDED, Cursor, Run, State
-from dashboard.studies import fit, fit_views, scaling
+from dashboard.studies import again, fit, fit_views, scaling
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
 
 KEPT_S = 24 * 3600
-FIELDS = ("study_id", "pk", "state", "name", "label", "position", "queued_at", "cause", "detail", "broken")
+FIELDS = (
+    "study_id",
+    "pk",
+    "state",
+    "name",
+    "label",
+    "position",
+    "repeats_id",
+    "queued_at",
+    "cause",
+    "detail",
+    "broken",
+)
 """Of a run's row, with its summary; its spec never changes."""
 SAME_DEVICE = ("kind", "index", "name", "memory_total")
 """Of a device in a heartbeat; the rest of it changes by the second."""
@@ -52,7 +64,8 @@ def _verdicts(studies: Sequence[Study]) -> dict[int, str]:
 def _verdict(study: Study, runs: list[Run]) -> str:
     if study.kind == fit.KIND:
         return fit_views.verdict(runs)[0]
-    view = overview(runs, study.baseline, details=False)
+    stand = again.standing(runs)
+    view = overview(stand, again.stands_for(study.baseline, stand), details=False)
     said = scaling.verdict(study, view) if runs else ["0 runs have finished so far."]
     return " ".join(said[: 1 + view.mostly_disturbed])  # a warning comes first then, what it is about next
 

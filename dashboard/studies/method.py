@@ -187,7 +187,11 @@ def _repeats(view: Overview) -> str:
     most, least = max(counts.values(), default=0), min(counts.values(), default=0)
     how = f"{least} to {most} times" if least != most else "once" if most == 1 else f"{most} times"
     alone = sum(row.run.exclusive for row in view.rows)
-    return f"Each setting ran {how}; {alone} of {len(view.rows)} runs had their host to themselves."
+    said = f"Each setting ran {how}; {alone} of {len(view.rows)} runs had their host to themselves."
+    anew = sum(row.run.repeats_id is not None for row in view.rows)
+    if not anew:
+        return said
+    return f"{said} {anew} of them {'stands' if anew == 1 else 'stand'} for an earlier run that was more disturbed."
 
 
 def _disturbance(view: Overview) -> tuple[str, list[Link]]:

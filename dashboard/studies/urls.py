@@ -17,6 +17,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("studies/<int:pk>/gantt.json", views.gantt, name="gantt"),
     path("studies/<int:pk>/table.csv", views.table_csv, name="csv"),
     path("studies/<int:pk>/add/", add_views.add_run, name="add"),
+    path("studies/<int:pk>/again/", views.run_again, name="again"),
     path("studies/<int:pk>/report/", report_views.report, name="report"),
     path("studies/<int:pk>/baseline/", views.save_baseline, name="baseline"),
     path("compare/", compare_views.compare_page, name="compare"),

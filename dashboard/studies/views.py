@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any
 from urllib.parse import urlencode
 
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db.models import Count, Q
@@ -21,6 +22,7 @@ from dashboard.numbers import number, numbers
 from dashboard.runs.models import ENDED, State
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import (
+    again,
     answers,
     figures,
     findings,
@@ -70,10 +72,11 @@ def list_page(request: HttpRequest) -> HttpResponse:
 
 def view_of(request: HttpRequest, study: Study) -> Overview:
     """The study against the baseline of the address, else against its own."""
-    runs = list(study.runs.all())
+    every = list(study.runs.all())
+    runs = again.standing(every)
     wanted = number(request.GET.get("baseline"))
-    chosen = next((run for run in runs if run.pk == wanted), None)
-    return overview(runs, chosen or study.baseline)
+    chosen = next((run for run in every if run.pk == wanted), None)
+    return overview(runs, again.stands_for(chosen or study.baseline, runs))
 
 
 def target(request: HttpRequest) -> float | None:
@@ -109,6 +112,7 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
         "legend": LEGEND,
         "words": words_of(specs),
         "may_change": may_change(request.user, study),
+        "disturbed": again.disturbed(study.runs.all()) if may_change(request.user, study) else [],
         "done": len([row for row in view.rows if row.run.state in ENDED]),
     }
     return render(request, "studies/page.html", context)
@@ -172,6 +176,15 @@ def table_csv(request: HttpRequest, pk: int) -> HttpResponse:
     else:
         file.writerows([table.COLUMNS, *table.rows(view_of(request, study))])
     return response
+
+
+@require_POST
+def run_again(request: HttpRequest, pk: int) -> HttpResponse:
+    """Queues the runs that were disturbed once more."""
+    queued = again.run_again(study=get_object_or_404(Study, pk=pk), user=request.user)
+    if not queued:
+        messages.info(request, "Nothing was queued: no run of this study was disturbed, or all are under way again.")
+    return redirect("studies:page", pk=pk)
 
 
 @require_POST

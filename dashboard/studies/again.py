@@ -1,0 +1,88 @@
+"""Runs of a study that were disturbed, run again; and which of them stands for its setting then.
+
+Other processes' share of the devices is measured in each run, and it decides alone: of a setting the least disturbed
+run stands, however fast it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+
+from dashboard.accounts.roles import may_change
+from dashboard.charts.theme import DISTURBED_ABOVE
+from dashboard.runs import services as runs
+from dashboard.runs.models import ENDED, Run, State
+from dashboard.studies import fit
+from dashboard.studies.models import Study
+
+
+def standing(every: Iterable[Run]) -> list[Run]:
+    """Runs without those that another one of their setting stands for. What has not ended stands for itself."""
+    listed = list(every)
+    best = {root: min(group, key=_rank) for root, group in _settings(listed).items()}
+    return [run for run in listed if run.state not in ENDED or run is best[root_of(run)]]
+
+
+def stands_for(run: Run | None, every: Sequence[Run]) -> Run | None:
+    """The run among `every` that stands for the setting of `run`."""
+    return next((own for own in every if run is not None and root_of(own) == root_of(run)), None)
+
+
+def disturbed(every: Iterable[Run]) -> list[Run]:
+    """Of the runs that stand: those that succeeded, disturbed, and are not being run again already."""
+    listed = list(every)
+    under_way = {root_of(run) for run in listed if run.state not in ENDED}
+    return [run for run in standing(listed) if _is_disturbed(run) and root_of(run) not in under_way]
+
+
+@transaction.atomic
+def run_again(*, study: Study, user: Any) -> list[Run]:
+    """Queues each disturbed run once more, in its place of the study. Raises PermissionDenied."""
+    if not may_change(user, study):
+        raise PermissionDenied("Only the study's owner and admins may run it again.")
+    if study.kind == fit.KIND:
+        return []  # nothing is timed
+    Study.objects.select_for_update().get(pk=study.pk)  # two that ask at once get it once
+    return [_again(run, study, user) for run in disturbed(study.runs.order_by("position", "pk"))]
+
+
+def _again(run: Run, study: Study, user: Any) -> Run:
+    return runs.submit(
+        owner=user,
+        spec=run.spec,
+        name=run.name,
+        tags=run.tags,
+        study=study,
+        position=run.position,
+        exclusive=True,
+        over_hosts=run.over_hosts,
+        repeats=root_of(run),
+    )
+
+
+def root_of(run: Run) -> int:
+    """The run that was first of its setting."""
+    return run.repeats_id or run.pk
+
+
+def _settings(listed: Sequence[Run]) -> dict[int, list[Run]]:
+    groups: dict[int, list[Run]] = {}
+    for run in listed:
+        groups.setdefault(root_of(run), []).append(run)
+    return groups
+
+
+def _is_disturbed(run: Run) -> bool:
+    return run.state == State.SUCCEEDED and (run.summary.get("cpu_others") or 0.0) > DISTURBED_ABOVE
+
+
+def _rank(run: Run) -> tuple[int, float, int]:
+    """Least first: what succeeded before what ended otherwise, then the least disturbed, then the newest."""
+    others = run.summary.get("cpu_others")
+    order = 0 if run.state == State.SUCCEEDED else 1 if run.state in ENDED else 2
+    return order, inf if others is None else others, -run.pk
