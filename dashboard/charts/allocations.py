@@ -37,7 +37,7 @@ def chart(found: Allocations, step: int, rank: int) -> Chart:
     before, over = bytes_text(found.before), bytes_text(found.peak - found.before)
     title = f"{bytes_text(found.peak)} at most: {before} from before the step and {over} on top."
     subtitle = "Bytes asked of the CUDA allocator and not yet freed, MiB; the dot is the peak"
-    part = f", {len(kept)} of {len(found.us)} points drawn" if len(kept) < len(found.us) else ""
+    part = f", {count_text(len(kept))} of them drawn" if len(kept) < len(found.us) else ""
     source = f"measured, step {step}, rank {rank}: {count_text(len(found.us))} allocations and frees{part}"
     figure = {"data": [curve, _peak(found)], "layout": layout}
     return Chart("allocations", title, subtitle, source, figure, COLUMNS, _rows(found))

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django.core.cache import cache
+
 from dashboard.charts import allocations as picture
 from dashboard.runs import profiles
 from dashboard.runs.models import Run
-from dashboard.runs.profiles import Kind
-from parallel_core.analysis.allocations import Alive, allocations, place
+from dashboard.runs.profiles import Kind, Profile
+from parallel_core.analysis.allocations import Alive, Allocations, allocations, place
 from parallel_core.analysis.quantities import percent_text
 from parallel_core.observe.snapshot import unpacked
+
+KEPT_S = 3600
 
 
 def context(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,14 +26,21 @@ def context(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
     if not whole:
         return {"snapshots": steps}
     chosen = whole.get(given.get("snapshot", "")) or next(iter(whole.values()))
-    data = profiles.data(run, chosen.step, chosen.rank, Kind.SNAPSHOT)
+    key = f"allocations:{run.pk}:{run.queued_at.timestamp()}:{run.attempts.count()}:{chosen}".replace(" ", "")
+    found: Allocations | None = cache.get(key)
     try:
-        found = allocations(unpacked(data or b""))
+        found = found or _read(run, chosen)
     except ValueError as error:
         return {"snapshots": steps, "shot": chosen, "unreadable": str(error)}
+    cache.set(key, found, KEPT_S)
     alive = [_row(one, found.peak) for one in found.alive]
     drawn = picture.chart(found, chosen.step, chosen.rank)
     return {"snapshots": steps, "shot": chosen, "allocations": found, "alive": alive, "allocated": drawn}
+
+
+def _read(run: Run, chosen: Profile) -> Allocations:
+    """Raises ValueError where the file is no snapshot."""
+    return allocations(unpacked(profiles.data(run, chosen.step, chosen.rank, Kind.SNAPSHOT) or b""))
 
 
 def _row(alive: Alive, peak: int) -> dict[str, Any]:

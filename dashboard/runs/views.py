@@ -66,7 +66,7 @@ def _create(request: HttpRequest) -> HttpResponse:
         except services.Invalid as error:
             form.show(error.field_errors)
         else:
-            messages.success(request, f"“{run.name}” is queued.")
+            messages.success(request, f"“{run.name}” was submitted.")
             return redirect(reverse("runs:page", args=(run.pk,)))
     return _form_page(request, form, status=422)
 

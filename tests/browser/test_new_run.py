@@ -104,7 +104,7 @@ def test_a_refused_form_keeps_everything_and_the_corrected_one_runs(
     page.get_by_role("button", name="Queue run").click()
     page.wait_for_url("**/runs/*/")
     expect(page.get_by_role("heading", name="From the form", level=1)).to_be_visible()
-    expect(page.get_by_text("“From the form” is queued.")).to_be_visible()
+    expect(page.get_by_text("“From the form” was submitted.")).to_be_visible()
     expect(page.locator("#head")).to_have_attribute("data-state", "succeeded", timeout=RUN_MS)
     spec = yard.run_of(client, int(page.url.rstrip("/").rsplit("/", 1)[1]))["spec"]
     assert (spec["parallel"]["pp"], spec["parallel"]["recompute"], spec["train"]["lr"]) == (2, "full", 0.001)
