@@ -65,6 +65,8 @@ def cases() -> Iterator[Case]:
         for model in ({"kind": "vgg16", "width": 8}, {"kind": "resnet50", "width": 8}, {"kind": "mlp"}):
             yield model, parallel, {}
         yield GNMT, parallel, {}
+    for more in ({"zero": 2}, {"zero": 2, "micro_batches": 4}, {"zero": 2, "recompute": "full"}, {"zero": 3}):
+        yield GNMT, {"dp": 2, **more}, {}
     yield from ((GPT, {"dp": 2, **PIPE}, {}), (GPT, {"tp": 2, **PIPE}, {}), (GPT, {**PIPE, "pp": 4}, {}))
 
 

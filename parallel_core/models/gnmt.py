@@ -98,8 +98,8 @@ class Head(nn.Module):
         self.criterion = CrossEntropySum()
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        logits = self.output(x.chunk(2, -1)[0])
-        loss: Tensor = self.criterion(logits.flatten(0, 1), targets.flatten())
+        states = x.chunk(2, -1)[0].flatten(0, 1)  # as rows: else the bias is added apart, to a second tensor of logits
+        loss: Tensor = self.criterion(self.output(states), targets.flatten())
         return loss
 
 

@@ -33,6 +33,10 @@ class UnitCost:
     """Most that its backward needs on top: gradients of activations, and one weight gradient before it is added."""
     gathered: int = 0
     """What W needs beyond what the layer keeps: other ranks' rows (sequence parallelism)."""
+    copied: int = 0
+    """Of its input, what it keeps a copy of and is let go, unless the layer is the first of its graph."""
+    leaving: int = 0
+    """The gradient of its output, where `passing` has it not: whoever calls the last layer of a graph holds it."""
     loss: int = 0
     """Most that its backward needs before anything is added to a gradient: the loss."""
     put_off: int = 0

@@ -84,7 +84,12 @@ class _Segment:
         """Elements kept of one micro-batch from forward to backward."""
         if self.recomputed:
             return self.units[0].boundary
-        return sum(unit.boundary + unit.inner for unit in self.units)
+        return sum(self.saved(i) for i in range(len(self.units)))
+
+    def saved(self, i: int) -> int:
+        """Of the segment's layer `i`, where it is not recomputed."""
+        unit = self.units[i]
+        return unit.boundary + unit.inner - (unit.copied if i else 0)
 
     @property
     def weights(self) -> int:
@@ -101,11 +106,12 @@ class _Segment:
         """
         instants, before, behind = [], 0, self.weights
         for i, unit in enumerate(self.units):
-            before += unit.boundary + unit.inner
+            before += self.saved(i)
             behind -= unit.weights
             last = i == len(self.units) - 1
             own = bool(unit.let_go or not unit.weights)  # a gradient that passes whole, of which W keeps part at most
             gradient = 0 if last or (split and not own) else self.units[i + 1].boundary + output
+            gradient += unit.leaving if last else 0
             gradient += output if last and (unit.gathered or unit.let_go) else 0  # of its rows, beside what it gathers
             kept = before + unit.core + output + split * behind
             passing, params = unit.passing + gradient + split * unit.put_off, self.params[i]

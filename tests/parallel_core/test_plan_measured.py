@@ -23,6 +23,7 @@ def yard() -> Iterator[LocalYard]:
 
 
 GPT = {"layers": 3, "hidden": 64, "heads": 4, "seq": 64, "vocab": 256}
+GNMT = {"kind": "gnmt", "layers": 2, "hidden": 64, "seq": 24, "vocab": 512}
 LLAMA = {**GPT, "kv_heads": 2, "positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "dropout": 0.1}
 
 
@@ -111,7 +112,7 @@ def test_prediction_holds_for_shared_keys_positions_and_dropout(
 @pytest.mark.parametrize(
     "model",
     [
-        {"kind": "gnmt", "layers": 2, "hidden": 64, "seq": 24, "vocab": 512},
+        GNMT,
         {"kind": "vgg16", "width": 8},
         {"kind": "resnet50", "width": 8},
     ],
@@ -129,11 +130,18 @@ def test_prediction_holds_where_backward_is_split_and_layers_are_not_linear(
         {"kind": "vgg16", "width": 8, "dropout": 0.5},
         {"kind": "resnet50", "width": 8},
         {"kind": "mlp"},
-        {"kind": "gnmt", "layers": 2, "hidden": 64, "seq": 24, "vocab": 512},
+        GNMT,
     ],
 )
 def test_prediction_holds_for_others(yard: LocalYard, tmp_path: Path, model: dict[str, Any], recompute: str) -> None:
     _assert_predicted(yard, tmp_path, model, {**PIPELINE, "recompute": recompute}, "fp32")
+
+
+@pytest.mark.parametrize("more", [{}, {"micro_batches": 4}, {"recompute": "full"}])
+def test_prediction_holds_for_an_lstm_whose_gradients_are_sharded(
+    yard: LocalYard, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    _assert_predicted(yard, tmp_path, GNMT, {"dp": 2, "zero": 2, **more}, "fp32")
 
 
 def _assert_predicted(
