@@ -130,7 +130,7 @@ class Ingest:
         self.heard.append(Heard(entry.worker, entry.boot, set(live)))
 
     def _progress(self, worker: str, pk: int, progress: dict[str, Any]) -> None:
-        """Step 1: fence what should not live. Step 2: note where its ranks are. Step 3: repeat a cancel."""
+        """Step 1: fence what should not live. Step 2: note where its ranks are. Step 3: repeat what it was told."""
         attempt = self._load(pk)
         if attempt is None or attempt.over or all(node["worker"] != worker for node in attempt.devices):
             self.orders.append((worker, {"kind": "fence", "attempt": pk}))
@@ -139,6 +139,8 @@ class Ingest:
         attempt.lease_until = timezone.now() + timedelta(seconds=LEASE_S)
         attempt.save(update_fields=("progress", "lease_until"))
         self._announce(attempt, "progress")
+        if together.waits_for_store(attempt.report, attempt.devices, worker):
+            self.orders.append((worker, store_at(attempt)))
         if together.failing(attempt.report):
             self.orders.append((worker, {"kind": "end", "attempt": pk}))
         if attempt.run.cancel_requested_at:
@@ -238,15 +240,23 @@ class Ingest:
         self._announce(attempt, *topics)
 
     def _store_address(self, entry: Entry) -> None:
-        """Passes on to the other nodes where the first node's rendezvous store listens."""
+        """Where the first node's rendezvous store listens: kept, and passed on to the other nodes.
+
+        One that has not taken the start message yet has no use for it, so heartbeats are answered with it, too.
+        """
         attempt = self._placed(entry)
         if attempt is None or attempt.over:
             return
-        host, port = str(entry.body["host"]), int(entry.body["port"])
-        self.orders += [
-            (node["worker"], {"kind": "store", "attempt": attempt.pk, "host": host, "port": port})
-            for node in attempt.devices[1:]
-        ]
+        address = {"host": str(entry.body["host"]), "port": int(entry.body["port"])}
+        attempt.report = {**attempt.report, "store": address}
+        attempt.save(update_fields=("report",))
+        self.orders += [(node["worker"], store_at(attempt)) for node in attempt.devices[1:]]
+
+
+def store_at(attempt: Attempt) -> ControlEntry:
+    """The entry that tells a node where the store of the attempt listens."""
+    address = attempt.report["store"]
+    return {"kind": "store", "attempt": attempt.pk, "host": address["host"], "port": address["port"]}
 
 
 def sizes_of(attempt: Attempt) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """An attempt over several hosts: what each host has told so far, and what became of the whole.
 
-The report of an attempt keeps `up`, the workers whose ranks all have a process, and `ends`, the AttemptBody of each
-worker (with its name as `worker`) in the order in which they told.
+The report of an attempt keeps `store`, where the first host's rendezvous store listens, `up`, the workers whose ranks
+all have a process, and `ends`, the AttemptBody of each worker (with its name as `worker`) in the order in which they
+told.
 An attempt is over when all have told their end; one on a single host is when that one has.
 """
 
@@ -24,6 +25,11 @@ def is_up(report: Report, nodes: Nodes, worker: str) -> tuple[Report, bool]:
         return report, True
     up = sorted({*report.get("up", ()), worker})
     return {**report, "up": up}, {node["worker"] for node in nodes} <= set(up)
+
+
+def waits_for_store(report: Report, nodes: Nodes, worker: str) -> bool:
+    """Whether this host, which has taken its share, can begin only once it knows where the store is."""
+    return "store" in report and worker != nodes[0]["worker"] and worker not in report.get("up", ())
 
 
 def ended(report: Report, nodes: Nodes, worker: str, body: Mapping[str, Any]) -> Report:

@@ -98,20 +98,26 @@ def state_of(run: Run) -> str:
 
 
 @pytest.fixture
-def attempt(peers: tuple[Peer, Peer], controller: Controller, alice: Any) -> Attempt:
-    """Running on both, a rank on each."""
+def starting(peers: tuple[Peer, Peer], controller: Controller, alice: Any) -> Attempt:
+    """Placed on both, a rank on each; neither has taken it yet."""
     run = services.submit(owner=alice, spec=spec(dp=2))
     for peer in peers:
         peer.beat()
     until(controller, lambda: all(peer.tasks() for peer in peers))
     attempt: Attempt = run.attempts.get()
-    for peer in peers:
-        peer.beat(attempt.pk)
-        assert state_of(run) == State.STARTING
-        peer.running(attempt.pk)
-        controller.turn()
-    assert state_of(run) == State.RUNNING
     return attempt
+
+
+@pytest.fixture
+def attempt(peers: tuple[Peer, Peer], controller: Controller, starting: Attempt) -> Attempt:
+    """Running on both."""
+    for peer in peers:
+        peer.beat(starting.pk)
+        assert state_of(starting.run) == State.STARTING
+        peer.running(starting.pk)
+        controller.turn()
+    assert state_of(starting.run) == State.RUNNING
+    return starting
 
 
 def ends_ordered(peer: Peer) -> list[str]:
@@ -131,6 +137,25 @@ def test_it_is_placed_on_both_and_told_where_the_store_is(
     controller.turn()
     (order,) = [order for order in peers[1].orders() if order["kind"] == "store"]
     assert (order["host"], order["port"]) == ("host-a", 4711)
+
+
+def test_where_the_store_is_is_told_again_to_a_host_that_took_its_share_late(
+    peers: tuple[Peer, Peer], controller: Controller, starting: Attempt
+) -> None:
+    peers[0].beat(starting.pk)
+    peers[0].say("store", {"attempt": starting.pk, "host": "host-a", "port": 4711})
+    controller.turn()
+    peers[1].orders()  # it knows no such attempt yet: the address is lost on it
+    for peer in peers:
+        peer.beat(starting.pk)
+    controller.turn()
+    assert [order["kind"] for order in peers[0].orders()] == []  # the host that opened it needs not be told
+    (told,) = [order for order in peers[1].orders() if order["kind"] == "store"]
+    assert (told["attempt"], told["host"], told["port"]) == (starting.pk, "host-a", 4711)
+    peers[1].running(starting.pk)
+    peers[1].beat(starting.pk)
+    controller.turn()
+    assert peers[1].orders() == []  # once its ranks are up they have it
 
 
 def test_it_succeeds_when_both_have_and_everything_is_there(
