@@ -30,9 +30,21 @@ def test_a_heartbeat_without_the_attempt_resets_the_worker_alone() -> None:
     clocks.advance(0.5)
     clocks.heard("a", set())
     assert clocks.watch("a", 1) == (0.0, 0.5)
-    assert clocks.was_listed(1)
+    assert clocks.was_listed("a", 1) and not clocks.was_listed("b", 1)
     clocks.keep(set())
-    assert not clocks.was_listed(1)
+    assert not clocks.was_listed("a", 1)
+
+
+def test_hosts_of_an_attempt_are_timed_apart() -> None:
+    clocks = Clocks()
+    clocks.heard("a", {1})
+    clocks.watch("b", 1)
+    clocks.advance(0.5)
+    clocks.heard("a", {1})
+    assert (clocks.watch("a", 1)[1], clocks.watch("b", 1)[1]) == (0.0, 0.5)
+    assert clocks.listed_for(1) == 0.5  # since the first of them took it
+    clocks.restart(1)
+    assert clocks.watch("b", 1)[1] == 0.0
 
 
 def test_only_workers_that_beat_are_alive() -> None:

