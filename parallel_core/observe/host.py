@@ -90,6 +90,14 @@ class CpuOthers:
         return sum(cpu_seconds(pid) for pid in self._pids())
 
 
+def waited() -> float:
+    """Seconds that this thread was ready to run and had no core, because others ran on it; 0 where nobody tells."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def cpu_seconds(pid: int) -> float:
     """User and system seconds of a process and all its threads; 0 where it is gone."""
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from parallel_core.engine.device import Device, open_device
 from parallel_core.engine.distributed import connect, disconnect, near_group
 from parallel_core.launch_rank import Seat
 from parallel_core.layout import Layout
+from parallel_core.observe import host
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
 from parallel_core.observe.reference import Reference
@@ -26,10 +28,13 @@ from parallel_core.profile.fixed import FixedBench
 from parallel_core.profile.layers import LayerBench, draw, layer_bytes, row, spec_of
 from parallel_core.profile.order import Order
 from parallel_core.profile.repeats import expected
-from parallel_core.profile.table import Layers
+from parallel_core.profile.table import Layers, Part
 from parallel_core.spec import Recompute, RunSpec
 
 LEAST_REPEATS, MOST_REPEATS = 3, 25
+_LEAST_SHARE = 0.1
+Passed = Mapping[Part, list[float]]
+"""Seconds of each stage of a pass."""
 Paced = tuple[Layers, float]
 """A row, and the seconds of the reference work between its passes."""
 
@@ -182,6 +187,7 @@ class _Pair:
     ) -> None:
         """The `reference` work is done behind every other pass."""
         self._reference, self._references = reference, defaultdict[int, list[float]](list)
+        self._group, self._device = group, device
         units = specs[-1].model.units()
         self.specs, self.each = specs, LayerBench(specs[-1], [[unit] for unit in units], device, group)
         self.whole = LayerBench(specs[-1], [units], device, group)
@@ -205,10 +211,21 @@ class _Pair:
             for bench, found in zip((self.each, self.whole), kept, strict=True):
                 bench.read(batch)
                 for split in (False, True):
-                    for part, seconds in bench.run(split).items():
-                        found.setdefault(part, []).append(seconds)
+                    parts, undisturbed = self._undisturbed(partial(bench.run, split))
+                    for part, seconds in parts.items():
+                        found.setdefault(part, []).append([undisturbed * each for each in seconds])
                     if self._reference is not None and split:
                         self._references[busy].append(self._reference.once())
+
+    def _undisturbed(self, act: Callable[[], Passed]) -> tuple[Passed, float]:
+        """(what `act` gives, the share of its time in which no process of others had the core). A group is held up
+        wherever one of its ranks is."""
+        began, before = time.perf_counter(), host.waited()
+        found = act()
+        waited, lasted = host.waited() - before, time.perf_counter() - began
+        if self._group is not None:
+            waited = links.largest(waited, self._group, self._device)
+        return found, max(_LEAST_SHARE, 1.0 - waited / lasted)
 
     def reference(self, busy: int) -> float:
         """Seconds of the reference work between these passes; 0 where it was not done."""
