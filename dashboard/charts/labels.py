@@ -28,7 +28,7 @@ _SIDES = ("top right", "bottom right", "top left", "bottom left", "middle right"
 def placed(points: Sequence[tuple[float, float, str]], width: float, height: float) -> list[str]:
     """Where each name stands, one of Plotly's words a point. `points` = (x, y, name) in pixels, y downwards, of a
     chart that is `width` x `height`. Where no side is free it is the one inside the chart that covers least."""
-    dots = np.array([(x - DOT, y - DOT, x + DOT, y + DOT) for x, y, _ in points]).reshape(-1, 4)
+    dots = _dots(points)
     taken = np.empty((0, 4))
     out = [_SIDES[0]] * len(points)
     for i in sorted(range(len(points)), key=lambda i: points[i][0]):
@@ -42,22 +42,31 @@ def placed(points: Sequence[tuple[float, float, str]], width: float, height: flo
 
 
 def legible(points: Sequence[tuple[float, float, str]], sides: Sequence[str]) -> list[str]:
-    """The names, "" for one that would lie over a name before it: two names in one place are none."""
-    kept = np.empty((0, 4))
+    """The names, "" for one that would lie over a name before it, or over the middle of a point that does not touch its
+    own."""
+    dots, middles, kept = _dots(points), _dots(points, 0.0), np.empty((0, 4))
     out = []
-    for point, side in zip(points, sides, strict=True):
+    for point, own, side in zip(points, dots, sides, strict=True):
         box = _box(*point, side)
-        clear = not _met(box, kept)
+        clear = not _met(box, kept) and not _met(box, middles[~_meets(own, dots)])
         out.append(point[2] if clear else "")
         if clear and point[2]:
             kept = np.vstack([kept, box])
     return out
 
 
+def _dots(points: Sequence[tuple[float, float, str]], radius: float = DOT) -> NDArray[np.float64]:
+    return np.array([(x - radius, y - radius, x + radius, y + radius) for x, y, _ in points]).reshape(-1, 4)
+
+
 def _met(box: Box, others: NDArray[np.float64]) -> int:
     """How many of the rows (left, top, right, bottom) the box overlaps."""
+    return int(_meets(np.array(box), others).sum())
+
+
+def _meets(box: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.bool_]:
     left, top, right, bottom = others.T
-    return int(((box.left < right) & (left < box.right) & (box.top < bottom) & (top < box.bottom)).sum())
+    return (box[0] < right) & (left < box[2]) & (box[1] < bottom) & (top < box[3])
 
 
 def _inside(box: Box, width: float, height: float) -> bool:

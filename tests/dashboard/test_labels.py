@@ -34,6 +34,12 @@ def test_of_names_that_lie_over_each_other_one_is_read() -> None:
     assert legible(points, ["top right", "bottom left", "top right"]) == ["PP-1F1B", "TP", "DP"]
 
 
+def test_a_name_that_lies_over_anothers_point_is_left_out() -> None:
+    points = [(50.0, 50.0, "Naive layer-wise"), (90.0, 40.0, "TP"), (90.0, 120.0, "DP")]
+    assert legible(points, ["top right"] * 3) == ["", "TP", "DP"]
+    assert legible(points, ["bottom right", "top right", "top right"]) == ["Naive layer-wise", "TP", "DP"]
+
+
 def _bars(*rows: tuple[Kind, float, float, float]) -> np.ndarray:
     out = np.zeros(len(rows), BAR)
     for i, (kind, y, start, end) in enumerate(rows):
