@@ -20,6 +20,7 @@ from dashboard.charts import layers
 from dashboard.charts.chart import Chart
 from dashboard.fields import Choice, Number, WholeNumber
 from dashboard.ledger import graphs
+from dashboard.ledger.models import Graph
 from dashboard.plans.tabs import TABS
 from parallel_core.plan.graph_plan import GraphPlan, plan_graph, short, takes_long
 from parallel_core.plan.layer_graph import MAX_TEXT, GraphError, GraphLayer, LayerGraph, read_graph
@@ -28,9 +29,10 @@ from parallel_core.profile.table import LayerBytes
 from parallel_core.searches.partition import Answer, Question
 
 GB, GIB = 1e9, 2.0**30
-FOR_MEMBERS = (
-    "A partition of this size is searched in the background and kept for all, which members may ask for. "
-    "Use fewer workers or one group, or ask a member to send this graph."
+NO_ROOM = (
+    "A partition of this size is searched in the background, and its graph kept meanwhile. "
+    f"{graphs.MOST_KEPT} graphs are kept already, and a viewer's takes the place of none. "
+    "Use fewer workers or one group, or ask a member to send it."
 )
 DRAWN = 40
 """Layers in the charts: those that take most."""
@@ -108,19 +110,26 @@ class GraphForm(NetworkForm):
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def graph(request: HttpRequest) -> HttpResponse:
-    """The form. A graph that is sent by somebody who may submit is kept, and leads to the address of its answer."""
+    """The form. A graph that is sent by somebody who may submit is kept, and leads to the address of its answer; that
+    of a viewer, where its answer takes long."""
     if request.method != "POST":
         return _page(request, GraphForm(), {})
     form = GraphForm(_given(request))
     plan = form.plan()
-    if plan is not None and may_submit(request.user):
-        kept = graphs.keep(form.cleaned_data["text"], request.user)
+    kept = _kept(form.cleaned_data["text"], plan, request.user) if plan is not None else None
+    if kept is not None:
         return redirect(f"{reverse('ledger:graph-answer', args=[kept.sha256])}?{form.query}")
     if isinstance(plan, Question):
-        form.add_error(None, FOR_MEMBERS)
+        form.add_error(None, NO_ROOM)
     if not isinstance(plan, GraphPlan):
         return _page(request, form, {}, status=422)
     return _page(request, form, _shown(plan))
+
+
+def _kept(text: str, plan: GraphPlan | Question, user: Any) -> Graph | None:
+    if may_submit(user):
+        return graphs.keep(text, user)
+    return graphs.lend(text, user) if isinstance(plan, Question) else None
 
 
 @require_safe

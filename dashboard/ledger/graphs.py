@@ -16,14 +16,33 @@ MOST_KEPT = 200
 
 def keep(text: str, owner: Any) -> Graph:
     """The graph of that text; the same text twice is one graph."""
-    data = text.encode("utf-8", "replace")
-    given = {"packed": zlib.compress(data), "owner": owner}
+    given = {"packed": zlib.compress(_data(text)), "owner": owner}
     with transaction.atomic():
-        kept, made = Graph.objects.get_or_create(sha256=hashlib.sha256(data).hexdigest(), defaults=given)
+        kept, made = Graph.objects.get_or_create(sha256=digest(text), defaults=given)
         if made:
             listed = Graph.objects.order_by("-id").values_list("id", flat=True)
             Graph.objects.filter(id__in=list(listed[MOST_KEPT : 2 * MOST_KEPT])).delete()
     return kept
+
+
+def lend(text: str, viewer: Any) -> Graph | None:
+    """The same for somebody who may change nothing of others: of theirs one graph is kept, the newest. None where that
+    would need the room of another one's."""
+    with transaction.atomic():
+        Graph.objects.filter(owner=viewer).exclude(sha256=digest(text)).delete()
+        known = Graph.objects.filter(sha256=digest(text)).first()
+        if known is None and Graph.objects.count() >= MOST_KEPT:
+            return None
+        return known or keep(text, viewer)
+
+
+def digest(text: str) -> str:
+    """By which the graph of that text is known."""
+    return hashlib.sha256(_data(text)).hexdigest()
+
+
+def _data(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
 
 
 def text_of(sha256: str) -> str | None:

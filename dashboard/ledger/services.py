@@ -17,6 +17,7 @@ from dashboard.ledger import replays, selectors
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.runs.models import Run, State
 from parallel_core.plan.memory import worst_stage
+from parallel_core.profile.order import measured_with
 from parallel_core.profile.table import CostTable, CostTableError
 from parallel_core.spec import RunSpec
 
@@ -24,11 +25,13 @@ MAX_ERROR = 400
 
 
 def ask_profile(*, worker: Worker, spec: RunSpec, user: Any) -> Profile:
-    """The worker is asked with each of its heartbeats until it answers. Raises PermissionDenied for viewers."""
+    """The worker is asked with each of its heartbeats until it answers; if it waits for a request that measures all of
+    this, that is the one. Raises PermissionDenied for viewers."""
     if not may_submit(user):
         raise PermissionDenied(MAY_NOT_SUBMIT)
     key = selectors.profile_key(spec)
-    waiting = Profile.objects.filter(worker=worker, key=key, state=ProfileState.ASKED).first()
+    asked = Profile.objects.filter(worker=worker, key=key, state=ProfileState.ASKED)
+    waiting = next((one for one in asked if measured_with(spec, RunSpec.model_validate(one.spec))), None)
     return waiting or Profile.objects.create(worker=worker, spec=spec.model_dump(mode="json"), key=key, asked_by=user)
 
 

@@ -19,7 +19,7 @@ from parallel_core.observe import host
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
 from parallel_core.profile import paced
-from parallel_core.profile.order import Order
+from parallel_core.profile.order import RECOMPUTES, SPLITS, Order
 from parallel_core.profile.table import CostTable, Curve, Layers
 from parallel_core.rules import divisors
 from parallel_core.spec import DeviceKind, ModelSpec, Precision, Recompute, RunSpec
@@ -148,8 +148,8 @@ def measure_for(
     ranks: int | None = None,
     seconds: float = 2.0,
     quick: bool = False,
-    recompute: tuple[Recompute, ...] = ("none", "full"),
-    splits: tuple[Cut, ...] = ("pairs",),
+    recompute: tuple[Recompute, ...] = RECOMPUTES,
+    splits: tuple[Cut, ...] = SPLITS,
     command: tuple[str, ...] = COMMAND,
 ) -> CostTable:
     """The table that any split of `spec`'s model, batch, precision and device can be predicted from on this host.

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallel_core.outline.splits import Cut
-from parallel_core.spec import Recompute
+from parallel_core.spec import Recompute, RunSpec
+
+RECOMPUTES: tuple[Recompute, ...] = ("none", "full")
+SPLITS: tuple[Cut, ...] = ("pairs",)
+"""What every profile of a run measures, beside the run's own."""
 
 
 @dataclass(frozen=True)
@@ -27,3 +31,13 @@ class Order:
     devices: int = 1
     seconds: float = 3.0
     sizes: Sequence[int] | None = None
+
+
+def measured_with(spec: RunSpec, other: RunSpec) -> bool:
+    """Whether a profile for `other`, of the same model, precision and device, measures all that `spec`'s would."""
+    own, its = spec.parallel, other.parallel
+    return (
+        spec.train.global_batch == other.train.global_batch
+        and own.recompute in (*RECOMPUTES, its.recompute)
+        and own.cut in (*SPLITS, its.cut)
+    )

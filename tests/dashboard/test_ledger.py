@@ -116,6 +116,15 @@ def test_without_a_profile_the_fleet_page_says_what_to_do(member: Client) -> Non
     assert "No profile yet" in member.get("/partition/fleet/").content.decode()
 
 
+def test_who_asks_for_more_of_the_same_model_gets_it(worker: Worker, alice: Any) -> None:
+    """What a waiting request measures anyway is not asked again."""
+    columns = RunSpec.model_validate(SPEC.model_dump() | {"parallel": {"tp": 2, "tensor_split": "columns"}})
+    first, second = (ask_profile(worker=worker, spec=spec, user=alice) for spec in (SPEC, columns))
+    assert second != first and RunSpec.model_validate(second.spec) == columns
+    assert ask_profile(worker=worker, spec=columns, user=alice) == second
+    assert ask_profile(worker=worker, spec=SPEC, user=alice) in (first, second)
+
+
 def test_a_request_goes_out_with_each_heartbeat_until_it_is_answered(
     redis_url: str, worker: Worker, alice: Any
 ) -> None:
