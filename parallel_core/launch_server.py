@@ -21,6 +21,7 @@ from parallel_core import launch, processes
 from parallel_core.launch import StartOrder, Store
 from parallel_core.launch_attempt import Attempt
 from parallel_core.launch_rank import RunRank, Seat, be_rank, engine
+from parallel_core.observe.host import listen_at
 
 FAIL_GRACE_S = 1.0
 """From TERM to KILL for the ranks that a failed one leaves behind."""
@@ -225,7 +226,7 @@ def _blame(code: int) -> int:
 
 def _listen(host: str) -> tuple[socket.socket, Store]:
     """A listening socket on a free port. The store takes it over as it is: no port is ever guessed or fixed."""
-    listener = socket.create_server((host, 0), backlog=1024)
+    listener = listen_at(host)
     return listener, {"host": host or socket.gethostname(), "port": listener.getsockname()[1]}
 
 

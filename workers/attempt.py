@@ -27,7 +27,6 @@ class Attempt:
     folder: Folder
     meta: Meta
     order: Order
-    accepted: float = field(default_factory=time.monotonic)
     store: Store | None = None
     fetching: bool = False
     launched: float | None = None

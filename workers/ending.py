@@ -148,7 +148,6 @@ def of_server_loss(folder: Path, ranks: Sequence[int], code: int | None) -> Endi
 CANCELLED = Ending("cancelled", "cancelled", "Cancelled.")
 INTERRUPTED = Ending("interrupted", "interrupted", "The worker was stopped while this ran.")
 WORKER_LOST = Ending("failed", "worker_lost", "The worker was restarted while this ran.")
-STORE_LATE = Ending("failed", "timed_out", "The other hosts did not start in time.", peer=True)
 OTHERS_ENDED = Ending("failed", "", "Ended, as ranks on another host had.", peer=True)
 
 

@@ -25,7 +25,7 @@ KEEP_S = 7 * 24 * 3600.0
 """How long the claim of a settled attempt, and the data of one that nobody settled, are kept."""
 SETTLED = "settled"
 
-Stop = Literal["", "cancelled", "ended", "interrupted", "fenced", "no_progress", "timed_out", "refused"]
+Stop = Literal["", "cancelled", "ended", "interrupted", "fenced", "no_progress", "refused"]
 """Why we stopped it ourselves; "" = we did not."""
 
 

@@ -4,7 +4,8 @@ Others (Celery tasks, the control reader, the fork server's client, signal handl
 The steps of an attempt:
 
     1. accept   the folder is made (the claim), the message is checked, `starting` is told.
-    2. hold     until the calibration is over, the corpus is here and, on a later host, the store is known.
+    2. hold     until the calibration is over, the corpus is here and, on a later host, the store is known; how long
+                that may take the controller says, which knows what the other hosts still have to fetch.
     3. launch   the fork server starts the ranks; once all have a process, `running` is told.
     4. stop     by cancel, fence, shut-down or watchdog: TERM, grace, KILL; written down first.
     5. conclude when the fork server says that nothing is left: /proc is asked too, the end is written down, and the
@@ -27,7 +28,7 @@ from workers import corpora, ending, standstill
 from workers.attempt import Attempt, end_processes
 from workers.between import Between
 from workers.calibration import Calibration
-from workers.contract import START_LIMIT_S, STOP_GRACE_S, AttemptBody, ControlEntry, Device
+from workers.contract import STOP_GRACE_S, AttemptBody, ControlEntry, Device
 from workers.ending import Ending
 from workers.folder import Folder, Meta, Stop, unsettled
 from workers.forking import Forking
@@ -159,11 +160,7 @@ class Supervisor(threading.Thread):
     def _launch_if_ready(self, attempt: Attempt) -> None:
         if attempt.launched is not None or attempt.number not in self._live:
             return
-        if not attempt.ready():
-            if not attempt.order.opens_store and time.monotonic() - attempt.accepted > START_LIMIT_S:
-                self._stop(attempt, "timed_out", ending.STORE_LATE)
-            return
-        if not self._server.up or self.between.running:
+        if not attempt.ready() or not self._server.up or self.between.running:
             return
         self._relay.follow(attempt.folder, attempt.order.ranks)
         attempt.launched = time.monotonic()

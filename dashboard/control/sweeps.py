@@ -20,6 +20,7 @@ from dashboard.fleet.selectors import hosts, live_attempts
 from dashboard.runs import next_trace, states
 from dashboard.runs.models import Attempt, Corpus, Run, State
 from dashboard.runs.queue import queued_runs, requests, studies_active
+from parallel_core.analysis.quantities import listed_text
 from workers.contract import START_LIMIT_S, ControlEntry
 
 log = logging.getLogger(__name__)
@@ -175,7 +176,8 @@ def _check_start(attempt: Attempt, clocks: Clocks) -> Verdict:
     listed = clocks.listed_for(attempt.pk)
     if attempt.run.state != State.STARTING or listed <= START_LIMIT_S or listed <= _start_limit(attempt.run):
         return "fine"
-    detail = f"Its ranks had not all started {listed:.0f} s after {attempt.devices[0]['worker']} took it."
+    late = listed_text(together.not_up(attempt.report, attempt.devices))
+    detail = f"Its ranks on {late} had not all started {listed:.0f} s after it was taken."
     states.finish(attempt, "failed", "timed_out", detail, attempt.report)
     return "ended"
 

@@ -27,9 +27,14 @@ def is_up(report: Report, nodes: Nodes, worker: str) -> tuple[Report, bool]:
     return {**report, "up": up}, {node["worker"] for node in nodes} <= set(up)
 
 
+def not_up(report: Report, nodes: Nodes) -> list[str]:
+    """Workers that have not told that all their ranks have a process, in rank order, of an attempt that is starting."""
+    return [node["worker"] for node in nodes if node["worker"] not in report.get("up", ())]
+
+
 def waits_for_store(report: Report, nodes: Nodes, worker: str) -> bool:
     """Whether this host, which has taken its share, can begin only once it knows where the store is."""
-    return "store" in report and worker != nodes[0]["worker"] and worker not in report.get("up", ())
+    return "store" in report and worker in not_up(report, nodes[1:])
 
 
 def ended(report: Report, nodes: Nodes, worker: str, body: Mapping[str, Any]) -> Report:

@@ -19,6 +19,7 @@ import numpy as np
 import torch.distributed as dist
 
 from parallel_core.engine.distributed import Rendezvous
+from parallel_core.observe.host import listen_at
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Keeper(Clock):
     """Rank 0, which says what time it is to whoever asks."""
 
     def __init__(self, host: str, store: dist.Store) -> None:
-        self._listener = socket.create_server((host, 0), backlog=1024)
+        self._listener = listen_at(host)
         threading.Thread(target=self._accept, name="clock", daemon=True).start()
         store.set(KEY, f"{host} {self._listener.getsockname()[1]}")
 
@@ -89,6 +90,7 @@ class Tied(Clock):
         try:
             self._before, self._last = self._last, self._ask()
         except OSError:  # rank 0 is gone, and the run with it; what was traced goes by the clock as it was known
+            self._keeper.close()  # an answer that comes late would be taken for that of the next question
             log.warning("the clock of rank 0 cannot be asked any more")
         self.within = max(self._before.within, self._last.within)
 

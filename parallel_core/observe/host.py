@@ -50,6 +50,16 @@ def interface_of(address: str) -> str:
     return ""
 
 
+def listen_at(address: str) -> socket.socket:
+    """A listening socket on a free port of this address or host name, IPv4 where a name has both; '' is everywhere.
+
+    Raises OSError where it is not this host's.
+    """
+    found = socket.getaddrinfo(address or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, at = min(found, key=lambda one: one[0] != socket.AF_INET)
+    return socket.create_server(at, family=family, backlog=1024)
+
+
 def cuda_devices() -> list[str]:
     """What CUDA_VISIBLE_DEVICES would call each GPU that this process may use: those that it was given, else all."""
     given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.control import together
+from dashboard.control import sweeps, together
 from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
 from dashboard.runs import selectors, services
@@ -156,6 +156,22 @@ def test_where_the_store_is_is_told_again_to_a_host_that_took_its_share_late(
     peers[1].beat(starting.pk)
     controller.turn()
     assert peers[1].orders() == []  # once its ranks are up they have it
+
+
+def test_a_start_that_is_not_whole_names_the_host_that_did_not_begin(
+    peers: tuple[Peer, Peer], controller: Controller, starting: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "START_LIMIT_S", 0.3)
+    peers[0].running(starting.pk)
+
+    def both() -> None:
+        for peer in peers:
+            peer.beat(starting.pk)
+
+    until(controller, lambda: state_of(starting.run) != State.STARTING, each=both)
+    run = Run.objects.get(pk=starting.run_id)
+    assert (run.state, run.cause) == (State.FAILED, "timed_out")
+    assert "yard-b" in run.detail and "yard-a" not in run.detail
 
 
 def test_it_succeeds_when_both_have_and_everything_is_there(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import queue
+import socket
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +17,19 @@ import pytest
 import torch.distributed as dist
 
 from parallel_core import processes
-from parallel_core.engine.clocks import Clock, Keeper, Tie, Tied, ahead, open_clock, tie_of
+from parallel_core.engine import clocks
+from parallel_core.engine.clocks import _TIME, KEY, Clock, Keeper, Tie, Tied, ahead, open_clock, tie_of
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.launch import Event, ForkServer, StartOrder
 from parallel_core.local import LocalYard, points
-from parallel_core.observe.host import interface_of
+from parallel_core.observe.host import interface_of, listen_at
 from parallel_core.observe.records import SPAN, Frame, events_path, read_file
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 
 LIMIT_S = 120.0
 SECOND = 1_000_000_000
+IPV6 = any(one.address == "::1" for found in psutil.net_if_addrs().values() for one in found)
 
 
 class Host:
@@ -70,7 +75,9 @@ def spec_of(**parallel: Any) -> RunSpec:
     )
 
 
-def over_two(hosts: tuple[Host, Host], spec: RunSpec, folder: Path, attempt: int) -> dict[int, list[Frame]]:
+def over_two(
+    hosts: tuple[Host, Host], spec: RunSpec, folder: Path, attempt: int, address: str = "127.0.0.1"
+) -> dict[int, list[Frame]]:
     """Trains half of the ranks on each; the records of every rank."""
     here = spec.parallel.world // 2
     orders = []
@@ -84,7 +91,7 @@ def over_two(hosts: tuple[Host, Host], spec: RunSpec, folder: Path, attempt: int
             "devices": list(range(here)),
             "device_kind": "cpu",
             "corpus_cache": str(folder),
-            "address": "127.0.0.1",
+            "address": address,
         }
         orders.append(order)
     hosts[0].server.start(orders[0])
@@ -117,6 +124,20 @@ def test_the_numbers_are_those_of_one_host(
     rows = {rank: np.frombuffer(found[-1].blob, SPAN) for rank, found in spans.items()}
     steps = [next(row for row in found if row["kind"] == Kind.STEP) for found in rows.values()]
     assert max(row["start"] for row in steps) < min(row["end"] for row in steps), "they trained it at the same time"
+
+
+@pytest.mark.skipif(not processes.LINUX or not IPV6, reason="reads /proc; a host without IPv6")
+def test_hosts_that_know_each_other_by_ipv6_train(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    spec = spec_of(dp=2)
+    assert len(points(over_two(hosts, spec, tmp_path, attempt=30, address="::1")[0], "loss")) == spec.train.steps
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1", "localhost", *(["::1"] if IPV6 else [])])
+def test_what_listens_at_an_address_is_found_there(address: str) -> None:
+    with listen_at(address) as listener:
+        there = (address or "127.0.0.1", listener.getsockname()[1])
+        with socket.create_connection(there, timeout=10), listener.accept()[0]:
+            pass
 
 
 def test_a_tie_is_off_by_at_most_half_of_its_round_trip() -> None:
@@ -153,6 +174,38 @@ def test_a_clock_whose_keeper_has_gone_keeps_what_it_knows() -> None:
     clock._keeper.close()
     clock.tie()
     assert clock.within == before
+
+
+def test_an_answer_that_came_too_late_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 stood still for longer than its answer was waited for, and answers everything when it goes on."""
+    monkeypatch.setattr(clocks, "ROUNDS", 1)
+    store, answers = dist.HashStore(), threading.Event()
+    answers.set()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        store.set(KEY, f"127.0.0.1 {listener.getsockname()[1]}")
+
+        def keep() -> None:
+            with listener.accept()[0] as asker:
+                while asker.recv(1):
+                    told = time.monotonic_ns()
+                    answers.wait()
+                    with suppress(OSError):
+                        asker.sendall(_TIME.pack(told))
+
+        keeper = threading.Thread(target=keep, daemon=True)
+        keeper.start()
+        clock = Tied(store)
+        answers.clear()
+        clock._keeper.settimeout(0.3)
+        clock.tie()
+        answers.set()
+        clock.tie()
+        rows = np.zeros(1, SPAN)
+        rows["start"] = now = time.monotonic_ns()
+        assert clock.within is not None
+        assert abs(int(clock.moved(rows, "start")["start"][0]) - now) < 0.1 * SECOND
+        clock._keeper.close()
+        keeper.join(10)
 
 
 def test_ranks_of_one_host_move_nothing() -> None:

@@ -16,11 +16,15 @@ import pytest
 
 from tests.workers.harness import tiny
 from workers import corpora
-from workers.contract import AttemptBody
+from workers.calibration import Calibration
+from workers.contract import START_LIMIT_S, AttemptBody
 from workers.devices import Devices
 from workers.folder import KEEP_S, Folder, Meta, unsettled
 from workers.orders import Refused, attempt_number, read_order, with_beginning
+from workers.relay import Relay
 from workers.settings import Settings
+from workers.supervisor import Supervisor
+from workers.wire import Publisher
 
 DEVICES = Devices(cpu_devices=3).read()
 
@@ -231,3 +235,20 @@ def test_ranks_on_several_hosts_save_where_all_of_them_can(tmp_path: Path) -> No
     shared = Settings("b", "unix://x", tmp_path, tmp_path, shared_checkpoints=tmp_path / "shared")
     beginning = with_beginning(order, shared).beginning
     assert beginning is not None and beginning.folder == tmp_path / "shared" / "1"
+
+
+def test_a_host_waits_for_the_store_as_long_as_the_controller_does(tmp_path: Path) -> None:
+    """The host of rank 0 may be fetching a large corpus: only the controller knows how long that may take."""
+    settings = Settings("b", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)
+    supervisor = Supervisor(settings, Relay(Publisher(settings)), lambda: DEVICES, Calibration(tmp_path, "cpu"))
+    order = read_order(over_two(), "b", DEVICES)
+    folder = Folder.claim(settings.attempts, order.attempt)
+    assert folder is not None
+    with pytest.MonkeyPatch.context() as patch:
+        supervisor._accepted(folder, order)
+        later = time.monotonic() + 10 * START_LIMIT_S
+        patch.setattr(time, "monotonic", lambda: later)
+        supervisor._launch_if_ready(supervisor._live[order.attempt])
+    assert not supervisor._live[order.attempt].meta.stop
+    supervisor._control({"kind": "store", "attempt": order.attempt, "host": "a", "port": 4711})
+    assert supervisor._live[order.attempt].ready()
