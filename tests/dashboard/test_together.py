@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +11,8 @@ from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
 from dashboard.runs import selectors, services
 from dashboard.runs.models import Attempt, Run, SpanChunk, State
-from tests.dashboard.peer import Peer, points_frame, spans_frame, spec
+from tests.dashboard.peer import Peer, points_frame, spans_frame
+from tests.dashboard.test_control import state_of, until
 
 LEASE = 1.2 * MOST_COUNTED_S
 NODES = [{"worker": "a", "devices": [0], "first_rank": 0}, {"worker": "b", "devices": [0], "first_rank": 1}]
@@ -83,29 +82,6 @@ def test_a_second_telling_of_an_end_changes_nothing() -> None:
 @pytest.fixture
 def peers(redis_url: str) -> tuple[Peer, Peer]:
     return Peer(redis_url, "yard-a", devices=1), Peer(redis_url, "yard-b", "boot-2", devices=1)
-
-
-def until(controller: Controller, true: Callable[[], bool], each: Callable[[], None] = lambda: None) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline, "did not happen within 30 s"
-        each()
-        controller.turn()
-
-
-def state_of(run: Run) -> str:
-    return Run.objects.values_list("state", flat=True).get(pk=run.pk)
-
-
-@pytest.fixture
-def starting(peers: tuple[Peer, Peer], controller: Controller, alice: Any) -> Attempt:
-    """Placed on both, a rank on each; neither has taken it yet."""
-    run = services.submit(owner=alice, spec=spec(dp=2))
-    for peer in peers:
-        peer.beat()
-    until(controller, lambda: all(peer.tasks() for peer in peers))
-    attempt: Attempt = run.attempts.get()
-    return attempt
 
 
 @pytest.fixture
