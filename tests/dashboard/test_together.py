@@ -11,7 +11,7 @@ from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
 from dashboard.runs import selectors, services
 from dashboard.runs.models import Attempt, Run, SpanChunk, State
-from tests.dashboard.peer import Peer, points_frame, spans_frame
+from tests.dashboard.peer import Peer, points_frame, spans_frame, spec
 from tests.dashboard.test_control import state_of, until
 
 LEASE = 1.2 * MOST_COUNTED_S
@@ -82,6 +82,17 @@ def test_a_second_telling_of_an_end_changes_nothing() -> None:
 @pytest.fixture
 def peers(redis_url: str) -> tuple[Peer, Peer]:
     return Peer(redis_url, "yard-a", devices=1), Peer(redis_url, "yard-b", "boot-2", devices=1)
+
+
+@pytest.fixture
+def starting(peers: tuple[Peer, Peer], controller: Controller, alice: Any) -> Attempt:
+    """Placed on both, a rank on each; neither has taken it yet."""
+    run = services.submit(owner=alice, spec=spec(dp=2))
+    for peer in peers:
+        peer.beat()
+    until(controller, lambda: all(peer.tasks() for peer in peers))
+    attempt: Attempt = run.attempts.get()
+    return attempt
 
 
 @pytest.fixture
