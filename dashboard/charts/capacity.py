@@ -11,6 +11,7 @@ from dashboard.charts.theme import Figure, var
 from parallel_core.analysis.quantities import bytes_text, count_text, ratio_text
 from parallel_core.limits import MAX_LAYERS
 
+_OUTSIDE = {"textposition": "outside", "textfont": {"size": 12, "color": var("ink-2")}, "cliponaxis": False}
 COLUMNS = ("run", "layers run", "largest predicted", "times the baseline")
 
 
@@ -26,12 +27,13 @@ def chart(entries: Sequence[Entry], limit: int | None) -> Chart:
     return Chart("capacity", title(entries, limit), subtitle, source, figure(entries), COLUMNS, table)
 
 
-def figure(entries: Sequence[Entry]) -> Figure:
-    """A row an entry: `largest` as outline, and `layers` as solid bar where it is `done`."""
+def figure(entries: Sequence[Entry], found: bool = False) -> Figure:
+    """A row an entry: `largest` as outline, and `layers` as solid bar where it is `done`. Numbers are those of the
+    outlines; `found`: of what ran, and of the outline where that says another one."""
     rows = [(y, e, e.largest) for y, e in enumerate(entries) if e.largest is not None]
     most = max([1, *(most for _, _, most in rows), *(e.layers for _, e, _ in rows if e.done)])
     return {
-        "data": [_predicted(rows), _ran(rows)] if rows else [],
+        "data": [_predicted(rows, found), _ran(rows, found)] if rows else [],
         "layout": theme.layout(
             row_height(len(entries)),
             barmode="overlay",
@@ -54,7 +56,14 @@ def title(entries: Sequence[Entry], limit: int | None) -> str:
     return f"{text}: {ratio_text(most / base.largest)} the {count_text(base.largest)} of {base.label}."
 
 
-def _predicted(rows: Sequence[tuple[int, Entry, int]]) -> dict[str, Any]:
+def _number(entry: Entry, most: int, found: bool) -> str:
+    if not found or (entry.done and entry.layers == most):
+        return f" {count_text(most)}"
+    ran = f" {count_text(entry.layers)}," if entry.done else ""
+    return f"{ran} predicted {count_text(most)}"
+
+
+def _predicted(rows: Sequence[tuple[int, Entry, int]], found: bool) -> dict[str, Any]:
     return {
         "type": "bar",
         "orientation": "h",
@@ -62,15 +71,14 @@ def _predicted(rows: Sequence[tuple[int, Entry, int]]) -> dict[str, Any]:
         "y": [y for y, _, _ in rows],
         "x": [most for _, _, most in rows],
         "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 1.5, "color": var("bar")}},
-        "text": [f" {count_text(most)}" for _, _, most in rows],
-        "textposition": "outside",
-        "textfont": {"size": 12, "color": var("ink-2")},
-        "cliponaxis": False,
+        "text": ["" if e.done and e.layers > most else _number(e, most, found) for _, e, most in rows],
+        **_OUTSIDE,
         "hovertemplate": "predicted: %{x} layers<extra></extra>",
     }
 
 
-def _ran(rows: Sequence[tuple[int, Entry, int]]) -> dict[str, Any]:
+def _ran(rows: Sequence[tuple[int, Entry, int]], found: bool) -> dict[str, Any]:
+    """Where more ran than the outline says, the numbers stand behind this bar, which covers that one's end."""
     ran = [(y, e.layers) for y, e, _ in rows if e.done]
     return {
         "type": "bar",
@@ -79,6 +87,8 @@ def _ran(rows: Sequence[tuple[int, Entry, int]]) -> dict[str, Any]:
         "y": [y for y, _ in ran],
         "x": [layers for _, layers in ran],
         "marker": {"color": var("bar"), "line": {"width": 0}},
+        "text": [_number(e, most, found) if e.layers > most else "" for _, e, most in rows if e.done],
+        **_OUTSIDE,
         "hovertemplate": "run: %{x} layers<extra></extra>",
     }
 

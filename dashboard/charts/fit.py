@@ -20,7 +20,7 @@ def chart(entries: Sequence[Entry], title: str, runs: int, limit: int | None) ->
         title,
         f"Most layers that ran{within}; outline = predicted, solid = fitted, and one layer more did not",
         f"measured, {runs} runs of {len(entries)} searches, each to its metered step",
-        capacity.figure(entries),
+        capacity.figure(entries, found=True),
         COLUMNS,
         [_row(entry) for entry in entries],
     )

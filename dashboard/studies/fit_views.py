@@ -82,7 +82,9 @@ def _blank(values: Iterable[Any]) -> Iterator[Any]:
 
 def _chart(found: Sequence[Hunt], limit: int | None) -> Chart:
     runs = sum(len(hunt.search.tried) for hunt in found)
-    return fit_chart.chart([_entry(hunt) for hunt in found], sentences(found, limit)[0], runs, limit)
+    told = sentences(found, limit)
+    title = told[1 if any(hunt.largest is not None for hunt in found) else 0]  # the page begins with the largest of all
+    return fit_chart.chart([_entry(hunt) for hunt in found], title, runs, limit)
 
 
 def _entry(hunt: Hunt) -> Entry:

@@ -98,6 +98,10 @@ def test_exact_predictions_cost_two_runs_each(client: Client, study: Study) -> N
         "Single",
         *[str(truth["Single"])] * 2,
     ]
+    probe = study.runs.filter(state=State.FAILED).first()
+    assert probe is not None
+    told = client.get(f"/runs/{probe.pk}/").content.decode()
+    assert "Nothing is to be mended" in told and "What would fix it" not in told
     listed = client.get("/studies/").content.decode()
     assert "the single device" in listed and "failed</span>" not in listed, "limits that were met are no failures"
 
@@ -110,6 +114,9 @@ def test_wrong_predictions_are_searched_and_said(client: Client, study: Study) -
     found = {hunt.label: hunt for hunt in fit.hunts(study.runs.all())}
     assert {label: hunt.largest for label, hunt in found.items()} == truth
     assert "1 one layer below, 1 above" in " ".join(fit.sentences(list(found.values()), CAP * MIB))
+    below, above = client.get(f"/studies/{study.pk}/charts.json").json()["fit"]["figure"]["data"]
+    assert above["text"] == [f" {truth['Single']}, predicted {said['Single']}", ""]
+    assert below["text"] == ["", f" {truth['PP-1F1B']}, predicted {said['PP-1F1B']}"]
     rows = list(csv.DictReader(client.get(f"/studies/{study.pk}/table.csv").content.decode().splitlines()))
     assert [(row["strategy"], int(row["difference"]), row["state"]) for row in rows] == [
         ("Single", -1, "found"),
