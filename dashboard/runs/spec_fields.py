@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -130,15 +132,16 @@ def paths_of(key: str) -> tuple[str, ...]:
     return tuple(entry.path for group in GROUPS if group.key == key for entry in group.entries)
 
 
-def leaves() -> dict[str, FieldInfo]:
-    """Every leaf of the spec by dotted path."""
+@cache
+def leaves() -> Mapping[str, FieldInfo]:
+    """Every leaf of the spec by dotted path. Found once: a form asks for each of its fields."""
     plain = {
         f"{section}.{leaf}": info
         for section, outer in RunSpec.model_fields.items()
         if section != break_it.SECTION
         for leaf, info in typing.cast(Any, outer.annotation).model_fields.items()
     }
-    return plain | break_it.leaves()
+    return MappingProxyType(plain | break_it.leaves())
 
 
 def is_optional(info: FieldInfo) -> bool:
