@@ -132,10 +132,14 @@ def of_rules(request: HttpRequest, pk: int) -> HttpResponse:
 def questions(request: HttpRequest, pk: int) -> HttpResponse:
     """The part of the page with what a study is made to answer; it comes after the page, because it replays steps."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
-    view = view_of(request, study)
-    alike = scaling.like_for_like(study.kind, view)
-    asked = written.of_overview(alike, written.steps_of(alike))
-    return render(request, "studies/parts/questions.html", {"study": study, "asked": asked, "open": bool(view.open)})
+
+    def answered() -> dict[str, Any]:
+        view = view_of(request, study)
+        alike = scaling.like_for_like(study.kind, view)
+        return {"asked": written.of_overview(alike, written.steps_of(alike)), "open": bool(view.open)}
+
+    told = kept.of_ended(study, ["questions", request.GET.get("baseline", "")], answered)
+    return render(request, "studies/parts/questions.html", {"study": study, **told})
 
 
 def gantt_src(name: str, runs: list[int], **kwargs: Any) -> str:

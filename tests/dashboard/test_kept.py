@@ -144,3 +144,16 @@ def test_a_report_follows_what_arrives_late(client: Client, alice: Any, study: S
     assert client.get(address).context["body"] != first.context["body"]
     other = client.get(address, {"baseline": run.pk})
     assert other.context["baseline"] == run.pk and other.context["body"] != first.context["body"]
+
+
+def test_answers_are_kept_too_and_follow_their_baseline(client: Client, alice: Any, study: Study) -> None:
+    client.force_login(alice)
+    address = f"/studies/{study.pk}/questions/"
+    first = client.get(address).content
+    with CaptureQueriesContext(connection) as asked:
+        assert client.get(address).content == first
+    assert not any("runs_spanchunk" in query["sql"] for query in asked.captured_queries)
+    other = study.runs.get(label="DP")
+    assert client.get(address, {"baseline": other.pk}).content != first
+    changed(other, state=State.RUNNING)
+    assert b"delay:10s" in client.get(address).content
