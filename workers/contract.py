@@ -56,6 +56,8 @@ class Node(TypedDict):
     devices: list[int]
     first_rank: int
     address: str
+    shares: NotRequired[bool]
+    """Its checkpoints lie in a folder that other hosts have, too (HeartbeatBody.shared_checkpoints)."""
 
 
 class ResumeFrom(TypedDict):

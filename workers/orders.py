@@ -50,6 +50,11 @@ class Order:
         return len(self.message["nodes"]) == 1
 
     @property
+    def shares(self) -> bool:
+        """All hosts of the run keep checkpoints in the one folder that they share."""
+        return all(node.get("shares", True) for node in self.message["nodes"])
+
+    @property
     def opens_store(self) -> bool:
         return self.node["first_rank"] == 0
 
@@ -83,7 +88,7 @@ def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> Order:
 
 def with_beginning(order: Order, settings: Settings) -> Order:
     """The order with the checkpoint that it begins from. Raises Refused where that cannot be had here."""
-    if not order.alone and settings.shared_checkpoints is None:
+    if not order.alone and (settings.shared_checkpoints is None or not order.shares):
         if order.message.get("resume"):
             raise Refused("A checkpoint is read by one host, or from a folder that all of them share; here is neither.")
         return order

@@ -94,6 +94,7 @@ def _place(run: Run, shares: list[Share]) -> Attempt:
             "devices": list(share.devices),
             "first_rank": share.first_rank,
             "address": workers[share.host].host,
+            "shares": workers[share.host].shared_checkpoints,
         }
         for share in shares
     ]

@@ -126,6 +126,17 @@ def test_it_is_placed_on_both_and_told_where_the_store_is(
     assert (order["host"], order["port"]) == ("host-a", 4711)
 
 
+def test_every_host_is_told_which_of_them_share_a_folder_of_checkpoints(
+    peers: tuple[Peer, Peer], controller: Controller, alice: Any
+) -> None:
+    services.submit(owner=alice, spec=spec(dp=2))
+    peers[0].beat(shared_checkpoints=True)
+    peers[1].beat()
+    until(controller, lambda: all(peer.tasks() for peer in peers))
+    for peer in peers:
+        assert [node["shares"] for node in peer.tasks()[0]["nodes"]] == [True, False]
+
+
 def test_where_the_store_is_is_told_again_to_a_host_that_took_its_share_late(
     peers: tuple[Peer, Peer], controller: Controller, starting: Attempt
 ) -> None:

@@ -13,6 +13,7 @@ from parallel_core.analysis.breakdown import Account, Breakdown, accounts
 from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.lateness import late, lateness
 from parallel_core.analysis.losses import NAMES, losses
+from parallel_core.analysis.waits import waited
 from parallel_core.bench import analysis
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import Kind
@@ -91,6 +92,28 @@ def test_losses_add_up_to_what_is_missing(step: tuple[Layout, Spans, Spans], com
         lost = sum(found.in_speedup(name) for name in NAMES)
         assert abs(found.devices - lost - found.speedup) < 1e-6 * (abs(lost) + 1)
     assert found.imbalance >= 0 <= found.bubble
+
+
+@given(steps(), st.integers(-200, 200), st.data())
+def test_clocks_that_are_off_leave_every_sum_whole(
+    step: tuple[Layout, Spans, Spans], off: int, data: st.DataObject
+) -> None:
+    """The ranks of another host: a receive may end before its send began, as far as their clocks tell."""
+    here, spans, planned = step
+    for rank in data.draw(st.sets(st.sampled_from(sorted(spans)))):
+        for side in ("start", "end"):
+            spans[rank][side] += off
+    for rank, account in accounts(spans, here).items():
+        assert account.parts.total == int(spans[rank]["end"].max() - spans[rank]["start"].min())
+        assert account.warmup + account.steady + account.drain == account.parts.bubble
+        assert min(*account.parts.as_dict().values(), account.warmup, account.steady, account.drain) >= 0
+    path = critical_path(spans, here)
+    begin = min(int(table["start"].min()) for table in spans.values())
+    assert int((path["end"] - path["start"]).sum()) == max(int(table["end"].max()) for table in spans.values()) - begin
+    assert np.array_equal(path["start"][1:], path["end"][:-1])
+    for rank, found in waited(spans, here).items():
+        assert (found.ns >= 0).all() and (found.ns <= spans[rank]["end"] - spans[rank]["start"]).all()
+    assert len(lateness(planned, spans, here)) == sum(int((table["kind"] < 32).sum()) for table in spans.values())
 
 
 def test_a_wait_before_the_first_backward_is_warm_up_and_one_behind_the_last_forward_drains() -> None:

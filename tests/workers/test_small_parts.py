@@ -237,6 +237,18 @@ def test_ranks_on_several_hosts_save_where_all_of_them_can(tmp_path: Path) -> No
     assert beginning is not None and beginning.folder == tmp_path / "shared" / "1"
 
 
+def test_nothing_is_saved_where_one_of_the_hosts_does_not_share_the_folder(tmp_path: Path) -> None:
+    """A rank that saves beside one that does not would be refused by the engine: all of them know of each other."""
+    mixed = over_two()
+    for node, shares in zip(mixed["nodes"], (True, False), strict=True):
+        node["shares"] = shares
+    sharing = Settings("a", "unix://x", tmp_path, tmp_path, shared_checkpoints=tmp_path / "shared")
+    assert with_beginning(read_order(mixed, "a", DEVICES), sharing).beginning is None
+    assert with_beginning(read_order(mixed, "b", DEVICES), Settings("b", "x", tmp_path, tmp_path)).beginning is None
+    mixed["nodes"][1]["shares"] = True
+    assert with_beginning(read_order(mixed, "a", DEVICES), sharing).beginning is not None
+
+
 def test_a_host_waits_for_the_store_as_long_as_the_controller_does(tmp_path: Path) -> None:
     """The host of rank 0 may be fetching a large corpus: only the controller knows how long that may take."""
     settings = Settings("b", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)
