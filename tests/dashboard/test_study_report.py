@@ -98,7 +98,8 @@ def test_every_number_of_the_method_leads_to_where_it_is_from(reader: Client, st
     lines = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", part))
     found = {term: [html.unescape(a) for a in re.findall(r'href="(.*?)"', text)] for term, text in lines.items()}
     without = {term for term, addresses in found.items() if not addresses}
-    assert without == {"Links", "Versions"}, "the factory's messages have no bytes, its ranks told no version"
+    told = "the factory's messages have no bytes, its ranks told no version, its runs no pace"
+    assert without == {"Links", "Versions", "Pace"}, told
     best = max(study.runs.all(), key=lambda run: run.pk)
     assert found["Hardware"] == [f"http://testserver/runs/{best.pk}/?tab=metrics#details"]
     base = study.baseline_id
