@@ -63,7 +63,8 @@ def test_a_queued_run_is_sent_to_a_worker(peer: Peer, controller: Controller, al
     attempt = run.attempts.get()
     assert (task["run"], task["attempt"], task["number"]) == (run.pk, attempt.pk, 1)
     assert task["spec"] == run.spec
-    assert task["nodes"] == [{"worker": "yard-a", "devices": [0, 1], "first_rank": 0, "address": "host-a"}]
+    node = {"worker": "yard-a", "devices": [0, 1], "first_rank": 0, "address": "host-a", "shares": False}
+    assert task["nodes"] == [node]
     assert state_of(run) == State.STARTING
 
 
