@@ -180,6 +180,8 @@ def detail(run: Run) -> dict[str, Any]:
         "wish": run.wish,
         "generated": clean(generating.told(run)),
         "waits_for": selectors.waiting(run).sentence,
+        "hosts": run.over_hosts,
+        "placed": attempt.devices if (attempt := selectors.attempt_of(run)) else [],
     }
 
 

@@ -111,12 +111,22 @@ class RunOut(Schema):
     ended_at: datetime | None
 
 
+class Placed(Schema):
+    """Devices of one worker, a rank each from `first_rank` on."""
+
+    worker: str
+    devices: list[int]
+    first_rank: int
+
+
 class RunDetail(RunOut):
     spec: dict[str, Any]
     summary: dict[str, Any]
     retries_left: int
     cancel_requested_at: datetime | None
     waits_for: str
+    hosts: int = Field(description="over how many its ranks are spread evenly; 0: as few as it takes")
+    placed: list[Placed] = Field(description="where its newest attempt is, or was; empty before the first")
     resume_from: ResumeFrom | None
     checkpoints: list[int] = Field(description="steps at which it can be resumed")
     wish: dict[str, Any] = Field(description="the text to generate; {} of a run that trains")

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import selectors, services, spreading, submission
+from dashboard.runs import selectors, services, spreading, states, submission
 from dashboard.runs.models import Run
 from tests.dashboard import factory
 from tests.dashboard.test_forms import filled
@@ -78,3 +78,17 @@ def test_the_queue_says_which_hosts_are_waited_for(two_hosts: None, alice: Any) 
     factory.start(factory.queued(alice, {"dp": 2}))
     run = services.submit(owner=alice, spec=spec(4))
     assert selectors.waiting(run).sentence == "Waits for 4 CPU devices on 2 hosts: yard-a and yard-b have 2 free."
+
+
+def test_the_api_takes_how_many_hosts_and_says_which(member: Client, two_hosts: None) -> None:
+    asked = {"spec": spec(4), "hosts": 2}
+    made = member.post("/api/v1/runs", asked, content_type="application/json")
+    assert made.status_code == 201, made.content
+    found = made.json()["data"]
+    assert (found["hosts"], found["placed"]) == (2, [])
+    nodes = [{"worker": f"yard-{name}", "devices": [0, 1], "first_rank": 2 * i} for i, name in enumerate("ab")]
+    run = Run.objects.get()
+    states.place(run, [{**node, "address": "x"} for node in nodes], Worker.objects.get(name="yard-a"))
+    assert member.get(f"/api/v1/runs/{run.pk}").json()["data"]["placed"] == nodes
+    wrong = member.post("/api/v1/runs", {**asked, "hosts": 3}, content_type="application/json")
+    assert wrong.status_code == 422 and "evenly over 3 hosts" in wrong.content.decode()
