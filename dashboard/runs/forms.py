@@ -10,7 +10,7 @@ from django import forms
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest
 
-from dashboard.fields import WholeNumber
+from dashboard.fields import Choice, WholeNumber
 from dashboard.runs import corpora, resuming, spec_fields
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS, Invalid
 from dashboard.runs.submission import Assessment, assess
@@ -65,7 +65,7 @@ class RunForm(forms.Form):
         initial=0,
         help_text=f"when a worker is lost, 0 to {MAX_RETRIES}",
     )
-    hosts = forms.ChoiceField(
+    hosts = Choice(
         required=False,
         label="Hosts",
         choices=[("0", "as few as it takes"), *((str(n), f"evenly over {n}") for n in (2, 3, 4, 6, 8, 16, 32, 64))],
