@@ -51,7 +51,10 @@ class ResumeFrom(Schema):
 
 
 class SubmitIn(Schema):
-    """A run to queue, over `hosts` hosts (0: as few as it takes). `anyway` overrules the memory prediction alone."""
+    """A run to queue, over `hosts` hosts (0: as few as it takes; 1: on one).
+
+    `anyway` overrules the memory prediction alone.
+    """
 
     model_config = ConfigDict(extra="forbid")
     spec: RunSpec

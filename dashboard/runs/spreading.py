@@ -13,9 +13,13 @@ from parallel_core.analysis.quantities import plural_text
 MOST_HOSTS = 64
 
 
-def alone_because(spec: Mapping[str, Any], *, resumes: bool = False, generates: bool = False) -> str:
+def alone_because(
+    spec: Mapping[str, Any], *, resumes: bool = False, generates: bool = False, over_hosts: int = 0
+) -> str:
     """Why all ranks of a run must be on one host, as a clause; '' where they need not be."""
     train = spec.get("train", {})
+    if over_hosts == 1:
+        return "one was asked for"
     if generates:
         return "text is generated on one"
     if str(train.get("corpus", "")).startswith("tokens:"):
@@ -27,7 +31,8 @@ def alone_because(spec: Mapping[str, Any], *, resumes: bool = False, generates: 
 
 def why_alone(run: Run) -> str:
     """`alone_because` of a run."""
-    return alone_because(run.spec, resumes=run.resume_run_id is not None, generates=bool(run.wish))
+    resumes, generates = run.resume_run_id is not None, bool(run.wish)
+    return alone_because(run.spec, resumes=resumes, generates=generates, over_hosts=run.over_hosts)
 
 
 def checkpoints_shared() -> bool:
@@ -37,7 +42,7 @@ def checkpoints_shared() -> bool:
 
 
 def hosts_error(over: int, devices: int, kind: str, word: str, alone: str) -> str:
-    """What speaks against spreading `devices` ranks evenly over `hosts` hosts; '' where nothing does."""
+    """What speaks against spreading `devices` ranks evenly over `over` hosts; '' where nothing does."""
     if over < 2:
         return ""
     if alone:
@@ -46,7 +51,7 @@ def hosts_error(over: int, devices: int, kind: str, word: str, alone: str) -> st
         fitting = [str(n) for n in range(2, min(devices, MOST_HOSTS) + 1) if devices % n == 0]
         choose = f"choose {' or '.join(fitting)}, or as few as it takes" if fitting else "choose as few as it takes"
         return f"{devices} {word}s cannot be spread evenly over {over} hosts; {choose}."
-    counts = sorted(_count(devices_of, kind) for devices_of in reporting().values_list("devices", flat=True))
+    counts = [_count(listed, kind) for listed in reporting().values_list("devices", flat=True)]
     enough = sum(count >= devices // over for count in counts)
     if counts and enough < over:
         each = plural_text(devices // over, word)

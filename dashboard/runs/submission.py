@@ -87,7 +87,7 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
     except ValidationError as error:
         return Assessment(errors=field_errors(error))
     offered = capacity(parsed.train.device)
-    alone = alone_because(parsed.model_dump(mode="json"), resumes=resume_from is not None)
+    alone = alone_because(parsed.model_dump(mode="json"), resumes=resume_from is not None, over_hosts=over_hosts)
     errors = fleet_errors(parsed, offered, alone) | corpus_errors(parsed)
     if spread := hosts_error(over_hosts, parsed.parallel.world, offered.kind, WORDS[offered.kind], alone):
         errors["hosts"] = spread

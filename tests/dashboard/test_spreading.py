@@ -92,3 +92,11 @@ def test_the_api_takes_how_many_hosts_and_says_which(member: Client, two_hosts: 
     assert member.get(f"/api/v1/runs/{run.pk}").json()["data"]["placed"] == nodes
     wrong = member.post("/api/v1/runs", {**asked, "hosts": 3}, content_type="application/json")
     assert wrong.status_code == 422 and "evenly over 3 hosts" in wrong.content.decode()
+
+
+def test_one_host_that_was_asked_for_must_have_all_the_devices(two_hosts: None, alice: Any) -> None:
+    said = submission.assess(spec(4), over_hosts=1).errors["parallel.dp"]
+    assert said.endswith("on one host, because one was asked for; the largest worker has 2.")
+    assert not submission.assess(spec(2), over_hosts=1).errors
+    run = services.submit(owner=alice, spec=spec(4), over_hosts=1)
+    assert "on one host, because one was asked for" in selectors.waiting(run).sentence
