@@ -105,6 +105,8 @@ class HeartbeatBody(TypedDict):
     attempts: dict[str, dict[str, RankProgress]]  # live attempts -> rank -> where it is
     shared_checkpoints: NotRequired[bool]
     """Its checkpoints lie in a folder that other hosts have, too: runs over several hosts can save there."""
+    leaving: NotRequired[bool]
+    """It ends in an orderly way and takes no more runs. Said before its attempts end, so that none comes back to it."""
     token_files: NotRequired[list[dict[str, Any]]]
     """{name, tokens, vocab} of those in this worker's data folder (parallel_core.data.token_file)."""
     calibration: NotRequired[dict[str, Any]]

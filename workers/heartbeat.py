@@ -37,20 +37,30 @@ class Heartbeat(threading.Thread):
         self._settings = settings
         self._publisher, self._supervisor, self._devices = publisher, supervisor, read_devices
         self._poked = threading.Event()
-        self._leaving = False
+        self._going, self._gone = threading.Event(), False
+        self._told_so = threading.Event()
 
     def poke(self) -> None:
         """An attempt began or ended: say so now."""
         self._poked.set()
 
+    def say_leaving(self, timeout: float) -> None:
+        """From here on every heartbeat says that this worker leaves; returns when one was sent, or after `timeout`."""
+        self._going.set()
+        self.poke()
+        self._told_so.wait(timeout)
+
     def leave(self) -> None:
-        self._leaving = True
-        self._poked.set()
+        self._gone = True
+        self.poke()
 
     def run(self) -> None:
-        while not self._leaving:
+        while not self._gone:
             begun = time.monotonic()
+            going = self._going.is_set()
             self._beat()
+            if going:
+                self._told_so.set()
             # Counted from this beat, so that beats brought forward by pokes never push the next one back.
             self._poked.wait(max(0.0, begun + HEARTBEAT_S - time.monotonic()))
             self._poked.clear()
@@ -76,6 +86,7 @@ class Heartbeat(threading.Thread):
             memory_available=available,
             attempts=self._supervisor.roll.progress(),
             shared_checkpoints=self._settings.shared_checkpoints is not None,
+            leaving=self._going.is_set(),
             token_files=token_file.listing(self._settings.corpora),
         )
         calibration: dict[str, Any] | None = self._supervisor.between.calibration.result

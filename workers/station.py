@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 SEND_S = 1.0
 """For attempts that have saved and ended to send their last data; what is left is published at the next start."""
+TELL_S = 0.5
+"""To say that this worker leaves, before any of its attempts ends: else they would be placed here again."""
 EXIT_S = 1.5
 """For the rest of the process to end by itself after that (Celery may wait for a broker that is away)."""
 
@@ -67,7 +69,7 @@ class Station:
     def leave(self) -> None:
         """The orderly end, waited for."""
         self.ask_to_leave()
-        self._left.wait(self._leave_s + EXIT_S)
+        self._left.wait(TELL_S + self._leave_s + EXIT_S)
 
     def _ended_published(self, attempt: int) -> None:
         self.supervisor.roll.remove(attempt)
@@ -75,6 +77,7 @@ class Station:
 
     def _leave_when_asked(self) -> None:
         self._asked.get()
+        self.heartbeat.say_leaving(TELL_S)
         deadline = time.monotonic() + self._leave_s
         self.supervisor.leave()
         self.control.leave()

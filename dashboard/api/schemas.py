@@ -211,6 +211,7 @@ class WorkerOut(Schema):
     host: str
     version: str
     draining: bool
+    leaving: bool
     silent: bool
     heartbeat_age_s: float | None
     load: float

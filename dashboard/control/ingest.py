@@ -113,6 +113,7 @@ class Ingest:
             "memory_total": body["memory_total"],
             "memory_available": body["memory_available"],
             "shared_checkpoints": bool(body.get("shared_checkpoints")),
+            "leaving": bool(body.get("leaving")),
             "token_files": body.get("token_files") or [],
             "heartbeat_at": at,
         }

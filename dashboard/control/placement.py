@@ -1,9 +1,9 @@
 """Which queued runs get which devices: a pure function from the queue and the hosts to assignments.
 
 Rules: oldest first; all devices of a run at once or none; on one host where any has as many, else on as few as it
-takes; never on one that is draining or silent. An `exclusive` run needs whole idle hosts and blocks them. A run that
-has to wait reserves the hosts it waits for, so that later, smaller runs cannot starve it. Exclusive runs of one study
-go one after another, on the same host while it is there: they are meant to be compared.
+takes; never on one that drains, leaves or is silent. An `exclusive` run needs whole idle hosts and blocks them. A run
+that has to wait reserves the hosts it waits for, so that later, smaller runs cannot starve it. Exclusive runs of one
+study go one after another, on the same host while it is there: they are meant to be compared.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Host:
-    """A worker: all and free device indices by kind. `open`: neither draining nor silent."""
+    """A worker: all and free device indices by kind. `open`: neither draining, leaving nor silent."""
 
     name: str
     devices: dict[str, tuple[int, ...]]

@@ -135,10 +135,21 @@ def _check_lease(attempt: Attempt, clocks: Clocks, lease: float, resends: dict[i
         return _check_start(attempt, clocks)
     if together.tells_why(attempt.report):
         return _end_without(attempt, worker)
+    if silence > lease and _left_before(attempt, worker, clocks):
+        detail = f"Worker {worker} left before it took the run."
+        states.finish(attempt, "interrupted", "interrupted", detail, attempt.report)
+        return "ended"
     if silence > lease:
         states.lose(attempt, f"Worker {worker} sent no heartbeat for {lease:.0f} s.", attempt.report)
         return "ended"
     return _check_missing(attempt, worker, missing, clocks, resends)
+
+
+def _left_before(attempt: Attempt, worker: str, clocks: Clocks) -> bool:
+    """The worker went in an orderly way, and the start message reached it too late: no process was ever started."""
+    if attempt.run.state == State.RUNNING or clocks.was_listed(worker, attempt.pk):
+        return False
+    return Worker.objects.filter(name=worker, leaving=True).exists()
 
 
 def _end_without(attempt: Attempt, worker: str) -> Verdict:

@@ -38,7 +38,9 @@ class WorkerAdmin(LookOnly):
     @admin.display(description="state")
     def state(self, worker: Worker) -> str:
         if not selectors.reporting().filter(pk=worker.pk).exists():
-            return "silent"
+            return "left" if worker.leaving else "silent"
+        if worker.leaving:
+            return "leaving"
         return "draining" if worker.draining else "in service"
 
     @admin.display(description="GPUs")

@@ -22,6 +22,8 @@ class Worker(models.Model):
     """Its checkpoints lie in a folder that other hosts have, too."""
     calibration = models.JSONField(default=dict, blank=True)
     draining = models.BooleanField(default=False)
+    leaving = models.BooleanField(default=False)
+    """Its newest heartbeat says that it ends in an orderly way; False again with the next start's first."""
     heartbeat_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -30,3 +32,8 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def in_service(self) -> bool:
+        """It takes new runs, as long as it is heard of."""
+        return not (self.draining or self.leaving)

@@ -85,7 +85,7 @@ def hosts(heard: Collection[str] | None = None) -> list[Host]:
         for device in worker.devices:
             every[device["kind"]] = (*every.get(device["kind"], ()), device["index"])
         free = {kind: tuple(i for i in ids if (worker.name, kind, i) not in held) for kind, ids in every.items()}
-        out.append(Host(worker.name, every, free, worker.name in exclusive, alive and not worker.draining))
+        out.append(Host(worker.name, every, free, worker.name in exclusive, alive and worker.in_service))
     return out
 
 

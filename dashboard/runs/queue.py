@@ -130,14 +130,14 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
     kind = kind_of(run)
     word = WORDS.get(kind, kind) + ("" if run.devices == 1 else "s")
     if why is Wait.NO_HOST:
-        held = "all workers are draining or silent" if fleet else "none is connected"
+        held = "every worker is draining, leaving or silent" if fleet else "none is connected"
         return f"Waits for a worker: {held}."
     if why is Wait.TOO_LARGE:
         return f"Needs {run.devices} {word}{_too_large(run, [host.count(kind) for host in fleet if host.open])}"
     if why is Wait.CHECKPOINT and not run.resume_run_id:
-        return f"Waits for worker {_reader(run)}, which has its token file; it is silent or draining."
+        return f"Waits for worker {_reader(run)}, which has its token file; it is away or draining."
     if why is Wait.CHECKPOINT:
-        return f"Waits for worker {_holder(run)}, which has the checkpoint it begins from; it is silent or draining."
+        return f"Waits for worker {_holder(run)}, which has the checkpoint it begins from; it is away or draining."
     if why is Wait.SIBLING:
         return "Waits for the runs of its study in front of it: they go one after another."
     if not awaited:

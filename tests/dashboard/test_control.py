@@ -104,6 +104,31 @@ def test_drained_workers_get_nothing_new(peer: Peer, controller: Controller, ali
     assert state_of(run) == State.STARTING
 
 
+def test_a_worker_that_leaves_gets_nothing_back(peer: Peer, controller: Controller, alice: Any) -> None:
+    run = submit(alice)
+    attempt = started(peer, controller, run)
+    peer.beat(attempt.pk, leaving=True)
+    peer.ended(attempt.pk, "interrupted", cause="interrupted")
+    until(controller, lambda: state_of(run) == State.QUEUED)
+    peer.beat(leaving=True)
+    controller.turn()
+    assert (state_of(run), run.attempts.count()) == (State.QUEUED, 1)
+    peer.boot = "boot-2"
+    peer.beat()
+    until(controller, lambda: run.attempts.count() == 2)
+
+
+def test_what_a_leaving_worker_never_took_is_queued_again(redis_url: str, peer: Peer, alice: Any) -> None:
+    controller = Controller(lease=SHORT_LEASE)
+    run = submit(alice)
+    peer.beat()
+    until(controller, lambda: bool(peer.tasks()))
+    peer.beat(leaving=True)
+    until(controller, lambda: state_of(run) != State.STARTING)
+    assert state_of(run) == State.QUEUED
+    assert run.attempts.get().cause == "interrupted"
+
+
 def test_study_runs_go_by_position(peer: Peer, controller: Controller, alice: Any) -> None:
     from dashboard.studies.models import Study
 

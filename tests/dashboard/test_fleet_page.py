@@ -65,6 +65,18 @@ def test_silent_worker_is_called_silent(client: Client, bob: Any) -> None:
     assert ">silent<" in page(client)
 
 
+def test_a_worker_that_went_in_good_order_has_left(client: Client, bob: Any) -> None:
+    host = factory.worker()
+    host.leaving = True
+    host.save()
+    client.force_login(bob)
+    assert ">leaving<" in page(client)
+    host.heartbeat_at = timezone.now() - timedelta(minutes=2)
+    host.save()
+    said = page(client)
+    assert ">left<" in said and ">silent<" not in said
+
+
 def test_only_staff_drain_and_enable(client: Client, alice: Any, bob: Any, admin: Any) -> None:
     host = factory.worker()
     drain, enable = (reverse(f"fleet:{name}", args=[host.pk]) for name in ("drain", "enable"))

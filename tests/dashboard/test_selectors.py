@@ -141,7 +141,9 @@ def test_waits_for_a_worker(alice: Any) -> None:
 
 def test_a_silent_worker_is_no_worker(alice: Any) -> None:
     Worker.objects.filter(pk=worker().pk).update(heartbeat_at="2020-01-01T00:00:00Z")
-    assert selectors.waiting(submit(alice)).sentence == "Waits for a worker: all workers are draining or silent."
+    assert (
+        selectors.waiting(submit(alice)).sentence == "Waits for a worker: every worker is draining, leaving or silent."
+    )
 
 
 def test_waits_for_devices_and_says_who_is_ahead(alice: Any) -> None:

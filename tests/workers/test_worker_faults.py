@@ -71,6 +71,11 @@ def test_an_orderly_stop_interrupts_and_leaves_nothing(bench: Bench) -> None:
     assert (end["outcome"], end["cause"], end["none_left"]) == ("interrupted", "interrupted", True)
     assert none_alive(recorded)
     assert all_arrived(bench, attempt)
+    says_so = next(i for i, entry in enumerate(bench.heard) if entry.body.get("leaving"))
+    ended = next(
+        i for i, e in enumerate(bench.heard) if (e.body.get("attempt"), e.body.get("state")) == (attempt, "ended")
+    )
+    assert says_so < ended, "a run that was queued again before would have come back to it"
     bench.start_worker()
 
 
