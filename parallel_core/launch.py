@@ -99,6 +99,8 @@ class StartOrder(TypedDict):
     saves: NotRequired[Saves | None]
     wish: NotRequired[Wish | None]
     """Text to generate from the checkpoint that `saves` resumes from, instead of training."""
+    links: NotRequired[bool]
+    """Messages between two hosts are timed (profile.between), instead of training."""
 
 
 class Event(TypedDict):

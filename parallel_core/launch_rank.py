@@ -73,11 +73,15 @@ def engine() -> RunRank:
     """The engine as a RunRank; its imports happen here, in the fork server, so that no rank pays for them."""
     from parallel_core.engine import generate
     from parallel_core.engine.run import run_rank
+    from parallel_core.profile import between
 
     platform.processor()  # starts a process the first time
 
     def run(seat: Seat, sink: FileSink, page: progress.Progress) -> None:
         connect = seat.rendezvous()
+        if seat.order.get("links"):
+            between.run_rank(seat.spec, seat.rank, sink, connect, page)
+            return
         wish, saves = seat.order.get("wish"), seat.saves
         if wish is not None and saves is not None and saves.resume is not None:
             generate.run_rank(seat.spec, seat.rank, sink, connect, page, saves.resume, wish)

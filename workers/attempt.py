@@ -65,6 +65,7 @@ class Attempt:
             address="127.0.0.1" if self.order.alone else node["address"],
             saves=self.order.beginning.saves(self.order.message) if self.order.beginning else None,
             wish=self.order.wish,
+            links=self.order.links,
         )
 
     def running(self) -> AttemptBody:

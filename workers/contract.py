@@ -76,7 +76,8 @@ class StartMessage(TypedDict):
     resume: NotRequired[ResumeFrom | None]
     """Where a first attempt begins; a later one prefers the run's own newest checkpoint on its host."""
     wish: NotRequired[dict[str, Any] | None]
-    """Text to generate from that checkpoint (parallel_core.wish.TextWish) instead of training."""
+    """What to do instead of training: text to generate from that checkpoint (parallel_core.wish.TextWish), or
+    {"links": [two workers]}, between which messages are timed (parallel_core.profile.between)."""
 
 
 class Device(TypedDict):

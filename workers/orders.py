@@ -34,6 +34,8 @@ class Order:
     """Where it begins; None where its ranks are on several hosts that share no folder: then nothing is saved."""
     wish: Wish | None = None
     """Text to generate from there; None where it trains."""
+    links: bool = False
+    """Messages between its two hosts are timed, instead."""
 
     @property
     def attempt(self) -> int:
@@ -80,7 +82,10 @@ def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> Order:
     mine = [node for node in message["nodes"] if node["worker"] == worker]
     if len(mine) != 1:
         raise Refused(f"The attempt was not placed on worker {worker}.")
-    order = Order(message, spec, mine[0], wish=_wish(message, spec))
+    links = "links" in (message.get("wish") or {})
+    order = Order(message, spec, mine[0], wish=None if links else _wish(message, spec), links=links)
+    if links:
+        _check_pair(message)
     _check_ranks(order)
     _check_devices(order, devices)
     return order
@@ -108,6 +113,13 @@ def _wish(message: StartMessage, spec: RunSpec) -> Wish | None:
     if wish is None:
         raise Refused(f"The wish for text breaks a rule: {' '.join(errors.values())}")
     return wish
+
+
+def _check_pair(message: StartMessage) -> None:
+    """Of a message that has links timed: half of the ranks on either host, the second half on the second."""
+    given = [len(node["devices"]) for node in message["nodes"]]
+    if len(given) != 2 or given[0] != given[1]:
+        raise Refused(f"Links are timed between two hosts with as many devices each; the message gives {given}.")
 
 
 def _check_ranks(order: Order) -> None:

@@ -28,6 +28,7 @@ class Decoded:
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     profiles: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
     generated: list[dict[str, Any]] = field(default_factory=list)
+    links: list[dict[str, Any]] = field(default_factory=list)
 
 
 def decode_batch(data: bytes, start: int) -> Decoded:
@@ -71,6 +72,8 @@ def _add(out: Decoded, frame: Frame) -> None:
     elif frame.kind == "generated":
         joined(None, {**header, "first": 0})  # raises where something is missing
         out.generated.append({**header, "first": int(header["first"])})
+    elif frame.kind == "links":
+        out.links.append({"software": str(header["software"]), "device": header["device"], "links": header["links"]})
     elif frame.kind == "fault":
         out.fault = header
 

@@ -25,6 +25,7 @@ class Wait(Enum):
     WHOLE_HOST = "whole host"  # exclusive: something is still running there, or something exclusive is
     RESERVED = "reserved"  # an older run waits for the host
     CHECKPOINT = "checkpoint"  # the host with the checkpoint it begins from, or its token file, is away or draining
+    AWAY = "away"  # one of the hosts that the run is about is away or draining
     SIBLING = "sibling"  # a run of the same study is active or ahead
 
 
@@ -33,6 +34,7 @@ class Request:
     """A queued run. `study` is set for exclusive runs of a study alone.
 
     `prefer` names the host that its siblings ran on, or that has its own checkpoints; `needs` the one it must run on.
+    `among`: the hosts that it is about, all of which it needs ((): any).
     `hosts` = how many it is to be spread over evenly, 0 for as few as it takes; `alone`: never over several; `unit` =
     ranks that better stay on one host (a tensor group).
     """
@@ -47,6 +49,7 @@ class Request:
     hosts: int = 0
     alone: bool = False
     unit: int = 1
+    among: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,10 @@ def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> tuple
         usable = [host for host in usable if host.name == request.needs]
         if not usable:
             return Wait.CHECKPOINT, {request.needs: request.devices}
+    if request.among:
+        usable = [host for host in usable if host.name in request.among]
+        if away := set(request.among) - {host.name for host in usable}:
+            return Wait.AWAY, dict.fromkeys(sorted(away), 1)
     if request.hosts < 2:
         capable = [host for host in usable if host.count(request.kind) >= request.devices]
         if capable:

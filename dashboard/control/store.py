@@ -14,6 +14,7 @@ from django.db.models import Max, Model
 
 from dashboard.control.frames import Decoded
 from dashboard.control.traced import share_points
+from dashboard.ledger import between
 from dashboard.runs.models import (
     Attempt,
     Checkpoint,
@@ -88,6 +89,9 @@ class Store:
             topics.add("info")
         if records.generated:
             _keep_text(attempt, rank, records.generated)
+            topics.add("text")
+        for header in records.links:
+            between.keep(attempt, header)
             topics.add("text")
         if records.fault is not None:
             faults = {**attempt.report.get("faults", {}), str(rank): records.fault}

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_POST, require_safe
 from dashboard.fleet import selectors, services
 from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import HOURS, timeline
+from dashboard.runs import link_views
 from dashboard.runs.models import Run
 from dashboard.runs.queue import Waiting, everyone_waiting, queued_runs
 
@@ -24,7 +25,7 @@ QUEUE_SHOWN = 20
 @require_safe
 def fleet(request: HttpRequest) -> HttpResponse:
     """`?hours=` is how far the timeline reaches back."""
-    return render(request, "fleet/list.html", _context(request))
+    return render(request, "fleet/list.html", {**_context(request), **link_views.context(request)})
 
 
 @require_safe

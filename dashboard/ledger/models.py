@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.conf import settings
 from django.db import models
+from django.utils import timezone
 
 from parallel_core.analysis.quantities import ratio_text, signed_percent_text
 from parallel_core.outline import outline_of
@@ -51,6 +52,27 @@ class Profile(models.Model):
         """Model and precision, in few words."""
         spec = RunSpec.model_validate(self.spec)
         return f"{outline_of(spec.model).title}, {spec.train.precision}"
+
+
+class LinksBetween(models.Model):
+    """Messages between two hosts, timed by a run over both; of a pair and a kind of device the newest counts. Only the
+    controller writes it."""
+
+    run = models.OneToOneField("runs.Run", null=True, on_delete=models.SET_NULL, related_name="links")
+    first = models.CharField(max_length=120)
+    second = models.CharField(max_length=120)
+    """Names of workers, in the order of the alphabet."""
+    device = models.CharField(max_length=8)
+    table = models.JSONField()
+    """parallel_core.profile.table.LinksBetween."""
+    measured_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ("-measured_at", "-id")
+        indexes = [models.Index(fields=("first", "second", "device"))]
+
+    def __str__(self) -> str:
+        return f"{self.first} and {self.second}, {self.device}"
 
 
 class Prediction(models.Model):

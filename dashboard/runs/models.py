@@ -58,7 +58,8 @@ class Run(models.Model):
     resume_step = models.IntegerField(null=True, blank=True)
     """The checkpoint that the first attempt begins from: `resume_step` steps done by `resume_run`; both or none."""
     wish = models.JSONField(default=dict, blank=True)
-    """The text to generate from that checkpoint (parallel_core.wish.TextWish); {} of a run that trains."""
+    """What to do instead of training: the text to generate from that checkpoint (parallel_core.wish.TextWish), or
+    {"links": [two workers]} to time messages between; {} of a run that trains."""
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
     trace_asked_at = models.DateTimeField(null=True, blank=True)
     """When somebody asked to see the next step; `trace_step` is the one that the controller then chose."""
@@ -85,6 +86,16 @@ class Run(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def generates(self) -> bool:
+        """Whether it makes text."""
+        return "prompt" in self.wish
+
+    @property
+    def between(self) -> list[str]:
+        """The two workers between which it times messages; [] of any other run."""
+        return list(self.wish.get("links", ()))
 
 
 class Attempt(models.Model):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from django.utils import timezone
 
-from dashboard.runs import generating, resuming, selectors
+from dashboard.runs import generating, linking, resuming, selectors
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.queue import queued_runs
 from dashboard.runs.submission import capacity
@@ -59,7 +59,7 @@ def verdict(run: Run) -> Verdict:
     if run.state == State.STARTING:
         return _starting(attempt)
     if run.wish and run.state in (State.RUNNING, State.SUCCEEDED):
-        return Verdict(generating.sentence(run))
+        return Verdict(linking.sentence(run) if run.between else generating.sentence(run))
     if run.state == State.RUNNING:
         return _running(run)
     if run.state == State.CANCELLING or (run.cancel_requested_at and run.ended_at is None):
@@ -164,10 +164,11 @@ def numerics(run: Run) -> str:
 def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:
     if attempt is None:
         return Verdict("Cancelled before it started; it used no device.")
-    if run.wish:
+    if run.generates:
         done = max((sample.done for sample in generating.texts(run)), default=0)
         return Verdict(f"Cancelled after {done} of {run.wish['new']} tokens.")
-    at = f" at step {run.step + 1}" if run.step is not None else " before its first step"
+    before = "" if run.between else " before its first step"
+    at = f" at step {run.step + 1}" if run.step is not None else before
     gone = " No process is left." if attempt.report.get("none_left") else ""
     return Verdict(f"Cancelled{at}.{gone}")
 
@@ -225,6 +226,8 @@ def fix(run: Run) -> str:
 
 def _again(run: Run) -> str:
     """How to do the rest of it."""
+    if run.between:
+        return "Time the links again on Fleet"
     steps = resuming.steps(run)
     return f"Resume it from step {steps[-1]}" if steps else "Clone it"
 

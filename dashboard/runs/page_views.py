@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import Lit, lit_of, window_of
-from dashboard.runs import generating, next_trace, page_charts, resuming, selectors
+from dashboard.runs import generating, linking, next_trace, page_charts, resuming, selectors
 from dashboard.runs.findings import findings
 from dashboard.runs.models import ENDED, Run, SeriesChunk, State
 from dashboard.runs.page_tabs import OF_TEXT, TABS, tab_context
@@ -36,7 +36,7 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
     """The whole page. `?tab=` names the tab, `?step=` the traced step, `?rank=` whose log."""
     run = _run(pk)
     if run.wish:
-        context = {**_head(request, run), **_text(run), **_tab(request, run, None)}
+        context = {**_head(request, run), **_made(run), **_tab(request, run, None)}
         return render(request, "runs/generated.html", context)
     step = _number(request, "step")
     context = {**_head(request, run), **_first_screen(run, step, lit_of(request.GET)), **_tab(request, run, step)}
@@ -45,9 +45,8 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_safe
 def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
-    """`head`, `tiles`, `findings`, `tab` or the generated `text` again, for live pages; `series-csv` for people.
-
-    404 for any other name.
+    """`head`, `tiles`, `findings`, `tab`, or the `text` of a run that does not train, again for live pages;
+    `series-csv` for people. 404 for any other name.
     """
     run = _run(pk)
     if name == "head":
@@ -55,7 +54,8 @@ def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
     if name == "tiles":
         return render(request, "runs/page_tiles.html", {"run": run, "tiles": tiles(run)})
     if name == "text" and run.wish:
-        return render(request, "runs/generated_text.html", {"run": run, **_text(run)})
+        made = _made(run)
+        return render(request, made["part"], {"run": run, **made})
     if name == "findings":
         return render(request, "runs/page_findings.html", {"run": run, "findings": findings(run)})
     if name == "tab":
@@ -77,8 +77,12 @@ def _run(pk: int) -> Run:
     return get_object_or_404(Run.objects.select_related("owner", "study"), pk=pk)
 
 
-def _text(run: Run) -> dict[str, Any]:
-    return {"texts": generating.texts(run), "figures": generating.figures(run), "wish": run.wish}
+def _made(run: Run) -> dict[str, Any]:
+    """What a run that does not train has found so far, and the template that shows it: links, or text."""
+    if run.between:
+        return {"part": "runs/timed_links.html", "found": linking.table_of(run), "rows": linking.listed(run)}
+    texts, figures = generating.texts(run), generating.figures(run)
+    return {"part": "runs/generated_text.html", "texts": texts, "figures": figures, "wish": run.wish}
 
 
 def _head(request: HttpRequest, run: Run) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def requests(runs: list[Run]) -> list[Request]:
             alone=bool(why_alone(run)),
             unit=run.spec.get("parallel", {}).get("tp") or 1,
             needs=_needed(run, held.get(run.pk, "")),
+            among=tuple(run.between),
         )
         for run, prefer in zip(runs, _preferences(runs), strict=True)
     ]
@@ -143,6 +144,8 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
     if not awaited:
         return "Starts now."
     names = listed_text([host.name for host in awaited])
+    if why is Wait.AWAY:
+        return f"Waits for {names}, silent or draining: it times messages between {listed_text(run.between)}."
     if why is Wait.WHOLE_HOST:
         return f"Waits for {run.devices} {word}: {names} must be idle, as timed runs share a host with nothing."
     if why is Wait.RESERVED:

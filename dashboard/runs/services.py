@@ -50,7 +50,7 @@ def submit(
     repeats: int | None = None,
 ) -> Run:
     """Queues a run and returns it, to be spread over `over_hosts` hosts (0: as few as it takes). With a `wish` it
-    generates text from the checkpoint (see `generating.submit`).
+    generates text from the checkpoint (see `generating.submit`), or times messages (`linking.submit`).
 
     1. Refuses owners who may not submit (PermissionDenied).
     2. Validates everything together; Invalid names every wrong field, and nothing is written.
@@ -86,7 +86,7 @@ def _queue(spec: RunSpec, about: dict[str, Any], resume_from: ResumeFrom | None,
 def _of_spec(spec: RunSpec, wish: dict[str, Any] | None) -> dict[str, Any]:
     """Fields of the row that follow from what is to be done."""
     return {
-        "label": "Generate" if wish else label(spec),
+        "label": label(spec) if not wish else "Links" if "links" in wish else "Generate",
         "wish": wish or {},
         "spec": spec.model_dump(mode="json"),
         "devices": spec.parallel.world,

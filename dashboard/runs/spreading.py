@@ -31,7 +31,7 @@ def alone_because(
 
 def why_alone(run: Run) -> str:
     """`alone_because` of a run."""
-    resumes, generates = run.resume_run_id is not None, bool(run.wish)
+    resumes, generates = run.resume_run_id is not None, run.generates
     return alone_because(run.spec, resumes=resumes, generates=generates, over_hosts=run.over_hosts)
 
 

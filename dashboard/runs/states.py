@@ -183,7 +183,7 @@ def beginning(attempt: Attempt) -> str:
     source = Attempt.objects.filter(pk=begins.get("attempt"), run=begins.get("run")).first()
     number = f" of attempt {source.number}" if source else ""
     other = f" of run {begins['run']}" if begins.get("run") != attempt.run_id else ""
-    if attempt.run.wish:
+    if attempt.run.generates:
         return f"from the checkpoint of step {begins['step']}{other}"
     return f"resumed from step {begins['step']}{number}{other}"
 

@@ -2,7 +2,16 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.runs import generate_views, list_views, page_views, profile_views, report_views, trace_views, views
+from dashboard.runs import (
+    generate_views,
+    link_views,
+    list_views,
+    page_views,
+    profile_views,
+    report_views,
+    trace_views,
+    views,
+)
 
 app_name = "runs"
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -10,6 +19,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("compare", list_views.compare, name="compare"),
     path("export.csv", list_views.export_csv, name="export-csv"),
     path("export.json", list_views.export_json, name="export-json"),
+    path("links", link_views.measure, name="links"),
     path("new/", views.new, name="new"),
     path("new/check", views.check, name="check"),
     path("<int:pk>/", page_views.page, name="page"),

@@ -87,6 +87,8 @@ def clone(request: HttpRequest, pk: int) -> HttpResponse:
     run = get_object_or_404(Run, pk=pk)
     if run.wish and run.resume_run_id:
         return redirect(f"{reverse('runs:generate', args=[run.resume_run_id])}?like={run.pk}")
+    if run.between:
+        return redirect(f"{reverse('fleet:list')}#links")
     name = f"{run.name} (copy)"[: limits.MAX_NAME]
     form = _initial(run.spec, name=name, tags=", ".join(run.tags), hosts=str(run.over_hosts))
     return _form_page(request, form, source=run)

@@ -1,4 +1,4 @@
-"""Times messages between the ranks of a host as the engine sends them: collectives, and tensors from stage to stage."""
+"""Times messages between ranks as the engine sends them: collectives, and tensors from stage to stage."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ _LEAST, _MOST = 8, 60
 _BETWEEN = 1 << 25
 """Bytes that go through the caches between two messages."""
 
+COLLECTIVES: tuple[What, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 FORTH: Kind = (True, True)
 BACK: Kind = (False, False)
+WAYS: tuple[Kind, ...] = (FORTH, BACK)
+Ways = Mapping[Kind, LinkGroup]
 Send = Callable[[], None]
 
 
@@ -59,12 +62,16 @@ def measure(at: Meeting, sizes: Sequence[int] = SIZES) -> list[Link]:
         dist.barrier()
         if at.rank < ranks:
             group = near_group(range(ranks), at.rank, at.store)
-            for what in ("all_reduce", "all_gather", "reduce_scatter"):
-                found.append(_collective(what, group, ranks, at.device, sizes))
+            found += collectives(group, ranks, at.device, sizes)
             if ranks == 2:
-                found.append(_send(at, group, sizes))
+                found.append(send(at, (0, 1), near_links(range(2), WAYS, at.rank, at.store), group, sizes))
         dist.barrier()
     return found if at.rank == 0 else []
+
+
+def collectives(group: Group, ranks: int, device: Device, sizes: Sequence[int]) -> list[Link]:
+    """Of a group of so many, all of which call it."""
+    return [_collective(what, group, ranks, device, sizes) for what in COLLECTIVES]
 
 
 def _collective(what: What, group: Group, ranks: int, device: Device, sizes: Sequence[int]) -> Link:
@@ -92,54 +99,71 @@ def _sender(what: What, whole: torch.Tensor, part: torch.Tensor, group: Group) -
     return send
 
 
-def _send(at: Meeting, group: Group, sizes: Sequence[int]) -> Link:
-    """There and back, halved; receives are posted before, as the engine does."""
+def send(at: Meeting, pair: tuple[int, int], ways: Ways, group: Group, sizes: Sequence[int]) -> Link:
+    """There and back between a pair of ranks, which both call it, halved; receives are posted before, as the engine
+    does. They meet in `group`, which has nobody else."""
     timed, work, layers = [], [], _Layers(at.device, group)
-    pair = near_links(range(2), [FORTH, BACK], at.rank, at.store)
-    ways = [way for way in pair.values() if isinstance(way, HostLinks)]
-    for way in ways:
+    shared = [way for way in ways.values() if isinstance(way, HostLinks)]
+    for way in shared:
         way.form = Form(max(sizes))
+    end = _End(at.rank == pair[0], pair[at.rank == pair[0]], ways)
+    _meet(end, at.device)
     for size in sizes:
         there, back = (torch.zeros(max(1, size // 4), device=at.device.torch) for _ in range(2))
-        turn = _turn(at.rank, there, back, pair)
-        took, worked = _repeat(turn, layers, fresh=there)
-        work.append(_unhurried(at.rank, there, back, pair, layers, len(took)) if ways else worked / 2)
+        took, worked = _repeat(_turn(end, there, back), layers, fresh=there)
+        work.append(_unhurried(end, there, back, layers, len(took)) if shared else worked / 2)
         timed.append([seconds / 2 for seconds in took])
     link = _link("send", 2, sizes, timed)
     return link.model_copy(update={"work": Curve(sizes=tuple(sizes), seconds=tuple(work))})
 
 
-def _turn(rank: int, there: torch.Tensor, back: torch.Tensor, pair: Mapping[Kind, LinkGroup]) -> Send:
-    mine, theirs = (BACK, FORTH) if rank else (FORTH, BACK)
+class _End(NamedTuple):
+    """One of a pair of ranks: whether it begins, and the other's global rank."""
 
+    begins: bool
+    other: int
+    ways: Ways
+
+    def way(self, mine: bool) -> LinkGroup:
+        """What its own messages go through, or those of the other."""
+        return self.ways[FORTH if self.begins == mine else BACK]
+
+
+def _meet(end: _End, device: Device) -> None:
+    """Uses both ways once, in the same order on both ends: at its first use NCCL waits for the other one."""
+    one = torch.zeros(1, device=device.torch)
+    for mine in (end.begins, not end.begins):
+        work = isend(one, end.other, end.way(mine=True)) if mine else irecv(one, end.other, end.way(mine=False))
+        work.wait()
+
+
+def _turn(end: _End, there: torch.Tensor, back: torch.Tensor) -> Send:
     def turn() -> None:
-        coming = irecv(back, 1 - rank, pair[theirs])
-        if rank:
+        coming = irecv(back, end.other, end.way(mine=False))
+        if not end.begins:
             coming.wait()
-        going = isend(there, 1 - rank, pair[mine])
-        if not rank:
+        going = isend(there, end.other, end.way(mine=True))
+        if end.begins:
             coming.wait()
         going.wait()
 
     return turn
 
 
-def _unhurried(
-    rank: int, there: torch.Tensor, back: torch.Tensor, pair: Mapping[Kind, LinkGroup], layers: _Layers, count: int
-) -> float:
+def _unhurried(end: _End, there: torch.Tensor, back: torch.Tensor, layers: _Layers, count: int) -> float:
     """Seconds that a message keeps its sender or its receiver, on average, where it is taken long after it was sent:
     what is sent through memory leaves the caches in between."""
     took = []
     for turn in range(count):
-        sends, way = turn % 2 == rank, pair[BACK if turn % 2 else FORTH]
+        sends = (turn % 2 == 0) == end.begins
         going = None
         for mine in (sends, not sends):
             layers.work(there)
             began = time.perf_counter()
             if mine and sends:
-                going = isend(there, 1 - rank, way)
+                going = isend(there, end.other, end.way(mine=True))
             elif mine:
-                irecv(back, 1 - rank, way).wait()
+                irecv(back, end.other, end.way(mine=False)).wait()
             if mine:
                 took.append(time.perf_counter() - began)
         if going is not None:

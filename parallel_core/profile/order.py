@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallel_core.outline.splits import Cut
-from parallel_core.spec import Recompute, RunSpec
+from parallel_core.spec import DeviceKind, Recompute, RunSpec
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "full")
 SPLITS: tuple[Cut, ...] = ("pairs",)
@@ -41,3 +41,11 @@ def measured_with(spec: RunSpec, other: RunSpec) -> bool:
         and own.recompute in (*RECOMPUTES, its.recompute)
         and own.cut in (*SPLITS, its.cut)
     )
+
+
+def spec_between(device: DeviceKind, each: int) -> RunSpec:
+    """What ranks are started with that time messages between two hosts, so many on each: of it only their number and
+    their device matter."""
+    model = {"kind": "mlp", "layers": 1, "hidden": 1, "image": 1}
+    train = {"global_batch": 2 * each, "device": device}
+    return RunSpec.model_validate({"model": model, "parallel": {"dp": 2 * each}, "train": train})

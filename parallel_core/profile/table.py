@@ -30,6 +30,7 @@ Size = Annotated[float, Field(ge=0, le=1e15)]
 MOST_JITTER = 10.0
 Crowding = Annotated[float, Field(ge=1, le=100)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)]
+HostName = Annotated[str, Field(max_length=200)]
 
 
 class CostTableError(ValueError):
@@ -79,14 +80,32 @@ class Curve(_Value):
 
 
 class Link(_Value):
-    """One kind of message among `ranks` ranks of the host. `work` = seconds of a sender's (or receiver's) own device
-    that a point-to-point message takes beside its way."""
+    """One kind of message among `ranks` ranks, on as many `hosts` in equal numbers. `work` = seconds of a sender's (or
+    receiver's) own device that a point-to-point message takes beside its way."""
 
     what: What
     ranks: Annotated[int, Field(ge=2, le=limits.MAX_DEGREE)]
+    hosts: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
     time: Curve
     spread: tuple[Seconds, ...] = ()
     work: Curve | None = None
+
+
+class LinksBetween(_Value):
+    """Messages between two hosts, and those inside one of them that go as such messages do: in a run over several
+    hosts, those of a pipeline that leaves its host."""
+
+    hosts: tuple[HostName, HostName]
+    device: DeviceKind
+    software: Annotated[str, Field(max_length=100)]
+    recorded: float = 0.0
+    """Unix seconds."""
+    links: Annotated[tuple[Link, ...], Field(min_length=1, max_length=1000)]
+
+    def link(self, what: What, ranks: int, hosts: int = 2) -> Link | None:
+        """That among the nearest number of ranks; None where that kind was never measured."""
+        able = [link for link in self.links if (link.what, link.hosts) == (what, hosts)]
+        return min(able, key=lambda link: (abs(link.ranks - ranks), link.ranks), default=None)
 
 
 class Layers(_Value):

@@ -159,3 +159,11 @@ def test_a_run_that_needs_a_host_waits_for_it() -> None:
 def test_kinds_of_devices_are_apart() -> None:
     both = Host("a", {"cpu": (0, 1), "cuda": (0,)}, {"cpu": (), "cuda": (0,)})
     assert plan([Request(1, 1, "cuda")], [both]).placed == [(Request(1, 1, "cuda"), [Share("a", (0,), 0)])]
+
+
+def test_a_run_that_is_about_hosts_gets_those_or_waits_for_them() -> None:
+    about = ask(1, 2, among=("a", "c"), hosts=2, exclusive=True)
+    every = [host("a", 1), host("b", 4), host("c", 2)]
+    assert placed(plan([about], every)) == {1: [Share("c", (0,), 0), Share("a", (0,), 1)]}
+    assert plan([about], [*every[:2], host("c", 2, open=False)]).waits == {1: (Wait.AWAY, ("c",))}
+    assert plan([about], [*every[:2], host("c", 2, free=1)]).waits == {1: (Wait.WHOLE_HOST, ("c", "a"))}

@@ -107,6 +107,18 @@ def test_a_run_that_no_host_can_hold_alone_goes_over_both(
     assert page.status_code == 200 and SECOND in page.text
 
 
+def test_the_links_between_them_are_timed(yard: YardProcess, client: httpx.Client, second: SecondHost) -> None:
+    names = [worker["name"] for worker in client.get("/api/v1/workers").json()["data"]]
+    answer = client.post("/runs/links", data={"first": names[0], "second": names[1]})
+    run = int(answer.url.path.split("/")[2])
+    found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=180)
+    assert found["state"] == "succeeded", found["detail"]
+    wait_for("all of it has arrived", lambda: yard.query(f"Attempt.objects.get(run={run}).settled"))
+    kinds = yard.query(f'[link["what"] for link in Run.objects.get(pk={run}).links.table["links"]]')
+    assert sorted(kinds) == ["all_gather", "all_reduce", "reduce_scatter", "send"]  # a device of each host: no more
+    assert f"run {run}</a>" in client.get("/fleet/").text
+
+
 def test_a_rank_killed_on_the_other_host_is_named(yard: YardProcess, client: httpx.Client, second: SecondHost) -> None:
     run, pids = started(yard, client, paced(LONG, dp=2))
     os.kill(pids[1], signal.SIGKILL)

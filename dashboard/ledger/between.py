@@ -1,0 +1,64 @@
+"""What is known of the links between hosts: what runs over two of them timed, newest first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from django.utils import timezone
+from pydantic import ValidationError
+
+from dashboard.ledger.models import LinksBetween
+from dashboard.runs.models import Attempt
+from parallel_core.profile import table
+
+log = logging.getLogger(__name__)
+
+Pair = tuple[str, str]
+"""Names of two workers, in the order of the alphabet."""
+
+
+def pair_of(one: str, other: str) -> Pair:
+    first, second = sorted((one, other))
+    return first, second
+
+
+def pairs_of(hosts: Iterable[str]) -> list[Pair]:
+    """Every two different ones of them."""
+    return list(combinations(sorted(set(hosts)), 2))
+
+
+def keep(attempt: Attempt, header: Mapping[str, Any]) -> None:
+    """What rank 0 of a run told (the record `links`). A second telling replaces the first; one that is no table, or of
+    a run that was not to time anything, is dropped."""
+    if len(attempt.run.between) != 2:
+        log.warning("run %s times no links, but told some", attempt.run_id)
+        return
+    first, second = pair_of(*attempt.run.between)
+    try:
+        found = table.LinksBetween.model_validate(
+            {**header, "hosts": (first, second), "recorded": timezone.now().timestamp()}
+        )
+    except ValidationError as error:
+        log.warning("links of run %s: %s", attempt.run_id, error)
+        return
+    values = {"first": first, "second": second, "device": found.device, "table": found.model_dump(mode="json")}
+    LinksBetween.objects.update_or_create(run_id=attempt.run_id, defaults={**values, "measured_at": timezone.now()})
+
+
+def newest(device: str | None = None) -> list[LinksBetween]:
+    """The one that counts of each pair and kind of device, by pair."""
+    every = LinksBetween.objects.all() if device is None else LinksBetween.objects.filter(device=device)
+    counting = {(row.first, row.second, row.device): row for row in reversed(every)}
+    return [row for _, row in sorted(counting.items())]
+
+
+def known(hosts: Sequence[str], device: str) -> list[table.LinksBetween]:
+    """What is known of every pair of `hosts`; a pair that was never timed is missing."""
+    wanted = set(pairs_of(hosts))
+    if not wanted:
+        return []
+    rows = (row for row in newest(device) if (row.first, row.second) in wanted)
+    return [table.LinksBetween.model_validate(row.table) for row in rows]

@@ -1,0 +1,46 @@
+"""Links between hosts: what the page of the fleet shows of them, and the request to time a pair."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.views.decorators.http import require_POST
+
+from dashboard.accounts.guards import member_required
+from dashboard.accounts.roles import may_submit
+from dashboard.fleet.selectors import reporting
+from dashboard.ledger import between
+from dashboard.runs import linking, services
+
+
+@require_POST
+@member_required
+def measure(request: HttpRequest) -> HttpResponse:
+    """Queues the run that times them, and goes to its page."""
+    first, second = (request.POST.get(name, "").strip()[:200] for name in ("first", "second"))
+    try:
+        run = linking.submit(owner=request.user, first=first, second=second)
+    except services.Invalid as error:
+        messages.error(request, " ".join(error.field_errors.values()))
+        return redirect(address(first, second))
+    return redirect("runs:page", run.pk)
+
+
+def address(first: str = "", second: str = "") -> str:
+    """Where the links of a pair are asked for."""
+    query = f"?{urlencode({'first': first, 'second': second})}" if first and second else ""
+    return f"{reverse('fleet:list')}{query}#links"
+
+
+def context(request: HttpRequest) -> dict[str, Any]:
+    """What is known of the fleet's links, and the form; nothing where there is one host and nothing known."""
+    names = list(reporting().order_by("name").values_list("name", flat=True))
+    found = [linking.Known.of(row) for row in between.newest()]
+    asked = [request.GET.get(key, "") for key in ("first", "second")]
+    chosen = asked if set(asked) <= set(names) else linking.next_pair(names, found)
+    return {"links": found, "link_hosts": names, "chosen": chosen, "may_time": may_submit(request.user)}

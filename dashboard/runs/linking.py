@@ -1,0 +1,145 @@
+"""Runs that time messages between two hosts: submitting one, and what it found in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import reporting
+from dashboard.ledger import models
+from dashboard.ledger.between import pair_of, pairs_of
+from dashboard.runs import services
+from dashboard.runs.models import ENDED, Run, State
+from parallel_core.analysis.quantities import bytes_text, listed_text, seconds_text
+from parallel_core.profile.order import spec_between
+from parallel_core.profile.table import Link, LinksBetween
+from parallel_core.spec import DeviceKind
+
+MOST_EACH = 8
+"""Ranks on each of the two hosts: groups of 2, 4, 8 and 16 are timed."""
+KINDS: tuple[DeviceKind, ...] = ("cuda", "cpu")
+NAMES = {"all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "send": "send"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of message among so many ranks: its line (alpha, bytes a second), and its smallest and largest."""
+
+    what: str
+    among: str
+    alpha: str
+    rate: str
+    small: str
+    large: str
+
+
+def submit(*, owner: Any, first: str, second: str) -> Run:
+    """Queues a run that times messages between two workers while nothing else runs there; one that waits or runs
+    already is that one. Raises services.Invalid (`first`, `second`), PermissionDenied for viewers."""
+    pair = pair_of(first, second)
+    workers = {worker.name: worker for worker in reporting() if worker.name in pair}
+    errors = {
+        name: f"No worker {given!r} reports; choose one that does."
+        for name, given in (("first", first), ("second", second))
+        if given not in workers
+    }
+    if not errors and first == second:
+        errors["second"] = f"Links are timed between two hosts; {first} was chosen twice."
+    if errors:
+        raise services.Invalid(errors)
+    if under_way := _under_way(pair):
+        return under_way
+    kind, each = _share(*(workers[name] for name in pair))
+    spec = spec_between(kind, each).model_dump(mode="json")
+    name = f"Links between {listed_text(pair)}"
+    return services.submit(owner=owner, spec=spec, name=name, exclusive=True, wish={"links": list(pair)}, over_hosts=2)
+
+
+def _under_way(pair: tuple[str, str]) -> Run | None:
+    open_runs = Run.objects.exclude(state__in=ENDED).exclude(wish={})
+    return next((run for run in open_runs if run.between == list(pair)), None)
+
+
+def _share(one: Worker, other: Worker) -> tuple[DeviceKind, int]:
+    """(the kind of device that both have, how many of it from each). Raises services.Invalid where there is none."""
+    for kind in KINDS:
+        each = min(sum(device["kind"] == kind for device in worker.devices) for worker in (one, other))
+        if each:
+            return kind, min(each, MOST_EACH)
+    raise services.Invalid({"second": f"{one.name} and {other.name} have no device of the same kind."})
+
+
+def table_of(run: Run) -> LinksBetween | None:
+    """What it found; None before it has."""
+    row = getattr(run, "links", None)
+    return LinksBetween.model_validate(row.table) if row is not None else None
+
+
+def sentence(run: Run) -> str:
+    """What it found of messages between the hosts, number first."""
+    found = table_of(run)
+    send = found.link("send", 2) if found else None
+    if send is None:
+        why = "it ended without a result" if run.state == State.SUCCEEDED else "it takes about half a minute"
+        return f"Times messages between {listed_text(run.between)}: {why}."
+    return f"{line_text(send)} between {listed_text(run.between)}, one tensor at a time."
+
+
+def line_text(link: Link) -> str:
+    """`0.21 ms and 940 MiB/s`: the latency and the rate of the nearest line."""
+    alpha, rate = _line(link)
+    return f"{alpha} and {rate}"
+
+
+def _line(link: Link) -> tuple[str, str]:
+    alpha, beta = link.time.line
+    return seconds_text(alpha), f"{bytes_text(1 / beta)}/s" if beta > 0 else "–"
+
+
+def listed(run: Run) -> list[Row]:
+    """Every kind of message that it timed."""
+    found = table_of(run)
+    return rows(found) if found else []
+
+
+def rows(found: LinksBetween) -> list[Row]:
+    """Every kind of message that was timed."""
+    return [
+        Row(
+            NAMES[link.what],
+            _among(link),
+            *_line(link),
+            seconds_text(link.time.seconds[0]),
+            seconds_text(link.time.seconds[-1]),
+        )
+        for link in found.links
+    ]
+
+
+def _among(link: Link) -> str:
+    if link.hosts == 1:
+        return "2 ranks of one host, as in a pipeline over both"
+    return f"{link.ranks} ranks, {link.ranks // 2} on each host"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What counts of a pair of hosts; `run` timed it, None where it is gone."""
+
+    row: models.LinksBetween
+    send: str
+    reduction: str
+
+    @classmethod
+    def of(cls, row: models.LinksBetween) -> Known:
+        found = LinksBetween.model_validate(row.table)
+        send, reduction = found.link("send", 2), found.link("all_reduce", 2)
+        return cls(row, line_text(send) if send else "", line_text(reduction) if reduction else "")
+
+
+def next_pair(names: Sequence[str], known: Sequence[Known]) -> list[str]:
+    """Two of the workers whose links nobody has timed, else the first two; fewer where there are fewer."""
+    have = {(one.row.first, one.row.second) for one in known}
+    return list(next((pair for pair in pairs_of(names) if pair not in have), tuple(names[:2])))

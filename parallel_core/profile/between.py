@@ -1,0 +1,76 @@
+"""Times messages between two hosts: ranks on both of them, joined as those of any run over several hosts are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from parallel_core.engine.device import open_device
+from parallel_core.engine.distributed import TIMEOUT, Rendezvous, connect, disconnect
+from parallel_core.layout import Layout
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import Sink
+from parallel_core.profile import links
+from parallel_core.profile.links import SIZES, WAYS, Meeting
+from parallel_core.profile.table import Link
+from parallel_core.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+
+def run_rank(
+    spec: RunSpec, rank: int, sink: Sink, rendezvous: Rendezvous, progress: Progress, sizes: Sequence[int] = SIZES
+) -> None:
+    """Measures on one rank; the record `links` of rank 0 holds what was found. The first half of the ranks is on one
+    host, the other half on the other."""
+    device = open_device(spec.train.device, rendezvous.sharing)
+    progress.at(-1, "connecting")
+    groups = connect(rendezvous, rank, Layout.of(spec), device.backend)
+    try:
+        assert groups.store is not None
+        at = Meeting(rank, spec.parallel.world, groups.store, device)
+        found = measure(at, progress, sizes)
+        if rank == 0:
+            rows = [link.model_dump(mode="json") for link in found]
+            sink.emit("links", software=f"torch {torch.__version__}", device=device.kind, links=rows)
+            log.info("%d links measured", len(rows))
+    finally:
+        disconnect()
+
+
+def measure(at: Meeting, progress: Progress, sizes: Sequence[int]) -> list[Link]:
+    """Every rank calls it; rank 0 gets the links, the others those that they took part in."""
+    each, found = at.world // 2, []
+    for step, ranks in enumerate(sorted({1, *links.group_sizes(each)})):
+        members = [*range(ranks), *range(each, each + ranks)]
+        progress.at(step, f"{2 * ranks} ranks over both hosts")
+        group = _group(members)
+        if at.rank in members:
+            made = links.collectives(group, 2 * ranks, at.device, sizes)
+            found += [link.model_copy(update={"hosts": 2}) for link in made]
+        dist.barrier()
+    progress.at(step + 1, "messages between the hosts")
+    found += [link.model_copy(update={"hosts": 2}) for link in _send(at, (0, each), sizes)]
+    if each > 1:
+        progress.at(step + 2, "messages inside a host")
+        found += _send(at, (0, 1), sizes)
+    return found
+
+
+def _send(at: Meeting, pair: tuple[int, int], sizes: Sequence[int]) -> list[Link]:
+    """The link between a pair of ranks, by what goes between hosts; none on all others."""
+    ways = {kind: _group(pair) for kind in WAYS}
+    meeting = _group(pair)
+    found = [links.send(at, pair, ways, meeting, sizes)] if at.rank in pair else []
+    dist.barrier()
+    return found
+
+
+def _group(members: Sequence[int]) -> dist.ProcessGroup:
+    """One of torch's own, which every rank of the world asks for: those of `engine.distributed` are named by how many
+    each member is in already, which here differs."""
+    made: dist.ProcessGroup = dist.new_group(list(members), timeout=TIMEOUT)
+    return made

@@ -1,0 +1,159 @@
+"""Links between hosts: asked for on Fleet, timed by a run over both, kept, and shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.test import Client
+
+from dashboard.control.orders import start_message
+from dashboard.fleet.models import Worker
+from dashboard.ledger import between
+from dashboard.ledger.models import LinksBetween
+from dashboard.runs import linking, queue, services, states
+from dashboard.runs.models import Attempt, Run, State
+from parallel_core.observe.records import encode
+from parallel_core.profile import table
+from tests.dashboard import factory
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def broker(redis_url: str) -> None:
+    """Announcements have somewhere to go."""
+
+
+@pytest.fixture
+def two_hosts(db: None) -> None:
+    factory.worker("yard-a", devices=2)
+    factory.worker("yard-b", devices=3)
+
+
+def line(what: str, alpha: float, beta: float, ranks: int = 2, hosts: int = 2) -> dict[str, Any]:
+    sizes = [1024, 1 << 24]
+    found = {"what": what, "ranks": ranks, "hosts": hosts}
+    found["time"] = {"sizes": sizes, "seconds": [alpha + beta * size for size in sizes]}
+    return found
+
+
+def told(links: list[dict[str, Any]], device: str = "cpu") -> bytes:
+    return encode({"kind": "links", "rank": 0, "t": 1.0, "software": "torch 9", "device": device, "links": links})
+
+
+def started(run: Run) -> Attempt:
+    nodes = [
+        {"worker": name, "devices": [0, 1], "first_rank": 2 * i, "address": "x"} for i, name in enumerate(run.between)
+    ]
+    return states.place(run, nodes, Worker.objects.get(name=run.between[0]))
+
+
+def timed(owner: Any, alpha: float = 1e-3, beta: float = 1e-9) -> Run:
+    """A run that timed the links of both hosts."""
+    run = linking.submit(owner=owner, first="yard-b", second="yard-a")
+    factory.feed(started(run), 0, told([line(what, alpha, beta) for what in ("send", "all_reduce")]))
+    factory.end(run, State.SUCCEEDED)
+    return run
+
+
+def test_a_pair_is_timed_by_a_run_that_has_both_to_itself(member: Client, two_hosts: None) -> None:
+    page = member.get("/fleet/").content.decode()
+    assert "Links between hosts" in page and "is not predicted" in page
+    made = member.post("/runs/links", {"first": "yard-b", "second": "yard-a"})
+    run = Run.objects.get()
+    assert made.status_code == 302 and made["Location"] == f"/runs/{run.pk}/"
+    assert (run.between, run.label, run.devices) == (["yard-a", "yard-b"], "Links", 4)  # two of each: as many as both
+    (request,) = queue.requests(queue.queued_runs())
+    assert (request.among, request.hosts, request.exclusive) == (("yard-a", "yard-b"), 2, True)
+    assert start_message(started(run))["wish"] == {"links": ["yard-a", "yard-b"]}
+    again = member.post("/runs/links", {"first": "yard-a", "second": "yard-b"})
+    assert again["Location"] == f"/runs/{run.pk}/" and Run.objects.count() == 1  # one is under way
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ("yard-a", "yard-a", "yard-a was chosen twice"),
+        ("yard-a", "nobody", "No worker 'nobody' reports"),
+        ("", "yard-b", "No worker '' reports"),
+    ],
+)
+def test_what_is_no_pair_is_refused_in_words(
+    member: Client, two_hosts: None, first: str, second: str, said: str
+) -> None:
+    answer = member.post("/runs/links", {"first": first, "second": second}, follow=True)
+    assert said in answer.content.decode().replace("&#x27;", "'")
+    assert not Run.objects.exists()
+
+
+def test_hosts_without_a_device_in_common_are_refused(two_hosts: None, alice: Any) -> None:
+    other = Worker.objects.get(name="yard-b")
+    other.devices = [{**device, "kind": "cuda"} for device in other.devices]
+    other.save()
+    with pytest.raises(services.Invalid, match="no device of the same kind"):
+        linking.submit(owner=alice, first="yard-a", second="yard-b")
+
+
+def test_a_viewer_may_look_but_not_ask(reader: Client, two_hosts: None, bob: Any) -> None:
+    assert 'id="time-links"' not in reader.get("/fleet/").content.decode()
+    assert reader.post("/runs/links", {"first": "yard-a", "second": "yard-b"}).status_code == 403
+    with pytest.raises(PermissionDenied):
+        linking.submit(owner=bob, first="yard-a", second="yard-b")
+
+
+def test_it_waits_for_both_by_name(two_hosts: None, alice: Any) -> None:
+    run = linking.submit(owner=alice, first="yard-a", second="yard-b")
+    Worker.objects.filter(name="yard-b").update(draining=True)
+    said = queue.waiting(run).sentence
+    assert said == "Waits for yard-b, silent or draining: it times messages between yard-a and yard-b."
+
+
+def test_what_was_timed_is_kept_and_shown(member: Client, two_hosts: None, alice: Any) -> None:
+    run = timed(alice)
+    page = member.get(f"/runs/{run.pk}/").content.decode()
+    assert "1 ms and 954 MiB/s between yard-a and yard-b" in page
+    assert "2 ranks, 1 on each host" in page
+    assert "954 MiB/s" in member.get(f"/runs/{run.pk}/part/text").content.decode()  # as live pages fetch it
+    fleet = member.get("/fleet/").content.decode()
+    assert f'<a href="/runs/{run.pk}/">run {run.pk}</a>' in fleet and "954 MiB/s" in fleet
+    run.refresh_from_db()
+    assert run.summary["timed"] is None and not hasattr(run, "prediction")
+
+
+def test_of_a_pair_the_newest_counts(two_hosts: None, alice: Any) -> None:
+    timed(alice, alpha=1.0)
+    timed(alice, alpha=2.0)
+    factory.worker("yard-c")
+    (found,) = between.known(["yard-b", "yard-c", "yard-a"], "cpu")
+    send = found.link("send", 2)
+    assert found.hosts == ("yard-a", "yard-b") and send is not None and send.time.at(1024) == pytest.approx(2.0)
+    assert between.known(["yard-a", "yard-b"], "cuda") == between.known(["yard-a"], "cpu") == []
+
+
+@pytest.mark.parametrize("links", [[], [{"what": "shout", "ranks": 2, "time": {"sizes": [1], "seconds": [1]}}]])
+def test_what_is_no_table_is_dropped(two_hosts: None, alice: Any, links: list[dict[str, Any]]) -> None:
+    run = linking.submit(owner=alice, first="yard-a", second="yard-b")
+    factory.feed(started(run), 0, told(links))
+    assert not LinksBetween.objects.exists()
+
+
+def test_a_run_that_was_to_time_nothing_is_not_believed(two_hosts: None, alice: Any) -> None:
+    factory.feed(factory.start(factory.queued(alice)), 0, told([line("send", 1.0, 0.0)]))
+    assert not LinksBetween.objects.exists()
+
+
+def test_a_pair_nobody_has_timed_is_offered_first(two_hosts: None, member: Client, alice: Any) -> None:
+    timed(alice)
+    factory.worker("yard-c")
+    assert member.get("/fleet/").context["chosen"] == ["yard-a", "yard-c"]
+    asked = member.get("/fleet/?first=yard-b&second=yard-c").context["chosen"]
+    assert asked == ["yard-b", "yard-c"]
+
+
+def test_the_table_is_that_of_the_engine(two_hosts: None, alice: Any) -> None:
+    timed(alice)
+    row = LinksBetween.objects.get()
+    found = table.LinksBetween.model_validate(row.table)
+    assert (found.software, found.device, row.device) == ("torch 9", "cpu", "cpu")
