@@ -36,7 +36,7 @@ class Staged:
 
 def is_staged(tensor: Tensor, group: Any) -> bool:
     """Whether `group` cannot reach the memory of `tensor`."""
-    return tensor.is_cuda and not (isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == "nccl")
+    return tensor.device.type != "cpu" and not (isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == "nccl")
 
 
 def out_of(tensor: Tensor) -> Tensor:

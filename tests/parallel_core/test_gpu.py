@@ -54,7 +54,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 def test_one_gpu_trains_what_a_core_does(single: Outcome, tmp_path: Path) -> None:
     core = trained(tmp_path / "cpu", {}, device="cpu")
-    assert single.series("loss")["value"] == pytest.approx(core.series("loss")["value"], rel=1e-12)
+    assert single.series("loss")["value"] == pytest.approx(core.series("loss")["value"], rel=1e-9)
 
 
 @pytest.mark.parametrize("name", SPLITS)

@@ -1,0 +1,152 @@
+"""A second device without hardware: CPU tensors that claim to lie elsewhere, and refuse what a GPU's would refuse.
+
+An operation between a tensor there and one in host memory raises, as it does with CUDA; what may cross (copies, numbers
+in a tensor without dimensions, indices) is let through and counted. Numbers are the CPU's. It says nothing of streams,
+of NCCL, or of time. To be entered in a forked rank alone: PyTorch keeps the device's name for good.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from parallel_core.engine import generate, peak, run
+from parallel_core.engine.device import CpuDevice, Device
+from parallel_core.profile import ranks
+
+NAME = "elsewhere"
+COPIES = ("aten::copy_", "aten::_to_copy")
+WAITS: Counter[str] = Counter()
+"""What made the host wait for the device since the counter was cleared: "number" or "copy" out of it."""
+
+
+class Elsewhere(Tensor):
+    """`inner` holds the values."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Elsewhere:
+        about: dict[str, Any] = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
+        place = torch.device(NAME, 0)
+        made: Elsewhere = Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype, device=place, **about)
+        made.inner = inner
+        return made
+
+    def untyped_storage(self) -> Any:
+        return self.inner.untyped_storage()
+
+    def storage_offset(self) -> int:
+        return int(self.inner.storage_offset())  # `data` may have been set since
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"can't convert {NAME} tensor to numpy: Tensor.cpu() comes first")
+
+    def tolist(self) -> Any:
+        WAITS["number"] += 1
+        return self.inner.detach().tolist()
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: Elsewhere) -> None:
+        self.inner = other.inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(func, args, kwargs or {})
+
+
+class Checking(TorchDispatchMode):
+    """Sees what is made there from nothing, too."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(func, args, kwargs or {})
+
+
+def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The operation on the CPU, with its results where a GPU would have put them."""
+    name, tensors = func._schema.name, [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    there = [tensor for tensor in tensors if isinstance(tensor, Elsewhere)]
+    here = [tensor for tensor in tensors if not isinstance(tensor, Elsewhere) and tensor.dim() > 0]
+    asked = kwargs.get("device")
+    goes = bool(there) if asked is None else torch.device(asked).type == NAME
+    if there and here and not _may_cross(name, args):
+        raise RuntimeError(f"{name} has tensors here and elsewhere, here of {[tuple(one.shape) for one in here]}")
+    if asked is not None:
+        kwargs = {**kwargs, "device": torch.device("cpu") if goes else asked}
+    _count(name, there, goes, args)
+    out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+    if not goes or name == "aten::_local_scalar_dense":
+        return out
+    return return_and_correct_aliasing(func, args, kwargs, tree_map(_outer, out))
+
+
+def _may_cross(name: str, args: Any) -> bool:
+    """Copies, and indices in host memory into what lies elsewhere."""
+    return name in COPIES or (name.startswith("aten::index") and isinstance(args[0], Elsewhere))
+
+
+def _count(name: str, there: list[Elsewhere], goes: bool, args: Any) -> None:
+    if name == "aten::_local_scalar_dense" and there:
+        WAITS["number"] += 1
+    elif (name == "aten::_to_copy" and there and not goes) or (
+        name == "aten::copy_" and there and not isinstance(args[0], Elsewhere)
+    ):
+        WAITS["copy"] += 1
+
+
+def _inner(value: Any) -> Any:
+    return value.inner if isinstance(value, Elsewhere) else value
+
+
+def _outer(value: Any) -> Any:
+    return Elsewhere(value) if isinstance(value, Tensor) else value
+
+
+class OtherDevice(CpuDevice):
+    """To the engine it is a GPU."""
+
+    kind = "cuda"
+
+    def __init__(self, sharing: int = 1) -> None:
+        super().__init__()
+        self.sharing, self.torch = sharing, torch.device(NAME, 0)
+
+    def core(self) -> int | None:
+        return None
+
+
+@contextmanager
+def moved() -> Iterator[None]:
+    """The engine of this process computes there."""
+    _setup_privateuseone_for_python_backend(NAME)
+    torch.tensor = _placed(torch.tensor)  # its constructor passes by the dispatcher
+    torch.as_tensor = _placed(torch.as_tensor)
+    peak.SIDES["cuda"] = peak.SIDES["cpu"]
+    for module in (run, generate, ranks):
+        module.open_device = _open  # type: ignore[attr-defined]
+    with Checking():
+        yield
+
+
+def _open(kind: str, sharing: int = 1) -> Device:
+    return OtherDevice(sharing)
+
+
+def _placed(make: Any) -> Any:
+    def made(data: Any, *, device: Any = None, **more: Any) -> Tensor:
+        tensor: Tensor = make(data, **more)
+        return tensor if device is None else tensor.to(device)
+
+    return made

@@ -1,0 +1,214 @@
+"""The whole engine on a device that is not the host: no operation mixes the two, and the host hardly ever waits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.engine import generate
+from parallel_core.engine.distributed import Rendezvous, connect, disconnect
+from parallel_core.engine.generate import Generator
+from parallel_core.engine.run import run_rank
+from parallel_core.engine.trainer import Trainer
+from parallel_core.launch import StartOrder, Wish
+from parallel_core.launch_rank import Seat
+from parallel_core.layout import Layout
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import POINT, FileSink, events_path, read_file
+from parallel_core.profile import ranks
+from parallel_core.profile.order import Order
+from parallel_core.spec import RunSpec
+from tests.parallel_core import elsewhere
+from tests.parallel_core.ranks import run
+
+GPT = {"layers": 4, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+STEPS = 4
+PIPE = {"pp": 2, "micro_batches": 4}
+CASES: dict[str, dict[str, Any]] = {
+    "fp64": {"train": {"precision": "fp64"}},
+    "bf16, dropout": {"train": {"precision": "bf16"}, "model": {"dropout": 0.1}},
+    "fp16, tied": {"train": {"precision": "fp16"}, "model": {"tied": True}},
+    "recomputed": {"parallel": {"recompute": "full"}},
+    "selective": {"parallel": {"recompute": "selective"}},
+    "MLP": {"model": {"kind": "mlp"}},
+    "VGG": {"model": {"kind": "vgg16", "width": 4}},
+    "ResNet": {"model": {"kind": "resnet50", "width": 4}},
+    "DP": {"parallel": {"dp": 2}},
+    "ZeRO-1": {"parallel": {"dp": 2, "zero": 1}},
+    "ZeRO-2": {"parallel": {"dp": 2, "zero": 2}},
+    "ZeRO-3": {"parallel": {"dp": 2, "zero": 3}},
+    "TP": {"parallel": {"tp": 2}},
+    "TP, sequence": {"parallel": {"tp": 2, "sequence": True}},
+    "TP, columns": {"parallel": {"tp": 2, "tensor_split": "columns"}},
+    "GPipe": {"parallel": {**PIPE, "schedule": "gpipe"}},
+    "1F1B, tied, fp16": {"parallel": PIPE, "model": {"tied": True}, "train": {"precision": "fp16"}},
+    "interleaved": {"parallel": {**PIPE, "schedule": "interleaved", "chunks": 2}},
+    "ZB-V": {"parallel": {**PIPE, "schedule": "zb-v"}},
+    "DualPipe-V": {"parallel": {**PIPE, "schedule": "dualpipe-v"}},
+    "naive": {"parallel": {**PIPE, "schedule": "1f1b-naive"}, "train": {"clip": "stage"}},
+    "stash": {"parallel": {**PIPE, "schedule": "1f1b-stash"}, "train": {"clip": "stage"}},
+    "vertical": {"parallel": {**PIPE, "schedule": "1f1b-vertical"}, "train": {"clip": "stage"}},
+    "2BW": {"parallel": {**PIPE, "schedule": "1f1b-2bw"}, "train": {"clip": "stage"}},
+    "3D, recomputed": {"parallel": {"dp": 2, "tp": 2, **PIPE, "recompute": "full"}},
+}
+QUICK = {"fp16, tied", "ResNet", "ZeRO-2", "TP, sequence", "ZB-V", "stash"}
+TOLERANCE = {"fp32": 2e-6, "fp64": 1e-14, "bf16": 2e-3, "fp16": 2e-4}
+"""Of a loss: attention is not fused there, so that its sums are rounded otherwise."""
+
+
+def spec_of(name: str, device: str) -> RunSpec:
+    case = CASES[name]
+    model = case.get("model", {})
+    train = {"steps": STEPS, "warmup_steps": 1, "global_batch": 8, "device": device, **case.get("train", {})}
+    return RunSpec.model_validate(
+        {
+            "model": model if "kind" in model else {**GPT, **model},
+            "parallel": case.get("parallel", {}),
+            "train": train,
+            "trace": {"fingerprint_every": 2},
+        }
+    )
+
+
+def losses(folder: Path, rank: int) -> list[float]:
+    found: list[float] = []
+    for frame in read_file(events_path(folder, rank)):
+        if frame.header["kind"] == "points":
+            values = iter(np.frombuffer(frame.blob, POINT)["value"].tolist())
+            for name, count in frame.header["series"]:
+                rows = [next(values) for _ in range(count)]
+                found += rows if name == "loss" else []
+    return found
+
+
+def _run(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, saves: SaveOrder | None = None) -> list[float]:
+    run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), saves=saves)
+    return losses(folder, rank)
+
+
+def _run_elsewhere(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> tuple[list[float], list[int]]:
+    waits: list[int] = []
+    advance = Trainer.advance
+
+    def counted(trainer: Trainer, step: int) -> Any:
+        elsewhere.WAITS.clear()
+        done = advance(trainer, step)
+        waits.append(sum(elsewhere.WAITS.values()))
+        return done
+
+    Trainer.advance = counted  # type: ignore[method-assign]
+    with elsewhere.moved():
+        return _run(spec, rank, meeting, folder), waits
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in CASES])
+def test_it_trains_there_what_it_trains_here(name: str, tmp_path: Path) -> None:
+    (here := tmp_path / "here").mkdir()
+    (there := tmp_path / "there").mkdir()
+    on_host = run(spec_of(name, "cpu"), _run, here)
+    on_device = run(spec_of(name, "cuda"), _run_elsewhere, there)
+    precision = CASES[name].get("train", {}).get("precision", "fp32")
+    told = [(one, other) for one, (other, _) in zip(on_host, on_device, strict=True) if one]
+    assert told and all(len(one) == STEPS for one, _ in told)
+    for one, other in told:
+        assert other == pytest.approx(one, rel=TOLERANCE[precision])
+
+
+def test_the_host_waits_for_the_device_once_a_step(tmp_path: Path) -> None:
+    ((_, waits),) = run(spec_of("recomputed", "cuda"), _run_elsewhere, tmp_path)
+    assert waits == [1] * (STEPS + 1)  # the metered one included
+
+
+def _saved_and_resumed(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[float]:
+    saves = SaveOrder(folder / "kept")
+    if (folder / "resumes").exists():
+        saves = SaveOrder(folder / "kept", folders.path_of(folder / "kept", 2))
+    with elsewhere.moved():
+        return _run(spec, rank, meeting, folder, saves)
+
+
+def test_a_checkpoint_from_there_goes_on_here_and_there(tmp_path: Path) -> None:
+    """Saved from the device with ZeRO-1, taken up by one that trains alone."""
+
+    def spec(device: str, **parallel: int) -> RunSpec:
+        train = {"steps": STEPS, "warmup_steps": 1, "global_batch": 8, "checkpoint_every": 2, "device": device}
+        return RunSpec.model_validate({"model": GPT, "parallel": parallel, "train": train})
+
+    first = run(spec("cuda", dp=2, zero=1), _saved_and_resumed, tmp_path)
+    (tmp_path / "resumes").touch()
+    for rank in (0, 1):
+        events_path(tmp_path, rank).unlink()
+    again = run(spec("cuda"), _saved_and_resumed, tmp_path)
+    (told,) = (losses for losses in first if losses)
+    assert again[0] == pytest.approx(told[2:], rel=TOLERANCE["fp32"])
+
+
+def _generated(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[list[int]]:
+    wish: Wish = {"prompt": [1, 2, 3], "new": 6, "samples": 1, "temperature": 0.0, "seed": 7, "cached": True}
+    path = folders.path_of(folder / "kept", 2)
+    device = generate.open_device(spec.train.device, meeting.sharing)
+    groups = connect(meeting, rank, Layout.of(spec), device.backend)
+    try:
+        return Generator(spec, rank, groups, device, path).generate(wish).tokens
+    finally:
+        disconnect()
+
+
+def _generated_elsewhere(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[list[int]]:
+    with elsewhere.moved():
+        return _generated(spec, rank, meeting, folder)
+
+
+def test_text_is_generated_there_as_here(tmp_path: Path) -> None:
+    train = {"steps": 2, "warmup_steps": 1, "global_batch": 8, "checkpoint_every": 2}
+    spec = RunSpec.model_validate({"model": GPT, "parallel": {"tp": 2}, "train": train})
+    run(spec, _saved, tmp_path)
+    assert run(spec, _generated_elsewhere, tmp_path) == run(spec, _generated, tmp_path)
+
+
+def _saved(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
+    _run(spec, rank, meeting, folder, SaveOrder(folder / "kept"))
+
+
+def _profiled(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[str]:
+    order = Order(samples=(1, 2), tps=(1, 2), recompute=("none", "full"), devices=2, seconds=0.05, sizes=(1024, 65536))
+    (folder / "order.json").write_text(json.dumps(asdict(order)))
+    start: StartOrder = {"folder": str(folder), "devices": [0, 0], "first_rank": 0, "device_kind": "cuda"}  # type: ignore[typeddict-item]
+    seat = Seat(start, spec, rank, 0, {"host": meeting.host, "port": meeting.port}, meeting.listen_fd, True)
+    with elsewhere.moved():
+        ranks.be_rank(seat, FileSink(folder, rank), Progress(folder, rank))
+    return [
+        frame.header["about"] for frame in read_file(events_path(folder, rank)) if frame.header["kind"] == "profile"
+    ]
+
+
+@pytest.mark.full
+def test_layers_and_links_are_measured_there(tmp_path: Path) -> None:
+    spec = RunSpec.model_validate({"model": GPT, "parallel": {"dp": 2}, "train": {"device": "cuda", "global_batch": 2}})
+    told = run(spec, _profiled, tmp_path)
+    assert {"device", "layers"} <= set(told[0])
+
+
+def _mix(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> str:
+    with elsewhere.moved():
+        there = torch.ones(3, device=elsewhere.NAME)
+        assert float((there + there).sum()) == 6
+        assert torch.equal((there + torch.tensor(1.0)).cpu(), torch.full((3,), 2.0))
+        try:
+            there + torch.ones(3)
+        except RuntimeError as error:
+            return str(error)
+    return ""
+
+
+def test_what_a_gpu_would_refuse_is_refused(tmp_path: Path) -> None:
+    (said,) = run(RunSpec(), _mix, tmp_path)
+    assert "here and elsewhere" in said
