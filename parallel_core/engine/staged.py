@@ -36,7 +36,9 @@ class Staged:
 
 def is_staged(tensor: Tensor, group: Any) -> bool:
     """Whether `group` cannot reach the memory of `tensor`."""
-    return tensor.device.type != "cpu" and not (isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == "nccl")
+    if tensor.device.type == "cpu":
+        return False
+    return not (isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == "nccl")
 
 
 def out_of(tensor: Tensor) -> Tensor:
