@@ -73,6 +73,17 @@ def is_pipeline(spans: Spans) -> bool:
 
 def recover(spans: Spans) -> Pipeline:
     """Raises NotRecovered where the spans do not allow it: what is missing."""
+    named, done = staged(spans)
+    places = _places(done)
+    replicas, places = _members(done, places, spans)
+    done = {rank: _renumbered(own) for rank, own in done.items()}
+    made = _schedule(done, places)
+    return Pipeline(places, replicas, done, made, named)
+
+
+def staged(spans: Spans) -> tuple[bool, dict[int, tuple[Done, ...]]]:
+    """(whether annotations name the stages, what each rank did with the stage and the micro-batch as they are named);
+    raises NotRecovered."""
     done = {rank: operations(rows) for rank, rows in sorted(spans.items())}
     bare = [rank for rank, own in done.items() if not own]
     if bare:
@@ -82,12 +93,7 @@ def recover(spans: Spans) -> Pipeline:
             else f"nothing names the micro-batches of rank {bare[0]}"
         )
     named = all(one.stage >= 0 for own in done.values() for one in own)
-    done = done if named else _staged(done)
-    places = _places(done)
-    replicas, places = _members(done, places, spans)
-    done = {rank: _renumbered(own) for rank, own in done.items()}
-    made = _schedule(done, places)
-    return Pipeline(places, replicas, done, made, named)
+    return named, done if named else _staged(done)
 
 
 def _passes(rows: NDArray[np.void]) -> NDArray[np.bool_]:

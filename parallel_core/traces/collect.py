@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ LAUNCH = {"cuda_runtime", "cuda_driver", "hip_runtime"}
 
 EVENT = np.dtype([("name", "<i4"), ("thread", "<i4"), ("start", "<i8"), ("end", "<i8"), ("link", "<i8")])
 """`name` and `thread` are indices; times are ns. `link` is the correlation of a kernel with its launch, -1 without;
-of host events it is OPERATION for those that do something themselves."""
-OPERATION = 1
+of host events it is OPERATION for those that do something themselves, RECORDED for those of them that autograd
+records, to go backward through them."""
+OPERATION, RECORDED = 1, 2
 
 
 class Columns:
@@ -64,8 +65,7 @@ class Collected:
         if not _is_time(start) or not _is_time(length) or length < 0:
             self.odd += 1
             return
-        link = args.get("correlation", -1) if isinstance(args, dict) else -1
-        link = OPERATION if kind == "cpu_op" else link
+        link = _link(str(kind), args if isinstance(args, dict) else {})
         begin = round(start * 1000)
         self._groups[group].add(
             self._name(str(event.get("name", ""))[:LONGEST_NAME]),
@@ -83,6 +83,15 @@ class Collected:
 
     def _thread(self, key: tuple[Any, Any]) -> int:
         return self._thread_of.setdefault((str(key[0]), str(key[1])), len(self._thread_of))
+
+
+def _link(kind: str, args: Mapping[str, Any]) -> Any:
+    """What EVENT keeps of it. Autograd numbers what it records; its own nodes name the thread that went forward."""
+    if kind not in HOST:
+        return args.get("correlation", -1)
+    if kind != "cpu_op":
+        return -1
+    return RECORDED if "Sequence number" in args and not args.get("Fwd thread id") else OPERATION
 
 
 def _is_time(value: Any) -> bool:

@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.schedule import compute_only, names
-from parallel_core.schedule.ir import P2P, RECVS, SENDS, Kind, Op, Program
+from parallel_core.schedule.ir import RECVS, SENDS, Kind, Op, Program
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.traits import TRAITS, flushes
+from parallel_core.simulate import recovered
+from parallel_core.traces import messages
 from parallel_core.traces.pieces import Piece, parted, reached, stretches, take_crumbs, usual_length
 from parallel_core.traces.unnamed import NotCounted
 
@@ -60,7 +62,12 @@ def ordered(spans: Spans) -> tuple[str, dict[int, NDArray[np.void]]]:
         listed = " and ".join(TRAITS[order.name].label for order in fitting)
         raise NotCounted(f"what the ranks did could be the order of {listed} alike")
     (order,) = fitting
-    return order.name, {rank: _named(rows, order.done[rank]) for rank, rows in spans.items()}
+    made = {rank: _named(rows, order.done[rank]) for rank, rows in spans.items()}
+    return order.name, messages.named(made, {rank: [_plain(one) for one in own] for rank, own in order.done.items()})
+
+
+def _plain(one: Done) -> recovered.Done:
+    return recovered.Done(one.op.kind, one.op.stage, one.op.micro_batch, one.start, one.end)
 
 
 def _fitting(spans: Spans, places: Sequence[Sequence[int]]) -> list[Order]:
@@ -243,26 +250,4 @@ def _named(rows: NDArray[np.void], done: Sequence[Done]) -> NDArray[np.void]:
         out["stage"][chosen], out["micro_batch"][chosen] = one.op.stage, one.op.micro_batch
     for one in done:
         take_crumbs(out, np.array(one.rows), one.op.kind, one.op.stage, one.op.micro_batch)
-    _name_messages(out, done)
     return out
-
-
-def _name_messages(out: NDArray[np.void], done: Sequence[Done]) -> None:
-    """A send is of the operation begun last before it; a receive of the first one behind its end that has none yet."""
-    starts = np.array([one.start for one in done])
-    free = [one.op.kind is not Kind.W for one in done]
-    talks = np.flatnonzero(np.isin(out["kind"], [int(kind) for kind in P2P]))
-    for i in talks[np.argsort(out["end"][talks], kind="stable")].tolist():
-        send = Kind(int(out["kind"][i])) in SENDS
-        if send:
-            at = int(np.searchsorted(starts, out["start"][i], "left")) - 1
-        else:
-            first = int(np.searchsorted(starts, out["end"][i]))
-            at = next((k for k in range(first, len(done)) if free[k]), -1)
-        if at < 0:
-            continue
-        free[at] = free[at] and send
-        op = done[at].op
-        kinds = (Kind.SEND_ACT, Kind.SEND_GRAD) if send else (Kind.RECV_ACT, Kind.RECV_GRAD)
-        out["kind"][i] = kinds[0] if op.kind is Kind.F else kinds[1]
-        out["stage"][i], out["micro_batch"][i] = op.stage, op.micro_batch

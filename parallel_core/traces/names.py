@@ -2,8 +2,9 @@
 
 Sources: PyTorch's own annotations (`ProfilerStep#`, `Optimizer.step#`, `enumerate(DataLoader)`,
 `autograd::engine::evaluate_function: `), NCCL's and Gloo's operation names, torch.distributed.pipelining's
-`PP:<stage><F|B|W><micro-batch>`, `PP:<stage><SEND|RECV>_<F|B><micro-batch>` and `Forward <i>`, and this engine's own
-operations as text (`1F3`, `1RECV_GRAD3`) with what stands inside them (`NORM`, `RECOMPUTE`).
+`PP:<stage><F|B|I|W><micro-batch>`, `PP:(<forward>;<backward>)OVERLAP_F_B`, `PP:<stage><SEND|RECV>_<F|B><micro-batch>`
+and `Forward <i>`, and this engine's own operations as text (`1F3`, `1RECV_GRAD3`) with what stands inside them
+(`NORM`, `RECOMPUTE`).
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ _UPDATE = re.compile(r"\d+OPT_STEP")
 _SUMS = re.compile(r"\d+(ALLREDUCE|REDUCE_SCATTER|GATHER)|NORM|TP_COLLECTIVE|UNSHARD")
 NORM = "NORM"
 """Around what all ranks meet in before an update."""
+_PAIR = re.compile(r"(?:PP:)?\((\d+)F(\d+);(\d+)B(\d+)\)OVERLAP_F_B")
 _PASS = re.compile(r"(Forward|Backward)(?:_| )(\d+)")
 
 
 class Meaning(NamedTuple):
-    """What an event is. `stage` and `micro_batch` are -1 where the name does not tell."""
+    """What an event is. `stage` and `micro_batch` are -1 where the name does not tell. A PAIR is a forward of these and
+    a backward of the other two."""
 
     kind: Kind
     lane: int
     stage: int = -1
     micro_batch: int = -1
+    back_stage: int = -1
+    back_micro_batch: int = -1
 
 
 _COMMUNICATION = (
@@ -40,11 +45,13 @@ _COMMUNICATION = (
         Meaning(Kind.RECV_ACT, LANE_P2P),
     ),
     (
-        re.compile(r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast|reduce|gather|barrier", re.I),
+        re.compile(
+            r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast|reduce|gather|barrier|wait_tensor", re.I
+        ),
         Meaning(Kind.BUCKET, LANE_COLLECTIVE),
     ),
 )
-_LIBRARY = re.compile(r"^(nccl|gloo|c10d|mpi|ucc)|^void nccl|record_param_comms", re.I)
+_LIBRARY = re.compile(r"^(nccl|gloo|_?c10d|mpi|ucc)|^void nccl|record_param_comms", re.I)
 _OPTIMIZER_KERNEL = re.compile(r"multi_tensor_apply|fused_?(adam|sgd)|lamb", re.I)
 GEMM = re.compile(
     r"gemm|cutlass|cublas|xmma|nvjet|wgmma|::(mm|bmm|addmm|baddbmm|matmul|linear)$|^(mm|addmm|bmm|baddbmm|linear)backward|convolution|cudnn",
@@ -79,6 +86,8 @@ def _annotation(name: str) -> Meaning | None:
     if own := _OWN.fullmatch(name):
         kinds = {"F": Kind.F, "BW": Kind.BW, "B": Kind.BW, "I": Kind.B, "W": Kind.W}
         return Meaning(kinds[own[2]], LANE_COMPUTE, int(own[1]), int(own[3]))
+    if pair := _PAIR.fullmatch(name):
+        return Meaning(Kind.PAIR, LANE_COMPUTE, *map(int, pair.groups()))
     if sent := _MESSAGE.fullmatch(name):
         return Meaning(_SENT[sent[2], sent[3] in ("ACT", "F")], LANE_P2P, int(sent[1]), int(sent[4]))
     if _SUMS.fullmatch(name):

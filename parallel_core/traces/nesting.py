@@ -41,3 +41,34 @@ def outermost(starts: Times, ends: Times) -> NDArray[np.bool_]:
         return np.zeros(0, np.bool_)
     reach = np.maximum.accumulate(ends)
     return np.concatenate([[True], starts[1:] >= reach[:-1]])
+
+
+def outermost_of(events: NDArray[np.void], chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which of the chosen events lie in no other one of them on their thread; events are sorted as in `parents`."""
+    keep = np.zeros(len(events), np.bool_)
+    for thread in np.unique(events["thread"][chosen]):
+        mine = np.flatnonzero(chosen & (events["thread"] == thread))
+        keep[mine[outermost(events["start"][mine], events["end"][mine])]] = True
+    return keep
+
+
+def within(events: NDArray[np.void], outer: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which events begin inside one of the `outer` ones of their thread, and are none themselves."""
+    out = np.zeros(len(events), np.bool_)
+    widest = outermost_of(events, outer)
+    for thread in np.unique(events["thread"][widest]):
+        own, here = events[widest & (events["thread"] == thread)], np.flatnonzero(events["thread"] == thread)
+        at = np.searchsorted(own["start"], events["start"][here], side="right") - 1
+        out[here] = (at >= 0) & (events["start"][here] < own["end"][at])
+    return out & ~outer
+
+
+def holding(events: NDArray[np.void], inner: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which events hold one of the `inner` ones on their thread beside themselves."""
+    out = np.zeros(len(events), np.bool_)
+    for thread in np.unique(events["thread"][inner]):
+        here = np.flatnonzero(events["thread"] == thread)
+        begun = events["start"][here[inner[here]]]
+        low = np.searchsorted(begun, events["start"][here], side="left")
+        out[here] = np.searchsorted(begun, events["end"][here], side="left") - low > inner[here]
+    return out

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.schedule.traits import TRAITS
+from parallel_core.simulate.imported import MOST_SPANS
+from parallel_core.simulate.recovered import NotRecovered, recover, staged
+from parallel_core.traces import messages
 from parallel_core.traces.kineto import RankTrace, joined
 from parallel_core.traces.known_orders import ordered
 from parallel_core.traces.unnamed import NotCounted, Spans, counted, whole
@@ -105,6 +108,7 @@ def _pipeline(out: Together) -> None:
         most = max(trace.micro_batches for trace in out.ranks.values())
         stages = "stages and " if any(trace.stages for trace in out.ranks.values()) else ""
         out.notes.append(f"Certain: {stages}up to {most} micro-batches a rank are named by annotations in the traces.")
+        _messages(out)
         return
     messages = [
         rank
@@ -115,9 +119,29 @@ def _pipeline(out: Together) -> None:
         out.notes.append(_counted(out))
 
 
+def _messages(out: Together) -> None:
+    """Names messages that no annotation names, where those of the operations around them make a pipeline."""
+    for step in _common(out):
+        spans = {rank: trace.steps[step] for rank, trace in out.ranks.items()}
+        unnamed = [(np.isin(rows["kind"], [*P2P]) & (rows["stage"] < 0)).any() for rows in spans.values()]
+        if not any(unnamed) or sum(map(len, spans.values())) > MOST_SPANS:
+            continue
+        try:
+            recover(spans)
+        except NotRecovered:
+            continue
+        for rank, rows in messages.named(spans, staged(spans)[1]).items():
+            out.ranks[rank].steps[step] = rows
+
+
+def _common(out: Together) -> list[int]:
+    """Steps that are in all traces."""
+    return sorted(set.intersection(*(set(trace.steps) for trace in out.ranks.values())))
+
+
 def _counted(out: Together) -> str:
     """Numbers stages and micro-batches of the steps whose messages tell of them; the note that says so, or why not."""
-    steps = sorted(set.intersection(*(set(trace.steps) for trace in out.ranks.values())))
+    steps = _common(out)
     why, found, names = "no step is in all traces", set[tuple[int, int]](), set[str]()
     for step in steps:
         try:

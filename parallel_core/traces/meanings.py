@@ -1,0 +1,165 @@
+"""What each kernel or operation of a trace belongs to: the innermost marker around its launch, or around itself."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P
+from parallel_core.schedule.ir import P2P, Kind
+from parallel_core.traces import names
+from parallel_core.traces.collect import OPERATION, RECORDED, Collected
+from parallel_core.traces.nesting import NONE, holding, innermost, outermost_of, parents, within
+from parallel_core.traces.talk import behind_norms, carried, from_their_call, talk
+
+_FORWARD = names.Meaning(Kind.F, LANE_COMPUTE)
+_AGAIN = names.Meaning(Kind.R, LANE_COMPUTE)
+MEANING = np.dtype(
+    [
+        *(("kind", "u1"), ("lane", "u1"), ("stage", "<i2"), ("micro_batch", "<i4")),
+        *(("back_stage", "<i2"), ("back_micro_batch", "<i4")),
+    ]
+)
+_BACKWARD = (Kind.BW, Kind.B, Kind.W, Kind.R)
+_PASSED = "autograd::engine::evaluate_function"
+
+
+def _meanings(found: list[names.Meaning | None]) -> NDArray[np.void]:
+    return np.array([tuple(meaning or _FORWARD) for meaning in found], MEANING)
+
+
+def of_device(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.void]]:
+    """Kernels, the moments they were launched at, and what they are."""
+    kernels, launches = trace.device, trace.launches[np.argsort(trace.launches["link"], kind="stable")]
+    at = np.clip(np.searchsorted(launches["link"], kernels["link"]), 0, max(len(launches) - 1, 0))
+    linked = np.zeros(len(kernels), np.bool_)
+    if len(launches):
+        linked = (launches["link"][at] == kernels["link"]) & (kernels["link"] >= 0)
+    moments, threads = kernels["start"].copy(), np.full(len(kernels), NONE)
+    moments[linked], threads[linked] = launches["start"][at[linked]], launches["thread"][at[linked]]
+    meanings, told = around(trace, threads, moments)
+    own = {i: meaning for i, name in enumerate(trace.names) if (meaning := names.of_kernel(name))}
+    for i in np.flatnonzero(np.isin(kernels["name"], list(own))):
+        meaning = own[int(kernels["name"][i])]
+        sent = meanings[i]["kind"] == Kind.SEND_ACT and meaning.kind is Kind.RECV_ACT
+        if not sent:  # SendRecv is one kernel for both: the operation that launched it knows which
+            meanings[i]["kind"], meanings[i]["lane"] = meaning.kind, meaning.lane
+    _messages(meanings, told, np.isin(kernels["name"], list(own)), (LANE_P2P,))
+    return kernels, moments, meanings
+
+
+def of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.void]]:
+    """Outermost operations, reads and updates whole; collectives; and what they are."""
+    host, known = behind_norms(trace), [names.marker(name) for name in trace.names]
+    lane_host = [i for i, meaning in enumerate(known) if meaning and meaning.lane == LANE_HOST]
+    said_by = talk(trace)
+    done = [names.communication(name) for name, own in zip(trace.names, said_by[0], strict=True) if own]
+    for lane in (LANE_P2P, LANE_COLLECTIVE):
+        if not any(meaning.lane == lane for meaning in done if meaning):
+            # Nothing tells of the messages or sums themselves (shared memory, say): what stands around them does.
+            lane_host += [i for i, meaning in enumerate(known) if meaning and meaning.lane == lane]
+    whole = np.isin(host["name"], lane_host)
+    through = np.array(
+        [bool(m) or bool(names.STEP.match(n)) for m, n in zip(known, trace.names, strict=True)], np.bool_
+    )
+    asked = said_by[1][host["name"]]
+    plain = (host["link"] >= OPERATION) & ~through[host["name"]] & ~asked & ~_mixed(trace, host, asked)
+    own = said_by[0][host["name"]]
+    keep = own if carried(trace).any() else outermost_of(host, own)
+    keep |= outermost_of(host, plain | whole)
+    work = from_their_call(host, keep, said_by[0], said_by[1] & ~said_by[0])
+    # What a library carries out runs beside the thread that it is written under: work there goes on meanwhile.
+    meanings, told = around(trace, work["thread"], work["start"], beside=carried(trace))
+    for i, meaning in enumerate(known):
+        if i in lane_host or said_by[0][i]:
+            said = names.communication(trace.names[i]) or meaning
+            chosen = work["name"] == i
+            meanings["kind"][chosen], meanings["lane"][chosen] = said.kind, said.lane  # type: ignore[union-attr]
+    talks = np.isin(work["name"], [*lane_host, *np.flatnonzero(said_by[0]).tolist()])
+    _messages(meanings, told, talks, (LANE_P2P, LANE_COLLECTIVE))
+    return work, work["start"], meanings
+
+
+def _messages(
+    meanings: NDArray[np.void], told: NDArray[np.int64], talks: NDArray[np.bool_], lanes: tuple[int, ...]
+) -> None:
+    """A message carries what the annotation around it says; what else is done inside a call only prepares it."""
+    named = talks & (meanings["lane"] == LANE_P2P) & np.isin(told, [int(kind) for kind in P2P])
+    meanings["kind"][named] = told[named]
+    beside = ~talks & np.isin(meanings["lane"], lanes)
+    meanings["kind"][beside], meanings["lane"][beside] = Kind.SETUP, LANE_HOST
+
+
+def _mixed(trace: Collected, host: NDArray[np.void], asked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Operations that are not of one kind: they hold calls of a communication library, which wait, or a node of a
+    backward does what it recomputes first. What they hold is told apart instead."""
+    again = _again(trace, host)
+    return holding(host, asked) | (holding(host, again) & ~again)
+
+
+def _again(trace: Collected, host: NDArray[np.void]) -> NDArray[np.bool_]:
+    """What is recomputed: recorded by autograd for a way back while it goes back already (checkpoints that are not
+    reentrant leave no other sign). Nodes of tensors that are split do so, too; they are no ATen operations."""
+    passed = np.array([name.startswith(_PASSED) for name in trace.names], np.bool_)
+    aten = np.array([name.startswith("aten::") for name in trace.names], np.bool_)
+    recorded = (host["link"] == RECORDED) & aten[host["name"]]
+    return recorded & within(host, passed[host["name"]])
+
+
+def around(
+    trace: Collected,
+    threads: NDArray[np.int64],
+    moments: NDArray[np.int64],
+    beside: NDArray[np.bool_] | None = None,
+) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    """MEANING rows: of the innermost marker around each moment on its thread; where that names no micro-batch, of the
+    annotation around it on any thread (a backward runs on a thread of its own while the caller waits). Of the names
+    that are `beside` (by index) nothing is told. Beside them the kind that the annotation says, NONE without one."""
+    known = [_around(name) for name in trace.names]
+    if beside is not None:
+        known = [None if beside[i] else meaning for i, meaning in enumerate(known)]
+    again = _again(trace, trace.host)
+    marks = np.array([meaning is not None for meaning in known], np.bool_)[trace.host["name"]] | again
+    host, said = trace.host[marks], _meanings(known)[trace.host["name"][marks]]
+    said[again[marks]] = np.array(tuple(_AGAIN), MEANING)
+    out = np.full(len(moments), np.array(tuple(_FORWARD), MEANING))
+    for thread in np.unique(threads[threads != NONE]):
+        mine, here = np.flatnonzero(host["thread"] == thread), np.flatnonzero(threads == thread)
+        starts, ends = host["start"][mine], host["end"][mine]
+        found = innermost(starts, ends, parents(starts, ends), moments[here])
+        inside = found != NONE
+        out[here[inside]] = said[mine[found[inside]]]
+    out["kind"][out["kind"] == Kind.PAIR] = Kind.F  # which half it is tells the annotation's thread
+    annotations = said["micro_batch"] >= 0
+    named = host[annotations]
+    found = innermost(named["start"], named["end"], parents(named["start"], named["end"]), moments)
+    elsewhere = (found != NONE) & (threads != NONE)
+    elsewhere[elsewhere] = named["thread"][found[elsewhere]] != threads[elsewhere]
+    return out, _annotate(out, found, said[annotations], elsewhere)
+
+
+def _around(name: str) -> names.Meaning | None:
+    """What an event says of the work inside it: of an annotated collective nothing, for that computes, too."""
+    own = names.marker(name)
+    return names.communication(name) if own is None or own.lane == LANE_COLLECTIVE else own
+
+
+def _annotate(
+    out: NDArray[np.void], found: NDArray[np.int64], said: NDArray[np.void], elsewhere: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Names what the found annotations are around; their kinds. `elsewhere`: on another thread than its annotation."""
+    told = np.full(len(out), NONE, np.int64)
+    inside = np.flatnonzero(found != NONE)
+    annotation = said[found[inside]].copy()
+    back = (annotation["kind"] == Kind.PAIR) & (np.isin(out["kind"][inside], _BACKWARD) | elsewhere[inside])
+    annotation["stage"][back], annotation["micro_batch"][back] = (
+        annotation[name][back] for name in ("back_stage", "back_micro_batch")
+    )
+    annotation["kind"][back] = Kind.BW
+    out["stage"][inside], out["micro_batch"][inside] = annotation["stage"], annotation["micro_batch"]
+    halves = np.isin(annotation["kind"], (Kind.B, Kind.W)) & (out["kind"][inside] == Kind.BW)
+    # Behind a backward's markers its thread tidies up: that is no forward.
+    halves |= np.isin(annotation["kind"], (Kind.BW, Kind.B, Kind.W)) & (out["kind"][inside] == Kind.F)
+    out["kind"][inside[halves]] = annotation["kind"][halves]
+    told[inside] = annotation["kind"]
+    return told

@@ -1,0 +1,78 @@
+"""What the messages of a pipeline carry that nothing names, where its operations are known: read off what stands before
+a send and behind a receive, and off when the other end had made what arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.schedule.ir import P2P, SENDS, Kind
+from parallel_core.simulate.recovered import Done, Spans
+
+_P2P = [int(kind) for kind in P2P]
+_Tensor = tuple[bool, int, int]
+"""(activation, stage that made it, micro-batch)."""
+
+
+class _Ends(NamedTuple):
+    """Operations of one rank, in order, that send to another rank, and those that need what another sends."""
+
+    sending: list[Done]
+    needing: list[tuple[Done, _Tensor]]
+
+
+def named(spans: Spans, done: Mapping[int, Sequence[Done]]) -> dict[int, NDArray[np.void]]:
+    """The spans with kind, stage and micro-batch in every message that has no stage; those of `done` are known."""
+    stages = 1 + max(one.stage for own in done.values() for one in own)
+    made: dict[_Tensor, int] = {}
+    for own in done.values():
+        for one in own:
+            if one.kind is not Kind.W:
+                key = one.kind is Kind.F, one.stage, one.micro_batch
+                made[key] = min(made.get(key, one.end), one.end)
+    return {rank: _named(rows, _ends(done[rank], stages), made) for rank, rows in spans.items()}
+
+
+def _ends(own: Sequence[Done], stages: int) -> _Ends:
+    here = {one.stage for one in own}
+    out = _Ends([], [])
+    for one in own:
+        if one.kind is Kind.W:
+            continue
+        way = 1 if one.kind is Kind.F else -1
+        if 0 <= one.stage + way < stages and one.stage + way not in here:
+            out.sending.append(one)
+        if 0 <= one.stage - way < stages and one.stage - way not in here:
+            out.needing.append((one, (one.kind is Kind.F, one.stage - way, one.micro_batch)))
+    return out
+
+
+def _named(rows: NDArray[np.void], ends: _Ends, made: Mapping[_Tensor, int]) -> NDArray[np.void]:
+    out = rows.copy()
+    begun = np.array([one.start for one in ends.sending])
+    free = list(ends.needing)
+    talks = np.flatnonzero(np.isin(out["kind"], _P2P) & (out["stage"] < 0))
+    for i in talks[np.argsort(out["end"][talks], kind="stable")].tolist():
+        send = Kind(int(out["kind"][i])) in SENDS
+        if send:
+            at = int(np.searchsorted(begun, out["start"][i], "left")) - 1
+            one = ends.sending[at] if at >= 0 else None
+        else:
+            one = _needs(free, int(out["end"][i]), made)
+        if one is None:
+            continue
+        kinds = (Kind.SEND_ACT, Kind.SEND_GRAD) if send else (Kind.RECV_ACT, Kind.RECV_GRAD)
+        out["kind"][i] = kinds[one.kind is not Kind.F]
+        out["stage"][i], out["micro_batch"][i] = one.stage, one.micro_batch
+    return out
+
+
+def _needs(free: list[tuple[Done, _Tensor]], end: int, made: Mapping[_Tensor, int]) -> Done | None:
+    """The first operation behind what arrived at `end` that still needs something, which was made by then; clocks may
+    differ: where nothing was, the first. It is taken out of those that are free."""
+    behind = [k for k, (one, _) in enumerate(free) if one.start >= end]
+    at = next((k for k in behind if made.get(free[k][1], end) <= end), behind[0] if behind else None)
+    return None if at is None else free.pop(at)[0]
