@@ -38,6 +38,7 @@ from workers.recovery import publish_end, recover
 from workers.relay import Relay
 from workers.roll import Roll
 from workers.settings import Settings
+from workers.wakeful import Wakeful
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Supervisor(threading.Thread):
         self._live: dict[int, Attempt] = {}
         self.roll = Roll()
         self.on_running: Callable[[], None] = lambda: None
-        self._leaving = False
+        self._leaving, self._wakeful = False, Wakeful()
         self.idle = threading.Event()
         """Set once, after `leave`, when no attempt lives any more."""
         settings.attempts.mkdir(parents=True, exist_ok=True)
@@ -120,6 +121,7 @@ class Supervisor(threading.Thread):
 
     def _tick(self) -> None:
         """What is due by the clock."""
+        watched = self._wakeful.watched()
         if not self._leaving:
             self._server.keep_up()
         self._measure()
@@ -127,7 +129,7 @@ class Supervisor(threading.Thread):
             if attempt.launched is None:
                 self._launch_if_ready(attempt)
             elif attempt.kill_at is None:
-                self._watch_progress(attempt)
+                self._watch_progress(attempt, watched)
             elif time.monotonic() >= attempt.kill_at:
                 log.warning("attempt %d: the fork server did not end it in time", attempt.number)
                 self._conclude(attempt)
@@ -252,9 +254,9 @@ class Supervisor(threading.Thread):
         if attempt.launched is None or not self._server.stop(attempt.number, grace):
             self._conclude(attempt)
 
-    def _watch_progress(self, attempt: Attempt) -> None:
+    def _watch_progress(self, attempt: Attempt, watched: float) -> None:
         limit = self._settings.no_progress_s
-        if attempt.started and attempt.still_for() > limit:
+        if attempt.started and min(watched, attempt.still_for()) > limit:
             how = standstill.report(attempt.folder.path, attempt.order.ranks, limit, attempt.order.spec)
             self._server.dump(attempt.number)
             self._stop(attempt, "no_progress", how)
