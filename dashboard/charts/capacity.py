@@ -38,7 +38,7 @@ def figure(entries: Sequence[Entry], found: bool = False) -> Figure:
             row_height(len(entries)),
             barmode="overlay",
             bargap=0.25,
-            xaxis=theme.axis("layers", range=[0, 1.2 * most]),
+            xaxis=theme.axis("layers", range=[0, 1.2 * most], **({"dtick": 1} if most < 10 else {})),
             yaxis=theme.rows_axis([entry.tick for entry in entries]),
         ),
     }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dashboard.charts import capacity
 from dashboard.charts.chart import Chart, Entry
-from parallel_core.analysis.quantities import bytes_text, count_text
+from parallel_core.analysis.quantities import bytes_text, count_text, plural_text
 
 COLUMNS = ("strategy", "predicted layers", "largest that fitted", "")
 
@@ -15,11 +15,12 @@ def chart(entries: Sequence[Entry], title: str, runs: int, limit: int | None) ->
     """Of each entry `largest` = predicted and `layers` = the most that fitted, over all `runs`; `done` where any
     did, `status` while the search goes on. `limit` = bytes that a rank may hold."""
     within = f" within {bytes_text(limit)} a rank" if limit else ""
+    searches = "search" if len(entries) == 1 else "searches"
     return Chart(
         "fit",
         title,
         f"Most layers that ran{within}; outline = predicted, solid = fitted, and one layer more did not",
-        f"measured, {runs} runs of {len(entries)} searches, each to its metered step",
+        f"measured, {plural_text(runs, 'run')} of {len(entries)} {searches}, each to its metered step",
         capacity.figure(entries, found=True),
         COLUMNS,
         [_row(entry) for entry in entries],

@@ -80,7 +80,7 @@ def timeline(workers: list[WorkerView], hours: int, now: datetime | None = None)
     rows = {(w.worker.name, d.kind, d.index): Row(w.worker.name, d.index, d.kind) for w in workers for d in w.devices}
     attempts = Attempt.objects.filter(Q(ended_at__gte=since) | Q(over=False), sent_at__isnull=False)
     total = attempts.count()
-    newest = attempts.select_related("run").defer("report", "progress", "run__summary").order_by("-pk")
+    newest = attempts.select_related("run__study").defer("report", "progress", "run__summary").order_by("-pk")
     drawn = [(attempt, bar) for attempt in newest[:MAX_BARS] if (bar := _bar(attempt, since, now))]
     for attempt, bar in reversed(drawn):
         for node in attempt.devices:

@@ -97,6 +97,21 @@ class Run(models.Model):
         """The two workers between which it times messages; [] of any other run."""
         return list(self.wish.get("links", ()))
 
+    @property
+    def answered(self) -> bool:
+        """Whether it was a fit study's question whether so many layers fit, and its end is the answer: they do not."""
+        return self.cause == "out_of_memory" and self.study is not None and self.study.kind == "fit"
+
+    @property
+    def look(self) -> str:
+        """What its badge looks like: its state, but for an end that was no failure."""
+        return "answered" if self.answered else self.state
+
+    @property
+    def state_text(self) -> str:
+        """The word of its badge."""
+        return "Did not fit" if self.answered else self.get_state_display()
+
 
 class Attempt(models.Model):
     """One try at a run. `devices` = [{"worker": name, "devices": [indices], "first_rank": 0}, ...]."""

@@ -183,18 +183,13 @@ def _failed(run: Run, attempt: Attempt | None) -> Verdict:
     text = selectors.log(run, rank or 0, start=-4096).text
     return Verdict(
         sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.",
-        more=PROBED if _probed(run) else _progress(run, attempt, rank),
-        fix="" if _probed(run) else fix(run),
+        more=PROBED if run.answered else _progress(run, attempt, rank),
+        fix="" if run.answered else fix(run),
         rank=rank,
         log="\n".join(text.splitlines()[-LOG_LINES:]),
         traceback=str(report.get("traceback") or ""),
         traceback_label="Where each rank stood" if run.cause == "no_progress" else "Traceback",
     )
-
-
-def _probed(run: Run) -> bool:
-    """Whether the run was a fit study's question whether so many layers fit, and this end is the answer."""
-    return run.cause == "out_of_memory" and run.study is not None and run.study.kind == "fit"
 
 
 def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Runs of a study that were disturbed, run again; and which of them stands for its setting then.
+"""Runs of a study that were disturbed, or cut off from outside, run again; and which then stands for its setting.
 
 Other processes' share of the devices is measured in each run, and it decides alone: of a setting the least disturbed
 run stands, however fast it was.
@@ -33,22 +33,45 @@ def stands_for(run: Run | None, every: Sequence[Run]) -> Run | None:
     return next((own for own in every if run is not None and root_of(own) == root_of(run)), None)
 
 
+CUT_OFF = frozenset({"killed_by_signal", "no_progress", "timed_out", "worker_lost", "interrupted"})
+"""Causes that lie outside of what the run was asked to do: the same run may well end otherwise."""
+
+
 def disturbed(every: Iterable[Run]) -> list[Run]:
     """Of the runs that stand: those that succeeded, disturbed, and are not being run again already."""
+    return [run for run in _waiting(every) if _is_disturbed(run)]
+
+
+def cut_off(every: Iterable[Run]) -> list[Run]:
+    """Likewise those that something outside of them ended early."""
+    return [run for run in _waiting(every) if _was_cut_off(run)]
+
+
+def offer(every: Iterable[Run]) -> str:
+    """What the button says: `Run the 2 disturbed and the 1 cut off again`; '' where nothing is to be repeated."""
+    listed = list(every)
+    counts = ((len(disturbed(listed)), "disturbed"), (len(cut_off(listed)), "cut off"))
+    named = [f"the {count} {what}" for count, what in counts if count]
+    return f"Run {' and '.join(named)} again" if named else ""
+
+
+def _waiting(every: Iterable[Run]) -> list[Run]:
+    """Those that stand, but for settings of which a run is under way."""
     listed = list(every)
     under_way = {root_of(run) for run in listed if run.state not in ENDED}
-    return [run for run in standing(listed) if _is_disturbed(run) and root_of(run) not in under_way]
+    return [run for run in standing(listed) if root_of(run) not in under_way]
 
 
 @transaction.atomic
 def run_again(*, study: Study, user: Any) -> list[Run]:
-    """Queues each disturbed run once more, in its place of the study. Raises PermissionDenied."""
+    """Queues each run that was disturbed or cut off once more, in its place of the study. Raises PermissionDenied."""
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may run it again.")
     if study.kind == fit.KIND:
         return []  # nothing is timed
     Study.objects.select_for_update().get(pk=study.pk)  # two that ask at once get it once
-    return [_again(run, study, user) for run in disturbed(study.runs.order_by("position", "pk"))]
+    listed = list(study.runs.order_by("position", "pk"))
+    return [_again(run, study, user) for run in _waiting(listed) if _is_disturbed(run) or _was_cut_off(run)]
 
 
 def _again(run: Run, study: Study, user: Any) -> Run:
@@ -79,6 +102,10 @@ def _settings(listed: Sequence[Run]) -> dict[int, list[Run]]:
 
 def _is_disturbed(run: Run) -> bool:
     return run.state == State.SUCCEEDED and (run.summary.get("cpu_others") or 0.0) > DISTURBED_ABOVE
+
+
+def _was_cut_off(run: Run) -> bool:
+    return run.state in (State.FAILED, State.LOST) and run.cause in CUT_OFF
 
 
 def _rank(run: Run) -> tuple[int, float, int]:

@@ -43,13 +43,19 @@ def page(request: HttpRequest, study: Study) -> HttpResponse:
     context = {
         "study": study,
         "runs": runs,
-        "equal": held_equal([hunt.spec for hunt in found], max((run.devices for run in runs), default=0)),
+        "equal": _equal(found, max((run.devices for run in runs), default=0)),
         "limit": limit,
         "verdict": sentences(found, limit),
         "lines": [_line(found, hunt) for hunt in found],
         "chart": _chart(found, limit),
     }
     return render(request, "studies/fit.html", context)
+
+
+def _equal(found: Sequence[Hunt], devices: int) -> str:
+    """What all searches share; the number of layers, which they look for, is N."""
+    alike = [hunt.spec.model_copy(update={"model": hunt.spec.model.model_copy(update={"layers": 1})}) for hunt in found]
+    return held_equal(alike, devices).replace(" 1 x ", " N x ", 1)
 
 
 def verdict(runs: Sequence[Run]) -> list[str]:

@@ -187,7 +187,7 @@ def _repeats(view: Overview) -> str:
     most, least = max(counts.values(), default=0), min(counts.values(), default=0)
     how = f"{least} to {most} times" if least != most else "once" if most == 1 else f"{most} times"
     alone = sum(row.run.exclusive for row in view.rows)
-    said = f"Each setting ran {how}; {alone} of {len(view.rows)} runs had their host to themselves."
+    said = f"Each setting ran {how}; {alone} of {len(view.rows)} runs had their host free of this yard's other runs."
     anew = sum(row.run.repeats_id is not None for row in view.rows)
     if not anew:
         return said
@@ -212,4 +212,4 @@ def _pace(view: Overview) -> str:
     how = f"A fixed small work beside the timed steps of {known} of {len(view.rows)} runs"
     if view.pace_spread is None:
         return f"{how}; no two have as many ranks."
-    return f"{how} took up to {percent_text(view.pace_spread)} longer in one than in another of as many ranks."
+    return f"{how} took up to {percent_text(view.pace_spread)} longer in one run than in another with as many ranks."

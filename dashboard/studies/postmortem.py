@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs.findings import case_of
 from dashboard.runs.models import ENDED
 from dashboard.studies.breakages import BEFORE, BROKEN, BY_KEY, KIND, NAMES, PROOF, Breakage
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row
-from parallel_core.analysis.diagnosis import Case, Finding, diagnose, disturbed
+from parallel_core.analysis.diagnosis import Case, Finding, diagnose
 from parallel_core.analysis.quantities import percent_text, ratio_text, seconds_text, significant
 
 
@@ -60,8 +62,17 @@ def of_study(study: Study, view: Overview) -> Postmortem | None:
     case = case_of(broken.run, before.run if before.entry.done else None)
     found = _told(case, breakage)
     said = _proof(breakage, broken, proof) if proof.entry.done else ""
-    noise = disturbed.check(case)
-    return Postmortem(breakage, broken, found, said, proof, disturbed=noise.title if noise else "")
+    return Postmortem(breakage, broken, found, said, proof, disturbed=_noise((before, broken, proof)))
+
+
+def _noise(rows: Sequence[Row]) -> str:
+    """What others took of the devices in the worst of the runs that are held against each other; '' where little."""
+    taken = [others for row in rows if (others := row.entry.others or 0.0) > DISTURBED_ABOVE]
+    if not taken:
+        return ""
+    return (
+        f"{percent_text(max(taken))} of the devices' time went to other processes, in {len(taken)} of {len(rows)} runs."
+    )
 
 
 def _told(case: Case, breakage: Breakage) -> list[Finding]:

@@ -112,7 +112,7 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
         "legend": LEGEND,
         "words": words_of(specs),
         "may_change": may_change(request.user, study),
-        "disturbed": again.disturbed(study.runs.all()) if may_change(request.user, study) else [],
+        "again": again.offer(study.runs.all()) if may_change(request.user, study) else "",
         "done": len([row for row in view.rows if row.run.state in ENDED]),
     }
     return render(request, "studies/page.html", context)
@@ -184,10 +184,10 @@ def table_csv(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 def run_again(request: HttpRequest, pk: int) -> HttpResponse:
-    """Queues the runs that were disturbed once more."""
+    """Queues the runs that were disturbed or cut off once more."""
     queued = again.run_again(study=get_object_or_404(Study, pk=pk), user=request.user)
     if not queued:
-        messages.info(request, "Nothing was queued: no run of this study was disturbed, or all are under way again.")
+        messages.info(request, "Nothing was queued: no run was disturbed or cut off, or all are under way again.")
     return redirect("studies:page", pk=pk)
 
 

@@ -162,6 +162,10 @@ def memory_title(results: Sequence[Result], limit: int | None = None) -> str:
     )
 
 
+def _every(count: int) -> str:
+    return "Both" if count == 2 else f"All {count}"
+
+
 def parity_sentence(parities: Mapping[str, Parity], baseline: str, tolerance: float, amplifies: bool = False) -> str:
     """Exactness card: `parities` by label, each against the baseline; `tolerance` is relative. `amplifies`: the model
     has batch norms, which make a difference of one step larger in the next (`models.batchnorm`)."""
@@ -171,7 +175,7 @@ def parity_sentence(parities: Mapping[str, Parity], baseline: str, tolerance: fl
     label = max(compared, key=lambda name: compared[name].largest)
     worst, count = compared[label], len(compared)
     if worst.largest <= tolerance:
-        who = f"All {count} runs equal" if count > 1 else f"{label} equals"
+        who = f"{_every(count)} runs equal" if count > 1 else f"{label} equals"
         how = f"within {difference_text(worst.largest)}" if worst.largest else "to the last bit (0 difference)"
         return f"{who} {baseline} {how} in every loss."
     off = sum(p.largest > tolerance for p in compared.values())
@@ -232,7 +236,13 @@ _MATTERS = 0.05
 _LOSSES = tuple(name for name in COMPONENTS if name != "compute")
 
 
+_LOPSIDED = 0.25
+"""From this share of the ratio on, both ends are said: times are skewed, and ± of the longer side says too much."""
+
+
 def _times(gain: Speedup) -> str:
+    if gain.spread > _LOPSIDED * gain.ratio:
+        return f"{ratio_text(gain.ratio)} ({gain.low:.2f} to {gain.high:.2f}) of"
     return f"{ratio_text(gain.ratio)} ± {gain.spread:.2f} of"
 
 

@@ -107,6 +107,27 @@ def test_the_page_offers_it_while_there_is_something_to_repeat(study: Study, ali
     assert "Nothing was queued" in said
 
 
+def test_what_was_cut_off_from_outside_is_run_again_and_stands_aside(study: Study, alice: Any) -> None:
+    """What ended by its own doing is not: it would end so again."""
+    tp, single = study.runs.get(label="TP"), study.runs.get(label="Single")
+    Run.objects.filter(pk=tp.pk).update(state=State.LOST, cause="worker_lost", summary={})
+    Run.objects.filter(pk=single.pk).update(state=State.FAILED, cause="user_code", summary={})
+    client = Client()
+    client.force_login(alice)
+    said = "Run the 1 disturbed and the 1 cut off again"
+    assert said in client.get(f"/studies/{study.pk}/").content.decode()
+    queued = again.run_again(study=study, user=alice)
+    assert [run.label for run in queued] == ["DP", "TP"]
+    for run in queued:
+        ran(run, CALM)
+    assert sorted(labels_of_ended_well(study)) == ["DP", "TP"]
+    assert again.offer(study.runs.all()) == ""
+
+
+def labels_of_ended_well(study: Study) -> list[str]:
+    return [run.label for run in again.standing(study.runs.all()) if run.state == State.SUCCEEDED]
+
+
 def test_the_list_goes_by_what_stands(study: Study, alice: Any) -> None:
     assert "disturbed" in kept.verdicts([study])[study.pk]
     for run in again.run_again(study=study, user=alice):

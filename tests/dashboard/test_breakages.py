@@ -85,11 +85,13 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
     assert breakages.BY_KEY["naive"].symptom in client.get(f"/studies/{study.pk}/report/").content.decode()
 
 
-def test_busy_devices_are_a_caution_and_not_the_cause(client: Client, alice: Any) -> None:
+@pytest.mark.parametrize("position", [breakages.BEFORE, breakages.BROKEN, breakages.PROOF])
+def test_busy_devices_are_a_caution_and_not_the_cause(client: Client, alice: Any, position: int) -> None:
+    """Whichever of the three was disturbed: they are held against each other."""
     study = ended(alice, "naive")
-    broken = study.runs.get(position=breakages.BROKEN)
-    broken.summary = {**broken.summary, "cpu_others": 0.5}
-    broken.save()
+    noisy = study.runs.get(position=position)
+    noisy.summary = {**noisy.summary, "cpu_others": 0.5}
+    noisy.save()
     client.force_login(alice)
     found = postmortem.of_study(study, overview(study.runs.all(), study.baseline))
     assert found and [cause.rule for cause in found.causes] == ["few_micro_batches"]

@@ -83,6 +83,7 @@ def test_the_badge_is_wherever_the_run_is(member: Client, alice: Any) -> None:
     report = member.get(f"/studies/{study.pk}/report/").content.decode()
     assert SENTENCE in report
     assert ", broken</th>" in report
+
     record = member.get(f"/api/v1/runs/{run.pk}").json()["data"]
     assert record["broken"] == [SENTENCE]
     assert SENTENCE in member.get("/runs/export.csv").content.decode()
@@ -93,3 +94,10 @@ def test_the_spec_tab_and_a_comparison_spell_the_fault(member: Client, alice: An
     assert "straggler:rank=1,factor=3" in member.get(f"/runs/{run.pk}/?tab=spec").content.decode()
     (line,) = member.get(f"/compare/?runs={healthy.pk},{run.pk}&baseline={healthy.pk}").context["differing"]
     assert (line.field, list(line.values)) == ("inject", ["none", "straggler:rank=1,factor=3"])
+
+
+def test_two_faults_are_one_badge(member: Client, alice: Any) -> None:
+    run = factory.finished(alice, {"pp": 2})
+    run.broken = ["one", "another"]
+    run.save()
+    assert member.get("/runs/").content.decode().count('data-state="broken" title="one; another"') == 1

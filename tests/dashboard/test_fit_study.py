@@ -92,6 +92,7 @@ def test_exact_predictions_cost_two_runs_each(client: Client, study: Study) -> N
         f"PP-1F1B fits {truth['PP-1F1B']} layers in 8 MiB: {more:.2f}x the single device.",
         "Predicted against measured: 2 equal, none above.",
     ]
+    assert page.context["equal"].startswith("GPT N x 32, ")
     text = page.content.decode()
     assert "Rank 0 ran out of memory: activations" in text and "did not fit" in text
     assert client.get(f"/studies/{study.pk}/charts.json").json()["fit"]["rows"][0][:3] == [
@@ -102,6 +103,9 @@ def test_exact_predictions_cost_two_runs_each(client: Client, study: Study) -> N
     assert probe is not None
     told = client.get(f"/runs/{probe.pk}/").content.decode()
     assert "Nothing is to be mended" in told and "What would fix it" not in told
+    calm = '<span class="badge" data-state="answered"'
+    for where in (told, client.get("/runs/").content.decode()):
+        assert calm in where and "Did not fit" in where and 'class="badge" data-state="failed"' not in where
     listed = client.get("/studies/").content.decode()
     assert "the single device" in listed and "failed</span>" not in listed, "limits that were met are no failures"
 

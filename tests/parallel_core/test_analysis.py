@@ -87,7 +87,7 @@ def test_parity_of_equal_and_of_broken_losses() -> None:
 
 def test_verdict_of_a_study() -> None:
     assert sentences.verdict(ALL, SINGLE) == [
-        "DP is fastest: 1.59x ± 0.49 of Single (79 % of ideal).",
+        "DP is fastest: 1.59x (1.23 to 2.08) of Single (79 % of ideal).",
         "Naive is slowest: 0.83x, within noise; 55 % of its step is bubble.",
         "Least memory: 30 MiB on its worst rank, Naive.",
     ]
@@ -100,6 +100,11 @@ def test_verdict_names_the_baseline_where_it_wins() -> None:
 def test_verdict_with_little_to_say() -> None:
     assert sentences.verdict([], SINGLE) == ["0 runs have finished so far."]
     assert sentences.verdict([DP], DP) == ["63 ms a step: DP is the only finished run."]
+
+
+def test_a_narrow_spread_is_one_number() -> None:
+    steady = [replace(run, step=stats(run.step.median, 0.005)) for run in (SINGLE, DP)]
+    assert sentences.fastest(steady, steady[0]) == "DP is fastest: 1.59x ± 0.22 of Single (79 % of ideal)."
 
 
 def test_noise_is_said() -> None:
@@ -127,7 +132,7 @@ def test_parity_sentence_counts_who_is_off() -> None:
     exact, off = parity([0], [1.0], [0], [1.0]), parity([0], [1.0], [0], [1.01])
     assert (
         sentences.parity_sentence({"DP": exact, "TP": exact}, "Single", 1e-4)
-        == "All 2 runs equal Single to the last bit (0 difference) in every loss."
+        == "Both runs equal Single to the last bit (0 difference) in every loss."
     )
     assert (
         sentences.parity_sentence({"DP": exact, "TP": off}, "Single", 1e-4)
