@@ -26,6 +26,7 @@ SPLITS: tuple[dict[str, Any], ...] = (
     {"dp": 2, "zero": 1},
     {"dp": 2, "zero": 2},
     {"dp": 2, "zero": 3},
+    {"dp": 2, "zero": 3, "zero_backend": "fully_shard"},
     {"tp": 2},
     {"tp": 2, "recompute": "full"},
     {"tp": 2, "sequence": True},

@@ -27,6 +27,8 @@ from parallel_core.spec import RunSpec
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zb-v")
 """GPipe is never faster than 1F1B, nor does it keep less."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
+SHARDS: tuple[dict[str, Any], ...] = (*({"zero": n} for n in range(4)), {"zero": 3, "zero_backend": "fully_shard"})
+"""What replicas keep a part of alone (ZeRO), and who sees to it."""
 MOST_DEVICES = 8
 """With more the ways are too many to simulate while somebody waits."""
 _EFFORT = 30_000
@@ -91,11 +93,11 @@ def _candidates(spec: RunSpec, devices: int) -> Iterator[RunSpec]:
         least = pp if pp > 1 else 1  # fewer micro-batches than stages leave some of them idle for good
         counts = [n for n in divisors(spec.train.global_batch // dp) if n in MICRO_BATCHES and n >= least]
         names = SCHEDULES if pp > 1 else SCHEDULES[:1]
-        zeros = (0, 1) if dp > 1 else (0,)
-        for name, count, how, zero in product(names, counts, ("none", "full"), zeros):
+        shards = SHARDS if dp > 1 else SHARDS[:1]
+        for name, count, how, shard in product(names, counts, ("none", "full"), shards):
             parallel = {"dp": dp, "tp": tp, "pp": pp, "schedule": name, "micro_batches": count}
-            with suppress(ValidationError):  # the model does not divide so
-                yield _run(spec, parallel | {"recompute": how, "zero": zero})
+            with suppress(ValidationError):  # the model does not divide so, or the schedule cannot
+                yield _run(spec, parallel | {"recompute": how} | shard)
 
 
 def _run(spec: RunSpec, parallel: dict[str, Any]) -> RunSpec:

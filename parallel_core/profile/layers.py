@@ -21,6 +21,7 @@ from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.collectives import Group, rank_in
 from parallel_core.engine.device import Device
 from parallel_core.engine.precision import DTYPES
+from parallel_core.engine.reducers import reducer_of
 from parallel_core.engine.stage import Batch
 from parallel_core.models.passing import Sample
 from parallel_core.observe.memory import MemoryMeter
@@ -85,13 +86,23 @@ def spec_of(
 class LayerBench:
     """The layers of `model` as `stages` (lists of unit names), ready to be timed."""
 
-    def __init__(self, spec: RunSpec, stages: Sequence[Sequence[str]], device: Device, group: Group = None) -> None:
-        """`group` is a tensor group that really talks (None: its collectives are counted)."""
+    def __init__(
+        self,
+        spec: RunSpec,
+        stages: Sequence[Sequence[str]],
+        device: Device,
+        group: Group = None,
+        shards: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`group` is a tensor group that really talks (None: its collectives are counted), `shards` are the replicas
+        that `fully_shard` cuts parameters for (None: every rank has all of them)."""
         self.device, self.recorder = device, device.recorder(0, 0)
         self.scope, tp = Scope(self.recorder), spec.parallel.tp
         self.group = CountingGroup(tp, self.scope)
         talking = TensorGroup(rank_in(group), tp, group, self.scope) if group else self.group
-        self.chunks = Chunks(spec, dict(enumerate(stages)), talking, None, device, self.scope)
+        self.chunks = Chunks(spec, dict(enumerate(stages)), talking, None, device, self.scope, shards)
+        if shards is not None:
+            reducer_of(spec, self.chunks, None, self.scope, micro_batches=1)
         self.stages = list(self.chunks.stages.values())
 
     def read(self, batch: Batch) -> None:

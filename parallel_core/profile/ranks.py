@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,24 +17,22 @@ from parallel_core.engine.device import Device, open_device
 from parallel_core.engine.distributed import connect, disconnect, near_group
 from parallel_core.launch_rank import Seat
 from parallel_core.layout import Layout
-from parallel_core.observe import host
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
 from parallel_core.observe.reference import Reference
 from parallel_core.outline.splits import Cut
-from parallel_core.profile import links
+from parallel_core.plan.places import GATHERS_AHEAD
+from parallel_core.profile import by_torch, links
+from parallel_core.profile.calm import undisturbed
 from parallel_core.profile.crowd import ratio
 from parallel_core.profile.fixed import FixedBench
 from parallel_core.profile.layers import LayerBench, draw, layer_bytes, row, spec_of
 from parallel_core.profile.order import Order
 from parallel_core.profile.repeats import expected
-from parallel_core.profile.table import Layers, Part
+from parallel_core.profile.table import Layers
 from parallel_core.spec import Recompute, RunSpec
 
 LEAST_REPEATS, MOST_REPEATS = 3, 25
-_LEAST_SHARE = 0.1
-Passed = Mapping[Part, list[float]]
-"""Seconds of each stage of a pass."""
 Paced = tuple[Layers, float]
 """A row, and the seconds of the reference work between its passes."""
 
@@ -81,6 +79,17 @@ class _Rank:
             meeting = links.Meeting(self.rank, self.world, self.store, self.device)
             for link in links.measure(meeting, self.order.sizes or links.SIZES):
                 self.sink.emit("profile", about="link", row=link.model_dump(mode="json"))
+            self._fully_sharded(meeting)
+
+    def _fully_sharded(self, meeting: links.Meeting) -> None:
+        self.page.at(0, "fully_shard")
+        samples = self.order.samples[-1 if GATHERS_AHEAD[self.device.kind] else 0]
+        hows: list[Recompute] = [
+            how for how in self.order.recompute if how != "selective"
+        ]  # which gathers as none does
+        specs = [self._spec(tp, how, samples) for tp in self.order.tps for how in hows]
+        for found in by_torch.measure(meeting, specs, self.order.devices, self.order.seconds):
+            self.sink.emit("profile", about="fully_sharded", row=found.model_dump(mode="json"))
 
     def _splits(self, tp: int, recompute: Recompute) -> Sequence[Cut]:
         """Ways of cutting layers that are measured under this condition."""
@@ -211,21 +220,11 @@ class _Pair:
             for bench, found in zip((self.each, self.whole), kept, strict=True):
                 bench.read(batch)
                 for split in (False, True):
-                    parts, undisturbed = self._undisturbed(partial(bench.run, split))
+                    parts, share = undisturbed(partial(bench.run, split), self._group, self._device)
                     for part, seconds in parts.items():
-                        found.setdefault(part, []).append([undisturbed * each for each in seconds])
+                        found.setdefault(part, []).append([share * each for each in seconds])
                     if self._reference is not None and split:
                         self._references[busy].append(self._reference.once())
-
-    def _undisturbed(self, act: Callable[[], Passed]) -> tuple[Passed, float]:
-        """(what `act` gives, the share of its time in which no process of others had the core). A group is held up
-        wherever one of its ranks is."""
-        began, before = time.perf_counter(), host.waited()
-        found = act()
-        waited, lasted = host.waited() - before, time.perf_counter() - began
-        if self._group is not None:
-            waited = links.largest(waited, self._group, self._device)
-        return found, max(_LEAST_SHARE, 1.0 - waited / lasted)
 
     def reference(self, busy: int) -> float:
         """Seconds of the reference work between these passes; 0 where it was not done."""

@@ -161,6 +161,17 @@ class Layers(_Value):
         return (sum(own) - self.whole[part]) / (len(own) - 1) if len(own) > 1 else 0.0
 
 
+class FullySharded(_Value):
+    """Seconds that torch's `fully_shard` over `ranks` replicas adds to a forward and to a backward through all layers
+    of a micro-batch: gathers, sums of gradients, the copies into and out of both, and its hooks."""
+
+    tp: Count = 1
+    recompute: Recompute = "none"
+    ranks: Annotated[int, Field(ge=2, le=limits.MAX_DEGREE)]
+    forward: Seconds
+    backward: Seconds
+
+
 class LayerBytes(_Value):
     """Bytes of one layer: its parameters, and for `samples` samples what its forward keeps and what it hands on."""
 
@@ -188,6 +199,7 @@ class CostTable(_Value):
     sizes: tuple[LayerBytes, ...]
     layers: Annotated[tuple[Layers, ...], Field(min_length=1, max_length=1000)]
     links: Annotated[tuple[Link, ...], Field(max_length=1000)] = ()
+    fully_sharded: Annotated[tuple[FullySharded, ...], Field(max_length=100)] = ()
     fixed: dict[Fixed, dict[int, Curve]] = {}
     """What a step costs beside its layers, by the number of busy devices."""
     crowded: dict[int, Crowding] = {}
@@ -257,6 +269,12 @@ class CostTable(_Value):
         """The measured link among the nearest number of ranks; None where that kind was never measured."""
         able = [link for link in self.links if link.what == what]
         return min(able, key=lambda link: (abs(link.ranks - ranks), link.ranks), default=None)
+
+    def by_torch(self, tp: int, ranks: int, recompute: Recompute) -> FullySharded | None:
+        """What `fully_shard` adds at the nearest condition; None where it was never measured."""
+        rows = self.fully_sharded
+        near = [(row.recompute != recompute, abs(row.tp - tp), abs(row.ranks - ranks), i) for i, row in enumerate(rows)]
+        return rows[min(near)[-1]] if near else None
 
     def crowding(self, tp: int) -> float:
         """How many times longer tensor groups of `tp` that share devices take than their turns alone would; that of

@@ -9,6 +9,7 @@ from math import prod
 from parallel_core.layout import Layout
 from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.outline.splits import summed_by_rows
+from parallel_core.plan.fully_sharded import by_torch
 from parallel_core.plan.peak import places_of, unsharded
 from parallel_core.plan.places import Bucket, Places, shards_of
 from parallel_core.plan.units import unit_costs
@@ -69,8 +70,11 @@ class Ends:
         return bool(outline_of(self._spec.model).readers() & held)
 
     def _reduction(self, kind: Kind, place: int, flat: Places) -> tuple[float, bool]:
-        """(seconds, whether they are a wait) of all buckets of a rank, one after the other."""
+        """(seconds, whether they are a wait) of all buckets of a rank, one after the other; torch's `fully_shard` is
+        through with them at the end of each backward."""
         spec = self._spec
+        if by_torch(spec):
+            return 0.0, False
         size = spec.element_bytes if kind is Kind.GATHER else MAIN_BYTES[spec.train.precision]
         names: dict[Kind, What] = {
             Kind.ALLREDUCE: "all_reduce",
@@ -86,18 +90,31 @@ class Ends:
 
     def meetings(self, stage: int, kind: Kind) -> int:
         """How often replicas wait for each other in one operation: for parameters, or for the sums of gradients."""
-        return max(len(self._gathers(kind)), len(self._scattered(stage, kind)))
+        gathers, sums = len(self._gathers(kind)), len(self._scattered(stage, kind))
+        return gathers + sums if by_torch(self._spec) else max(gathers, sums)
 
     def inside(self, stage: int, kind: Kind, seconds: float) -> tuple[float, float]:
         """(work, time without work) of one operation whose layers take `seconds`, beside them: under ZeRO-2 and 3 new
         buckets are zeroed, under ZeRO-3 parameters are gathered, and each time the slowest replica is waited for."""
+        waited = lag(seconds, self.meetings(stage, kind), self._spec.parallel.dp, self._table.noise)
+        if by_torch(self._spec):
+            took, shared = self._torchs(stage, kind)
+            return (0.0, waited + took) if shared else (took, waited)
         elements = sum(bucket.stop - bucket.start for bucket in self._scattered(stage, kind))
         work = self._table.beside("zero", elements, self._busy) if elements else 0.0
-        waited = lag(seconds, self.meetings(stage, kind), self._spec.parallel.dp, self._table.noise)
         for size in self._gathers(kind):
             took, shared = self._exchange("all_gather", self._spec.parallel.dp, size)
             work, waited = (work, waited + took) if shared else (work + took, waited)
         return work, waited
+
+    def _torchs(self, stage: int, kind: Kind) -> tuple[float, bool]:
+        """(seconds, whether ranks share devices in it) that `fully_shard` adds to one operation."""
+        width = self._layout.widths[self._layout.place(stage)]
+        split = self._spec.parallel
+        known = self._table.by_torch(width, split.dp, "full" if split.recompute == "full" else "none")
+        if known is None or kind not in (Kind.F, Kind.BW):
+            return 0.0, False
+        return known.forward if kind is Kind.F else known.backward, known.ranks > self._table.devices
 
     def _gathers(self, kind: Kind) -> Sequence[int]:
         """Bytes of each gather of parameters in one operation."""

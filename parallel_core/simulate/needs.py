@@ -32,7 +32,7 @@ def require(spec: RunSpec, table: CostTable) -> None:
         (how, by) for _, how, by in table.conditions
     }:
         raise CannotPredict(f"the profile has no recompute=selective{by}; profile that too.")
-    if split.zero_backend == "fully_shard":
-        raise CannotPredict("PyTorch's fully_shard is not profiled; parallel.zero_backend=own is.")
     if spec.parallel.world > 1 and not table.links:
         raise CannotPredict("the profile has no links; profile with two ranks or more.")
+    if split.zero_backend == "fully_shard" and not table.fully_sharded:
+        raise CannotPredict("the profile is from before fully_shard was timed; profile the model again.")

@@ -14,7 +14,8 @@ from tests.parallel_core.tables import table
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
 SPEC = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 8}})
-COSTS = table(MODEL)
+BY_TORCH = [{"ranks": 2, "forward": 1e-3, "backward": 2e-3}]
+COSTS = table(MODEL, fully_sharded=BY_TORCH)
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,7 @@ def found() -> Splits:
 def test_all_of_them_are_predicted_and_ranked(found: Splits) -> None:
     assert [split.seconds for split in found.able] == sorted(split.seconds or 0 for split in found.able)
     names = {split.name for split in found.able}
+    assert {"DP + ZeRO-2", "DP + ZeRO-3", "DP + ZeRO-3 (fully_shard)"} <= names
     assert {"Single", "DP", "TP", "DP + ZeRO-1 + AR", "PP-1F1B, 4 micro-batches", "PP-ZB-V, 8 micro-batches"} <= names
     assert any(split.spec.parallel.schedule == "custom" for split in found.able)
     for split in found.able[:: len(found.able) // 6]:
@@ -46,5 +48,5 @@ def test_what_is_too_large_or_not_profiled_is_refused(found: Splits) -> None:
     assert all(split.memory <= limit for split in tight.able)
     assert {split.why_not for split in tight.refused} == {"too large"}
     assert tight.able[0].seconds == min(split.seconds or 0 for split in found.able if split.memory <= limit)
-    narrow = splits(SPEC, table(MODEL, tps=(1,)), 2)
+    narrow = splits(SPEC, table(MODEL, tps=(1,), fully_sharded=BY_TORCH), 2)
     assert {split.why_not for split in narrow.refused} == {"the profile has tensor=1, not 2; profile that width too."}

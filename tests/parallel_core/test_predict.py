@@ -138,6 +138,45 @@ def test_sequence_parallelism_pays_for_its_own_collectives_and_sums_its_norms() 
         predicted(table(MODEL), tp=2, sequence=True)
 
 
+FULLY = {"dp": 2, "zero": 3, "zero_backend": "fully_shard"}
+
+
+def by_torch(devices: int = 2, ranks: int = 2) -> CostTable:
+    """Nothing costs anything but layers and what `fully_shard` adds."""
+    rows = [
+        {"ranks": ranks, "forward": 1.0, "backward": 2.0},
+        {"ranks": ranks, "recompute": "full", "forward": 1.0, "backward": 4.0},
+        {"ranks": ranks, "tp": 2, "forward": 0.25, "backward": 0.5},
+    ]
+    free = [{"what": what, "ranks": 2, "time": {"sizes": [0], "seconds": [0]}} for what in LINKS]
+    return table(MODEL, fully_sharded=rows, links=free, devices=devices)
+
+
+def test_torchs_sharding_costs_what_it_adds_to_each_micro_batch() -> None:
+    alone, known = predicted(), by_torch()
+    assert predicted(known, **FULLY) == pytest.approx(alone / 2 + 3.0, rel=1e-6)
+    assert predicted(known, **FULLY, micro_batches=4) == pytest.approx(alone / 2 + 4 * 3.0, rel=1e-6)
+    again = predicted(known, recompute="full") / 2
+    assert predicted(known, **FULLY, recompute="full") == pytest.approx(again + 5.0, rel=1e-6)
+    four = by_torch(devices=4)
+    group = predicted(four, tp=2) / 2
+    assert predicted(four, **FULLY, tp=2) == pytest.approx(group + 0.75, rel=1e-6)
+
+
+def test_torchs_sharding_among_more_ranks_than_devices_was_timed_with_their_turns() -> None:
+    known = by_torch(devices=1, ranks=4)
+    plain = predict_step(spec(dp=4), known, devices=[0] * 4).seconds
+    cut = predict_step(spec(**{**FULLY, "dp": 4}), known, devices=[0] * 4).seconds
+    assert cut == pytest.approx(plain + 3.0, rel=1e-6)
+
+
+def test_torchs_sharding_leaves_nothing_to_sum_behind_backward() -> None:
+    rows = predict_step(spec(**FULLY), by_torch()).spans[0]
+    (summed,) = rows[rows["kind"] == Kind.REDUCE_SCATTER]
+    assert summed["end"] == summed["start"]
+    assert {Kind(kind) for kind in rows["kind"]} >= {Kind.DATA, Kind.SETUP, Kind.F, Kind.BW, Kind.OPT_STEP, Kind.NORM}
+
+
 def _links(told: list[dict[str, object]]) -> tuple[Link, ...]:
     return table(MODEL, links=told).links
 
@@ -288,7 +327,7 @@ def test_what_a_table_lacks_is_named() -> None:
         predicted(tp=4)
     with pytest.raises(CannotPredict, match="another model"):
         predict_step(RunSpec(), table(MODEL))
-    with pytest.raises(CannotPredict, match="zero_backend=own is"):
+    with pytest.raises(CannotPredict, match="before fully_shard was timed"):
         predicted(dp=2, zero=3, zero_backend="fully_shard")
     with pytest.raises(CannotPredict, match="no links"):
         predicted(table(MODEL, links=[]), dp=2)

@@ -108,10 +108,17 @@ def test_links_of_both_ranks(profiled: CostTable) -> None:
     assert send is not None and send.work is not None
 
 
+def test_torchs_sharding_is_timed_with_and_without_recomputation(profiled: CostTable) -> None:
+    found = {(row.tp, row.recompute, row.ranks) for row in profiled.fully_sharded}
+    assert found == {(1, "none", 2), (1, "full", 2)}  # a group of two for each of two replicas is more than two ranks
+    assert all(row.forward > 0 and row.backward > 0 for row in profiled.fully_sharded)
+
+
 @pytest.mark.parametrize(
     "split",
     [
         {},
+        {"dp": 2, "zero": 3, "zero_backend": "fully_shard"},
         {"dp": 2, "zero": 1},
         {"tp": 2, "recompute": "full"},
         {"tp": 2, "tensor_split": "columns", "recompute": "full"},
