@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -21,6 +22,14 @@ from parallel_core.spec import RunSpec
 
 _LEAST, _MOST = 4, 40
 _WARM = 2
+
+
+class _Pass(NamedTuple):
+    """Seconds; `worked` are those of the processor."""
+
+    forward: float
+    backward: float
+    worked: float
 
 
 def measure(at: Meeting, specs: Sequence[RunSpec], devices: int, seconds: float) -> list[FullySharded]:
@@ -45,20 +54,30 @@ def _added(
     """By `fully_shard` over the group, to one micro-batch's forward and backward; `apart`: a device each."""
     units, batch = [spec.model.units()], draw(spec, at.device)
     benches = LayerBench(spec, units, at.device), LayerBench(spec, units, at.device, shards=group)
-    took: tuple[list[tuple[float, ...]], ...] = [], []
+    took: tuple[list[_Pass], ...] = [], []
     until, turn = time.monotonic() + seconds, 0
     while turn < _WARM + _LEAST or _agreed(turn < _MOST and time.monotonic() < until, group):
         for bench, kept in zip(benches, took, strict=True):
             bench.read(batch)
             dist.barrier(group)
-            parts, share = undisturbed(partial(bench.run, split=False), group, at.device)
+            once, share = undisturbed(partial(_pass, bench), group, at.device)
             if turn >= _WARM:
-                kept.append(tuple((share if apart else 1.0) * parts[part][0] for part in ("forward", "backward")))
+                again = share if apart else 1.0
+                kept.append(_Pass(again * once.forward, again * once.backward, once.worked))
         turn += 1
-    plain, cut = ([expected(each) for each in zip(*kept, strict=True)] for kept in took)
-    forward, backward = (max(0.0, own - other) for own, other in zip(cut, plain, strict=True))
-    split = spec.parallel
-    return FullySharded(tp=split.tp, recompute=split.recompute, ranks=ranks, forward=forward, backward=backward)
+    plain, cut = (_Pass(*map(expected, zip(*kept, strict=True))) for kept in took)
+    forward, backward, worked = (max(0.0, own - other) for own, other in zip(cut, plain, strict=True))
+    split, both = spec.parallel, forward + backward
+    work = min(1.0, worked / both) if both and at.device.kind == "cpu" else 1.0
+    return FullySharded(
+        tp=split.tp, recompute=split.recompute, ranks=ranks, forward=forward, backward=backward, work=work
+    )
+
+
+def _pass(bench: LayerBench) -> _Pass:
+    began = time.process_time()  # of all threads: some of torch's talk
+    parts = bench.run(split=False)
+    return _Pass(parts["forward"][0], parts["backward"][0], time.process_time() - began)
 
 
 def _agreed(mine: bool, group: dist.ProcessGroup) -> bool:

@@ -163,13 +163,15 @@ class Layers(_Value):
 
 class FullySharded(_Value):
     """Seconds that torch's `fully_shard` over `ranks` replicas adds to a forward and to a backward through all layers
-    of a micro-batch: gathers, sums of gradients, the copies into and out of both, and its hooks."""
+    of a micro-batch: gathers, sums of gradients, the copies into and out of both, and its hooks. `work` is the share of
+    them that a rank's processor is at work; else it waits, or ranks that share its device have their turns."""
 
     tp: Count = 1
     recompute: Recompute = "none"
     ranks: Annotated[int, Field(ge=2, le=limits.MAX_DEGREE)]
     forward: Seconds
     backward: Seconds
+    work: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
 class LayerBytes(_Value):

@@ -98,8 +98,8 @@ class Ends:
         buckets are zeroed, under ZeRO-3 parameters are gathered, and each time the slowest replica is waited for."""
         waited = lag(seconds, self.meetings(stage, kind), self._spec.parallel.dp, self._table.noise)
         if by_torch(self._spec):
-            took, shared = self._torchs(stage, kind)
-            return (0.0, waited + took) if shared else (took, waited)
+            work, more = self._torchs(stage, kind)
+            return work, waited + more
         elements = sum(bucket.stop - bucket.start for bucket in self._scattered(stage, kind))
         work = self._table.beside("zero", elements, self._busy) if elements else 0.0
         for size in self._gathers(kind):
@@ -107,14 +107,15 @@ class Ends:
             work, waited = (work, waited + took) if shared else (work + took, waited)
         return work, waited
 
-    def _torchs(self, stage: int, kind: Kind) -> tuple[float, bool]:
-        """(seconds, whether ranks share devices in it) that `fully_shard` adds to one operation."""
-        width = self._layout.widths[self._layout.place(stage)]
-        split = self._spec.parallel
+    def _torchs(self, stage: int, kind: Kind) -> tuple[float, float]:
+        """(work, time without work) that `fully_shard` adds to one operation."""
+        width, split = self._layout.widths[self._layout.place(stage)], self._spec.parallel
         known = self._table.by_torch(width, split.dp, "full" if split.recompute == "full" else "none")
         if known is None or kind not in (Kind.F, Kind.BW):
-            return 0.0, False
-        return known.forward if kind is Kind.F else known.backward, known.ranks > self._table.devices
+            return 0.0, 0.0
+        seconds = known.forward if kind is Kind.F else known.backward
+        turns = max(1.0, known.ranks / self._table.devices)  # they are in the seconds
+        return known.work * seconds, max(0.0, 1.0 - turns * known.work) * seconds
 
     def _gathers(self, kind: Kind) -> Sequence[int]:
         """Bytes of each gather of parameters in one operation."""

@@ -141,7 +141,7 @@ def test_sequence_parallelism_pays_for_its_own_collectives_and_sums_its_norms() 
 FULLY = {"dp": 2, "zero": 3, "zero_backend": "fully_shard"}
 
 
-def by_torch(devices: int = 2, ranks: int = 2) -> CostTable:
+def by_torch(devices: int = 2, ranks: int = 2, work: float = 1.0) -> CostTable:
     """Nothing costs anything but layers and what `fully_shard` adds."""
     rows = [
         {"ranks": ranks, "forward": 1.0, "backward": 2.0},
@@ -149,6 +149,7 @@ def by_torch(devices: int = 2, ranks: int = 2) -> CostTable:
         {"ranks": ranks, "tp": 2, "forward": 0.25, "backward": 0.5},
     ]
     free = [{"what": what, "ranks": 2, "time": {"sizes": [0], "seconds": [0]}} for what in LINKS]
+    rows = [{**row, "work": work} for row in rows]
     return table(MODEL, fully_sharded=rows, links=free, devices=devices)
 
 
@@ -163,11 +164,19 @@ def test_torchs_sharding_costs_what_it_adds_to_each_micro_batch() -> None:
     assert predicted(four, **FULLY, tp=2) == pytest.approx(group + 0.75, rel=1e-6)
 
 
-def test_torchs_sharding_among_more_ranks_than_devices_was_timed_with_their_turns() -> None:
-    known = by_torch(devices=1, ranks=4)
+@pytest.mark.parametrize("work", [0.0, 0.25])
+def test_torchs_sharding_among_more_ranks_than_devices_was_timed_with_their_turns(work: float) -> None:
+    known = by_torch(devices=1, ranks=4, work=work)
     plain = predict_step(spec(dp=4), known, devices=[0] * 4).seconds
     cut = predict_step(spec(**{**FULLY, "dp": 4}), known, devices=[0] * 4).seconds
     assert cut == pytest.approx(plain + 3.0, rel=1e-6)
+
+
+def test_two_that_share_a_device_work_in_turns_and_wait_at_once() -> None:
+    known = by_torch(work=0.25)
+    plain = predict_step(spec(dp=2), known, devices=[0, 0]).seconds
+    cut = predict_step(spec(**FULLY), known, devices=[0, 0]).seconds
+    assert cut == pytest.approx(plain + 2 * 0.25 * 3.0 + 0.75 * 3.0, rel=1e-6)
 
 
 def test_torchs_sharding_leaves_nothing_to_sum_behind_backward() -> None:
