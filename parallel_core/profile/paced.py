@@ -6,7 +6,7 @@ the passes tells by how much: layers and fixed costs become what they would have
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,18 +39,29 @@ def reference(layers: Sequence[Header]) -> dict[int, float]:
     }
 
 
-def layers_at(usual: Mapping[int, float], headers: Iterable[Header]) -> list[Layers]:
-    """Rows of layers at the pace of `usual`."""
-    rows = ((Layers.model_validate(header["row"]), header) for header in headers)
-    return [row.times(_factor(usual, row.busy, header)) for row, header in rows]
+def layers_at(usual: Mapping[int, float], headers: Sequence[Header]) -> list[Layers]:
+    """Rows of layers at the pace of `usual`. Ranks of a tensor group that talks wait for the slowest of them at every
+    collective: all of its rows are at that one's pace, as a run's tensor group is predicted at its slowest."""
+    slowest: dict[tuple[Any, ...], float] = {}
+    for header in headers:
+        where = _group(header)
+        slowest[where] = max(slowest.get(where, 0.0), header["reference"])
+    rows = ((Layers.model_validate(header["row"]), slowest[_group(header)]) for header in headers)
+    return [row.times(_factor(usual, row.busy, took)) for row, took in rows]
+
+
+def _group(header: Header) -> tuple[Any, ...]:
+    """Equal for rows that ranks measured as one group."""
+    row = header["row"]
+    alone = None if row["joined"] else header["rank"]
+    return row["tp"], row["recompute"], row["tensor_split"], row["busy"], row["samples"], row["joined"], alone
 
 
 def curves_at(usual: Mapping[int, float], header: Header) -> dict[str, Curve]:
     """The curves of a record of fixed costs at the pace of `usual`."""
-    factor = _factor(usual, header["busy"], header)
+    factor = _factor(usual, header["busy"], header["reference"])
     return {name: Curve.model_validate(curve).times(factor) for name, curve in header["curves"].items()}
 
 
-def _factor(usual: Mapping[int, float], busy: int, header: Header) -> float:
-    took = header["reference"]
+def _factor(usual: Mapping[int, float], busy: int, took: float) -> float:
     return usual[busy] / took if took > 0 and busy in usual else 1.0

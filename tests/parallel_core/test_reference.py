@@ -20,8 +20,7 @@ from parallel_core.engine.neighbours import Neighbours
 from parallel_core.observe import host
 from parallel_core.observe.reference import Reference
 from parallel_core.profile import paced
-from parallel_core.profile.layers import spec_of as spec_of_layers
-from parallel_core.profile.ranks import _Pair
+from parallel_core.profile.calm import undisturbed
 from parallel_core.profile.table import Part
 from parallel_core.simulate.predict import predict_step
 from parallel_core.simulate.recalibrate import scaled
@@ -129,6 +128,19 @@ def test_passes_are_brought_to_one_pace() -> None:
         assert found.whole["forward"] == pytest.approx(expected)
 
 
+def test_a_group_that_talks_is_at_the_pace_of_its_slowest() -> None:
+    """Core 1 is twice as slow as core 0: at each collective the group waits for it, so both rows are at its pace, and a
+    run on the same cores is predicted as long as the group took."""
+    headers = [header(0, 2, 4.0), header(1, 2, 8.0)]
+    talking = [{**told, "row": {**told["row"], "tp": 2, "joined": True}} for told in headers]
+    usual = paced.reference([*headers, *talking])
+    assert usual == pytest.approx({2: 6.0})
+    for found in paced.layers_at(usual, talking):
+        took = talking[0]["row"]["whole"]["forward"]
+        assert found.whole["forward"] == pytest.approx(took * 6.0 / 8.0)
+        assert found.whole["forward"] * max(4.0, 8.0) / usual[2] == pytest.approx(took)
+
+
 def test_a_profile_without_the_work_stays_as_it_was_measured() -> None:
     headers = [header(0, 1, 0.0), header(0, 2, 0.0)]
     assert paced.reference(headers) == {}
@@ -167,10 +179,10 @@ def _rest() -> dict[Part, list[float]]:
 
 
 def test_passes_that_others_held_up_count_without_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = _Pair([spec_of_layers(MODEL, "fp32", 1, "none", 2, "cpu")], open_device("cpu"), None)
+    device = open_device("cpu")
     monkeypatch.setattr(host, "waited", lambda: 0.0)
-    assert pair._undisturbed(lambda: {"forward": [1.0]}) == ({"forward": [1.0]}, 1.0)
+    assert undisturbed(lambda: {"forward": [1.0]}, None, device) == ({"forward": [1.0]}, 1.0)
     told = iter([0.0, 0.05])
     monkeypatch.setattr(host, "waited", lambda: next(told))
-    _, share = pair._undisturbed(_rest)
+    _, share = undisturbed(_rest, None, device)
     assert 0.1 < share < 1.0, "0.05 s of a little more than 0.1 s"
