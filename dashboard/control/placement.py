@@ -33,10 +33,10 @@ class Wait(Enum):
 class Request:
     """A queued run. `study` is set for exclusive runs of a study alone.
 
-    `prefer` names the host that its siblings ran on, or that has its own checkpoints; `needs` the one it must run on.
-    `among`: the hosts that it is about, all of which it needs ((): any).
-    `hosts` = how many it is to be spread over evenly, 0 for as few as it takes; `alone`: never over several; `unit` =
-    ranks that better stay on one host (a tensor group).
+    `prefer` names the host that its siblings ran on, or that has its own checkpoints; `needs` those that have what it
+    reads, `among` those that it is about, all of which it needs; `over` those that share what it writes, over which
+    alone it is spread ((): any). `hosts` = how many it is to be spread over evenly, 0 for as few as it takes; `alone`:
+    never over several; `unit` = ranks that better stay on one host (a tensor group).
     """
 
     run: int
@@ -45,9 +45,10 @@ class Request:
     exclusive: bool = False
     study: int | None = None
     prefer: str = ""
-    needs: str = ""
+    needs: tuple[str, ...] = ()
     hosts: int = 0
     alone: bool = False
+    over: tuple[str, ...] = ()
     unit: int = 1
     among: tuple[str, ...] = ()
 
@@ -123,9 +124,9 @@ def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> tuple
     if not usable:
         return Wait.NO_HOST, {}
     if request.needs:
-        usable = [host for host in usable if host.name == request.needs]
+        usable = [host for host in usable if host.name in request.needs]
         if not usable:
-            return Wait.CHECKPOINT, {request.needs: request.devices}
+            return Wait.CHECKPOINT, dict.fromkeys(request.needs, request.devices)
     if request.among:
         usable = [host for host in usable if host.name in request.among]
         if away := set(request.among) - {host.name for host in usable}:
@@ -136,6 +137,8 @@ def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> tuple
             return _find_one(request, capable, reserved)
     if request.alone:
         return Wait.TOO_LARGE, {}
+    if request.over:
+        usable = [host for host in usable if host.name in request.over]
     return _find_several(request, usable, reserved)
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from dashboard.runs import generate_panel, resuming, selectors, services, submission
 from dashboard.runs.models import RankInfo, Run
-from dashboard.runs.spreading import alone_because
+from dashboard.runs.spreading import Files, alone_because
 from parallel_core.analysis.generated import merged, rate, replicas, text
 from parallel_core.analysis.quantities import bytes_text, seconds_text, significant
 from parallel_core.layout import Layout
@@ -68,7 +68,8 @@ def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: S
         raise services.Invalid({"step": f"Run {run.pk} has no checkpoint at step {step}; {some}."})
     spec = spec_of(run, split)
     found = read_wish(wish, spec)
-    crowded = submission.fleet_errors(spec, submission.capacity(spec.train.device), alone_because({}, generates=True))
+    alone = alone_because({}, Files.now(), generates=True)
+    crowded = submission.fleet_errors(spec, submission.capacity(spec.train.device), alone)
     wide = max(Split._fields, key=lambda name: getattr(split, name))
     errors = {**found.errors, **({wide: " ".join(crowded.values())} if crowded else {})}
     if found.wish is None or errors:

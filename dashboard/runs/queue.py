@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from dashboard.control.placement import Host, Request, Wait, plan
-from dashboard.fleet.selectors import hosts, kind_of, reporting
+from dashboard.fleet.selectors import hosts, kind_of
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
-from dashboard.runs.spreading import checkpoints_shared, why_alone
+from dashboard.runs.spreading import Files, why_alone
 from parallel_core.analysis.quantities import listed_text
 
 WORDS = {"cpu": "CPU device", "cuda": "GPU"}
@@ -38,7 +38,7 @@ def queued_runs() -> list[Run]:
 
 def requests(runs: list[Run]) -> list[Request]:
     """The queue for `placement.plan`."""
-    held = _holders(runs)
+    held, files = _holders(runs), Files.now()
     return [
         Request(
             run=run.pk,
@@ -48,9 +48,10 @@ def requests(runs: list[Run]) -> list[Request]:
             study=_series_of(run),
             prefer=held.get(run.pk) or prefer,
             hosts=run.over_hosts,
-            alone=bool(why_alone(run)),
+            alone=bool(why_alone(run, files)),
+            over=files.reach(run.spec, resumes=run.resume_run_id is not None),
             unit=run.spec.get("parallel", {}).get("tp") or 1,
-            needs=_needed(run, held.get(run.pk, "")),
+            needs=_needed(run, held.get(run.pk, ""), files),
             among=tuple(run.between),
         )
         for run, prefer in zip(runs, _preferences(runs), strict=True)
@@ -63,11 +64,14 @@ def _holders(runs: list[Run]) -> dict[int, str]:
     return dict(rows.values_list("run", "worker"))
 
 
-def _needed(run: Run, holder: str) -> str:
-    """The one worker on which the run can go on or begin; '' where it can on any. `holder` has its own checkpoints."""
-    if run.resume_run_id is None:
-        return _reader(run)
-    return "" if checkpoints_shared() else holder or _holder(run)
+def _needed(run: Run, holder: str, files: Files) -> tuple[str, ...]:
+    """The workers on which the run can go on or begin; () where it can on any. `holder` has its own checkpoints."""
+    read = files.readers(run.spec)
+    has = "" if run.resume_run_id is None else holder or _holder(run)
+    if not has:
+        return read
+    have = files.sharing if has in files.sharing else (has,)
+    return tuple(name for name in have if name in read) or have
 
 
 def _holder(run: Run) -> str:
@@ -76,15 +80,6 @@ def _holder(run: Run) -> str:
         return ""
     rows = Checkpoint.objects.filter(run=run.resume_run_id, step=run.resume_step).order_by("-at")
     return rows.values_list("worker", flat=True).first() or ""
-
-
-def _reader(run: Run) -> str:
-    """The worker that has the token file the run names, one that takes runs if there is one; '' where none has it."""
-    kind, _, name = run.spec.get("train", {}).get("corpus", "").partition(":")
-    if kind != "tokens":
-        return ""
-    have = [worker for worker in reporting() if any(file["name"] == name for file in worker.token_files)]
-    return min(((worker.draining, worker.name) for worker in have), default=(False, ""))[1]
 
 
 def _series_of(run: Run) -> int | None:
@@ -135,10 +130,11 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
         return f"Waits for a worker: {held}."
     if why is Wait.TOO_LARGE:
         return f"Needs {run.devices} {word}{_too_large(run, [host.count(kind) for host in fleet if host.open])}"
-    if why is Wait.CHECKPOINT and not run.resume_run_id:
-        return f"Waits for worker {_reader(run)}, which has its token file; it is away or draining."
     if why is Wait.CHECKPOINT:
-        return f"Waits for worker {_holder(run)}, which has the checkpoint it begins from; it is away or draining."
+        what = "the checkpoint it begins from" if run.resume_run_id else "its token file"
+        one = len(awaited) == 1
+        away = f"which has {what}; it is away or draining" if one else f"one of which must be there for {what}"
+        return f"Waits for {'worker ' if one else ''}{listed_text([host.name for host in awaited])}, {away}."
     if why is Wait.SIBLING:
         return "Waits for the runs of its study in front of it: they go one after another."
     if not awaited:

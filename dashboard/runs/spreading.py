@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dashboard.control.placement import Request, spread
+from django.db.models import QuerySet
+
+from dashboard.control.placement import Request, plan
+from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts, reporting
 from dashboard.runs.models import Attempt, Run
-from parallel_core.analysis.quantities import plural_text
+from parallel_core.analysis.quantities import listed_text, plural_text
 
 MOST_HOSTS = 64
 
 
+@dataclass(frozen=True)
+class Files:
+    """Which workers have what a run reads, and where it can write: names of workers."""
+
+    sharing: tuple[str, ...]
+    """Those that report and keep their checkpoints in a folder that others have, too."""
+    tokens: Mapping[str, tuple[str, ...]]
+    """Token file -> who has it, or had it when last heard of."""
+
+    @classmethod
+    def now(cls) -> Files:
+        """As their heartbeats say; of token files that differ in size the one counts that more of those who report
+        have."""
+        fresh, workers = set(reporting().values_list("name", flat=True)), list(Worker.objects.all())
+        have: dict[str, list[tuple[Any, str]]] = {}
+        for worker in workers:
+            for file in worker.token_files:
+                have.setdefault(file["name"], []).append(((file["tokens"], file["vocab"]), worker.name))
+        tokens = {}
+        for name, found in have.items():
+            counts = Counter(size for size, worker in found if worker in fresh) or Counter(size for size, _ in found)
+            usual = counts.most_common(1)[0][0]
+            tokens[name] = tuple(worker for size, worker in found if size == usual)
+        return cls(tuple(w.name for w in workers if w.shared_checkpoints and w.name in fresh), tokens)
+
+    def readers(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
+        """Who has the token file that it names; () where it names none."""
+        kind, _, name = str(spec.get("train", {}).get("corpus", "")).partition(":")
+        return self.tokens.get(name, ()) if kind == "tokens" else ()
+
+    def reach(self, spec: Mapping[str, Any], *, resumes: bool = False) -> tuple[str, ...]:
+        """Over which workers a run may be spread; () where all will do."""
+        read = self.readers(spec)
+        if not resumes and not spec.get("train", {}).get("checkpoint_every"):
+            return read
+        return tuple(name for name in self.sharing if name in read) if read else self.sharing
+
+
 def alone_because(
-    spec: Mapping[str, Any], *, resumes: bool = False, generates: bool = False, over_hosts: int = 0
+    spec: Mapping[str, Any], files: Files, *, resumes: bool = False, generates: bool = False, over_hosts: int = 0
 ) -> str:
     """Why all ranks of a run must be on one host, as a clause; '' where they need not be."""
     train = spec.get("train", {})
@@ -22,27 +65,28 @@ def alone_because(
         return "one was asked for"
     if generates:
         return "text is generated on one"
-    if str(train.get("corpus", "")).startswith("tokens:"):
+    if str(train.get("corpus", "")).startswith("tokens:") and len(files.readers(spec)) < 2:
         return "its token file lies on one"
-    if (resumes or train.get("checkpoint_every")) and not checkpoints_shared():
-        return "its checkpoints lie on one (the workers share no folder for them)"
+    if (resumes or train.get("checkpoint_every")) and len(files.reach(spec, resumes=resumes)) < 2:
+        return "its checkpoints lie on one (no two workers that can run it share a folder for them)"
     return ""
 
 
-def why_alone(run: Run) -> str:
+def why_alone(run: Run, files: Files | None = None) -> str:
     """`alone_because` of a run."""
     resumes, generates = run.resume_run_id is not None, run.generates
-    return alone_because(run.spec, resumes=resumes, generates=generates, over_hosts=run.over_hosts)
+    files = files or Files.now()
+    return alone_because(run.spec, files, resumes=resumes, generates=generates, over_hosts=run.over_hosts)
 
 
-def checkpoints_shared() -> bool:
-    """Whether every worker that reports keeps checkpoints in a folder that others have, too."""
-    shared = list(reporting().values_list("shared_checkpoints", flat=True))
-    return bool(shared) and all(shared)
+def within(names: tuple[str, ...]) -> QuerySet[Worker]:
+    """Workers that report; of these names, where there are any."""
+    return reporting().filter(name__in=names) if names else reporting()
 
 
-def hosts_error(over: int, devices: int, kind: str, word: str, alone: str) -> str:
-    """What speaks against spreading `devices` ranks evenly over `over` hosts; '' where nothing does."""
+def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among: tuple[str, ...] = ()) -> str:
+    """What speaks against spreading `devices` ranks evenly over `over` hosts, of `among` (see `Files.reach`); '' where
+    nothing does."""
     if over < 2:
         return ""
     if alone:
@@ -51,22 +95,20 @@ def hosts_error(over: int, devices: int, kind: str, word: str, alone: str) -> st
         fitting = [str(n) for n in range(2, min(devices, MOST_HOSTS) + 1) if devices % n == 0]
         choose = f"choose {' or '.join(fitting)}, or as few as it takes" if fitting else "choose as few as it takes"
         return f"{devices} {word}s cannot be spread evenly over {over} hosts; {choose}."
-    counts = [_count(listed, kind) for listed in reporting().values_list("devices", flat=True)]
+    counts = [_count(listed, kind) for listed in within(among).values_list("devices", flat=True)]
     enough = sum(count >= devices // over for count in counts)
     if counts and enough < over:
         each = plural_text(devices // over, word)
-        return f"{over} hosts with {each} each are needed; the fleet has {enough}."
+        those = f"those that share its files ({listed_text(among)}) have" if among else "the fleet has"
+        return f"{over} hosts with {each} each are needed; {those} {enough}."
     return ""
 
 
-def expected(devices: int, kind: str, over_hosts: int, unit: int) -> list[str]:
-    """The worker of each rank, as an idle fleet would place them; [] on one host, or where the fleet has too few."""
-    usable = [host for host in hosts() if host.open]
-    if over_hosts < 2 and any(host.count(kind) >= devices for host in usable):
-        return []
-    request = Request(0, devices, kind, hosts=over_hosts, unit=unit)
-    counts = spread(request, usable, lambda host: host.count(kind))
-    return [name for name, count in counts.items() for _ in range(count)]
+def expected(request: Request) -> list[str]:
+    """The worker of each rank, as an idle fleet would place it; [] on one host, or where the fleet has too few."""
+    idle = [replace(host, free=host.devices, exclusive=False) for host in hosts()]
+    shares = [share for _, given in plan([request], idle).placed for share in given]
+    return [share.host for share in shares for _ in share.devices] if len(shares) > 1 else []
 
 
 def _count(devices: list[dict[str, Any]], kind: str) -> int:

@@ -6,17 +6,18 @@ Form and API ask the same questions here; `services.submit` then queues what pas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
 
+from dashboard.control.placement import Request
 from dashboard.fleet.selectors import reporting
 from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
 from dashboard.runs.models import Corpus, Run
-from dashboard.runs.spreading import alone_because, expected, hosts_error
+from dashboard.runs.spreading import Files, alone_because, expected, hosts_error, within
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, by_stage, verdict
 from parallel_core.plan.strategy import label
@@ -68,15 +69,20 @@ class Assessment:
         return label(self.spec) if self.spec else ""
 
 
-def capacity(kind: str) -> Capacity:
-    """What workers that report offer, draining ones included. A silent one may never come back: it has none."""
-    counts, memory, others = [], 0, 0
-    for worker in reporting():
+def capacity(kind: str, readers: tuple[str, ...] = (), reach: tuple[str, ...] = ()) -> Capacity:
+    """What workers that report offer, draining ones included. A silent one may never come back: it has none.
+
+    `readers`: the only ones that will do, `reach` those over which the run may be spread ((): all).
+    """
+    counts, memory, others, together = [], 0, 0, 0
+    for worker in within(readers):
         mine = [device for device in worker.devices if device["kind"] == kind]
         others += len(worker.devices) - len(mine)
         counts.append(len(mine))
+        together += len(mine) if not reach or worker.name in reach else 0
         memory = max([memory, *(device.get("memory_total", 0) for device in mine)])
-    return Capacity(kind, max(counts, default=0), sum(counts), memory, others)
+    largest = max(counts, default=0)
+    return Capacity(kind, largest, max(largest, together), memory, others)
 
 
 def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hosts: int = 0) -> Assessment:
@@ -86,10 +92,10 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
         parsed = RunSpec.model_validate(spec)
     except ValidationError as error:
         return Assessment(errors=field_errors(error))
-    offered = capacity(parsed.train.device)
-    alone = alone_because(parsed.model_dump(mode="json"), resumes=resume_from is not None, over_hosts=over_hosts)
+    alone, asks = _asks(parsed, resume_from is not None, over_hosts)
+    offered = capacity(asks.kind, asks.needs, asks.over)
     errors = fleet_errors(parsed, offered, alone) | corpus_errors(parsed)
-    if spread := hosts_error(over_hosts, parsed.parallel.world, offered.kind, WORDS[offered.kind], alone):
+    if spread := hosts_error(over_hosts, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over):
         errors["hosts"] = spread
     if resume_from is not None:
         errors |= resuming.check(parsed, resume_from)
@@ -99,8 +105,16 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
     limit = min((b for b in (offered.memory, parsed.trace.memory_cap) if b), default=0)
     wrong = found.sentence if found.fits is False else ""
     said, record = ledger.predicted(parsed), ledger.time_record().sentence()
-    where = expected(parsed.parallel.world, offered.kind, over_hosts, parsed.parallel.tp) if not alone else []
-    return Assessment(parsed, errors, offered, by_stage(parsed), found, limit, wrong, said, record, where)
+    return Assessment(parsed, errors, offered, by_stage(parsed), found, limit, wrong, said, record, expected(asks))
+
+
+def _asks(spec: RunSpec, resumes: bool, over_hosts: int) -> tuple[str, Request]:
+    """(why all its ranks must be on one host, '' where they need not be; what it will ask of the placement)."""
+    files, plain = Files.now(), spec.model_dump(mode="json")
+    alone = alone_because(plain, files, resumes=resumes, over_hosts=over_hosts)
+    needs, over = files.readers(plain), files.reach(plain, resumes=resumes)
+    where = Request(0, spec.parallel.world, spec.train.device, needs=needs, hosts=over_hosts, over=over)
+    return alone, replace(where, alone=bool(alone), unit=spec.parallel.tp)
 
 
 def submit(
@@ -197,7 +211,9 @@ def corpus_errors(spec: RunSpec) -> dict[str, str]:
 def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
     """Of a token file that no reporting worker has, of a larger vocabulary, or too short; none while none reports."""
     workers = reporting()
-    found = next((file for worker in workers for file in worker.token_files if file["name"] == name), None)
+    readers = Files.now().readers(spec.model_dump(mode="json"))
+    have = [file for worker in workers if worker.name in readers for file in worker.token_files]
+    found = next((file for file in have if file["name"] == name), None)
     if not workers:
         return {}
     if found is None:

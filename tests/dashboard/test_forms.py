@@ -249,7 +249,7 @@ def test_token_files_of_workers_are_corpora(member_client: Client, two_cpus: Non
     assert member_client.post("/runs/new/", filled(train__corpus="tokens:wiki", **small)).status_code == 302
     Worker.objects.create(name="yard-0", devices=[], heartbeat_at=timezone.now())
     (request,) = queue.requests(queue.queued_runs())
-    assert request.needs == "yard-a", "no other worker has the file"
+    assert request.needs == ("yard-a",), "no other worker has the file"
     Worker.objects.filter(name="yard-a").update(draining=True)
     assert queue.waiting(Run.objects.get()).sentence.startswith("Waits for worker yard-a, which has its token file")
 

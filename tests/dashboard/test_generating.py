@@ -55,7 +55,7 @@ def test_it_is_queued_for_the_host_that_has_the_checkpoint(client: Client, sourc
     assert (made.label, made.devices, made.state, made.name) == ("Generate", 1, "queued", "Generate: def")
     assert (made.resume_run_id, made.resume_step, made.wish["prompt"]) == (source.pk, 20, list(b"def "))
     request = next(found for found in queue.requests(queue.queued_runs()) if found.run == made.pk)
-    assert request.needs == "yard-a"
+    assert request.needs == ("yard-a",)
     attempt = states.place(made, source.attempts.get().devices, Worker.objects.get(name="yard-a"))
     message = start_message(attempt)
     assert message["wish"] == made.wish and message["resume"] == {"run": source.pk, "step": 20}

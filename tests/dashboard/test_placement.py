@@ -149,11 +149,25 @@ def test_closed_hosts_get_nothing() -> None:
 
 
 def test_a_run_that_needs_a_host_waits_for_it() -> None:
-    request = ask(1, needs="b")
+    request = ask(1, needs=("b",))
     assert placed(plan([request], [host("a"), host("b")]))[1][0].host == "b"
     assert plan([request], [host("a"), host("b", free=0)]).waits == {1: (Wait.BUSY, ("b",))}
     assert plan([request], [host("a"), host("b", open=False)]).waits == {1: (Wait.CHECKPOINT, ("b",))}
-    assert plan([ask(1, 3, needs="b")], [host("a", 4), host("b")]).waits == {1: (Wait.TOO_LARGE, ())}
+    assert plan([ask(1, 3, needs=("b",))], [host("a", 4), host("b")]).waits == {1: (Wait.TOO_LARGE, ())}
+
+
+def test_any_host_that_has_what_a_run_reads_will_do() -> None:
+    request = ask(1, needs=("b", "c"))
+    assert placed(plan([request], [host("a"), host("b", free=0), host("c")]))[1][0].host == "c"
+    assert plan([request], [host("a"), host("b", open=False)]).waits == {1: (Wait.CHECKPOINT, ("b", "c"))}
+    together = plan([ask(1, 4, needs=("b", "c"))], [host("a"), host("b"), host("c")])
+    assert [share.host for share in placed(together)[1]] == ["b", "c"]
+
+
+def test_a_run_is_spread_over_hosts_that_share_what_it_writes_and_on_one_any_will_do() -> None:
+    shares = ask(1, 4, over=("b", "c"))
+    assert [share.host for share in placed(plan([shares], [host("a"), host("b"), host("c")]))[1]] == ["b", "c"]
+    assert [share.host for share in placed(plan([shares], [host("a", 4), host("b"), host("c")]))[1]] == ["a"]
 
 
 def test_kinds_of_devices_are_apart() -> None:

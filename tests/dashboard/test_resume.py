@@ -55,7 +55,7 @@ def test_a_retry_prefers_the_host_of_its_checkpoints(saved: Run) -> None:
     states.lose(saved.attempts.get(), "")
     Run.objects.filter(pk=saved.pk).update(state="queued")
     (request,) = queue.requests(queue.queued_runs())
-    assert (request.prefer, request.needs) == ("yard-a", "")
+    assert (request.prefer, request.needs) == ("yard-a", ())
 
 
 def test_a_later_attempt_says_where_it_began(member_client: Client, saved: Run) -> None:
@@ -90,7 +90,7 @@ def test_another_layout_is_queued_and_its_worker_is_told(member_client: Client, 
     run = Run.objects.latest("pk")
     assert (run.resume_run_id, run.resume_step) == (saved.pk, 10)
     request = next(found for found in queue.requests(queue.queued_runs()) if found.run == run.pk)
-    assert request.needs == "yard-a"
+    assert request.needs == ("yard-a",)
     attempt = states.place(run, saved.attempts.get().devices, Worker.objects.get(name="yard-a"))
     assert start_message(attempt)["resume"] == {"run": saved.pk, "step": 10}
     Worker.objects.update(draining=True)

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import selectors, services, spreading, states, submission
+from dashboard.runs import queue, selectors, services, states, submission
 from dashboard.runs.models import Run
 from tests.dashboard import factory
 from tests.dashboard.test_forms import filled
@@ -40,11 +40,31 @@ def test_what_lies_on_one_host_keeps_the_run_there(two_hosts: None, train: dict[
     assert why in submission.assess(spec(4, **train)).errors["parallel.dp"]
 
 
-def test_a_folder_that_all_workers_share_lets_it_go_over_several(two_hosts: None) -> None:
+def test_workers_that_share_a_folder_let_it_go_over_them(two_hosts: None) -> None:
     Worker.objects.filter(name="yard-a").update(shared_checkpoints=True)
-    assert not spreading.checkpoints_shared()  # one of them does not
+    assert submission.assess(spec(4, checkpoint_every=5)).errors  # nobody shares with it
     Worker.objects.update(shared_checkpoints=True)
-    assert not submission.assess(spec(4, checkpoint_every=5)).errors
+    factory.worker("laptop", devices=2)  # shares nothing, and keeps nobody from it
+    found = submission.assess(spec(4, checkpoint_every=5))
+    assert not found.errors and set(found.hosts) == {"yard-a", "yard-b"}
+    assert "the fleet has 4." in submission.assess(spec(6, checkpoint_every=5, global_batch=12)).errors["parallel.dp"]
+    assert not submission.assess(spec(6, global_batch=12)).errors
+
+
+def test_a_token_file_that_two_workers_have_is_read_on_both(two_hosts: None, alice: Any) -> None:
+    file = {"name": "web.bin", "tokens": 10_000, "vocab": 64}
+    Worker.objects.update(token_files=[file])
+    factory.worker("other", devices=8)
+    Worker.objects.filter(name="other").update(token_files=[{**file, "tokens": 77}])  # of the same name alone
+    found = submission.assess(spec(4, corpus="tokens:web.bin"))
+    assert not found.errors and set(found.hosts) == {"yard-a", "yard-b"}
+    run = services.submit(owner=alice, spec=found.spec.model_dump(mode="json") if found.spec else {})
+    (request,) = queue.requests([run])
+    assert request.needs == ("yard-a", "yard-b") and not request.alone
+    Worker.objects.exclude(name="other").update(draining=True)
+    assert (
+        selectors.waiting(run).sentence == "Waits for yard-a and yard-b, one of which must be there for its token file."
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +97,8 @@ def test_a_clone_is_spread_as_its_run_was(member: Client, two_hosts: None, alice
 def test_the_queue_says_which_hosts_are_waited_for(two_hosts: None, alice: Any) -> None:
     factory.start(factory.queued(alice, {"dp": 2}))
     run = services.submit(owner=alice, spec=spec(4))
-    assert selectors.waiting(run).sentence == "Waits for 4 CPU devices on 2 hosts: yard-a and yard-b have 2 free."
+    waits = selectors.waiting(run).sentence
+    assert waits == "Waits for 4 CPU devices on 2 hosts: yard-a and yard-b have 2 free."
 
 
 def test_the_api_takes_how_many_hosts_and_says_which(member: Client, two_hosts: None) -> None:
