@@ -94,7 +94,11 @@ class Prediction(models.Model):
     """What the profile says of devices as fast as they were beside the run (`CostTable.slowness`): why the host was
     faster or slower then, nobody could know before. Worked out when settled; `seconds` stays what was said."""
     disturbed = models.BooleanField(default=False)
-    """Others used more than a tenth of a device: its time counts for nothing."""
+    """Its time counts for nothing: others used more than a tenth of a device, or what `left_out` says."""
+    hosts = models.JSONField(default=list, blank=True)
+    """The worker of each rank that it is for, where they are on several; [] where all are on one."""
+    left_out = models.CharField(max_length=300, blank=True)
+    """Why the time of a run over several hosts counts for nothing, and what would make the next one count."""
     made_at = models.DateTimeField(auto_now_add=True)
     settled_at = models.DateTimeField(null=True, blank=True)
 

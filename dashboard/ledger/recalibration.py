@@ -27,9 +27,10 @@ SHOWN = 5
 
 
 def eligible() -> QuerySet[Prediction]:
-    """Predictions from a profile that counts, settled by a run which nobody disturbed, newest first."""
+    """Predictions from a profile that counts, settled by a run on one host which nobody disturbed, newest first: what
+    is between hosts is no part of a profile."""
     return selectors.settled().filter(
-        profile__state=ProfileState.DONE, seconds__isnull=False, measured_seconds__gt=0, disturbed=False
+        profile__state=ProfileState.DONE, seconds__isnull=False, measured_seconds__gt=0, disturbed=False, hosts=[]
     )
 
 

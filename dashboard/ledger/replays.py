@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dashboard.analyst.process import Work
 from dashboard.ledger.models import Prediction
 from dashboard.runs import traces
 from dashboard.runs.models import Run, State
+from dashboard.runs.spreading import hosts_of
 from parallel_core.schedule.traits import CUSTOM, flushes
 from parallel_core.simulate.replay import Change, changed, replay
 from parallel_core.spec import RunSpec
@@ -35,7 +37,7 @@ def take() -> Work | None:
 def _look(said: Prediction) -> None:
     """Keeps what is found, unless the run was quicker: nothing is foreseen of a step that was measured."""
     try:
-        found = foreseen(RunSpec.model_validate(said.run.spec))
+        found = foreseen(RunSpec.model_validate(said.run.spec), said.hosts)
     except ValueError:  # of an older version
         return
     if found is not None:
@@ -49,18 +51,23 @@ def conceivable(spec: RunSpec) -> bool:
     return split.pp > 1 and split.schedule != CUSTOM and flushes(split.schedule) and not spec.inject
 
 
-def foreseen(spec: RunSpec) -> tuple[Run, float] | None:
-    """The newest run that differs from `spec` by its schedule or micro-batches alone, and the seconds of a step of
-    `spec` by the replay of its traced one. None where there is no such run, or its step cannot be replayed."""
+def foreseen(spec: RunSpec, hosts: Sequence[str] = ()) -> tuple[Run, float] | None:
+    """The newest run that differs from `spec` by its schedule or micro-batches alone and whose ranks were on the same
+    `hosts` ([]: on one), and the seconds of a step of `spec` by the replay of its traced one. None where there is no
+    such run, or its step cannot be replayed."""
     if not conceivable(spec):
         return None
     same = {"state": State.SUCCEEDED, "devices": spec.parallel.world, "broken": []}
     done = Run.objects.filter(**same).exclude(prediction__disturbed=True)
     for run in done.order_by("-id").defer("summary")[:LOOKED_AT]:
-        change = _change(run.spec, spec)
+        change = _change(run.spec, spec) if _hosts(run) == list(hosts) else None
         if change is not None and (seconds := _replayed(run, change)) is not None:
             return run, seconds
     return None
+
+
+def _hosts(run: Run) -> list[str]:
+    return hosts_of(run.attempts.order_by("-number").first())
 
 
 def _change(given: dict[str, Any], spec: RunSpec) -> Change | None:

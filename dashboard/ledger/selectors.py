@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,10 +12,12 @@ from functools import lru_cache
 
 from django.db.models import F, QuerySet
 
+from dashboard.ledger import between
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from parallel_core.analysis.quantities import signed_percent_text
 from parallel_core.profile.table import CostTable
-from parallel_core.simulate.predict import CannotPredict, predict_step
+from parallel_core.simulate.needs import NeverTimed
+from parallel_core.simulate.predict import ALONE, CannotPredict, Where, predict_step
 from parallel_core.spec import RunSpec
 
 MOST_RANKS = 64
@@ -25,11 +28,13 @@ NEWEST = 500
 
 @dataclass(frozen=True)
 class Predicted:
-    """`seconds` a step by `profile`; `why_not` says what is missing where there is none."""
+    """`seconds` a step by `profile`; `why_not` says what is missing where there is none, and `untimed` names two hosts
+    where it is the links between them."""
 
     seconds: float | None = None
     profile: Profile | None = None
     why_not: str = ""
+    untimed: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,28 +116,35 @@ def waiting() -> list[Profile]:
     return list(Profile.objects.filter(state=ProfileState.ASKED).select_related("worker").order_by("id"))
 
 
-def predicted(spec: RunSpec) -> Predicted:
-    """Simulated from the newest profile of this model that has what the run needs: others may lack its way to split."""
+def where(spec: RunSpec, hosts: Sequence[str]) -> Where:
+    """Of a run whose ranks are on `hosts` ([]: all on one), with what was last timed between them."""
+    return Where(hosts, between.known(hosts, spec.train.device)) if hosts else ALONE
+
+
+def predicted(spec: RunSpec, hosts: Sequence[str] = ()) -> Predicted:
+    """Simulated from the newest profile of this model that has what the run needs: others may lack its way to split.
+    `hosts` = the worker of each rank, where they are on several."""
     if spec.inject:
         return Predicted(why_not="what is broken on purpose is not predicted")
     if spec.parallel.world > MOST_RANKS:
         return Predicted(why_not=f"runs of more than {MOST_RANKS} ranks are not simulated here")
-    why_not = "no worker has profiled this model"
+    why_not, untimed, lie = "no worker has profiled this model", None, where(spec, hosts)
     for i, profile in enumerate(profiles_of(spec)[:ASKED_AT_MOST]):
         try:
-            return Predicted(predict_step(spec, _table(profile.pk, profile.done_at)).seconds, profile)
+            return Predicted(predict_step(spec, _table(profile.pk, profile.done_at), where=lie).seconds, profile)
         except ValueError as error:  # CannotPredict, or programs that the simulator does not know
             if i == 0:
                 why_not = str(error) if isinstance(error, CannotPredict) else "it cannot be simulated"
-    return Predicted(why_not=why_not)
+                untimed = error.pair if isinstance(error, NeverTimed) else None
+    return Predicted(why_not=why_not, untimed=untimed)
 
 
-def paced(spec: RunSpec, profile: Profile, references: Sequence[float]) -> float | None:
+def paced(spec: RunSpec, profile: Profile, references: Sequence[float], hosts: Sequence[str] = ()) -> float | None:
     """Seconds a step by `profile` on devices that took `references` for the reference work; None where that is not
     known of either."""
-    table = _table(profile.pk, profile.done_at)
-    slower = table.slowness(references)
-    return predict_step(spec, table, slower=slower).seconds if slower else None
+    table, lie = _table(profile.pk, profile.done_at), where(spec, hosts)
+    slower = table.slowness(references, max(Counter(hosts).values(), default=None))
+    return predict_step(spec, table, slower=slower, where=lie).seconds if slower else None
 
 
 def settled() -> QuerySet[Prediction]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -13,9 +13,12 @@ from dashboard.accounts.guards import MAY_NOT_SUBMIT
 from dashboard.accounts.roles import may_submit
 from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.fleet.models import Worker
-from dashboard.ledger import replays, selectors
+from dashboard.ledger import between, replays, selectors
 from dashboard.ledger.models import Prediction, Profile, ProfileState
+from dashboard.runs import spreading
 from dashboard.runs.models import Run, State
+from dashboard.runs.queue import requests
+from parallel_core.analysis.quantities import listed_text
 from parallel_core.plan.memory import worst_stage
 from parallel_core.profile.order import measured_with
 from parallel_core.profile.table import CostTable, CostTableError
@@ -54,39 +57,62 @@ def answer_profile(worker: str, body: Mapping[str, Any]) -> None:
 def predict(run: Run) -> Prediction:
     """Written in the transaction that queues the run; what another run's replay says of it comes from the analyst."""
     spec = RunSpec.model_validate(run.spec)
-    found = selectors.predicted(spec)
+    hosts = spreading.expected(requests([run])[0]) if run.devices > 1 else []
+    found = selectors.predicted(spec, hosts)
     memory = worst_stage(spec).total if spec.trace.memory and spec.parallel.world <= selectors.MOST_RANKS else None
     return Prediction.objects.create(
         run=run,
         profile=found.profile,
+        hosts=hosts,
         seconds=found.seconds,
         to_replay=replays.conceivable(spec),
         memory=memory,
     )
 
 
-def _spread(run: Run) -> bool:
-    """Whether its newest attempt was on several hosts."""
-    newest = run.attempts.order_by("-number").first()
-    return newest is not None and len(newest.devices) > 1
+def _elsewhere(said: Prediction, hosts: Sequence[str], kind: str) -> str:
+    """Why a run whose ranks were on `hosts` ([]: on one) does not settle what was said of it; '' where it does."""
+    here, there = listed_text(sorted(set(hosts))), listed_text(sorted(set(said.hosts)))
+    if _lie(hosts) == _lie(said.hosts):
+        if not hosts or said.seconds is not None:
+            return ""
+        known = {frozenset(found.hosts) for found in between.known(hosts, kind)}
+        missing = [pair for pair in between.pairs_of(hosts) if frozenset(pair) not in known]
+        if missing:
+            first, second = missing[0]
+            return f"The links between {first} and {second} were never timed: time them on Fleet."
+        return f"It was queued before its step could be predicted over {here}: run it again."
+    if not hosts:
+        return f"It was predicted over {there}, and ran on one host."
+    return f"It was predicted {f'over {there}' if said.hosts else 'on one host'}, and ran over {here}."
+
+
+def _lie(hosts: Sequence[str]) -> tuple[frozenset[str], list[int]]:
+    """Which hosts, and which ranks are together; which of the hosts comes first matters to nobody."""
+    order = list(dict.fromkeys(hosts))
+    return frozenset(order), [order.index(host) for host in hosts]
 
 
 def settle(run: Run, summary: Mapping[str, Any]) -> None:
     """Holds the run's own numbers against what was said; a later call, with more data arrived, replaces them.
 
-    A run that did not succeed, or was broken on purpose, settles nothing. One whose ranks were on several hosts counts
-    as disturbed: its step went through links that no profile has measured.
+    A run that did not succeed, or was broken on purpose, settles nothing. The time of one whose ranks were not on the
+    hosts that it was predicted for counts for nothing, nor that of one over links that nobody had timed.
     """
-    if run.state != State.SUCCEEDED or run.broken:
+    said = Prediction.objects.filter(run=run).first()
+    if run.state != State.SUCCEEDED or run.broken or said is None:
         return
     timed, memory, others = summary.get("timed"), summary.get("memory"), summary.get("cpu_others")
-    said = Prediction.objects.filter(run=run)
-    profile = Profile.objects.filter(prediction__run=run).defer("table").first()
+    spec = RunSpec.model_validate(run.spec)
+    hosts = spreading.hosts_of(run.attempts.order_by("-number").first())
+    left_out = _elsewhere(said, hosts, spec.train.device)
+    profile = Profile.objects.filter(prediction__run=run).defer("table").first() if not left_out else None
     references = summary.get("references") or ()
-    said.update(
+    Prediction.objects.filter(pk=said.pk).update(
         measured_seconds=timed["median"] if timed else None,
-        paced_seconds=selectors.paced(RunSpec.model_validate(run.spec), profile, references) if profile else None,
+        paced_seconds=selectors.paced(spec, profile, references, hosts) if profile else None,
         measured_memory=memory["peak_total"] if memory else None,
-        disturbed=(others is not None and others > DISTURBED_ABOVE) or _spread(run),
+        disturbed=(others is not None and others > DISTURBED_ABOVE) or bool(left_out),
+        left_out=left_out,
         settled_at=timezone.now(),
     )

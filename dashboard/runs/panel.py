@@ -53,6 +53,8 @@ class Panel:
     hidden: int = 0
     batch: str = ""
     step: str = ""
+    untimed: tuple[str, str] | None = None
+    """Hosts whose links would have to be timed, for the step to be predicted."""
     record: str = ""
     limit: str = ""
     layout: Picture | None = None
@@ -73,6 +75,7 @@ class Panel:
             hidden=max(0, len(found.stages) - SHOWN_STAGES),
             batch=_batch(found.spec),
             step=_step(found),
+            untimed=found.predicted.untimed,
             record=found.record if found.predicted.seconds else "",
             limit=bytes_text(found.limit) if found.limit else "",
             layout=picture(found.spec, 0, hosts=Hosts(found.hosts)) if found.spec.parallel.world > 1 else None,
@@ -117,7 +120,8 @@ def _step(found: Assessment) -> str:
     if said.seconds is None or said.profile is None:
         return f"not predicted: {said.why_not}" if said.why_not else ""
     text = f"{seconds_text(said.seconds)} predicted, simulated from the profile of {said.profile.worker.name}"
-    return f"{text}, as on one host: links between hosts are not profiled" if found.hosts else text
+    names = listed_text(sorted(set(found.hosts)))
+    return f"{text} and what was timed between {names}" if found.hosts else text
 
 
 def row_of(spec: RunSpec, stage: RankMemory, full: int, limit: int, names: Mapping[str, str] = CATEGORY_NAMES) -> Row:

@@ -104,8 +104,9 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
     found = verdict(parsed, offered.memory or None, offered.most(alone) or None)
     limit = min((b for b in (offered.memory, parsed.trace.memory_cap) if b), default=0)
     wrong = found.sentence if found.fits is False else ""
-    said, record = ledger.predicted(parsed), ledger.time_record().sentence()
-    return Assessment(parsed, errors, offered, by_stage(parsed), found, limit, wrong, said, record, expected(asks))
+    where = expected(asks)
+    said, record = ledger.predicted(parsed, where), ledger.time_record().sentence()
+    return Assessment(parsed, errors, offered, by_stage(parsed), found, limit, wrong, said, record, where)
 
 
 def _asks(spec: RunSpec, resumes: bool, over_hosts: int) -> tuple[str, Request]:

@@ -283,12 +283,12 @@ class CostTable(_Value):
         the nearest width that was measured, 1 where none was."""
         return self.crowded[min(self.crowded, key=lambda known: abs(known - tp))] if self.crowded else 1.0
 
-    def slowness(self, references: Sequence[float]) -> tuple[float, ...]:
+    def slowness(self, references: Sequence[float], together: int | None = None) -> tuple[float, ...]:
         """How many times longer than in the profile each rank's device took for the reference work of a run, whose
-        seconds are `references`; none where either did not do it."""
+        seconds are `references`, with so many ranks on a host (None: all); none where either did not do it."""
         if not self.reference or not references:
             return ()
-        busy = min(len(references), self.busy)
+        busy = min(together or len(references), self.busy)
         usual = self.reference[min(self.reference, key=lambda known: abs(known - busy))]
         return tuple(seconds / usual for seconds in references) if usual > 0 else ()
 

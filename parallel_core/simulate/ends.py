@@ -15,6 +15,7 @@ from parallel_core.plan.places import Bucket, Places, shards_of
 from parallel_core.plan.units import unit_costs
 from parallel_core.profile.table import CostTable, Fixed, What
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op
+from parallel_core.simulate.network import Network
 from parallel_core.simulate.noise import lag
 from parallel_core.spec import MAIN_BYTES, RunSpec
 
@@ -25,8 +26,9 @@ _NORM_BYTES = 8
 class Ends:
     """Of the ranks of one run, while `busy` devices of the host are at work."""
 
-    def __init__(self, spec: RunSpec, table: CostTable, layout: Layout, busy: int) -> None:
+    def __init__(self, spec: RunSpec, table: CostTable, layout: Layout, busy: int, network: Network) -> None:
         self._spec, self._table, self._layout, self._busy = spec, table, layout, busy
+        self._network = network
 
     @cached_property
     def _costs(self) -> list[UnitCost]:
@@ -82,11 +84,11 @@ class Ends:
             Kind.GATHER: "all_gather",
         }
         each = [
-            self._exchange(names[kind], spec.parallel.copies[place], size * (bucket.stop - bucket.start))
+            self._network.exchange(names[kind], self._network.data(place), size * (bucket.stop - bucket.start))
             for bucket in flat.buckets
         ]
         times = spec.parallel.micro_batches if spec.parallel.zero > 1 and kind is Kind.REDUCE_SCATTER else 1
-        return times * sum(seconds for seconds, _ in each), any(waited for _, waited in each)
+        return times * sum(one.seconds for one in each), any(one.waited for one in each)
 
     def meetings(self, stage: int, kind: Kind) -> int:
         """How often replicas wait for each other in one operation: for parameters, or for the sums of gradients."""
@@ -103,8 +105,8 @@ class Ends:
         elements = sum(bucket.stop - bucket.start for bucket in self._scattered(stage, kind))
         work = self._table.beside("zero", elements, self._busy) if elements else 0.0
         for size in self._gathers(kind):
-            took, shared = self._exchange("all_gather", self._spec.parallel.dp, size)
-            work, waited = (work, waited + took) if shared else (work + took, waited)
+            took = self._network.exchange("all_gather", self._network.data(self._layout.place(stage)), size)
+            work, waited = (work, waited + took.seconds) if took.waited else (work + took.seconds, waited)
         return work, waited
 
     def _torchs(self, stage: int, kind: Kind) -> tuple[float, float]:
@@ -138,11 +140,12 @@ class Ends:
         seconds += table.beside(kind, owned, self._busy)
         if spec.parallel.sequence:
             together = self._summed_by_rows(place) / shards_of(spec) * MAIN_BYTES[spec.train.precision]
-            seconds += self._exchange("all_reduce", spec.parallel.tp, together)[0]
+            seconds += self._network.exchange("all_reduce", self._network.tensor(place), together).seconds
         ends = {self._layout.place(0), self._layout.place(self._layout.stages - 1)}
         if spec.model.tied and len(ends) > 1 and place in ends:
             shared = aligned(outline_of(spec.model).shared() // self._layout.widths[0]) / shards_of(spec)
-            seconds += self._exchange("all_reduce", 2, shared * MAIN_BYTES[spec.train.precision])[0]
+            size = shared * MAIN_BYTES[spec.train.precision]
+            seconds += self._network.exchange("all_reduce", self._network.ends(*sorted(ends)), size).seconds
         return seconds
 
     def _summed_by_rows(self, place: int) -> int:
@@ -157,9 +160,4 @@ class Ends:
         if world == 1:
             return 0.0
         numbers = max(len(cost.parameters) for cost in self._costs) * len(self._costs) // self._layout.pp + 2
-        return self._exchange("all_gather", world, _NORM_BYTES * numbers * world)[0]
-
-    def _exchange(self, what: What, ranks: int, size: float) -> tuple[float, bool]:
-        """(seconds, whether ranks share devices in it) of a collective of `size` bytes in all."""
-        link = self._table.link(what, ranks)
-        return (link.time.at(size), link.ranks > self._table.devices) if link else (0.0, False)
+        return self._network.exchange("all_gather", self._network.world, _NORM_BYTES * numbers * world).seconds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from parallel_core.outline.splits import IN_WORDS
 from parallel_core.profile.table import CostTable
 from parallel_core.spec import RunSpec
@@ -11,8 +13,18 @@ class CannotPredict(ValueError):
     """The table does not hold what the run needs; the message says what to profile."""
 
 
-def require(spec: RunSpec, table: CostTable) -> None:
-    """Raises CannotPredict where `table` is not of this run's model, precision, device or tensor width."""
+class NeverTimed(CannotPredict):
+    """The links between two hosts of the run are not known."""
+
+    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
+        self.pair = first, second = pairs[0]
+        more = f" (nor those of {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
+        super().__init__(f"the links between {first} and {second} were never timed{more}; time them on Fleet.")
+
+
+def require(spec: RunSpec, table: CostTable, together: int) -> None:
+    """Raises CannotPredict where `table` is not of this run's model, precision, device or tensor width. `together` =
+    ranks on the fullest host."""
     same = {
         "model": spec.model == table.model,
         "train.precision": spec.train.precision == table.precision,
@@ -32,7 +44,9 @@ def require(spec: RunSpec, table: CostTable) -> None:
         (how, by) for _, how, by in table.conditions
     }:
         raise CannotPredict(f"the profile has no recompute=selective{by}; profile that too.")
-    if spec.parallel.world > 1 and not table.links:
+    if together > 1 and not table.links:
         raise CannotPredict("the profile has no links; profile with two ranks or more.")
+    if split.zero_backend == "fully_shard" and together < split.world:
+        raise CannotPredict("fully_shard is timed on one host; over several parallel.zero_backend=own is predicted.")
     if split.zero_backend == "fully_shard" and not table.fully_sharded:
         raise CannotPredict("the profile is from before fully_shard was timed; profile the model again.")

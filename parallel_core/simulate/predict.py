@@ -9,23 +9,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 from parallel_core.layout import Layout
 from parallel_core.outline import block_of
 from parallel_core.outline.recompute import recomputed
 from parallel_core.plan.units import boundary_elements
-from parallel_core.profile.table import CostTable, Curve, Layers, Part
+from parallel_core.profile.table import CostTable, Curve, Layers, Link, LinksBetween, Part
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind, Op, Schedule
 from parallel_core.simulate import Costs, Spans, noise, steady
 from parallel_core.simulate.ends import Ends
 from parallel_core.simulate.needs import CannotPredict as CannotPredict
 from parallel_core.simulate.needs import require
+from parallel_core.simulate.network import Network, Pattern
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
 from parallel_core.spec import RunSpec
 
 _PART: dict[Kind, Part] = {Kind.F: "forward", Kind.BW: "backward", Kind.B: "input", Kind.W: "weights"}
 _MOST_SLOWDOWN = 8.0  # of a layer by other busy devices; more is noise of a layer that takes next to nothing
+
+
+class Where(NamedTuple):
+    """`hosts[rank]` of a run over several, and what was timed between each two of them; none: all ranks on one."""
+
+    hosts: Sequence[str] = ()
+    between: Sequence[LinksBetween] = ()
+
+
+ALONE = Where()
 
 
 @dataclass(frozen=True)
@@ -38,16 +50,20 @@ class Prediction:
 
 
 def predict_step(
-    spec: RunSpec, table: CostTable, devices: Sequence[int] | None = None, slower: Sequence[float] = ()
+    spec: RunSpec,
+    table: CostTable,
+    devices: Sequence[int] | None = None,
+    slower: Sequence[float] = (),
+    where: Where = ALONE,
 ) -> Prediction:
     """`devices[rank]` is what each global rank is bound to (None: ranks go round the table's devices); `slower[rank]`
-    how many times longer its device takes than when it was profiled (none: as long; see `CostTable.slowness`).
+    how many times longer its device takes than when it was profiled (none: as long; see `CostTable.slowness`); `where`
+    on which hosts the ranks are.
 
     Raises CannotPredict.
     """
-    made = Maker(spec, table)
-    bound = devices or [rank % table.devices for rank in range(spec.parallel.world)]
-    sharing = made.sharing(bound, slower)
+    made = Maker(spec, table, where)
+    sharing = made.sharing(devices or made.network.devices(), slower)
 
     def walk(steps: int) -> tuple[Schedule, dict[int, Spans]]:
         schedule = made.schedule(steps)
@@ -69,13 +85,14 @@ def _curve(rows: Sequence[Layers], seconds: Sequence[float]) -> Curve:
 class Maker:
     """Costs of the operations of one run."""
 
-    def __init__(self, spec: RunSpec, table: CostTable) -> None:
-        require(spec, table)
+    def __init__(self, spec: RunSpec, table: CostTable, where: Where = ALONE) -> None:
         self._spec, self._table, self._layout = spec, table, Layout.of(spec)
-        self._busy = min(spec.parallel.world, table.busy)
+        self.network = Network(self._layout, table, *where)
+        require(spec, table, self.network.busy)
+        self._busy = min(self.network.busy, table.busy)
         self._widths = self._layout.unit_widths()
-        self._ends = Ends(spec, table, self._layout, self._busy)
-        self._known: dict[tuple[int, str, int], list[Layers]] = {}
+        self._ends = Ends(spec, table, self._layout, self._busy, self.network)
+        self._known: dict[tuple[int, str, int, bool], list[Layers]] = {}
 
     def schedule(self, steps: int = 1) -> Schedule:
         """The run's programs, each behind its DATA and SETUP; of a stream each step's part behind its DATA."""
@@ -100,7 +117,7 @@ class Maker:
         bound, widths = self._bound(devices), self._layout.widths
         crowding = tuple(self._table.crowding(widths[self._layout.seat(q)[0]]) for q in range(len(bound)))
         slowest = tuple(max(slower[rank] for rank in ranks) for ranks in self._walkers()) if slower else ()
-        return Sharing(bound, slowdown, self._table.busy, crowding, slowest)
+        return Sharing(bound, slowdown, self._table.busy, crowding, slowest, self.network.homes)
 
     def _bound(self, devices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The devices of each pipeline rank."""
@@ -134,7 +151,7 @@ class Maker:
         for (stage, kind), (_, size) in messages.items():
             taken = stage + 1 if kind is Kind.SEND_ACT else stage - 1
             times = self._takers(stage, taken)
-            compute[taken, Kind(kind + 1)] = work = self._send_work(size // times)
+            compute[taken, Kind(kind + 1)] = work = self._send_work(stage, taken, size // times)
             compute[stage, kind] = times * work
         ns = {key: round(seconds * 1e9) for key, seconds in compute.items()}
         held = {key: round(seconds * 1e9) for key, seconds in waits.items()}
@@ -173,15 +190,26 @@ class Maker:
 
     def _rows(self, unit: int, busy: int) -> list[Layers]:
         """The measured rows that speak of the layer. Kept: a model has many layers and few kinds of them."""
-        key = self._widths[unit], self._hows[unit], busy
+        key = self._widths[unit], self._hows[unit], busy, any(len(lie) > 1 for lie in self._lie[unit])
         if key not in self._known:
             self._known[key] = self._measured(*key)
         return self._known[key]
 
-    def _measured(self, tp: int, how: str, busy: int) -> list[Layers]:
+    def _measured(self, tp: int, how: str, busy: int, leaves: bool) -> list[Layers]:
+        """A tensor group that leaves its host talks otherwise than one that was measured there."""
         of, plain = partial(self._table.of, split=self._spec.parallel.cut), "none" if how == "full" else how
-        own = of(tp, how, tp, joined=True) or of(tp, how, busy)
-        return own or of(tp, plain, tp, joined=True) or of(tp, plain, busy)
+        joined = [] if leaves else of(tp, how, tp, joined=True)
+        own = joined or of(tp, how, busy)
+        joined = [] if leaves else of(tp, plain, tp, joined=True)
+        return own or joined or of(tp, plain, busy)
+
+    @cached_property
+    def _lie(self) -> tuple[frozenset[Pattern], ...]:
+        """How the tensor groups of each layer lie on hosts."""
+        places = [self.network.tensor(place) for place in range(self._layout.pp)]
+        return tuple(
+            places[self._layout.place(stage)] for stage, units in enumerate(self._layout.stage_units) for _ in units
+        )
 
     def _of_row(self, row: Layers, unit: int, kind: Kind) -> float:
         """The layer as fast as it is without a stop behind it."""
@@ -201,8 +229,8 @@ class Maker:
         said = row.collectives("forward" if kind is Kind.F else "backward", unit)
         if self._adds_forward(row, unit, kind):
             said += row.collectives("forward", unit)
-        linked = ((self._table.link(what, tp), size) for what, size in said)
-        return sum(link.time.at(size) for link, size in linked if link and waits == (link.ranks > self._table.devices))
+        linked = (self.network.exchange(what, self._lie[unit], size) for what, size in said)
+        return sum(one.seconds for one in linked if waits == one.waited)
 
     # Messages
 
@@ -210,25 +238,28 @@ class Maker:
         """(ns, bytes) of each SEND between stages on different ranks."""
         out, spec, layout = {}, self._spec, self._layout
         edges = boundary_elements(spec)
-        link = self._table.link("send", 2)
         for stage in range(1, layout.stages):
-            if layout.place(stage) == layout.place(stage - 1) or link is None:
+            if layout.place(stage) == layout.place(stage - 1):
                 continue
             size = edges[self._units(stage)[0]] * spec.element_bytes
             for sender, kind, taker in ((stage - 1, Kind.SEND_ACT, stage), (stage, Kind.SEND_GRAD, stage - 1)):
-                times = self._takers(sender, taker)
-                out[sender, kind] = round(times * link.time.at(size) * 1e9), times * size
+                if (link := self._route(sender, taker, size)) is not None:
+                    times = self._takers(sender, taker)
+                    out[sender, kind] = round(times * link.time.at(size) * 1e9), times * size
         return out
+
+    def _route(self, sender: int, taker: int, size: float) -> Link | None:
+        return self.network.route(self._layout.place(sender), self._layout.place(taker), size)
 
     def _takers(self, stage: int, taker: int) -> int:
         """Ranks of stage `taker` that one of `stage` sends each tensor to, at most: widths may differ."""
         width, other = (self._layout.widths[self._layout.place(s)] for s in (stage, taker))
         return -(-other // width)
 
-    def _send_work(self, size: int) -> float:
+    def _send_work(self, sender: int, taker: int, size: int) -> float:
         """Seconds of its sender, or of its receiver, that a message keeps; behind a layer's work the code for it is as
         cold as `message` says, which was measured there."""
-        link = self._table.link("send", 2)
+        link = self._route(sender, taker, size)
         if link is None or link.work is None:
             return 0.0
         cold = max(0.0, self._table.beside("message") - link.work.seconds[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -61,6 +61,8 @@ class Sharing:
     full: int = 1
     crowding: tuple[float, ...] = ()
     slower: tuple[float, ...] = ()
+    homes: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """The host of each device, which alone those beside it slow down; none given: all are on one."""
 
     def stretch(self, op: Op, busy: int) -> float:
         """How many times longer `op` takes while `busy` devices work."""
@@ -68,6 +70,13 @@ class Sharing:
             return 1.0
         most = self.slowdown.get((op.stage, op.kind), 1.0)
         return 1.0 + (most - 1.0) * min(1.0, (busy - 1) / (self.full - 1))
+
+    def beside(self, rank: int, at_work: Collection[int]) -> int:
+        """How many of the devices `at_work` are on the host of `rank`, on the fullest of its hosts."""
+        if not self.homes:
+            return len(at_work)
+        busy = Counter(self.homes[device] for device in at_work)
+        return max(busy[self.homes[device]] for device in self.devices[rank])
 
     def turns(self, rank: int, ranks: int) -> float:
         """How many times longer anything takes `rank` while so many are at work on its device."""
@@ -165,7 +174,7 @@ class _Fluid:
         return {
             rank: 1.0
             / self._sharing.turns(rank, max(at_work[device] for device in self._sharing.devices[rank]))
-            / self._sharing.stretch(self._op(rank), len(at_work))
+            / self._sharing.stretch(self._op(rank), self._sharing.beside(rank, at_work))
             for rank in self._work
         }
 

@@ -10,13 +10,18 @@ from django.test import Client
 
 from dashboard.control.orders import start_message
 from dashboard.fleet.models import Worker
-from dashboard.ledger import between
-from dashboard.ledger.models import LinksBetween
-from dashboard.runs import linking, queue, services, states
+from dashboard.ledger import between, recalibration, replays, selectors
+from dashboard.ledger.models import LinksBetween, Prediction, Profile
+from dashboard.ledger.services import answer_profile, ask_profile, settle
+from dashboard.runs import linking, queue, services, states, submission
 from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.panel import Panel
 from parallel_core.observe.records import encode
 from parallel_core.profile import table
+from parallel_core.spec import ModelSpec, RunSpec
 from tests.dashboard import factory
+from tests.dashboard.test_forms import filled
+from tests.parallel_core import tables
 
 pytestmark = pytest.mark.django_db
 
@@ -157,3 +162,92 @@ def test_the_table_is_that_of_the_engine(two_hosts: None, alice: Any) -> None:
     row = LinksBetween.objects.get()
     found = table.LinksBetween.model_validate(row.table)
     assert (found.software, found.device, row.device) == ("torch 9", "cpu", "cpu")
+
+
+# Predictions over them
+
+MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
+
+
+@pytest.fixture
+def profile(two_hosts: None, alice: Any) -> Profile:
+    """Of yard-a."""
+    spec = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 16}})
+    asked = ask_profile(worker=Worker.objects.get(name="yard-a"), spec=spec, user=alice)
+    answer_profile("yard-a", {"profile": asked.pk, "table": tables.table(MODEL).dump()})
+    return Profile.objects.get(pk=asked.pk)
+
+
+def over_both(owner: Any, dp: int = 4, hosts: int = 2) -> Run:
+    spec = {"model": MODEL.model_dump(), "parallel": {"dp": dp}, "train": {"global_batch": 16}}
+    return services.submit(owner=owner, spec=spec, over_hosts=hosts)
+
+
+def ran(run: Run, *names: str, cpu_others: float = 0.01) -> Prediction:
+    """It succeeded with as many ranks on each of these, a step in 20 ms; what the ledger says of it then."""
+    each = run.devices // len(names)
+    nodes = [{"worker": name, "devices": list(range(each)), "first_rank": i * each} for i, name in enumerate(names)]
+    states.place(run, [{**node, "address": "x"} for node in nodes], Worker.objects.get(name=names[0]))
+    factory.end(run, State.SUCCEEDED)
+    settle(run, {"timed": {"median": 0.02}, "memory": None, "cpu_others": cpu_others, "references": []})
+    return Prediction.objects.get(run=run)
+
+
+def test_a_run_over_two_hosts_is_predicted_by_what_was_timed_between_them(profile: Profile, alice: Any) -> None:
+    inside, before = over_both(alice, dp=2, hosts=0).prediction, over_both(alice).prediction
+    assert inside.seconds and inside.hosts == []
+    assert before.seconds is None and before.hosts == ["yard-b", "yard-b", "yard-a", "yard-a"]
+    timed(alice, alpha=0.5)
+    run = over_both(alice)
+    assert run.prediction.seconds > 1.0  # an all-reduce and a gather of norms, half a second each
+    settled = ran(run, "yard-a", "yard-b")
+    assert (settled.disturbed, settled.left_out) == (False, "")
+    assert selectors.time_record().errors == (pytest.approx(run.prediction.seconds / 0.02 - 1),)
+
+
+def test_what_settles_nothing_says_why_and_what_to_do(profile: Profile, member: Client, alice: Any) -> None:
+    first = ran(over_both(alice), "yard-a", "yard-b")
+    assert first.disturbed
+    assert first.left_out == "The links between yard-a and yard-b were never timed: time them on Fleet."
+    assert "left out: The links between yard-a and yard-b" in member.get("/partition/record/").content.decode()
+    late = over_both(alice)
+    timed(alice)
+    assert "could be predicted over yard-a and yard-b: run it again" in ran(late, "yard-a", "yard-b").left_out
+    factory.worker("yard-c")
+    elsewhere = ran(over_both(alice), "yard-a", "yard-c")
+    assert elsewhere.left_out == "It was predicted over yard-a and yard-b, and ran over yard-a and yard-c."
+    alone = ran(over_both(alice, dp=2, hosts=0), "yard-a", "yard-b")
+    assert alone.left_out == "It was predicted on one host, and ran over yard-a and yard-b."
+    together = ran(over_both(alice, dp=2), "yard-a")
+    assert together.left_out == "It was predicted over yard-a and yard-b, and ran on one host."
+    noisy = ran(over_both(alice), "yard-b", "yard-a", cpu_others=0.4)
+    assert noisy.disturbed and noisy.left_out == ""
+    assert selectors.time_record().errors == ()
+
+
+def test_the_form_offers_to_time_links_that_nobody_has(profile: Profile, member: Client, alice: Any) -> None:
+    spec = {"model": MODEL.model_dump(), "parallel": {"dp": 4}, "train": {"global_batch": 16}}
+    panel = Panel.of(submission.assess(spec, over_hosts=2))
+    assert panel.step == ("not predicted: the links between yard-a and yard-b were never timed; time them on Fleet.")
+    assert panel.untimed == ("yard-a", "yard-b")
+    sent = filled(parallel__dp="4", model__hidden="32", model__heads="2", model__seq="16") | {"hosts": "2"}
+    page = member.post("/runs/new/check", sent).content.decode()
+    assert '<a href="/fleet/?first=yard-a&amp;second=yard-b#links">Time the links</a>' in page
+    timed(alice)
+    said = Panel.of(submission.assess(spec, over_hosts=2))
+    assert said.untimed is None
+    assert said.step.endswith("the profile of yard-a and what was timed between yard-a and yard-b")
+
+
+def test_no_table_is_fitted_to_runs_over_several_hosts(profile: Profile, alice: Any) -> None:
+    timed(alice)
+    far, near = ran(over_both(alice), "yard-a", "yard-b"), ran(over_both(alice, dp=2, hosts=0), "yard-a")
+    assert not far.disturbed and recalibration.among([far, near]) == {near.pk}
+
+
+def test_a_step_on_one_host_does_not_foresee_one_over_two(profile: Profile, alice: Any) -> None:
+    done = factory.finished(alice, {"pp": 2, "schedule": "gpipe", "micro_batches": 4})
+    asked = RunSpec.model_validate(factory.spec_of({"pp": 2, "schedule": "1f1b", "micro_batches": 4}))
+    found = replays.foreseen(asked)
+    assert found is not None and found[0] == done
+    assert replays.foreseen(asked, ["yard-a", "yard-b"]) is None

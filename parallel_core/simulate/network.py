@@ -1,0 +1,148 @@
+"""What messages of a run cost where its ranks are: inside a host by the profile, between hosts by what was timed there.
+
+Two levels, as the fleet has: a group that leaves its host goes at the pace of the slowest pair of hosts in it. Replicas
+and tensor ranks that do the same at once meet behind it, so the slowest of them speaks for all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import combinations
+from typing import NamedTuple
+
+from parallel_core.layout import Layout
+from parallel_core.profile.table import CostTable, Link, LinksBetween, What
+from parallel_core.simulate.needs import NeverTimed
+
+Pattern = tuple[tuple[str, int], ...]
+"""How many of a group's ranks are on each of its hosts."""
+
+
+class Exchange(NamedTuple):
+    """Seconds of a collective, and whether they pass without work: ranks that share a device wait, and so do those
+    whose messages are on their way between hosts."""
+
+    seconds: float
+    waited: bool
+
+
+class Network:
+    """`hosts[rank]` is where each global rank is (none given: all on the host of `table`); `between` what was timed of
+    each two of them. Raises NeverTimed where a pair was not."""
+
+    def __init__(
+        self, layout: Layout, table: CostTable, hosts: Sequence[str] = (), between: Sequence[LinksBetween] = ()
+    ) -> None:
+        self._layout, self._table = layout, table
+        self._hosts = list(hosts) or [""] * layout.world
+        self._between = {frozenset(found.hosts): found for found in between if found.device == table.device}
+        missing = [pair for pair in combinations(sorted(set(self._hosts)), 2) if frozenset(pair) not in self._between]
+        if missing:
+            raise NeverTimed(missing)
+
+    # Devices
+
+    def devices(self) -> list[int]:
+        """What each rank is bound to: ranks go round the devices of their host."""
+        seen: Counter[str] = Counter()
+        order, out = list(dict.fromkeys(self._hosts)), []
+        for host in self._hosts:
+            out.append(order.index(host) * self._table.devices + seen[host] % self._table.devices)
+            seen[host] += 1
+        return out
+
+    @cached_property
+    def homes(self) -> dict[int, int]:
+        """The host of each device, by number; {} where there is one host."""
+        if len(set(self._hosts)) < 2:
+            return {}
+        return {device: device // self._table.devices for device in self.devices()}
+
+    @property
+    def busy(self) -> int:
+        """Ranks on the fullest host."""
+        return max(Counter(self._hosts).values())
+
+    # Groups
+
+    def patterns(self, groups: Iterable[Sequence[int]]) -> frozenset[Pattern]:
+        """The different ways in which groups of global ranks lie."""
+        return frozenset(tuple(sorted(Counter(self._hosts[rank] for rank in group).items())) for group in groups)
+
+    def tensor(self, place: int) -> frozenset[Pattern]:
+        """Of the tensor groups of a place."""
+        first, last = self._layout.rank(place), self._layout.rank(place, self._layout.replicas[place])
+        width = self._layout.widths[place]
+        return self.patterns(range(rank, rank + width) for rank in range(first, last, width))
+
+    def data(self, place: int) -> frozenset[Pattern]:
+        """Of the replicas of a place."""
+        layout = self._layout
+        copies = range(layout.replicas[place])
+        return self.patterns([layout.rank(place, r, t) for r in copies] for t in range(layout.widths[place]))
+
+    def ends(self, first: int, last: int) -> frozenset[Pattern]:
+        """Of the ranks of two places that share parameters."""
+        layout, copies = self._layout, range(min(self._layout.replicas[first], self._layout.replicas[last]))
+        return self.patterns((layout.rank(first, r), layout.rank(last, r)) for r in copies)
+
+    @property
+    def world(self) -> frozenset[Pattern]:
+        return self.patterns([range(self._layout.world)])
+
+    def exchange(self, what: What, patterns: Iterable[Pattern], size: float) -> Exchange:
+        """A collective of `size` bytes in all, in the slowest of the groups."""
+        return max((self._exchange(what, pattern, size) for pattern in patterns), default=Exchange(0.0, False))
+
+    def _exchange(self, what: What, pattern: Pattern, size: float) -> Exchange:
+        ranks = sum(count for _, count in pattern)
+        if len(pattern) > 1:
+            links = (link for pair in self._pairs(pattern) if (link := pair.link(what, ranks)))
+            return Exchange(max((_ring(link, ranks, size) for link in links), default=0.0), True)
+        link = self._table.link(what, ranks)
+        return Exchange(link.time.at(size), link.ranks > self._table.devices) if link else Exchange(0.0, False)
+
+    def _pairs(self, pattern: Pattern) -> list[LinksBetween]:
+        return [self._between[frozenset(pair)] for pair in combinations((host for host, _ in pattern), 2)]
+
+    # Messages
+
+    def route(self, place: int, taker: int, size: float) -> Link | None:
+        """What a tensor of `size` bytes goes through from one place of the pipeline to another, on the slowest way of
+        any replica; None where that was never measured."""
+        found = {self._way(rank, other) for rank in self._ranks(place) for other in self._takers(rank, taker)}
+        links = [link for way in found if (link := self._link(*way)) is not None]
+        return max(links, key=lambda link: link.time.at(size), default=None)
+
+    def _ranks(self, place: int) -> range:
+        return range(self._layout.rank(place), self._layout.rank(place, self._layout.replicas[place]))
+
+    def _takers(self, rank: int, place: int) -> Sequence[int]:
+        return self._layout.neighbours(rank, place)[1]
+
+    def _way(self, rank: int, other: int) -> tuple[str, str, bool]:
+        """(from host, to host, whether all of the pipeline is on one): CPU ranks talk through memory only then."""
+        members = {self._hosts[member] for member in self._layout.pipeline_of(rank)}
+        return self._hosts[rank], self._hosts[other], len(members) == 1
+
+    def _link(self, host: str, other: str, together: bool) -> Link | None:
+        if host != other:
+            return self._between[frozenset((host, other))].link("send", 2)
+        if not together and self._table.device == "cpu":
+            known = (found.link("send", 2, hosts=1) for pair, found in self._between.items() if host in pair)
+            if (link := next((link for link in known if link), None)) is not None:
+                return link
+        return self._table.link("send", 2)
+
+
+def _ring(link: Link, ranks: int, size: float) -> float:
+    """Seconds among `ranks` of a ring that `link` timed among others: each takes part in n - 1 turns (twice that in an
+    all-reduce), in which 1/n of the bytes go on."""
+    seconds = link.time.at(size)
+    if ranks == link.ranks:
+        return seconds
+    turns = (ranks - 1) / (link.ranks - 1)
+    latency = min(link.time.seconds[0], seconds)
+    return latency * turns + (seconds - latency) * turns * link.ranks / ranks
