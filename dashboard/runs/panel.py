@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.layout_picture import Picture, picture
+from dashboard.runs.spec_fields import ENTRIES
 from dashboard.runs.submission import WORDS, Assessment, shape_of
 from parallel_core.analysis.quantities import bytes_text, listed_text, percent_text, seconds_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
@@ -62,12 +63,12 @@ class Panel:
     @classmethod
     def of(cls, found: Assessment) -> Panel:
         if found.spec is None:
-            return cls(errors=[_short(said) for said in found.errors.values()])
+            return cls(errors=_said(found.errors))
         feasibility = found.feasibility
         full = max([found.limit, *(stage.total for stage in found.stages)])
         return cls(
             label=found.label,
-            errors=[_short(said) for said in found.errors.values()],
+            errors=_said(found.errors),
             devices=_devices(found),
             memory=feasibility.sentence if feasibility else "",
             fits=feasibility.fits if feasibility else None,
@@ -82,10 +83,16 @@ class Panel:
         )
 
 
-def _short(said: str) -> str:
-    """A grid has its columns at its field alone."""
-    first, _, grid = said.partition("\n")
-    return f"{first} Its field shows where." if grid else said
+def _said(errors: Mapping[str, str]) -> list[str]:
+    """Messages away from their fields: each names its own. A grid has its columns at its field alone."""
+    said = []
+    for path, message in errors.items():
+        first, _, grid = message.partition("\n")
+        entry = ENTRIES.get(path)
+        known = entry is None or path.rpartition(".")[2] in first or entry.label.lower() in first.lower()
+        name = "" if known or entry is None else f"{entry.label}: "
+        said.append(f"{name}{first}{' Its field shows where.' if grid else ''}")
+    return said
 
 
 def _devices(found: Assessment) -> str:

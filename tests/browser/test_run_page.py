@@ -257,6 +257,10 @@ def test_what_is_laid_open_stays_open_when_its_part_is_replaced(page: Page, stoc
     menu = page.locator("#export")
     menu.locator("summary").click()
     expect(menu).to_have_attribute("open", "")
+    for width in (1440, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        box = menu.locator(".menu-body").bounding_box()
+        assert box and box["x"] >= 0 and box["x"] + box["width"] <= width, f"all of the menu is seen at {width} px"
     menu.evaluate("menu => menu.classList.add('older')")
     swap = "address => htmx.ajax('GET', address, {target: '#export', select: '#export', swap: 'outerHTML'})"
     page.evaluate(swap, address)

@@ -121,6 +121,15 @@ def test_a_bad_field_is_said_at_the_field_and_everything_kept(
     assert not Run.objects.exists()
 
 
+def test_the_panel_names_the_field_of_each_message(member_client: Client) -> None:
+    sent = filled(model__layers="abc", train__lr="-1", model__heads="5")
+    panel = member_client.post("/runs/new/check", sent).context["panel"]
+    assert panel.errors == [
+        "Layers: A whole number is needed; got 'abc'.",
+        "Learning rate: Must be more than 0.0; got -1.",
+    ]
+
+
 @pytest.mark.parametrize("path", ["/runs/new/", "/studies/new/"])
 def test_the_browser_is_not_told_to_cut_what_is_too_long(member_client: Client, path: str) -> None:
     assert b"maxlength" not in member_client.get(path).content
