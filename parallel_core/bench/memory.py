@@ -22,6 +22,7 @@ LLAMA = {**GPT, "kv_heads": 2, "positions": "rope", "activation": "swiglu", "nor
 PIPE: dict[str, Any] = {"pp": 2, "micro_batches": 4}
 GNMT = {"kind": "gnmt", "layers": 2, "hidden": 64, "seq": 24, "vocab": 512}
 COLUMNS: dict[str, Any] = {"tp": 2, "tensor_split": "columns"}
+FULLY: dict[str, Any] = {"dp": 2, "zero": 3, "zero_backend": "fully_shard"}
 STAGED = {"clip": "stage"}
 
 Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -32,8 +33,11 @@ def cases() -> Iterator[Case]:
     single: tuple[dict[str, Any], ...] = ({}, {"micro_batches": 4}, {"recompute": "full"}, {"recompute": "selective"})
     split: tuple[dict[str, Any], ...] = (
         *single,
-        *({"dp": 2, "zero": zero} for zero in (0, 1, 2)),
+        *({"dp": 2, "zero": zero} for zero in (0, 1, 2, 3)),
         {"dp": 2, "zero": 2, "micro_batches": 4},
+        {"dp": 2, "zero": 3, "micro_batches": 4},
+        {"dp": 2, "zero": 3, "recompute": "full"},
+        *({**FULLY, **more} for more in ({}, {"micro_batches": 4}, {"recompute": "full"})),
         *({"tp": 2, "sequence": sequence} for sequence in (False, True)),
         {"tp": 2, "sequence": True, "recompute": "selective"},
         {"tp": 2, "recompute": "full"},
@@ -65,8 +69,10 @@ def cases() -> Iterator[Case]:
         for model in ({"kind": "vgg16", "width": 8}, {"kind": "resnet50", "width": 8}, {"kind": "mlp"}):
             yield model, parallel, {}
         yield GNMT, parallel, {}
-    for more in ({"zero": 2}, {"zero": 2, "micro_batches": 4}, {"zero": 2, "recompute": "full"}, {"zero": 3}):
-        yield GNMT, {"dp": 2, **more}, {}
+    for shards in ({"dp": 2, "zero": 2}, {"dp": 2, "zero": 3}, FULLY):
+        for more in ({}, {"micro_batches": 4}, {"recompute": "full"}):
+            yield GNMT, {**shards, **more}, {}
+            yield {**GNMT, "hidden": 128}, {**shards, **more}, {}
     yield from ((GPT, {"dp": 2, **PIPE}, {}), (GPT, {"tp": 2, **PIPE}, {}), (GPT, {**PIPE, "pp": 4}, {}))
 
 

@@ -50,6 +50,9 @@ class UnitCost:
     core: int = 0
     """What it lets go after the forward and makes again just before its backward (selective recomputation)."""
 
+    late: int = 0
+    """Where the gradients of its parameters come all at once, out of a kernel: what that has let go of by then."""
+
     @property
     def weights(self) -> int:
         """What W needs of it once B is done: about what it saved, inputs of linear layers and gradients as large as

@@ -105,7 +105,8 @@ class GnmtOutline(Outline):
         passing = self._passing(spec, i, sum(lstm) // ways)
         leaving = rows * h * (1 if i < count else 2) if _fused(spec) else 0
         aside = entering + inner - linear
-        return UnitCost(parameters, entering, inner, passing, leaving=leaving, copied=copied, aside=aside)
+        late = one if _fused(spec) and i not in (0, count) else 0  # those two add to other gradients before
+        return UnitCost(parameters, entering, inner, passing, leaving=leaving, copied=copied, aside=aside, late=late)
 
     def _passing(self, spec: RunSpec, i: int, weights: int) -> int:
         """In its backward beside the gradient of its output; `weights` are those of one direction."""

@@ -71,10 +71,12 @@ def _and_messages(live: Live, messages: int) -> Live:
 @dataclass(frozen=True, slots=True)
 class _Segment:
     """Layers that go backward together; where they are recomputed only the input of the first is kept. `grads` are
-    what whole buckets take in the backward of each, `resting` before that of the loss; `params` those of parameters."""
+    what whole buckets take in the backward of each, `before` its first gradient, `resting` before that of the loss;
+    `params` those of parameters."""
 
     units: tuple[UnitCost, ...]
     grads: tuple[int, ...]
+    before: tuple[int, ...]
     params: tuple[int, ...]
     recomputed: bool
     resting: int = 0
@@ -115,7 +117,11 @@ class _Segment:
             gradient += output if last and (unit.gathered or unit.let_go) else 0  # of its rows, beside what it gathers
             kept = before + unit.core + output + split * behind
             passing, params = unit.passing + gradient + split * unit.put_off, self.params[i]
-            instants.append(Live(kept, passing, self.resting if split else self.grads[i], params))
+            grads = self.resting if split else self.grads[i]
+            if unit.late and not split:
+                instants.append(Live(kept - unit.late, passing, grads, params))
+                grads = self.before[i]
+            instants.append(Live(kept, passing, grads, params))
             instants.append(Live(kept, unit.loss + gradient, self.resting, params))
         return max(instants, key=sum)
 
@@ -125,12 +131,13 @@ def _segments(spec: RunSpec, layers: Layers, units: Sequence[int], whole: Whole)
 
     def segment(of: Sequence[int], again: bool) -> _Segment:
         grads = tuple(whole.at.get(unit, 0) * spec.fp32_elements for unit in of)
+        before = tuple(whole.before.get(unit, whole.at.get(unit, 0)) * spec.fp32_elements for unit in of)
         params = [whole.params.get(unit, 0) for unit in of]
         if again:  # those before it have been made whole again, too
             own = accumulate(max(0, count - whole.shared) for count in params)
             params = [whole.shared + count for count in own]
         costs = tuple(layers.costs[unit] for unit in of)
-        return _Segment(costs, grads, tuple(params), again, whole.resting * spec.fp32_elements)
+        return _Segment(costs, grads, before, tuple(params), again, whole.resting * spec.fp32_elements)
 
     if spec.parallel.recompute != "full":
         return [segment(units, False)]

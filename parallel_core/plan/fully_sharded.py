@@ -31,4 +31,5 @@ def whole(spec: RunSpec, costs: Sequence[UnitCost]) -> Whole:
     ahead = [0, *sizes[:-1]] if spec.parallel.recompute != "full" else [0] * len(sizes)
     behind = [*sizes[1:], 0] if spec.parallel.recompute != "full" else [0] * len(sizes)
     grads = {u: behind[u] + size // spec.fp32_elements for u, size in enumerate(sizes)}
-    return Whole(grads, 0, {u: size + ahead[u] for u, size in enumerate(sizes)})
+    params = {u: size + ahead[u] for u, size in enumerate(sizes)}
+    return Whole(grads, 0, params, before=dict(enumerate(behind)))

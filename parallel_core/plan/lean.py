@@ -17,7 +17,8 @@ from parallel_core.plan.places import TIED, Bucket, Places
 
 
 class Whole(NamedTuple):
-    """Elements at most: `at[unit]` while the layer's gradients come in, `resting` before the first of a backward.
+    """Elements at most: `at[unit]` while the layer's gradients come in, `before[unit]` until the first of them does,
+    `resting` before the first of a backward.
     `params[unit]` = those of parameters in the layer's backward, `shared` of which all layers have; {} where they are
     always there."""
 
@@ -25,6 +26,7 @@ class Whole(NamedTuple):
     resting: int
     params: Mapping[int, int] = {}
     shared: int = 0
+    before: Mapping[int, int] = {}
 
 
 NOTHING = Whole({}, 0)
@@ -42,13 +44,16 @@ def whole_buckets(places: Places, stages: Mapping[int, Mapping[int, list[str]]],
     resting = max((_size(row[-1]) for row in rows if times > 1 or len(rows) > 1), default=0)
     open_too = _tied(places, [name for units in stages.values() for names in units.values() for name in names])
     at: dict[int, int] = {}
+    before: dict[int, int] = {}
     for units, row in zip(stages.values(), rows, strict=True):
         last = next(iter(units))
         for unit, names in units.items():
             filled = [i for i, bucket in enumerate(row) if set(names if unit == last else names[-1:]) & {*bucket.names}]
             at[unit] = max((_live(row, i, part, open_too) for i in filled), default=_size(open_too))
+            opened = sum(_size(row[i]) for i in filled if row[i].names[0] in names and row[i] is not open_too)
+            before[unit] = at[unit] - (opened if len(filled) == 1 else 0)
     always = _size(open_too) if len(rows) > 1 else 0
-    return Whole(at, round(resting * (1 + part * (times > 2))) + always)
+    return Whole(at, round(resting * (1 + part * (times > 2))) + always, before=before)
 
 
 def with_layers(found: Whole, places: Places, units: Mapping[int, list[str]], ahead: bool = False) -> Whole:

@@ -137,11 +137,12 @@ def test_prediction_holds_for_others(yard: LocalYard, tmp_path: Path, model: dic
     _assert_predicted(yard, tmp_path, model, {**PIPELINE, "recompute": recompute}, "fp32")
 
 
+@pytest.mark.parametrize("shards", [{"zero": 2}, {"zero": 3}, {"zero": 3, "zero_backend": "fully_shard"}])
 @pytest.mark.parametrize("more", [{}, {"micro_batches": 4}, {"recompute": "full"}])
 def test_prediction_holds_for_an_lstm_whose_gradients_are_sharded(
-    yard: LocalYard, tmp_path: Path, more: dict[str, Any]
+    yard: LocalYard, tmp_path: Path, more: dict[str, Any], shards: dict[str, Any]
 ) -> None:
-    _assert_predicted(yard, tmp_path, GNMT, {"dp": 2, "zero": 2, **more}, "fp32")
+    _assert_predicted(yard, tmp_path, GNMT, {"dp": 2, **shards, **more}, "fp32")
 
 
 def _assert_predicted(
