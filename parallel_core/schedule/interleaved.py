@@ -18,18 +18,18 @@ def programs(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
     paper wants m a multiple of p, so that a round is p micro-batches; otherwise rounds are as equal as can be and
     none is shorter than p (unless m itself is), since a shorter one would starve the first place.
     """
-    rounds = _rounds(pp, micro_batches)
+    runs = rounds(pp, micro_batches)
     return [
         alternate(
-            [Op(Kind.F, chunk * pp + place, i) for ids in rounds for chunk in range(chunks) for i in ids],
-            [Op(Kind.BW, chunk * pp + place, i) for ids in rounds for chunk in reversed(range(chunks)) for i in ids],
-            2 * (pp - 1 - place) + (chunks - 1) * len(rounds[0]),
+            [Op(Kind.F, chunk * pp + place, i) for ids in runs for chunk in range(chunks) for i in ids],
+            [Op(Kind.BW, chunk * pp + place, i) for ids in runs for chunk in reversed(range(chunks)) for i in ids],
+            2 * (pp - 1 - place) + (chunks - 1) * len(runs[0]),
         )
         for place in range(pp)
     ]
 
 
-def _rounds(pp: int, micro_batches: int) -> list[range]:
+def rounds(pp: int, micro_batches: int) -> list[range]:
     """Micro-batches cut into runs of p or a few more, the longer ones first."""
     count = max(1, micro_batches // pp)
     short, longer = divmod(micro_batches, count)

@@ -9,27 +9,21 @@ nothing is sent (a weight gradient and the next): those are parted at the longes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.schedule import compute_only, names
 from parallel_core.schedule.ir import RECVS, SENDS, Kind, Op, Program
-from parallel_core.schedule.passes.communicate import communicate
-from parallel_core.schedule.traits import TRAITS, flushes
 from parallel_core.simulate import recovered
 from parallel_core.traces import messages
+from parallel_core.traces.known_programs import Way, candidates, label
 from parallel_core.traces.pieces import Piece, parted, reached, stretches, take_crumbs, usual_length
 from parallel_core.traces.unnamed import NotCounted
 
 Spans = Mapping[int, NDArray[np.void]]
-WHOLE_FIRST = ("zb-h1", "zb-v", "dualpipe-v")
-"""Schedules of torch.distributed.pipelining that split backwards. It leaves the first stage's whole."""
-MOST_CHUNKS = 8
-"""Stages of a rank that are looked for."""
 SLACK = 0.25
 """Of the shortest operation: by so much one may begin before what it needs has ended, for clocks differ."""
 
@@ -59,7 +53,7 @@ def ordered(spans: Spans) -> tuple[str, dict[int, NDArray[np.void]]]:
     if not fitting:
         raise NotCounted("what the ranks did is the order of no schedule known here")
     if len(fitting) > 1:
-        listed = " and ".join(TRAITS[order.name].label for order in fitting)
+        listed = " and ".join(label(order.name) for order in fitting)
         raise NotCounted(f"what the ranks did could be the order of {listed} alike")
     (order,) = fitting
     made = {rank: _named(rows, order.done[rank]) for rank, rows in spans.items()}
@@ -73,8 +67,9 @@ def _plain(one: Done) -> recovered.Done:
 def _fitting(spans: Spans, places: Sequence[Sequence[int]]) -> list[Order]:
     """All that fit; of those that name all operations alike the simplest."""
     out: list[Order] = []
-    for name, ways in _candidates(spans, places):
-        found = next((done for programs in ways if (done := _fitted(spans, places, programs)) is not None), None)
+    sent = [{(_count(spans[rank], SENDS), _count(spans[rank], RECVS)) for rank in own} for own in places]
+    for name, ways in candidates(len(places), next(iter(sent[0]))[0], sent):
+        found = next((done for way in ways if (done := _fitted(spans, places, way)) is not None), None)
         if found is not None and not any(_same(found, known.done) for known in out):
             out.append(Order(name, found))
     return out
@@ -95,74 +90,34 @@ def _lines(spans: Spans) -> list[list[list[int]]]:
     return found
 
 
-def _candidates(spans: Spans, places: Sequence[Sequence[int]]) -> Iterator[tuple[str, list[list[Program]]]]:
-    """(name, compute of each place in each of `_ways`) of the schedules that make as many messages on each rank."""
-    sent = [{(_count(spans[rank], SENDS), _count(spans[rank], RECVS)) for rank in own} for own in places]
-    pp, (ends, _) = len(places), next(iter(sent[0]))
-    for name in names():
-        traits = TRAITS[name]
-        for chunks in range(traits.least, min(traits.most or MOST_CHUNKS, MOST_CHUNKS) + 1) if flushes(name) else ():
-            links = 2 if traits.shape == "v" else 2 * chunks - 1
-            count = ends // links
-            if not count or ends % links or (traits.pairs and count < 2 * pp):
-                continue
-            made = compute_only(name, pp, count, chunks=chunks)
-            if [{_messages(program)} for program in communicate(made).programs] == sent:
-                parts = [tuple(part for op in program for part in op.parts()) for program in made.programs]
-                yield name, _ways(parts, name in WHOLE_FIRST)
-
-
 def _count(rows: NDArray[np.void], kinds: frozenset[Kind]) -> int:
     return int(np.isin(rows["kind"], [int(kind) for kind in kinds]).sum())
-
-
-def _messages(program: Program) -> tuple[int, int]:
-    return sum(op.kind in SENDS for op in program), sum(op.kind in RECVS for op in program)
-
-
-def _ways(programs: list[Program], whole_first: bool) -> list[list[Program]]:
-    """The first stage needs no gradient of its input: its backward may be whole, where its W or its B stands. Where
-    nothing parts the two it is taken as whole."""
-    whole = [
-        [
-            tuple(
-                Op(Kind.BW, op.stage, op.micro_batch) if op.stage == 0 and op.kind is kept else op
-                for op in program
-                if op.stage or op.kind is not other
-            )
-            for program in programs
-        ]
-        for kept, other in ((Kind.W, Kind.B), (Kind.B, Kind.W))
-    ]
-    return [*whole, programs] if whole_first else [programs]
 
 
 def _same(one: Mapping[int, tuple[Done, ...]], other: Mapping[int, tuple[Done, ...]]) -> bool:
     return all([done.op for done in one[rank]] == [done.op for done in other[rank]] for rank in one)
 
 
-def _fitted(
-    spans: Spans, places: Sequence[Sequence[int]], programs: Sequence[Program]
-) -> dict[int, tuple[Done, ...]] | None:
+def _fitted(spans: Spans, places: Sequence[Sequence[int]], way: Way) -> dict[int, tuple[Done, ...]] | None:
     """What each rank did, if this was the order; None where it was not."""
     out: dict[int, tuple[Done, ...]] = {}
-    stages = 1 + max(op.stage for program in programs for op in program)
+    stages = 1 + max(op.stage for program in way.programs for op in program)
     for q, own in enumerate(places):
         for rank in own:
-            done = _of_rank(spans[rank], programs[q], stages)
+            done = _of_rank(spans[rank], way.programs[q], stages, way.late)
             if done is None:
                 return None
             out[rank] = done
     return out if _in_time([[out[rank] for rank in own] for own in places]) else None
 
 
-def _of_rank(rows: NDArray[np.void], program: Program, stages: int) -> tuple[Done, ...] | None:
+def _of_rank(rows: NDArray[np.void], program: Program, stages: int, late: frozenset[Op]) -> tuple[Done, ...] | None:
     """The operations of `program` found in the rows: between two sends what stands between them there, and no more."""
     begun = np.sort(rows["start"][np.isin(rows["kind"], [int(kind) for kind in SENDS])]).tolist()
-    groups = _groups(program, stages)
+    groups = _groups(program, stages, late)
     if len(groups) != len(begun) + 1:
         return None
-    usual = {forward: usual_length(rows, program, forward) for forward in (True, False)}
+    usual = {forward: usual_length(rows, begun, groups, forward) for forward in (True, False)}
     pieces = stretches(rows, usual)
     while pieces and pieces[-1].forward and program[-1].kind is not Kind.F:
         pieces.pop()  # behind the last backward gradients are scaled, say
@@ -183,14 +138,19 @@ def _of_rank(rows: NDArray[np.void], program: Program, stages: int) -> tuple[Don
     return tuple(out)
 
 
-def _groups(program: Program, stages: int) -> list[list[Op]]:
-    """The operations up to each one that sends, and those behind the last."""
+def _groups(program: Program, stages: int, late: frozenset[Op]) -> list[list[Op]]:
+    """The operations up to each one that sends, and those behind the last; of a late one behind the next."""
     mine = {op.stage for op in program}
     out: list[list[Op]] = [[]]
+    owed = 0
     for op in program:
         out[-1].append(op)
-        if _sends(op, stages, mine):
-            out.append([])
+        sends = _sends(op, stages, mine)
+        if op in late:
+            owed = sends
+            continue
+        out += [[] for _ in range(sends + owed)]
+        owed = 0
     return out
 
 

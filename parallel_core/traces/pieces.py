@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.schedule.ir import P2P, Kind, Op, Program
+from parallel_core.schedule.ir import P2P, Kind, Op
 
 CRUMB = 1 / 3
 """What takes less than so much of a rank's usual forward (or backward) is none: a buffer, a clean-up behind one.
@@ -60,14 +60,28 @@ def stretches(rows: NDArray[np.void], usual: Mapping[bool, tuple[float, float]])
     return [Piece(bool(forward[part[0]]), part, int(rows["start"][part[0]]), int(took[part].sum())) for part in parts]
 
 
-def usual_length(rows: NDArray[np.void], program: Program, forward: bool) -> tuple[float, float]:
-    """(ns, rows) of a usual one of as many of the longest pieces as there are operations; the rest are crumbs."""
-    count = sum((op.kind is Kind.F) is forward for op in program)
-    longest = sorted((ns, size) for _, ns, size in between_messages(rows, forward))[-count:] if count else []
-    if not longest:
+def usual_length(
+    rows: NDArray[np.void], begun: Sequence[int], groups: Sequence[Sequence[Op]], forward: bool
+) -> tuple[float, float]:
+    """(ns, rows) of a usual one of the shortest operations, if `groups` stand between the sends that begin at `begun`.
+    What all of a group takes tells of one, however its rows are parted."""
+    own = rows[np.isin(rows["kind"], [int(kind) for kind in (_FORWARD if forward else _BACKWARD)])]
+    at = np.searchsorted(begun, own["start"], side="right")
+    parts = [[_weight(op) for op in ops if (op.kind is Kind.F) is forward] for ops in groups]
+    each = np.array([sum(part) for part in parts])
+    if not each.any():
         return 0.0, 0.0
-    busy, sizes = np.quantile(np.array(longest), USUAL, axis=0).tolist()
-    return busy, sizes
+    busy, sizes = (
+        np.bincount(at, weights=of, minlength=len(each))[each > 0] / each[each > 0]
+        for of in (own["end"] - own["start"], np.ones(len(own)))
+    )
+    shortest = min(weight for part in parts for weight in part)
+    return float(np.quantile(busy, USUAL)) * shortest, float(np.quantile(sizes, USUAL)) * shortest
+
+
+def _weight(op: Op) -> int:
+    """Of a backward: both of its halves take as long."""
+    return 1 + (op.kind is Kind.BW)
 
 
 def parted(rows: NDArray[np.void], piece: NDArray[np.int64], ops: Sequence[Op]) -> list[NDArray[np.int64]] | None:
@@ -77,7 +91,7 @@ def parted(rows: NDArray[np.void], piece: NDArray[np.int64], ops: Sequence[Op]) 
         return None
     reach = np.maximum.accumulate(rows["end"][piece])
     pauses = rows["start"][piece[1:]] - reach[:-1]
-    weights = np.cumsum([1 + (op.kind is Kind.BW) for op in ops])
+    weights = np.cumsum([_weight(op) for op in ops])
     edges = [0]
     for i, at in enumerate((weights[:-1] / weights[-1] * len(piece)).tolist(), start=1):
         near = NEAR * len(piece) / len(ops)

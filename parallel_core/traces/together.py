@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.schedule.ir import P2P, Kind
-from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate.imported import MOST_SPANS
 from parallel_core.simulate.recovered import NotRecovered, recover, staged
 from parallel_core.traces import messages
 from parallel_core.traces.kineto import RankTrace, joined
 from parallel_core.traces.known_orders import ordered
+from parallel_core.traces.known_programs import label
 from parallel_core.traces.unnamed import NotCounted, Spans, counted, whole
 
 SKEW_NS = 500_000
@@ -149,7 +149,7 @@ def _counted(out: Together) -> str:
         except NotCounted as error:
             why = str(error)
             continue
-        names |= {TRAITS[name].label} if name else set()
+        names |= {label(name)} if name else set()
         for rank, rows in made.items():
             out.ranks[rank].steps[step] = joined(rows, out.ranks[rank].pause)
             out.ranks[rank].counted.append(step)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
+    ScheduleDualPipeV,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
@@ -24,7 +26,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import Kind
-from parallel_core.schedule.traits import TRAITS, place
+from parallel_core.schedule.table import to_csv
+from parallel_core.schedule.traits import place
 from parallel_core.simulate.recovered import recover
 from parallel_core.simulate.recovered_replay import Recovered
 from parallel_core.simulate.replay import Change
@@ -32,10 +35,11 @@ from parallel_core.spec import RunSpec
 from parallel_core.traces.__main__ import read_all
 from parallel_core.traces.kineto import RankTrace
 from parallel_core.traces.known_orders import ordered
+from parallel_core.traces.known_programs import TORCH_ZB, label, torch_zero_bubble
 from parallel_core.traces.together import Together
 from parallel_core.traces.unnamed import NotCounted, counted
 from tests.parallel_core import ranks
-from tests.parallel_core.test_unnamed import COUNT, Spans, bare
+from tests.parallel_core.test_unnamed import COUNT, Spans, bare, bare_of
 
 WHOLE = {Kind.B: Kind.BW, Kind.W: Kind.BW}
 
@@ -120,14 +124,46 @@ def test_counting_is_not_believed_where_a_stage_would_be_ahead_of_the_one_before
         counted(given | {0: rows})
 
 
+@pytest.mark.parametrize(("pp", "chunks", "count"), [(2, 2, 4), (2, 3, 8), (3, 2, 8), (4, 2, 12), (4, 1, 2)])
+def test_the_interleaved_zero_bubble_is_that_of_pytorch(pp: int, chunks: int, count: int) -> None:
+    made = torch_zero_bubble(pp, chunks, count)
+    turns = max(1, count // pp)
+    asked = SimpleNamespace(pp_group_size=pp, n_local_stages=chunks, _n_microbatches=count)
+    asked.microbatches_per_round = count // turns
+    for rank, row in enumerate(to_csv(made).splitlines()):
+        theirs = ScheduleInterleavedZeroBubble._calculate_single_rank_operations(asked, rank)  # type: ignore[arg-type]
+        assert row == ",".join(str(op) for op in theirs if op is not None)
+
+
+@pytest.mark.parametrize(("pp", "chunks"), [(2, 2), (2, 3), (4, 2)])
+def test_the_order_of_pytorchs_interleaved_zero_bubble_is_told(pp: int, chunks: int) -> None:
+    made = torch_zero_bubble(pp, chunks, 2 * pp)
+    spec = RunSpec.model_validate(
+        {
+            "parallel": {"pp": pp, "micro_batches": 2 * pp, "schedule": "custom", "program": to_csv(made)},
+            "model": {"layers": pp * chunks},
+            "train": {"global_batch": 2 * pp},
+        }
+    )
+    known, given = bare_of(spec)
+    for rows in given.values():
+        rows["kind"][np.isin(rows["kind"], [int(Kind.B), int(Kind.W)])] = Kind.BW
+    found, named = ordered(given)
+    assert found == TORCH_ZB
+    for rank, rows in named.items():
+        assert keys(rows, whole_first=True) == keys(known[rank], whole_first=True)
+
+
 STEPS = 6
 """Of the real ones. Whoever else uses the processor may hold up an operation so that its step is not told; not all."""
 TORCH: dict[str, tuple[Any, int, int]] = {
     "interleaved": (ScheduleInterleaved1F1B, 2, 0),
     "zb-h1": (ScheduleInterleavedZeroBubble, 1, 0),
+    TORCH_ZB: (ScheduleInterleavedZeroBubble, 2, 0),
     "zb-v": (ScheduleZBVZeroBubble, 2, 1),
+    "dualpipe-v": (ScheduleDualPipeV, 2, 1),
 }
-"""Of this engine's schedules the one of torch, its stages a rank, and whether the first and last share a rank."""
+"""By the name of its order the schedule of torch, its stages a rank, and whether the first and last share a rank."""
 
 
 def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
@@ -141,8 +177,8 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
 
 def _train(name: str, rank: int, path: Path) -> None:
     """Some steps of one of torch's own schedules."""
-    made, chunks, _ = TORCH[name]
-    mine = [stage for stage in range(2 * chunks) if place(TRAITS[name].shape, stage, 2) == rank]
+    made, chunks, bent = TORCH[name]
+    mine = [stage for stage in range(2 * chunks) if place("v" if bent else "line", stage, 2) == rank]
     stages = []
     for stage in mine:
         torch.manual_seed(stage)
@@ -197,7 +233,7 @@ def test_real_pipelines_of_torch_are_recovered_without_annotations(name: str, re
     (note,) = [note for note in found.notes if note.startswith(("Likely", "Not recovered"))]
     steps = found.ranks[0].counted
     assert steps, note
-    assert f"the ranks did what {TRAITS[name].label} does" in note
+    assert f"the ranks did what {label(name)} does" in note
     assert f"{2 * TORCH[name][1]} stages and {COUNT} micro-batches" in note
     for step in steps:
         for rank in range(2):

@@ -35,6 +35,10 @@ def bare(name: str, pp: int, dp: int = 1, **split: Any) -> tuple[Spans, Spans]:
     """The step of a pipeline as it is, and with nothing but forward, backward and messages told apart."""
     parallel = {"pp": pp, "dp": dp, "micro_batches": COUNT, "schedule": name} | split
     spec = RunSpec.model_validate({"parallel": parallel, "model": {"layers": 8}, "train": {"global_batch": 16}})
+    return bare_of(spec)
+
+
+def bare_of(spec: RunSpec) -> tuple[Spans, Spans]:
     halves = {Kind.B: 1_100_000, Kind.W: 900_000}
     each = {**halves, Kind.F: 1_000_000, Kind.BW: 2_000_000, Kind.ALLREDUCE: 300_000, Kind.OPT_STEP: 100_000}
     table = {(stage, kind): ns for stage in range(spec.parallel.stages) for kind, ns in each.items()}
