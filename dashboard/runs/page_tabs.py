@@ -26,6 +26,7 @@ from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
 from parallel_core.faults import spelt
+from parallel_core.schedule.text import spoken
 from parallel_core.spec import RunSpec, TraceSpec
 
 TABS = {
@@ -121,11 +122,16 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
             "hello": infos[rank].hello if rank in infos else {},
             "host": where[rank] if where else "",
             "phase": infos[rank].phase if rank in infos else "",
-            "progress": attempt.progress.get(str(rank)) or {},
+            "progress": _place(attempt.progress.get(str(rank)) or {}),
             "exit": _exit(exits.get(str(rank))),
         }
         for rank in range(run.devices)
     ]
+
+
+def _place(seen: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a heartbeat saw the rank, its operation in words."""
+    return {**seen, "op": spoken(seen["op"])} if seen.get("op") else dict(seen)
 
 
 def _exit(code: int | None) -> str:

@@ -94,7 +94,7 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
     if equal and equal.steps:
         how = f"differ by at most {difference_text(equal.largest)}" if equal.largest else "are the same to the last bit"
         said.append(f"Losses {how} over {equal.steps} steps.")
-    return said
+    return view.cautioned(said)
 
 
 @dataclass(frozen=True)

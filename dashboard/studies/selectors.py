@@ -82,7 +82,10 @@ class Overview:
     def verdict(self) -> list[str]:
         if self.base is None:
             return [self._without_baseline()]
-        said = sentences.verdict(self.results, self.base)
+        return self.cautioned(sentences.verdict(self.results, self.base))
+
+    def cautioned(self, said: Sequence[str]) -> list[str]:
+        """Sentences on times, with what has to be known of the measurements."""
         done = [entry for entry in self.entries if entry.done]
         warning = sentences.disturbed([entry.others for entry in done], DISTURBED_ABOVE)
         if self.mostly_disturbed:

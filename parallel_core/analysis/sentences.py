@@ -95,10 +95,11 @@ def disturbed(others: Sequence[float | None], above: float) -> str:
     noisy = [share for share in known if share > above]
     if not noisy:
         return ""
-    return (
-        f"{len(noisy)} of {len(known)} runs were disturbed: other processes took up to {percent_text(max(noisy))} "
-        f"of their devices, so repeat before trusting ratios."
-    )
+    took = f"other processes took up to {percent_text(max(noisy))}"
+    if len(known) == 1:
+        return f"The run was disturbed: {took} of its devices, so repeat it before trusting its times."
+    runs = f"{len(noisy)} of {len(known)} runs {'was' if len(noisy) == 1 else 'were'} disturbed"
+    return f"{runs}: {took} of their devices, so repeat before trusting ratios."
 
 
 UNEVEN = 0.10

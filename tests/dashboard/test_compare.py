@@ -48,6 +48,17 @@ def test_two_runs_get_a_waterfall_that_adds_up(reader: Client, alice: Any) -> No
     assert "Losses differ by at most" in text
 
 
+@pytest.mark.parametrize(("others", "place"), [((0.0, 0.0), None), ((0.0, 0.4), -1), ((0.5, 0.4), 0)])
+def test_two_runs_say_that_they_were_disturbed(
+    reader: Client, alice: Any, others: tuple[float, float], place: int | None
+) -> None:
+    """Last where one was, first where both were: then all that follows rests on it."""
+    a, b = (factory.finished(alice, {"dp": dp}, cpu_others=share) for dp, share in zip((1, 2), others, strict=True))
+    said = reader.get(f"/compare/?runs={a.pk},{b.pk}").context["verdict"]
+    warned = [i for i, sentence in enumerate(said) if "disturbed" in sentence]
+    assert warned == ([] if place is None else [range(len(said))[place]])
+
+
 def test_three_runs_get_bars_with_the_chosen_baseline(reader: Client, alice: Any) -> None:
     runs = [factory.finished(alice, split) for split in ({}, {"dp": 2}, {"tp": 2})]
     page = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}&baseline={runs[1].pk}")

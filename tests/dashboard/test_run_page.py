@@ -114,6 +114,8 @@ def test_a_killed_run_goes_on_from_its_checkpoint(reader: Client, alice: Any) ->
     Attempt.objects.filter(run=run).update(progress={"1": {"step": 27, "op": "0F1", "age": 1.0}})
     found = verdict(run)
     assert (found.more, found.fix[:15]) == ("", "Clone it as it ")
+    ranks = html(reader, run, "?tab=ranks").split('id="tab"')[1]
+    assert "Last seen at step" in ranks and "forward 1 of stage 0" in ranks and "0F1" not in ranks
     Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=20, bytes=1, seconds=0.1)
     assert verdict(run).fix.startswith("Resume it from step 20 as it is: the signal came from outside")
 
