@@ -68,7 +68,7 @@ class Collected:
         link = _link(str(kind), args if isinstance(args, dict) else {})
         begin = round(start * 1000)
         self._groups[group].add(
-            self._name(str(event.get("name", ""))[:LONGEST_NAME]),
+            self._name(_called(event, args)),
             self._thread((event.get("pid"), event.get("tid"))),
             begin,
             begin + round(length * 1000),
@@ -83,6 +83,13 @@ class Collected:
 
     def _thread(self, key: tuple[Any, Any]) -> int:
         return self._thread_of.setdefault((str(key[0]), str(key[1])), len(self._thread_of))
+
+
+def _called(event: Mapping[str, Any], args: Any) -> str:
+    """Its name. One kernel of NCCL sends and receives; beside it Kineto writes for which of the two it was launched."""
+    name = str(event.get("name", ""))[:LONGEST_NAME]
+    way = args.get("Collective name") if isinstance(args, dict) and "SendRecv" in name else None
+    return f"{way} by {name}" if way in ("send", "recv") else name
 
 
 def _link(kind: str, args: Mapping[str, Any]) -> Any:

@@ -134,9 +134,16 @@ def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moment
         mine = (moments >= start) & (moments < end)
         inside |= mine
         if mine.any():
-            out.steps[number] = _step(rows[mine], start, max(end, int(rows["end"][mine].max())), pause)
+            begun = _begun(start, rows[moments < start], rows[mine]) if out.device == "cuda" else start
+            out.steps[number] = _step(rows[mine], begun, max(end, int(rows["end"][mine].max())), pause)
     if not inside.all():
         out.notes.append(f"{int((~inside).sum())} of {len(rows)} operations lie outside of the steps.")
+
+
+def _begun(start: int, before: NDArray[np.void], own: NDArray[np.void]) -> int:
+    """When a device began a step that its host began at `start`: the host runs ahead, so behind the work `before`."""
+    ended = int(before["end"].max()) if len(before) else start
+    return max(start, min(ended, int(own["start"].min())))
 
 
 def _parted(rows: NDArray[np.void], mine: NDArray[np.void], pause: int) -> NDArray[np.bool_]:

@@ -69,6 +69,38 @@ def test_a_kernel_is_what_the_code_around_its_launch_was_doing() -> None:
     assert seen[Kind.STEP][1] == 1_230_000, "kernels launched in a step belong to it, though they end behind it"
 
 
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_step_begins_behind_the_work_of_the_one_before_it_on_the_device(marked: bool) -> None:
+    """The host launches a step in 100 us, the device takes 1 000 for it: from the second on the host is far ahead."""
+    made = []
+    for step in range(4):
+        at, on = 100 * step, 1000 * step + 50
+        made += [
+            cpu("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", at + 10, 20),
+            cpu("cuda_runtime", "cudaLaunchKernel", at + 15, 5, link=2 * step + 1),
+            gpu("ampere_sgemm_128x64_tn", on, 900, 2 * step + 1),
+            cpu("user_annotation", "Optimizer.step#AdamW.step", at + 50, 40),
+            cpu("cuda_runtime", "cudaLaunchKernel", at + 60, 5, link=2 * step + 2),
+            gpu("void at::native::multi_tensor_apply_kernel", on + 900, 100, 2 * step + 2),
+        ]
+        made += [cpu("user_annotation", f"ProfilerStep#{step}", at, 100)] if marked else []
+    steps = kineto.read(Collected(made)).steps
+    took = {k: [(int(r["start"]), int(r["end"])) for r in rows if r["kind"] == Kind.STEP] for k, rows in steps.items()}
+    first = 0 if marked else 10_000
+    assert took == {
+        0: [(first, 1_050_000)],
+        **{k: [(1_000_000 * k + 50_000, 1_000_000 * k + 1_050_000)] for k in (1, 2, 3)},
+    }
+
+
+def test_a_kernel_that_sends_and_receives_is_what_it_was_launched_for() -> None:
+    made = [gpu("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", at, 10) for at in (0, 100)]
+    for kernel, way in zip(made, ("send", "recv"), strict=True):
+        kernel["args"] |= {"Collective name": way, "Process Group Name": "1", "Process Group Ranks": "[0, 1]"}
+    rows = kineto.read(Collected(made)).steps[0]
+    assert [Kind(kind) for kind in rows["kind"]] == [Kind.STEP, Kind.SEND_ACT, Kind.RECV_ACT]
+
+
 def test_a_pipeline_without_annotations_is_not_guessed() -> None:
     trace = kineto.read(Collected([gpu("ncclDevKernel_SendRecv", 0, 10), gpu("gemm", 20, 5)]))
     assert any(note.startswith("Not recovered") for note in join([("a", 0, trace)]).notes)
