@@ -89,7 +89,7 @@ def _called(event: Mapping[str, Any], args: Any) -> str:
     """Its name. One kernel of NCCL sends and receives; beside it Kineto writes for which of the two it was launched."""
     name = str(event.get("name", ""))[:LONGEST_NAME]
     way = args.get("Collective name") if isinstance(args, dict) and "SendRecv" in name else None
-    return f"{way} by {name}" if way in ("send", "recv") else name
+    return f"{name} {way}" if way in ("send", "recv") else name
 
 
 def _link(kind: str, args: Mapping[str, Any]) -> Any:
