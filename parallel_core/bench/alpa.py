@@ -1,5 +1,6 @@
 """Alpa's plans for this host: the fastest that can run, on two ranks with equal meshes and on four ranks with meshes
-that differ, are predicted (its equation 2; simulated on this host's devices, which ranks may share) and run."""
+that differ, and of those that cut layers by columns or by rows (sequence parallelism), are predicted (its equation 2;
+simulated on this host's devices, which ranks may share) and run."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import numpy as np
 from parallel_core.analysis.quantities import percent_text, seconds_text
 from parallel_core.bench.predict import Taken, held, measured, spec_of
 from parallel_core.local import LocalYard
+from parallel_core.outline.splits import Cut
 from parallel_core.plan.alpa.costs import LayerCosts, Measured
 from parallel_core.plan.alpa.inter import Mesh, Search
 from parallel_core.plan.alpa.plans import Named, beside
@@ -22,25 +24,27 @@ from parallel_core.spec import RunSpec
 MICRO_BATCHES, RUN = 4, 3
 TRIES, QUIET = 3, 0.03
 """Times that a profile or a run is made until its repeats spread, or others use, at most so much of the devices."""
+SPLITS: tuple[Cut, ...] = ("pairs", "columns", "sequence")
 EQUAL, UNEQUAL = 2, 4
 """Ranks of the plans with equal meshes, and of those with meshes that differ."""
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: rows (one a plan that ran), mean_error (simulated) and bias of those whose meshes differ, mean_equal of
-    the others, mean_equation (Alpa's equation 2, of plans with a device a rank), others."""
+    """Results: rows (one a plan that ran, `cut` as its layers are), mean_error (simulated) and bias of those whose
+    meshes differ, mean_equal of the others, mean_cut of those by columns or sequence, mean_equation (Alpa's equation 2,
+    of plans with a device a rank), others."""
     table = _profile(rounds)
+    chosen = [*plans(table, EQUAL), *plans(table, UNEQUAL), *cut_plans(table)]
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
-        rows = [
-            _row(yard, table, named, Path(folder) / str(i), Path(folder))
-            for i, named in enumerate([*plans(table, EQUAL), *plans(table, UNEQUAL)])
-        ]
-    unequal = np.array([row["error"] for row in rows if row["ranks"] == UNEQUAL])
-    equal = [row for row in rows if row["ranks"] == EQUAL]
+        rows = [_row(yard, table, named, Path(folder) / str(i), Path(folder)) for i, named in enumerate(chosen)]
+    plain = [row for row in rows if row["cut"] == "pairs"]
+    unequal = np.array([row["error"] for row in plain if row["ranks"] == UNEQUAL])
+    equal = [row for row in plain if row["ranks"] == EQUAL]
     found = {
         "rows": rows,
         "mean_error": float(abs(unequal).mean()),
         "bias": float(unequal.mean()),
+        "mean_cut": float(np.mean([abs(row["error"]) for row in rows if row["cut"] != "pairs"])),
         "mean_equal": float(np.mean([abs(row["error"]) for row in equal])),
         "mean_equation": float(np.mean([abs(row["equation_error"]) for row in equal])),
         "others": float(np.mean([row["others"] for row in rows])),
@@ -52,7 +56,7 @@ def _profile(rounds: int) -> CostTable:
     """The first of some whose repeats agree, else the one whose repeats agree best: other processes spread them."""
     tables: list[CostTable] = []
     while len(tables) < TRIES and not (tables and _spread(tables[-1]) <= QUIET):
-        tables.append(measure_for(spec_of({}), seconds=max(1.0, rounds / 2), recompute=("none",)))
+        tables.append(measure_for(spec_of({}), seconds=max(1.0, rounds / 2), recompute=("none",), splits=SPLITS))
     return min(tables, key=_spread)
 
 
@@ -71,14 +75,33 @@ def _quietest(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> Ta
 def plans(table: CostTable, ranks: int) -> list[Named]:
     """The fastest by equation 2 that can run on so many ranks: with equal meshes or, where `ranks` is UNEQUAL, of each
     set of meshes that differ the fastest."""
-    spec = spec_of({})
-    samples = spec.train.global_batch // MICRO_BATCHES
-    search = Search(LayerCosts(spec, Measured(table), samples), Mesh(1, ranks), MICRO_BATCHES)
-    able = [named for named in beside(search) if named.spec is not None and named.name.startswith("Alpa, ")]
+    able = [named for named in _able(table, ranks) if _cut(named) == "pairs"]
     if ranks == EQUAL:
         return [named for named in able if len(set(_meshes(named))) == 1][:RUN]
     firsts = {_meshes(named): named for named in reversed(able) if len(set(_meshes(named))) > 1}
     return [named for named in able if named in firsts.values()][:RUN]
+
+
+def cut_plans(table: CostTable) -> list[Named]:
+    """The fastest by equation 2 by columns and by sequence on EQUAL ranks, and the fastest by either on UNEQUAL."""
+    few = _able(table, EQUAL)
+    firsts = [next((named for named in few if _cut(named) == cut), None) for cut in SPLITS[1:]]
+    many = next((named for named in _able(table, UNEQUAL) if _cut(named) != "pairs"), None)
+    return [named for named in (*firsts, many) if named is not None]
+
+
+def _able(table: CostTable, ranks: int) -> list[Named]:
+    """Plans that can run on so many ranks, fastest first."""
+    spec = spec_of({})
+    samples = spec.train.global_batch // MICRO_BATCHES
+    search = Search(LayerCosts(spec, Measured(table), samples), Mesh(1, ranks), MICRO_BATCHES)
+    return [named for named in beside(search) if named.spec is not None and named.name.startswith("Alpa, ")]
+
+
+def _cut(named: Named) -> Cut:
+    """How its tensor groups cut layers."""
+    assert named.spec is not None
+    return named.spec.parallel.cut
 
 
 def _meshes(named: Named) -> tuple[tuple[int, int], ...]:
@@ -90,15 +113,17 @@ def _row(yard: LocalYard, table: CostTable, named: Named, folder: Path, corpora:
     assert named.spec is not None and named.plan is not None
     found = held(named.spec, table, _quietest(yard, named.spec, folder, corpora))
     ranks = named.spec.parallel.world
-    return {"label": named.name, "ranks": ranks, "equation_error": named.plan.seconds / found["measured"] - 1, **found}
+    equation = named.plan.seconds / found["measured"] - 1
+    return {"label": named.name, "ranks": ranks, "cut": _cut(named), "equation_error": equation, **found}
 
 
 def _text(found: dict[str, Any]) -> str:
     return (
         f"{RUN} plans with meshes that differ, on {UNEQUAL} ranks: off by {found['mean_error'] * 100:.1f} % simulated, "
         f"bias {found['bias'] * 100:+.1f} %; {RUN} with equal ones, on {EQUAL}: {found['mean_equal'] * 100:.1f} % "
-        f"simulated, {found['mean_equation'] * 100:.1f} % by equation 2; others used {percent_text(found['others'])} "
-        "of the devices"
+        f"simulated, {found['mean_equation'] * 100:.1f} % by equation 2; "
+        f"those by columns or sequence {found['mean_cut'] * 100:.1f} % simulated; "
+        f"others used {percent_text(found['others'])} of the devices"
     )
 
 
