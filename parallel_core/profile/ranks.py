@@ -57,7 +57,6 @@ class _Rank:
     ) -> None:
         self.rank, self.world, self.spec = seat.rank, seat.spec.parallel.world, seat.spec
         self.sink, self.page, self.device, self.order, self.store = sink, page, device, order, store
-        self.levels = sorted({1, order.devices})
         self.reference = Reference() if device.kind == "cpu" else None
 
     def measure(self) -> None:
@@ -84,11 +83,10 @@ class _Rank:
     def _fully_sharded(self, meeting: links.Meeting) -> None:
         self.page.at(0, "fully_shard")
         samples = self.order.samples[-1 if GATHERS_AHEAD[self.device.kind] else 0]
-        hows: list[Recompute] = [
-            how for how in self.order.recompute if how != "selective"
-        ]  # which gathers as none does
-        specs = [self._spec(tp, how, samples) for tp in self.order.tps for how in hows]
-        for found in by_torch.measure(meeting, specs, self.order.devices, self.order.seconds):
+        specs = [self._spec(tp, "none", samples) for tp in self.order.tps]
+        if "full" in self.order.recompute:  # of the other widths it is what recomputation makes of the first
+            specs.append(self._spec(self.order.tps[0], "full", samples))
+        for found in by_torch.measure(meeting, specs, self.order.devices, self.order.seconds / 2):
             self.sink.emit("profile", about="fully_sharded", row=found.model_dump(mode="json"))
 
     def _splits(self, tp: int, recompute: Recompute) -> Sequence[Cut]:
@@ -105,16 +103,17 @@ class _Rank:
     def _layers(self, tp: int, recompute: Recompute, split: Cut, first: bool) -> list[Paced]:
         """Rows of one condition, for every number of samples and of busy devices; with the first, all else too."""
         specs = [self._spec(tp, recompute, samples, split) for samples in self._samples(tp, split)]
+        levels = sorted({min(tp, self.order.devices), self.order.devices})  # a group keeps as many busy as it has ranks
         if self.rank >= self.order.devices:
-            self._turns([])
+            self._turns([], levels)
             return []
         bench = _Pair(specs, self.device, self.reference)
         beside = FixedBench(specs[-1], self.device, self.page) if first else None
         if first and self.rank == 0:
             rows = layer_bytes(specs[-1], bench.each, bench.saved())
             self.sink.emit("profile", about="bytes", rows=[r.model_dump() for r in rows])
-        self._turns([bench, beside] if beside else [bench])
-        for busy in self.levels:
+        self._turns([bench, beside] if beside else [bench], levels)
+        for busy in levels:
             if beside and self.rank < busy:
                 curves = {name: curve.model_dump() for name, curve in beside.curves(busy).items()}
                 took = bench.reference(busy)
@@ -150,13 +149,12 @@ class _Rank:
         bench.read(draw(spec, self.device))
         return ratio(bench, ranks // devices, self.rank < devices, self._together, self._agree)
 
-    def _turns(self, benches: Sequence[_Pair | FixedBench], levels: Sequence[int] = ()) -> None:
+    def _turns(self, benches: Sequence[_Pair | FixedBench], levels: Sequence[int]) -> None:
         """Repeats until the time is up: alone and all at once in turns, so that whatever else goes on meets both.
 
         Before them what is to be timed runs once, as little of it as finds every buffer that the repeats take up.
         """
         until = time.monotonic() + self.order.seconds
-        levels = levels or self.levels
         self._together()
         if self.rank < max(levels):
             for bench in benches:

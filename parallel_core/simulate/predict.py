@@ -196,12 +196,15 @@ class Maker:
         return self._known[key]
 
     def _measured(self, tp: int, how: str, busy: int, leaves: bool) -> list[Layers]:
-        """A tensor group that leaves its host talks otherwise than one that was measured there."""
-        of, plain = partial(self._table.of, split=self._spec.parallel.cut), "none" if how == "full" else how
-        joined = [] if leaves else of(tp, how, tp, joined=True)
-        own = joined or of(tp, how, busy)
-        joined = [] if leaves else of(tp, plain, tp, joined=True)
-        return own or joined or of(tp, plain, busy)
+        """A tensor group that leaves its host talks otherwise than one that was measured there. Devices are as busy as
+        a group makes them, at least: nobody measured it with fewer at work."""
+        least = min(tp, self._table.devices)
+        for known in (how, "none" if how == "full" else how):
+            of = partial(self._table.of, tp, known, split=self._spec.parallel.cut)
+            joined = [] if leaves else of(tp, joined=True)
+            if rows := joined or of(busy) or of(least):
+                return rows
+        return []
 
     @cached_property
     def _lie(self) -> tuple[frozenset[Pattern], ...]:

@@ -37,7 +37,10 @@ def profiled() -> CostTable:
 
 def test_every_layer_under_every_condition(profiled: CostTable) -> None:
     assert {(row.tp, row.recompute, row.samples, row.busy) for row in profiled.layers} == {
-        (tp, how, samples, busy) for tp in (1, 2) for how in ("none", "full") for samples in (1, 4) for busy in (1, 2)
+        (tp, how, samples, busy)
+        for tp, busy in ((1, 1), (1, 2), (2, 2))  # a group of two never leaves one of two devices idle
+        for how in ("none", "full")
+        for samples in (1, 4)
     }
     for row in profiled.layers:
         assert all(len(row.seconds[part]) == len(MODEL.units()) for part in PARTS)
@@ -55,7 +58,7 @@ def test_bytes_are_those_of_the_model(profiled: CostTable) -> None:
 
 
 def test_tensor_collectives_are_counted(profiled: CostTable) -> None:
-    (row,) = (row for row in profiled.layers if row.key == (2, "none", 1, False, "pairs") and row.samples == 4)
+    (row,) = (row for row in profiled.layers if row.key == (2, "none", 2, False, "pairs") and row.samples == 4)
     block = 4 * 4 * MODEL.seq * MODEL.hidden
     attention = MODEL.units().index("block.0.attn")
     assert row.messages["forward"][attention] == (block,)
@@ -64,7 +67,7 @@ def test_tensor_collectives_are_counted(profiled: CostTable) -> None:
 
 
 def test_columns_are_counted_by_kind(profiled: CostTable) -> None:
-    (row,) = (row for row in profiled.layers if row.key == (2, "none", 1, False, "columns") and row.samples == 4)
+    (row,) = (row for row in profiled.layers if row.key == (2, "none", 2, False, "columns") and row.samples == 4)
     block = 4 * 4 * MODEL.seq * MODEL.hidden
     mlp = MODEL.units().index("block.0.mlp")
     assert row.collectives("forward", mlp) == [("all_gather", 4 * block), ("all_gather", block)]
@@ -74,7 +77,7 @@ def test_columns_are_counted_by_kind(profiled: CostTable) -> None:
 
 def test_rows_are_counted_by_kind(profiled: CostTable) -> None:
     """Korthikanti et al. 2022, figure 5: in place of each all-reduce a gather and a scatter, and one gather more."""
-    (row,) = (row for row in profiled.layers if row.key == (2, "none", 1, False, "sequence") and row.samples == 4)
+    (row,) = (row for row in profiled.layers if row.key == (2, "none", 2, False, "sequence") and row.samples == 4)
     block = 4 * 4 * MODEL.seq * MODEL.hidden
     for unit in (MODEL.units().index(f"block.0.{part}") for part in ("attn", "mlp")):
         assert row.collectives("forward", unit) == [("all_gather", block), ("reduce_scatter", block)]
