@@ -56,10 +56,24 @@ class ProfileForm(forms.Form):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.specs = models()
         self.workers = {str(worker.pk): worker for worker in reporting()}
+        kinds = {device["kind"] for worker in self.workers.values() for device in worker.devices}
+        self.specs = {title: spec for title, spec in models().items() if spec.train.device in kinds}
         self.fields["worker"].choices = [(pk, worker.name) for pk, worker in self.workers.items()]  # type: ignore[attr-defined]
         self.fields["model"].choices = [(title, title) for title in self.specs]  # type: ignore[attr-defined]
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        if self.errors:
+            raise forms.ValidationError("Choose a worker that reports and a model.")
+        worker, wanted = self.workers[cleaned["worker"]], self.specs[cleaned["model"]].train.device
+        kinds = [device["kind"] for device in worker.devices]
+        if wanted not in kinds:
+            has = f"{len(kinds)} {kinds[0]} device{'s' * (len(kinds) > 1)}" if kinds else "no device"
+            raise forms.ValidationError(
+                f"{worker.name} has {has}, and the model is to be timed on {wanted}: choose another worker or model."
+            )
+        return cleaned
 
 
 class CutForm(forms.Form):

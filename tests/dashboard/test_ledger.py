@@ -272,6 +272,20 @@ def test_a_profile_is_asked_for_from_the_page(worker: Worker, member: Client, bo
     assert viewer.post("/partition/profile", {"worker": worker.pk, "model": title}).status_code == 403
 
 
+def test_a_worker_is_asked_for_no_kind_of_device_that_it_lacks(worker: Worker, member: Client) -> None:
+    """Where no worker has one, such models are not offered at all."""
+    titles = [title for title, _ in member.get("/partition/").context["profile_form"].fields["model"].choices]
+    assert titles and not any(", cuda" in title for title in titles)
+    devices = [{"index": 0, "kind": "cuda", "name": "H100", "memory_total": 80 << 30}]
+    Worker.objects.create(name="gpu-a", devices=devices, heartbeat_at=timezone.now())
+    titles = [title for title, _ in member.get("/partition/").context["profile_form"].fields["model"].choices]
+    asked = {"worker": worker.pk, "model": next(title for title in titles if ", cuda" in title)}
+    told = member.post("/partition/profile", asked, follow=True).content.decode()
+    assert "yard-a has 2 cpu devices, and the model is to be timed on cuda: choose another" in told
+    assert "Choose a worker that reports" in member.post("/partition/profile", {}, follow=True).content.decode()
+    assert not Profile.objects.exists()
+
+
 def test_the_record_lists_what_was_said_and_what_came(profile: Profile, alice: Any, member: Client) -> None:
     assert "Nothing settled yet" in member.get("/partition/record/").content.decode()
     run = services.submit(owner=alice, spec=SPEC.model_dump(mode="json"), name="<b>one</b>")
