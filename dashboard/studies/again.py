@@ -29,8 +29,8 @@ def standing(every: Iterable[Run]) -> list[Run]:
 
 
 def stands_for(run: Run | None, every: Sequence[Run]) -> Run | None:
-    """The run among `every` that stands for the setting of `run`."""
-    return next((own for own in every if run is not None and root_of(own) == root_of(run)), None)
+    """The run among `every` that stands for the setting of `run`: while it is run again, the one that has a result."""
+    return min((own for own in every if run is not None and root_of(own) == root_of(run)), key=_rank, default=None)
 
 
 CUT_OFF = frozenset({"killed_by_signal", "no_progress", "timed_out", "worker_lost", "interrupted"})
