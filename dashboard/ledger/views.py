@@ -119,7 +119,7 @@ def profile(request: HttpRequest) -> HttpResponse:
     """Asks a worker for the profile of a model."""
     form = ProfileForm(request.POST)
     if not form.is_valid():
-        messages.error(request, " ".join(form.non_field_errors()))
+        messages.error(request, " ".join(map(str, form.non_field_errors())))
         return redirect("ledger:partition")
     worker = form.workers[form.cleaned_data["worker"]]
     asked = services.ask_profile(worker=worker, spec=form.specs[form.cleaned_data["model"]], user=request.user)
