@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dashboard.fleet.words import WORDS
 from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.layout_picture import Picture, picture
 from dashboard.runs.spec_fields import ENTRIES
-from dashboard.runs.submission import WORDS, Assessment, shape_of
+from dashboard.runs.submission import Assessment, shape_of
 from parallel_core.analysis.quantities import bytes_text, listed_text, percent_text, seconds_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.observe.records import CATEGORIES

@@ -7,11 +7,10 @@ from datetime import datetime
 
 from dashboard.control.placement import Host, Request, Wait, plan
 from dashboard.fleet.selectors import hosts, kind_of
+from dashboard.fleet.words import WORDS
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.spreading import Files, why_alone
 from parallel_core.analysis.quantities import listed_text
-
-WORDS = {"cpu": "CPU device", "cuda": "GPU"}
 
 
 @dataclass(frozen=True)

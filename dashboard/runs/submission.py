@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from dashboard.control.placement import Request
 from dashboard.fleet.selectors import reporting
+from dashboard.fleet.words import WORDS
 from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
@@ -24,7 +25,6 @@ from parallel_core.plan.strategy import label
 from parallel_core.spec import ParallelSpec, RunSpec, field_errors
 from workers.contract import ResumeFrom
 
-WORDS = {"cpu": "CPU device", "cuda": "GPU"}
 MAX_PREDICTED_RANKS = 4096
 """Beyond this many ranks no memory is predicted: no fleet has them, and the panel says so anyway."""
 

@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from dashboard.fields import Choice, WholeNumber
 from dashboard.fleet.models import Worker
+from dashboard.fleet.words import WORDS
 from dashboard.runs import corpora, spec_fields
 from dashboard.runs.spec_fields import html_name
-from dashboard.runs.submission import WORDS, capacity
+from dashboard.runs.submission import capacity
 from dashboard.studies import services, sweepable, variants
 from dashboard.studies.estimate import Estimate, estimate
 from dashboard.studies.feasible import feasible

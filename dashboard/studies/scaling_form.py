@@ -9,7 +9,8 @@ from django import forms
 
 from dashboard.fields import WholeNumber
 from dashboard.fleet.selectors import reporting
-from dashboard.runs.submission import WORDS, capacity
+from dashboard.fleet.words import WORDS
+from dashboard.runs.submission import capacity
 from dashboard.studies import scaling, services, variants
 from dashboard.studies.feasible import feasible
 from dashboard.studies.forms import NumberList, StudyForm, fleet_sentence

@@ -58,11 +58,19 @@ def join(parts: Sequence[tuple[str, int | None, RankTrace]]) -> Together:
             if len(parts) > 1:
                 out.notes.append(f"{name} {why}: it is shown as rank {rank}.")
         out.ranks[rank], out.files[rank] = trace, name
-        out.notes += [f"{name}: {note}" for note in trace.notes]
+    out.notes += _of_files(parts)
     _missing(out)
     _one_clock(out)
     _pipeline(out)
     return out
+
+
+def _of_files(parts: Sequence[tuple[str, int | None, RankTrace]]) -> list[str]:
+    """The notes of each file; what is to be said of all of several, once."""
+    notes = [trace.notes for _, _, trace in parts]
+    every = [note for note in notes[0] if all(note in others for others in notes)] if len(notes) > 1 else []
+    own = [f"{name}: {note}" for name, _, trace in parts for note in trace.notes if note not in every]
+    return [f"All {len(parts)} files: {note}" for note in every] + own
 
 
 def _missing(out: Together) -> None:
@@ -160,15 +168,20 @@ def _counted(out: Together) -> str:
             f"and {why}. torch.distributed.pipelining and this engine annotate them."
         )
     stages, micro_batches = (max(pair[i] for pair in found) for i in range(2))
-    some = len(next(iter(out.ranks.values())).counted)
-    if names:
+    some = f"in {len(next(iter(out.ranks.values())).counted)} of {len(steps)} steps"
+    return _likely(stages, micro_batches, some, sorted(names))
+
+
+def _likely(stages: int, micro_batches: int, some: str, orders: Sequence[str]) -> str:
+    """What was told, and by what: the `orders` of known schedules, or messages alone."""
+    if orders:
         return (
-            f"Likely: {stages} stages and {micro_batches} micro-batches, because in {some} of {len(steps)} steps the "
-            f"ranks did what {' or '.join(sorted(names))} does, in its order. Nothing names them."
+            f"Likely: {stages} stages and {micro_batches} micro-batches, because {some} the ranks did what "
+            f"{' or '.join(orders)} does, in its order. Nothing names them."
         )
     return (
         f"Likely: {stages} stages by who computes before anything arrives, {micro_batches} micro-batches by counting "
-        f"messages, in {some} of {len(steps)} steps. Nothing names them."
+        f"messages, {some}. Nothing names them."
     )
 
 

@@ -245,6 +245,13 @@ def test_a_missing_rank_and_doubles_are_said(real: list[Path]) -> None:
     assert any("as another does" in note for note in found.notes)
 
 
+def test_what_is_to_be_said_of_every_file_is_said_once() -> None:
+    traces = [kineto.RankTrace(notes=["the same", f"of {rank} alone"]) for rank in range(3)]
+    found = join([(f"rank{rank}.json", rank, trace) for rank, trace in enumerate(traces)])
+    assert found.notes[:4] == ["All 3 files: the same", *(f"rank{rank}.json: of {rank} alone" for rank in range(3))]
+    assert join([("one.json", 0, traces[0])]).notes[:2] == ["one.json: the same", "one.json: of 0 alone"]
+
+
 @pytest.mark.parametrize(
     ("header", "name", "rank"),
     [
