@@ -12,7 +12,7 @@ from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_
 from parallel_core.cli_numbers import above, whole
 
 if TYPE_CHECKING:
-    from parallel_core.profile.table import CostTable, Layers, Link
+    from parallel_core.profile.table import CostTable, FullySharded, Layers, Link
     from parallel_core.spec import RunSpec
 
 Commands = Any
@@ -105,13 +105,21 @@ def report(table: CostTable) -> list[str]:
         lines.append(
             f"{table.busy} busy devices: layers take {percent_text(_slower(table, alone))} longer than one alone"
         )
-    return lines + [_link_line(link) for link in table.links]
+    lines += [_link_line(link) for link in table.links]
+    return lines + [_torchs_line(row) for row in table.fully_sharded]
 
 
 def _slower(table: CostTable, alone: Layers) -> float:
     busy = next(row for row in table.of(alone.tp, alone.recompute, table.busy) if row.samples == alone.samples)
     both = [sum(row.seconds["forward"]) + sum(row.seconds["backward"]) for row in (alone, busy)]
     return both[1] / both[0] - 1
+
+
+def _torchs_line(row: FullySharded) -> str:
+    width = f" of tensor groups of {row.tp}" if row.tp > 1 else ""
+    again = ", recomputing" if row.recompute == "full" else ""
+    times = f"{seconds_text(row.forward)} to a forward and {seconds_text(row.backward)} to a backward"
+    return f"fully_shard over {row.ranks} replicas{width}{again} adds {times}, {percent_text(row.work)} of it work"
 
 
 def _link_line(link: Link) -> str:

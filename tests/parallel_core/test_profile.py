@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from parallel_core.cli import main
+from parallel_core.cli_profile import report
 from parallel_core.outline import outline_of
 from parallel_core.plan.units import boundary_elements
 from parallel_core.profile.measure import ProfileFailed, measure, samples_up_to, tensor_widths
@@ -114,7 +115,9 @@ def test_links_of_both_ranks(profiled: CostTable) -> None:
 def test_torchs_sharding_is_timed_with_and_without_recomputation(profiled: CostTable) -> None:
     found = {(row.tp, row.recompute, row.ranks) for row in profiled.fully_sharded}
     assert found == {(1, "none", 2), (1, "full", 2)}  # a group of two for each of two replicas is more than two ranks
-    assert all(row.forward > 0 and row.backward > 0 for row in profiled.fully_sharded)
+    assert all(row.forward > 0 and row.backward > 0 and 0 < row.work <= 1 for row in profiled.fully_sharded)
+    plain, again = [line for line in report(profiled) if line.startswith("fully_shard over 2 replicas")]
+    assert "recomputing" in again and "recomputing" not in plain
 
 
 @pytest.mark.parametrize(
