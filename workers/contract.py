@@ -37,6 +37,8 @@ LEASE_S = 3 * HEARTBEAT_S
 STOP_GRACE_S = 2.0
 """From TERM to KILL when an attempt is stopped: ranks that are between steps save a checkpoint in it."""
 START_LIMIT_S = 30.0
+PROFILE_LIMIT_S = 600.0
+"""A worker's profile of a model has its devices for as long at most; an attempt that arrives meanwhile waits."""
 MAX_LOG_BYTES = 20 * 1024 * 1024
 MAX_BATCH_BYTES = 256 * 1024
 

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from parallel_core.spec import RunSpec
-from workers.contract import ProfileBody
+from workers.contract import PROFILE_LIMIT_S, ProfileBody
 from workers.measurement import Measurement
 
 log = logging.getLogger(__name__)
 
-LIMIT_S = 600.0
 _SAID = 400
 """Characters of a failure's last line."""
 
@@ -25,7 +24,7 @@ class Profiling:
     def __init__(self, more: Sequence[str] = ()) -> None:
         """`more` arguments of the command."""
         self._command = ["profile", "-", "--json", *more]
-        self._measurement = Measurement(LIMIT_S)
+        self._measurement = Measurement(PROFILE_LIMIT_S)
         self._asked: deque[tuple[int, str]] = deque()
         self._known: set[int] = set()
         self._number = 0
@@ -63,7 +62,7 @@ class Profiling:
         code, last = ended
         if code == 0:
             return ProfileBody(profile=self._number, table=json.loads(last))
-        why = last[:_SAID] if code is not None else f"it took more than {LIMIT_S:.0f} s"
+        why = last[:_SAID] if code is not None else f"it took more than {PROFILE_LIMIT_S:.0f} s"
         log.warning("profile %d failed: %s", self._number, why)
         return ProfileBody(profile=self._number, error=why or f"it ended with code {code}")
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from django.db import transaction
+from django.db.models import Max
 from django.utils import timezone
 
 from dashboard.control import together
@@ -17,11 +18,12 @@ from dashboard.control.orders import Order
 from dashboard.control.placement import Share, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts, live_attempts
+from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs import next_trace, states
 from dashboard.runs.models import Attempt, Corpus, Run, State
 from dashboard.runs.queue import queued_runs, requests, studies_active
 from parallel_core.analysis.quantities import listed_text
-from workers.contract import START_LIMIT_S, ControlEntry
+from workers.contract import PROFILE_LIMIT_S, START_LIMIT_S, ControlEntry
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +188,7 @@ def _check_start(attempt: Attempt, clocks: Clocks) -> Verdict:
     What of it did start is stopped by the fence that answers the next heartbeat.
     """
     listed = clocks.listed_for(attempt.pk)
-    if attempt.run.state != State.STARTING or listed <= START_LIMIT_S or listed <= _start_limit(attempt.run):
+    if attempt.run.state != State.STARTING or listed <= START_LIMIT_S or listed <= _start_limit(attempt):
         return "fine"
     late = listed_text(together.not_up(attempt.report, attempt.devices))
     detail = f"Its ranks on {late} had not all started {listed:.0f} s after it was taken."
@@ -194,11 +196,24 @@ def _check_start(attempt: Attempt, clocks: Clocks) -> Verdict:
     return "ended"
 
 
-def _start_limit(run: Run) -> float:
-    """Seconds; more where the worker may have to fetch a large corpus first."""
-    kind, _, sha256 = str(run.spec.get("train", {}).get("corpus", "")).partition(":")
+def _start_limit(attempt: Attempt) -> float:
+    """Seconds; more where the worker may have to fetch a large corpus first, or to end a profile."""
+    kind, _, sha256 = str(attempt.run.spec.get("train", {}).get("corpus", "")).partition(":")
     size = Corpus.objects.filter(sha256=sha256).values_list("size", flat=True).first() if kind == "blob" else None
-    return START_LIMIT_S + (size or 0) / SLOWEST_FETCH
+    return START_LIMIT_S + (size or 0) / SLOWEST_FETCH + _profiled_for(attempt)
+
+
+def _profiled_for(attempt: Attempt) -> float:
+    """Seconds that profiles may have held a worker's devices since the attempt was sent there. One that was asked for
+    later waits behind the attempt."""
+    if attempt.sent_at is None:
+        return 0.0
+    hosts_of_it = [node["worker"] for node in attempt.devices]
+    before = Profile.objects.filter(worker__name__in=hosts_of_it, asked_at__lt=attempt.sent_at)
+    if before.filter(state=ProfileState.ASKED).exists():
+        return PROFILE_LIMIT_S
+    done = before.filter(done_at__gt=attempt.sent_at).aggregate(last=Max("done_at"))["last"]
+    return (done - attempt.sent_at).total_seconds() if done else 0.0
 
 
 def sweep_unsettled(alive: Iterable[str]) -> list[Order]:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from django.core.management.color import no_style
 from django.db import connection
+from django.utils import timezone
 
 from dashboard.control import sweeps
 from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.fleet.services import drain, enable
+from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs import services
 from dashboard.runs.models import Attempt, Corpus, Run, State
 from tests.dashboard.peer import Peer, points_frame, spec
@@ -259,6 +261,29 @@ def test_an_attempt_that_never_starts_fails_and_is_fenced(
     assert {"kind": "fence", "attempt": attempt.pk} in peer.orders()
 
 
+def test_an_attempt_behind_a_profile_may_start_later(
+    peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The profile was asked for before; its time is not that of the start, and the start has its own behind it."""
+    monkeypatch.setattr(sweeps, "START_LIMIT_S", 0.5)
+    peer.beat()
+    controller.turn()
+    profile = Profile.objects.create(worker=Worker.objects.get(name=peer.name), asked_by=alice, spec={}, key="a")
+    run = submit(alice)
+    until(controller, lambda: bool(peer.tasks()))
+    attempt = run.attempts.get()
+    later = time.monotonic() + 1.5
+    until(controller, lambda: time.monotonic() > later, each=lambda: peer.beat(attempt.pk))
+    assert state_of(run) == State.STARTING
+    profile.state, profile.done_at = ProfileState.FAILED, timezone.now()
+    profile.save()
+    controller.turn()
+    assert state_of(run) == State.STARTING
+    until(controller, lambda: state_of(run) != State.STARTING, each=lambda: peer.beat(attempt.pk))
+    run.refresh_from_db()
+    assert (run.state, run.cause) == (State.FAILED, "timed_out")
+
+
 def test_a_running_attempt_has_no_limit_of_the_start(
     peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,10 +299,11 @@ def test_a_running_attempt_has_no_limit_of_the_start(
 
 def test_a_corpus_to_fetch_gives_the_start_more_time(alice: Any) -> None:
     run = submit(alice)
-    assert sweeps._start_limit(run) == sweeps.START_LIMIT_S
+    attempt = Attempt(run=run)
+    assert sweeps._start_limit(attempt) == sweeps.START_LIMIT_S
     Corpus.objects.create(sha256="0" * 64, name="large", size=100 << 20, owner=alice)
     run.spec["train"]["corpus"] = "blob:" + "0" * 64
-    assert sweeps._start_limit(run) == sweeps.START_LIMIT_S + 100
+    assert sweeps._start_limit(attempt) == sweeps.START_LIMIT_S + 100
 
 
 def test_a_new_database_gives_out_no_number_that_a_worker_knows(peer: Peer, controller: Controller, alice: Any) -> None:
