@@ -78,10 +78,8 @@ def _elsewhere(said: Prediction, hosts: Sequence[str], kind: str) -> str:
             return ""
         known = {frozenset(found.hosts) for found in between.known(hosts, kind)}
         missing = [pair for pair in between.pairs_of(hosts) if frozenset(pair) not in known]
-        if missing:
-            first, second = missing[0]
-            return f"The links between {first} and {second} were never timed: time them on Fleet."
-        return f"It was queued before its step could be predicted over {here}: run it again."
+        pair = listed_text(missing[0]) if missing else ""
+        return f"The links between {pair} were never timed: time them on Fleet." if pair else ""
     if not hosts:
         return f"It was predicted over {there}, and ran on one host."
     return f"It was predicted {f'over {there}' if said.hosts else 'on one host'}, and ran over {here}."

@@ -117,6 +117,11 @@ def test_the_links_between_them_are_timed(yard: YardProcess, client: httpx.Clien
     kinds = yard.query(f'[link["what"] for link in Run.objects.get(pk={run}).links.table["links"]]')
     assert sorted(kinds) == ["all_gather", "all_reduce", "reduce_scatter", "send"]  # a device of each host: no more
     assert f"run {run}</a>" in client.get("/fleet/").text
+    later = yard.submit(client, tiny(dp=2))
+    assert yard.wait_state(client, later, "succeeded", "failed", "lost")["state"] == "succeeded"
+    said = f"Run.objects.get(pk={later}).prediction"
+    wait_for("it is settled", lambda: yard.query(f"str({said}.settled_at)") != "None")
+    assert yard.query(f"[{said}.left_out, len({said}.hosts)]") == ["", 2]  # nobody has profiled the model, that is all
 
 
 def test_a_rank_killed_on_the_other_host_is_named(yard: YardProcess, client: httpx.Client, second: SecondHost) -> None:
