@@ -12,12 +12,14 @@ from dashboard.runs.page_whatif import Times, WhatIfForm, beside, check, replaye
 from dashboard.traces import whatif as plain
 from dashboard.traces.whatif import DRAWN_RANKS, WhatIf
 from parallel_core.analysis.quantities import ns_text, plural_text
+from parallel_core.schedule.ir import Schedule
 from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.simulate.imported import MOST_SPANS
 from parallel_core.simulate.recovered import overtaken
 from parallel_core.simulate.recovered_replay import MOST_OFF, Recovered
 from parallel_core.simulate.replay import Change, Replay
 from parallel_core.spec import DeviceKind
+from parallel_core.traces.known_programs import like
 
 _FOOT = (
     "Waiting is what stands between a rank's operations for as long as the other end had not sent. Other schedules and "
@@ -55,7 +57,7 @@ def _of_pipeline(found: Recovered, step: int, given: Mapping[str, Any], by_messa
 def known(found: Recovered, by_messages: bool = False) -> str:
     """What was recovered, and how surely."""
     pipeline, made = found.pipeline, found.pipeline.schedule
-    name = "an order of its own" if made.name == CUSTOM else TRAITS[made.name].label
+    name = TRAITS[made.name].label if made.name != CUSTOM else _order(made)
     size = f"{plural_text(made.stages, 'stage')}, {plural_text(made.micro_batches, 'micro-batch')}"
     beside = [(pipeline.replicas, "replica"), (pipeline.width, "tensor rank")]
     size += "".join(f", {plural_text(count, word)}" for count, word in beside if count > 1)
@@ -69,6 +71,12 @@ def known(found: Recovered, by_messages: bool = False) -> str:
     if found.off > MOST_OFF:
         out.append("The unchanged replay is not the measured step: take what follows for rough.")
     return " ".join(out)
+
+
+def _order(made: Schedule) -> str:
+    """What is no schedule of this engine as it stands may keep the order of one."""
+    order = like(made)
+    return f"the order of {order}" if order else "an order of its own"
 
 
 def _chart(found: Recovered, made: Replay, step: int) -> Chart:

@@ -50,6 +50,15 @@ def candidates(pp: int, ends: int, sent: list[set[tuple[int, int]]]) -> Iterator
             yield TORCH_ZB, list(_ways(made, whole_first=True))
 
 
+def like(made: Schedule) -> str:
+    """What a person calls the schedule whose order this is: its PAIRs taken apart, or the first stage's backwards whole
+    though it splits them; '' where it is none's."""
+    sent = _messages(made)
+    ((ends, _),) = sent[0]
+    known = candidates(made.pipeline_ranks, ends, sent)
+    return next((label(name) for name, ways in known if any(way.programs == [*made.programs] for way in ways)), "")
+
+
 def torch_zero_bubble(pp: int, chunks: int, micro_batches: int) -> Schedule:
     """`ScheduleInterleavedZeroBubble` of torch.distributed.pipelining: interleaved 1F1B with half as many forwards
     ahead, whose backwards split; on rank r the weight gradients stay r backwards behind."""

@@ -23,10 +23,12 @@ from parallel_core.analysis.breakdown import breakdown
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import P2P, Kind
+from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate.imported import replayed
 from parallel_core.simulate.recovered import recover
 from parallel_core.spec import RunSpec
 from parallel_core.traces.__main__ import read_all
+from parallel_core.traces.known_programs import like
 from parallel_core.traces.together import Together
 from tests.parallel_core import ranks
 
@@ -178,6 +180,7 @@ def test_annotated_pipelines_are_whole(name: str, folder: Path) -> None:
         spans = {rank: trace.steps[step] for rank, trace in found.ranks.items()}
         pipeline = recover(spans)
         assert (pipeline.schedule.stages, pipeline.schedule.micro_batches) == (stages, COUNT)
+        assert like(pipeline.schedule) == TRAITS[name].label
         kinds = {rank: _kinds(rows[np.isin(rows["kind"], [int(kind) for kind in P2P])]) for rank, rows in spans.items()}
         for rank, other in ((0, 1), (1, 0)):
             assert kinds[rank][Kind.SEND_ACT] == kinds[other][Kind.RECV_ACT]
