@@ -58,7 +58,8 @@ ONE = Split()
 
 
 def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: Split = ONE, name: str = "") -> Run:
-    """Queues a run that generates from `run`'s checkpoint of `step`, on devices of the host that has it.
+    """Queues a run that generates from `run`'s checkpoint of `step`, on devices of the host that has it, or of those
+    that share its folder.
 
     Raises services.Invalid with a message by field (`step`, those of Split, or of parallel_core.wish.TextWish).
     """
@@ -68,8 +69,9 @@ def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: S
         raise services.Invalid({"step": f"Run {run.pk} has no checkpoint at step {step}; {some}."})
     spec = spec_of(run, split)
     found = read_wish(wish, spec)
-    alone = alone_because({}, Files.now(), generates=True)
-    crowded = submission.fleet_errors(spec, submission.capacity(spec.train.device), alone)
+    files = Files.now()
+    offered = submission.capacity(spec.train.device, reach=files.reach({}, resumes=True))
+    crowded = submission.fleet_errors(spec, offered, alone_because({}, files, resumes=True))
     wide = max(Split._fields, key=lambda name: getattr(split, name))
     errors = {**found.errors, **({wide: " ".join(crowded.values())} if crowded else {})}
     if found.wish is None or errors:

@@ -56,15 +56,11 @@ class Files:
         return tuple(name for name in self.sharing if name in read) if read else self.sharing
 
 
-def alone_because(
-    spec: Mapping[str, Any], files: Files, *, resumes: bool = False, generates: bool = False, over_hosts: int = 0
-) -> str:
+def alone_because(spec: Mapping[str, Any], files: Files, *, resumes: bool = False, over_hosts: int = 0) -> str:
     """Why all ranks of a run must be on one host, as a clause; '' where they need not be."""
     train = spec.get("train", {})
     if over_hosts == 1:
         return "one was asked for"
-    if generates:
-        return "text is generated on one"
     if str(train.get("corpus", "")).startswith("tokens:") and len(files.readers(spec)) < 2:
         return "its token file lies on one"
     if (resumes or train.get("checkpoint_every")) and len(files.reach(spec, resumes=resumes)) < 2:
@@ -74,9 +70,8 @@ def alone_because(
 
 def why_alone(run: Run, files: Files | None = None) -> str:
     """`alone_because` of a run."""
-    resumes, generates = run.resume_run_id is not None, run.generates
-    files = files or Files.now()
-    return alone_because(run.spec, files, resumes=resumes, generates=generates, over_hosts=run.over_hosts)
+    files, resumes = files or Files.now(), run.resume_run_id is not None
+    return alone_because(run.spec, files, resumes=resumes, over_hosts=run.over_hosts)
 
 
 def within(names: tuple[str, ...]) -> QuerySet[Worker]:

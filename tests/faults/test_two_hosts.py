@@ -124,6 +124,24 @@ def test_the_links_between_them_are_timed(yard: YardProcess, client: httpx.Clien
     assert yard.query(f"[{said}.left_out, len({said}.hosts)]") == ["", 2]  # nobody has profiled the model, that is all
 
 
+def test_text_is_generated_by_both_from_what_one_saved(
+    yard: YardProcess, client: httpx.Client, second: SecondHost
+) -> None:
+    spec = tiny()
+    run = yard.submit(client, {**spec, "train": {**spec["train"], "checkpoint_every": 12}})
+    yard.wait_state(client, run, "succeeded")
+    wanted = {"prompt": "", "ids": [1, 2, 3], "new": 6}
+    texts = []
+    for tp in (1, 2):
+        made = client.post(f"/api/v1/runs/{run}/generate", json={**wanted, "tp": tp}).json()["data"]["id"]
+        found = yard.wait_state(client, made, "succeeded", "failed", "lost")
+        assert found["state"] == "succeeded", found["detail"]
+        assert yard.query(f"len(Attempt.objects.get(run={made}).devices)") == tp
+        told = yard.query(f"[rank.generated for rank in RankInfo.objects.filter(attempt__run={made}, rank=0)]")
+        texts.append(told[0]["tokens"])
+    assert texts[0] == texts[1] and len(texts[0][0]) == 6
+
+
 def test_a_rank_killed_on_the_other_host_is_named(yard: YardProcess, client: httpx.Client, second: SecondHost) -> None:
     run, pids = started(yard, client, paced(LONG, dp=2))
     os.kill(pids[1], signal.SIGKILL)

@@ -23,7 +23,7 @@ from parallel_core.launch_rank import Seat
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import POINT, FileSink, events_path, read_file
-from parallel_core.profile import ranks
+from parallel_core.profile import by_torch, ranks
 from parallel_core.profile.order import Order
 from parallel_core.spec import RunSpec
 from tests.parallel_core import elsewhere
@@ -183,6 +183,7 @@ def _profiled(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> li
     (folder / "order.json").write_text(json.dumps(asdict(order)))
     start: StartOrder = {"folder": str(folder), "devices": [0, 0], "first_rank": 0, "device_kind": "cuda"}  # type: ignore[typeddict-item]
     seat = Seat(start, spec, rank, 0, {"host": meeting.host, "port": meeting.port}, meeting.listen_fd, True)
+    by_torch.measure = lambda *_: []  # fully_shard wants streams of the device
     with elsewhere.moved():
         ranks.be_rank(seat, FileSink(folder, rank), Progress(folder, rank))
     return [
