@@ -162,6 +162,22 @@ def near_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
     return _group(ranks)
 
 
+def common_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
+    """`near_group` for groups of which a rank is in more than its neighbour: every rank of the world asks for it, and
+    members alone get it. Torch names a group that its members make by themselves by how many they are in already."""
+    member, near = rank in ranks, None
+    if len(ranks) in (1, dist.get_world_size()):
+        return near_group(ranks, rank, store) if member else None
+    if dist.get_backend() == "gloo":
+        near = open_group(ranks, rank, store) if member else None
+        apart = torch.tensor(int(member and near is None))
+        dist.all_reduce(apart)
+        if not apart:
+            return near
+    made = dist.new_group(list(ranks), timeout=TIMEOUT)
+    return made if member else None
+
+
 def near_table(ranks: Sequence[int], rank: int, store: dist.Store) -> TableGroup:
     """What gathers among global `ranks`, all of which ask for it, without their meeting; as `near_group`."""
     if len(ranks) > 1 and dist.get_backend() == "gloo" and (near := open_table(ranks, rank, store)) is not None:

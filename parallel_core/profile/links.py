@@ -20,7 +20,7 @@ from parallel_core.engine.collectives import (
     reduce_scatter,
 )
 from parallel_core.engine.device import Device
-from parallel_core.engine.distributed import near_group, near_links
+from parallel_core.engine.distributed import common_group, near_links
 from parallel_core.engine.host_links import Form, HostLinks, Kind
 from parallel_core.profile.repeats import expected
 from parallel_core.profile.table import Curve, Link, What
@@ -59,9 +59,9 @@ def measure(at: Meeting, sizes: Sequence[int] = SIZES) -> list[Link]:
     """Every rank of the world calls it; rank 0 gets the links, the others none."""
     found = []
     for ranks in group_sizes(at.world):
+        group = common_group(range(ranks), at.rank, at.store)
         dist.barrier()
         if at.rank < ranks:
-            group = near_group(range(ranks), at.rank, at.store)
             found += collectives(group, ranks, at.device, sizes)
             if ranks == 2:
                 found.append(send(at, (0, 1), near_links(range(2), WAYS, at.rank, at.store), group, sizes))

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device, open_device
-from parallel_core.engine.distributed import connect, disconnect, near_group
+from parallel_core.engine.distributed import common_group, connect, disconnect
 from parallel_core.launch_rank import Seat
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
@@ -124,10 +124,10 @@ class _Rank:
         """Rows of a tensor group whose ranks have a device each, and talk."""
         if not 1 < tp <= self.order.devices:
             return []
-        if self.rank >= tp or self.store is None:
+        group = common_group(range(tp), self.rank, self.store) if self.store is not None else None
+        if group is None:
             self._turns([], [tp])
             return []
-        group = near_group(range(tp), self.rank, self.store)
         specs = [self._spec(tp, recompute, samples, split) for samples in self._samples(tp, split)]
         bench = _Pair(specs, self.device, self.reference, group)
         self._turns([bench], [tp])
@@ -138,12 +138,13 @@ class _Rank:
         devices, ranks = self.order.devices, self.world - self.world % self.order.devices
         if ranks == devices or devices % tp or (tp > 1 and self.store is None):
             return None
+        group = None
+        for first in range(0, ranks, tp) if tp > 1 and self.store is not None else ():
+            group = common_group(range(first, first + tp), self.rank, self.store) or group
         if self.rank >= ranks:  # one too many: it waits
             for _ in range(2 * self._agree(0)):
                 self._together()
             return None
-        first = self.rank - self.rank % tp
-        group = near_group(range(first, first + tp), self.rank, self.store) if tp > 1 and self.store else None
         spec = self._spec(tp, self.order.recompute[0], self.order.samples[len(self.order.samples) // 2])
         bench = LayerBench(spec, [spec.model.units()], self.device, group)
         bench.read(draw(spec, self.device))
