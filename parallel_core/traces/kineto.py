@@ -75,7 +75,10 @@ def read(trace: Collected) -> RankTrace:
     out = RankTrace("cuda" if len(trace.device) else "cpu")
     work, moments, meanings = (of_device if len(trace.device) else of_host)(trace)
     if not len(work):
-        out.notes.append("No operation and no kernel was found in it.")
+        out.notes.append(
+            "No operation and no kernel was found in it: it takes what torch.profiler records. A timeline that was "
+            "exported here has neither; the page of its run draws it."
+        )
         return out
     out.raw, out.top = len(work), _top(trace.names, work)
     rows = _rows(work, meanings)
