@@ -242,7 +242,7 @@ def test_a_schedule_that_would_hang_shows_its_grid_at_the_field(member_client: C
     (said,) = answer.context["form"].errors["parallel__program"]
     assert "rank 1 | >1RECV_ACT1< 1F1 " in said
     (short,) = answer.context["panel"].errors
-    assert short == f"{said.splitlines()[0]} Its field shows where."
+    assert short == f"Own schedule: {said.splitlines()[0]} Its field shows where."
 
 
 def test_token_files_of_workers_are_corpora(member_client: Client, two_cpus: None) -> None:
