@@ -138,9 +138,10 @@ class _Rank:
         devices, ranks = self.order.devices, self.world - self.world % self.order.devices
         if ranks == devices or devices % tp or (tp > 1 and self.store is None):
             return None
-        group = None
-        for first in range(0, ranks, tp) if tp > 1 and self.store is not None else ():
-            group = common_group(range(first, first + tp), self.rank, self.store) or group
+        group: Group = None
+        if tp > 1 and self.store is not None:
+            for first in range(0, ranks, tp):
+                group = common_group(range(first, first + tp), self.rank, self.store) or group
         if self.rank >= ranks:  # one too many: it waits
             for _ in range(2 * self._agree(0)):
                 self._together()

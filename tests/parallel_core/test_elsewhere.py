@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ from parallel_core.profile import by_torch, ranks
 from parallel_core.profile.order import Order
 from parallel_core.spec import RunSpec
 from tests.parallel_core import elsewhere
-from tests.parallel_core.ranks import run
+from tests.parallel_core.ranks import Work, run
 
 GPT = {"layers": 4, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 STEPS = 4
@@ -62,6 +65,17 @@ CASES: dict[str, dict[str, Any]] = {
 QUICK = {"fp16, tied", "ResNet", "ZeRO-2", "TP, sequence", "ZB-V", "stash"}
 TOLERANCE = {"fp32": 2e-6, "fp64": 1e-14, "bf16": 2e-3, "fp16": 2e-4}
 """Of a loss: attention is not fused there, so that its sums are rounded otherwise."""
+
+
+Ran = Callable[[RunSpec, Work, Path], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def run_there() -> Iterator[Ran]:
+    """`ranks.run` from a process in which autograd has never run: where it has, it knows for good how many devices
+    there are, and so do the ranks that are forked from there."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as clean:
+        yield lambda spec, work, folder: clean.submit(run, spec, work, folder).result()
 
 
 def spec_of(name: str, device: str) -> RunSpec:
@@ -110,11 +124,11 @@ def _run_elsewhere(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) 
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in CASES])
-def test_it_trains_there_what_it_trains_here(name: str, tmp_path: Path) -> None:
+def test_it_trains_there_what_it_trains_here(name: str, run_there: Ran, tmp_path: Path) -> None:
     (here := tmp_path / "here").mkdir()
     (there := tmp_path / "there").mkdir()
     on_host = run(spec_of(name, "cpu"), _run, here)
-    on_device = run(spec_of(name, "cuda"), _run_elsewhere, there)
+    on_device = run_there(spec_of(name, "cuda"), _run_elsewhere, there)
     precision = CASES[name].get("train", {}).get("precision", "fp32")
     told = [(one, other) for one, (other, _) in zip(on_host, on_device, strict=True) if one]
     assert told and all(len(one) == STEPS for one, _ in told)
@@ -122,8 +136,8 @@ def test_it_trains_there_what_it_trains_here(name: str, tmp_path: Path) -> None:
         assert other == pytest.approx(one, rel=TOLERANCE[precision])
 
 
-def test_the_host_waits_for_the_device_once_a_step(tmp_path: Path) -> None:
-    ((_, waits),) = run(spec_of("recomputed", "cuda"), _run_elsewhere, tmp_path)
+def test_the_host_waits_for_the_device_once_a_step(run_there: Ran, tmp_path: Path) -> None:
+    ((_, waits),) = run_there(spec_of("recomputed", "cuda"), _run_elsewhere, tmp_path)
     assert waits == [1] * (STEPS + 1)  # the metered one included
 
 
@@ -135,18 +149,18 @@ def _saved_and_resumed(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Pa
         return _run(spec, rank, meeting, folder, saves)
 
 
-def test_a_checkpoint_from_there_goes_on_here_and_there(tmp_path: Path) -> None:
+def test_a_checkpoint_from_there_goes_on_here_and_there(run_there: Ran, tmp_path: Path) -> None:
     """Saved from the device with ZeRO-1, taken up by one that trains alone."""
 
     def spec(device: str, **parallel: int) -> RunSpec:
         train = {"steps": STEPS, "warmup_steps": 1, "global_batch": 8, "checkpoint_every": 2, "device": device}
         return RunSpec.model_validate({"model": GPT, "parallel": parallel, "train": train})
 
-    first = run(spec("cuda", dp=2, zero=1), _saved_and_resumed, tmp_path)
+    first = run_there(spec("cuda", dp=2, zero=1), _saved_and_resumed, tmp_path)
     (tmp_path / "resumes").touch()
     for rank in (0, 1):
         events_path(tmp_path, rank).unlink()
-    again = run(spec("cuda"), _saved_and_resumed, tmp_path)
+    again = run_there(spec("cuda"), _saved_and_resumed, tmp_path)
     (told,) = (losses for losses in first if losses)
     assert again[0] == pytest.approx(told[2:], rel=TOLERANCE["fp32"])
 
@@ -167,11 +181,11 @@ def _generated_elsewhere(spec: RunSpec, rank: int, meeting: Rendezvous, folder: 
         return _generated(spec, rank, meeting, folder)
 
 
-def test_text_is_generated_there_as_here(tmp_path: Path) -> None:
+def test_text_is_generated_there_as_here(run_there: Ran, tmp_path: Path) -> None:
     train = {"steps": 2, "warmup_steps": 1, "global_batch": 8, "checkpoint_every": 2}
     spec = RunSpec.model_validate({"model": GPT, "parallel": {"tp": 2}, "train": train})
     run(spec, _saved, tmp_path)
-    assert run(spec, _generated_elsewhere, tmp_path) == run(spec, _generated, tmp_path)
+    assert run_there(spec, _generated_elsewhere, tmp_path) == run(spec, _generated, tmp_path)
 
 
 def _saved(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
@@ -192,9 +206,9 @@ def _profiled(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> li
 
 
 @pytest.mark.full
-def test_layers_and_links_are_measured_there(tmp_path: Path) -> None:
+def test_layers_and_links_are_measured_there(run_there: Ran, tmp_path: Path) -> None:
     spec = RunSpec.model_validate({"model": GPT, "parallel": {"dp": 2}, "train": {"device": "cuda", "global_batch": 2}})
-    told = run(spec, _profiled, tmp_path)
+    told = run_there(spec, _profiled, tmp_path)
     assert {"device", "layers"} <= set(told[0])
 
 
@@ -210,6 +224,6 @@ def _mix(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> str:
     return ""
 
 
-def test_what_a_gpu_would_refuse_is_refused(tmp_path: Path) -> None:
-    (said,) = run(RunSpec(), _mix, tmp_path)
+def test_what_a_gpu_would_refuse_is_refused(run_there: Ran, tmp_path: Path) -> None:
+    (said,) = run_there(RunSpec(), _mix, tmp_path)
     assert "here and elsewhere" in said
