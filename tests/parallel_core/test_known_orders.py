@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -166,10 +168,14 @@ TORCH: dict[str, tuple[Any, int, int]] = {
 """By the name of its order the schedule of torch, its stages a rank, and whether the first and last share a rank."""
 
 
-def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
+TRIES = 4
+"""Where others held up all of its steps, a pipeline is run again."""
+
+
+def _work(names: Sequence[str], spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
     connect(meeting, rank, Layout.of(spec), "gloo")
     try:
-        for name in TORCH:
+        for name in names:
             _train(name, rank, folder / f"{name}-rank{rank}.json")
     finally:
         disconnect()
@@ -201,8 +207,11 @@ def _train(name: str, rank: int, path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("torch")
-    ranks.run(RunSpec.model_validate({"parallel": {"dp": 2}}), _work, folder)
+    return _traced(list(TORCH), tmp_path_factory.mktemp("torch"))
+
+
+def _traced(names: Sequence[str], folder: Path) -> Path:
+    ranks.run(RunSpec.model_validate({"parallel": {"dp": 2}}), partial(_work, names), folder)
     return folder
 
 
@@ -227,9 +236,13 @@ def _passes(trace: RankTrace, step: int) -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("name", list(TORCH))
 def test_real_pipelines_of_torch_are_recovered_without_annotations(name: str, real: Path, tmp_path: Path) -> None:
-    files = [real / f"{name}-rank{rank}.json" for rank in range(2)]
-    known = _read(files)
-    found = _read([_stripped(path, tmp_path / path.name) for path in files])
+    for turn in range(TRIES):
+        folder = _traced([name], tmp_path) if turn else real
+        files = [folder / f"{name}-rank{rank}.json" for rank in range(2)]
+        known = _read(files)
+        found = _read([_stripped(path, tmp_path / f"bare-{path.name}") for path in files])
+        if found.ranks[0].counted:
+            break
     (note,) = [note for note in found.notes if note.startswith(("Likely", "Not recovered"))]
     steps = found.ranks[0].counted
     assert steps, note
