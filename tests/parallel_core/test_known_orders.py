@@ -234,6 +234,7 @@ def _passes(trace: RankTrace, step: int) -> list[tuple[str, int, int]]:
     return list(dict.fromkeys(own))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", list(TORCH))
 def test_real_pipelines_of_torch_are_recovered_without_annotations(name: str, real: Path, tmp_path: Path) -> None:
     for turn in range(TRIES):
