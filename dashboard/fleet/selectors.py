@@ -52,6 +52,39 @@ def reporting() -> QuerySet[Worker]:
     return Worker.objects.filter(heartbeat_at__gt=timezone.now() - timedelta(seconds=LEASE_S))
 
 
+@dataclass(frozen=True)
+class Look:
+    """One look at the fleet: every worker by name, and those of them that were heard of within a lease."""
+
+    every: tuple[Worker, ...]
+    reporting: tuple[Worker, ...]
+
+    @classmethod
+    def now(cls) -> Look:
+        every, since = tuple(Worker.objects.all()), timezone.now() - timedelta(seconds=LEASE_S)
+        return cls(every, tuple(one for one in every if one.heartbeat_at is not None and one.heartbeat_at > since))
+
+    def among(self, names: Collection[str]) -> list[Worker]:
+        """Workers that report; of these names, where there are any."""
+        return [worker for worker in self.reporting if not names or worker.name in names]
+
+    def idle(self) -> list[Host]:
+        """Every worker as the placement sees it, as if nothing ran."""
+        out = []
+        for worker in self.every:
+            have = devices_of(worker)
+            out.append(Host(worker.name, have, have, open=worker in self.reporting and worker.in_service))
+        return out
+
+
+def devices_of(worker: Worker) -> dict[str, tuple[int, ...]]:
+    """Indices of its devices by kind."""
+    found: dict[str, tuple[int, ...]] = {}
+    for device in worker.devices:
+        found[device["kind"]] = (*found.get(device["kind"], ()), device["index"])
+    return found
+
+
 def live_attempts() -> list[Attempt]:
     """All attempts that hold devices, with their runs."""
     return list(Attempt.objects.filter(over=False).select_related("run", "run__owner").defer("run__summary"))
@@ -81,9 +114,7 @@ def hosts(heard: Collection[str] | None = None) -> list[Host]:
     out = []
     for worker in Worker.objects.all():
         alive = worker.name in heard if heard is not None else (worker.heartbeat_at or fresh) > fresh
-        every: dict[str, tuple[int, ...]] = {}
-        for device in worker.devices:
-            every[device["kind"]] = (*every.get(device["kind"], ()), device["index"])
+        every = devices_of(worker)
         free = {kind: tuple(i for i in ids if (worker.name, kind, i) not in held) for kind, ids in every.items()}
         out.append(Host(worker.name, every, free, worker.name in exclusive, alive and worker.in_service))
     return out

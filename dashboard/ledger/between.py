@@ -57,8 +57,11 @@ def newest(device: str | None = None) -> list[LinksBetween]:
 
 def known(hosts: Sequence[str], device: str) -> list[table.LinksBetween]:
     """What is known of every pair of `hosts`; a pair that was never timed is missing."""
-    wanted = set(pairs_of(hosts))
-    if not wanted:
-        return []
-    rows = (row for row in newest(device) if (row.first, row.second) in wanted)
-    return [table.LinksBetween.model_validate(row.table) for row in rows]
+    return tables_of(newest(device), hosts, device) if pairs_of(hosts) else []
+
+
+def tables_of(rows: Iterable[LinksBetween], hosts: Sequence[str], device: str) -> list[table.LinksBetween]:
+    """The same, of rows that were read before."""
+    wanted = {(*pair, device) for pair in pairs_of(hosts)}
+    found = (row for row in rows if (row.first, row.second, row.device) in wanted)
+    return [table.LinksBetween.model_validate(row.table) for row in found]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from django.db.models import F, QuerySet
 
 from dashboard.ledger import between
-from dashboard.ledger.models import Prediction, Profile, ProfileState
+from dashboard.ledger.models import LinksBetween, Prediction, Profile, ProfileState
 from parallel_core.analysis.quantities import signed_percent_text
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.needs import NeverTimed
@@ -121,22 +121,42 @@ def where(spec: RunSpec, hosts: Sequence[str]) -> Where:
     return Where(hosts, between.known(hosts, spec.train.device)) if hosts else ALONE
 
 
+class Sources:
+    """What runs are predicted from, read once for all of them: the newest profiles of their models, and the links."""
+
+    def __init__(self, specs: Iterable[RunSpec]) -> None:
+        keys = {profile_key(spec) for spec in specs}
+        self._profiles: dict[str, list[Profile]] = {}
+        done = Profile.objects.filter(key__in=keys, state=ProfileState.DONE).defer("table").order_by("-done_at")
+        for profile in done if keys else ():
+            self._profiles.setdefault(profile.key, []).append(profile)
+
+    @cached_property
+    def _links(self) -> list[LinksBetween]:
+        return between.newest()
+
+    def predicted(self, spec: RunSpec, hosts: Sequence[str] = ()) -> Predicted:
+        """Simulated from the newest profile of this model that has what the run needs: others may lack its way to
+        split. `hosts` = the worker of each rank, where they are on several."""
+        if spec.inject:
+            return Predicted(why_not="what is broken on purpose is not predicted")
+        if spec.parallel.world > MOST_RANKS:
+            return Predicted(why_not=f"runs of more than {MOST_RANKS} ranks are not simulated here")
+        lie = Where(hosts, between.tables_of(self._links, hosts, spec.train.device)) if hosts else ALONE
+        why_not, untimed = "no worker has profiled this model", None
+        for i, profile in enumerate(self._profiles.get(profile_key(spec), ())[:ASKED_AT_MOST]):
+            try:
+                return Predicted(predict_step(spec, _table(profile.pk, profile.done_at), where=lie).seconds, profile)
+            except ValueError as error:  # CannotPredict, or programs that the simulator does not know
+                if i == 0:
+                    why_not = str(error) if isinstance(error, CannotPredict) else "it cannot be simulated"
+                    untimed = error.pair if isinstance(error, NeverTimed) else None
+        return Predicted(why_not=why_not, untimed=untimed)
+
+
 def predicted(spec: RunSpec, hosts: Sequence[str] = ()) -> Predicted:
-    """Simulated from the newest profile of this model that has what the run needs: others may lack its way to split.
-    `hosts` = the worker of each rank, where they are on several."""
-    if spec.inject:
-        return Predicted(why_not="what is broken on purpose is not predicted")
-    if spec.parallel.world > MOST_RANKS:
-        return Predicted(why_not=f"runs of more than {MOST_RANKS} ranks are not simulated here")
-    why_not, untimed, lie = "no worker has profiled this model", None, where(spec, hosts)
-    for i, profile in enumerate(profiles_of(spec)[:ASKED_AT_MOST]):
-        try:
-            return Predicted(predict_step(spec, _table(profile.pk, profile.done_at), where=lie).seconds, profile)
-        except ValueError as error:  # CannotPredict, or programs that the simulator does not know
-            if i == 0:
-                why_not = str(error) if isinstance(error, CannotPredict) else "it cannot be simulated"
-                untimed = error.pair if isinstance(error, NeverTimed) else None
-    return Predicted(why_not=why_not, untimed=untimed)
+    """`Sources.predicted` of one run."""
+    return Sources([spec]).predicted(spec, hosts)
 
 
 def paced(spec: RunSpec, profile: Profile, references: Sequence[float], hosts: Sequence[str] = ()) -> float | None:

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django.db.models import QuerySet
-
 from dashboard.control.placement import Request, plan
-from dashboard.fleet.models import Worker
-from dashboard.fleet.selectors import hosts, reporting
+from dashboard.fleet.selectors import Look
 from dashboard.runs.models import Attempt, Run
 from parallel_core.analysis.quantities import listed_text, plural_text
+from parallel_core.spec import RunSpec
 
 MOST_HOSTS = 64
 
@@ -29,9 +27,13 @@ class Files:
 
     @classmethod
     def now(cls) -> Files:
-        """As their heartbeats say; of token files that differ in size the one counts that more of those who report
-        have."""
-        fresh, workers = set(reporting().values_list("name", flat=True)), list(Worker.objects.all())
+        """As heartbeats say now."""
+        return cls.of(Look.now())
+
+    @classmethod
+    def of(cls, fleet: Look) -> Files:
+        """Of token files that differ in size the one counts that more of those who report have."""
+        fresh, workers = {worker.name for worker in fleet.reporting}, fleet.every
         have: dict[str, list[tuple[Any, str]]] = {}
         for worker in workers:
             for file in worker.token_files:
@@ -74,11 +76,6 @@ def why_alone(run: Run, files: Files | None = None) -> str:
     return alone_because(run.spec, files, resumes=resumes, over_hosts=run.over_hosts)
 
 
-def within(names: tuple[str, ...]) -> QuerySet[Worker]:
-    """Workers that report; of these names, where there are any."""
-    return reporting().filter(name__in=names) if names else reporting()
-
-
 def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among: tuple[str, ...] = ()) -> str:
     """What speaks against spreading `devices` ranks evenly over `over` hosts, of `among` (see `Files.reach`); '' where
     nothing does."""
@@ -90,7 +87,7 @@ def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among
         fitting = [str(n) for n in range(2, min(devices, MOST_HOSTS) + 1) if devices % n == 0]
         choose = f"choose {' or '.join(fitting)}, or as few as it takes" if fitting else "choose as few as it takes"
         return f"{devices} {word}s cannot be spread evenly over {over} hosts; {choose}."
-    counts = [_count(listed, kind) for listed in within(among).values_list("devices", flat=True)]
+    counts = [_count(worker.devices, kind) for worker in Look.now().among(among)]
     enough = sum(count >= devices // over for count in counts)
     if counts and enough < over:
         each = plural_text(devices // over, word)
@@ -99,9 +96,20 @@ def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among
     return ""
 
 
-def expected(request: Request) -> list[str]:
+def asked(spec: RunSpec, files: Files, *, resumes: bool = False, over_hosts: int = 0) -> tuple[str, Request]:
+    """(why all its ranks must be on one host, '' where they need not be; what it will ask of the placement)."""
+    plain = spec.model_dump(mode="json")
+    alone = alone_because(plain, files, resumes=resumes, over_hosts=over_hosts)
+    needs, over = files.readers(plain), files.reach(plain, resumes=resumes)
+    where = Request(0, spec.parallel.world, spec.train.device, needs=needs, hosts=over_hosts, over=over)
+    return alone, replace(where, alone=bool(alone), unit=spec.parallel.tp)
+
+
+def expected(request: Request, fleet: Look | None = None) -> list[str]:
     """The worker of each rank, as an idle fleet would place it; [] on one host, or where the fleet has too few."""
-    idle = [replace(host, free=host.devices, exclusive=False) for host in hosts()]
+    if request.devices < 2:
+        return []
+    idle = (fleet or Look.now()).idle()
     shares = [share for _, given in plan([request], idle).placed for share in given]
     return [share.host for share in shares for _ in share.devices] if len(shares) > 1 else []
 

@@ -6,19 +6,18 @@ Form and API ask the same questions here; `services.submit` then queues what pas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
-from dashboard.control.placement import Request
-from dashboard.fleet.selectors import reporting
+from dashboard.fleet.selectors import Look
 from dashboard.fleet.words import WORDS
 from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
 from dashboard.runs.models import Corpus, Run
-from dashboard.runs.spreading import Files, alone_because, expected, hosts_error, within
+from dashboard.runs.spreading import Files, asked, expected, hosts_error
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, by_stage, verdict
 from parallel_core.plan.strategy import label
@@ -69,13 +68,16 @@ class Assessment:
         return label(self.spec) if self.spec else ""
 
 
-def capacity(kind: str, readers: tuple[str, ...] = (), reach: tuple[str, ...] = ()) -> Capacity:
+def capacity(
+    kind: str, readers: tuple[str, ...] = (), reach: tuple[str, ...] = (), fleet: Look | None = None
+) -> Capacity:
     """What workers that report offer, draining ones included. A silent one may never come back: it has none.
 
-    `readers`: the only ones that will do, `reach` those over which the run may be spread ((): all).
+    `readers`: the only ones that will do, `reach` those over which the run may be spread ((): all). `fleet`: as it was
+    seen a moment ago, where it was.
     """
     counts, memory, others, together = [], 0, 0, 0
-    for worker in within(readers):
+    for worker in (fleet or Look.now()).among(readers):
         mine = [device for device in worker.devices if device["kind"] == kind]
         others += len(worker.devices) - len(mine)
         counts.append(len(mine))
@@ -92,8 +94,9 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
         parsed = RunSpec.model_validate(spec)
     except ValidationError as error:
         return Assessment(errors=field_errors(error))
-    alone, asks = _asks(parsed, resume_from is not None, over_hosts)
-    offered = capacity(asks.kind, asks.needs, asks.over)
+    fleet = Look.now()
+    alone, asks = asked(parsed, Files.of(fleet), resumes=resume_from is not None, over_hosts=over_hosts)
+    offered = capacity(asks.kind, asks.needs, asks.over, fleet)
     errors = fleet_errors(parsed, offered, alone) | corpus_errors(parsed)
     if spread := hosts_error(over_hosts, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over):
         errors["hosts"] = spread
@@ -104,18 +107,9 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
     found = verdict(parsed, offered.memory or None, offered.most(alone) or None)
     limit = min((b for b in (offered.memory, parsed.trace.memory_cap) if b), default=0)
     wrong = found.sentence if found.fits is False else ""
-    where = expected(asks)
+    where = expected(asks, fleet)
     said, record = ledger.predicted(parsed, where), ledger.time_record().sentence()
     return Assessment(parsed, errors, offered, by_stage(parsed), found, limit, wrong, said, record, where)
-
-
-def _asks(spec: RunSpec, resumes: bool, over_hosts: int) -> tuple[str, Request]:
-    """(why all its ranks must be on one host, '' where they need not be; what it will ask of the placement)."""
-    files, plain = Files.now(), spec.model_dump(mode="json")
-    alone = alone_because(plain, files, resumes=resumes, over_hosts=over_hosts)
-    needs, over = files.readers(plain), files.reach(plain, resumes=resumes)
-    where = Request(0, spec.parallel.world, spec.train.device, needs=needs, hosts=over_hosts, over=over)
-    return alone, replace(where, alone=bool(alone), unit=spec.parallel.tp)
 
 
 def submit(
@@ -211,8 +205,8 @@ def corpus_errors(spec: RunSpec) -> dict[str, str]:
 
 def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
     """Of a token file that no reporting worker has, of a larger vocabulary, or too short; none while none reports."""
-    workers = reporting()
-    readers = Files.now().readers(spec.model_dump(mode="json"))
+    fleet = Look.now()
+    workers, readers = fleet.reporting, Files.of(fleet).readers(spec.model_dump(mode="json"))
     have = [file for worker in workers if worker.name in readers for file in worker.token_files]
     found = next((file for file in have if file["name"] == name), None)
     if not workers:

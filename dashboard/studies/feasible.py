@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dashboard.runs.submission import Capacity, capacity, fleet_errors
+from dashboard.fleet.selectors import Look
+from dashboard.runs.spreading import Files, asked
+from dashboard.runs.submission import capacity, fleet_errors
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 
 
-def feasible(plan: Plan) -> Plan:
-    """The plan without what does not fit on any worker that reports; each one left out says why."""
-    offered = {kind: capacity(kind) for kind in {v.spec.train.device for v in plan.variants}}
+def feasible(plan: Plan, fleet: Look | None = None) -> Plan:
+    """The plan without what does not fit on the workers that report; each one left out says why. `fleet`: as it was
+    seen a moment ago, where it was."""
+    fleet = fleet or Look.now()
+    files = Files.of(fleet)
     kept: list[Variant] = []
     skipped: list[Skipped] = []
     for variant in plan.variants:
-        why = _obstacle(variant.spec, offered[variant.spec.train.device])
+        why = _obstacle(variant.spec, fleet, files)
         if why:
             skipped.append(Skipped(variant.name, why))
         else:
@@ -23,9 +27,11 @@ def feasible(plan: Plan) -> Plan:
     return Plan(tuple(kept), (*plan.skipped, *skipped))
 
 
-def _obstacle(spec: RunSpec, offered: Capacity) -> str:
-    """Too few devices on one host, or too little memory on a device; '' where neither."""
-    if wrong := fleet_errors(spec, offered):
+def _obstacle(spec: RunSpec, fleet: Look, files: Files) -> str:
+    """Too few devices where it may run, or too little memory on a device; '' where neither."""
+    alone, asks = asked(spec, files)
+    offered = capacity(asks.kind, asks.needs, asks.over, fleet)
+    if wrong := fleet_errors(spec, offered, alone):
         return next(iter(wrong.values()))
     limit = min((size for size in (offered.memory, spec.trace.memory_cap) if size), default=0)
     worst = worst_stage(spec) if limit else None

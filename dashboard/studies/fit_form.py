@@ -13,7 +13,7 @@ from dashboard.runs.submission import capacity
 from dashboard.studies import fit, services
 from dashboard.studies.estimate import Estimate, estimate
 from dashboard.studies.feasible import feasible
-from dashboard.studies.forms import DETAIL, MODEL, TRAIN, MatrixForm, calibration
+from dashboard.studies.forms import DETAIL, MODEL, TRAIN, MatrixForm
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
 from parallel_core.plan.capacity import fixed_depth
@@ -73,7 +73,7 @@ class FitForm(MatrixForm):
         if cleaned.get("cap"):
             return int(cleaned["cap"]) * MIB
         device = cleaned.get("train__device", "cpu")
-        return capacity(device).memory if device == "cuda" else 0
+        return capacity(device, fleet=self.fleet).memory if device == "cuda" else 0
 
     def _asked(self) -> dict[str, Any]:
         names = ("strategies", "recompute", "precisions", "micro_batches", "devices")
@@ -84,12 +84,12 @@ class FitForm(MatrixForm):
         return fit.plan(self.base(), **self._asked(), limit=limit, cap=cap * MIB if cap else None)
 
     def plan(self) -> Plan:
-        return feasible(self._plan())
+        return feasible(self._plan(), self.fleet)
 
     def estimate(self) -> Estimate:
         """At least: a search whose prediction is off takes more runs."""
         specs = [variant.spec for variant in self.plan().variants]
-        return estimate(specs, calibration(self.cleaned_data["train__device"]), LEAST_RUNS)
+        return estimate(specs, self.calibration, LEAST_RUNS)
 
     def create(self, owner: Any) -> Study:
         return services.create(

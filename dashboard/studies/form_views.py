@@ -11,16 +11,20 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.roles import may_submit
+from dashboard.fleet.selectors import Look
 from dashboard.ledger import selectors as ledger
 from dashboard.numbers import number
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.runs.spec_fields import from_spec
+from dashboard.runs.spreading import Files, asked, expected
 from dashboard.studies import breakages
-from dashboard.studies.estimate import run_seconds
-from dashboard.studies.forms import StudyForm, calibration, initial_of
+from dashboard.studies.estimate import calibration, run_seconds
+from dashboard.studies.forms import StudyForm, initial_of
 from dashboard.studies.kinds import KINDS, MATRIX, StudyKind
 from dashboard.studies.models import Study
+from dashboard.studies.variants import Plan
+from parallel_core.analysis.quantities import listed_text
 
 SHOWN_ROWS = 60
 """Variants listed in the preview; the sentence above names them all by number."""
@@ -38,7 +42,8 @@ def new(request: HttpRequest) -> HttpResponse:
     source = get_object_or_404(Study, pk=asked) if asked is not None else None
     kind = _kind(request, source)
     if request.method != "POST":
-        form = kind.form(initial=_initial(request, source))
+        fleet = Look.now()
+        form = kind.form(initial=_initial(request, source, fleet), fleet=fleet)
         return render(request, "studies/new.html", _context(kind, form, _preview(_bound(form)), source))
     form = kind.form(request.POST)
     if "preview" in request.POST:
@@ -70,13 +75,13 @@ def _kind(request: HttpRequest, source: Study | None) -> StudyKind:
     return KINDS.get(asked, MATRIX)
 
 
-def _initial(request: HttpRequest, source: Study | None) -> dict[str, Any]:
+def _initial(request: HttpRequest, source: Study | None, fleet: Look) -> dict[str, Any]:
     if source:
         return initial_of(source)
     if (asked := number(request.GET.get("run"))) is not None:
         run = get_object_or_404(Run, pk=asked)
         return {**from_spec(run.spec), "name": f"{run.name}, varied"[:120], "devices": max(2, run.devices)}
-    found = calibration("cpu") or calibration("cuda")
+    found = calibration("cpu", fleet) or calibration("cuda", fleet)
     if not found:
         return {}
     device = "cuda" if str(found.get("device", "cpu")).startswith("cuda") else "cpu"
@@ -87,27 +92,36 @@ def _initial(request: HttpRequest, source: Study | None) -> dict[str, Any]:
 def _bound(form: StudyForm) -> StudyForm:
     """The form as if its initial values had been sent, so that the first page can already say what would run."""
     data = {name: form[name].value() for name in form.fields}
-    return type(form)({name: value for name, value in data.items() if value not in (None, False)})
+    sent = {name: value for name, value in data.items() if value not in (None, False)}
+    return type(form)(sent, fleet=form.fleet)
 
 
 def _preview(form: StudyForm) -> dict[str, Any] | None:
     """What would run; None where the fields do not say it yet. A missing name does not stand in the way."""
     if set(form.errors) - {"name"}:
         return None
-    plan = form.plan()
-    table = calibration(form.cleaned_data["train__device"])
-    rows = [
-        {
-            "name": v.name,
-            "split": v.spec.parallel,
-            "seconds": run_seconds(v.spec, table) if table else None,
-            "step": ledger.predicted(v.spec).seconds if i < PREDICTED_ROWS else None,
-        }
-        for i, v in enumerate(plan.variants[:SHOWN_ROWS])
-    ]
-    record = ledger.time_record().sentence() if any(row["step"] for row in rows) else ""
+    plan, table = form.plan(), form.calibration
+    rows = _rows(plan, form.fleet)
+    for row in rows:
+        row["seconds"] = run_seconds(row["spec"], table) if table else None
+    steps = [row["step"] for row in rows if row["step"]]
     found = {"estimate": form.estimate(), "rows": rows, "total": len(plan.variants), "skipped": plan.skipped}
-    return {**found, "record": record}
+    found["untimed"] = next((step.untimed for step in steps if step.untimed), None)
+    return {**found, "record": ledger.time_record().sentence() if any(step.seconds for step in steps) else ""}
+
+
+def _rows(plan: Plan, fleet: Look) -> list[dict[str, Any]]:
+    """Each variant with the hosts that its ranks would be on, where they are several, and the first ones with their
+    predicted step there."""
+    shown = plan.variants[:SHOWN_ROWS]
+    files, sources = Files.of(fleet), ledger.Sources(variant.spec for variant in shown[:PREDICTED_ROWS])
+    out = []
+    for i, variant in enumerate(shown):
+        hosts = expected(asked(variant.spec, files)[1], fleet)
+        step = sources.predicted(variant.spec, hosts) if i < PREDICTED_ROWS else None
+        over = listed_text(list(dict.fromkeys(hosts)))
+        out.append({"name": variant.name, "spec": variant.spec, "over": over, "step": step})
+    return out
 
 
 def _context(

@@ -12,13 +12,13 @@ from django import forms
 from pydantic import ValidationError
 
 from dashboard.fields import Choice, WholeNumber
-from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import Look
 from dashboard.fleet.words import WORDS
 from dashboard.runs import corpora, spec_fields
 from dashboard.runs.spec_fields import html_name
 from dashboard.runs.submission import capacity
 from dashboard.studies import services, sweepable, variants
-from dashboard.studies.estimate import Estimate, estimate
+from dashboard.studies.estimate import Estimate, calibration, estimate
 from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
@@ -73,12 +73,14 @@ class StudyForm(forms.Form):
         label="Repeats", min_value=1, max_value=services.MAX_REPEATS, initial=1, help_text="of the whole list, in turn"
     )
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, fleet: Look | None = None, **kwargs: Any) -> None:
+        """`fleet`: as it was seen a moment ago, where it was; all that the form says of it is of that moment."""
+        self.fleet = fleet or Look.now()
         initial = {**spec_fields.from_spec({}), **(kwargs.pop("initial", None) or {})}
         super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, "initial": initial, **kwargs})
         for path in self.base_fields_of_kind:
             self.fields[html_name(path)] = spec_fields.form_field(spec_fields.ENTRIES[path])
-        self.fields["train__corpus"].choices = corpora.choices()  # type: ignore[attr-defined]
+        self.fields["train__corpus"].choices = corpora.choices(self.fleet)  # type: ignore[attr-defined]
         self.fields["name"].widget.attrs.pop("maxlength")  # a name that is too long is said to be, not cut
         for name, made in self.fields.items():
             describe = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
@@ -129,7 +131,12 @@ class StudyForm(forms.Form):
 
     def estimate(self) -> Estimate:
         specs = [variant.spec for variant in self.plan().variants]
-        return estimate(specs, calibration(self.cleaned_data["train__device"]), self.cleaned_data["repeats"])
+        return estimate(specs, self.calibration, self.cleaned_data["repeats"])
+
+    @property
+    def calibration(self) -> dict[str, Any] | None:
+        """Of the kind of device that was chosen. Needs a valid form."""
+        return calibration(self.cleaned_data["train__device"], self.fleet)
 
     def clean(self) -> dict[str, Any]:
         """The base must be a valid single run by itself, or every variant would fail for the same reason.
@@ -181,7 +188,7 @@ class MatrixForm(StudyForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["devices"].help_text = fleet_sentence()
+        self.fields["devices"].help_text = fleet_sentence(self.fleet)
         self.fields["devices"].widget.attrs["aria-describedby"] = "help-devices error-devices"
 
     def own_group(self) -> Iterator[forms.BoundField]:
@@ -192,14 +199,15 @@ class MatrixForm(StudyForm):
         return {name: self.cleaned_data[name] for name in names}
 
     def plan(self) -> Plan:
-        return feasible(variants.matrix(self.base(), **self._asked()))
+        return feasible(variants.matrix(self.base(), **self._asked()), self.fleet)
 
     def create(self, owner: Any) -> Study:
         return services.create_matrix(**self.common(owner), **self._asked())
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
-        offered, wanted = capacity(cleaned.get("train__device", "cpu")), cleaned.get("devices")
+        offered = capacity(cleaned.get("train__device", "cpu"), fleet=self.fleet)
+        wanted = cleaned.get("devices")
         if wanted and 0 < offered.total < wanted:
             word = WORDS[offered.kind] + "s" * (offered.total > 1)
             self.add_error("devices", f"The fleet has {offered.total} {word}; choose at most that many.")
@@ -239,7 +247,7 @@ class SweepForm(StudyForm):
         }
 
     def plan(self) -> Plan:
-        return feasible(variants.sweep(self.base(), **self._asked()))
+        return feasible(variants.sweep(self.base(), **self._asked()), self.fleet)
 
     def create(self, owner: Any) -> Study:
         return services.create_sweep(**self.common(owner), **self._asked())
@@ -258,7 +266,7 @@ class StashingForm(StudyForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["devices"].help_text = f"a device each; {fleet_sentence()}"
+        self.fields["devices"].help_text = f"a device each; {fleet_sentence(self.fleet)}"
         self.fields["timed_steps"].initial = STASHING_STEPS
 
     def own_group(self) -> Iterator[forms.BoundField]:
@@ -268,7 +276,7 @@ class StashingForm(StudyForm):
         return {name: self.cleaned_data[name] for name in ("devices", "micro_batches", "timed_steps")}
 
     def plan(self) -> Plan:
-        return feasible(variants.stashing(self.base(), **self._asked()))
+        return feasible(variants.stashing(self.base(), **self._asked()), self.fleet)
 
     def create(self, owner: Any) -> Study:
         return services.create_stashing(**self.common(owner), **self._asked())
@@ -283,16 +291,8 @@ def initial_of(study: Study) -> dict[str, Any]:
     return {**spec_fields.from_spec(study.base), **asked, "name": name}
 
 
-def calibration(kind: str) -> dict[str, Any] | None:
-    """The newest calibration of a worker with devices of that kind; None before the first."""
-    for worker in Worker.objects.order_by("-heartbeat_at").exclude(calibration={}):
-        if any(device.get("kind") == kind for device in worker.devices):
-            return dict(worker.calibration)
-    return None
-
-
-def fleet_sentence() -> str:
-    offers = [offered for offered in map(capacity, WORDS) if offered.total]
+def fleet_sentence(fleet: Look) -> str:
+    offers = [offered for kind in WORDS if (offered := capacity(kind, fleet=fleet)).total]
     found = " or ".join(f"{o.total} {WORDS[o.kind]}{'s' * (o.total > 1)}" for o in offers)
     return f"the fleet has {found}" if found else "no worker reports now"
 

@@ -8,7 +8,7 @@ from typing import Any
 from django import forms
 
 from dashboard.fields import WholeNumber
-from dashboard.fleet.selectors import reporting
+from dashboard.fleet.selectors import Look
 from dashboard.fleet.words import WORDS
 from dashboard.runs.submission import capacity
 from dashboard.studies import scaling, services, variants
@@ -51,9 +51,10 @@ class ScalingForm(StudyForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        most = max(capacity(kind).most() for kind in WORDS)
+        most = max(capacity(kind, fleet=self.fleet).most() for kind in WORDS)
         self.fields["counts"].initial = [n for n in (1, 2, 4, 8, 16, 32) if n <= max(2, most)]
-        self.fields["counts"].help_text = f"one is always among them; {fleet_sentence()}{shared_cores()}"
+        offers = fleet_sentence(self.fleet) + shared_cores(self.fleet)
+        self.fields["counts"].help_text = f"one is always among them; {offers}"
 
     def own_group(self) -> Iterator[forms.BoundField]:
         return self.group(("strategies", "ways", "counts", "models", "micro_batches"))
@@ -69,30 +70,30 @@ class ScalingForm(StudyForm):
         return counts
 
     def plan(self) -> Plan:
-        return feasible(scaling.plan(self.base(), **self._asked()))
+        return feasible(scaling.plan(self.base(), **self._asked()), self.fleet)
 
     def create(self, owner: Any) -> Study:
         return services.create(
             **self.common(owner),
             kind=self.kind,
             plan=scaling.plan(self.base(), **self._asked()),
-            asked=self._asked() | {"cores": shared()[1]},
-            note=shared_cores().removeprefix("; "),
+            asked=self._asked() | {"cores": shared(self.fleet)[1]},
+            note=shared_cores(self.fleet).removeprefix("; "),
         )
 
 
-def shared() -> tuple[int, int, str]:
+def shared(fleet: Look) -> tuple[int, int, str]:
     """(CPU devices, cores that they share, worker) of a worker with more devices than cores; zeros without one."""
-    for worker in reporting():
+    for worker in fleet.reporting:
         names = [device["name"] for device in worker.devices if device["kind"] == "cpu"]
         if len(set(names)) < len(names):
             return len(names), len(set(names)), worker.name
     return 0, 0, ""
 
 
-def shared_cores() -> str:
+def shared_cores(fleet: Look) -> str:
     """The same in words: "; 4 CPU devices share 2 cores …"; '' where each has its own."""
-    devices, cores, worker = shared()
+    devices, cores, worker = shared(fleet)
     if not devices:
         return ""
     of = "1 core" if cores == 1 else f"{cores} cores"

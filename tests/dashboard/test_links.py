@@ -16,6 +16,7 @@ from dashboard.ledger.services import answer_profile, ask_profile, settle
 from dashboard.runs import linking, queue, services, states, submission
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.panel import Panel
+from dashboard.runs.spec_fields import from_spec
 from parallel_core.observe.records import encode
 from parallel_core.profile import table
 from parallel_core.spec import ModelSpec, RunSpec
@@ -203,6 +204,26 @@ def test_a_run_over_two_hosts_is_predicted_by_what_was_timed_between_them(profil
     settled = ran(run, "yard-a", "yard-b")
     assert (settled.disturbed, settled.left_out) == (False, "")
     assert selectors.time_record().errors == (pytest.approx(run.prediction.seconds / 0.02 - 1),)
+
+
+def test_a_study_is_predicted_as_its_runs_will_be_placed(profile: Profile, member: Client, alice: Any) -> None:
+    """Four devices are on both hosts; one and two fit on one, and nothing between hosts counts for them."""
+    base = {"model": MODEL.model_dump(), "train": {"global_batch": 12}}
+    sent = {**from_spec(base), "kind": "scaling", "name": "Both", "strategies": ["dp"], "ways": ["strong"]}
+    sent |= {"counts": "2, 4", "micro_batches": "1", "timed_steps": "10", "repeats": "1", "preview": "1"}
+    before = member.post("/studies/new/", sent, headers={"HX-Request": "true"})
+    assert "4 dev over yard-b and yard-a" in before.content.decode()
+    assert "first=yard-a&amp;second=yard-b#links" in before.content.decode()
+    assert [row["step"].seconds is None for row in before.context["preview"]["rows"]] == [False, False, True]
+    timed(alice, alpha=0.5)
+    rows = member.post("/studies/new/", sent, headers={"HX-Request": "true"}).context["preview"]["rows"]
+    assert [row["over"] for row in rows] == ["", "", "yard-b and yard-a"]
+    assert rows[1]["step"].seconds < 0.5 < 1.0 < rows[2]["step"].seconds
+    del sent["preview"]
+    assert member.post("/studies/new/", sent).status_code == 302
+    made = Prediction.objects.filter(run__study__isnull=False).order_by("run__position")
+    assert [row.seconds for row in made] == [row["step"].seconds for row in rows]
+    assert [len(set(row.hosts)) for row in made] == [0, 0, 2]
 
 
 def test_what_settles_nothing_says_why_and_what_to_do(profile: Profile, member: Client, alice: Any) -> None:

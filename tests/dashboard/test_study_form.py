@@ -219,3 +219,14 @@ def test_a_silent_worker_offers_no_devices(member: Client) -> None:
     host.heartbeat_at = timezone.now() - timedelta(minutes=1)
     host.save()
     assert "The fleet has 2 CPU devices" in preview(member, {**MATRIX, "devices": "4"})
+
+
+def test_the_form_looks_once_however_many_variants_it_lists(member: Client, django_assert_max_num_queries: Any) -> None:
+    """Who asks (3), the fleet, corpora of the form and of what it would send, and the profiles of all variants; what
+    HTMX gets needs the corpora once, and whether there is any study."""
+    listed = str(member.get(NEW).content)
+    assert listed.count("<li>") > 8
+    with django_assert_max_num_queries(7):
+        member.get(NEW)
+    with django_assert_max_num_queries(7):
+        assert "14 runs" in preview(member, {**MATRIX, "micro_batches": "1, 2, 4, 8, 16"})
