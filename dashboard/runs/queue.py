@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, NamedTuple
 
 from dashboard.control.placement import Host, Request, Wait, plan
 from dashboard.fleet.selectors import hosts, kind_of
@@ -45,40 +46,58 @@ def requests(runs: list[Run]) -> list[Request]:
             kind=kind_of(run),
             exclusive=run.exclusive,
             study=_series_of(run),
-            prefer=held.get(run.pk) or prefer,
+            prefer=held[run.pk].worker if run.pk in held else prefer,
             hosts=run.over_hosts,
             alone=bool(why_alone(run, files)),
             over=files.reach(run.spec, resumes=run.resume_run_id is not None),
             unit=run.spec.get("parallel", {}).get("tp") or 1,
-            needs=_needed(run, held.get(run.pk, ""), files),
+            needs=_needed(run, held.get(run.pk), files),
             among=tuple(run.between),
         )
         for run, prefer in zip(runs, _preferences(runs), strict=True)
     ]
 
 
-def _holders(runs: list[Run]) -> dict[int, str]:
-    """run -> the worker that has its own newest checkpoint, from an earlier attempt."""
+class _Holder(NamedTuple):
+    """The worker that wrote a checkpoint, and whether into a folder that others have, too."""
+
+    worker: str
+    shares: bool
+
+    @classmethod
+    def of(cls, worker: str, nodes: list[dict[str, Any]]) -> _Holder:
+        """`nodes` of the attempt that wrote it."""
+        return cls(worker, any(node["worker"] == worker and node.get("shares") for node in nodes))
+
+
+def _holders(runs: list[Run]) -> dict[int, _Holder]:
+    """run -> who has its own newest checkpoint, from an earlier attempt."""
     rows = Checkpoint.objects.filter(run__in=[run.pk for run in runs]).order_by("step")
-    return dict(rows.values_list("run", "worker"))
+    return {run: _Holder.of(*by) for run, *by in rows.values_list("run", "worker", "attempt__devices")}
 
 
-def _needed(run: Run, holder: str, files: Files) -> tuple[str, ...]:
-    """The workers on which the run can go on or begin; () where it can on any. `holder` has its own checkpoints."""
+def _needed(run: Run, own: _Holder | None, files: Files) -> tuple[str, ...]:
+    """The workers on which the run can go on or begin; () where it can on any. `own` has its own checkpoints.
+
+    What lies in a shared folder any worker can take that shares one now, whether its writer is there or not.
+    """
     read = files.readers(run.spec)
-    has = "" if run.resume_run_id is None else holder or _holder(run)
-    if not has:
+    has = None if run.resume_run_id is None else own or _named(run)
+    if has is None:
         return read
-    have = files.sharing if has in files.sharing else (has,)
+    have = (has.worker,)
+    if has.shares:
+        have += tuple(name for name in files.sharing if name != has.worker)
     return tuple(name for name in have if name in read) or have
 
 
-def _holder(run: Run) -> str:
-    """The worker that has the checkpoint the run names; '' where it names none, or nobody has it any more."""
+def _named(run: Run) -> _Holder | None:
+    """Who has the checkpoint that the run names; None where it names none, or nobody has it any more."""
     if run.resume_run_id is None or run.resume_step is None:
-        return ""
+        return None
     rows = Checkpoint.objects.filter(run=run.resume_run_id, step=run.resume_step).order_by("-at")
-    return rows.values_list("worker", flat=True).first() or ""
+    row = rows.values_list("worker", "attempt__devices").first()
+    return _Holder.of(*row) if row else None
 
 
 def _series_of(run: Run) -> int | None:

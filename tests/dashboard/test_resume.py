@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from dashboard.api.models import Scope
 from dashboard.control.orders import start_message
+from dashboard.control.placement import Wait, plan
 from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import hosts
 from dashboard.runs import queue, services, spec_fields, states
 from dashboard.runs.models import Attempt, Checkpoint, Run
 from parallel_core.observe.records import encode
@@ -137,3 +141,33 @@ def test_the_api_takes_and_shows_it(client: Client, alice: Any, saved: Run) -> N
     assert "no checkpoint at step 7" in answer.json()["error"]["fields"]["resume_from"]
     found = client.get(f"/api/v1/runs/{saved.pk}", headers=bearer(alice, Scope.READ)).json()["data"]
     assert found["checkpoints"] == [10, 20] and found["resume_from"] is None
+
+
+def needed(run: Run) -> tuple[str, ...]:
+    (request,) = queue.requests([run])
+    return request.needs
+
+
+def test_what_lies_in_a_shared_folder_is_taken_without_its_writer(alice: Any, saved: Run) -> None:
+    """Its writer is away; of the two that report, one shares the folder."""
+    nodes = [{**node, "shares": True} for node in saved.attempts.get().devices]
+    saved.attempts.update(devices=nodes, over=True)
+    run = services.submit(owner=alice, spec=saved.spec, resume_from={"run": saved.pk, "step": 10})
+    factory.worker("yard-b")
+    factory.worker("yard-c")
+    Worker.objects.filter(name="yard-c").update(shared_checkpoints=True)
+    Worker.objects.filter(name="yard-a").update(heartbeat_at=timezone.now() - timedelta(hours=1))
+    assert needed(run) == ("yard-a", "yard-c")
+    ((_, (share,)),) = plan(queue.requests([run]), hosts()).placed
+    assert share.host == "yard-c"
+    Worker.objects.filter(name="yard-c").update(draining=True)
+    assert plan(queue.requests([run]), hosts()).waits[run.pk] == (Wait.CHECKPOINT, ("yard-a", "yard-c"))
+    assert "Waits for yard-a and yard-c, one of which must be there for the checkpoint" in queue.waiting(run).sentence
+
+
+def test_what_its_writer_kept_to_itself_waits_for_it(alice: Any, saved: Run) -> None:
+    """It shares a folder now, as another does; the checkpoint was written before."""
+    run = services.submit(owner=alice, spec=saved.spec, resume_from={"run": saved.pk, "step": 10})
+    factory.worker("yard-b")
+    Worker.objects.update(shared_checkpoints=True)
+    assert needed(run) == ("yard-a",)
