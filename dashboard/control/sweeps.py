@@ -18,7 +18,8 @@ from dashboard.control.orders import Order
 from dashboard.control.placement import Share, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts, live_attempts
-from dashboard.ledger.models import Profile, ProfileState
+from dashboard.ledger.models import ProfileState
+from dashboard.ledger.selectors import in_front
 from dashboard.runs import next_trace, states
 from dashboard.runs.models import Attempt, Corpus, Run, State
 from dashboard.runs.queue import queued_runs, requests, studies_active
@@ -204,12 +205,10 @@ def _start_limit(attempt: Attempt) -> float:
 
 
 def _profiled_for(attempt: Attempt) -> float:
-    """Seconds that profiles may have held a worker's devices since the attempt was sent there. One that was asked for
-    later waits behind the attempt."""
+    """Seconds that profiles may have held a worker's devices since the attempt was sent there."""
     if attempt.sent_at is None:
         return 0.0
-    hosts_of_it = [node["worker"] for node in attempt.devices]
-    before = Profile.objects.filter(worker__name__in=hosts_of_it, asked_at__lt=attempt.sent_at)
+    before = in_front(attempt)
     if before.filter(state=ProfileState.ASKED).exists():
         return PROFILE_LIMIT_S
     done = before.filter(done_at__gt=attempt.sent_at).aggregate(last=Max("done_at"))["last"]

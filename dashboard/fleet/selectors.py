@@ -12,8 +12,12 @@ from django.utils import timezone
 
 from dashboard.control.placement import Host
 from dashboard.fleet.models import Worker
+from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import Attempt, Run
 from workers.contract import LEASE_S
+
+OTHERS_ABOVE = 0.25
+"""Load of a free device above which its page says that something else uses it; a quiet yard itself stays below."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +32,33 @@ class DeviceView:
     load: float
     run: Run | None
 
+    @property
+    def used_by_others(self) -> bool:
+        """No run holds it, and something keeps it busy: another program, or a run on a device of the same core."""
+        return self.run is None and self.load > OTHERS_ABOVE
+
 
 @dataclass(frozen=True)
 class WorkerView:
-    """A worker with its devices. `age` = seconds since its last heartbeat, None if it never sent one."""
+    """A worker with its devices. `age` = seconds since its last heartbeat, None if it never sent one; `profiles` = the
+    profile that it was asked for first and has not answered."""
 
     worker: Worker
     age: float | None
     silent: bool
     devices: list[DeviceView]
     runs: list[Run]
+    profiles: Profile | None = None
+
+    @property
+    def others(self) -> bool:
+        """A free device is used by something else; what a profile uses is no stranger's."""
+        return not self.profiling and any(device.used_by_others for device in self.devices)
+
+    @property
+    def profiling(self) -> bool:
+        """It times a model's layers now: it begins as soon as nothing runs there."""
+        return self.profiles is not None and not self.runs and not self.silent
 
 
 def age_of(worker: Worker, now: datetime | None = None) -> float | None:
@@ -124,10 +145,13 @@ def workers() -> list[WorkerView]:
     """Every worker by name, with who holds which device."""
     now, attempts = timezone.now(), live_attempts()
     held = occupancy(attempts)
-    return [_view(worker, now, attempts, held) for worker in Worker.objects.all()]
+    asked = {profile.worker_id: profile for profile in Profile.objects.filter(state=ProfileState.ASKED).order_by("-id")}
+    return [_view(worker, now, attempts, held, asked.get(worker.pk)) for worker in Worker.objects.all()]
 
 
-def _view(worker: Worker, now: datetime, attempts: list[Attempt], held: dict[Any, Run]) -> WorkerView:
+def _view(
+    worker: Worker, now: datetime, attempts: list[Attempt], held: dict[Any, Run], profiles: Profile | None
+) -> WorkerView:
     age = age_of(worker, now)
     devices = [
         DeviceView(
@@ -142,4 +166,4 @@ def _view(worker: Worker, now: datetime, attempts: list[Attempt], held: dict[Any
         for device in worker.devices
     ]
     here = [a.run for a in attempts if any(node["worker"] == worker.name for node in a.devices)]
-    return WorkerView(worker, age, age is None or age > LEASE_S, devices, here)
+    return WorkerView(worker, age, age is None or age > LEASE_S, devices, here, profiles)

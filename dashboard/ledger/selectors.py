@@ -9,11 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
+from statistics import median
 
 from django.db.models import F, QuerySet
 
 from dashboard.ledger import between
 from dashboard.ledger.models import LinksBetween, Prediction, Profile, ProfileState
+from dashboard.runs.models import Attempt
 from parallel_core.analysis.quantities import signed_percent_text
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.needs import NeverTimed
@@ -22,6 +24,8 @@ from parallel_core.spec import RunSpec
 
 MOST_RANKS = 64
 """More than this no prediction is simulated while somebody waits."""
+USUAL_OF = 5
+"""Profiles that what a profile usually takes is read off."""
 NEWEST = 500
 """Settled predictions that the record looks back on."""
 
@@ -103,6 +107,20 @@ def _table(pk: int, done_at: datetime | None) -> CostTable:
 def asked(worker: str) -> QuerySet[Profile]:
     """What this worker has still to profile, oldest first."""
     return Profile.objects.filter(worker__name=worker, state=ProfileState.ASKED).order_by("id")
+
+
+def in_front(attempt: Attempt) -> QuerySet[Profile]:
+    """Profiles that were asked of its hosts before it was sent there: its ranks start when they have ended. One that
+    was asked for later waits behind it."""
+    names = [node["worker"] for node in attempt.devices]
+    return Profile.objects.filter(worker__name__in=names, asked_at__lt=attempt.sent_at)
+
+
+def usual_wait(worker: str) -> float | None:
+    """Seconds from asking this worker for a profile to its answer, median of the newest few; None before the first."""
+    done = Profile.objects.filter(worker__name=worker, state=ProfileState.DONE, base=None, done_at__isnull=False)
+    took = done.order_by("-done_at").values_list("asked_at", "done_at")[:USUAL_OF]
+    return median((end - begin).total_seconds() for begin, end in took) if took else None
 
 
 def measured(most: int = 12) -> list[tuple[str, str]]:

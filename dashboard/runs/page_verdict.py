@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from django.utils import timezone
 
 from dashboard.runs import generating, linking, resuming, selectors
 from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.page_starting import placed, starting
 from dashboard.runs.queue import queued_runs
 from dashboard.runs.submission import capacity
 from parallel_core.analysis.breakdown import mean
@@ -57,7 +57,7 @@ def verdict(run: Run) -> Verdict:
     if run.state == State.QUEUED:
         return _queued(run)
     if run.state == State.STARTING:
-        return _starting(attempt)
+        return Verdict(*starting(attempt))
     if run.wish and run.state in (State.RUNNING, State.SUCCEEDED):
         return Verdict(linking.sentence(run) if run.between else generating.sentence(run))
     if run.state == State.RUNNING:
@@ -76,11 +76,6 @@ def _queued(run: Run) -> Verdict:
     first = run.detail or waiting.sentence
     ahead = queued_runs()[max(0, waiting.ahead - AHEAD_SHOWN) : waiting.ahead] if waiting.ahead else []
     return Verdict(first, more=waiting.sentence if run.detail else "", ahead=ahead)
-
-
-def _starting(attempt: Attempt | None) -> Verdict:
-    phases = sorted(set(attempt.ranks.exclude(phase="").values_list("phase", flat=True))) if attempt else []
-    return Verdict(f"Starting {placed(attempt)}{': ' + ' and '.join(phases) if phases else ''}.")
 
 
 def _running(run: Run) -> Verdict:
@@ -240,21 +235,6 @@ def _less_memory(spec: RunSpec) -> str:
     return f"Clone it and {first.text}: the worst rank is then predicted to need {bytes_text(first.total)}.{beyond}"
 
 
-def placed(attempt: Attempt | None) -> str:
-    """`on yard-a, devices 0 and 1`."""
-    nodes = attempt.devices if attempt else []
-    if not nodes:
-        return "on a worker"
-    return "on " + "; ".join(f"{node['worker']}, device{_plural(node['devices'])}" for node in nodes)
-
-
-def _plural(indices: list[int]) -> str:
-    words = [str(i) for i in indices]
-    if len(words) == 1:
-        return f" {words[0]}"
-    return f"s {', '.join(words[:-1])} and {words[-1]}"
-
-
 def target_of(run: Run) -> str:
     """What a run's speed counts: tokens or images."""
     return outline_of(RunSpec.model_validate(run.spec).model).target
@@ -265,26 +245,3 @@ def rate_text(rate: float, target: str = "tokens") -> str:
     if rate >= 1e6:
         return f"{significant(rate / 1e6)} M {target}/s"
     return f"{significant(rate / 1e3)} k {target}/s" if rate >= 1e3 else f"{rate:.0f} {target}/s"
-
-
-def age_text(run: Run) -> str:
-    """How long it has been queued, running, or ended, and how long it took."""
-    now = timezone.now()
-    if run.ended_at:
-        took = (run.ended_at - (run.started_at or run.queued_at)).total_seconds()
-        return f"ended {_ago((now - run.ended_at).total_seconds())}, took {seconds_text(round(took, 1))}"
-    if run.started_at:
-        return f"running for {_span((now - run.started_at).total_seconds())}"
-    return f"queued {_ago((now - run.queued_at).total_seconds())}"
-
-
-def _ago(seconds: float) -> str:
-    return f"{_span(seconds)} ago"
-
-
-def _span(seconds: float) -> str:
-    for size, unit in ((86400, "day"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            n = int(seconds // size)
-            return f"{n} {unit}{'s' if unit == 'day' and n > 1 else ''}"
-    return f"{max(0, int(seconds))} s"

@@ -19,9 +19,10 @@ from dashboard.charts.timeline import Lit, lit_of, window_of
 from dashboard.runs import generating, linking, next_trace, page_charts, resuming, selectors
 from dashboard.runs.findings import findings
 from dashboard.runs.models import ENDED, Run, SeriesChunk, State
+from dashboard.runs.page_starting import age_text, placed
 from dashboard.runs.page_tabs import OF_TEXT, TABS, tab_context
 from dashboard.runs.page_tiles import tiles
-from dashboard.runs.page_verdict import CAUSES, age_text, placed, verdict
+from dashboard.runs.page_verdict import CAUSES, verdict
 from dashboard.runs.states import beginning
 from dashboard.schedules.glossary import words_of
 from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, TRACED_SERIES

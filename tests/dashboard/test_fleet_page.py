@@ -12,7 +12,9 @@ from django.utils import timezone
 
 from dashboard.fleet import selectors
 from dashboard.fleet.timeline import timeline
+from dashboard.ledger import services as ledger
 from dashboard.runs.models import Attempt
+from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
 
@@ -157,3 +159,30 @@ def test_old_and_clipped_attempts(alice: Any) -> None:
 def test_any_window_in_the_address(client: Client, bob: Any, query: str) -> None:
     client.force_login(bob)
     assert page(client, query)
+
+
+def test_load_on_a_free_device_is_explained(client: Client, bob: Any) -> None:
+    """Nobody takes a device that something else keeps busy for one that is idle."""
+    host = factory.worker()
+    client.force_login(bob)
+    assert "something else uses it" not in page(client)
+    host.devices[1]["load"] = 1.0
+    host.save()
+    said = page(client)
+    assert said.count("free, though something else uses it") == 1
+    assert "not of a run of this yard" in said
+
+
+def test_a_host_that_times_layers_says_so(client: Client, alice: Any) -> None:
+    host = factory.worker()
+    host.devices[0]["load"] = 1.0
+    host.save()
+    spec = RunSpec.model_validate(factory.spec_of({}))
+    ledger.ask_profile(worker=host, spec=spec, user=alice)
+    client.force_login(alice)
+    said = page(client)
+    assert "Times the layers of" in said and said.count("times layers<") == 2
+    assert "something else uses it" not in said
+    factory.start(factory.queued(alice))
+    said = page(client)
+    assert "once nothing runs here" in said and "times layers<" not in said

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
+from dashboard.ledger import services as ledger
+from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs import states
 from dashboard.runs.models import Attempt, Checkpoint, LogChunk, Run, State
 from dashboard.runs.page_tabs import TABS
@@ -78,6 +82,33 @@ def test_requeued_run_says_so(alice: Any) -> None:
     run.refresh_from_db()
     assert verdict(run).sentence.endswith("queued again.")
     assert verdict(run).more.startswith("Waits for")
+
+
+def test_a_run_behind_a_profile_says_what_it_waits_for_and_how_long(reader: Client, alice: Any) -> None:
+    host, spec = factory.worker(), RunSpec.model_validate(factory.spec_of({}))
+    ledger.ask_profile(worker=host, spec=spec, user=alice)
+    run = factory.queued(alice)
+    factory.start(run)
+    Run.objects.filter(pk=run.pk).update(state=State.STARTING)
+    run.refresh_from_db()
+    found = verdict(run)
+    assert found.sentence.startswith("Waits for yard-a, which times the layers of GPT 4 x 64")
+    assert found.sentence.endswith("that takes one to two minutes.")
+    assert found.more.startswith("The profile was asked for 0 s ago, and is stopped after 10 min")
+    assert found.sentence in html(reader, run)
+    now = timezone.now()
+    done = Profile.objects.create(worker=host, spec=spec.model_dump(mode="json"), key="k", state=ProfileState.DONE)
+    Profile.objects.filter(pk=done.pk).update(asked_at=now - timedelta(seconds=77), done_at=now)
+    assert verdict(run).sentence.endswith("that usually takes 1 min 17 s here.")
+
+
+def test_a_run_in_front_of_a_profile_starts(alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.start(run)
+    Run.objects.filter(pk=run.pk).update(state=State.STARTING)
+    ledger.ask_profile(worker=factory.worker(), spec=RunSpec.model_validate(factory.spec_of({})), user=alice)
+    run.refresh_from_db()
+    assert verdict(run).sentence == "Starting on yard-a, device 0."
 
 
 def test_running_run_counts_steps_and_names_the_bubble(alice: Any) -> None:

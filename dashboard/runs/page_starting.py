@@ -1,0 +1,74 @@
+"""What stands on top of a run's page before its first step: where it starts, and what it waits for there; and ages."""
+
+from __future__ import annotations
+
+from django.utils import timezone
+
+from dashboard.ledger.models import ProfileState
+from dashboard.ledger.selectors import in_front, usual_wait
+from dashboard.runs.models import Attempt, Run
+from parallel_core.analysis.quantities import seconds_text
+from workers.contract import PROFILE_LIMIT_S
+
+
+def starting(attempt: Attempt | None) -> tuple[str, str]:
+    """(sentence, more) of an attempt that was sent to its workers and has no rank at work yet."""
+    if behind := _behind_a_profile(attempt):
+        return behind
+    phases = sorted(set(attempt.ranks.exclude(phase="").values_list("phase", flat=True))) if attempt else []
+    return f"Starting {placed(attempt)}{': ' + ' and '.join(phases) if phases else ''}.", ""
+
+
+def _behind_a_profile(attempt: Attempt | None) -> tuple[str, str] | None:
+    """What holds the devices of an attempt that was sent while a worker profiles a model, and for about how long."""
+    if attempt is None or attempt.sent_at is None:
+        return None
+    profile = in_front(attempt).filter(state=ProfileState.ASKED).select_related("worker").order_by("id").first()
+    if profile is None:
+        return None
+    name, usual = profile.worker.name, usual_wait(profile.worker.name)
+    long = f"that usually takes {seconds_text(round(usual))} here" if usual else "that takes one to two minutes"
+    asked = (timezone.now() - profile.asked_at).total_seconds()
+    return (
+        f"Waits for {name}, which times the layers of {profile.title} first: {long}.",
+        f"The profile was asked for {ago(asked)}, and is stopped after {seconds_text(PROFILE_LIMIT_S)} at the latest. "
+        f"This run then starts by itself {placed(attempt)}.",
+    )
+
+
+def placed(attempt: Attempt | None) -> str:
+    """`on yard-a, devices 0 and 1`."""
+    nodes = attempt.devices if attempt else []
+    if not nodes:
+        return "on a worker"
+    return "on " + "; ".join(f"{node['worker']}, device{_plural(node['devices'])}" for node in nodes)
+
+
+def _plural(indices: list[int]) -> str:
+    words = [str(i) for i in indices]
+    if len(words) == 1:
+        return f" {words[0]}"
+    return f"s {', '.join(words[:-1])} and {words[-1]}"
+
+
+def age_text(run: Run) -> str:
+    """How long it has been queued, running, or ended, and how long it took."""
+    now = timezone.now()
+    if run.ended_at:
+        took = (run.ended_at - (run.started_at or run.queued_at)).total_seconds()
+        return f"ended {ago((now - run.ended_at).total_seconds())}, took {seconds_text(round(took, 1))}"
+    if run.started_at:
+        return f"running for {_span((now - run.started_at).total_seconds())}"
+    return f"queued {ago((now - run.queued_at).total_seconds())}"
+
+
+def ago(seconds: float) -> str:
+    return f"{_span(seconds)} ago"
+
+
+def _span(seconds: float) -> str:
+    for size, unit in ((86400, "day"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            n = int(seconds // size)
+            return f"{n} {unit}{'s' if unit == 'day' and n > 1 else ''}"
+    return f"{max(0, int(seconds))} s"
