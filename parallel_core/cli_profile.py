@@ -48,7 +48,7 @@ def _profile(options: argparse.Namespace) -> int:
     try:
         table = measure_for(spec, ranks=options.ranks, seconds=options.seconds, quick=options.quick)
     except ProfileFailed as error:
-        print(f"profiling failed: {error}", file=sys.stderr)
+        print(f"profiling failed: {error}", *filter(None, [error.traceback]), sep="\n", file=sys.stderr)
         return 1
     if options.out is not None:
         options.out.write_text(json.dumps(table.dump()) + "\n")

@@ -54,6 +54,11 @@ class Outcome:
                 return f"Rank {rank} failed{where}: {what}"
         return ""
 
+    def traceback(self) -> str:
+        """Of the first rank that failed; '' where it left none."""
+        faults = (self.last(rank, "fault") for rank, code in self.exits if code)
+        return next((str(fault["traceback"]) for fault in faults if fault), "")
+
     def last(self, rank: int, kind: str) -> dict[str, Any] | None:
         """Header of the rank's last record of that kind."""
         return next((f.header for f in reversed(self.frames.get(rank, [])) if f.kind == kind), None)

@@ -40,11 +40,10 @@ class Calibration:
         ended = self._measurement.poll()
         if ended is None:
             return False
-        code, last = ended
-        if code == 0:
-            self._keep(last)
+        if ended.code == 0:
+            self._keep(ended.last)
         else:
-            log.warning("calibration failed (%s: %s); it is tried again at the next start", code, last)
+            log.warning("calibration failed (%s: %s); it is tried again at the next start", ended.code, ended.last)
         return True
 
     def stop(self) -> None:

@@ -166,6 +166,8 @@ class ProfileBody(TypedDict):
     profile: int
     table: NotRequired[dict[str, Any]]
     error: NotRequired[str]
+    log: NotRequired[str]
+    """With an error: the end of what the profile wrote."""
 
 
 Channel = Literal["events", "log"]

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from parallel_core import launch
@@ -17,6 +18,19 @@ _CODE = (
     "import sys; from parallel_core import processes; processes.die_with(int(sys.argv[1])); "
     "from parallel_core.cli import main; sys.exit(main(sys.argv[2:]))"
 )
+
+
+@dataclass(frozen=True)
+class Ended:
+    """`code` is None where it was given up; `text` is all that it wrote."""
+
+    code: int | None
+    text: str
+
+    @property
+    def last(self) -> str:
+        """The last line that says something."""
+        return next((line for line in reversed(self.text.splitlines()) if line.strip()), "")
 
 
 class Measurement:
@@ -49,17 +63,17 @@ class Measurement:
         )
         given.close()
 
-    def poll(self) -> tuple[int | None, str] | None:
-        """Once, when it has ended or was given up: (exit code, None where given up; the last line it wrote)."""
+    def poll(self) -> Ended | None:
+        """Once, when it has ended or was given up."""
         if self._process is None or (self._process.poll() is None and time.monotonic() < self._give_up_at):
             return None
         code = self._process.poll()
         self.stop()
         assert self._output is not None
         self._output.seek(0)
-        lines = self._output.read().decode(errors="replace").splitlines()
+        text = self._output.read().decode(errors="replace")
         self._output.close()
-        return code, lines[-1] if lines else ""
+        return Ended(code, text)
 
     def stop(self) -> None:
         if self._process is not None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from parallel_core.launch import describe_exit
 from parallel_core.spec import RunSpec
 from workers.contract import PROFILE_LIMIT_S, ProfileBody
-from workers.measurement import Measurement
+from workers.measurement import Ended, Measurement
 
 log = logging.getLogger(__name__)
 
 _SAID = 400
-"""Characters of a failure's last line."""
+"""Characters of a failure's cause."""
+_LOGGED = 16_000
+"""Characters of what a failed profile wrote, from its end."""
+_CAUSE = re.compile(r"^(?:profiling failed: (?P<said>.+)|(?P<raised>[\w.]+(?:Error|Exception)\b.*))$", re.MULTILINE)
+"""What the command says of a rank that failed, or the end of its own traceback; more may be written behind either."""
 
 
 class Profiling:
@@ -59,12 +65,22 @@ class Profiling:
         ended = self._measurement.poll()
         if ended is None:
             return None
-        code, last = ended
-        if code == 0:
-            return ProfileBody(profile=self._number, table=json.loads(last))
-        why = last[:_SAID] if code is not None else f"it took more than {PROFILE_LIMIT_S:.0f} s"
+        if ended.code == 0:
+            return ProfileBody(profile=self._number, table=json.loads(ended.last))
+        why = cause(ended)
         log.warning("profile %d failed: %s", self._number, why)
-        return ProfileBody(profile=self._number, error=why or f"it ended with code {code}")
+        return ProfileBody(profile=self._number, error=why, log=ended.text[-_LOGGED:])
 
     def stop(self) -> None:
         self._measurement.stop()
+
+
+def cause(ended: Ended) -> str:
+    """Why a profile that ended has no table, in one line."""
+    if ended.code is None:
+        return f"it took more than {PROFILE_LIMIT_S:.0f} s"
+    found = list(_CAUSE.finditer(ended.text))
+    said = next((match for match in found if match["said"]), found[-1] if found else None)
+    if said is not None:
+        return (said["said"] or said["raised"])[:_SAID]
+    return f"it ended with {describe_exit(ended.code)}" if ended.code < 0 or not ended.last else ended.last[:_SAID]

@@ -33,6 +33,8 @@ class Profile(models.Model):
     table = models.JSONField(default=dict, blank=True)
     """parallel_core.profile.table.CostTable."""
     error = models.TextField(blank=True)
+    log = models.TextField(blank=True)
+    """The end of what a profile that failed wrote."""
     base = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="recalibrated")
     """The profile whose table was brought up to what runs measured, where that made this one."""
     recalibration = models.JSONField(default=dict, blank=True)

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cached_property, lru_cache
 from statistics import median
 
-from django.db.models import F, QuerySet
+from django.db.models import Exists, F, OuterRef, QuerySet
 
 from dashboard.ledger import between
 from dashboard.ledger.models import LinksBetween, Prediction, Profile, ProfileState
@@ -107,6 +107,13 @@ def _table(pk: int, done_at: datetime | None) -> CostTable:
 def asked(worker: str) -> QuerySet[Profile]:
     """What this worker has still to profile, oldest first."""
     return Profile.objects.filter(worker__name=worker, state=ProfileState.ASKED).order_by("id")
+
+
+def last_failure() -> Profile | None:
+    """The newest profile that failed, until its worker has profiled that model after all."""
+    after = Profile.objects.filter(key=OuterRef("key"), worker=OuterRef("worker"), pk__gt=OuterRef("pk"))
+    failed = Profile.objects.filter(~Exists(after.filter(state=ProfileState.DONE)), state=ProfileState.FAILED)
+    return failed.select_related("worker").first()
 
 
 def in_front(attempt: Attempt) -> QuerySet[Profile]:

@@ -24,7 +24,7 @@ from parallel_core.profile.order import measured_with
 from parallel_core.profile.table import CostTable, CostTableError
 from parallel_core.spec import RunSpec
 
-MAX_ERROR = 400
+MAX_ERROR, MAX_LOG = 400, 16_000
 
 
 def ask_profile(*, worker: Worker, spec: RunSpec, user: Any) -> Profile:
@@ -50,6 +50,7 @@ def answer_profile(worker: str, body: Mapping[str, Any]) -> None:
     profile.state = ProfileState.DONE if table else ProfileState.FAILED
     profile.table, profile.software = (table.dump(), table.software) if table else ({}, "")
     profile.error = "" if table else str(body.get("error", "it gave no reason"))[:MAX_ERROR]
+    profile.log = "" if table else str(body.get("log", ""))[-MAX_LOG:]
     profile.done_at = timezone.now()
     profile.save()
 

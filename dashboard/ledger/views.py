@@ -41,7 +41,7 @@ def partition(request: HttpRequest) -> HttpResponse:
         "profile_form": ProfileForm(),
         "may_ask": may_submit(request.user),
         "waiting": selectors.waiting(),
-        "failed": Profile.objects.filter(state=ProfileState.FAILED).select_related("worker").first(),
+        "failed": selectors.last_failure(),
         "any": newest is not None,
     }
     if newest is not None and form.is_valid():

@@ -28,7 +28,11 @@ COMMAND = (sys.executable, "-m", "parallel_core.profile.server")
 
 
 class ProfileFailed(RuntimeError):
-    """A profiling rank did not end well; the message says how."""
+    """A profiling rank did not end well; the message says how, `traceback` where ('' of one that was killed)."""
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
 
 
 def samples_up_to(batch: int) -> tuple[int, ...]:
@@ -71,7 +75,7 @@ def measure(
         with LocalYard(command) as yard:
             outcome = yard.run(spec, folder, devices=[rank % order.devices for rank in range(ranks)])
         if not outcome.ok:
-            raise ProfileFailed(outcome.failure())
+            raise ProfileFailed(outcome.failure(), outcome.traceback())
         found = [frame.header for frames in outcome.frames.values() for frame in frames if frame.kind == "profile"]
     return _table(spec, order, found)
 

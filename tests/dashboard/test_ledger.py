@@ -154,6 +154,23 @@ def test_only_the_worker_that_was_asked_can_answer(worker: Worker, alice: Any) -
     assert asked.state == ProfileState.FAILED and "device" in asked.error
 
 
+def test_a_failed_profile_gives_its_cause_first_and_its_log_behind_a_click(
+    member: Client, worker: Worker, alice: Any
+) -> None:
+    asked = ask_profile(worker=worker, spec=SPEC, user=alice)
+    why = {"profile": asked.pk, "error": "Rank 1 failed: OSError: <b>full</b>", "log": "warming up\n" + "x" * 20_000}
+    answer_profile("yard-a", why)
+    page = member.get("/partition/").content.decode()
+    said, _, log = page.partition("<summary>Its log")
+    assert "GPT 4 x 32, fp32 could not be profiled on yard-a" in said
+    assert "OSError: &lt;b&gt;full&lt;/b&gt;" in said and "xxx" not in said
+    assert log.count("x" * 16_000) == 1 and "warming up" not in log
+    again = ask_profile(worker=worker, spec=SPEC, user=alice)
+    assert "could not be profiled" in member.get("/partition/").content.decode()
+    answer_profile("yard-a", {"profile": again.pk, "table": table(MODEL).dump()})
+    assert "could not be profiled" not in member.get("/partition/").content.decode()
+
+
 def test_a_run_is_predicted_when_queued_and_settled_when_done(profile: Profile, alice: Any) -> None:
     run = services.submit(owner=alice, spec=SPEC.model_dump(mode="json"))
     said = Prediction.objects.get(run=run)

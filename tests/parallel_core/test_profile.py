@@ -158,8 +158,9 @@ def test_samples_and_widths() -> None:
 
 
 def test_a_profile_that_fails_says_so() -> None:
-    with pytest.raises(ProfileFailed):
+    with pytest.raises(ProfileFailed) as said:
         measure(MODEL, Order(samples=(1,), tps=(3,), devices=1, seconds=0.05), ranks=1)
+    assert said.value.traceback.startswith("Traceback") and "ranks.py" in said.value.traceback
 
 
 def test_command_line(profiled: CostTable, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,8 @@ import time
 
 from parallel_core.profile.table import CostTable
 from parallel_core.spec import RunSpec
-from workers.profiling import Profiling
+from workers.measurement import Ended
+from workers.profiling import Profiling, cause
 
 SPEC = {"model": {"kind": "mlp", "layers": 2, "hidden": 16}, "train": {"global_batch": 2}}
 
@@ -38,4 +39,16 @@ def test_a_failure_is_said() -> None:
     while (answer := profiling.poll()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert "nonsense" in answer["error"]
+    assert "nonsense" in answer["error"] and "usage:" in answer["log"]
+
+
+def test_the_cause_comes_first_whatever_is_written_behind_it() -> None:
+    """torch's messages have many lines, and a process that dies may leave warnings of others behind its own."""
+    told = "warming up\nprofiling failed: Rank 1 failed at step 0 in links: RuntimeError: no route\n  frame #0: c10\n"
+    trace = "Traceback (most recent call last):\n  File 'a', line 1\nValueError: a table\nresource_tracker: leaked 2\n"
+    assert cause(Ended(1, told + trace)) == "Rank 1 failed at step 0 in links: RuntimeError: no route"
+    assert cause(Ended(1, trace)) == "ValueError: a table"
+    assert cause(Ended(2, "usage: profile\nprofile: --ranks must be a whole number\n\n")).endswith("a whole number")
+    assert cause(Ended(-9, "warming up\n")) == "it ended with signal 9 (SIGKILL)"
+    assert cause(Ended(3, "")) == "it ended with exit code 3"
+    assert cause(Ended(None, "warming up\n")) == "it took more than 600 s"
