@@ -127,7 +127,7 @@ def usual_wait(worker: str) -> float | None:
     """Seconds from asking this worker for a profile to its answer, median of the newest few; None before the first."""
     done = Profile.objects.filter(worker__name=worker, state=ProfileState.DONE, base=None, done_at__isnull=False)
     took = done.order_by("-done_at").values_list("asked_at", "done_at")[:USUAL_OF]
-    return median((end - begin).total_seconds() for begin, end in took) if took else None
+    return median((end - begin).total_seconds() for begin, end in took if end) if took else None
 
 
 def measured(most: int = 12) -> list[tuple[str, str]]:
