@@ -85,7 +85,7 @@ def _needed(run: Run, own: _Holder | None, files: Files) -> tuple[str, ...]:
     has = None if run.resume_run_id is None else own or _named(run)
     if has is None:
         return read
-    have = (has.worker,)
+    have: tuple[str, ...] = (has.worker,)
     if has.shares:
         have += tuple(name for name in files.sharing if name != has.worker)
     return tuple(name for name in have if name in read) or have
