@@ -132,7 +132,9 @@ class RunDetail(RunOut):
     placed: list[Placed] = Field(description="where its newest attempt is, or was; empty before the first")
     resume_from: ResumeFrom | None
     checkpoints: list[int] = Field(description="steps at which it can be resumed")
-    wish: dict[str, Any] = Field(description="the text to generate; {} of a run that trains")
+    wish: dict[str, Any] = Field(
+        description="the text to generate, or the two workers whose `links` are timed; {} of a run that trains"
+    )
     generated: dict[str, Any] | None = Field(
         description="tokens and texts of each sample, prefill and seconds of each token, kv_bytes of each rank, so far"
     )

@@ -11,7 +11,7 @@ from django.http.multipartparser import MultiPartParserError
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
-from dashboard.api import corpora, runs, traces, yard
+from dashboard.api import corpora, links, runs, traces, yard
 from dashboard.errors import json_error
 from dashboard.runs.services import Invalid
 from parallel_core.spec import describe
@@ -32,6 +32,7 @@ api = NinjaAPI(
 api.add_router("/runs", runs.router)
 api.add_router("/corpora", corpora.router)
 api.add_router("/traces", traces.router)
+api.add_router("/links", links.router)
 api.add_router("", yard.router)
 
 

@@ -8,6 +8,7 @@ import pytest
 from django.core.exceptions import PermissionDenied
 from django.test import Client
 
+from dashboard.api.models import Scope
 from dashboard.control.orders import start_message
 from dashboard.fleet.models import Worker
 from dashboard.ledger import between, recalibration, replays, selectors
@@ -21,6 +22,7 @@ from parallel_core.observe.records import encode
 from parallel_core.profile import table
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.dashboard import factory
+from tests.dashboard.test_api import bearer
 from tests.dashboard.test_forms import filled
 from tests.parallel_core import tables
 
@@ -163,6 +165,36 @@ def test_the_table_is_that_of_the_engine(two_hosts: None, alice: Any) -> None:
     row = LinksBetween.objects.get()
     found = table.LinksBetween.model_validate(row.table)
     assert (found.software, found.device, row.device) == ("torch 9", "cpu", "cpu")
+
+
+# The API
+
+
+def test_a_pair_is_timed_and_read_with_a_token(client: Client, two_hosts: None, alice: Any, bob: Any) -> None:
+    url, asked = "/api/v1/links", {"first": "yard-b", "second": "yard-a"}
+
+    def ask(user: Any, scope: Scope, body: dict[str, str] = asked) -> Any:
+        return client.post(url, body, content_type="application/json", headers=bearer(user, scope))
+
+    assert ask(alice, Scope.READ).status_code == 403
+    assert ask(bob, Scope.SUBMIT).status_code == 403  # a viewer
+    assert client.post(url, asked, content_type="application/json").status_code == 401
+    assert not Run.objects.exists()
+    made = ask(alice, Scope.SUBMIT)
+    run = Run.objects.get()
+    assert made.status_code == 201
+    assert (made.json()["data"]["id"], made.json()["data"]["wish"]) == (run.pk, {"links": ["yard-a", "yard-b"]})
+    assert ask(alice, Scope.SUBMIT).json()["data"]["id"] == run.pk  # it has not ended
+    factory.feed(started(run), 0, told([line("send", 1e-3, 1e-9), line("all_reduce", 1e-3, 0.0)]))
+    (known,) = client.get(url, headers=bearer(bob, Scope.READ)).json()["data"]
+    assert (known["hosts"], known["device"], known["run"]) == (["yard-a", "yard-b"], "cpu", run.pk)
+    send, reduced = known["links"]
+    assert (send["what"], send["ranks"], send["hosts"]) == ("send", 2, 2)
+    assert (send["latency_s"], send["bytes_per_s"]) == (pytest.approx(1e-3), pytest.approx(1e9))
+    assert (reduced["sizes"], reduced["seconds"]) == ([1024, 1 << 24], [1e-3, 1e-3])
+    assert reduced["bytes_per_s"] is None
+    wrong = ask(alice, Scope.SUBMIT, {"first": "yard-a", "second": "yard-a"})
+    assert wrong.status_code == 422 and "yard-a was chosen twice" in wrong.json()["error"]["fields"]["second"]
 
 
 # Predictions over them

@@ -1,0 +1,89 @@
+"""Operations on links between hosts: what was timed, and the request to time a pair."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from django.http import HttpRequest
+from ninja import Router, Schema, Status
+from pydantic import ConfigDict, Field
+
+from dashboard.api import schemas as s
+from dashboard.api.auth import READ, SUBMIT, require_member
+from dashboard.api.runs import detail
+from dashboard.ledger import between, models
+from dashboard.runs import linking
+from parallel_core.profile.table import Link, LinksBetween
+
+router = Router(tags=["fleet"])
+Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00]*$", description="of a worker")]
+
+
+class LinksIn(Schema):
+    """Two workers that report."""
+
+    model_config = ConfigDict(extra="forbid")
+    first: Name
+    second: Name
+
+
+class LinkOut(Schema):
+    """One kind of message among `ranks` ranks on `hosts` hosts in equal numbers: `seconds` of each of `sizes` bytes,
+    and the nearest line through them."""
+
+    what: str
+    ranks: int
+    hosts: int
+    latency_s: float
+    bytes_per_s: float | None = Field(description="null where larger messages took no longer")
+    sizes: list[float]
+    seconds: list[float]
+
+
+class LinksOut(Schema):
+    """What counts of a pair of hosts and a kind of device; `run` timed it, null where it is gone."""
+
+    hosts: list[str]
+    device: str
+    software: str
+    measured_at: datetime
+    run: int | None
+    links: list[LinkOut]
+
+
+@router.get("", auth=READ, response={200: s.Envelope[list[LinksOut]], **s.refusals(401, 403)})
+def list_links(request: HttpRequest) -> Any:
+    """What predictions of runs over several hosts go by: the newest of each pair of hosts."""
+    return {"data": [_pair(row) for row in between.newest()]}
+
+
+@router.post("", auth=SUBMIT, response={201: s.Envelope[s.RunDetail], **s.refusals(400, 401, 403, 413, 422)})
+def time_links(request: HttpRequest, payload: LinksIn) -> Any:
+    """Queues the run that times messages between two workers while nothing else runs there; one of this pair that has
+    not ended is that run. 422 with the field where they are no pair."""
+    require_member(request)
+    return Status(201, {"data": detail(linking.submit(owner=request.user, first=payload.first, second=payload.second))})
+
+
+def _pair(row: models.LinksBetween) -> dict[str, Any]:
+    found = LinksBetween.model_validate(row.table)
+    return {
+        "hosts": list(found.hosts),
+        "device": row.device,
+        "software": found.software,
+        "measured_at": row.measured_at,
+        "run": row.run_id,
+        "links": [_link(link) for link in found.links],
+    }
+
+
+def _link(link: Link) -> dict[str, Any]:
+    alpha, beta = link.time.line
+    grows = beta * link.time.sizes[-1] > 1e-9 * link.time.seconds[-1]  # less is rounding
+    return {
+        **{name: getattr(link, name) for name in ("what", "ranks", "hosts")},
+        "latency_s": alpha,
+        "bytes_per_s": 1 / beta if grows else None,
+        **{name: list(getattr(link.time, name)) for name in ("sizes", "seconds")},
+    }
