@@ -46,6 +46,7 @@ SPLITS: tuple[dict[str, Any], ...] = (
     {"pp": 4, "schedule": "1f1b", "micro_batches": 8},
 )
 STEPS, WARMUP = 23, 3
+ROUNDS_A_TURN = 5
 SAME: dict[str, Any] = {"dp": 2}
 """Run before, amid and behind the others: what the host itself drifts by in that time, no profile can know."""
 
@@ -59,28 +60,70 @@ def spec_of(split: dict[str, Any]) -> RunSpec:
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: rows (one a strategy), mean_error, bias, above (of all), others (share of the devices), same (seconds of
-    one run at three times)."""
-    table = measure_for(spec_of({}), seconds=max(1.0, rounds / 2), splits=("pairs", "columns", "sequence"))
-    rows, same = _rows(table)
+    """Results: rows (one a strategy, over all turns), turns (its rows of each), mean_error, bias, above (of all) of the
+    rows, each_error (mean error of each turn by itself), paced_mean_error, others (share of the devices), same (seconds
+    of one run, three times a turn).
+
+    A run lasts seconds, and so long a shared host runs at one pace; its next one is another. So everything takes turns,
+    the profile too, and a strategy's prediction and measurement are the means of theirs over all turns.
+    """
+    turns = [_turn(rounds) for _ in range(max(1, rounds // ROUNDS_A_TURN))]
+    rows = [_over(of) for of in zip(*(turn.rows for turn in turns), strict=True)]
+    errors, each = _errors(rows), [float(abs(_errors(turn.rows)).mean()) for turn in turns]
     own = [row for row in rows if row["paced"] is not None]
     others = float(np.mean([row["others"] for row in rows]))
+    same = [seconds for turn in turns for seconds in turn.same]
     text = (
-        f"step times {_off(rows, 'error')}; at the devices' own pace beside each run {_off(own, 'paced_error')}; "
-        f"others used {percent_text(others)} of the devices; the host itself: "
-        f"{label(spec_of(SAME))} took {', '.join(map(seconds_text, same))} at the beginning, in the middle, at the end"
+        f"step times over {len(turns)} turns {_off(rows, 'error')}; a turn by itself "
+        f"{', '.join(f'{error:.1%}' for error in each)}; at the devices' own pace beside each run "
+        f"{_off(own, 'paced_error')}; others used {percent_text(others)} of the devices; the host itself: "
+        f"{label(spec_of(SAME))} took {', '.join(map(seconds_text, same))}, three times a turn"
     )
-    errors = np.array([row["error"] for row in rows])
     return {
         "rows": rows,
+        "turns": [turn.rows for turn in turns],
         "mean_error": float(abs(errors).mean()),
         "bias": float(errors.mean()),
         "above": int((errors > 0).sum()),
+        "each_error": each,
         "paced_mean_error": float(np.mean([abs(row["paced_error"]) for row in own])) if own else None,
         "others": others,
         "same": same,
         "text": "\n".join([text, *map(_line, rows)]),
     }
+
+
+class Turn(NamedTuple):
+    """`rows`, one a strategy, and the seconds of the run that is made again and again."""
+
+    rows: list[dict[str, Any]]
+    same: list[float]
+
+
+def _turn(rounds: int) -> Turn:
+    """Profiles this host, and then runs every strategy."""
+    table = measure_for(spec_of({}), seconds=min(2.0, max(1.0, rounds / 2)), splits=("pairs", "columns", "sequence"))
+    return _rows(table)
+
+
+def _over(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row of a strategy, from its row in each turn."""
+    mean = {name: float(np.mean([row[name] for row in turns])) for name in ("predicted", "measured", "others")}
+    paced = [row["paced"] for row in turns if row["paced"] is not None]
+    slower = [row["slower"] for row in turns if row["slower"]]
+    own = float(np.mean(paced)) if paced else None
+    return {
+        "label": turns[0]["label"],
+        **mean,
+        "error": mean["predicted"] / mean["measured"] - 1,
+        "paced": own,
+        "paced_error": own / mean["measured"] - 1 if own else None,
+        "slower": tuple(np.mean(slower, axis=0).tolist()) if slower else (),
+    }
+
+
+def _errors(rows: Sequence[dict[str, Any]]) -> np.ndarray:
+    return np.array([row["error"] for row in rows])
 
 
 def _off(rows: Sequence[dict[str, Any]], name: str) -> str:
@@ -107,8 +150,8 @@ def _line(row: dict[str, Any]) -> str:
     )
 
 
-def _rows(table: CostTable) -> tuple[list[dict[str, Any]], list[float]]:
-    """A row a split, and the seconds of the run that is made again and again."""
+def _rows(table: CostTable) -> Turn:
+    """What runs of every split took, held against `table`."""
     rows, same, middle = [], [], len(SPLITS) // 2
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
         root = Path(folder)
@@ -117,7 +160,7 @@ def _rows(table: CostTable) -> tuple[list[dict[str, Any]], list[float]]:
                 same.append(_same(yard, root / f"same-{i}", root))
             rows.append(_row(yard, table, split, root / str(i), root))
         same.append(_same(yard, root / "same", root))
-    return rows, same
+    return Turn(rows, same)
 
 
 def _row(yard: LocalYard, table: CostTable, split: dict[str, Any], folder: Path, corpora: Path) -> dict[str, Any]:

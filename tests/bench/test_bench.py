@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from parallel_core import bench
-from parallel_core.bench import BENCHES, duel, limits, mfu, recompute
+from parallel_core.bench import BENCHES, duel, limits, mfu, predict, recompute
 
 RELATIVE = 1e-6
 """Largest difference of the losses after the same steps in fp32."""
@@ -85,3 +85,21 @@ def test_an_unknown_benchmark_is_refused() -> None:
 def test_the_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.run(["list"], 1) == 0
     assert capsys.readouterr().out.split() == list(BENCHES)
+
+
+def test_a_prediction_is_held_against_the_mean_of_its_turns() -> None:
+    """A host that is faster in one turn and slower in the next is no error of the prediction."""
+    turn = {"label": "DP", "predicted": 0.1, "others": 0.0, "paced": None, "slower": ()}
+    row = predict._over([{**turn, "measured": 0.08}, {**turn, "measured": 0.12, "others": 0.02}])
+    assert row["error"] == pytest.approx(0.0) and row["others"] == pytest.approx(0.01)
+    assert (row["paced"], row["paced_error"], row["slower"]) == (None, None, ())
+
+
+def test_the_own_pace_of_a_row_is_that_of_its_turns() -> None:
+    turns = [
+        {"label": "TP", "predicted": 0.2, "measured": measured, "others": 0.0, "paced": paced, "slower": slower}
+        for measured, paced, slower in ((0.2, 0.22, (1.1, 1.3)), (0.3, 0.33, (1.5, 1.7)))
+    ]
+    row = predict._over(turns)
+    assert row["error"] == pytest.approx(0.2 / 0.25 - 1) and row["paced_error"] == pytest.approx(0.1)
+    assert row["slower"] == pytest.approx((1.3, 1.5))
