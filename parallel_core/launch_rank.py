@@ -9,7 +9,6 @@ import platform
 import signal
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import host_memory
 from parallel_core.engine.stop import Stopped
 from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED, StartOrder, Store
+from parallel_core.launch_gpu import take_gpu
 from parallel_core.observe import host, progress
 from parallel_core.observe.records import FileSink, log_path
 from parallel_core.spec import RunSpec
@@ -134,8 +134,8 @@ def _take_place(seat: Seat) -> Seat:
         _talk_through(seat.order.get("address", ""))
     _prefer_as_victim()
     if seat.order["device_kind"] == "cuda":
-        seat = replace(seat, sharing=max(Counter(map(visible, seat.order["devices"])).values()))
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible(seat.device)
+        pipeline = seat.spec.parallel.pp > 1
+        seat = replace(seat, sharing=take_gpu(seat.device, seat.order["devices"], pipeline))
     elif hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[seat.device % len(cores)]})
@@ -158,13 +158,6 @@ def _talk_through(address: str) -> None:
     if found:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={found}")
-
-
-def visible(device: int) -> str:
-    """The name of our device-th CUDA device, where the host itself was given only some. More devices than GPUs share
-    them in turn, as CPU devices share cores."""
-    names = host.cuda_devices()
-    return names[device % len(names)] if names else str(device)
 
 
 def _prefer_as_victim() -> None:

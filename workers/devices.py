@@ -1,4 +1,4 @@
-"""The devices of this host: CUDA through NVML where a driver is there, else one device a CPU core."""
+"""The devices of this host: the GPUs that this process may use, by NVML, else one device a CPU core."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import os
 import platform
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import psutil
 
+from parallel_core.observe.gpus import gpus, open_nvml
 from workers.contract import Device
 
 
@@ -18,7 +19,8 @@ class Devices:
 
     def __init__(self, cpu_devices: int | None = None, gpu_shares: int = 1) -> None:
         """`gpu_shares`: devices that each GPU counts as; as `launch_rank` does, they go round the GPUs in turn."""
-        self._nvml, self._shares = _open_nvml(), gpu_shares
+        nvml = open_nvml()
+        self._nvml, self._shares = nvml if nvml is not None and gpus(nvml) else None, gpu_shares
         self._cores = sorted(os.sched_getaffinity(0))
         self._count = cpu_devices or len(self._cores)
         self._name = cpu_name()
@@ -31,13 +33,12 @@ class Devices:
     def read(self) -> list[Device]:
         return self._read_cuda(self._nvml) if self._nvml else self._read_cpu()
 
-    def _read_cuda(self, nvml: ModuleType) -> list[Device]:
-        gpus = [self._gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    def _read_cuda(self, nvml: Any) -> list[Device]:
+        found = [self._gpu(nvml, index, gpu.handle) for index, gpu in enumerate(gpus(nvml))]
         shares = range(self._shares)
-        return [self._share(gpu, share * len(gpus) + i, share) for share in shares for i, gpu in enumerate(gpus)]
+        return [self._share(gpu, share * len(found) + i, share) for share in shares for i, gpu in enumerate(found)]
 
-    def _gpu(self, nvml: ModuleType, index: int) -> Device:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    def _gpu(self, nvml: Any, index: int, handle: Any) -> Device:
         memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetName(handle)
         load = 0.0
         with contextlib.suppress(nvml.NVMLError):  # not every device (MIG, some drivers) tells its load
@@ -99,16 +100,3 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.machine() or "CPU"
-
-
-def _open_nvml() -> ModuleType | None:
-    """The NVML module once it answers with at least one device; None on a host without driver or device."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        return pynvml if pynvml.nvmlDeviceGetCount() else None
-    except pynvml.NVMLError:
-        return None

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from parallel_core.observe.gpus import gpus, open_nvml
+
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
@@ -62,18 +64,7 @@ def listen_at(address: str) -> socket.socket:
 
 def cuda_devices() -> list[str]:
     """What CUDA_VISIBLE_DEVICES would call each GPU that this process may use: those that it was given, else all."""
-    given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    if given:
-        return given
-    try:
-        import pynvml
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-        return [str(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return []
+    return [gpu.name for gpu in gpus(open_nvml())]
 
 
 class CpuOthers:

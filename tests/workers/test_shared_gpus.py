@@ -1,13 +1,15 @@
-"""GPUs that count as several devices. There is no driver here: its library is stood in for by what it would answer."""
+"""Which GPUs a host has. There is no driver here: its library is stood in for by what it would answer."""
 
 from __future__ import annotations
 
+import os
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from parallel_core import launch_rank
+from parallel_core import launch_gpu
+from parallel_core.observe.gpus import gpus
 from workers import devices
 from workers.devices import Devices
 from workers.settings import Settings
@@ -15,19 +17,39 @@ from workers.settings import Settings
 GIB = 2**30
 
 
-def driver(gpus: int) -> Any:
+def driver(gpus: int, instances: int = 0) -> Any:
+    """Of so many GPUs, the first of which is partitioned into so many instances."""
     nvml: Any = ModuleType("pynvml")
-    nvml.NVMLError = RuntimeError
+    nvml.NVMLError, nvml.NVML_DEVICE_MIG_ENABLE = RuntimeError, 1
     nvml.nvmlDeviceGetCount = lambda: gpus
     nvml.nvmlDeviceGetHandleByIndex = lambda index: index
-    nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=80 * GIB, used=(handle + 1) * GIB)
-    nvml.nvmlDeviceGetName = lambda handle: f"GPU {handle}"
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=80 * GIB, used=(int(handle) + 1) * GIB)
+    nvml.nvmlDeviceGetName = lambda handle: f"GPU {handle:g}"
     nvml.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=50)
+    nvml.nvmlDeviceGetUUID = lambda handle: f"GPU-{'abc'[handle]}{handle}" if handle in (0, 1, 2) else f"MIG-{handle}"
+
+    def mode(handle: int) -> list[int]:
+        if handle:
+            raise RuntimeError("not supported")
+        return [int(instances > 0), 0]
+
+    def part(handle: int, index: int) -> float:
+        if not index or index > instances:
+            raise RuntimeError("not found")
+        return handle + index / 10
+
+    nvml.nvmlDeviceGetMigMode, nvml.nvmlDeviceGetMaxMigDeviceCount = mode, lambda handle: 7
+    nvml.nvmlDeviceGetMigDeviceHandleByIndex = part
     return nvml
 
 
+def names() -> list[str]:
+    return [gpu.name for gpu in gpus(driver(3))]
+
+
 def test_each_gpu_is_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_open_nvml", lambda: driver(2))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "open_nvml", lambda: driver(2))
     found = Devices().read()
     assert [(one["index"], one["name"], one["memory_total"]) for one in found] == [
         (0, "GPU 0", 80 * GIB),
@@ -36,13 +58,72 @@ def test_each_gpu_is_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shares_go_round_the_gpus_and_ranks_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_open_nvml", lambda: driver(2))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(devices, "open_nvml", lambda: driver(3))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     found = Devices(gpu_shares=2).read()
     assert [one["index"] for one in found] == [0, 1, 2, 3]
-    assert [one["name"] for one in found[1:3]] == ["GPU 1, share 1 of 2", "GPU 0, share 2 of 2"]
+    assert [one["name"] for one in found[1:3]] == ["GPU 0, share 1 of 2", "GPU 2, share 2 of 2"]
     assert {one["memory_total"] for one in found} == {40 * GIB}
-    assert [launch_rank.visible(one["index"]) for one in found] == ["0", "1", "0", "1"]
+    seen = [launch_gpu.visible(one["index"], gpus(driver(3))) for one in found]
+    assert seen == ["GPU-c2", "GPU-a0", "GPU-c2", "GPU-a0"]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("1", ["GPU-b1"]),
+        ("GPU-b,GPU-a0", ["GPU-b1", "GPU-a0"]),
+        ("0,7,1", ["GPU-a0"]),  # as CUDA does: nothing behind what is not there
+        ("GPU-", []),  # two of them
+        ("", []),
+        ("-1", []),
+    ],
+)
+def test_only_gpus_that_the_process_was_given_count(
+    given: str, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert names() == found
+    monkeypatch.setattr(devices, "open_nvml", lambda: driver(3))
+    assert Devices().kind == ("cuda" if found else "cpu")
+
+
+def test_without_the_library_cuda_has_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-a,-1,2")
+    assert [gpu.name for gpu in gpus(None)] == ["3", "GPU-a"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert gpus(None) == []
+
+
+def test_instances_of_a_gpu_are_devices_on_one_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "open_nvml", lambda: driver(2, instances=2))
+    assert [one["name"] for one in Devices().read()] == ["GPU 0.1", "GPU 0.2", "GPU 1"]
+    found = gpus(driver(2, instances=2))
+    assert [launch_gpu.visible(i, found) for i in range(3)] == ["MIG-0.1", "MIG-0.2", "GPU-b1"]
+    assert [launch_gpu.board(i, found) for i in range(3)] == ["GPU-a0", "GPU-a0", "GPU-b1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,MIG-0.2")
+    assert [gpu.name for gpu in gpus(driver(2, instances=2))] == ["MIG-0.1", "MIG-0.2"]
+
+
+def test_ranks_of_a_pipeline_launch_kernels_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch_gpu, "open_nvml", lambda: driver(2))
+    for name, value in {"CUDA_VISIBLE_DEVICES": "0,1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("CUDA_MODULE_LOADING", "CUDA_LAUNCH_BLOCKING"):
+        monkeypatch.setenv(name, "0")
+        monkeypatch.delenv(name)
+    assert launch_gpu.take_gpu(1, [0, 1], pipeline=False) == 1
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b1" and os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+    assert launch_gpu.take_gpu(2, [0, 1, 2], pipeline=True) == 2  # through the host: nothing waits on the GPU
+    assert "CUDA_MODULE_LOADING" not in os.environ
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+    assert launch_gpu.take_gpu(0, [0, 1], pipeline=True) == 1
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32" and os.environ["CUDA_MODULE_LOADING"] == "EAGER"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1 hangs a pipeline" in capsys.readouterr().out
 
 
 def test_a_gpu_has_at_least_one_share() -> None:
