@@ -41,12 +41,21 @@ STOP_GRACE_S = 2.0
 _ENV = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "SYSTEMROOT", "GLIBC_TUNABLES"})
 _OWN = "TRAINYARD_SHARED_MEMORY"
 """`engine.host_memory.SWITCH`: of our own variables, which name secrets and addresses, the one that ranks may see."""
-_ENV_PREFIXES = ("LC_", "PYTHON", "LD_", "DYLD_", "CUDA", "NVIDIA", "NCCL_", "GLOO_", "TORCH", "OMP_", "COVERAGE")
+_ENV_PREFIXES = (
+    *("LC_", "PYTHON", "LD_", "DYLD_", "OMP_", "COVERAGE"),
+    *("CUDA", "CUBLAS", "CUDNN_", "NVIDIA", "TORCH", "PYTORCH_"),
+    *("NCCL_", "GLOO_", "OFI_NCCL_", "FI_", "IBV_", "RDMAV_"),  # and what NCCL goes through between hosts
+)
 
 _ALLOCATOR = "glibc.malloc.trim_threshold=1099511627776:glibc.malloc.mmap_max=0:glibc.malloc.hugetlb=1"
 """glibc's, which CPU tensors come from: what a step lets go of stays with the process, in huge pages where the system
 has them. By default the end of the heap is handed back whenever a step leaves enough of it, and the next step faults
 every page of it in again: some steps, by how tensors happen to lie, take a tenth longer. Elsewhere it means nothing."""
+
+
+_COUNTING = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With 1, whoever asks whether there are GPUs does not start CUDA (docs.pytorch.org, "CUDA environment variables"): a
+rank that is forked behind that could never use one."""
 
 
 class Store(TypedDict):
@@ -225,7 +234,8 @@ def environment() -> dict[str, str]:
     paths = [root, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     search = os.pathsep.join(dict.fromkeys(paths))
-    return {"GLIBC_TUNABLES": _ALLOCATOR, **kept, **threads, "PYTHONPATH": search, "PYTHONUNBUFFERED": "1"}
+    fixed = {"PYTHONPATH": search, "PYTHONUNBUFFERED": "1", _COUNTING: "1"}
+    return {"GLIBC_TUNABLES": _ALLOCATOR, **kept, **threads, **fixed}
 
 
 def describe_exit(code: int) -> str:
