@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
@@ -11,14 +12,28 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from parallel_core.engine.collectives import Group, LinkGroup, TableGroup, all_gather, all_reduce, irecv, isend
-from parallel_core.engine.host_group import open_group
+from parallel_core.engine.collectives import (
+    Group,
+    LinkGroup,
+    TableGroup,
+    all_gather,
+    all_reduce,
+    irecv,
+    isend,
+    reduce_scatter,
+    size_of,
+)
+from parallel_core.engine.host_group import HostGroup, open_group
 from parallel_core.engine.host_links import Kind, open_links
 from parallel_core.engine.host_table import open_table
+from parallel_core.engine.stop import Stopped
 from parallel_core.layout import Layout
 
 TIMEOUT = timedelta(minutes=10)
 """Of a collective; a hang is found long before by the no-progress watchdog."""
+
+MET = (1, 1 << 16, 1 << 24)
+"""Elements of the messages that groups are first used with: up to 64 MiB, as large as those of a step."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +105,10 @@ def meet(groups: Groups, rank: int, layout: Layout, device: torch.device) -> Non
     wait there for a rank that waits for it: a receive is posted long before what its sender needs to get that far.
     """
     one, all_of = torch.zeros(1, device=device), torch.empty(layout.world, device=device)
-    for group in (groups.world, groups.tensor, groups.data, groups.tied):
+    at_work = groups.tensor, groups.data, groups.tied
+    for group in dict.fromkeys((groups.world, *at_work)):
         if group is not None:
-            all_reduce(one, group).wait()
+            use(group, device, MET if group in at_work else MET[:1])
     all_gather(all_of, one, groups.totals).wait()
     for kind, link in sorted(groups.links.items()):
         for giver, taker in pairs(rank, layout, kind[0]):
@@ -100,6 +116,19 @@ def meet(groups: Groups, rank: int, layout: Layout, device: torch.device) -> Non
             work.wait()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def use(group: dist.ProcessGroup | HostGroup, device: torch.device, sizes: Sequence[int] = MET) -> None:
+    """Every kind of collective once of each size: NCCL connects the ranks of a group when it first takes a way to send
+    (a ring, a tree: docs.nvidia.com, NCCL, NCCL_RUNTIME_CONNECT), and which it takes goes by kind and size."""
+    ranks = size_of(group)
+    for size in sizes:
+        each = -(-size // ranks)
+        whole = torch.zeros(each * ranks, device=device)
+        part = whole[:each].clone()
+        all_reduce(whole, group).wait()
+        all_gather(whole, part, group).wait()
+        reduce_scatter(part, whole, group).wait()
 
 
 def pairs(rank: int, layout: Layout, up: bool) -> list[tuple[int, int]]:
@@ -143,14 +172,35 @@ def _links(layout: Layout) -> list[Kind]:
     return [(up, True) for up in ways] + [(not up, False) for up in ways]
 
 
+@contextmanager
+def joined() -> Iterator[None]:
+    """Around everything that a rank does in the world that it joined: behind it the rank leaves.
+
+    One that failed stays, where messages are kernels: NCCL's end waits for all of them (pytorch/pytorch pull 141510),
+    and of a receive that was posted ahead nobody may ever send what it waits for. Its process ends, and they with it.
+    """
+    failed = True
+    try:
+        yield
+        failed = False
+    except Stopped:  # between two steps, all ranks alike
+        failed = False
+        raise
+    finally:
+        if not failed or not dist.is_initialized() or dist.get_backend() != "nccl":
+            disconnect()
+
+
 def disconnect() -> None:
     """Leave the world; a no-op where there was none."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def shard_group(rank: int, layout: Layout) -> dist.ProcessGroup | None:
-    """The replicas of `rank` as a group of torch's own, which `fully_shard` runs over; every rank asks for its own."""
+def shard_group(rank: int, layout: Layout, replicas: Group) -> dist.ProcessGroup | None:
+    """The `replicas` of `rank` as a group of torch's own, for `fully_shard`; every rank asks for its own."""
+    if isinstance(replicas, dist.ProcessGroup):
+        return replicas
     place, _, tensor = layout.coords(rank)
     return _group([layout.rank(place, replica, tensor) for replica in range(layout.replicas[place])])
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.device import Device, open_device
-from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
+from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.relay import Relay
@@ -243,7 +243,7 @@ def run_rank(
     device = open_device(spec.train.device, rendezvous.sharing)
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend)
-    try:
+    with joined():
         progress.at(-1, "loading")
         generator = Generator(spec, rank, groups, device, path)
         report = Reporter(spec, rank, sink, device)
@@ -252,5 +252,3 @@ def run_rank(
         found = generator.generate(wish, _Teller(sink, progress, wish["new"]))
         report.memory(0, generator.metered(wish))
         log.info("rank %d: %d tokens, %d bytes of keys and values", rank, len(found.tokens[0]), found.kv_bytes)
-    finally:
-        disconnect()

@@ -6,8 +6,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -188,6 +188,14 @@ class Reporter:
         self._sink.emit("points", blob, series=[[name, len(rows)] for name, rows in self._points.items()])
         self._points.clear()
         self._flushed = time.time()
+
+    @contextmanager
+    def flushed(self) -> Iterator[None]:
+        """Whatever happens inside, no points of the steps before it are lost."""
+        try:
+            yield
+        finally:
+            self.flush()
 
     def fingerprint(self, found: Print) -> None:
         """All replicas were equal; of rank 0, which numbers they have."""

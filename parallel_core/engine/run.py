@@ -13,11 +13,12 @@ from parallel_core.engine import checkpoint
 from parallel_core.engine.beside import Beside
 from parallel_core.engine.clocks import open_clock
 from parallel_core.engine.device import be_deterministic, open_device
-from parallel_core.engine.distributed import Rendezvous, connect, disconnect
+from parallel_core.engine.distributed import Rendezvous, connect, joined
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.neighbours import Neighbours
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.peak import device_peak
+from parallel_core.engine.rehearsal import is_due, rehearse
 from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.stop import Stopped
 from parallel_core.engine.trainer import Trainer
@@ -52,7 +53,7 @@ def run_rank(
     report.phase("building", 0)
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, layout, device.backend, spec.model.tied)
-    try:
+    with joined(), report.flushed():
         report.clock = open_clock(rendezvous, rank, groups.store)
         progress.at(-1, "building")
         trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
@@ -60,11 +61,11 @@ def run_rank(
         first, saver = _take_up(trainer, saves, sink, progress)
         if rendezvous.node is not None and groups.store is not None:
             _agree(groups.store, rank, None if saver is None else first)
+        if is_due(trainer):
+            progress.at(-1, "rehearsing")
+            rehearse(trainer, first)
         neighbours = Neighbours(device, groups.world, layout.world, rendezvous.node or 0)
         _train(trainer, report, neighbours, first, saver, Fingerprints(trainer, groups.world))
-    finally:
-        report.flush()
-        disconnect()
 
 
 def _take_up(

@@ -61,7 +61,7 @@ class Trainer:
         late = self.faults.collective_delay("tensor")
         width = self.layout.widths[self.place.place]
         tensor = TensorGroup(self.place.tensor, width, groups.tensor, self.scope, late)
-        shards = shard_group(rank, self.layout) if spec.parallel.zero_backend == "fully_shard" else None
+        shards = shard_group(rank, self.layout, groups.data) if spec.parallel.zero_backend == "fully_shard" else None
         self.chunks = Chunks(spec, stages, tensor, groups.data, device, self.scope, shards)
         self.loss_scale = self.chunks.loss_scale
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
@@ -96,10 +96,11 @@ class Trainer:
         dtype = DTYPES[spec.train.precision]
         mark, messages = mark_bytes(spec) // dtype.itemsize, spec.parallel.per_step * layout.stages
         late = self.faults.collective_delay("data")
+        self.reducer = reducer_of(spec, self.chunks, groups.data, self.scope, len(self._ids), late)
         return Parts(
             self.chunks,
             Links(here, peers, groups.links, edges, dtype, self.device, self.faults.link_delay, mark, messages),
-            reducer_of(spec, self.chunks, groups.data, self.scope, len(self._ids), late),
+            self.reducer,
             StepTotals(spec, layout, flat, groups.totals, self.device, self.stop),
             StageNorm(flat, groups.tensor, self.place.tensor, spec.parallel.tensor_split),
             self.optimizer,

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_core.engine.device import open_device
-from parallel_core.engine.distributed import TIMEOUT, Rendezvous, connect, disconnect
+from parallel_core.engine.distributed import TIMEOUT, Rendezvous, connect, joined
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import Sink
@@ -29,7 +29,7 @@ def run_rank(
     device = open_device(spec.train.device, rendezvous.sharing)
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend)
-    try:
+    with joined():
         assert groups.store is not None
         at = Meeting(rank, spec.parallel.world, groups.store, device)
         found = measure(at, progress, sizes)
@@ -37,8 +37,6 @@ def run_rank(
             rows = [link.model_dump(mode="json") for link in found]
             sink.emit("links", software=f"torch {torch.__version__}", device=device.kind, links=rows)
             log.info("%d links measured", len(rows))
-    finally:
-        disconnect()
 
 
 def measure(at: Meeting, progress: Progress, sizes: Sequence[int]) -> list[Link]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device, open_device
-from parallel_core.engine.distributed import common_group, connect, disconnect
+from parallel_core.engine.distributed import common_group, connect, joined
 from parallel_core.launch_rank import Seat
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
@@ -43,10 +43,8 @@ def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
     at = seat.rendezvous()
     device = open_device(seat.spec.train.device, at.sharing)
     groups = connect(at, seat.rank, Layout.of(seat.spec), device.backend)
-    try:
+    with joined():
         _Rank(seat, sink, page, device, order, groups.store).measure()
-    finally:
-        disconnect()
 
 
 class _Rank:

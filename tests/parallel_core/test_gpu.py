@@ -11,6 +11,7 @@ import torch
 from parallel_core.analysis.allocations import allocations, place
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
+from parallel_core.launch import EXIT_FAULT
 from parallel_core.local import LocalYard, Outcome
 from parallel_core.observe import host
 from parallel_core.observe.asked import Wish, ask
@@ -18,6 +19,7 @@ from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path, read_file
 from parallel_core.observe.snapshot import unpacked
 from parallel_core.spec import RunSpec
+from tests.parallel_core.failing_ranks import failed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -90,3 +92,10 @@ def test_the_allocations_of_an_asked_step_are_recorded(tmp_path: Path) -> None:
     assert any(place(alive.frames) for alive in found.alive)
     files = {frame.filename for alive in found.alive for frame in alive.frames}
     assert any("parallel_core" in file for file in files)
+
+
+def test_a_rank_that_fails_under_posted_receives_ends_the_run(tmp_path: Path) -> None:
+    """The receives of the others, and its own, are kernels that wait for ever; over NCCL where there are two GPUs."""
+    outcome = failed(tmp_path, "cuda")
+    rank, code = outcome.exits[0]
+    assert (rank, code) == (1, EXIT_FAULT) and "ValueError: a fault of the code" in outcome.failure()

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 
 from parallel_core.engine import host_memory
-from parallel_core.engine.distributed import Rendezvous, connect, disconnect, meet, pairs
+from parallel_core.engine.distributed import Rendezvous, connect, disconnect, joined, meet, pairs
+from parallel_core.engine.stop import Stopped
+from parallel_core.launch import EXIT_FAULT
 from parallel_core.layout import Layout
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import SENDS
 from parallel_core.schedule.stream import Windows
 from parallel_core.spec import RunSpec
+from tests.parallel_core.failing_ranks import failed
 from tests.parallel_core.ranks import run
 from tests.parallel_core.strategies import run_specs
 
@@ -50,6 +55,31 @@ def _meet(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> bool:
 def test_ranks_meet(name: str, tmp_path: Path) -> None:
     spec = spec_of(SPLITS[name])
     assert run(spec, _meet, tmp_path) == [True] * spec.parallel.world
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("error", [None, Broken(), Stopped(3)])
+def test_a_rank_that_fails_does_not_wait_for_messages_on_a_gpu(
+    error: Exception | None, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    try:
+        with pytest.raises(type(error)) if error else nullcontext(), joined():
+            if error is not None:
+                raise error
+        assert dist.is_initialized() == (isinstance(error, Broken) and backend == "nccl")
+    finally:
+        disconnect()
+
+
+def test_a_rank_that_fails_with_messages_under_way_ends_the_run(tmp_path: Path) -> None:
+    outcome = failed(tmp_path, "cpu")
+    assert outcome.exits[0] == (1, EXIT_FAULT) and "ValueError: a fault of the code" in outcome.failure()
 
 
 @given(run_specs(in_turn=True))

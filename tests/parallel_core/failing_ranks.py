@@ -1,0 +1,47 @@
+"""The fork server of a test: ranks train as ever, but rank 1 fails in the middle of a step, with messages under way."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from parallel_core.engine.executor import Walker
+from parallel_core.launch_rank import Seat, engine
+from parallel_core.launch_server import main
+from parallel_core.local import LocalYard, Outcome
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import FileSink
+from parallel_core.schedule.ir import Op
+from parallel_core.spec import RunSpec
+
+STEP = 2
+MODEL = {"layers": 4, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+
+
+def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
+    backward = Walker._backward
+
+    def fails(self: Walker, op: Op) -> int:
+        if self._parts.chunks.stages[op.stage]._batches[0].step == STEP and op.micro_batch == 1:
+            raise ValueError("a fault of the code")
+        return backward(self, op)
+
+    if seat.rank == 1:
+        Walker._backward = fails  # type: ignore[method-assign]
+    engine()(seat, sink, page)
+
+
+def failed(folder: Path, device: str) -> Outcome:
+    """Two ranks of which one fails with messages under way."""
+    train = {"global_batch": 8, "steps": 6, "warmup_steps": 1, "device": device}
+    spec = RunSpec.model_validate(
+        {"model": MODEL, "parallel": {"pp": 2, "schedule": "1f1b", "micro_batches": 4}, "train": train}
+    )
+    with LocalYard((sys.executable, "-m", "tests.parallel_core.failing_ranks")) as yard:
+        outcome = yard.run(spec, folder)
+    assert not outcome.ok and len(outcome.exits) == 2
+    return outcome
+
+
+if __name__ == "__main__":
+    main(be_rank)
