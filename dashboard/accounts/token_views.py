@@ -61,6 +61,7 @@ def tokens(request: HttpRequest) -> HttpResponse:
         "form": form,
         "secret": secret,
         "made": made,
+        "host": request.build_absolute_uri("/").rstrip("/"),
         "tokens": ApiToken.objects.filter(user=request.user),  # type: ignore[misc]
     }
     return render(request, "accounts/tokens.html", context, status=422 if form.errors else 200)

@@ -23,11 +23,9 @@ ENOUGH = {
 
 
 class Bearer(HttpBearer):
-    """`Authorization: Bearer ty_...`; sets request.user to the token's owner."""
+    """`Authorization: Bearer ty_...`; sets request.user to the token's owner. The schema names the subclasses."""
 
-    def __init__(self, needs: Scope) -> None:
-        super().__init__()
-        self.needs = needs
+    needs: Scope
 
     def __call__(self, request: HttpRequest) -> Any:
         # A header that is there but no good must not fall through to the cookie of the same browser.
@@ -46,6 +44,21 @@ class Bearer(HttpBearer):
         return found
 
 
+class ReadToken(Bearer):
+    needs = Scope.READ
+    openapi_description = "A token that may read, or submit."
+
+
+class SubmitToken(Bearer):
+    needs = Scope.SUBMIT
+    openapi_description = "A token that may submit."
+
+
+class WorkerToken(Bearer):
+    needs = Scope.WORKER
+    openapi_description = "A worker's token."
+
+
 class Session(APIKeyCookie):
     """The session cookie of someone signed in."""
 
@@ -62,9 +75,9 @@ class Session(APIKeyCookie):
         return request.user
 
 
-READ: list[Any] = [Bearer(Scope.READ), Session()]
-SUBMIT: list[Any] = [Bearer(Scope.SUBMIT), Session()]
-WORKER: list[Any] = [Bearer(Scope.WORKER)]
+READ: list[Any] = [ReadToken(), Session()]
+SUBMIT: list[Any] = [SubmitToken(), Session()]
+WORKER: list[Any] = [WorkerToken()]
 
 
 def require_member(request: HttpRequest) -> None:

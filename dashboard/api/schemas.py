@@ -50,13 +50,23 @@ class ResumeFrom(Schema):
     step: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
 
 
+FIRST_RUN = {
+    "name": "by the API",
+    "spec": {
+        "model": {"layers": 4, "hidden": 128, "heads": 4, "seq": 128},
+        "train": {"steps": 20, "warmup_steps": 3, "global_batch": 16},
+    },
+}
+"""An example that any yard can run."""
+
+
 class SubmitIn(Schema):
     """A run to queue, over `hosts` hosts (0: as few as it takes; 1: on one).
 
     `anyway` overrules the memory prediction alone.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": FIRST_RUN})
     spec: RunSpec
     name: Annotated[str, Field(max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] = ""
     tags: Annotated[
@@ -75,7 +85,7 @@ class GenerateIn(Schema):
     `prompt` is text where the vocabulary has at most 256 tokens (bytes), else `ids` are numbers of tokens.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"prompt": "import ", "new": 64}})
     step: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)] | None = None
     prompt: Annotated[str, Field(max_length=MAX_PROMPT, pattern=r"^[^\x00]*$")] = ""
     ids: Annotated[list[Token], Field(max_length=MAX_PROMPT)] = []

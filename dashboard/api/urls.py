@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponseBase
 from django.urls import URLPattern, URLResolver, path, re_path
 from django.views.decorators.csrf import csrf_exempt
 
+from dashboard.api import reference
 from dashboard.api.v1 import api
 from dashboard.errors import json_error
 
@@ -33,7 +34,7 @@ def own_door(view: View) -> View:
 
 
 def nowhere(request: HttpRequest, rest: str = "") -> HttpResponseBase:
-    return json_error(404, "The API has no such address; see /api/v1/openapi.json.")
+    return json_error(404, "The API has no such address; /api/ lists those that it has.")
 
 
 def _patterns() -> list[URLPattern | URLResolver]:
@@ -46,6 +47,7 @@ def _patterns() -> list[URLPattern | URLResolver]:
 
 app_name = "api"
 urlpatterns: list[URLPattern | URLResolver] = [
+    path("", reference.page, name="reference"),
     path("v1/", (_patterns(), "ninja", "v1")),  # type: ignore[arg-type]
     re_path(r"^(?P<rest>.*)$", own_door(nowhere)),
 ]

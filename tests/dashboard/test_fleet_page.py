@@ -165,11 +165,11 @@ def test_load_on_a_free_device_is_explained(client: Client, bob: Any) -> None:
     """Nobody takes a device that something else keeps busy for one that is idle."""
     host = factory.worker()
     client.force_login(bob)
-    assert "something else uses it" not in page(client)
+    assert "used by others" not in page(client)
     host.devices[1]["load"] = 1.0
     host.save()
     said = page(client)
-    assert said.count("free, though something else uses it") == 1
+    assert said.count("free, used by others") == 1
     assert "not of a run of this yard" in said
 
 
@@ -182,7 +182,7 @@ def test_a_host_that_times_layers_says_so(client: Client, alice: Any) -> None:
     client.force_login(alice)
     said = page(client)
     assert "Times the layers of" in said and said.count("times layers<") == 2
-    assert "something else uses it" not in said
+    assert "used by others" not in said
     factory.start(factory.queued(alice))
     said = page(client)
     assert "once nothing runs here" in said and "times layers<" not in said

@@ -1,0 +1,162 @@
+"""The API on a page for people: every operation of the schema, what it takes, and a command that asks it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from dashboard.api.auth import ReadToken, SubmitToken, WorkerToken
+from dashboard.api.models import ApiToken
+from dashboard.api.v1 import api
+from dashboard.runs.models import Run
+from dashboard.studies.models import Study
+from dashboard.traces.models import Trace
+
+Schema = Mapping[str, Any]
+NEEDS = {kind.__name__: kind.needs for kind in (ReadToken, SubmitToken, WorkerToken)}
+"""Security scheme of the schema -> the scope that a token must have."""
+TITLES = {"runs": "Runs", "corpora": "Texts to train on", "traces": "Traces", "studies": "Studies", "fleet": "Fleet"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One that a person may give: in the address, the query, or the body."""
+
+    name: str
+    place: str
+    kind: str
+    required: bool
+    about: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one address."""
+
+    tag: str
+    method: str
+    path: str
+    about: str
+    scope: str
+    parameters: list[Parameter]
+    curl: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.method.lower()}{self.path.replace('/api/v1', '').replace('/', '-').strip('{}')}"
+
+
+@dataclass(frozen=True)
+class Group:
+    title: str
+    operations: list[Operation]
+
+
+@require_safe
+def page(request: HttpRequest) -> HttpResponse:
+    """Numbers in the examples are those of this yard's newest run, study and trace."""
+    newest = {"run_id": Run, "study_id": Study, "trace_id": Trace}
+    known = {name: model.objects.order_by("-pk").values_list("pk", flat=True).first() for name, model in newest.items()}
+    address = request.build_absolute_uri("/").rstrip("/")
+    schema = api.get_openapi_schema()
+    operations = sorted(operations_of(schema, address, known), key=lambda one: list(TITLES).index(one.tag))
+    groups = [Group(TITLES[tag], list(own)) for tag, own in groupby(operations, key=lambda one: one.tag)]
+    tokens = [one for one in ApiToken.objects.filter(user=request.user) if not one.expired]  # type: ignore[misc]
+    count = len(operations)
+    return render(request, "api/reference.html", {"groups": groups, "tokens": tokens, "count": count, "host": address})
+
+
+def operations_of(schema: Schema, address: str, known: Mapping[str, Any]) -> Iterator[Operation]:
+    """Every operation that people use; a worker's own are left out. `known`: values for names in addresses."""
+    for path, methods in schema["paths"].items():
+        for method, told in methods.items():
+            scope = next((NEEDS[name] for scheme in told["security"] for name in scheme if name in NEEDS), None)
+            if scope is None or told["tags"][0] not in TITLES:
+                continue
+            body = Body.of(schema, told)
+            yield Operation(
+                tag=told["tags"][0],
+                method=method.upper(),
+                path=path,
+                about=told.get("description", "").replace("`", ""),
+                scope=scope,
+                parameters=[_parameter(schema, one) for one in told.get("parameters", ())] + body.fields,
+                curl=_curl(method.upper(), address + _filled(path, known), body),
+            )
+
+
+@dataclass(frozen=True)
+class Body:
+    """What a request carries: `given` are curl's arguments for an example of it."""
+
+    fields: list[Parameter]
+    given: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, schema: Schema, told: Schema) -> Body:
+        for form, content in told.get("requestBody", {}).get("content", {}).items():
+            model = _followed(schema, content["schema"])
+            fields = [_field(schema, name, one, model) for name, one in model.get("properties", {}).items()]
+            if form == "multipart/form-data":
+                return cls(fields, tuple(f"-F {name}=@FILE" for name in model.get("required", ())))
+            example = json.dumps(model.get("example", {}))
+            return cls(fields, ("-H 'Content-Type: application/json'", f"-d {shlex.quote(example)}"))
+        return cls([])
+
+
+def _field(schema: Schema, name: str, field: Schema, model: Schema) -> Parameter:
+    about = field.get("description") or _followed(schema, field).get("description", "")
+    return Parameter(name, "body", _kind(schema, field), name in model.get("required", ()), about.split("\n")[0])
+
+
+def _parameter(schema: Schema, told: Schema) -> Parameter:
+    about = told.get("description", "")
+    return Parameter(told["name"], told["in"], _kind(schema, told["schema"]), told.get("required", False), about)
+
+
+def _followed(schema: Schema, part: Schema) -> Schema:
+    """What a `$ref` stands for."""
+    while "$ref" in part:
+        part = schema["components"]["schemas"][part["$ref"].rpartition("/")[2]]
+    return part
+
+
+def _kind(schema: Schema, part: Schema) -> str:
+    """Its type with its limits, in words: `integer, 1 to 500, else 50`."""
+    own = _followed(schema, part)
+    choices = [one for one in own.get("anyOf", ()) if one.get("type") != "null"]
+    if choices:
+        return _kind(schema, {**choices[0], **{k: v for k, v in own.items() if k == "default"}})
+    if "enum" in own:
+        kind = "one of " + ", ".join(map(str, own["enum"]))
+    elif own.get("type") == "array":
+        kind = f"list of {_kind(schema, own['items'])}"
+    else:
+        kind = "file" if own.get("format") == "binary" else str(own.get("type", "value"))
+    least, most = (next((own[name] for name in names if name in own), None) for names in (LEAST, MOST))
+    limits = f", {least:g} to {most:g}" if None not in (least, most) else ""
+    default = own.get("default")
+    return f"{kind}{limits}{'' if default in (None, '', []) else f', else {default}'}"
+
+
+LEAST, MOST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+
+
+def _filled(path: str, known: Mapping[str, Any]) -> str:
+    """An address with numbers in the place of names."""
+    for name, value in known.items():
+        path = path.replace(f"{{{name}}}", str(value or 1))
+    return path
+
+
+def _curl(method: str, url: str, body: Body) -> str:
+    asked = [] if method == ("POST" if body.given else "GET") else [f"-X {method}"]
+    return " ".join(["curl", *asked, '-H "Authorization: Bearer $TOKEN"', *body.given, url])
