@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
@@ -50,6 +51,11 @@ class Operation:
     curl: str
 
     @property
+    def short(self) -> str:
+        """The first sentence on it."""
+        return f"{self.about.partition('. ')[0].removesuffix('.')}."
+
+    @property
     def key(self) -> str:
         return f"{self.method.lower()}{self.path.replace('/api/v1', '').replace('/', '-').strip('{}')}"
 
@@ -63,8 +69,12 @@ class Group:
 @require_safe
 def page(request: HttpRequest) -> HttpResponse:
     """Numbers in the examples are those of this yard's newest run, study and trace."""
-    newest = {"run_id": Run, "study_id": Study, "trace_id": Trace}
-    known = {name: model.objects.order_by("-pk").values_list("pk", flat=True).first() for name, model in newest.items()}
+    every: dict[str, QuerySet[Any]] = {
+        "run_id": Run.objects.all(),
+        "study_id": Study.objects.all(),
+        "trace_id": Trace.objects.all(),
+    }
+    known = {name: rows.order_by("-pk").values_list("pk", flat=True).first() for name, rows in every.items()}
     address = request.build_absolute_uri("/").rstrip("/")
     schema = api.get_openapi_schema()
     operations = sorted(operations_of(schema, address, known), key=lambda one: list(TITLES).index(one.tag))

@@ -50,7 +50,7 @@ class ResumeFrom(Schema):
     step: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
 
 
-FIRST_RUN = {
+FIRST_RUN: Any = {
     "name": "by the API",
     "spec": {
         "model": {"layers": 4, "hidden": 128, "heads": 4, "seq": 128},
