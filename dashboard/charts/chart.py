@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from dashboard.charts.svg import drawn
@@ -48,7 +48,7 @@ class Chart:
         return not self.figure["data"]
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "height": self.height}
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"height": self.height}
 
 
 @dataclass(frozen=True)

@@ -2,26 +2,28 @@
 
 Each rank's step is laid down as a hatched (idle) bar; what the rank did is drawn over it, so that what stays visible
 is the bubble. Blocking work fills the row, the compute lane. Messages are a strip at its foot, collectives in flight
-(the norm, gradient buckets) one at its head: two more lanes, because waiting in them is not work.
+(the norm, gradient buckets) one at its head: two more lanes, because waiting in them is not work. Where it is known who
+waited for whom, a collective is drawn from when its last rank came, a receive from when its send began; before that the
+row is idle, as the accounts have it (`analysis.breakdown`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
+from dashboard.charts.gantt_words import HIDDEN, MEASURED, Words, hover, number, waits_in
 from dashboard.charts.labels import covered
 from dashboard.charts.theme import Figure, var
 from dashboard.charts.updates import of_one
-from parallel_core.analysis.quantities import bytes_text, significant
-from parallel_core.analysis.waits import Waited, origin
-from parallel_core.schedule.ir import COMPUTE, P2P, Kind
-from parallel_core.schedule.text import WORDS
+from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.waits import Waited, among, origin
+from parallel_core.schedule.ir import INSIDE, P2P, Kind
 
 Spans = Mapping[int, NDArray[np.void]]
 """global rank -> SPAN rows of one step."""
@@ -33,28 +35,20 @@ MAX_BARS = 2_000
 """Bars a figure draws; of more, the longest are kept and the caption says "N of M"."""
 
 HEAD = frozenset({Kind.NORM, Kind.BUCKET})
-HIDDEN = frozenset({Kind.STEP})
+WAITING = "waiting"
+"""The trace of what waits for another rank: idle, with a hover of its own."""
+LEAST_WAIT = 0.001
+"""Of what is shown: shorter waits are not a pixel wide, and stay in the bar that they are of."""
 FULL, STRIP = 0.68, 0.13
-FRAME = 0.98
-"""Height of the frame around a span."""
 LEAST_DIGIT = 0.006
 """Of the width of a window: what a digit takes in a figure of 1 000 pixels."""
 
 
-class Words(NamedTuple):
-    """What the numbers and the rows of a figure are called."""
-
-    unit: str = "ms"
-    axis: str = "ms from the start of the step"
-    row: str = "rank"
-
-
-MEASURED = Words()
-
-
-def figure(spans_by_rank: Spans, label: str = "", *, max_bars: int = MAX_BARS) -> Figure:
+def figure(
+    spans_by_rank: Spans, label: str = "", *, max_bars: int = MAX_BARS, waited: Mapping[int, Waited] | None = None
+) -> Figure:
     """One run. `layout.meta` = {"shown": N, "total": M} bars; `layout.xaxis.range` is [0, step in ms]."""
-    return figure_of([(label, spans_by_rank)], max_bars=max_bars)
+    return figure_of([(label, spans_by_rank)], max_bars=max_bars, waited=[waited or {}])
 
 
 def figure_of(
@@ -63,23 +57,21 @@ def figure_of(
     max_bars: int = MAX_BARS,
     words: Words = MEASURED,
     window: tuple[float, float] | None = None,
-    waited: Mapping[int, Waited] | None = None,
+    waited: Sequence[Mapping[int, Waited]] = (),
     places: Mapping[int, str] | None = None,
 ) -> Figure:
     """Several runs, each aligned at the start of its step (the earliest instant of any of its ranks).
 
     `window` = ms from and to: bars that lie outside are left out; the axis is the whole step's all the same.
-    `waited` = who waited for whom in the rows of the only run, `places` = where its ranks stand, in a few words.
+    `waited` = of each run who waited for whom in its rows, {} (or none) where that is not known; `places` = where the
+    ranks of the only run stand, in a few words.
     """
     rows, ticks, height = _rows(runs, words.row, places or {})
-    bars = [_bars(spans, rows[i], waited or {}, window) for i, (_, spans) in enumerate(runs)]
+    bars = [_bars(spans, rows[i], waits, window) for i, (_, spans, waits) in enumerate(_with_waits(runs, waited))]
     table = np.concatenate(bars) if bars else np.empty(0, BAR)
     kept = _longest(table, max_bars)
     span_ms = max((length(spans) / 1e6 for _, spans in runs), default=0) or 1.0
-    phases = np.array(["idle" if row["idle"] else theme.phase_of(int(row["kind"])) for row in kept])
-    least = (window[1] - window[0]) * LEAST_DIGIT if window else 0.0
-    kept["covered"] = covered(kept, kept[kept["kind"] == Kind.R], LEAST_DIGIT * span_ms)
-    data = [_trace(phase, own, words, least) for phase in ("idle", *_PHASES) if len(own := kept[phases == phase])]
+    data = _data(kept, span_ms, window, words)
     layout = theme.layout(
         int(ROW_PX * height) + 56,
         barmode="overlay",
@@ -96,13 +88,33 @@ def figure_of(
     return {"data": data, "layout": layout}
 
 
+def _data(
+    kept: NDArray[np.void], span_ms: float, window: tuple[float, float] | None, words: Words
+) -> list[dict[str, Any]]:
+    """A trace of each phase, and one of what waits over them."""
+    shown_ms = window[1] - window[0] if window else span_ms
+    waits = _cut(kept, LEAST_WAIT * shown_ms)
+    for over in (kept[kept["kind"] == Kind.R], waits[among(waits, INSIDE)]):
+        kept["covered"] |= covered(kept, over, LEAST_DIGIT * span_ms)
+    phases = np.array(["idle" if row["idle"] else theme.phase_of(int(row["kind"])) for row in kept])
+    least = shown_ms * LEAST_DIGIT if window else 0.0
+    data = [_trace(phase, own, words, least) for phase in ("idle", *_PHASES) if len(own := kept[phases == phase])]
+    return data + ([_trace(WAITING, waits, words, least)] if len(waits) else [])
+
+
+def _with_waits(
+    runs: Sequence[tuple[str, Spans]], waited: Sequence[Mapping[int, Waited]]
+) -> list[tuple[str, Spans, Mapping[int, Waited]]]:
+    return [(*run, waited[i] if i < len(waited) else {}) for i, run in enumerate(runs)]
+
+
 def chart(
     runs: Sequence[tuple[str, Spans]],
     title: str,
     source: str,
     key: str = "gantt",
     window: tuple[float, float] | None = None,
-    waited: Mapping[int, Waited] | None = None,
+    waited: Sequence[Mapping[int, Waited]] = (),
     places: Mapping[int, str] | None = None,
 ) -> Chart:
     """The figure with its words and its numbers (busy ms by phase and rank); of `window` (ms) alone where given."""
@@ -110,11 +122,13 @@ def chart(
     part = f"; {_counted(made['layout']['meta'])}"
     subtitle = (
         "One traced step, ms from its start; a row a rank: above it collectives in flight, below it messages; "
-        "numbers are micro-batches, hatched is idle"
+        f"numbers are micro-batches, hatched is idle{' or waits for another rank' if any(waited) else ''}"
     )
-    columns = ("run", "rank", *(f"{phase}, ms{' in view' if window else ''}" for phase in _PHASES))
+    ending = f", ms{' in view' if window else ''}"
+    columns = ("run", "rank", *(f"{phase}{ending}" for phase in _PHASES))
+    columns += (f"waiting in messages and collectives{ending}",) if any(waited) else ()
     unnamed = int(not any(label for label, _ in runs))
-    table = [row[unnamed:] for row in _table(runs, window)]
+    table = [row[unnamed:] for row in _table(runs, window, waited)]
     return Chart(key, title, subtitle, source + part, made, columns[unnamed:], table)
 
 
@@ -138,6 +152,7 @@ BAR = np.dtype(
         ("end", "f8"),
         ("bytes", "i8"),
         ("waited", "f8"),  # ms
+        ("until", "f8"),  # when that ended, ms from the start of the step
         ("for", "i4"),  # the rank it waited for
         ("idle", "?"),
         ("covered", "?"),  # no room for its number
@@ -146,21 +161,6 @@ BAR = np.dtype(
 _PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimizer", "other")
 _ON = {"forward": "on-forward", "backward": "on-backward", "weight": "on-weight", "recompute": "on-forward"}
 """Colour of the numbers in bars whose fill asks for one."""
-
-
-def outline(row: int, begin: float, end: float) -> dict[str, Any]:
-    """A frame around what stands in a row of the first run between two moments, ms."""
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": "lit",
-        "base": [begin],
-        "x": [end - begin],
-        "y": [row],
-        "width": [FRAME],
-        "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 3, "color": var("accent")}},
-        "hoverinfo": "skip",
-    }
 
 
 def below(figure: Figure, pixels: int) -> None:
@@ -217,6 +217,7 @@ def _bars(
         out["stage"], out["bytes"], out["version"] = rows["stage"], rows["bytes"], rows["version"]
         if rank in waited:
             out["waited"], out["for"] = waited[rank].ns[chosen] / 1e6, waited[rank].ranks[chosen]
+            out["until"] = (waited[rank].until[chosen] - zero) / 1e6
         parts.append(out)
     return np.concatenate(parts)
 
@@ -229,12 +230,23 @@ def _longest(table: NDArray[np.void], most: int) -> NDArray[np.void]:
     return table[np.sort(np.argsort(-length, kind="stable")[:most])]
 
 
+def _cut(rows: NDArray[np.void], least: float) -> NDArray[np.void]:
+    """Takes the waiting out of messages and collectives, in place; what was taken out, if it lasts `least` ms."""
+    cut = rows["waited"] >= max(least, np.finfo(float).tiny)
+    out = rows[cut]
+    out["start"], out["end"] = out["until"] - out["waited"], out["until"]
+    rows["start"][cut] = rows["until"][cut]
+    return out
+
+
 def _trace(phase: str, rows: NDArray[np.void], words: Words, least: float) -> dict[str, Any]:
-    """Bars of one phase; a digit of their numbers takes `least` of the axis."""
+    """Bars of one phase, or what is WAITING; a digit of their numbers takes `least` of the axis."""
     kinds = [Kind(int(kind)) for kind in rows["kind"]]
-    lanes = np.array([1 if kind in P2P else -1 if kind in HEAD else 0 for kind in kinds])
-    marker: dict[str, Any] = {"color": theme.phase_fill(phase), "line": {"width": 0.5, "color": var("surface")}}
-    if phase == "idle":
+    waits = phase == WAITING
+    lanes = np.array([0 if waits else 1 if kind in P2P else -1 if kind in HEAD else 0 for kind in kinds])
+    fill = theme.phase_fill("idle" if waits else phase)
+    marker: dict[str, Any] = {"color": fill, "line": {"width": 0.5, "color": var("surface")}}
+    if phase in ("idle", WAITING):
         marker["pattern"] = theme.hatch("/", "phase-idle-line", 6)
     return {
         "type": "bar",
@@ -244,53 +256,37 @@ def _trace(phase: str, rows: NDArray[np.void], words: Words, least: float) -> di
         "x": np.round(rows["end"] - rows["start"], 4).tolist(),
         "y": (rows["y"] + lanes * (FULL + STRIP) / 2).tolist(),
         "width": np.where(lanes != 0, STRIP, FULL).tolist(),
-        "text": [_number(kind, row, least) for kind, row in zip(kinds, rows, strict=True)],
+        "text": [number(kind, row, least) for kind, row in zip(kinds, rows, strict=True)],
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
         "insidetextfont": {"color": var(_ON.get(phase, "ink")), "size": 11},
         "marker": marker,
-        "customdata": [_hover(kind, row, words) for kind, row in zip(kinds, rows, strict=True)],
+        "customdata": [(waits_in if waits else hover)(*of, words) for of in zip(kinds, rows, strict=True)],
         "hovertemplate": "%{customdata}<extra></extra>",
     }
 
 
-def _number(kind: Kind, row: np.void, least: float) -> str:
-    """The micro-batch, where it can be read: a text costs the browser as much as ten bars, even one that is hidden."""
-    if kind not in COMPUTE or row["covered"] or row["micro_batch"] < 0:
-        return ""
-    number = str(row["micro_batch"])
-    return number if row["end"] - row["start"] >= least * len(number) else ""
-
-
-def _hover(kind: Kind, row: Any, words: Words) -> str:
-    took = f"{significant(row['end'] - row['start'])} {words.unit}"
-    if kind in HIDDEN:
-        return f"{words.row} {row['rank']}: step of {took}"
-    which = f" {row['micro_batch']}" if row["micro_batch"] >= 0 else ""
-    said = [f"{words.row} {row['rank']}, stage {row['stage']}: {WORDS.get(kind, kind.name)}{which}"]
-    said.append(f"{took} at {row['start']:.2f}")
-    if row["version"]:
-        said.append(f"weights of {row['version']} micro-batches")
-    if row["bytes"]:
-        said.append(bytes_text(int(row["bytes"])))
-    if row["waited"] > 0:
-        whom = f" for rank {row['for']}" if row["for"] >= 0 else ""
-        said.append(f"waited {significant(row['waited'])} {words.unit}{whom}")
-    return "<br>".join(said)
-
-
-def _table(runs: Sequence[tuple[str, Spans]], window: tuple[float, float] | None) -> list[list[str]]:
+def _table(
+    runs: Sequence[tuple[str, Spans]],
+    window: tuple[float, float] | None,
+    waited: Sequence[Mapping[int, Waited]],
+) -> list[list[str]]:
+    """Busy ms by phase of each rank; what was waited is a column of its own, not communication."""
     out = []
-    for label, spans in runs:
+    for label, spans, waits in _with_waits(runs, waited):
         zero = origin(spans)
         for rank, whole in sorted(spans.items()):
             every = of_one(whole, len(spans))
-            rows = every if window is None else every[inside(every, zero, window)]
+            chosen = np.ones(len(every), np.bool_) if window is None else inside(every, zero, window)
+            rows = every[chosen]
             busy = dict.fromkeys(_PHASES, 0)
             for kind in np.unique(rows["kind"]):
                 own = rows[rows["kind"] == kind]
                 if Kind(int(kind)) not in HIDDEN:
                     busy[theme.phase_of(int(kind))] += int((own["end"] - own["start"]).sum())
-            out.append([label, str(rank), *(significant(ns / 1e6) for ns in busy.values())])
+            idle = int(waits[rank].ns[chosen].sum()) if rank in waits else 0
+            busy["communication"] -= idle
+            last = [significant(idle / 1e6)] if any(waited) else []
+            out.append([label, str(rank), *(significant(ns / 1e6) for ns in busy.values()), *last])
     return out

@@ -19,12 +19,14 @@ from parallel_core.analysis import waits
 from parallel_core.analysis.bins import Bins, bins
 from parallel_core.analysis.quantities import count_text, percent_text
 from parallel_core.analysis.sweep import Pieces
+from parallel_core.analysis.waits import Waited
 from parallel_core.schedule.ir import INSIDE, SENDS, Kind
 
 BINS = 800
 FINEST = 16_384
 """Bins that are kept of each rank of a long step: a window of a twentieth of it is drawn from them."""
 LAYERS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
+    ("idle", ()),  # what waits for the last rank of a collective
     ("communication", (*sorted(INSIDE), Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER)),
     ("recompute", (Kind.R,)),
     ("weight", (Kind.W,)),
@@ -46,10 +48,16 @@ Shares = NDArray[np.float64]
 
 
 def chart(
-    spans: Spans, title: str, source: str, window: Window | None = None, kept: Mapping[int, Bins] | None = None
+    spans: Spans,
+    title: str,
+    source: str,
+    window: Window | None = None,
+    kept: Mapping[int, Bins] | None = None,
+    waited: Mapping[int, Waited] | None = None,
 ) -> Chart:
-    """Of the `window`, None = all of it. `kept` = what `finest` made of these spans: wide windows are then quick."""
-    made, shares = _figure(spans, window, kept or {})
+    """Of the `window`, None = all of it. `kept` = what `finest` made of these spans: wide windows are then quick.
+    `waited` = who waited for whom in them, as far as that is known."""
+    made, shares = _figure(spans, window, kept or {}, waited or {})
     total = sum(map(len, spans.values()))
     subtitle = (
         "One traced step, ms from its start; a row a rank, each bin in the colour of what fills most of it; "
@@ -60,21 +68,23 @@ def chart(
     return Chart("gantt", title, subtitle, source, made, COLUMNS, rows)
 
 
-def finest(spans: Spans) -> dict[int, Bins]:
+def finest(spans: Spans, waited: Mapping[int, Waited] | None = None) -> dict[int, Bins]:
     """The whole step in FINEST bins, by rank."""
     edges = np.linspace(*_bounds(spans), FINEST + 1)
-    return {rank: bins(_layers(rows), edges) for rank, rows in spans.items()}
+    return {rank: bins(_layers(rows, (waited or {}).get(rank)), edges) for rank, rows in spans.items()}
 
 
 def _bounds(spans: Spans) -> tuple[int, int]:
     return waits.origin(spans), max(int(rows["end"].max()) for rows in spans.values() if len(rows))
 
 
-def _figure(spans: Spans, window: Window | None, kept: Mapping[int, Bins]) -> tuple[Figure, dict[int, list[float]]]:
+def _figure(
+    spans: Spans, window: Window | None, kept: Mapping[int, Bins], waited: Mapping[int, Waited]
+) -> tuple[Figure, dict[int, list[float]]]:
     zero, end = _bounds(spans)
     begin, until = (zero, end) if window is None else (zero + round(window[0] * 1e6), zero + round(window[1] * 1e6))
     begin, until = max(zero, begin), max(min(end, until), max(zero, begin) + 1)
-    edges, filled = _filled(spans, begin, until, kept)
+    edges, filled = _filled(spans, begin, until, kept, waited)
     ranks = list(filled)
     z = np.array([own.argmax(axis=0) for own in filled.values()])
     shares = {rank: (own.mean(axis=1)).tolist() for rank, own in filled.items()}
@@ -89,7 +99,7 @@ def _figure(spans: Spans, window: Window | None, kept: Mapping[int, Bins]) -> tu
 
 
 def _filled(
-    spans: Spans, begin: int, until: int, kept: Mapping[int, Bins]
+    spans: Spans, begin: int, until: int, kept: Mapping[int, Bins], waited: Mapping[int, Waited]
 ) -> tuple[NDArray[np.float64], dict[int, Shares]]:
     """Edges of the bins between two instants, and the shares in them by rank."""
     found = {rank: own.between(begin, until, BINS) for rank, own in sorted(kept.items())}
@@ -97,13 +107,17 @@ def _filled(
     if wide and len(wide) == len(spans):
         return next(iter(wide.values()))[0], {rank: _of_phases(own) for rank, (_, own) in wide.items()}
     edges = np.linspace(begin, until, min(BINS, until - begin) + 1)
-    inside = {rank: rows[(rows["end"] >= begin) & (rows["start"] <= until)] for rank, rows in sorted(spans.items())}
-    return edges, {rank: fill(rows, edges) for rank, rows in inside.items()}
+    out = {}
+    for rank, rows in sorted(spans.items()):
+        here = (rows["end"] >= begin) & (rows["start"] <= until)
+        own = Waited(*(column[here] for column in waited[rank])) if rank in waited else None
+        out[rank] = fill(rows[here], edges, own)
+    return edges, out
 
 
-def fill(rows: NDArray[np.void], edges: NDArray[np.float64]) -> Shares:
+def fill(rows: NDArray[np.void], edges: NDArray[np.float64], waited: Waited | None = None) -> Shares:
     """The shares of the bins between `edges` (ns)."""
-    found = bins(_layers(rows), edges)
+    found = bins(_layers(rows, waited), edges)
     return _of_phases(np.diff(found.reached) / np.diff(edges))
 
 
@@ -115,9 +129,14 @@ def _of_phases(shares: NDArray[np.float64]) -> Shares:
     return out
 
 
-def _layers(rows: NDArray[np.void]) -> list[Pieces]:
-    found = [waits.of_kinds(rows, *kinds) for _, kinds in LAYERS]
-    return [(own["start"], own["end"]) for own in found]
+def _layers(rows: NDArray[np.void], waited: Waited | None) -> list[Pieces]:
+    found = [waits.of_kinds(rows, *kinds) for _, kinds in LAYERS[1:]]
+    nobody = np.empty(0, np.int64)
+    idle = (nobody, nobody)
+    if waited is not None:
+        held = (waited.ns > 0) & waits.among(rows, waits.BLOCKING)
+        idle = (waited.until[held] - waited.ns[held], waited.until[held])
+    return [idle, *((own["start"], own["end"]) for own in found)]
 
 
 def _trace(z: NDArray[np.int64], edges: NDArray[np.float64], zero: int, ranks: list[int]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.gantt import FULL, Spans
 from dashboard.charts.theme import var
 from parallel_core.analysis.quantities import significant
-from parallel_core.analysis.waits import origin
+from parallel_core.analysis.waits import Waited, origin
 from parallel_core.schedule.ir import COMPUTE, Kind
 
 MAX_OUTLINES = 1_000
@@ -20,9 +21,16 @@ PLANNED_HEIGHT = 0.88
 COLUMNS = ("rank", "operations", "on the critical path, ms", "latest, ms")
 
 
-def chart(spans: Spans, joined: NDArray[np.void], path: NDArray[np.void], title: str, source: str) -> Chart:
-    """`joined` = LATE rows, `path` = LINK rows of the same step."""
-    figure = gantt.figure(spans)
+def chart(
+    spans: Spans,
+    joined: NDArray[np.void],
+    path: NDArray[np.void],
+    title: str,
+    source: str,
+    waited: Mapping[int, Waited] | None = None,
+) -> Chart:
+    """`joined` = LATE rows, `path` = LINK rows of the same step, `waited` = who waited for whom in it."""
+    figure = gantt.figure(spans, waited=waited)
     rows = {rank: float(i) for i, rank in enumerate(sorted(spans))}
     work = joined[np.isin(joined["kind"], [int(kind) for kind in COMPUTE - {Kind.R}])]
     figure["data"] += [_outlines(work[:MAX_OUTLINES], rows), _line(path, rows, origin(spans))]

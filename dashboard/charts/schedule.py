@@ -9,12 +9,13 @@ import numpy as np
 
 from dashboard.charts import gantt, theme
 from dashboard.charts.chart import Chart
+from dashboard.charts.gantt_words import Words
 from parallel_core.analysis.quantities import significant
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate.lesson import UNIT, Lesson
 
 HELD_PX = 104
-WORDS = gantt.Words(unit="units", axis="units of cost from the start of the step", row="device")
+WORDS = Words(unit="units", axis="units of cost from the start of the step", row="device")
 COLUMNS = ("device", "busy, units", "idle, units", "most activations", "most kept")
 MAX_BARS = 1_500
 

@@ -10,15 +10,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dashboard.charts import gantt, heatmap
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt import MAX_BARS, Spans
 from dashboard.charts.heatmap import Window
+from dashboard.charts.theme import var
 from parallel_core.analysis.bins import Bins
 from parallel_core.analysis.breakdown import Breakdown, breakdown
-from parallel_core.analysis.waits import Waited, origin, waited
+from parallel_core.analysis.waits import Waited, origin, waited_if_whole
 from parallel_core.layout import Layout
 
 KEPT_BYTES = 192 << 20
@@ -58,6 +59,25 @@ def lit_of(given: Mapping[str, str]) -> Lit | None:
     return Lit(int(rank), *found) if found else None
 
 
+FRAME = 0.98
+"""Height of the frame around a span."""
+
+
+def _outline(row: int, begin: float, end: float) -> dict[str, Any]:
+    """A frame around what stands in a row of the first run between two moments, ms."""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "lit",
+        "base": [begin],
+        "x": [end - begin],
+        "y": [row],
+        "width": [FRAME],
+        "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 3, "color": var("accent")}},
+        "hoverinfo": "skip",
+    }
+
+
 class Step:
     """The spans of one step by rank; with the `layout` of its ranks it is known who waited for whom."""
 
@@ -76,16 +96,15 @@ class Step:
     @property
     def size(self) -> int:
         """Bytes, with what is made of it."""
-        return self.total * 56 + len(self.spans) * heatmap.FINEST * 8 * (len(heatmap.LAYERS) + 2)
+        return self.total * 80 + len(self.spans) * heatmap.FINEST * 8 * (len(heatmap.LAYERS) + 2)
 
     @cached_property
     def bins(self) -> Mapping[int, Bins]:
-        return heatmap.finest(self.spans)
+        return heatmap.finest(self.spans, self.waited)
 
     @cached_property
     def waited(self) -> Mapping[int, Waited]:
-        """{} where not every rank of the layout is here."""
-        return waited(self.spans, self._layout) if self._layout and len(self.spans) == self._layout.world else {}
+        return waited_if_whole(self.spans, self._layout)
 
     @property
     def places(self) -> dict[int, str]:
@@ -118,12 +137,14 @@ class Step:
         """Bars, or a heatmap of more than MAX_BARS spans in view; a short step is always shown whole. Among bars `lit`
         is outlined."""
         if self.long and self.in_view(window) > MAX_BARS:
-            made = heatmap.chart(self.spans, title, source, window, self.bins)
+            made = heatmap.chart(self.spans, title, source, window, self.bins, self.waited)
         else:
             shown = window if self.long else None
-            made = gantt.chart([("", self.spans)], title, source, window=shown, waited=self.waited, places=self.places)
+            made = gantt.chart(
+                [("", self.spans)], title, source, window=shown, waited=[self.waited], places=self.places
+            )
             if lit is not None and lit.rank in self.spans:
-                made.figure["data"].append(gantt.outline(sorted(self.spans).index(lit.rank), lit.begin, lit.end))
+                made.figure["data"].append(_outline(sorted(self.spans).index(lit.rank), lit.begin, lit.end))
                 made = replace(made, subtitle=f"{made.subtitle}; outlined: what the finding is about")
         made.figure["layout"]["meta"]["addressed"] = True  # what it is zoomed to stands in the page's address
         return made

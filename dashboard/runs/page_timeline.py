@@ -14,6 +14,7 @@ from dashboard.runs.traces import Trace
 from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.lateness import late, lateness
 from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.waits import waited_if_whole
 from parallel_core.schedule.ir import COMPUTE, Kind
 from parallel_core.schedule.text import WORDS
 from parallel_core.simulate.replay import plan
@@ -38,7 +39,8 @@ def context(run: Run, step: int | None) -> dict[str, Any]:
 
 def _chart(trace: Trace, joined: np.ndarray) -> Chart:
     path = critical_path(trace.spans, trace.layout)
-    return overlay.chart(trace.spans, joined, path, _title(trace, joined), f"measured, step {trace.step}")
+    source, waits = f"measured, step {trace.step}", waited_if_whole(trace.spans, trace.layout)
+    return overlay.chart(trace.spans, joined, path, _title(trace, joined), source, waits)
 
 
 def _title(trace: Trace, joined: np.ndarray) -> str:

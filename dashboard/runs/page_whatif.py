@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
@@ -22,6 +22,8 @@ from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text, significant
+from parallel_core.analysis.waits import waited_if_whole
+from parallel_core.layout import Layout
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule import names
 from parallel_core.schedule.ir import Kind
@@ -241,7 +243,8 @@ def _limit(trace: Trace) -> str:
 
 def _chart(trace: Trace, made: Replay) -> Chart:
     predicted = {trace.layout.walkers(q)[0]: rows for q, rows in made.spans.items()}
-    return beside(trace.spans, trace.measured.step, predicted, made.step, f"step {trace.step}")
+    layouts = trace.layout, Layout.of(made.spec)
+    return beside(trace.spans, trace.measured.step, predicted, made.step, f"step {trace.step}", layouts)
 
 
 def beside(
@@ -250,12 +253,16 @@ def beside(
     predicted: Mapping[int, np.ndarray],
     takes: float,
     source: str,
+    layouts: Sequence[Layout] = (),
 ) -> Chart:
-    """Both steps, by the ranks that `predicted` has; `took` and `takes` are their ns."""
+    """Both steps, by the ranks that `predicted` has; `took` and `takes` are their ns. With the `layouts` of both,
+    waiting is told from talking, unless a tensor group is one row: which of it came last is not simulated."""
     mine = {rank: rows for rank, rows in measured.items() if rank in predicted}
     runs = [("measured", mine), ("predicted", {rank: _with_step(rows) for rank, rows in predicted.items()})]
+    waits = [waited_if_whole(own, layout) for (_, own), layout in zip(runs, layouts, strict=False)]
+    waits = waits if all(waits) else []
     title = f"{ns_text(took)} measured, {ns_text(takes)} predicted"
-    chart = gantt.chart(runs, title, f"{source}, measured and replayed", key="whatif")
+    chart = gantt.chart(runs, title, f"{source}, measured and replayed", key="whatif", waited=waits)
     return replace(chart, subtitle=f"{chart.subtitle}; one row a pipeline rank")
 
 

@@ -19,7 +19,10 @@ from dashboard.runs.models import ENDED, Run
 from dashboard.runs.page_tabs import spec_groups
 from dashboard.runs.page_tiles import memory_limit, tiles
 from dashboard.runs.page_verdict import verdict
+from parallel_core.analysis.waits import BLOCKING, Waited, among, waited_if_whole
+from parallel_core.layout import Layout
 from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
 
 DRAWN = 1_000
 """Spans of a report's step, the longest."""
@@ -50,7 +53,11 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     run = get_object_or_404(Run.objects.select_related("owner", "study"), pk=pk)
     spans = selectors.spans(run)
     gantt = page_charts.timeline(run)
-    drawn = [] if gantt and gantt.picture else strips(spans)
+    drawn = (
+        []
+        if gantt and gantt.picture
+        else strips(spans, waited_if_whole(spans, Layout.of(RunSpec.model_validate(run.spec))))
+    )
     metrics = zip(metrics_of(run), page_charts.metrics(run), strict=True)
     context = {
         "run": run,
@@ -74,15 +81,26 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     return render(request, "runs/report.html", context)
 
 
-def strips(spans: Mapping[int, np.ndarray]) -> list[Strip]:
-    """Each rank's step, the DRAWN longest spans of all; [] without any."""
+def strips(spans: Mapping[int, np.ndarray], waited: Mapping[int, Waited] | None = None) -> list[Strip]:
+    """Each rank's step, the DRAWN longest spans of all; [] without any. Where a rank `waited` in a collective it
+    is idle."""
     if not spans or not all(map(len, spans.values())):
         return []
     start = min(int(rows["start"].min()) for rows in spans.values())
     length = max(1, max(int(rows["end"].max()) for rows in spans.values()) - start)
     lengths = np.concatenate([(rows["end"] - rows["start"])[~np.isin(rows["kind"], HIDDEN)] for rows in spans.values()])
     least = int(np.sort(lengths)[-DRAWN]) if len(lengths) > DRAWN else 0
-    return [Strip(rank, _bars(rows, start, length, least)) for rank, rows in sorted(spans.items())]
+    working = {rank: _without_waits(rows, (waited or {}).get(rank)) for rank, rows in spans.items()}
+    return [Strip(rank, _bars(rows, start, length, least)) for rank, rows in sorted(working.items())]
+
+
+def _without_waits(rows: np.ndarray, waited: Waited | None) -> np.ndarray:
+    """The same rows; collectives begin when their last rank has come."""
+    if waited is None:
+        return rows
+    held, out = among(rows, BLOCKING) & (waited.ns > 0), rows.copy()
+    out["start"][held] = waited.until[held]
+    return out
 
 
 def _bars(rows: np.ndarray, start: int, length: int, least: int) -> list[Bar]:

@@ -17,6 +17,8 @@ from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.quantities import percent_text
 from parallel_core.analysis.thin import thin
+from parallel_core.analysis.waits import waited_if_whole
+from parallel_core.layout import Layout
 from parallel_core.observe.records import POINT
 
 LOSS_BUCKETS = 200
@@ -130,7 +132,8 @@ def gantts(rows: Sequence[Row]) -> Chart:
     steps = ", ".join(sorted({str(row.run.summary["breakdown_step"]) for row, _ in drawn if _typical(row)}, key=int))
     which = f"the traced step nearest each median (step {steps})" if steps else "the newest traced step"
     source = f"measured, {which}, {len(drawn)} of {len(rows)} runs"
-    return gantt.chart([(row.entry.label, found) for row, found in drawn], title, source)
+    waits = [waited_if_whole(found, Layout.of(row.spec)) for row, found in drawn]
+    return gantt.chart([(row.entry.label, found) for row, found in drawn], title, source, waited=waits)
 
 
 def _typical(row: Row) -> bool:

@@ -23,7 +23,7 @@ from parallel_core.traces import names
 from parallel_core.traces.collect import OPERATION, Collected
 from parallel_core.traces.meanings import of_device, of_host
 from parallel_core.traces.nesting import outermost_of
-from parallel_core.traces.windows import Windows, marked, windows
+from parallel_core.traces.windows import EVER, Moments, Windows, marked, windows
 
 JOIN_NS = 2_000
 TOP = 20
@@ -96,10 +96,9 @@ def _sequences(
     trace: Collected, work: NDArray[np.void], moments: NDArray[np.int64], windows: Windows, steps: Mapping[int, Any]
 ) -> dict[int, list[str]]:
     """The names of `work` (by start) whose moments lie in each step; a trace without marked steps is one."""
-    out = {}
+    when, out = Moments(moments), {}
     for step in steps:
-        low, high = windows.get(step, (-(1 << 62), 1 << 62))
-        mine = work["name"][(moments >= low) & (moments < high)][:SEQUENCE].tolist()
+        mine = work["name"][when.between(*windows.get(step, EVER))[:SEQUENCE]].tolist()
         if mine:
             out[step] = [trace.names[i] for i in mine]
     return out
@@ -132,20 +131,23 @@ def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moment
         return
     if not marked(trace):
         out.notes.append(f"{_UNMARKED}: {len(windows)} steps are told by their updates, each ends with one.")
+    when = Moments(moments)
+    ended = when.reached(rows["end"])
     inside = np.zeros(len(rows), np.bool_)
     for number, (start, end) in windows.items():
-        mine = (moments >= start) & (moments < end)
-        inside |= mine
-        if mine.any():
-            begun = _begun(start, rows[moments < start], rows[mine]) if out.device == "cuda" else start
-            out.steps[number] = _step(rows[mine], begun, max(end, int(rows["end"][mine].max())), pause)
+        mine = when.between(start, end)
+        inside[mine] = True
+        if len(mine):
+            own = rows[mine]
+            begun = _begun(start, int(ended[when.before(start)]), own) if out.device == "cuda" else start
+            out.steps[number] = _step(own, begun, max(end, int(own["end"].max())), pause)
     if not inside.all():
         out.notes.append(f"{int((~inside).sum())} of {len(rows)} operations lie outside of the steps.")
 
 
-def _begun(start: int, before: NDArray[np.void], own: NDArray[np.void]) -> int:
-    """When a device began a step that its host began at `start`: the host runs ahead, so behind the work `before`."""
-    ended = int(before["end"].max()) if len(before) else start
+def _begun(start: int, ended: int, own: NDArray[np.void]) -> int:
+    """When a device began a step that its host began at `start`: the host runs ahead, so behind the work before, which
+    had `ended` then."""
     return max(start, min(ended, int(own["start"].min())))
 
 
@@ -173,18 +175,24 @@ def joined(rows: NDArray[np.void], pause: int) -> NDArray[np.void]:
     """The rows in order, neighbours of one kind as one; those of a named operation over pauses of up to `pause` ns."""
     rows = rows[np.argsort(rows["start"], kind="stable")]
     parts = [rows[:0]]
-    keys = rows[["kind", "lane", "stage", "micro_batch"]]
-    for key in np.unique(keys):
-        mine = rows[keys == key]
-        if int(key["kind"]) in _COUNTED:
+    for mine in _alike(rows):
+        if int(mine["kind"][0]) in _COUNTED:
             parts.append(mine)
             continue
-        first = np.concatenate([[True], _parted(rows, mine, pause if key["micro_batch"] >= 0 else JOIN_NS)])
+        first = np.concatenate([[True], _parted(rows, mine, pause if mine["micro_batch"][0] >= 0 else JOIN_NS)])
         whole = mine[first]
         whole["end"] = np.maximum.reduceat(mine["end"], np.flatnonzero(first))
         parts.append(whole)
     out = np.concatenate(parts)
     return out[np.argsort(out["start"], kind="stable")]
+
+
+def _alike(rows: NDArray[np.void]) -> list[NDArray[np.void]]:
+    """The rows of each kind, lane, stage and micro-batch, in their order."""
+    keys = rows["kind"].astype(np.int64) << 56 | rows["lane"].astype(np.int64) << 48
+    keys |= (rows["stage"].astype(np.int64) & 0xFFFF) << 32 | (rows["micro_batch"].astype(np.int64) & 0xFFFFFFFF)
+    order = np.argsort(keys, kind="stable")
+    return np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1) if len(rows) else []
 
 
 def _top(known: list[str], work: NDArray[np.void]) -> list[dict[str, Any]]:

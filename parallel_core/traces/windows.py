@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parallel_core.schedule.ir import Kind
 from parallel_core.traces import names
@@ -14,6 +15,28 @@ from parallel_core.traces.nesting import outermost
 Windows = Mapping[int, tuple[int, int]]
 """Step -> (start, end) on the host, ns."""
 
+EVER = (-(1 << 62), 1 << 62)
+
+
+class Moments:
+    """Moments, sorted once: many windows are then cut out of them without looking at all of them for each."""
+
+    def __init__(self, moments: NDArray[np.int64]) -> None:
+        self._order = np.argsort(moments, kind="stable")
+        self._sorted = moments[self._order]
+
+    def before(self, moment: int) -> int:
+        """How many are earlier."""
+        return int(np.searchsorted(self._sorted, moment))
+
+    def between(self, start: int, end: int) -> NDArray[np.int64]:
+        """Ascending indices of those from `start` to before `end`."""
+        return np.sort(self._order[self.before(start) : self.before(end)])
+
+    def reached(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[n] = the latest of the `ends` that belong to the n earliest moments; [0] is before all time."""
+        return np.maximum.accumulate(np.concatenate([[EVER[0]], ends[self._order]]))
+
 
 def windows(trace: Collected) -> Windows:
     """The marked steps, else those told by updates; {} where there are fewer than two of those."""
@@ -22,13 +45,12 @@ def windows(trace: Collected) -> Windows:
 
 def marked(trace: Collected) -> Windows:
     """Of each step's annotation; where it stands several times, of the longest."""
+    numbers = {i: int(found[1]) for i, name in enumerate(trace.names) if (found := names.STEP.match(name))}
     out: dict[int, tuple[int, int]] = {}
-    for i, name in enumerate(trace.names):
-        if found := names.STEP.match(name):
-            events = trace.host[trace.host["name"] == i]
-            if len(events):
-                best = events[np.argmax(events["end"] - events["start"])]
-                out[int(found[1])] = (int(best["start"]), int(best["end"]))
+    for event in trace.host[np.isin(trace.host["name"], list(numbers))]:
+        number, start, end = numbers[int(event["name"])], int(event["start"]), int(event["end"])
+        if number not in out or end - start > out[number][1] - out[number][0]:
+            out[number] = start, end
     return dict(sorted(out.items()))
 
 

@@ -140,3 +140,33 @@ def test_numbers_stand_where_they_can_be_read() -> None:
                 if trace["name"] == "forward":
                     seen.add((window, bool(text)))
     assert seen == {((100.0, 200.0), False), ((100.0, 200.0), True), (None, True)}
+
+
+def test_a_wait_inside_a_collective_is_idle_in_bars_and_bins_as_it_is_in_the_accounts() -> None:
+    rows = [
+        [(Kind.STEP, 0, 100), (Kind.BW, 0, 20), (Kind.ALLREDUCE, 20, 100)],
+        [(Kind.STEP, 0, 100), (Kind.BW, 0, 70), (Kind.ALLREDUCE, 70, 100)],
+    ]
+    spans = {
+        rank: np.array([(kind, 0, 0, -1, 0, 0, a, b, 0) for kind, a, b in own], SPAN) for rank, own in enumerate(rows)
+    }
+    for own in spans.values():
+        own["start"] *= 1_000_000
+        own["end"] *= 1_000_000
+    step = Step(spans, Layout.of(RunSpec.model_validate({"parallel": {"dp": 2}})))
+    parts = step.breakdown[0]
+    chart = step.chart("t", "s")
+    bars = {trace["name"]: trace for trace in chart.figure["data"]}
+    assert parts.bubble == 50_000_000 and (bars["waiting"]["base"], bars["waiting"]["x"]) == ([20.0], [50.0])
+    assert (bars["communication"]["base"], bars["communication"]["x"]) == ([70.0, 70.0], [30.0, 30.0])
+    assert bars["waiting"]["customdata"] == ["rank 0, stage 0: waits for rank 1 in all-reduce<br>50 ms at 20.00"]
+    assert bars["waiting"]["marker"]["color"] == bars["idle"]["marker"]["color"]
+    told = dict(zip(chart.columns, chart.rows[0], strict=True))
+    assert (told["communication, ms"], told["waiting in messages and collectives, ms"]) == ("30", "50")
+    bins = heatmap.chart(spans, "t", "s", None, heatmap.finest(spans, step.waited), step.waited)
+    shares = dict(zip(bins.columns, bins.rows[0], strict=True))
+    assert (shares["idle, % of the window"], shares["communication, % of the window"]) == ("50 %", "30 %")
+    assert (
+        heatmap.chart(spans, "t", "s", (0.0, 99.0), None, step.waited).rows[0][1]
+        == shares["idle, % of the window"][:0] + "51 %"
+    )

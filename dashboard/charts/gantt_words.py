@@ -1,0 +1,58 @@
+"""What the bars of a Gantt say: the number inside one, and what is read where the pointer rests."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parallel_core.analysis.quantities import bytes_text, significant
+from parallel_core.analysis.waits import BLOCKING
+from parallel_core.schedule.ir import COMPUTE, Kind
+from parallel_core.schedule.text import WORDS
+
+HIDDEN = frozenset({Kind.STEP})
+"""What is the ground that the others are drawn on."""
+
+
+class Words(NamedTuple):
+    """What the numbers and the rows of a figure are called."""
+
+    unit: str = "ms"
+    axis: str = "ms from the start of the step"
+    row: str = "rank"
+
+
+MEASURED = Words()
+
+
+def number(kind: Kind, row: np.void, least: float) -> str:
+    """The micro-batch, where it can be read: a text costs the browser as much as ten bars, even one that is hidden."""
+    if kind not in COMPUTE or row["covered"] or row["micro_batch"] < 0:
+        return ""
+    number = str(row["micro_batch"])
+    return number if row["end"] - row["start"] >= least * len(number) else ""
+
+
+def waits_in(kind: Kind, row: Any, words: Words) -> str:
+    whom = f" for {words.row} {row['for']}" if row["for"] >= 0 else ""
+    which = f" {row['micro_batch']}" if row["micro_batch"] >= 0 else ""
+    where = f"{words.row} {row['rank']}, stage {row['stage']}: waits{whom} in {WORDS.get(kind, kind.name)}{which}"
+    return f"{where}<br>{significant(row['waited'])} {words.unit} at {row['start']:.2f}"
+
+
+def hover(kind: Kind, row: Any, words: Words) -> str:
+    took = f"{significant(row['end'] - row['start'])} {words.unit}"
+    if kind in HIDDEN:
+        return f"{words.row} {row['rank']}: step of {took}"
+    which = f" {row['micro_batch']}" if row["micro_batch"] >= 0 else ""
+    said = [f"{words.row} {row['rank']}, stage {row['stage']}: {WORDS.get(kind, kind.name)}{which}"]
+    said.append(f"{took} at {row['start']:.2f}")
+    if row["version"]:
+        said.append(f"weights of {row['version']} micro-batches")
+    if row["bytes"]:
+        said.append(bytes_text(int(row["bytes"])))
+    if row["waited"] > 0:
+        whom = f" for {words.row} {row['for']}" if row["for"] >= 0 else ""
+        said.append(f"waited {significant(row['waited'])} {words.unit}{whom}{' before' if kind in BLOCKING else ''}")
+    return "<br>".join(said)
