@@ -30,8 +30,10 @@ from parallel_core.outline.splits import TensorSplit, split_dim
 if TYPE_CHECKING:
     from parallel_core.engine.trainer import Trainer
 
-_BLOCK = 1 << 16
-"""Elements worked on at once: their 64-bit products stay in the cache."""
+_BLOCK = {"cpu": 1 << 16}
+"""Elements worked on at once, by device: on a core their 64-bit products stay in the cache."""
+_LARGE = 1 << 23
+"""The same on any other, where each block is some launches: 64 MiB of products."""
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASK = (1 << 64) - 1
 _Part = tuple[Tensor, int, int]
@@ -177,7 +179,7 @@ def fingerprint(tensor: Tensor, row: int = 0, column: int = 0) -> int:
     matrix = bits.view(1, -1) if bits.dim() < 2 else bits.flatten(1)
     rows, columns = matrix.shape
     a, b = factors(row, rows, 1, matrix.device), factors(column, columns, 2, matrix.device)
-    at_once = max(1, _BLOCK // max(1, columns))
+    at_once = max(1, _BLOCK.get(matrix.device.type, _LARGE) // max(1, columns))
     total = torch.zeros((), dtype=torch.int64, device=matrix.device)
     for first in range(0, rows, at_once):
         block = matrix[first : first + at_once].to(torch.int64) * b

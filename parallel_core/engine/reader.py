@@ -61,4 +61,5 @@ class Reader:
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         """Whole numbers as they are, real ones in the run's precision."""
         tensor = torch.from_numpy(array)
-        return tensor.to(self._device.torch, self._dtype if tensor.is_floating_point() else tensor.dtype)
+        dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(self._device.torch, dtype, non_blocking=True)  # of pageable memory: it may be let go at once

@@ -16,13 +16,13 @@ from parallel_core.plan.traffic import MARK_BYTES
 
 def marked(grad: Tensor, scale: float) -> Tensor:
     """The message: the elements of `grad`, then the fp32 number `scale` in the memory of as many as it takes."""
-    mark = torch.tensor([scale], dtype=torch.float32, device=grad.device)
+    mark = torch.full((1,), scale, dtype=torch.float32, device=grad.device)
     return torch.cat([grad.flatten(), mark.view(grad.dtype)])
 
 
 def rescaled(message: Tensor, shape: Sequence[int], scale: float) -> Tensor:
     """The gradient of a message, multiplied by `scale` in place of what it came with; in the message's memory."""
     mark = MARK_BYTES // message.itemsize
-    sent = float(message[-mark:].clone().view(torch.float32))
+    sent = message[-mark:].clone().view(torch.float32)
     grad = message[:-mark].view(tuple(shape))
-    return grad if sent == scale else grad.mul_(scale / sent)
+    return grad.copy_(grad.float() * (scale / sent))  # on the device: nobody waits until the message is there

@@ -98,9 +98,14 @@ class _Mask(torch.autograd.Function):
 
 
 def _apply(x: Tensor, runs: list[Run], dropped: int) -> Tensor:
-    drawn = [uniform(torch.tensor(run.keys, device=x.device), run.stop, run.start).flatten() for run in runs]
+    drawn = [uniform(_there(run.keys, x.device), run.stop, run.start).flatten() for run in runs]
     keep = (drawn[0] if len(drawn) == 1 else torch.cat(drawn)).view(x.shape) >= dropped
     return x * keep * (_STEPS / (_STEPS - dropped))
+
+
+def _there(keys: list[int], device: torch.device) -> Tensor:
+    """On the device, without waiting until that has done what it was asked before."""
+    return torch.tensor(keys).to(device, non_blocking=True)
 
 
 class Dropout(Follower):

@@ -16,20 +16,25 @@ from parallel_core.models.numerics import wide
 
 
 class _Summed(torch.autograd.Function):
-    """Overwrites `logits`, which nobody else may need."""
+    """Overwrites `logits`, which nobody else may need, or what they are in fp32."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        torch.ops.aten._log_softmax.out(logits, 1, False, out=logits)  # a row is read before it is written
-        ctx.save_for_backward(logits, targets)
-        return F.nll_loss(logits, targets, reduction="sum", ignore_index=-1)
+        logs, ctx.dtype = wide(logits), logits.dtype
+        torch.ops.aten._log_softmax.out(logs, 1, False, out=logs)  # a row is read before it is written
+        ctx.save_for_backward(logs, targets)
+        return F.nll_loss(logs, targets, reduction="sum", ignore_index=-1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         logs, targets = ctx.saved_tensors
         rows = (grad.to(logs.dtype) * (targets >= 0))[:, None]
-        out = logs.exp_().mul_(rows)
-        return out.scatter_add_(1, targets.clamp(min=0)[:, None], -rows), None
+        picked, shares = targets.clamp(min=0)[:, None], logs.exp_()
+        if ctx.dtype == logs.dtype:
+            return shares.mul_(rows).scatter_add_(1, picked, -rows), None
+        there = shares.gather(1, picked).mul_(rows).sub_(rows)
+        out = torch.mul(shares, rows, out=torch.empty_like(shares, dtype=ctx.dtype))  # multiplied and rounded at once
+        return out.scatter_(1, picked, there.to(ctx.dtype)), None
 
 
 class CrossEntropySum(nn.Module):
@@ -39,5 +44,5 @@ class CrossEntropySum(nn.Module):
     """
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        out: Tensor = _Summed.apply(wide(logits), targets)
+        out: Tensor = _Summed.apply(logits, targets)
         return out

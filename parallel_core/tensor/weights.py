@@ -62,6 +62,8 @@ class WeightGradients:
         rows, weight = given.grad.flatten(0, -2), self.sums(given.weight)
         if weight.dtype == rows.dtype:
             weight.addmm_(rows.t(), given.x.flatten(0, -2))
+        elif rows.is_cuda:  # 16-bit factors, their products and sums in fp32: what no other device has
+            torch.addmm(weight, rows.t(), given.x.flatten(0, -2), out_dtype=weight.dtype, out=weight)
         else:
             weight.add_(rows.t() @ given.x.flatten(0, -2))
         self._tell(given.weight)

@@ -25,7 +25,8 @@ from parallel_core.profile import ranks
 NAME = "elsewhere"
 COPIES = ("aten::copy_", "aten::_to_copy")
 WAITS: Counter[str] = Counter()
-"""What made the host wait for the device since the counter was cleared: "number" or "copy" out of it."""
+"""What made the host wait for the device since the counter was cleared: a "number" or a "copy" out of it, or a copy
+"in" that is not said to go on by itself."""
 
 
 class Elsewhere(Tensor):
@@ -85,7 +86,7 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise RuntimeError(f"{name} has tensors here and elsewhere, here of {[tuple(one.shape) for one in here]}")
     if asked is not None:
         kwargs = {**kwargs, "device": torch.device("cpu") if goes else asked}
-    _count(name, there, goes, args)
+    _count(name, there, goes, args, kwargs)
     out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
     if not goes or name == "aten::_local_scalar_dense":
         return out
@@ -97,8 +98,10 @@ def _may_cross(name: str, args: Any) -> bool:
     return name in COPIES or (name.startswith("aten::index") and isinstance(args[0], Elsewhere))
 
 
-def _count(name: str, there: list[Elsewhere], goes: bool, args: Any) -> None:
-    if name == "aten::_local_scalar_dense" and there:
+def _count(name: str, there: list[Elsewhere], goes: bool, args: Any, kwargs: dict[str, Any]) -> None:
+    if name in COPIES and len(there) == (name == "aten::copy_" and isinstance(args[0], Elsewhere)) and goes:
+        WAITS["in"] += not (kwargs.get("non_blocking") or (name == "aten::copy_" and len(args) > 2 and args[2]))
+    elif name == "aten::_local_scalar_dense" and there:
         WAITS["number"] += 1
     elif (name == "aten::_to_copy" and there and not goes) or (
         name == "aten::copy_" and there and not isinstance(args[0], Elsewhere)

@@ -136,8 +136,9 @@ def test_it_trains_there_what_it_trains_here(name: str, run_there: Ran, tmp_path
         assert other == pytest.approx(one, rel=TOLERANCE[precision])
 
 
-def test_the_host_waits_for_the_device_once_a_step(run_there: Ran, tmp_path: Path) -> None:
-    ((_, waits),) = run_there(spec_of("recomputed", "cuda"), _run_elsewhere, tmp_path)
+@pytest.mark.parametrize("name", ["recomputed", "bf16, dropout"])
+def test_the_host_waits_for_the_device_once_a_step(name: str, run_there: Ran, tmp_path: Path) -> None:
+    ((_, waits),) = run_there(spec_of(name, "cuda"), _run_elsewhere, tmp_path)
     assert waits == [1] * (STEPS + 1)  # the metered one included
 
 

@@ -28,6 +28,17 @@ def test_summed_loss_and_its_gradient(dtype: torch.dtype, close: float, shape: t
     assert shape[0] == 1 or not ours.grad[0].any(), "a target of -1 was counted"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits_the_gradient_of_the_loss_is_that_in_fp32_rounded_once(dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    narrow, targets = (3 * torch.randn(64, 300)).to(dtype).requires_grad_(), torch.randint(-1, 300, (64,))
+    plain = narrow.detach().float().requires_grad_()
+    for logits in (narrow, plain):
+        (CrossEntropySum()(logits + 0, targets) * 0.37).backward()
+    assert narrow.grad is not None and plain.grad is not None
+    assert torch.equal(narrow.grad, plain.grad.to(dtype))
+
+
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-6), (torch.float64, 1e-14), (torch.bfloat16, 0.0)])
 def test_gelu_and_its_gradient(dtype: torch.dtype, close: float) -> None:
     x = torch.cat([torch.linspace(-12, 12, 401), torch.tensor([0.0, 1e4, -1e4, float("inf")])]).to(dtype)
