@@ -26,6 +26,12 @@ from parallel_core.spec import RunSpec
 if TYPE_CHECKING:
     from parallel_core.engine.distributed import Rendezvous
 
+_MEMORY_WORDS = (
+    "can't allocate memory",
+    "cuda error: out of memory",
+    *("cublas_status_alloc_failed", "cudnn_status_alloc_failed"),
+    *("cuda failure 2 'out of memory'", "cuda failure 'out of memory'"),  # NCCL's buffers
+)
 _PEER_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl")
 
 
@@ -187,12 +193,13 @@ def _report(error: BaseException, seat: Seat, sink: FileSink) -> int:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Evidence only: the meter's cap, Python's or torch's own out-of-memory error, a failed CPU allocation."""
+    """Evidence only: the meter's cap, Python's or torch's own out-of-memory error, a failed allocation of a library."""
     import torch
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    told = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word in told for word in _MEMORY_WORDS)
 
 
 def _peer_lost(error: BaseException) -> bool:

@@ -84,6 +84,7 @@ class CudaDevice:
         self.sharing, self.backend = sharing, "gloo" if sharing > 1 else "nccl"
         self.torch = torch.device("cuda", 0)
         torch.cuda.set_device(self.torch)
+        be_exact()
 
     @property
     def name(self) -> str:
@@ -103,6 +104,13 @@ class CudaDevice:
 
     def recorder(self, stage: int, replica: int) -> SpanRecorder:
         return recorder_for("cuda", stage=stage, replica=replica)
+
+
+def be_exact() -> None:
+    """fp32 is multiplied as fp32 from now on. PyTorch rounds it to TF32 by default in convolutions and LSTMs, though
+    not in matrix products (docs.pytorch.org, "CUDA semantics", TF32)."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def be_deterministic() -> None:

@@ -24,6 +24,8 @@ class Peak(NamedTuple):
 def listed(device: str, precision: Precision) -> Peak | None:
     """Peak of the device that the driver calls `device`; None where the catalogue does not know it."""
     tokens = device.replace("-", " ").split()
+    if "MIG" in tokens:  # a part of one
+        return None
     for row in _named():
         driver = row["driver"]
         if all(word in tokens or (" " in word and word in device) for word in driver["words"]):

@@ -1,4 +1,5 @@
-"""The fork server, and what it gives its ranks: CUDA is not started in it, and users' settings of CUDA come through."""
+"""What must hold around CUDA, told without a GPU: the fork server does not start it, users' settings come through, a
+library's memory error is one."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from parallel_core import launch
+from parallel_core import launch, launch_rank
 
 WATCHED = """
 import torch
@@ -20,12 +22,39 @@ launch_rank.engine()
 print(asked, torch.cuda.is_initialized(), processes.threads())
 """
 
+EXACT = """
+import torch
+before = torch.backends.cudnn.allow_tf32
+from parallel_core.engine.device import be_exact
+be_exact()
+print(before, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
+"""
+
 
 def test_what_the_fork_server_imports_asks_nothing_of_cuda() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WATCHED], env=launch.environment(), capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[] False 1"
+
+
+@pytest.mark.parametrize(
+    ("told", "memory"),
+    [
+        ("CUDA error: out of memory", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("NCCL error in: x.cpp:1, unhandled cuda error. Last error:\nCuda failure 2 'out of memory'", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", False),
+    ],
+)
+def test_an_allocation_that_a_library_could_not_make_is_out_of_memory(told: str, memory: bool) -> None:
+    assert launch_rank._out_of_memory(torch.AcceleratorError(told)) == memory
+
+
+def test_on_a_gpu_fp32_is_not_rounded() -> None:
+    done = subprocess.run([sys.executable, "-c", EXACT], env=launch.environment(), capture_output=True, check=True)
+    assert done.stdout.split() == [b"True", b"False", b"False"]
 
 
 def test_settings_of_cuda_and_nccl_reach_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,12 @@ from parallel_core.local import LocalYard, Outcome
 from parallel_core.observe import host
 from parallel_core.observe.asked import Wish, ask
 from parallel_core.observe.progress import Progress
+from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.observe.scope import Scope
 from parallel_core.observe.snapshot import unpacked
 from parallel_core.spec import RunSpec
+from parallel_core.tensor.weights import WeightGradient, WeightGradients
 from tests.parallel_core.failing_ranks import failed
 
 pytestmark = [
@@ -92,6 +95,17 @@ def test_the_allocations_of_an_asked_step_are_recorded(tmp_path: Path) -> None:
     assert any(place(alive.frames) for alive in found.alive)
     files = {frame.filename for alive in found.alive for frame in alive.frames}
     assert any("parallel_core" in file for file in files)
+
+
+def test_gradients_of_16_bits_are_added_in_fp32() -> None:
+    """The products themselves are not rounded to 16 bits on the way into the sum."""
+    weights, grad = WeightGradients(Scope(SpanRecorder())), torch.randn(512, 96, device="cuda").bfloat16()
+    x, weight = torch.randn(512, 64, device="cuda").bfloat16(), torch.nn.Parameter(torch.empty(96, 64, device="cuda"))
+    weight.grad = torch.ones_like(weight)
+    with torch.no_grad():
+        weights.add(WeightGradient(x, grad, weight, None))
+    want = 1 + grad.double().t() @ x.double()
+    torch.testing.assert_close(weight.grad.double(), want, rtol=1e-5, atol=1e-4)
 
 
 def test_a_rank_that_fails_under_posted_receives_ends_the_run(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_a_listed_peak_is_the_one_that_plans_are_made_with() -> None:
 def test_what_is_not_listed_is_measured() -> None:
     assert listed("Tesla V100-SXM2-16GB", "bf16") is None  # it has no bf16 units
     assert listed("NVIDIA L40S", "bf16") is None  # not the L4
+    assert listed("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16") is None  # a seventh of one
     peak = device_peak(CpuDevice(), "fp64")
     assert peak.flops_per_s > 1e7
     assert "measured" in peak.source
