@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from parallel_core.bench import BENCHES
 from tests.yard_process import ROOT, YardProcess, wait_for
 
 README = (ROOT / "README.md").read_text()
@@ -40,6 +41,25 @@ def test_no_command_is_left_out() -> None:
     left = set(commands()) - set(ENGINE) - set(CURL) - ELSEWHERE.keys() - IN_THE_YARD
     assert not left
     assert len(ENGINE) == 12 and len(CURL) == 3
+
+
+PAGES = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings_that_are_there(path: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", PAGES[path]):
+        target = (path.parent / link[0]).resolve() if link[0] else path
+        assert target.exists(), link
+        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE) if link[1] else []
+        assert not link[1] or link[1] in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}, link
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_command_that_is_named_is_there(path: Path) -> None:
+    known = re.findall(r'add_parser\(\s*"([\w-]+)"', "".join(p.read_text() for p in ROOT.glob("parallel_core/cli*.py")))
+    assert set(re.findall(r"-m parallel_core ([a-z][\w-]*)", PAGES[path])) <= set(known)
+    assert set(re.findall(r"`(?:\S+ -m parallel_core )?bench ([a-z][\w-]*)", PAGES[path])) <= {*BENCHES, "list"}
 
 
 @pytest.mark.parametrize("command", ENGINE)
