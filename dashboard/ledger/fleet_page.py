@@ -1,4 +1,5 @@
-"""The page of plans for this fleet: every way to split a profiled model over a worker's devices, by its own costs."""
+"""The page of plans for this fleet: every way to split a profiled model over its devices, by a worker's own costs and
+what was timed between hosts."""
 
 from __future__ import annotations
 
@@ -17,11 +18,15 @@ from dashboard.analyst.services import ask
 from dashboard.charts import splits as splits_chart
 from dashboard.charts.chart import Chart
 from dashboard.fields import Number, WholeNumber
+from dashboard.fleet.selectors import Look
+from dashboard.ledger import between
+from dashboard.ledger.fleet_hosts import FleetHosts
 from dashboard.ledger.forms import NO_PROFILE
 from dashboard.ledger.models import Profile, ProfileState
-from parallel_core.analysis.quantities import bytes_text, seconds_text, slower_text
+from parallel_core.analysis.quantities import bytes_text, listed_text, seconds_text, slower_text
 from parallel_core.plan.fleet import MOST_DEVICES
 from parallel_core.searches.splits import Answer, Way
+from parallel_core.spec import RunSpec
 
 MIB = 1 << 20
 LEAST_MIB, MOST_MIB = 1, 10_000_000
@@ -44,7 +49,7 @@ class FleetForm(forms.Form):
 
 @dataclass(frozen=True)
 class Row:
-    """A split as the table shows it; `address` is New run filled in."""
+    """A split as the table shows it; `address` is New run filled in, `over` the hosts where they are several."""
 
     name: str
     seconds: str
@@ -52,6 +57,7 @@ class Row:
     memory: str
     best: bool
     address: str
+    over: str = ""
 
 
 class FleetPage:
@@ -59,16 +65,21 @@ class FleetPage:
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.profile: Profile = values["profile"]
-        own = len(self.profile.worker.devices) or 1
+        fleet, spec = Look.now(), RunSpec.model_validate(self.profile.spec)
+        own = FleetHosts.most(spec.train.device, fleet) or len(self.profile.worker.devices) or 1
         self.devices = min(values["devices"] or own, MOST_DEVICES)
+        self._hosts = FleetHosts(spec, self.devices, fleet)
         self.memory: float | None = values["memory"] * MIB if values["memory"] else None
 
     @cached_property
     def search(self) -> Search:
-        """A finished profile never changes again."""
-        asked = {"devices": self.devices, "memory": self.memory}
-        about = {"profile": self.profile.pk, "done": str(self.profile.done_at), **asked}
-        return ask("splits", about, lambda: {"spec": self.profile.spec, "table": self.profile.table, **asked})
+        """Neither a finished profile nor what was timed of links ever changes again."""
+        lies = [lie.model_dump(mode="json") for lie in self._hosts.lies]
+        asked = {"devices": self.devices, "memory": self.memory, "lies": lies}
+        links = {row.pk: row.table for row in self._hosts.links}
+        about = {"profile": self.profile.pk, "done": str(self.profile.done_at), "links": sorted(links), **asked}
+        known = {"spec": self.profile.spec, "between": list(links.values())}
+        return ask("splits", about, lambda: {**known, "table": self.profile.table, **asked})
 
     @cached_property
     def found(self) -> Answer:
@@ -91,6 +102,18 @@ class FleetPage:
         gain = f" It is {alone.seconds / best.seconds:.2f} times as fast as {alone.name}." if alone else ""
         return [first + gain, f"Least memory: {least.name}, {bytes_text(least.memory)}."]
 
+    @property
+    def untimed(self) -> between.Pair | None:
+        """Hosts whose links would have to be timed, for all splits to be predicted."""
+        return self._hosts.untimed
+
+    @property
+    def source(self) -> str:
+        """Where the times are from."""
+        pairs = [f"{row.first} and {row.second}" for row in self._hosts.links]
+        timed = f", and what was timed between {'; '.join(pairs)}" if pairs else ""
+        return f"predicted from the profile of {self.profile.worker.name}, {self.profile.software}{timed}"
+
     def refused(self) -> tuple[tuple[int, str], ...]:
         """(how many, why), most first."""
         return self.found.refused
@@ -108,14 +131,14 @@ class FleetPage:
             bytes_text(way.memory),
             way.best,
             run_address(way.spec),
+            listed_text(list(way.hosts)),
         )
 
     def chart(self) -> Chart | None:
         """Time against memory; None where nothing fits."""
         if not self.found.able:
             return None
-        source = f"predicted from the profile of {self.profile.worker.name}, {self.profile.software}"
-        return splits_chart.chart(self.found.able, source)
+        return splits_chart.chart(self.found.able, self.source)
 
 
 def run_address(asked: Mapping[str, Any]) -> str:

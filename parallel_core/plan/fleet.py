@@ -6,7 +6,7 @@ that the record of predictions later holds against the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -21,7 +21,7 @@ from parallel_core.plan.strategy import label
 from parallel_core.profile.table import CostTable
 from parallel_core.rules import divisors
 from parallel_core.searches import Told, silent
-from parallel_core.simulate.predict import CannotPredict, predict_step
+from parallel_core.simulate.predict import ALONE, CannotPredict, Where, predict_step
 from parallel_core.spec import RunSpec
 
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zb-v")
@@ -62,8 +62,20 @@ class Splits:
         return front
 
 
-def splits(spec: RunSpec, table: CostTable, devices: int, memory: float | None = None, told: Told = silent) -> Splits:
-    """All ways to train the model of `spec` with its batch on at most `devices`, `memory` bytes each (None: any).
+def on_one_host(spec: RunSpec) -> Where:
+    return ALONE
+
+
+def splits(
+    spec: RunSpec,
+    table: CostTable,
+    devices: int,
+    memory: float | None = None,
+    told: Told = silent,
+    placed: Callable[[RunSpec], Where] = on_one_host,
+) -> Splits:
+    """All ways to train the model of `spec` with its batch on at most `devices`, `memory` bytes each (None: any), which
+    are where `placed` says.
 
     The fastest pipeline is tried with an order that is searched for it, too. `told` hears (how many are judged, of how
     many).
@@ -72,11 +84,11 @@ def splits(spec: RunSpec, table: CostTable, devices: int, memory: float | None =
     found = []
     for done, one in enumerate(tried):
         told(done, len(tried))
-        found.append(_judged(one, table, memory))
+        found.append(_judged(one, table, memory, placed(one)))
     able = [split for split in found if not split.why_not]
     pipelines = [split for split in sorted(able, key=_time) if split.spec.parallel.pp > 1]
     if pipelines:
-        able += _searched(pipelines[0].spec, table, memory)
+        able += _searched(pipelines[0].spec, table, memory, placed(pipelines[0].spec))
     refused = [split for split in found if split.why_not]
     return Splits(tuple(sorted(able, key=_time)), tuple(refused))
 
@@ -104,12 +116,12 @@ def _run(spec: RunSpec, parallel: dict[str, Any]) -> RunSpec:
     return RunSpec.model_validate(spec.model_dump() | {"parallel": parallel})
 
 
-def _judged(spec: RunSpec, table: CostTable, limit: float | None) -> Split:
+def _judged(spec: RunSpec, table: CostTable, limit: float | None, where: Where) -> Split:
     name, needs = _name(spec), worst_stage(spec).total
     if limit is not None and needs > limit:
         return Split(name, spec, None, needs, "too large")
     try:
-        return Split(name, spec, predict_step(spec, table).seconds, needs)
+        return Split(name, spec, predict_step(spec, table, where=where).seconds, needs)
     except CannotPredict as error:
         return Split(name, spec, None, needs, str(error))
 
@@ -119,9 +131,9 @@ def _name(spec: RunSpec) -> str:
     return f"{label(spec)}, {many} micro-batches" if spec.parallel.pp > 1 else label(spec)
 
 
-def _searched(spec: RunSpec, table: CostTable, limit: float | None) -> list[Split]:
+def _searched(spec: RunSpec, table: CostTable, limit: float | None, where: Where) -> list[Split]:
     try:
-        rows = ordered(spec, table, effort=_EFFORT)
+        rows = ordered(spec, table, effort=_EFFORT, where=where)
     except OrderError:
         return []
     many = spec.parallel.micro_batches

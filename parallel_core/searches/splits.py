@@ -1,4 +1,4 @@
-"""Every way to split a profiled model over the devices of a host (`plan.fleet`), as a question and an answer."""
+"""Every way to split a profiled model over the devices of a fleet (`plan.fleet`), as a question and an answer."""
 
 from __future__ import annotations
 
@@ -6,22 +6,35 @@ from collections import Counter
 from typing import Any
 
 from parallel_core.plan.fleet import splits
-from parallel_core.profile.table import CostTable
+from parallel_core.profile.table import CostTable, HostName, LinksBetween
 from parallel_core.searches import Told, Value, silent
+from parallel_core.simulate.predict import ALONE, Where
 from parallel_core.spec import RunSpec
 
 
+class Lie(Value):
+    """Where a run of `world` ranks in tensor groups of `tp` would be: the host of each rank, which are several."""
+
+    world: int
+    tp: int
+    hosts: tuple[HostName, ...]
+
+
 class Question(Value):
-    """At most `devices`, `memory` bytes each (None: any)."""
+    """At most `devices`, `memory` bytes each (None: any). Runs that no `lies` speaks of are on one host; `between` is
+    what was timed of pairs of hosts."""
 
     spec: RunSpec
     table: CostTable
     devices: int
     memory: float | None = None
+    lies: tuple[Lie, ...] = ()
+    between: tuple[LinksBetween, ...] = ()
 
 
 class Way(Value):
-    """A split that can run: `spec` is its RunSpec, `best` where none beats it in both time and memory."""
+    """A split that can run: `spec` is its RunSpec, `best` where none beats it in both time and memory, `hosts` those
+    that its ranks would be on, where they are several."""
 
     name: str
     spec: dict[str, Any]
@@ -29,6 +42,7 @@ class Way(Value):
     seconds: float
     memory: int
     best: bool
+    hosts: tuple[str, ...] = ()
 
 
 class Answer(Value):
@@ -40,7 +54,13 @@ class Answer(Value):
 
 def answer(question: Question, told: Told = silent) -> Answer:
     """All splits, each predicted from the table."""
-    found = splits(question.spec, question.table, question.devices, question.memory, told)
+    lies = {(lie.world, lie.tp): lie.hosts for lie in question.lies}
+
+    def placed(spec: RunSpec) -> Where:
+        hosts = lies.get((spec.parallel.world, spec.parallel.tp))
+        return Where(hosts, question.between) if hosts else ALONE
+
+    found = splits(question.spec, question.table, question.devices, question.memory, told, placed)
     front = found.pareto()
     able = [
         Way(
@@ -50,6 +70,7 @@ def answer(question: Question, told: Told = silent) -> Answer:
             seconds=split.seconds or 0.0,
             memory=split.memory,
             best=split in front,
+            hosts=tuple(dict.fromkeys(placed(split.spec).hosts)),
         )
         for split in found.able
     ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from parallel_core.layout import Layout
 from parallel_core.profile.table import CostTable
 from parallel_core.schedule.ir import Kind, Op
-from parallel_core.simulate.predict import Maker
+from parallel_core.simulate.predict import ALONE, Maker, Where
 from parallel_core.simulate.shared import HostCosts, Sharing
 from parallel_core.spec import RunSpec
 
@@ -15,14 +15,14 @@ _MESSAGES = {Kind.F: (Kind.RECV_ACT, Kind.SEND_ACT), Kind.W: ()}
 _BACK = (Kind.RECV_GRAD, Kind.SEND_GRAD)
 
 
-def stage_times(spec: RunSpec, table: CostTable, kind: Kind) -> list[int]:
+def stage_times(spec: RunSpec, table: CostTable, kind: Kind, where: Where = ALONE) -> list[int]:
     """Ns of one F, B, W or BW of each stage while all devices are busy, with the work of its own messages.
 
     Raises CannotPredict.
     """
-    made = Maker(spec, table)
+    made = Maker(spec, table, where)
     schedule = made.schedule()
-    costs, sharing = made.costs(schedule), made.sharing([rank % table.devices for rank in range(spec.parallel.world)])
+    costs, sharing = made.costs(schedule), made.sharing(made.network.devices())
     return [round(_in_all(costs, sharing, Op(kind, stage), table.busy)) for stage in range(schedule.stages)]
 
 
@@ -36,9 +36,9 @@ def unit_times(spec: RunSpec, table: CostTable) -> list[float]:
     ]
 
 
-def message_times(spec: RunSpec, table: CostTable) -> list[int]:
+def message_times(spec: RunSpec, table: CostTable, where: Where = ALONE) -> list[int]:
     """Ns from each stage to the next; 0 where both stand on one rank. Raises CannotPredict."""
-    made = Maker(spec, table)
+    made = Maker(spec, table, where)
     costs = made.costs(made.schedule())
     return [costs.messages.get((stage, Kind.SEND_ACT), (0, 0))[0] for stage in range(Layout.of(spec).stages - 1)]
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.core.exceptions import PermissionDenied
 from django.test import Client
+from django.utils import timezone
 
 from dashboard.api.models import Scope
 from dashboard.control.orders import start_message
 from dashboard.fleet.models import Worker
 from dashboard.ledger import between, recalibration, replays, selectors
+from dashboard.ledger.fleet_page import FleetPage
 from dashboard.ledger.models import LinksBetween, Prediction, Profile
 from dashboard.ledger.services import answer_profile, ask_profile, settle
 from dashboard.runs import linking, queue, services, states, submission
@@ -19,9 +23,11 @@ from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.panel import Panel
 from dashboard.runs.spec_fields import from_spec
 from parallel_core.observe.records import encode
+from parallel_core.plan.fleet import MOST_DEVICES
 from parallel_core.profile import table
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.dashboard import factory
+from tests.dashboard.analysed import answered
 from tests.dashboard.test_api import bearer
 from tests.dashboard.test_forms import filled
 from tests.parallel_core import tables
@@ -256,6 +262,43 @@ def test_a_study_is_predicted_as_its_runs_will_be_placed(profile: Profile, membe
     made = Prediction.objects.filter(run__study__isnull=False).order_by("run__position")
     assert [row.seconds for row in made] == [row["step"].seconds for row in rows]
     assert [len(set(row.hosts)) for row in made] == [0, 0, 2]
+
+
+def test_plans_for_this_fleet_are_those_of_all_its_hosts(profile: Profile, member: Client, alice: Any) -> None:
+    """One device each, so two are on both; a single one is predicted whether links are known or not. The hosts stay
+    there however long the search takes."""
+    for worker in Worker.objects.all():
+        worker.devices, worker.heartbeat_at = worker.devices[:1], timezone.now() + timedelta(hours=1)
+        worker.save()
+    page = answered(member, "/partition/fleet/")
+    text, before = page.content.decode(), page.context["page"]
+    assert "Splits over yard-a and yard-b are not predicted" in text and "first=yard-a&amp;second=yard-b#links" in text
+    assert {way.devices for way in before.found.able} == {1}
+    assert any("between yard-a and yard-b were never timed" in why for _, why in before.refused())
+    timed(alice, alpha=1e-6, beta=1e-12)
+    page = answered(member, "/partition/fleet/")
+    text, after = page.content.decode(), page.context["page"]
+    assert after.untimed is None and "are not predicted" not in text
+    assert "what was timed between yard-a and yard-b" in text
+    assert {way.hosts for way in after.found.able} == {(), ("yard-a", "yard-b")}
+    assert all((len(way.hosts) == 2) == (way.devices == 2) for way in after.found.able)
+    row = next(row for row in after.rows() if row.over)
+    spec = RunSpec.model_validate_json(parse_qs(urlsplit(row.address).query)["spec"][0])
+    run = services.submit(owner=alice, spec=spec.model_dump(mode="json"))
+    said = next(way.seconds for way in after.found.able if way.name == row.name)
+    assert run.prediction.seconds == pytest.approx(said) and set(run.prediction.hosts) == {"yard-a", "yard-b"}
+
+
+def test_the_planner_takes_all_devices_of_the_fleet_up_to_what_can_be_searched(profile: Profile) -> None:
+    """Those of hosts that take runs; with none there, those of the worker that was profiled."""
+    given = {"profile": profile, "devices": None, "memory": None}
+    assert FleetPage(given).devices == 5
+    Worker.objects.filter(name="yard-b").update(draining=True)
+    assert FleetPage(given).devices == 2
+    Worker.objects.update(draining=True)
+    assert FleetPage(given).devices == 2
+    factory.worker("yard-z", devices=12)
+    assert FleetPage(given).devices == MOST_DEVICES
 
 
 def test_what_settles_nothing_says_why_and_what_to_do(profile: Profile, member: Client, alice: Any) -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from parallel_core.plan.fleet import Splits, splits
 from parallel_core.plan.memory import worst_stage
-from parallel_core.simulate.predict import predict_step
+from parallel_core.simulate.predict import ALONE, Where, predict_step
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import table
+from tests.parallel_core.test_network import between
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
 SPEC = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 8}})
@@ -50,3 +51,17 @@ def test_what_is_too_large_or_not_profiled_is_refused(found: Splits) -> None:
     assert tight.able[0].seconds == min(split.seconds or 0 for split in found.able if split.memory <= limit)
     narrow = splits(SPEC, table(MODEL, tps=(1,), fully_sharded=BY_TORCH), 2)
     assert {split.why_not for split in narrow.refused} == {"the profile has tensor=1, not 2; profile that width too."}
+
+
+def test_splits_that_no_host_can_hold_are_predicted_where_they_would_be() -> None:
+    """A device on each of two hosts; what only one device does is as it was, and the searched order pays, too."""
+    where = Where(["a", "b"], [between("a", "b")])
+    over = splits(SPEC, COSTS, 2, placed=lambda spec: where if spec.parallel.world > 1 else ALONE)
+    assert {split.spec.parallel.world for split in over.able} == {1, 2}
+    for split in over.able:
+        wide = split.spec.parallel.world > 1
+        assert split.seconds == predict_step(split.spec, COSTS, where=where if wide else ALONE).seconds
+    assert any(split.spec.parallel.schedule == "custom" for split in over.able)
+    never = splits(SPEC, COSTS, 2, placed=lambda spec: Where(["a", "c"][: spec.parallel.world], where.between))
+    assert {split.spec.parallel.world for split in never.able} == {1}
+    assert any("between a and c were never timed" in split.why_not for split in never.refused)

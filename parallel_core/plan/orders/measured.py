@@ -16,7 +16,7 @@ from parallel_core.schedule import places
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.table import to_csv
 from parallel_core.schedule.traits import CUSTOM
-from parallel_core.simulate.predict import predict_step
+from parallel_core.simulate.predict import ALONE, Where, predict_step
 from parallel_core.simulate.stage_costs import message_times, stage_times
 from parallel_core.spec import RunSpec
 
@@ -36,16 +36,17 @@ class Ordered:
     found: Found | None = None
 
 
-def problem_of(spec: RunSpec, table: CostTable, keep: float) -> Problem:
-    """Times of the stages of `spec`, whose ranks may keep `keep` micro-batches of their share of the model.
+def problem_of(spec: RunSpec, table: CostTable, keep: float, where: Where = ALONE) -> Problem:
+    """Times of the stages of `spec`, whose ranks are on the hosts of `where` and may keep `keep` micro-batches of their
+    share of the model.
 
     Raises CannotPredict where the table is not of this run, OrderError where `keep` is too little.
     """
     home = places(spec.parallel)
     stages, ranks = len(home), spec.parallel.pp
     share = (ranks / stages,) * stages
-    f, b, w, whole = (tuple(stage_times(spec, table, kind)) for kind in (Kind.F, Kind.B, Kind.W, Kind.BW))
-    messages = tuple(message_times(spec, table))
+    f, b, w, whole = (tuple(stage_times(spec, table, kind, where)) for kind in (Kind.F, Kind.B, Kind.W, Kind.BW))
+    messages = tuple(message_times(spec, table, where))
     micro_batches = spec.parallel.micro_batches
     return Problem(micro_batches, home, f, b, w, whole, messages, share, share, (keep,) * ranks)
 
@@ -59,33 +60,37 @@ def with_schedule(spec: RunSpec, name: str, program: str | None = None) -> RunSp
     return RunSpec.model_validate(spec.model_dump() | {"parallel": split})
 
 
-def ordered(spec: RunSpec, table: CostTable, keep: float | None = None, effort: int = EFFORT) -> list[Ordered]:
+def ordered(
+    spec: RunSpec, table: CostTable, keep: float | None = None, effort: int = EFFORT, where: Where = ALONE
+) -> list[Ordered]:
     """Handmade orders of the run and the ones found for its stages in a line and in a V, fastest first.
 
-    `keep` in micro-batches (default: as many as 1F1B's first stage). Raises CannotPredict, OrderError.
+    `keep` in micro-batches (default: as many as 1F1B's first stage); `where` its ranks are. Raises CannotPredict,
+    OrderError.
     """
     room = spec.parallel.pp if keep is None else keep
-    return sorted([*_handmade(spec, table), *_found(spec, table, room, effort)], key=lambda row: row.seconds)
+    rows = [*_handmade(spec, table, where), *_found(spec, table, room, effort, where)]
+    return sorted(rows, key=lambda row: row.seconds)
 
 
-def _handmade(spec: RunSpec, table: CostTable) -> Iterator[Ordered]:
+def _handmade(spec: RunSpec, table: CostTable, where: Where) -> Iterator[Ordered]:
     for name in BESIDE:
         try:
-            yield _row(name, with_schedule(spec, name), table)
+            yield _row(name, with_schedule(spec, name), table, where)
         except ValidationError:  # too few layers or micro-batches for it
             continue
 
 
-def _found(spec: RunSpec, table: CostTable, keep: float, effort: int) -> Iterator[Ordered]:
+def _found(spec: RunSpec, table: CostTable, keep: float, effort: int, where: Where) -> Iterator[Ordered]:
     for shape, like in SHAPES.items():
         try:
             alike = with_schedule(spec, like)
         except ValidationError:  # too few layers for as many stages
             continue
-        made = find(problem_of(alike, table, keep), effort // len(SHAPES))
+        made = find(problem_of(alike, table, keep, where), effort // len(SHAPES))
         chosen = with_schedule(spec, CUSTOM, to_csv(made.schedule))
-        yield _row("found order" if shape == "line" else "found order as a V", chosen, table, made)
+        yield _row("found order" if shape == "line" else "found order as a V", chosen, table, where, made)
 
 
-def _row(name: str, spec: RunSpec, table: CostTable, found: Found | None = None) -> Ordered:
-    return Ordered(name, spec, predict_step(spec, table).seconds, worst_stage(spec).total, found)
+def _row(name: str, spec: RunSpec, table: CostTable, where: Where, found: Found | None = None) -> Ordered:
+    return Ordered(name, spec, predict_step(spec, table, where=where).seconds, worst_stage(spec).total, found)
