@@ -23,6 +23,8 @@ from tests.scratch import fresh_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 UP_LIMIT_S = 90.0
+LOOKS_S = (0.05, 0.2)
+"""Between two looks of `wait_for`, at first and at last: each asks a yard that has the same processor to work on."""
 OF_THE_SUITE = {"REDIS_URL", "DATABASE_URL", "TRAINYARD_TESTING", "DJANGO_SETTINGS_MODULE"}
 """Variables of the tests' own process that a yard must not take for its own."""
 T = TypeVar("T")
@@ -31,17 +33,51 @@ T = TypeVar("T")
 def wait_for(what: str, probe: Callable[[], T | None], limit: float = 60.0) -> T:
     """Polls `probe` until it returns something true; an AssertionError that names `what` after `limit` seconds."""
     deadline = time.monotonic() + limit
+    pause, longest = LOOKS_S
     while True:
         if found := probe():
             return found
         assert time.monotonic() < deadline, f"{what}: not within {limit:.0f} s"
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(1.2 * pause, longest)
 
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+class Questions:
+    """A process in a yard's environment that answers Python expressions over its models: Django is set up once."""
+
+    CODE = """
+import json, sys, traceback
+import django; django.setup()
+from dashboard.runs.models import *
+for line in sys.stdin:
+    try:
+        answer = json.dumps({"is": eval(json.loads(line))})
+    except Exception:
+        answer = json.dumps({"error": traceback.format_exc()})
+    print(answer, flush=True)
+"""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        command = [sys.executable, "-c", self.CODE]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, expression: str) -> Any:
+        assert self.process.stdin and self.process.stdout
+        print(json.dumps(expression), file=self.process.stdin, flush=True)
+        answer = json.loads(self.process.stdout.readline())
+        assert "error" not in answer, answer["error"]
+        return answer["is"]
+
+    def close(self) -> None:
+        self.process.communicate()
 
 
 class Web:
@@ -104,6 +140,7 @@ class YardProcess(Web):
         self.env = {k: v for k, v in os.environ.items() if k not in OF_THE_SUITE}
         self.env |= {"TRAINYARD_HOME": str(self.home), "TRAINYARD_PORT": str(self.port), **env}
         self.process: subprocess.Popen[bytes] | None = None
+        self._questions: Questions | None = None
 
     @property
     def url(self) -> str:
@@ -151,22 +188,27 @@ class YardProcess(Web):
 
         return wait_for(f"a process of {words}", look)
 
-    def shell(self, code: str) -> subprocess.CompletedProcess[str]:
-        """Runs Python in the yard's own environment, as `./run shell` would."""
-        env = {**self.env, "SECRET_KEY": (self.home / "secret-key").read_text().strip()}
-        env |= {
+    def _own_env(self) -> dict[str, str]:
+        """The environment of the yard's own processes, as `./run shell` has it."""
+        return {
+            **self.env,
+            "SECRET_KEY": (self.home / "secret-key").read_text().strip(),
             "REDIS_URL": f"unix://{self.home / 'redis' / 'redis.sock'}",
             "DJANGO_SETTINGS_MODULE": "dashboard.settings",
         }
+
+    def shell(self, code: str) -> subprocess.CompletedProcess[str]:
+        """Runs Python in the yard's own environment."""
         command = [sys.executable, "-c", code]
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, cwd=ROOT, env=self._own_env(), capture_output=True, text=True, timeout=60, check=False
+        )
 
     def query(self, expression: str) -> Any:
         """The value of a Python expression over the yard's models (`Run`, `Attempt`, `RankInfo`, `Event`)."""
-        head = "import json, django; django.setup(); from dashboard.runs.models import *\n"
-        done = self.shell(f"{head}print(json.dumps({expression}))")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        if self._questions is None:
+            self._questions = Questions(self._own_env())
+        return self._questions.ask(expression)
 
     def stop(self, number: int = signal.SIGINT) -> list[psutil.Process]:
         """Sends the signal, waits for the end, and returns the processes of the yard that are left."""
@@ -177,6 +219,8 @@ class YardProcess(Web):
         return [p for p in psutil.wait_procs(family, timeout=15)[1] if p.status() != psutil.STATUS_ZOMBIE]
 
     def close(self) -> None:
+        if self._questions is not None:
+            self._questions.close()
         if self.process is not None and self.process.poll() is None:
             self.stop()
         shutil.rmtree(self.home, ignore_errors=True)
