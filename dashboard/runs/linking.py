@@ -121,6 +121,8 @@ def rows(found: LinksBetween) -> list[Row]:
 def _among(link: Link) -> str:
     if link.hosts == 1:
         return "2 ranks of one host, as in a pipeline over both"
+    if link.what == "send" and link.ranks > 2:
+        return f"{link.ranks // 2} at once, from as many ranks of one host to as many of the other"
     return f"{link.ranks} ranks, {link.ranks // 2} on each host"
 
 

@@ -50,19 +50,23 @@ def measure(at: Meeting, progress: Progress, sizes: Sequence[int]) -> list[Link]
             made = links.collectives(group, 2 * ranks, at.device, sizes)
             found += [link.model_copy(update={"hosts": 2}) for link in made]
         dist.barrier()
-    progress.at(step + 1, "messages between the hosts")
-    found += [link.model_copy(update={"hosts": 2}) for link in _send(at, (0, each), sizes)]
+    for many in sorted({1, *links.group_sizes(each)}):
+        progress.at(step + 1, f"{many} messages at once between the hosts")
+        made = _send(at, [(i, each + i) for i in range(many)], sizes)
+        found += [link.model_copy(update={"ranks": 2 * many, "hosts": 2}) for link in made]
     if each > 1:
         progress.at(step + 2, "messages inside a host")
-        found += _send(at, (0, 1), sizes)
+        found += _send(at, [(0, 1)], sizes)
     return found
 
 
-def _send(at: Meeting, pair: tuple[int, int], sizes: Sequence[int]) -> list[Link]:
-    """The link between a pair of ranks, by what goes between hosts; none on all others."""
-    ways = {kind: _group(pair) for kind in WAYS}
-    meeting = _group(pair)
-    found = [links.send(at, pair, ways, meeting, sizes)] if at.rank in pair else []
+def _send(at: Meeting, pairs: Sequence[tuple[int, int]], sizes: Sequence[int]) -> list[Link]:
+    """The link between each of these pairs of ranks, while all of them send, by what goes between hosts; none on all
+    others."""
+    ways = [{kind: _group(pair) for kind in WAYS} for pair in pairs]
+    meeting = _group([rank for pair in pairs for rank in pair])
+    mine = [(pair, own) for pair, own in zip(pairs, ways, strict=True) if at.rank in pair]
+    found = [links.send(at, pair, own, meeting, sizes) for pair, own in mine]
     dist.barrier()
     return found
 

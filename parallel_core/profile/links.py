@@ -101,7 +101,7 @@ def _sender(what: What, whole: torch.Tensor, part: torch.Tensor, group: Group) -
 
 def send(at: Meeting, pair: tuple[int, int], ways: Ways, group: Group, sizes: Sequence[int]) -> Link:
     """There and back between a pair of ranks, which both call it, halved; receives are posted before, as the engine
-    does. They meet in `group`, which has nobody else."""
+    does. `group` has them and the pairs that send at the same time, which all begin together."""
     timed, work, layers = [], [], _Layers(at.device, group)
     shared = [way for way in ways.values() if isinstance(way, HostLinks)]
     for way in shared:

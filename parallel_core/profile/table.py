@@ -80,8 +80,9 @@ class Curve(_Value):
 
 
 class Link(_Value):
-    """One kind of message among `ranks` ranks, on as many `hosts` in equal numbers. `work` = seconds of a sender's (or
-    receiver's) own device that a point-to-point message takes beside its way."""
+    """One kind of message among `ranks` ranks, on as many `hosts` in equal numbers; sends among more than two go at the
+    same time, between one pair of ranks each. `work` = seconds of a sender's (or receiver's) own device that a
+    point-to-point message takes beside its way."""
 
     what: What
     ranks: Annotated[int, Field(ge=2, le=limits.MAX_DEGREE)]

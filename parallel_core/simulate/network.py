@@ -15,6 +15,7 @@ from typing import NamedTuple
 from parallel_core.layout import Layout
 from parallel_core.profile.table import CostTable, Link, LinksBetween, What
 from parallel_core.simulate.needs import NeverTimed
+from parallel_core.simulate.wires import Line, Passage
 
 Pattern = tuple[tuple[str, int], ...]
 """How many of a group's ranks are on each of its hosts."""
@@ -116,6 +117,31 @@ class Network:
         links = [link for way in found if (link := self._link(*way)) is not None]
         return max(links, key=lambda link: link.time.at(size), default=None)
 
+    def passage(self, sender: int, taker: int, size: float) -> Passage | None:
+        """How a message goes from one pipeline rank to another, a tensor of `size` bytes to each rank that takes one;
+        None where both are on one host. Of tensor groups that are on several, the fullest line speaks for all."""
+        lines: Counter[Line] = Counter()
+        for rank in self._layout.walkers(sender):
+            lines.update({(self._hosts[rank], self._hosts[other]) for other in self._layout.takers(rank, taker)})
+        lines = Counter({line: count for line, count in lines.items() if line[0] != line[1]})
+        if not lines:
+            return None
+        (line, streams), *_ = lines.most_common(1)
+        times = max(len(self._layout.takers(rank, taker)) for rank in self._layout.walkers(sender))
+        return self._on(line, streams, times, size)
+
+    def _on(self, line: Line, streams: int, times: int, size: float) -> Passage | None:
+        """`streams` at once, each of so many tensors one after the other."""
+        between = self._between[frozenset(line)]
+        link = between.link("send", 2)
+        if link is None:
+            return None
+        latency = min(link.time.seconds[0], link.time.at(size))
+        alone = link.time.at(size) - latency
+        wider = sorted((one for one in between.links if _is_send(one) and one.ranks > 2), key=lambda one: one.ranks)
+        known = [(one.ranks // 2, max(1.0, (one.time.at(size) - latency) / alone)) for one in wider] if alone else []
+        return Passage(line, streams, 1e9 * times * alone, 1e9 * times * latency, tuple(known))
+
     def _ranks(self, place: int) -> range:
         return range(self._layout.rank(place), self._layout.rank(place, self._layout.replicas[place]))
 
@@ -135,6 +161,10 @@ class Network:
             if (link := next((link for link in known if link), None)) is not None:
                 return link
         return self._table.link("send", 2)
+
+
+def _is_send(link: Link) -> bool:
+    return (link.what, link.hosts) == ("send", 2)
 
 
 def _ring(link: Link, ranks: int, size: float) -> float:

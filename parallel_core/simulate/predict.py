@@ -6,7 +6,7 @@ their size; zeroing, data, gradient norm and optimizer by theirs. Nothing is fit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -17,13 +17,14 @@ from parallel_core.outline.recompute import recomputed
 from parallel_core.plan.units import boundary_elements
 from parallel_core.profile.table import CostTable, Curve, Layers, Link, LinksBetween, Part
 from parallel_core.schedule import build
-from parallel_core.schedule.ir import Kind, Op, Schedule
+from parallel_core.schedule.ir import SENDS, Kind, Op, Schedule
 from parallel_core.simulate import Costs, Spans, noise, steady
 from parallel_core.simulate.ends import Ends
 from parallel_core.simulate.needs import CannotPredict as CannotPredict
 from parallel_core.simulate.needs import require
 from parallel_core.simulate.network import Network, Pattern
-from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
+from parallel_core.simulate.shared import HostCosts, Sent, Sharing, simulate_shared
+from parallel_core.simulate.wires import Passage
 from parallel_core.spec import RunSpec
 
 _PART: dict[Kind, Part] = {Kind.F: "forward", Kind.BW: "backward", Kind.B: "input", Kind.W: "weights"}
@@ -155,7 +156,9 @@ class Maker:
             compute[stage, kind] = times * work
         ns = {key: round(seconds * 1e9) for key, seconds in compute.items()}
         held = {key: round(seconds * 1e9) for key, seconds in waits.items()}
-        return HostCosts(Costs(ns, norm=schedule.sync == "flush"), held, messages, round(self._ends.norm() * 1e9))
+        norm = round(self._ends.norm() * 1e9)
+        passages = self._passages(schedule, messages)
+        return HostCosts(Costs(ns, norm=schedule.sync == "flush"), held, messages, norm, passages)
 
     # Layers
 
@@ -249,6 +252,21 @@ class Maker:
                 if (link := self._route(sender, taker, size)) is not None:
                     times = self._takers(sender, taker)
                     out[sender, kind] = round(times * link.time.at(size) * 1e9), times * size
+        return out
+
+    def _passages(
+        self, schedule: Schedule, messages: Mapping[tuple[int, Kind], tuple[int, int]]
+    ) -> dict[Sent, Passage]:
+        """Of each SEND from one host to another, as it is between those two."""
+        if not self.network.homes:
+            return {}
+        out: dict[Sent, Passage] = {}
+        for q, program in enumerate(schedule.programs):
+            for stage, kind, peer in {(op.stage, op.kind, op.peer) for op in program if op.kind in SENDS}:
+                _, size = messages.get((stage, kind), (0, 0))
+                each = size // self._takers(stage, stage + 1 if kind is Kind.SEND_ACT else stage - 1)
+                if size and (passage := self.network.passage(q, peer, each)) is not None:
+                    out[q, stage, kind, peer] = passage
         return out
 
     def _route(self, sender: int, taker: int, size: float) -> Link | None:

@@ -1,7 +1,8 @@
 """`simulate` for ranks that share a host: those on one device take turns, and busy devices slow each other down.
 
 Work is a fluid: an operation has so many nanoseconds of work, and flows at a rate that changes whenever some rank
-starts or stops working. Waiting (for a message, for other ranks) takes no device. O(operations x ranks).
+starts or stops working. Waiting (for a message, for other ranks) takes no device. Messages between hosts are a fluid,
+too: those on one line share it. O(operations x ranks).
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import numpy as np
 
 from parallel_core.schedule.ir import Kind, Op, Schedule
 from parallel_core.simulate import ROLE, ROLES, Costs, Spans, norm_row, span_rows
+from parallel_core.simulate.wires import Passage, Wires
 
+Sent = tuple[int, int, Kind, int]
+"""(pipeline rank, stage, kind, the rank at the other end) of a SEND."""
 _COMPUTE, _SEND, _RECV, _REDUCE, _STEP = ROLES
 _NORM = (Kind.NORM, -1, 0)
 _DONE_NS = 1e-3
@@ -27,13 +31,15 @@ class HostCosts:
     """`compute` as in Costs, in ns of work; `waits[stage, kind]` is time that passes behind it without work.
 
     `messages[stage, kind]` of a SEND is (ns until its tensor is there, bytes). What `compute` says of a RECV counts
-    where the tensor came before the rank did, alone. All ranks meet for the gradient norm: `norm_ns` more.
+    where the tensor came before the rank did, alone. Those with a passage go between hosts, and are there when it has
+    brought them. All ranks meet for the gradient norm: `norm_ns` more.
     """
 
     compute: Costs
     waits: Mapping[tuple[int, Kind], int] = field(default_factory=lambda: MappingProxyType({}))
     messages: Mapping[tuple[int, Kind], tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))
     norm_ns: int = 0
+    passages: Mapping[Sent, Passage] = field(default_factory=lambda: MappingProxyType({}))
 
     def bytes_of(self, op: Op) -> int:
         """What a SEND or RECV moves."""
@@ -116,6 +122,7 @@ class _Fluid:
         self._came: dict[object, dict[int, float]] = defaultdict(dict)
         self._met: dict[tuple[object, int], tuple[float, float]] = {}
         self._normed = 0.0
+        self._wires = Wires()
 
     def spans(self, rank: int) -> Spans:
         starts, ends = (np.rint(times).astype(int).tolist() for times in (self._starts[rank], self._ends[rank]))
@@ -133,7 +140,7 @@ class _Fluid:
         while True:
             for rank in ready:
                 self._begin(rank)
-            if not self._work and not self._until:
+            if not self._work and not self._until and not self._wires:
                 break
             ready = self._flow()
         programs = self._schedule.programs
@@ -147,8 +154,11 @@ class _Fluid:
         step = min(
             min((left / rates[rank] for rank, left in self._work.items()), default=math.inf),
             min((until - self._clock for until in self._until.values()), default=math.inf),
+            self._wires.soonest(),
         )
         self._clock += max(step, 0.0)
+        for what, latency in self._wires.flow(max(step, 0.0)):
+            self._bring(what, latency)
         for rank in self._work:
             self._work[rank] -= step * rates[rank]
         through = [rank for rank, left in self._work.items() if left <= _DONE_NS]
@@ -204,7 +214,7 @@ class _Fluid:
             return self._meet(_NORM, ranks, rank, (self._costs.compute.of(op), self._costs.norm_ns))
         if role == _SEND:
             forward = op.kind is Kind.SEND_ACT
-            self._bring((forward, op.stage + (1 if forward else -1), op.micro_batch), self._costs.latency(op))
+            self._send((forward, op.stage + (1 if forward else -1), op.micro_batch), op, rank)
         return self._work_on(rank, *self._cost(op, rank))
 
     def _cost(self, op: Op, rank: int) -> tuple[float, float]:
@@ -229,6 +239,13 @@ class _Fluid:
             self._until[rank] = at
             return True
         return self._work_on(rank, *self._cost(op, rank))
+
+    def _send(self, what: object, op: Op, rank: int) -> None:
+        passage = self._costs.passages.get((rank, op.stage, op.kind, op.peer))
+        if passage is None:
+            self._bring(what, self._costs.latency(op))
+        else:
+            self._wires.put(what, passage)
 
     def _bring(self, what: object, after: float) -> None:
         """A message is there `after` so many ns: whoever waits for it goes on then."""

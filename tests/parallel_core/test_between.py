@@ -36,8 +36,9 @@ def found() -> LinksBetween:
 
 
 def test_every_kind_of_message_is_timed(found: LinksBetween) -> None:
-    """Collectives of a rank and of two a host, messages between the hosts, and those inside one that go alike."""
-    wanted = {(what, many, 2) for what in COLLECTIVES for many in (2, 4)} | {("send", 2, 2), ("send", 2, 1)}
+    """Collectives of a rank and of two a host, messages between the hosts, one and two at once, and those inside one
+    that go alike."""
+    wanted = {(what, many, 2) for what in (*COLLECTIVES, "send") for many in (2, 4)} | {("send", 2, 1)}
     assert {(link.what, link.ranks, link.hosts) for link in found.links} == wanted
     assert len(found.links) == len(wanted)
     for link in found.links:
@@ -49,5 +50,7 @@ def test_the_nearest_group_that_was_timed_answers(found: LinksBetween) -> None:
     nearest = found.link("all_reduce", 7)
     assert nearest is not None and nearest.ranks == 4
     assert found.link("all_reduce", 2, hosts=1) is None
+    send = found.link("send", 2)
+    assert send is not None and send.ranks == 2
     inside = found.link("send", 2, hosts=1)
     assert inside is not None and inside.hosts == 1
