@@ -117,7 +117,7 @@ class Body:
             fields = [_field(schema, name, one, model) for name, one in model.get("properties", {}).items()]
             if form == "multipart/form-data":
                 return cls(fields, tuple(f"-F {name}=@FILE" for name in model.get("required", ())))
-            example = json.dumps(model.get("example", {}))
+            example = json.dumps(model.get("example") or {name: name.upper() for name in model.get("required", ())})
             return cls(fields, ("-H 'Content-Type: application/json'", f"-d {shlex.quote(example)}"))
         return cls([])
 
@@ -152,12 +152,19 @@ def _kind(schema: Schema, part: Schema) -> str:
     else:
         kind = "file" if own.get("format") == "binary" else str(own.get("type", "value"))
     least, most = (next((own[name] for name in names if name in own), None) for names in (LEAST, MOST))
-    limits = f", {least:g} to {most:g}" if None not in (least, most) else ""
+    limits = "" if least is None or most is None or most > MOST_SAID else f", {_plain(least)} to {_plain(most)}"
     default = own.get("default")
-    return f"{kind}{limits}{'' if default in (None, '', []) else f', else {default}'}"
+    return f"{kind}{limits}{'' if default in (None, '', []) else f', else {json.dumps(default)}'}"
 
 
 LEAST, MOST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+MOST_SAID = 10**15
+"""A limit beyond it is that of the computer, and tells nobody anything."""
+
+
+def _plain(number: float) -> str:
+    """With spaces between thousands."""
+    return f"{number:,}".replace(",", " ")
 
 
 def _filled(path: str, known: Mapping[str, Any]) -> str:

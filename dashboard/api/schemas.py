@@ -67,7 +67,7 @@ class SubmitIn(Schema):
     """
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": FIRST_RUN})
-    spec: RunSpec
+    spec: Annotated[RunSpec, Field(description="what is trained and how: the tab Spec of any run shows one")]
     name: Annotated[str, Field(max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] = ""
     tags: Annotated[
         list[Annotated[str, Field(max_length=MAX_TAG, pattern=r"^[^\x00]*$")]], Field(max_length=MAX_TAGS)

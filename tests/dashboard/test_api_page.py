@@ -43,6 +43,12 @@ def test_every_operation_that_people_use_is_there(reader: Client) -> None:
             assert (f"{method.upper()} {path}<" in said) == ("/blobs/" not in path)
 
 
+def test_limits_are_said_in_words(reader: Client) -> None:
+    said = page(reader)
+    assert "integer, 1 to 500, else 50" in said and "e+" not in re.sub(r"<pre.+?</pre>", "", said, flags=re.DOTALL)
+    assert "what is trained and how" in said and "model_validate" not in said
+
+
 def test_strangers_are_sent_to_the_sign_in(client: Client) -> None:
     assert client.get("/api/").headers["Location"].startswith("/accounts/login/")
 
@@ -70,6 +76,7 @@ def test_its_commands_are_answered(client: Client, alice: Any) -> None:
         seen[f"{method} {path}"] = answer.status_code
     assert seen["POST /api/v1/runs"] == 201 and seen[f"GET /api/v1/runs/{run.pk}/series"] == 200
     assert seen.pop(f"POST /api/v1/runs/{run.pk}/generate") == 422  # the run saved no checkpoint
+    assert seen.pop("POST /api/v1/links") == 422  # it names hosts that only a person can choose
     assert set(seen.values()) <= {200, 201} and len(seen) >= 10
 
 
