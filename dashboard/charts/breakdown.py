@@ -80,6 +80,6 @@ def _row(entry: Entry) -> list[str]:
     breakdown = entry.result.breakdown if entry.result else None
     median = significant(entry.traced_median * 1e3) if entry.traced_median else ""
     if breakdown is None:
-        return [entry.label, *("" for _ in PARTS), entry.status or "not traced", median]
+        return [entry.label, *("" for _ in PARTS), entry.state or "not traced", median]
     parts = [significant(milliseconds(breakdown, fields)) for _, fields, _ in PARTS]
     return [entry.label, *parts, significant(breakdown.total / 1e6), median]

@@ -87,6 +87,11 @@ class Entry:
         return self.others is not None and self.others > DISTURBED_ABOVE
 
     @property
+    def state(self) -> str:
+        """The status without what changes with every step: a chart that does not draw it stays the same meanwhile."""
+        return self.status.partition(":")[0]
+
+    @property
     def of_ideal(self) -> float | None:
         return self.speed.ratio / self.ideal if self.speed and self.ideal else None
 

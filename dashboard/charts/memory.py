@@ -112,7 +112,7 @@ def _row(entry: Entry) -> list[str]:
     memory = entry.result.memory if entry.result else None
     expected = bytes_text(entry.predicted) if entry.predicted else ""
     if not memory:
-        return [entry.label, *("" for _ in CATEGORIES), entry.status or "not metered", "", expected]
+        return [entry.label, *("" for _ in CATEGORIES), entry.state or "not metered", "", expected]
     sizes = [bytes_text(memory.get(category, 0)) for category in CATEGORIES]
     rank = "" if entry.worst_rank is None else str(entry.worst_rank)
     return [entry.label, *sizes, bytes_text(sum(memory.values())), rank, expected]

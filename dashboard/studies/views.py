@@ -13,11 +13,13 @@ from django.core.paginator import Paginator
 from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.template.loader import render_to_string
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
+from dashboard.live.changes import asked, changed
 from dashboard.numbers import number, numbers
 from dashboard.runs.models import ENDED, State
 from dashboard.schedules.glossary import words_of
@@ -93,29 +95,61 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
     if study.kind == fit.KIND:
         return fit_views.page(request, study)
-    view = view_of(request, study)
+    live = live_context(request, study)
+    view: Overview = live["view"]
     specs = [row.spec for row in view.rows]
-    stream_charts, stream_answers = streams.of_overview(view, target(request))
     gantt_rows = figures.default_gantts(view, numbers(request.GET.get("show", "")))
-    alike = scaling.like_for_like(study.kind, view)
     context = {
-        "study": study,
-        "view": view,
         "equal": held_equal(specs, max((row.run.devices for row in view.rows), default=0)),
-        "answers": [*answers.of_overview(alike), *stream_answers],
-        "charts": {**figures.of_overview(alike), "loss": figures.losses(view), **stream_charts}
-        | scaling.of_overview(study, view),
-        "verdict": scaling.verdict(study, view),
         "gantt_src": gantt_src("studies:gantt", [row.run.pk for row in gantt_rows], pk=pk),
         "gantt_shown": [row.run.pk for row in gantt_rows],
         "gantt_height": 56 * sum(row.run.devices for row in gantt_rows) + 80,
         "legend": LEGEND,
         "words": words_of(specs),
+    }
+    return render(request, "studies/page.html", live | context)
+
+
+LIVE_PARTS = {
+    "verdict": "verdict_words",
+    "again": "again",
+    "progress": "progress",
+    "answers": "answers",
+    "parity": "parity",
+    "table": "table",
+}
+"""Id of what changes while runs go on -> its template."""
+
+
+def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
+    """What LIVE_PARTS are made of, and the charts."""
+    view = view_of(request, study)
+    stream_charts, stream_answers = streams.of_overview(view, target(request))
+    alike = scaling.like_for_like(study.kind, view)
+    return {
+        "study": study,
+        "view": view,
+        "answers": [*answers.of_overview(alike), *stream_answers],
+        "charts": {**figures.of_overview(alike), "loss": figures.losses(view), **stream_charts}
+        | scaling.of_overview(study, view),
+        "verdict": scaling.verdict(study, view),
         "may_change": may_change(request.user, study),
         "again": again.offer(study.runs.all()) if may_change(request.user, study) else "",
         "done": len([row for row in view.rows if row.run.state in ENDED]),
     }
-    return render(request, "studies/page.html", context)
+
+
+@require_GET
+def changes(request: HttpRequest, pk: int) -> JsonResponse:
+    """What of the page a browser does not have yet: see `live.changes`."""
+    study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
+    context = live_context(request, study)
+    parts = {
+        name: render_to_string(f"studies/parts/{template}.html", context, request)
+        for name, template in LIVE_PARTS.items()
+    }
+    charts = {key: chart.as_dict() for key, chart in context["charts"].items()}
+    return JsonResponse(changed(parts, charts, asked(request)))
 
 
 @require_GET
@@ -152,10 +186,7 @@ def charts(request: HttpRequest, pk: int) -> JsonResponse:
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
     if study.kind == fit.KIND:
         return fit_views.charts(study)
-    view = view_of(request, study)
-    alike = scaling.like_for_like(study.kind, view)
-    made = {**figures.of_overview(alike), "loss": figures.losses(view)}
-    made |= streams.of_overview(view, target(request))[0] | scaling.of_overview(study, view)
+    made = live_context(request, study)["charts"]
     return JsonResponse({key: chart.as_dict() for key, chart in made.items()})
 
 
