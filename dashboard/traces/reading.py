@@ -24,6 +24,8 @@ from parallel_core.traces import EXIT_MEMORY
 
 log = logging.getLogger(__name__)
 MAX_TRIES = 3
+AT_ONCE = 100
+"""Tables of a step that are written by one statement: many small ones are quick then, few large ones stay few."""
 MEMORY_BYTES = 4 << 30
 """Address space of the process that reads; 5 million events take about 0.5 GB."""
 
@@ -102,12 +104,17 @@ def _keep(trace: Trace, folder: Path) -> None:
             return
         TraceSpans.objects.filter(trace=trace).delete()
         for rank, found in ranks.items():
-            for step, count in found["steps"].items():
-                data = np.load(folder / f"{rank}-{step}.npy", allow_pickle=False).tobytes()
-                names = json.loads((folder / f"{rank}-{step}.json").read_text())
-                key = {"trace": trace, "rank": int(rank), "step": int(step)}
-                TraceSpans.objects.create(**key, count=count, data=data, names=names)
+            steps = list(found["steps"].items())
+            for i in range(0, len(steps), AT_ONCE):
+                some = steps[i : i + AT_ONCE]
+                TraceSpans.objects.bulk_create(_spans(trace, folder, int(rank), *one) for one in some)
     services.drop_files(trace)
+
+
+def _spans(trace: Trace, folder: Path, rank: int, step: str, count: int) -> TraceSpans:
+    data = np.load(folder / f"{rank}-{step}.npy", allow_pickle=False).tobytes()
+    names = json.loads((folder / f"{rank}-{step}.json").read_text())
+    return TraceSpans(trace=trace, rank=rank, step=int(step), count=count, data=data, names=names)
 
 
 def _fail(trace: Trace, why: str) -> None:

@@ -13,6 +13,10 @@ LONGEST_NAME = 200
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 HOST = {"cpu_op", "user_annotation"}
 LAUNCH = {"cuda_runtime", "cuda_driver", "hip_runtime"}
+_GROUPS = {"host": HOST, "device": DEVICE, "launch": LAUNCH}
+LATEST = 9e15
+"""Microseconds that fit into 63 bits of nanoseconds."""
+_SENDS_AND_RECEIVES = "SendRecv"
 
 EVENT = np.dtype([("name", "<i4"), ("thread", "<i4"), ("start", "<i8"), ("end", "<i8"), ("link", "<i8")])
 """`name` and `thread` are indices; times are ns. `link` is the correlation of a kernel with its launch, -1 without;
@@ -49,58 +53,65 @@ class Collected:
         self.odd = 0
         """Events whose times make no sense."""
         self._name_of: dict[str, int] = {}
+        self._plain: dict[str, int] = {}
+        """Of names that are called the same whatever stands beside them."""
+        self._threads: dict[tuple[str, str], int] = {}
         self._thread_of: dict[tuple[Any, Any], int] = {}
-        self._groups = {"host": Columns(), "device": Columns(), "launch": Columns()}
+        groups = {"host": Columns(), "device": Columns(), "launch": Columns()}
+        self._take(events, groups)
+        self.host, self.device, self.launches = (columns.table() for columns in groups.values())
+
+    def _take(self, events: Iterable[dict[str, Any]], groups: Mapping[str, Columns]) -> None:
+        """One loop without calls but for what is new or odd: a long trace has millions of events."""
+        adding = {kind: groups[group].add for group, kinds in _GROUPS.items() for kind in kinds}
+        names_of, threads_of = self._plain, self._thread_of
         for event in events:
-            self._take(event)
-        self.host, self.device, self.launches = (columns.table() for columns in self._groups.values())
-        del self._groups
+            kind = event.get("cat")
+            if not isinstance(kind, str) or (add := adding.get(kind)) is None or event.get("ph") != "X":
+                continue
+            start, length, args = event.get("ts", ""), event.get("dur", 0), event.get("args")
+            try:
+                if not (-LATEST < start < LATEST and 0 <= length < LATEST):
+                    raise TypeError
+            except TypeError:
+                self.odd += 1
+                continue
+            name, thread = event.get("name", ""), (event.get("pid"), event.get("tid"))
+            try:
+                named, ran = names_of[name], threads_of[thread]
+            except (KeyError, TypeError):
+                named, ran = self._name(event, args), self._thread(thread)
+            begin = round(start * 1000)
+            add(named, ran, begin, begin + round(length * 1000), _link(kind, args if isinstance(args, dict) else {}))
 
-    def _take(self, event: dict[str, Any]) -> None:
-        kind = event.get("cat")
-        group = "host" if kind in HOST else "device" if kind in DEVICE else "launch" if kind in LAUNCH else None
-        if group is None or event.get("ph") != "X":
-            return
-        start, length, args = event.get("ts", ""), event.get("dur", 0), event.get("args")
-        if not _is_time(start) or not _is_time(length) or length < 0:
-            self.odd += 1
-            return
-        link = _link(str(kind), args if isinstance(args, dict) else {})
-        begin = round(start * 1000)
-        self._groups[group].add(
-            self._name(_called(event, args)),
-            self._thread((event.get("pid"), event.get("tid"))),
-            begin,
-            begin + round(length * 1000),
-            link if isinstance(link, int) and 0 <= link < 2**62 else -1,
-        )
-
-    def _name(self, name: str) -> int:
-        known = self._name_of.setdefault(name, len(self.names))
+    def _name(self, event: Mapping[str, Any], args: Any) -> int:
+        """The index of its name."""
+        called, name = _called(event, args), event.get("name", "")
+        known = self._name_of.setdefault(called, len(self.names))
         if known == len(self.names):
-            self.names.append(name)
+            self.names.append(called)
+        if isinstance(name, str) and _SENDS_AND_RECEIVES not in name:
+            self._plain[name] = known
         return known
 
     def _thread(self, key: tuple[Any, Any]) -> int:
-        return self._thread_of.setdefault((str(key[0]), str(key[1])), len(self._thread_of))
+        spelt = (str(key[0]), str(key[1]))
+        known = self._threads.setdefault(spelt, len(self._threads))
+        if all(isinstance(one, str | int | None) for one in key):
+            self._thread_of[key] = known
+        return known
 
 
 def _called(event: Mapping[str, Any], args: Any) -> str:
     """Its name. One kernel of NCCL sends and receives; beside it Kineto writes for which of the two it was launched."""
     name = str(event.get("name", ""))[:LONGEST_NAME]
-    way = args.get("Collective name") if isinstance(args, dict) and "SendRecv" in name else None
+    way = args.get("Collective name") if isinstance(args, dict) and _SENDS_AND_RECEIVES in name else None
     return f"{name} {way}" if way in ("send", "recv") else name
 
 
-def _link(kind: str, args: Mapping[str, Any]) -> Any:
+def _link(kind: str, args: Mapping[str, Any]) -> int:
     """What EVENT keeps of it. Autograd numbers what it records; its own nodes name the thread that went forward."""
-    if kind not in HOST:
-        return args.get("correlation", -1)
-    if kind != "cpu_op":
-        return -1
-    return RECORDED if "Sequence number" in args and not args.get("Fwd thread id") else OPERATION
-
-
-def _is_time(value: Any) -> bool:
-    """Microseconds that fit into 63 bits of nanoseconds."""
-    return isinstance(value, int | float) and abs(value) < 9e15
+    if kind == "cpu_op":
+        return RECORDED if "Sequence number" in args and not args.get("Fwd thread id") else OPERATION
+    link = -1 if kind in HOST else args.get("correlation", -1)
+    return link if isinstance(link, int) and 0 <= link < 2**62 else -1

@@ -154,45 +154,50 @@ def _begun(start: int, ended: int, own: NDArray[np.void]) -> int:
 def _parted(rows: NDArray[np.void], mine: NDArray[np.void], pause: int) -> NDArray[np.bool_]:
     """Which of `mine` do not go on with the one before: over `pause` ns behind it, or something stands between."""
     reach, starts = np.maximum.accumulate(mine["end"])[:-1], mine["start"][1:]
+    apart = starts - reach
+    if pause <= JOIN_NS:
+        return apart > pause
     begun = np.searchsorted(rows["start"], starts, "left") - np.searchsorted(rows["start"], reach, "left")
     # A message under way beside a named operation is not waited for inside it: what it needs came before it began.
     waited = (LANE_COLLECTIVE,) if mine["micro_batch"][0] >= 0 else (LANE_P2P, LANE_COLLECTIVE)
     talking = rows[np.isin(rows["lane"], waited)]
     ended = np.maximum.accumulate(np.concatenate([[-(1 << 62)], talking["end"]]))
     over = ended[np.searchsorted(talking["start"], starts, "left")] > reach
-    apart = starts - reach
     return (apart > pause) | ((apart > JOIN_NS) & ((begun > 0) | over))
 
 
 def _step(rows: NDArray[np.void], start: int, end: int, pause: int) -> NDArray[np.void]:
     """The step itself, then its rows in order, neighbours joined (`joined`)."""
-    step = np.array([(Kind.STEP, LANE_HOST, 0, -1, 0, 0, start, end, 0)], SPAN)
-    out = np.concatenate([step, joined(rows, pause)])
+    own = joined(rows, pause)
+    out = np.empty(len(own) + 1, SPAN)
+    out[0], out[1:] = (Kind.STEP, LANE_HOST, 0, -1, 0, 0, start, end, 0), own
     return out[np.argsort(out["start"], kind="stable")]
 
 
 def joined(rows: NDArray[np.void], pause: int) -> NDArray[np.void]:
     """The rows in order, neighbours of one kind as one; those of a named operation over pauses of up to `pause` ns."""
     rows = rows[np.argsort(rows["start"], kind="stable")]
-    parts = [rows[:0]]
-    for mine in _alike(rows):
+    firsts, ends = [np.empty(0, np.int64)], rows["end"].copy()
+    for here in _alike(rows):
+        mine = rows[here]
         if int(mine["kind"][0]) in _COUNTED:
-            parts.append(mine)
+            firsts.append(here)
             continue
         first = np.concatenate([[True], _parted(rows, mine, pause if mine["micro_batch"][0] >= 0 else JOIN_NS)])
-        whole = mine[first]
-        whole["end"] = np.maximum.reduceat(mine["end"], np.flatnonzero(first))
-        parts.append(whole)
-    out = np.concatenate(parts)
-    return out[np.argsort(out["start"], kind="stable")]
+        firsts.append(here[first])
+        ends[here[first]] = np.maximum.reduceat(mine["end"], np.flatnonzero(first))
+    kept = np.sort(np.concatenate(firsts))
+    out = rows[kept]
+    out["end"] = ends[kept]
+    return out
 
 
-def _alike(rows: NDArray[np.void]) -> list[NDArray[np.void]]:
-    """The rows of each kind, lane, stage and micro-batch, in their order."""
+def _alike(rows: NDArray[np.void]) -> list[NDArray[np.int64]]:
+    """Ascending indices of the rows of each kind, lane, stage and micro-batch."""
     keys = rows["kind"].astype(np.int64) << 56 | rows["lane"].astype(np.int64) << 48
     keys |= (rows["stage"].astype(np.int64) & 0xFFFF) << 32 | (rows["micro_batch"].astype(np.int64) & 0xFFFFFFFF)
     order = np.argsort(keys, kind="stable")
-    return np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1) if len(rows) else []
+    return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(rows) else []
 
 
 def _top(known: list[str], work: NDArray[np.void]) -> list[dict[str, Any]]:

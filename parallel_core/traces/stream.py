@@ -17,6 +17,8 @@ from typing import IO, Any
 PIECE = 1 << 20
 LONGEST = 8 * PIECE
 """Characters that one value of the file may have."""
+NEAR_END = 1 << 16
+"""Characters before the end of what was read in which an event is looked for that begins behind a whole one."""
 _SPACE = re.compile(r"[\s,]*")
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
@@ -50,6 +52,7 @@ class EventStream:
 
     def __post_init__(self) -> None:
         self._text, self._at, self._done = "", 0, False
+        self._plain_from = 0
         self._pieces = self._unpacked()
         self._decoder = json.JSONDecoder(strict=False)
 
@@ -89,6 +92,10 @@ class EventStream:
             if not start:
                 self.notes.append(f"The file is cut off behind event {self.count}; what came before is shown.")
                 return
+            if many := self._several():
+                self.count += len(many)
+                yield from many
+                continue
             event = self._value()
             if isinstance(event, dict):
                 self.count += 1
@@ -100,6 +107,24 @@ class EventStream:
                 self._stop()
                 return
         self._at += 1
+
+    def _several(self) -> list[dict[str, Any]]:
+        """The events up to the last whole one that has been read, at once, which is several times as fast. [] where
+        they are no plain list of events: damaged, say, or more than may be read."""
+        if len(self._text) - self._at < PIECE and not self._done:
+            self._more()
+        ends = [match.start() for match in _NEXT_EVENT.finditer(self._text, max(self._at, len(self._text) - NEAR_END))]
+        if not ends or self._at < self._plain_from:
+            return []
+        try:
+            many = self._decoder.decode(f"[{self._text[self._at : ends[-1] + 1]}]")
+        except ValueError:
+            many = []
+        if not many or self.count + len(many) >= self.limits.events or not all(type(one) is dict for one in many):
+            self._plain_from = ends[-1]  # what stands before is read one by one
+            return []
+        self._at = ends[-1] + 1
+        return list(many)
 
     def _value(self) -> Any:
         """The JSON value here; None where there is none that can be read (the place then stays)."""
@@ -142,6 +167,7 @@ class EventStream:
         if piece is None:
             self._done = True
         else:
+            self._plain_from -= self._at
             self._text, self._at = self._text[self._at :] + piece, 0
 
     def _stop(self) -> None:

@@ -159,7 +159,8 @@ def test_a_wait_inside_a_collective_is_idle_in_bars_and_bins_as_it_is_in_the_acc
     bars = {trace["name"]: trace for trace in chart.figure["data"]}
     assert parts.bubble == 50_000_000 and (bars["waiting"]["base"], bars["waiting"]["x"]) == ([20.0], [50.0])
     assert (bars["communication"]["base"], bars["communication"]["x"]) == ([70.0, 70.0], [30.0, 30.0])
-    assert bars["waiting"]["customdata"] == ["rank 0, stage 0: waits for rank 1 in gradient all-reduce<br>50 ms at 20.00"]
+    said = "rank 0, stage 0: waits for rank 1 in gradient all-reduce<br>50 ms at 20.00"
+    assert bars["waiting"]["customdata"] == [said]
     assert bars["waiting"]["marker"]["color"] == bars["idle"]["marker"]["color"]
     told = dict(zip(chart.columns, chart.rows[0], strict=True))
     assert (told["communication, ms"], told["waiting in messages and collectives, ms"]) == ("30", "50")
