@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 Buffers = dict[str, Pieces]
 """Kind -> what this rank holds of it."""
 
+TOLD_S = 5.0
+"""How often a rank that waits for its save says that it goes on."""
 PARTS_S = 600.0
 """How long rank 0 waits for the other ranks' parts before it gives a save up."""
 
@@ -115,6 +118,8 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._last = -1
+        self._moved = False
+        """Whether the thread has written something since somebody who waits for it looked."""
         if trainer.rank == 0:
             order.folder.mkdir(parents=True, exist_ok=True)
             folders.tidy(order.folder, order.attempt)
@@ -149,9 +154,13 @@ class Saver:
 
     def wait(self) -> None:
         """Until nothing is under way. Raises CheckpointError where the save failed."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        while self._thread is not None:
+            self._thread.join(TOLD_S)
+            if not self._thread.is_alive():
+                self._thread = None
+            elif self._moved:
+                self._moved = False
+                self._trainer.progress.at(self._last, "saving")
         if self._error is not None:
             raise self._error
 
@@ -162,7 +171,7 @@ class Saver:
         try:
             where = folders.saving(order.folder, order.attempt, done)
             shares = {**self._state.shares(copy, writing=True), **self._state.statistics(stats)}
-            part = storage.write(shares, where / f"rank-{rank}.bin")
+            part = storage.write(shares, where / f"rank-{rank}.bin", lambda: setattr(self, "_moved", True))
             folders.write_part(where, rank, part)
             if rank == 0:
                 self._publish(where, done, scalars, blocked, began)
@@ -193,7 +202,7 @@ def load(trainer: Trainer, path: Path) -> int:
 
     Raises CheckpointError where it is damaged or was changed, or belongs to another model.
     """
-    manifest = manifests.read(path)
+    manifest, tell = manifests.read(path), partial(trainer.progress.at, -1, "loading")
     manifests.require_match(manifest, trainer.spec)
     state = State(trainer)
     shares = {**state.shares(trainer.buffers()), **state.statistics(trainer.chunks.buffers())}
@@ -201,8 +210,8 @@ def load(trainer: Trainer, path: Path) -> int:
         shares = {name: share for name, share in shares.items() if name.startswith(("value/", "main/"))}
         for kind in ("value", "main"):  # master weights, too, are the values that were saved
             of_kind = {name.replace(f"{kind}/", "value/", 1): s for name, s in shares.items() if name.startswith(kind)}
-            storage.load(of_kind, path, manifest)
+            storage.load(of_kind, path, manifest, tell)
         return manifest.step
-    storage.load(shares, path, manifest)
+    storage.load(shares, path, manifest, tell)
     trainer.load_scalars(manifest.scalars)
     return manifest.step

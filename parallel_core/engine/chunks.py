@@ -46,14 +46,16 @@ class Chunks:
         device: Device,
         scope: Scope,
         shards: dist.ProcessGroup | None = None,
+        tell: Callable[[], None] = lambda: None,
     ) -> None:
-        """`shards`: the replicas that torch's `fully_shard` cuts parameters for; None: this engine does, if at all."""
+        """`shards`: the replicas that torch's `fully_shard` cuts parameters for; None: this engine does, if at all.
+        `tell` is called with each parameter that is made."""
         self.weights, self.loss_scale = WeightGradients(scope), LossScale(spec.train)
         self.stages = {
             number: Stage(spec, names, group, self.weights, self.loss_scale, scope) for number, names in stages.items()
         }
         self.names = tuple(name for names in stages.values() for name in names)
-        first = self._first(spec, group)
+        first = self._first(spec, group, tell)
         if shards is not None:
             self.flat: FlatParameters = self._torchs(spec, device, mesh_of(shards, device), first)
         else:
@@ -87,11 +89,12 @@ class Chunks:
             for name, *_ in held
         }
 
-    def _first(self, spec: RunSpec, group: TensorGroup) -> First:
+    def _first(self, spec: RunSpec, group: TensorGroup, tell: Callable[[], None]) -> First:
         """Gives a tensor the first values of the parameter of that name: of the full one, this rank's share alone."""
         shapes = parameter_shapes(spec.model, list(self.names))
 
         def first(name: str, target: Tensor) -> None:
+            tell()
             split = split_dim(name, spec.parallel.tensor_split) if group.size > 1 else None
             dim = split or 0
             at = 0 if split is None else group.rank * target.shape[dim]

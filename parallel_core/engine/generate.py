@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,7 +78,16 @@ class Generator:
     Raises CheckpointError where the checkpoint is damaged.
     """
 
-    def __init__(self, spec: RunSpec, rank: int, groups: Groups, device: Device, path: Path) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        rank: int,
+        groups: Groups,
+        device: Device,
+        path: Path,
+        tell: Callable[[], None] = storage.nobody,
+    ) -> None:
+        """`tell` is called as the checkpoint is read."""
         self.spec, self._device = spec, device
         layout, scope = Layout.of(spec), Scope(device.recorder(0, 0))
         place = layout.coords(rank)
@@ -97,7 +107,7 @@ class Generator:
         shares = checkpoint.State(_Holds(spec, self.flat, place, self.units)).shares(
             {"value": ((0, self.flat.values),)}
         )
-        storage.load(shares, path, manifests.read(path))
+        storage.load(shares, path, manifests.read(path), tell)
 
     @torch.no_grad()
     def generate(self, wish: Wish, told: Callable[[Generated], None] = lambda so_far: None) -> Generated:
@@ -244,8 +254,7 @@ def run_rank(
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend)
     with joined():
-        progress.at(-1, "loading")
-        generator = Generator(spec, rank, groups, device, path)
+        generator = Generator(spec, rank, groups, device, path, partial(progress.at, -1, "loading"))
         report = Reporter(spec, rank, sink, device)
         report.hello(generator.flat, generator.units, Layout.of(spec))
         progress.at(0, "generating")

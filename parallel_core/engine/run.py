@@ -58,7 +58,7 @@ def run_rank(
         progress.at(-1, "building")
         trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
         report.hello(trainer.flat, trainer.units, layout)
-        first, saver = _take_up(trainer, saves, sink, progress)
+        first, saver = _take_up(trainer, saves, sink)
         if rendezvous.node is not None and groups.store is not None:
             _agree(groups.store, rank, None if saver is None else first)
         if is_due(trainer):
@@ -68,15 +68,12 @@ def run_rank(
         _train(trainer, report, neighbours, first, saver, Fingerprints(trainer, groups.world))
 
 
-def _take_up(
-    trainer: Trainer, saves: SaveOrder | None, sink: Sink, progress: Progress
-) -> tuple[int, checkpoint.Saver | None]:
+def _take_up(trainer: Trainer, saves: SaveOrder | None, sink: Sink) -> tuple[int, checkpoint.Saver | None]:
     """(the first step to train, what saves) as `saves` says."""
     if saves is None:
         return 0, None
     first = 0
     if saves.resume is not None:
-        progress.at(-1, "loading")
         first = checkpoint.load(trainer, saves.resume)
     saver = checkpoint.Saver(trainer, saves, sink)
     trainer.stop.listen()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +50,20 @@ class _LoadPlanner(default_planner.DefaultLoadPlanner):
         raise CheckpointError(f"{read_item.dest_index.fqn} is no tensor")
 
 
-def write(shares: Mapping[str, Share], file: Path) -> dict[str, Any]:
-    """Writes every box of `shares` to `file`, flushed; returns the part of this rank (see folder.write_part)."""
+def nobody() -> None:
+    """Who is told that a write or a load goes on, where nobody asks."""
+
+
+def write(shares: Mapping[str, Share], file: Path, tell: Callable[[], None] = nobody) -> dict[str, Any]:
+    """Writes every box of `shares` to `file`, flushed; returns the part of this rank (see folder.write_part). `tell` is
+    called with each box."""
     planner = _SavePlanner(**_PLAIN)
     planner.set_up_planner(dict(shares), is_coordinator=True)
     tensors: dict[str, dict[str, Any]] = {}
     at = 0
     with file.open("wb") as out:
         for item in planner.create_local_plan().items:
+            tell()
             memory = planner.resolve_data(item)
             assert isinstance(memory, Tensor) and item.tensor_data is not None
             data = memory.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
@@ -80,8 +86,8 @@ def write(shares: Mapping[str, Share], file: Path) -> dict[str, Any]:
     return {"tensors": tensors, "bytes": at}
 
 
-def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest) -> None:
-    """Fills the memory of `shares` from the checkpoint in `folder`, whatever layout wrote it.
+def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest, tell: Callable[[], None] = nobody) -> None:
+    """Fills the memory of `shares` from the checkpoint in `folder`, whatever layout wrote it; `tell` as in `write`.
 
     Raises CheckpointError where a tensor is missing, has another shape or type, or a byte of it was changed.
     """
@@ -94,6 +100,7 @@ def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest) -> None:
         assert item.storage_index.offset is not None
         wanted[item.storage_index.fqn, item.storage_index.offset].append(item)
     for (name, offsets), items in wanted.items():
+        tell()
         stored = manifest.tensors[name]
         piece = next(piece for piece in stored.pieces if piece.offsets == tuple(offsets))
         saved = _read(folder, name, stored, piece)

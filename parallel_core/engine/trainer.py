@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from parallel_core.data.dataset import open_dataset
@@ -52,6 +53,7 @@ class Trainer:
         corpus_cache: Path | None = None,
     ) -> None:
         self.spec, self.rank, self.layout, self.device = spec, rank, Layout.of(spec), device
+        self.progress = progress
         self.place = self.layout.coords(rank)
         self.recorder = device.recorder(self.place.place, self.place.replica)
         self.scope = Scope(self.recorder, self.place.place, self.place.replica)
@@ -62,7 +64,8 @@ class Trainer:
         width = self.layout.widths[self.place.place]
         tensor = TensorGroup(self.place.tensor, width, groups.tensor, self.scope, late)
         shards = shard_group(rank, self.layout, groups.data) if spec.parallel.zero_backend == "fully_shard" else None
-        self.chunks = Chunks(spec, stages, tensor, groups.data, device, self.scope, shards)
+        built = partial(progress.at, -1, "building")  # many parameters take minutes to draw
+        self.chunks = Chunks(spec, stages, tensor, groups.data, device, self.scope, shards, built)
         self.loss_scale = self.chunks.loss_scale
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
         self._numbers = numbers_of(spec, self.layout, self.place.place, groups.world, device)
