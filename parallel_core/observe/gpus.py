@@ -7,7 +7,10 @@ fastest one. A GPU that is partitioned (MIG) is its instances, of which CUDA sho
 from __future__ import annotations
 
 import os
+import re
+from importlib.util import find_spec
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -20,16 +23,27 @@ class Gpu(NamedTuple):
 
 
 def open_nvml() -> Any:
-    """The NVML module once it answers; None on a host without driver."""
+    """The NVML module once it answers; None on a host without driver, or where PyTorch is a build for CPUs alone."""
     try:
         import pynvml
     except ImportError:
+        return None
+    if not built_for_gpus():
         return None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return None
     return pynvml
+
+
+def built_for_gpus() -> bool:
+    """Whether the PyTorch that is installed can use any, without importing it."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    text = Path(found.origin).with_name("version.py").read_text()
+    return re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
 
 
 def gpus(nvml: Any) -> list[Gpu]:

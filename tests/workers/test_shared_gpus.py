@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from parallel_core import launch_gpu
+from parallel_core.observe import gpus as observed
 from parallel_core.observe.gpus import gpus
 from workers import devices
 from workers.devices import Devices
@@ -93,6 +95,15 @@ def test_without_the_library_cuda_has_what_it_was_given(monkeypatch: pytest.Monk
     assert [gpu.name for gpu in gpus(None)] == ["3", "GPU-a"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert gpus(None) == []
+
+
+@pytest.mark.parametrize(("line", "built"), [("cuda: Optional[str] = '13.0'", True), ("cuda = None", False)])
+def test_a_build_of_pytorch_for_cpus_has_no_gpus(
+    line: str, built: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "version.py").write_text(f"__all__ = ['cuda']\n{line}\nhip: Optional[str] = None\n")
+    monkeypatch.setattr(observed, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    assert observed.built_for_gpus() == built
 
 
 def test_instances_of_a_gpu_are_devices_on_one_board(monkeypatch: pytest.MonkeyPatch) -> None:
