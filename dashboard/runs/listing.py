@@ -8,7 +8,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.core.paginator import Page, Paginator
+from django.db.models import FloatField
 from django.db.models.fields.json import KT
+from django.db.models.functions import Cast
 from django.http import QueryDict
 
 from dashboard.numbers import number
@@ -37,7 +39,7 @@ COLUMNS = (
     Column("devices", "Devices", True),
     Column("step", "Steps", True, "steps done"),
     Column("loss", "Loss", True),
-    Column("step_time", "Step time", True, "median of the timed steps"),
+    Column("step_time", "Step time", True, "median of the timed steps; ≈ where other processes used the devices, too"),
     Column("tokens_per_s", "Throughput", True, "of the median step; while it runs, of the newest"),
     Column("memory", "Memory", True, "measured peak of the worst rank"),
     Column("owner", "Owner"),
@@ -105,7 +107,8 @@ class Listing:
 
     def read(self) -> Page[Run]:
         """The page of runs (two queries); a page that is not there gives the last one."""
-        rows: Any = list_runs(self.filters).annotate(model_kind=KT("spec__model__kind")).defer("spec", "summary")
+        told = {"model_kind": KT("spec__model__kind"), "others": Cast(KT("summary__cpu_others"), FloatField())}
+        rows: Any = list_runs(self.filters).annotate(**told).defer("spec", "summary")
         return Paginator(rows, PER_PAGE).get_page(self.page)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs import generating, linking, resuming, selectors
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_starting import placed, starting
@@ -125,12 +126,18 @@ def _succeeded(run: Run) -> Verdict:
         first += f", {rate_text(rate, target_of(run))}"
     memory = run.summary.get("memory")
     second = f" Rank {memory['rank']} held most: {bytes_text(memory['peak_total'])}." if memory else ""
-    others = run.summary.get("cpu_others") or 0.0
-    busy = f"Other processes used {percent_text(others)} of its devices: read the timing with care."
+    busy = disturbance(run.summary.get("cpu_others"))
     loss = run.summary.get("final_loss")
     ending = f" Final loss {significant(loss, 4)}." if loss is not None else ""
-    more = [numerics(run), busy if others > 0.1 else "", lateness(run.summary.get("staleness") or {})]
+    more = [numerics(run), busy, lateness(run.summary.get("staleness") or {})]
     return Verdict(f"{first}.{second}{ending}", more=" ".join(part for part in more if part))
+
+
+def disturbance(others: float | None) -> str:
+    """What is to be said where `others` used that share of a run's devices; '' where it is too little to matter."""
+    if others is None or others <= DISTURBED_ABOVE:
+        return ""
+    return f"Other processes used {percent_text(others)} of its devices: read the timing with care."
 
 
 def lateness(stages: Mapping[str, Mapping[str, float]]) -> str:

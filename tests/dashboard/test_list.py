@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from dashboard.runs.models import Run
+from dashboard.runs.models import Run, State
 
 pytestmark = pytest.mark.django_db
 
@@ -55,6 +55,15 @@ def test_every_column_sorts_both_ways(reader: Client, alice: Any, column: str) -
         make(alice, f"run {i}", loss=i, step_time=i, memory_peak=i, tokens_per_s=i)
     up, down = names(reader, f"?sort={column}"), names(reader, f"?sort=-{column}")
     assert len(up) == 3 and (up == down[::-1] or column == "owner")
+
+
+def test_a_disturbed_run_says_so_beside_its_step_time(reader: Client, alice: Any) -> None:
+    for name, others in (("calm", 0.02), ("unknown", None), ("disturbed", 0.64)):
+        make(alice, name, state=State.SUCCEEDED, step_time=0.1, summary={"cpu_others": others})
+    page = reader.get("/runs/").content.decode()
+    assert page.count("read the timing with care") == 1
+    row = page[page.index(">disturbed</a>") :]
+    assert "Other processes used 64 % of its devices" in row[: row.index("</tr>")]
 
 
 def test_the_filters_carry_the_order_with_them(reader: Client, alice: Any) -> None:

@@ -9,7 +9,7 @@ from django import template
 from django.utils import timezone
 
 from dashboard.runs.models import Run
-from dashboard.runs.page_verdict import rate_text, target_of
+from dashboard.runs.page_verdict import disturbance, rate_text, target_of
 from parallel_core.analysis import quantities
 from parallel_core.outline import KINDS
 
@@ -43,6 +43,12 @@ def throughput(run: Run) -> str:
         return NOTHING
     kind = getattr(run, "model_kind", None)  # of a list, which leaves specs out
     return rate_text(run.tokens_per_s, KINDS[kind].target if kind in KINDS else target_of(run))
+
+
+@register.filter
+def disturbed(run: Run) -> str:
+    """Of a row of a list: why its timing is to be read with care, '' where it is not."""
+    return disturbance(getattr(run, "others", None))
 
 
 @register.filter
