@@ -13,6 +13,7 @@ from typing import Any
 from dashboard.charts.chart import Entry
 from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs.models import ENDED, Run, State
+from dashboard.studies import peaks
 from dashboard.studies.entries import Setting, entry_of, limit_of, step_of, waits_of
 from dashboard.studies.losses import Points, losses_of
 from parallel_core.analysis import sentences
@@ -36,6 +37,8 @@ class Row:
     parity: Parity | None = None
     sentence: str = ""
     """Why it is not there yet, or how it ended."""
+    meters: Mapping[str, Any] = field(default_factory=dict)
+    """See `peaks.over_one_peak`."""
 
     @property
     def steps_done(self) -> int:
@@ -119,6 +122,13 @@ class Overview:
         return f"measured, {steps} steps, {words} skipped, {len(self.results)} of {len(self.rows)} runs"
 
     @property
+    def peak_sentence(self) -> str:
+        """What the utilisation of these runs is over."""
+        return peaks.sentence(
+            [row.run for row in self.rows], {row.run.pk: row.meters for row in self.rows if row.meters}
+        )
+
+    @property
     def parities(self) -> dict[str, Parity]:
         return {row.entry.label: row.parity for row in self.rows if row.parity and row is not self.baseline}
 
@@ -149,11 +159,13 @@ def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool 
     held, replaced = losses_of(every) if details else ({}, {})
     labels = _labels(every)
     setting = _setting(base, every, specs, details)
+    meters = peaks.over_one_peak(every) if details else {}
     rows = []
     for run in every:
         entry = entry_of(run, specs[run.pk], labels[run.pk], setting)
         equal = _parity(held, base, run) if _same_updates(specs[base.pk], specs[run.pk]) else None
-        rows.append(Row(run, specs[run.pk], entry, equal, setting.waits.get(run.pk) or run.detail))
+        why = setting.waits.get(run.pk) or run.detail
+        rows.append(Row(run, specs[run.pk], entry, equal, why, meters.get(run.pk, {})))
     rows.sort(key=_order)
     return Overview(rows, next(row for row in rows if row.run.pk == base.pk), setting.limit, held, replaced)
 

@@ -30,12 +30,11 @@ def rows(view: Overview) -> Iterator[list[Any]]:
 def _measured(row: Row) -> list[Any]:
     result, speed = row.entry.result, row.entry.speed
     step, parts = (result.step, result.breakdown) if result else (None, None)
-    meters = row.run.summary.get("meters") or {}
     return [
         *((step.median, step.p10, step.p90, step.n) if step else [""] * 4),
         *((speed.ratio, speed.low, speed.high) if speed else [""] * 3),
         row.entry.ideal,
-        *("" if meters.get(name) is None else meters[name] for name in METERS),
+        *("" if row.meters.get(name) is None else row.meters[name] for name in METERS),
         (result.memory_total if result else None) or "",
         *(parts.as_dict().values() if parts else [""] * len(COMPONENTS)),
     ]

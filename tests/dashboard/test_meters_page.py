@@ -11,7 +11,10 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.runs import page_charts, page_tiles, selectors
+from dashboard.runs.models import Attempt, Run
 from dashboard.runs.page_verdict import rate_text, verdict
+from dashboard.studies.peaks import over_one_peak
+from dashboard.studies.selectors import overview
 from dashboard.studies.table import METERS
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import seconds_text
@@ -67,6 +70,46 @@ def test_tile_study_table_and_csv(alice: Any, client: Client) -> None:
     text = client.get(reverse("studies:csv", args=[study.pk])).content.decode()
     rows = list(csv.DictReader(io.StringIO(text)))
     assert all(float(row[name]) > 0 for row in rows for name in METERS)
+
+
+def with_peak(run: Run, flops_per_s: float) -> Run:
+    """As if it had measured that on each of its devices."""
+    meters, peak = run.summary["meters"], flops_per_s * run.devices
+    scale = meters["peak_flops_per_s"] / peak
+    source = {"peak_flops_per_s": peak, "peak_source": "fp32 matrix product, measured"}
+    run.summary["meters"] = {**meters, "mfu": meters["mfu"] * scale, "hfu": meters["hfu"] * scale, **source}
+    run.save(update_fields=("summary",))
+    return run
+
+
+def test_compared_runs_are_held_against_one_peak(alice: Any, client: Client) -> None:
+    """The same step on devices that seemed slower once has the same utilisation, and it is said over what."""
+    runs = [with_peak(factory.finished(alice), peak) for peak in (80e9, 100e9)]
+    own = [run.summary["meters"]["mfu"] for run in runs]
+    assert own[0] == pytest.approx(1.25 * own[1], rel=0.05)
+    both = overview(runs, runs[0])
+    shared = {row.run.pk: row.meters["mfu"] for row in both.rows}
+    assert shared[runs[0].pk] == pytest.approx(own[0] * 0.8) and shared[runs[1].pk] == pytest.approx(own[1])
+    assert both.peak_sentence == (
+        "MFU and HFU are over 100 GFLOP/s a device, the highest that these runs measured (80 GFLOP/s to 100 GFLOP/s); "
+        "a run's own page uses its own."
+    )
+    client.force_login(alice)
+    page = client.get(f"/compare/?runs={runs[0].pk},{runs[1].pk}").content.decode()
+    assert both.peak_sentence in page.replace("&#x27;", "'")
+
+
+def test_hosts_and_ways_of_measuring_keep_their_own_peak(alice: Any) -> None:
+    near, far = (with_peak(factory.finished(alice), peak) for peak in (80e9, 100e9))
+    node = {"worker": "yard-b", "devices": [0], "first_rank": 0, "address": ""}
+    Attempt.objects.filter(run=far).update(devices=[node])
+    assert over_one_peak([near, far])[near.pk]["mfu"] == near.summary["meters"]["mfu"]
+    both = overview([near, far], near)
+    assert "80 GFLOP/s or 100 GFLOP/s a device, the highest measured on the same hosts" in both.peak_sentence
+    listed = factory.finished(alice)
+    listed.summary["meters"]["peak_source"] = "the catalogue"
+    assert over_one_peak([near, listed])[listed.pk] == listed.summary["meters"]
+    assert overview([listed], listed).peak_sentence == ""
 
 
 def test_the_ranks_tab_says_that_replicas_were_equal(alice: Any, client: Client) -> None:

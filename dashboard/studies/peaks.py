@@ -1,0 +1,58 @@
+"""One peak for runs that are compared: each measured its devices' peak for itself, at another moment, beside others.
+
+MFU over two peaks would differ where the devices, not the runs, did. So of runs on the same hosts whose peak was
+measured in the same way the highest counts for all: what a device has done once it can do. A peak out of the catalogue
+is the same for all as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dashboard.runs.models import Attempt, Run
+from parallel_core.analysis.quantities import flops_text
+
+SHARES = ("mfu", "hfu")
+_Alike = tuple[str, tuple[str, ...]]
+
+
+def over_one_peak(runs: Sequence[Run]) -> dict[int, dict[str, Any]]:
+    """run id -> its summary's meters, with the peak, MFU and HFU of this comparison; runs without meters are not in."""
+    own = {run.pk: dict(run.summary["meters"]) for run in runs if run.summary.get("meters")}
+    devices = {run.pk: run.devices for run in runs}
+    highest: dict[_Alike, float] = {}
+    alike = _alike(own)
+    for pk, group in alike.items():
+        highest[group] = max(highest.get(group, 0.0), own[pk]["peak_flops_per_s"] / devices[pk])
+    for pk, group in alike.items():
+        meters, peak = own[pk], highest[group] * devices[pk]
+        scale = meters["peak_flops_per_s"] / peak
+        shares = {name: meters[name] * scale for name in SHARES if meters.get(name) is not None}
+        own[pk] = {**meters, **shares, "peak_flops_per_s": peak}
+    return own
+
+
+def sentence(runs: Sequence[Run], meters: Mapping[int, Mapping[str, Any]]) -> str:
+    """What MFU is over; '' where no run has it, or none measured its peak."""
+    measured = [run for run in runs if run.pk in meters and _measured(run.summary["meters"])]
+    each = {meters[run.pk]["peak_flops_per_s"] / run.devices for run in measured}
+    if not each:
+        return ""
+    found = sorted(run.summary["meters"]["peak_flops_per_s"] / run.devices for run in measured)
+    told = " or ".join(flops_text(peak) for peak in sorted(each))
+    spread = f" ({flops_text(found[0])} to {flops_text(found[-1])})" if len(found) > 1 else ""
+    which = "the highest that these runs measured" if len(each) == 1 else "the highest measured on the same hosts"
+    return f"MFU and HFU are over {told} a device, {which}{spread}; a run's own page uses its own."
+
+
+def _measured(meters: Mapping[str, Any]) -> bool:
+    return bool(meters.get("peak_flops_per_s")) and str(meters.get("peak_source", "")).endswith("measured")
+
+
+def _alike(own: Mapping[int, Mapping[str, Any]]) -> dict[int, _Alike]:
+    """run id -> what it shares a peak by: how that was measured, and the hosts of its newest attempt."""
+    pks = [pk for pk, meters in own.items() if _measured(meters)]
+    newest = Attempt.objects.filter(run__in=pks).order_by("number").values_list("run", "devices")
+    hosts = {run: tuple(sorted({node["worker"] for node in devices})) for run, devices in newest}
+    return {pk: (str(own[pk]["peak_source"]), hosts.get(pk, ())) for pk in pks}
