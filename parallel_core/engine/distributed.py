@@ -224,8 +224,15 @@ def common_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
         dist.all_reduce(apart)
         if not apart:
             return near
-    made = dist.new_group(list(ranks), timeout=TIMEOUT)
+    made = common_torch_group(ranks)
     return made if member else None
+
+
+def common_torch_group(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """One of torch's own, which every rank of the world asks for, members or not: then it has one name on all of them,
+    however many groups each is in already."""
+    made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=TIMEOUT)
+    return made
 
 
 def near_table(ranks: Sequence[int], rank: int, store: dist.Store) -> TableGroup:

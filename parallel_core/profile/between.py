@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_core.engine.device import open_device
-from parallel_core.engine.distributed import TIMEOUT, Rendezvous, connect, joined
+from parallel_core.engine.distributed import Rendezvous, common_torch_group, connect, joined
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import Sink
@@ -45,7 +45,7 @@ def measure(at: Meeting, progress: Progress, sizes: Sequence[int]) -> list[Link]
     for step, ranks in enumerate(sorted({1, *links.group_sizes(each)})):
         members = [*range(ranks), *range(each, each + ranks)]
         progress.at(step, f"{2 * ranks} ranks over both hosts")
-        group = _group(members)
+        group = common_torch_group(members)
         if at.rank in members:
             made = links.collectives(group, 2 * ranks, at.device, sizes)
             found += [link.model_copy(update={"hosts": 2}) for link in made]
@@ -63,16 +63,9 @@ def measure(at: Meeting, progress: Progress, sizes: Sequence[int]) -> list[Link]
 def _send(at: Meeting, pairs: Sequence[tuple[int, int]], sizes: Sequence[int]) -> list[Link]:
     """The link between each of these pairs of ranks, while all of them send, by what goes between hosts; none on all
     others."""
-    ways = [{kind: _group(pair) for kind in WAYS} for pair in pairs]
-    meeting = _group([rank for pair in pairs for rank in pair])
+    ways = [{kind: common_torch_group(pair) for kind in WAYS} for pair in pairs]
+    meeting = common_torch_group([rank for pair in pairs for rank in pair])
     mine = [(pair, own) for pair, own in zip(pairs, ways, strict=True) if at.rank in pair]
     found = [links.send(at, pair, own, meeting, sizes) for pair, own in mine]
     dist.barrier()
     return found
-
-
-def _group(members: Sequence[int]) -> dist.ProcessGroup:
-    """One of torch's own, which every rank of the world asks for: those of `engine.distributed` are named by how many
-    each member is in already, which here differs."""
-    made: dist.ProcessGroup = dist.new_group(list(members), timeout=TIMEOUT)
-    return made

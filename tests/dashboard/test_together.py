@@ -219,20 +219,15 @@ def impatient(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> Contro
     return controller
 
 
+@pytest.mark.parametrize("other_ended", [False, True])
 def test_a_host_that_falls_silent_loses_the_run(
-    peers: tuple[Peer, Peer], impatient: Controller, attempt: Attempt
+    peers: tuple[Peer, Peer], impatient: Controller, attempt: Attempt, other_ended: bool
 ) -> None:
-    until(impatient, lambda: state_of(attempt.run) != State.RUNNING, each=lambda: peers[0].beat(attempt.pk))
-    run = Run.objects.get(pk=attempt.run_id)
-    assert (run.state, run.cause) == (State.LOST, "worker_lost")
-    assert "yard-b" in run.detail
-
-
-def test_a_host_that_only_lost_the_silent_one_does_not_hide_that(
-    peers: tuple[Peer, Peer], impatient: Controller, attempt: Attempt
-) -> None:
-    peers[0].ended(attempt.pk, **LOST_PEER)
-    until(impatient, lambda: state_of(attempt.run) != State.RUNNING, each=peers[0].beat)
+    """That the other one ended because it lost the silent one does not hide that."""
+    if other_ended:
+        peers[0].ended(attempt.pk, **LOST_PEER)
+    alive = () if other_ended else (attempt.pk,)
+    until(impatient, lambda: state_of(attempt.run) != State.RUNNING, each=lambda: peers[0].beat(*alive))
     run = Run.objects.get(pk=attempt.run_id)
     assert (run.state, run.cause) == (State.LOST, "worker_lost")
     assert "yard-b" in run.detail

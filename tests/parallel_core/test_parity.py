@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 from tests.parallel_core.parity import TRAIN, Trained, assert_equal, reference, spec_of, train, train_many
 
 Case = dict[str, Any]
 """Fields of ParallelSpec; and of ModelSpec `tied` (embedding and head share their weight) and `attention`."""
+
+PLAIN = [name for name, its in TRAITS.items() if its.sync == "flush" and its.most == 1 and not its.split]
+"""Schedules with one stage on a rank and a backward in one part; `test_parity_schedules` has the others."""
 
 
 def _boxes() -> dict[str, Case]:
@@ -25,7 +29,7 @@ def _boxes() -> dict[str, Case]:
     for dp, tp, pp in product((1, 2), repeat=3):
         if dp * tp * pp > 4:
             continue
-        for schedule, recompute in product(("naive", "gpipe", "1f1b") if pp > 1 else ("1f1b",), ("none", "full")):
+        for schedule, recompute in product(PLAIN if pp > 1 else ("1f1b",), ("none", "full")):
             split = {"dp": dp, "tp": tp, "pp": pp, "schedule": schedule, "recompute": recompute}
             cases[f"{dp}-{tp}-{pp}-{schedule}-{recompute}"] = split | {"micro_batches": 4 // dp}
     return cases
