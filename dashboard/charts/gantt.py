@@ -153,6 +153,7 @@ BAR = np.dtype(
         ("bytes", "i8"),
         ("waited", "f8"),  # ms
         ("until", "f8"),  # when that ended, ms from the start of the step
+        ("known", "?"),  # whether waits are told from talk on its rank
         ("for", "i4"),  # the rank it waited for
         ("idle", "?"),
         ("covered", "?"),  # no room for its number
@@ -217,6 +218,7 @@ def _bars(
         out["stage"], out["bytes"], out["version"] = rows["stage"], rows["bytes"], rows["version"]
         if rank in waited:
             out["waited"], out["for"] = waited[rank].ns[chosen] / 1e6, waited[rank].ranks[chosen]
+            out["known"] = True
             out["until"] = (waited[rank].until[chosen] - zero) / 1e6
         parts.append(out)
     return np.concatenate(parts)
@@ -239,11 +241,18 @@ def _cut(rows: NDArray[np.void], least: float) -> NDArray[np.void]:
     return out
 
 
+def _lane(kind: Kind, row: np.void) -> int:
+    """Below its row (1), above it (-1) or in it: a norm whose waits are known is talk that its rank stands in."""
+    if kind is Kind.NORM and row["known"]:
+        return 0
+    return 1 if kind in P2P else -1 if kind in HEAD else 0
+
+
 def _trace(phase: str, rows: NDArray[np.void], words: Words, least: float) -> dict[str, Any]:
     """Bars of one phase, or what is WAITING; a digit of their numbers takes `least` of the axis."""
     kinds = [Kind(int(kind)) for kind in rows["kind"]]
     waits = phase == WAITING
-    lanes = np.array([0 if waits else 1 if kind in P2P else -1 if kind in HEAD else 0 for kind in kinds])
+    lanes = np.array([_lane(kind, row) for kind, row in zip(kinds, rows, strict=True)]) * (not waits)
     fill = theme.phase_fill("idle" if waits else phase)
     marker: dict[str, Any] = {"color": fill, "line": {"width": 0.5, "color": var("surface")}}
     if phase in ("idle", WAITING):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.waits import among
 from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.simulate.imported import MOST_SPANS
 from parallel_core.simulate.recovered import NotRecovered, recover, staged
@@ -151,6 +152,7 @@ def _counted(out: Together) -> str:
     """Numbers stages and micro-batches of the steps whose messages tell of them; the note that says so, or why not."""
     steps = _common(out)
     why, found, names = "no step is in all traces", set[tuple[int, int]](), set[str]()
+    assumed = False
     for step in steps:
         try:
             name, made = _told({rank: trace.steps[step] for rank, trace in out.ranks.items()})
@@ -158,6 +160,7 @@ def _counted(out: Together) -> str:
             why = str(error)
             continue
         names |= {label(name)} if name else set()
+        assumed |= all(_forwards_first(rows) for rows in made.values())
         for rank, rows in made.items():
             out.ranks[rank].steps[step] = joined(rows, out.ranks[rank].pause)
             out.ranks[rank].counted.append(step)
@@ -169,7 +172,22 @@ def _counted(out: Together) -> str:
         )
     stages, micro_batches = (max(pair[i] for pair in found) for i in range(2))
     some = f"in {len(next(iter(out.ranks.values())).counted)} of {len(steps)} steps"
-    return _likely(stages, micro_batches, some, sorted(names))
+    return _likely(stages, micro_batches, some, sorted(names)) + (_ASSUMED if assumed else "")
+
+
+_ASSUMED = (
+    " All forwards come before all backwards: that backwards take the micro-batches in the same order is assumed. "
+    "PyTorch's looped BFS takes the last one first; then forwards are numbered right and backwards the other way round."
+)
+
+
+def _forwards_first(rows: NDArray[np.void]) -> bool:
+    """Whether nothing tells which backward is of which micro-batch: all of several forwards come before the first."""
+    named = rows[rows["micro_batch"] >= 0]
+    back = among(named, (Kind.B, Kind.W, Kind.BW))
+    ahead = named[among(named, (Kind.F,))]
+    several = len(np.unique(ahead["micro_batch"])) > 1 and bool(back.any())
+    return several and int(ahead["start"].max()) < int(named["start"][back].min())
 
 
 def _likely(stages: int, micro_batches: int, some: str, orders: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from parallel_core.bench.analysis import made
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.text import WORDS
 from parallel_core.spec import RunSpec
 from tests.bench.timeline import STEP, seed
 from tests.dashboard import factory
@@ -142,10 +143,11 @@ def test_numbers_stand_where_they_can_be_read() -> None:
     assert seen == {((100.0, 200.0), False), ((100.0, 200.0), True), (None, True)}
 
 
-def test_a_wait_inside_a_collective_is_idle_in_bars_and_bins_as_it_is_in_the_accounts() -> None:
+@pytest.mark.parametrize("collective", [Kind.ALLREDUCE, Kind.NORM])
+def test_a_wait_inside_a_collective_is_idle_in_bars_and_bins_as_it_is_in_the_accounts(collective: Kind) -> None:
     rows = [
-        [(Kind.STEP, 0, 100), (Kind.BW, 0, 20), (Kind.ALLREDUCE, 20, 100)],
-        [(Kind.STEP, 0, 100), (Kind.BW, 0, 70), (Kind.ALLREDUCE, 70, 100)],
+        [(Kind.STEP, 0, 100), (Kind.BW, 0, 20), (collective, 20, 100)],
+        [(Kind.STEP, 0, 100), (Kind.BW, 0, 70), (collective, 70, 100)],
     ]
     spans = {
         rank: np.array([(kind, 0, 0, -1, 0, 0, a, b, 0) for kind, a, b in own], SPAN) for rank, own in enumerate(rows)
@@ -159,7 +161,8 @@ def test_a_wait_inside_a_collective_is_idle_in_bars_and_bins_as_it_is_in_the_acc
     bars = {trace["name"]: trace for trace in chart.figure["data"]}
     assert parts.bubble == 50_000_000 and (bars["waiting"]["base"], bars["waiting"]["x"]) == ([20.0], [50.0])
     assert (bars["communication"]["base"], bars["communication"]["x"]) == ([70.0, 70.0], [30.0, 30.0])
-    said = "rank 0, stage 0: waits for rank 1 in gradient all-reduce<br>50 ms at 20.00"
+    assert bars["communication"]["y"] == [0.0, 1.0], "in the rows: the ranks stand in it"
+    said = f"rank 0, stage 0: waits for rank 1 in {WORDS[collective]}<br>50 ms at 20.00"
     assert bars["waiting"]["customdata"] == [said]
     assert bars["waiting"]["marker"]["color"] == bars["idle"]["marker"]["color"]
     told = dict(zip(chart.columns, chart.rows[0], strict=True))

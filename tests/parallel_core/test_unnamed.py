@@ -23,6 +23,8 @@ from parallel_core.simulate.recovered_replay import MOST_OFF, Recovered
 from parallel_core.simulate.replay import Change
 from parallel_core.spec import RunSpec
 from parallel_core.traces.__main__ import read_all
+from parallel_core.traces.kineto import RankTrace
+from parallel_core.traces.together import join
 from parallel_core.traces.unnamed import NotCounted, counted
 from tests.parallel_core import ranks
 
@@ -67,6 +69,14 @@ def test_stages_and_micro_batches_are_counted(name: str, pp: int, dp: int) -> No
         assert rows["kind"].tolist() == theirs["kind"].tolist(), "messages carry activations or gradients"
     if dp == 1:
         assert recover(found).schedule.name == name
+
+
+@pytest.mark.parametrize(("name", "said"), [("gpipe", True), ("looped-bfs", True), ("1f1b", False)])
+def test_an_order_of_backwards_that_nothing_tells_is_said_to_be_assumed(name: str, said: bool) -> None:
+    _, given = bare(name, 2)
+    job = join([(f"rank{rank}.json", rank, RankTrace(steps={0: rows})) for rank, rows in given.items()])
+    (note,) = [note for note in job.notes if note.startswith("Likely: ")]
+    assert ("takes the last one first" in note) is said
 
 
 def test_a_last_stage_that_begins_early_on_its_clock_is_still_the_last() -> None:
