@@ -27,7 +27,8 @@ class Device(Protocol):
     def name(self) -> str: ...
 
     def synchronise(self) -> None:
-        """Wait until everything that was asked of the device is done."""
+        """Wait until everything that the device was asked to compute is done, and the messages that wants. Not for
+        others: a receive posted ahead may wait for what the host has yet to ask."""
 
     def memory_used(self) -> int:
         """Bytes the run holds now on the device; on a CPU what the process holds beyond its imports."""
@@ -91,7 +92,7 @@ class CudaDevice:
         return torch.cuda.get_device_name(self.torch)
 
     def synchronise(self) -> None:
-        torch.cuda.synchronize(self.torch)
+        torch.cuda.current_stream(self.torch).synchronize()
 
     def memory_used(self) -> int:
         return torch.cuda.memory_allocated(self.torch)

@@ -116,6 +116,9 @@ class Reporter:
             return snapshotted(step, self._device, self._sink)
         if how != "profiler" and not is_profiled(self._spec, step, self._rank):
             return nullcontext()
+        if self._device.backend == "nccl" and not self._spec.parallel.flushes:
+            log.warning("step %d is not profiled: torch.profiler waits for messages of the steps behind it", step)
+            return nullcontext()
         log.info("step %d is profiled", step)
         return profiled(step, scope, self._device, self._sink)
 

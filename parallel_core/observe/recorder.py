@@ -108,14 +108,15 @@ class CudaSpanRecorder(SpanRecorder):
         return event
 
     def _resolve(self, rows: list[_Row]) -> list[_Row]:
-        import torch
-
         anchor = self._event()
-        torch.cuda.synchronize()
+        anchor.synchronize()  # not the device: a receive posted ahead may wait for what this host has yet to ask
         host = time.monotonic_ns()
 
         def ns(mark: Mark) -> int:
-            return mark if isinstance(mark, int) else host - round(mark.elapsed_time(anchor) * 1e6)
+            if isinstance(mark, int):
+                return mark
+            mark.synchronize()  # of another stream, as `fully_shard` has them
+            return host - round(mark.elapsed_time(anchor) * 1e6)
 
         return [(*row[:6], ns(row[6]), ns(row[7]), row[8]) for row in rows]
 

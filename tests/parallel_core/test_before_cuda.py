@@ -5,11 +5,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 
 from parallel_core import launch, launch_rank
+from parallel_core.engine.device import CpuDevice
+from parallel_core.engine.reporter import Reporter
+from parallel_core.observe.recorder import SpanRecorder
+from parallel_core.observe.records import FileSink
+from parallel_core.observe.scope import Scope
+from parallel_core.spec import RunSpec
 
 WATCHED = """
 import torch
@@ -55,6 +63,26 @@ def test_an_allocation_that_a_library_could_not_make_is_out_of_memory(told: str,
 def test_on_a_gpu_fp32_is_not_rounded() -> None:
     done = subprocess.run([sys.executable, "-c", EXACT], env=launch.environment(), capture_output=True, check=True)
     assert done.stdout.split() == [b"True", b"False", b"False"]
+
+
+class OnNccl(CpuDevice):
+    backend = "nccl"
+
+
+@pytest.mark.parametrize(("schedule", "profiled"), [("1f1b", True), ("1f1b-stash", False)])
+def test_nobody_waits_for_the_whole_device_while_a_pipeline_is_full(
+    schedule: str, profiled: bool, tmp_path: Path
+) -> None:
+    """torch.profiler does, when it ends."""
+    spec = RunSpec.model_validate(
+        {
+            "parallel": {"pp": 2, "micro_batches": 4, "schedule": schedule},
+            "train": {"clip": "stage" if "stash" in schedule else "global"},
+            "trace": {"profile_steps": (5,)},
+        }
+    )
+    around = Reporter(spec, 0, FileSink(tmp_path, 0), OnNccl()).profiled(5, Scope(SpanRecorder()))
+    assert isinstance(around, nullcontext) == (not profiled)
 
 
 def test_settings_of_cuda_and_nccl_reach_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not host.cuda_devices(), reason="needs a GPU"),
 ]
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 128}
+STRAGGLER = {"kind": "straggler", "rank": 1, "factor": 1.5}
 SPLITS: dict[str, dict[str, Any]] = {
     "DP": {"dp": 2},
     "ZeRO-3": {"dp": 2, "zero": 3},
@@ -42,11 +43,12 @@ SPLITS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(folder: Path, split: dict[str, Any], **train: Any) -> Outcome:
+def trained(folder: Path, split: dict[str, Any], inject: tuple[dict[str, Any], ...] = (), **train: Any) -> Outcome:
     train = {"global_batch": 8, "steps": 4, "precision": "fp64", "device": "cuda", **train}
     model = {**MODEL, **train.pop("model", {})}
     clip = "stage" if "stash" in split.get("schedule", "") else "global"
-    spec = RunSpec.model_validate({"model": model, "parallel": split, "train": {**train, "clip": clip}})
+    told = {"model": model, "parallel": split, "train": {**train, "clip": clip}, "inject": inject}
+    spec = RunSpec.model_validate({**told, "trace": {"trace_every": 1}})
     with LocalYard() as yard:
         outcome = yard.run(spec, folder)
     assert outcome.ok, outcome.failure()
@@ -71,6 +73,14 @@ def test_every_split_trains_what_one_gpu_does(name: str, single: Outcome, tmp_pa
     ranks, gpus = len(done.frames), len(host.cuda_devices())
     hello = done.last(0, "hello")
     assert hello is not None and hello["sharing"] == -(-ranks // gpus)
+
+
+@pytest.mark.parametrize("name", ["1F1B", "ZB-V", "stash"])
+def test_a_straggler_that_looks_at_the_clock_of_its_gpu_closes_no_circle(name: str, tmp_path: Path) -> None:
+    """Each of its operations waits for what was computed, with receives under way that wait for what it has yet to
+    send."""
+    done = trained(tmp_path / "run", SPLITS[name], inject=(STRAGGLER,), steps=6)
+    assert len(done.series("loss")) == 6 and set(done.traced()) == {0, 1}
 
 
 def test_the_meter_finds_what_the_allocator_does(tmp_path: Path) -> None:
