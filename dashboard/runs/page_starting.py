@@ -7,7 +7,7 @@ from django.utils import timezone
 from dashboard.ledger.models import ProfileState
 from dashboard.ledger.selectors import in_front, usual_wait
 from dashboard.runs.models import Attempt, Run
-from parallel_core.analysis.quantities import seconds_text
+from parallel_core.analysis.quantities import listed_text, seconds_text
 from workers.contract import PROFILE_LIMIT_S
 
 
@@ -37,11 +37,14 @@ def _behind_a_profile(attempt: Attempt | None) -> tuple[str, str] | None:
 
 
 def placed(attempt: Attempt | None) -> str:
-    """`on yard-a, devices 0 and 1`."""
+    """`on yard-a, devices 0 and 1`; of several hosts `on yard-a (device 0) and yard-b (device 0)`."""
     nodes = attempt.devices if attempt else []
     if not nodes:
         return "on a worker"
-    return "on " + "; ".join(f"{node['worker']}, device{_plural(node['devices'])}" for node in nodes)
+    places = [(node["worker"], f"device{_plural(node['devices'])}") for node in nodes]
+    if len(places) == 1:
+        return f"on {', '.join(places[0])}"
+    return f"on {listed_text([f'{worker} ({devices})' for worker, devices in places])}"
 
 
 def _plural(indices: list[int]) -> str:

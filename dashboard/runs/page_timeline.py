@@ -48,7 +48,7 @@ def _title(trace: Trace, joined: np.ndarray) -> str:
     worst = int(behind.argmax())
     lateness_ns, length = int(behind[worst]), trace.length
     if lateness_ns < 0.02 * length:
-        return f"Every operation ends within {percent_text(0.02)} of the step of its plan."
+        return f"No operation ends more than {percent_text(0.02)} of the step later than planned."
     row = joined[worst]
     which = _operation(row)
     return f"{ns_text(lateness_ns)} is the most that an operation is late: {which} on rank {row['rank']}."

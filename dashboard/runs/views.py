@@ -30,10 +30,10 @@ def _form_page(request: HttpRequest, form: RunForm, status: int = 200, **more: A
     return render(request, "runs/form.html", context, status=status)
 
 
-def _initial(spec: dict[str, Any], resume_from: ResumeFrom | None = None, **words: Any) -> RunForm:
+def _initial(spec: dict[str, Any], resume_from: ResumeFrom | None = None, hosts: int = 0, **words: Any) -> RunForm:
     spelt = f"{resume_from['run']}:{resume_from['step']}" if resume_from else ""
-    form = RunForm(initial={**spec_fields.from_spec(spec), "resume_from": spelt, **words})
-    form.assessment = submission.assess(spec, resume_from)
+    form = RunForm(initial={**spec_fields.from_spec(spec), "resume_from": spelt, "hosts": str(hosts), **words})
+    form.assessment = submission.assess(spec, resume_from, hosts)
     return form
 
 
@@ -90,7 +90,7 @@ def clone(request: HttpRequest, pk: int) -> HttpResponse:
     if run.between:
         return redirect(f"{reverse('fleet:list')}#links")
     name = f"{run.name} (copy)"[: limits.MAX_NAME]
-    form = _initial(run.spec, name=name, tags=", ".join(run.tags), hosts=str(run.over_hosts))
+    form = _initial(run.spec, name=name, tags=", ".join(run.tags), hosts=run.over_hosts)
     return _form_page(request, form, source=run)
 
 
@@ -105,7 +105,7 @@ def resume(request: HttpRequest, pk: int) -> HttpResponse:
     asked = number(request.GET.get("step"))
     step = asked if asked is not None and asked in steps else steps[-1]
     name = f"{run.name} (from step {step})"[: limits.MAX_NAME]
-    form = _initial(run.spec, {"run": pk, "step": step}, name=name, tags=", ".join(run.tags))
+    form = _initial(run.spec, {"run": pk, "step": step}, run.over_hosts, name=name, tags=", ".join(run.tags))
     return _form_page(request, form, source=run, steps=steps, step=step)
 
 

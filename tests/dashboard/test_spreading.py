@@ -9,7 +9,7 @@ from django.test import Client
 
 from dashboard.fleet.models import Worker
 from dashboard.runs import queue, selectors, services, states, submission
-from dashboard.runs.models import Run
+from dashboard.runs.models import Checkpoint, Run
 from tests.dashboard import factory
 from tests.dashboard.test_forms import filled
 
@@ -91,7 +91,25 @@ def test_the_form_spreads_a_run(member: Client, two_hosts: None) -> None:
 
 def test_a_clone_is_spread_as_its_run_was(member: Client, two_hosts: None, alice: Any) -> None:
     run = services.submit(owner=alice, spec=spec(4), over_hosts=2)
-    assert member.get(f"/runs/{run.pk}/clone").context["form"]["hosts"].value() == "2"
+    page = member.get(f"/runs/{run.pk}/clone")
+    assert page.context["form"]["hosts"].value() == "2"
+    narrow = services.submit(owner=alice, spec=spec(2), over_hosts=2)
+    Worker.objects.filter(name="yard-b").delete()
+    said = member.get(f"/runs/{narrow.pk}/clone").context["panel"].errors
+    assert said == ["2 hosts with 1 CPU device each are needed; the fleet has 1."]  # before anything is typed
+
+
+def test_a_run_is_resumed_over_as_many_hosts(member: Client, two_hosts: None, alice: Any) -> None:
+    Worker.objects.update(shared_checkpoints=True)
+    run = services.submit(owner=alice, spec=spec(2, checkpoint_every=5), over_hosts=2)
+    nodes = [{"worker": f"yard-{name}", "devices": [0], "first_rank": i} for i, name in enumerate("ab")]
+    attempt = states.place(run, [{**node, "address": "x", "shares": True} for node in nodes], Worker.objects.all()[0])
+    Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=10, bytes=1, seconds=0.1)
+    page = member.get(f"/runs/{run.pk}/resume")
+    assert page.context["form"]["hosts"].value() == "2"
+    assert "its ranks would be on yard-a and yard-b" in page.context["panel"].devices
+    head = member.get(f"/runs/{run.pk}/").content.decode()
+    assert "2 devices on yard-a (device 0) and yard-b (device 0)" in head
 
 
 def test_the_queue_says_which_hosts_are_waited_for(two_hosts: None, alice: Any) -> None:
