@@ -131,6 +131,7 @@ class LayerBench:
 
     def messages(self) -> dict[Any, list[list[tuple[What, int]]]]:
         """(kind, bytes) of each tensor collective of each stage, in its forward and its backward."""
+        self._noted()  # those of the passes before
         found: dict[Any, list[list[tuple[What, int]]]] = {"forward": [], "backward": []}
         x: Tensor | None = None
         for stage in self.stages:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -29,6 +31,8 @@ ORDER = Order(
     seconds=0.05,
     sizes=(1024, 65536),
 )
+
+WAYS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,17 @@ def test_tensor_collectives_are_counted(profiled: CostTable) -> None:
     assert row.messages["forward"][attention] == (block,)
     assert row.messages["backward"][attention] == (block,)
     assert not next(row for row in profiled.layers if row.tp == 1).messages
+
+
+def test_four_samples_move_four_times_as_much_as_one(profiled: CostTable) -> None:
+    """Passes that are timed note their collectives as well: of them none is a layer's."""
+    counted = [row for row in profiled.layers if row.messages]
+    assert {row.samples for row in counted} == {1, 4}
+    for one, four in (rows for rows in product(counted, counted) if [row.samples for row in rows] == [1, 4]):
+        if one.key == four.key:
+            for way, unit in product(WAYS, range(len(MODEL.units()))):
+                times = [(what, 4 * size) for what, size in one.collectives(way, unit)]
+                assert times == four.collectives(way, unit), (one.key, way, unit)
 
 
 def test_columns_are_counted_by_kind(profiled: CostTable) -> None:
