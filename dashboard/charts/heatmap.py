@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     ("communication", tuple(sorted(SENDS))),
     ("other", (Kind.DATA, Kind.SETUP)),
 )
-"""First claim first. What only waits (a receive, the norm) is idle, as it is among bars."""
+"""First claim first. What only waits (a receive, a norm of which no waits are known) is idle, as it is among bars."""
 PHASES = ("idle", "forward", "backward", "weight", "recompute", "communication", "optimizer", "other")
 COLUMNS = ("rank", *(f"{phase}, % of the window" for phase in PHASES))
 LEAST_ROW_PX = 12
@@ -130,7 +130,9 @@ def _of_phases(shares: NDArray[np.float64]) -> Shares:
 
 
 def _layers(rows: NDArray[np.void], waited: Waited | None) -> list[Pieces]:
-    found = [waits.of_kinds(rows, *kinds) for _, kinds in LAYERS[1:]]
+    """The intervals of LAYERS. A norm without its waits is idle altogether."""
+    talk = (Kind.NORM,) if waited is not None else ()
+    found = [waits.of_kinds(rows, *kinds, *(talk if i == 0 else ())) for i, (_, kinds) in enumerate(LAYERS[1:])]
     nobody = np.empty(0, np.int64)
     idle = (nobody, nobody)
     if waited is not None:
