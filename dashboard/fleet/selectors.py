@@ -49,16 +49,13 @@ class WorkerView:
     devices: list[DeviceView]
     runs: list[Run]
     profiles: Profile | None = None
+    profiling: bool = False
+    """It times that model's layers now: it began as soon as no run was in front of it."""
 
     @property
     def others(self) -> bool:
         """A free device is used by something else; what a profile uses is no stranger's."""
         return not self.profiling and any(device.used_by_others for device in self.devices)
-
-    @property
-    def profiling(self) -> bool:
-        """It times a model's layers now: it begins as soon as nothing runs there."""
-        return self.profiles is not None and not self.runs and not self.silent
 
 
 def age_of(worker: Worker, now: datetime | None = None) -> float | None:
@@ -165,5 +162,12 @@ def _view(
         )
         for device in worker.devices
     ]
-    here = [a.run for a in attempts if any(node["worker"] == worker.name for node in a.devices)]
-    return WorkerView(worker, age, age is None or age > LEASE_S, devices, here, profiles)
+    here = [a for a in attempts if any(node["worker"] == worker.name for node in a.devices)]
+    silent = age is None or age > LEASE_S
+    profiling = profiles is not None and not silent and all(_behind(attempt, profiles) for attempt in here)
+    return WorkerView(worker, age, silent, devices, [a.run for a in here], profiles, profiling)
+
+
+def _behind(attempt: Attempt, profile: Profile) -> bool:
+    """It was sent there when the profile had been asked for, and waits for its end."""
+    return attempt.started_at is None and attempt.sent_at is not None and attempt.sent_at > profile.asked_at

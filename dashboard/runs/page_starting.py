@@ -31,7 +31,7 @@ def _behind_a_profile(attempt: Attempt | None) -> tuple[str, str] | None:
     asked = (timezone.now() - profile.asked_at).total_seconds()
     return (
         f"Waits for {name}, which times the layers of {profile.title} first: {long}.",
-        f"The profile was asked for {ago(asked)}, and is stopped after {seconds_text(PROFILE_LIMIT_S)} at the latest. "
+        f"The profile was asked for {ago(asked)}, and is stopped after {PROFILE_LIMIT_S / 60:.0f} min at the latest. "
         f"This run then starts by itself {placed(attempt)}.",
     )
 

@@ -183,6 +183,9 @@ def test_a_host_that_times_layers_says_so(client: Client, alice: Any) -> None:
     said = page(client)
     assert "Times the layers of" in said and said.count("times layers<") == 2
     assert "used by others" not in said
-    factory.start(factory.queued(alice))
+    attempt = factory.start(factory.queued(alice))
     said = page(client)
     assert "once nothing runs here" in said and "times layers<" not in said
+    Attempt.objects.filter(pk=attempt.pk).update(started_at=None)  # sent there behind the profile
+    said = page(client)
+    assert "Times the layers of" in said and said.count("times layers<") == 1

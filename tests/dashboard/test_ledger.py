@@ -281,7 +281,7 @@ def test_a_profile_is_asked_for_from_the_page(worker: Worker, member: Client, bo
     title = page.context["profile_form"].fields["model"].choices[0][0]
     answer = member.post("/partition/profile", {"worker": worker.pk, "model": title})
     assert answer.status_code == 302 and Profile.objects.get().worker == worker
-    assert "waits for yard-a" in member.get("/partition/").content.decode()
+    assert "yard-a times GPT" in member.get("/partition/").content.decode()
     assert "HX-Refresh" not in member.get("/partition/waiting?known=1").headers
     assert "HX-Refresh" in member.get("/partition/waiting?known=2").headers
     viewer = Client()
