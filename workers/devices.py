@@ -39,16 +39,21 @@ class Devices:
         return [self._share(gpu, share * len(found) + i, share) for share in shares for i, gpu in enumerate(found)]
 
     def _gpu(self, nvml: Any, index: int, handle: Any) -> Device:
-        memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetName(handle)
-        load = 0.0
+        name, load = nvml.nvmlDeviceGetName(handle), 0.0
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            total, used = int(memory.total), int(memory.used)
+        except nvml.NVMLError:  # a GPU on the processor's own memory
+            total, available = host_memory()
+            used = total - available
         with contextlib.suppress(nvml.NVMLError):  # not every device (MIG, some drivers) tells its load
             load = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
         return Device(
             index=index,
             kind="cuda",
             name=name if isinstance(name, str) else name.decode(),
-            memory_total=int(memory.total),
-            memory_used=int(memory.used),
+            memory_total=total,
+            memory_used=used,
             load=load,
         )
 

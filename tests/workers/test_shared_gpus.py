@@ -59,6 +59,18 @@ def test_each_gpu_is_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_a_gpu_without_memory_of_its_own_has_the_host_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(handle: int) -> None:
+        raise RuntimeError("not supported")
+
+    nvml = driver(1)
+    nvml.nvmlDeviceGetMemoryInfo = none
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "open_nvml", lambda: nvml)
+    (found,) = Devices().read()
+    assert found["memory_total"] == devices.host_memory()[0] and 0 < found["memory_used"] < found["memory_total"]
+
+
 def test_shares_go_round_the_gpus_and_ranks_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "open_nvml", lambda: driver(3))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
