@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from dashboard.studies.sweepable import parse
 from parallel_core.outline.recompute import RECOMPUTE_LABELS
 from parallel_core.plan import strategy as naming
-from parallel_core.schedule.traits import TRAITS, flushes, runnable
+from parallel_core.schedule.traits import CUSTOM, TRAITS, flushes, runnable
 from parallel_core.spec import RunSpec, TrainSpec, field_errors
 from parallel_core.stage_rules import name as name_of
 
@@ -104,7 +104,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     *(
         Strategy(name, TRAITS[name].label, _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True, name)
         for name in runnable()
-        if TRAITS[name].chunks > 1 or TRAITS[name].split or not flushes(name)
+        if name not in ("naive", "gpipe", "1f1b", CUSTOM)  # which stand above, or are not made by name
     ),
     Strategy("dp-tp", "DP x TP", _from(4, 2, lambda n: {"dp": n // 2, "tp": 2}), "an even number from 4 devices"),
     Strategy(

@@ -30,9 +30,23 @@ Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 def cases() -> Iterator[Case]:
     """(model, parallel, train) of every run."""
-    single: tuple[dict[str, Any], ...] = ({}, {"micro_batches": 4}, {"recompute": "full"}, {"recompute": "selective"})
+    yield from _splits()
+    yield from _pipelines()
+    yield from _precisions()
+    yield from _cores()
+    yield from _variants()
+    yield from _other_models()
+    yield from _sharded()
+    yield from ((GPT, {"dp": 2, **PIPE}, {}), (GPT, {"tp": 2, **PIPE}, {}), (GPT, {**PIPE, "pp": 4}, {}))
+
+
+def _splits() -> Iterator[Case]:
+    """One device, replicas and tensor ranks."""
     split: tuple[dict[str, Any], ...] = (
-        *single,
+        {},
+        {"micro_batches": 4},
+        {"recompute": "full"},
+        {"recompute": "selective"},
         *({"dp": 2, "zero": zero} for zero in (0, 1, 2, 3)),
         {"dp": 2, "zero": 2, "micro_batches": 4},
         {"dp": 2, "zero": 3, "micro_batches": 4},
@@ -42,38 +56,28 @@ def cases() -> Iterator[Case]:
         {"tp": 2, "sequence": True, "recompute": "selective"},
         {"tp": 2, "recompute": "full"},
     )
-    schedules = ("naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min")
-    for parallel in (*split, *({**PIPE, "schedule": name} for name in (*schedules, "dualpipe-v"))):
+    for parallel in split:
         yield PLAIN if parallel.get("recompute") == "selective" else GPT, parallel, {}
-    for name in ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min"):
+
+
+def _pipelines() -> Iterator[Case]:
+    """Every schedule, and recomputation in those of which it is not the same as in another."""
+    recomputed = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min")
+    for name in (*recomputed, "looped-bfs", "dualpipe-v"):
+        yield GPT, {**PIPE, "schedule": name}, {}
+    for name in recomputed:
         yield GPT, {**PIPE, "schedule": name, "recompute": "full"}, {}
     yield from (({"kind": "mlp"}, {**PIPE, "schedule": name}, {}) for name in ("zb-h1", "zb-h2", "v-min"))
     yield GPT, {**PIPE, "pp": 4, "schedule": "naive"}, {}
     yield PLAIN, {**PIPE, "recompute": "selective"}, {}
     for name in ("1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw"):
         yield GPT, {**PIPE, "schedule": name}, STAGED
+
+
+def _precisions() -> Iterator[Case]:
     for precision in ("bf16", "fp16"):
         for parallel in ({}, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 2}, {"tp": 2}, PIPE):
             yield GPT, parallel, {"precision": precision}
-    yield {**GPT, "tied": True}, PIPE, {}
-    yield {**GPT, "dropout": 0.1}, PIPE, {}
-    yield LLAMA, {"tp": 2}, {}
-    yield from _cores()
-    for parallel in ({}, {"recompute": "full"}, {**PIPE, "recompute": "full"}, COLUMNS):
-        yield {**GPT, "dropout": 0.1}, parallel, {}
-    for model, recompute in ((GPT, "none"), (GPT, "full"), (PLAIN, "selective")):
-        yield model, {**COLUMNS, **PIPE, "recompute": recompute}, {}
-    for model in ({"kind": "vgg16", "width": 8}, {"kind": "resnet50", "width": 8}, GNMT):
-        yield model, {**PIPE, "schedule": "zb-h1"}, {}
-    for parallel in ({}, PIPE, {**PIPE, "recompute": "full"}):
-        for model in ({"kind": "vgg16", "width": 8}, {"kind": "resnet50", "width": 8}, {"kind": "mlp"}):
-            yield model, parallel, {}
-        yield GNMT, parallel, {}
-    for shards in ({"dp": 2, "zero": 2}, {"dp": 2, "zero": 3}, FULLY):
-        for more in ({}, {"micro_batches": 4}, {"recompute": "full"}):
-            yield GNMT, {**shards, **more}, {}
-            yield {**GNMT, "hidden": 128}, {**shards, **more}, {}
-    yield from ((GPT, {"dp": 2, **PIPE}, {}), (GPT, {"tp": 2, **PIPE}, {}), (GPT, {**PIPE, "pp": 4}, {}))
 
 
 def _cores() -> Iterator[Case]:
@@ -83,6 +87,34 @@ def _cores() -> Iterator[Case]:
             yield {**GPT, **more}, parallel, {}
             yield {**PLAIN, **more}, parallel, {}
     yield {**GPT, "kv_heads": 2}, {"tp": 2, "sequence": True}, {}
+
+
+def _variants() -> Iterator[Case]:
+    """Tied matrices, dropout, Llama's layers and splits by columns."""
+    yield {**GPT, "tied": True}, PIPE, {}
+    yield {**GPT, "dropout": 0.1}, PIPE, {}
+    yield LLAMA, {"tp": 2}, {}
+    for parallel in ({}, {"recompute": "full"}, {**PIPE, "recompute": "full"}, COLUMNS):
+        yield {**GPT, "dropout": 0.1}, parallel, {}
+    for model, recompute in ((GPT, "none"), (GPT, "full"), (PLAIN, "selective")):
+        yield model, {**COLUMNS, **PIPE, "recompute": recompute}, {}
+
+
+def _other_models() -> Iterator[Case]:
+    images: tuple[dict[str, Any], ...] = ({"kind": "vgg16", "width": 8}, {"kind": "resnet50", "width": 8})
+    for model in (*images, GNMT):
+        yield model, {**PIPE, "schedule": "zb-h1"}, {}
+    for parallel in ({}, PIPE, {**PIPE, "recompute": "full"}):
+        for model in (*images, {"kind": "mlp"}, GNMT):
+            yield model, parallel, {}
+
+
+def _sharded() -> Iterator[Case]:
+    """A GNMT, whose layers are large beside what they keep."""
+    for shards in ({"dp": 2, "zero": 2}, {"dp": 2, "zero": 3}, FULLY):
+        for more in ({}, {"micro_batches": 4}, {"recompute": "full"}):
+            yield GNMT, {**shards, **more}, {}
+            yield {**GNMT, "hidden": 128}, {**shards, **more}, {}
 
 
 def spec_of(case: Case) -> RunSpec:
