@@ -8,6 +8,7 @@ from typing import Any
 
 from django import forms
 
+from parallel_core import limits
 from parallel_core.analysis.quantities import count_text, significant
 
 MOST_SHOWN = 24
@@ -56,6 +57,28 @@ class Choice(_Said, forms.ChoiceField):
 
 class TypedChoice(Choice, forms.TypedChoiceField):
     pass
+
+
+LISTED = "Write whole numbers with commas between them, such as 2, 4, 8."
+
+
+class NumberList(forms.CharField):
+    """Whole numbers from 1 on with commas or blanks between them."""
+
+    default_error_messages = {"required": LISTED}
+
+    def to_python(self, value: Any) -> Any:
+        text = super().to_python(value) or ""
+        try:
+            numbers = [int(part) for part in text.replace(",", " ").split()]
+        except ValueError:
+            raise forms.ValidationError(LISTED) from None
+        if any(not 1 <= n <= limits.MAX_MICRO_BATCHES for n in numbers):
+            raise forms.ValidationError(f"Each must be 1 to {limits.MAX_MICRO_BATCHES}.")
+        return list(dict.fromkeys(numbers))
+
+    def prepare_value(self, value: Any) -> Any:
+        return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _between(least: Any, most: Any) -> str:

@@ -31,7 +31,9 @@ def scopes_for(user: Any) -> list[tuple[str, str]]:
 
 
 class TokenForm(forms.Form):
-    name = forms.CharField(max_length=60, label="What is it for?")
+    name = forms.CharField(
+        max_length=60, label="What is it for?", error_messages={"required": "Say what it is for: that is its name."}
+    )
     scope = Choice(label="What may it do?")
     days = TypedChoice(label="Valid for", coerce=int, choices=[(days, f"{days} days") for days in DAYS], initial=30)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from dashboard.runs.models import Checkpoint, Run
 from parallel_core.checkpoint.manifest import mismatches
+from parallel_core.limits import MAX_STEPS
 from parallel_core.spec import RunSpec
 from workers.contract import ResumeFrom
 
@@ -26,6 +28,13 @@ def parse(text: str) -> ResumeFrom | None:
 def steps(run: Run) -> list[int]:
     """Steps of the run's checkpoints that some worker still has, ascending."""
     return sorted(set(Checkpoint.objects.filter(run=run).values_list("step", flat=True)))
+
+
+def with_steps_left(spec: dict[str, Any], step: int) -> dict[str, Any]:
+    """The spec as it is; where `step` is its end, with as many steps again, as none would be left."""
+    train = spec.get("train", {})
+    own = train.get("steps", step)
+    return spec if step < own else {**spec, "train": {**train, "steps": min(MAX_STEPS, step + own)}}
 
 
 def check(spec: RunSpec, named: ResumeFrom) -> dict[str, str]:

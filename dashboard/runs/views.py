@@ -105,8 +105,9 @@ def resume(request: HttpRequest, pk: int) -> HttpResponse:
     asked = number(request.GET.get("step"))
     step = asked if asked is not None and asked in steps else steps[-1]
     name = f"{run.name} (from step {step})"[: limits.MAX_NAME]
-    form = _initial(run.spec, {"run": pk, "step": step}, run.over_hosts, name=name, tags=", ".join(run.tags))
-    return _form_page(request, form, source=run, steps=steps, step=step)
+    spec = resuming.with_steps_left(run.spec, step)
+    form = _initial(spec, {"run": pk, "step": step}, run.over_hosts, name=name, tags=", ".join(run.tags))
+    return _form_page(request, form, source=run, steps=steps, step=step, longer=spec != run.spec)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

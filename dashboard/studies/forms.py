@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from django import forms
 from pydantic import ValidationError
 
-from dashboard.fields import Choice, WholeNumber
+from dashboard.fields import Choice, NumberList, WholeNumber
 from dashboard.fleet.selectors import Look
 from dashboard.fleet.words import WORDS
 from dashboard.runs import corpora, spec_fields
@@ -33,23 +33,6 @@ STASHING_STEPS = 100
 SWEEP_SPLIT = (*SPLIT, "parallel.recompute", "train.precision")
 
 
-class NumberList(forms.CharField):
-    """Whole numbers from 1 on with commas or blanks between them."""
-
-    def to_python(self, value: Any) -> Any:
-        text = super().to_python(value) or ""
-        try:
-            numbers = [int(part) for part in text.replace(",", " ").split()]
-        except ValueError:
-            raise forms.ValidationError("Write whole numbers with commas between them, such as 2, 4, 8.") from None
-        if any(not 1 <= n <= limits.MAX_MICRO_BATCHES for n in numbers):
-            raise forms.ValidationError(f"Each must be 1 to {limits.MAX_MICRO_BATCHES}.")
-        return list(dict.fromkeys(numbers))
-
-    def prepare_value(self, value: Any) -> Any:
-        return ", ".join(map(str, value)) if isinstance(value, list) else value
-
-
 class StudyForm(forms.Form):
     """What every kind asks: a name, the base that all runs share, and how to measure."""
 
@@ -60,7 +43,11 @@ class StudyForm(forms.Form):
     spec: RunSpec | None = None
     """The base as a run by itself; set by a valid form."""
 
-    name = forms.CharField(max_length=limits.MAX_NAME, help_text=f"at most {limits.MAX_NAME} characters")
+    name = forms.CharField(
+        max_length=limits.MAX_NAME,
+        help_text=f"at most {limits.MAX_NAME} characters",
+        error_messages={"required": "Name the study, such as what it is to find out."},
+    )
     train__corpus = Choice(label="Corpus", initial="stdlib")
     timed_steps = WholeNumber(
         label="Timed steps",

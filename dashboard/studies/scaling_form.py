@@ -7,13 +7,13 @@ from typing import Any
 
 from django import forms
 
-from dashboard.fields import WholeNumber
+from dashboard.fields import NumberList, WholeNumber
 from dashboard.fleet.selectors import Look
 from dashboard.fleet.words import WORDS
 from dashboard.runs.submission import capacity
 from dashboard.studies import scaling, services, variants
 from dashboard.studies.feasible import feasible
-from dashboard.studies.forms import NumberList, StudyForm, fleet_sentence
+from dashboard.studies.forms import StudyForm, fleet_sentence
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
 from parallel_core import limits

@@ -81,6 +81,17 @@ def test_resume_as_fills_the_form(member_client: Client, saved: Run) -> None:
     assert f'value="{saved.pk}:10"' in member_client.get(f"/runs/{saved.pk}/resume?step=10").content.decode()
 
 
+def test_resume_as_of_a_run_that_is_done_has_steps_left(member_client: Client, saved: Run) -> None:
+    """The form is not refused before anything was typed: the run goes on for as many steps again."""
+    factory.feed(saved.attempts.get(), 0, frame(43, [20, 43]))
+    done = member_client.get(f"/runs/{saved.pk}/resume")
+    assert done.context["form"].initial["train__steps"] == "86"
+    assert not done.context["form"].assessment.errors and "as many again are filled in" in done.content.decode()
+    before = member_client.get(f"/runs/{saved.pk}/resume?step=20")
+    assert before.context["form"].initial["train__steps"] == "43"
+    assert "as many again" not in before.content.decode()
+
+
 def test_a_run_without_checkpoints_has_nothing_to_resume(member_client: Client, alice: Any) -> None:
     run = factory.queued(alice)
     assert "/resume" not in member_client.get(f"/runs/{run.pk}/").content.decode()

@@ -113,7 +113,8 @@ def test_sweep_names_the_value_it_leaves_out(member: Client) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     (
-        ("name", "", "This field is required."),
+        ("name", "", "Name the study"),
+        ("micro_batches", "", "Write whole numbers"),
         ("name", "n" * 121, "at most 120 characters"),
         ("model__heads", "5", "does not divide hidden=32"),
         ("model__layers", "-1", "at least 1; got -1"),
@@ -146,7 +147,7 @@ def test_preview_answers_with_the_message_of_each_field(member: Client) -> None:
     said = preview(member, {**MATRIX, "model__heads": "5", "name": ""})
     assert 'hx-swap-oob="true"' in said
     assert "does not divide hidden=32" in said.split('id="error-model__heads"')[1].split("</p>")[0]
-    assert "This field is required" not in said  # a name not yet typed is no mistake
+    assert "Name the study" not in said  # a name not yet typed is no mistake
 
 
 def test_a_study_is_cloned_with_everything_it_asked_for(member: Client, alice: Any) -> None:
