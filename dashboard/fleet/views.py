@@ -69,7 +69,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     workers = selectors.workers()
     return {
         "workers": workers,
-        "devices": sum(len(worker.devices) for worker in workers),
+        "devices": sum(not worker.silent or device.run is not None for worker in workers for device in worker.devices),
         "busy": sum(device.run is not None for worker in workers for device in worker.devices),
         "queue": [_queue_line(group, waits) for group in groups[:QUEUE_SHOWN]],
         "queue_shown": sum(map(len, groups[:QUEUE_SHOWN])),

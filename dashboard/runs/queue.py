@@ -147,7 +147,8 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
         held = "every worker is draining, leaving or silent" if fleet else "none is connected"
         return f"Waits for a worker: {held}."
     if why is Wait.TOO_LARGE:
-        return f"Needs {run.devices} {word}{_too_large(run, [host.count(kind) for host in fleet if host.open])}"
+        counts = [host.count(kind) for host in fleet if host.open]
+        return f"Needs {run.devices} {word}{_too_large(run, counts)}{_away(kind, fleet)}"
     if why is Wait.CHECKPOINT:
         what = "the checkpoint it begins from" if run.resume_run_id else "its token file"
         one = len(awaited) == 1
@@ -168,6 +169,12 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
     if len(awaited) == 1:
         return f"Waits for {run.devices} {word} on one host: {names} has {free} free."
     return f"Waits for {run.devices} {word} on {len(awaited)} hosts: {names} have {free} free."
+
+
+def _away(kind: str, fleet: list[Host]) -> str:
+    """Who has such devices, but takes no run now, as a sentence; '' where nobody."""
+    names = [host.name for host in fleet if host.count(kind) and not host.open]
+    return f" {listed_text(names)} {'is' if len(names) == 1 else 'are'} draining, leaving or silent." if names else ""
 
 
 def _too_large(run: Run, counts: list[int]) -> str:

@@ -79,6 +79,23 @@ def test_a_worker_that_went_in_good_order_has_left(client: Client, bob: Any) -> 
     assert ">left<" in said and ">silent<" not in said
 
 
+def test_what_a_worker_last_said_is_not_told_as_if_it_were_now(client: Client, bob: Any) -> None:
+    """Devices of one that is away are neither free nor busy, and have no load."""
+    host = factory.worker()
+    host.devices[1]["load"] = 1.0
+    host.leaving = True
+    host.save()
+    client.force_login(bob)
+    said = page(client)
+    assert said.count("takes no new run") == 2 and "used by others" not in said
+    assert "0 of 2 devices busy" in said and "device-meter" in said and "when last heard" not in said
+    host.heartbeat_at = timezone.now() - timedelta(minutes=5)
+    host.save()
+    said = page(client)
+    assert "0 of 0 devices busy" in said and "when last heard: load" in said
+    assert "device-meter" not in said and ">free<" not in said
+
+
 def test_only_staff_drain_and_enable(client: Client, alice: Any, bob: Any, admin: Any) -> None:
     host = factory.worker()
     drain, enable = (reverse(f"fleet:{name}", args=[host.pk]) for name in ("drain", "enable"))
@@ -141,7 +158,9 @@ def test_ages_and_sizes_are_in_words(client: Client, bob: Any) -> None:
     said = page(client)
     assert ">3 h ago<" in said
     assert "6 GiB of 8 GiB free" in said
-    assert "1 GiB of 4 GiB" in said
+    host.heartbeat_at = timezone.now()
+    host.save()
+    assert "1 GiB of 4 GiB" in page(client)
 
 
 def test_old_and_clipped_attempts(alice: Any) -> None:

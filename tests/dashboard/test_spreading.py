@@ -119,6 +119,15 @@ def test_the_queue_says_which_hosts_are_waited_for(two_hosts: None, alice: Any) 
     assert waits == "Waits for 4 CPU devices on 2 hosts: yard-a and yard-b have 2 free."
 
 
+def test_the_queue_says_which_host_is_missing(two_hosts: None, alice: Any) -> None:
+    run = services.submit(owner=alice, spec=spec(4), over_hosts=2)
+    Worker.objects.filter(name="yard-b").update(leaving=True)
+    waits = selectors.waiting(run).sentence
+    assert waits == (
+        "Needs 4 CPU devices spread evenly over 2 hosts; the workers have 2. yard-b is draining, leaving or silent."
+    )
+
+
 def test_the_api_takes_how_many_hosts_and_says_which(member: Client, two_hosts: None) -> None:
     asked = {"spec": spec(4), "hosts": 2}
     made = member.post("/api/v1/runs", asked, content_type="application/json")
