@@ -97,9 +97,9 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
     fleet = Look.now()
     alone, asks = asked(parsed, Files.of(fleet), resumes=resume_from is not None, over_hosts=over_hosts)
     offered = capacity(asks.kind, asks.needs, asks.over, fleet)
-    errors = fleet_errors(parsed, offered, alone) | corpus_errors(parsed)
-    if spread := hosts_error(over_hosts, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over):
-        errors["hosts"] = spread
+    spread = hosts_error(over_hosts, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over)
+    errors = {"hosts": spread} if spread else fleet_errors(parsed, offered, alone)  # both would say it twice
+    errors |= corpus_errors(parsed)
     if resume_from is not None:
         errors |= resuming.check(parsed, resume_from)
     if parsed.parallel.world > MAX_PREDICTED_RANKS:

@@ -73,10 +73,12 @@ def test_a_token_file_that_two_workers_have_is_read_on_both(two_hosts: None, ali
         (3, 4, "cannot be spread evenly over 3 hosts; choose 2 or 4, or as few as it takes."),
         (2, 1, "choose as few as it takes."),
         (4, 4, "4 hosts with 1 CPU device each are needed; the fleet has 2."),
+        (2, 8, "2 hosts with 4 CPU devices each are needed; the fleet has 0."),
     ],
 )
 def test_what_cannot_be_spread_is_refused_with_what_can(two_hosts: None, hosts: int, dp: int, said: str) -> None:
-    assert said in submission.assess(spec(dp), over_hosts=hosts).errors["hosts"]
+    errors = submission.assess(spec(dp), over_hosts=hosts).errors
+    assert said in errors["hosts"] and list(errors) == ["hosts"]  # once, where it was asked for
 
 
 def test_the_form_spreads_a_run(member: Client, two_hosts: None) -> None:
