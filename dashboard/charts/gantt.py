@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
+from dashboard.charts.gantt_waits import LEAST_IN_WINDOW, LEAST_WAIT, WAITING, cut
 from dashboard.charts.gantt_words import HIDDEN, MEASURED, Words, hover, number, waits_in
 from dashboard.charts.labels import covered
 from dashboard.charts.theme import Figure, var
@@ -35,10 +36,6 @@ MAX_BARS = 2_000
 """Bars a figure draws; of more, the longest are kept and the caption says "N of M"."""
 
 HEAD = frozenset({Kind.NORM, Kind.BUCKET})
-WAITING = "waiting"
-"""The trace of what waits for another rank: idle, with a hover of its own."""
-LEAST_WAIT = 0.001
-"""Of what is shown: shorter waits are not a pixel wide, and stay in the bar that they are of."""
 FULL, STRIP = 0.68, 0.13
 LEAST_DIGIT = 0.006
 """Of the width of a window: what a digit takes in a figure of 1 000 pixels."""
@@ -93,13 +90,17 @@ def _data(
 ) -> list[dict[str, Any]]:
     """A trace of each phase, and one of what waits over them."""
     shown_ms = window[1] - window[0] if window else span_ms
-    waits = _cut(kept, LEAST_WAIT * shown_ms)
+    least = LEAST_DIGIT * shown_ms if window else 0.0
+    waits = cut(kept, (LEAST_IN_WINDOW if window else LEAST_WAIT) * shown_ms)
     for over in (kept[kept["kind"] == Kind.R], waits[among(waits, INSIDE)]):
         kept["covered"] |= covered(kept, over, LEAST_DIGIT * span_ms)
     phases = np.array(["idle" if row["idle"] else theme.phase_of(int(row["kind"])) for row in kept])
-    least = shown_ms * LEAST_DIGIT if window else 0.0
-    data = [_trace(phase, own, words, least) for phase in ("idle", *_PHASES) if len(own := kept[phases == phase])]
-    return data + ([_trace(WAITING, waits, words, least)] if len(waits) else [])
+    groups = [(phase, kept[phases == phase]) for phase in ("idle", *_PHASES)] + [(WAITING, waits)]
+    data = [_trace(phase, own, words, least) for phase, own in groups if len(own)]
+    if window:
+        for trace in data:
+            trace["marker"].pop("pattern", None)  # a hatched bar takes the browser three times as long: these are plain
+    return data
 
 
 def _with_waits(
@@ -122,7 +123,8 @@ def chart(
     part = f"; {_counted(made['layout']['meta'])}"
     subtitle = (
         "One traced step, ms from its start; a row a rank: above it collectives in flight, below it messages; "
-        f"numbers are micro-batches, hatched is idle{' or waits for another rank' if any(waited) else ''}"
+        f"numbers are micro-batches, {'plain grey' if window else 'hatched'} is idle"
+        f"{' or waits for another rank' if any(waited) else ''}"
     )
     ending = f", ms{' in view' if window else ''}"
     columns = ("run", "rank", *(f"{phase}{ending}" for phase in _PHASES))
@@ -232,31 +234,28 @@ def _longest(table: NDArray[np.void], most: int) -> NDArray[np.void]:
     return table[np.sort(np.argsort(-length, kind="stable")[:most])]
 
 
-def _cut(rows: NDArray[np.void], least: float) -> NDArray[np.void]:
-    """Takes the waiting out of messages and collectives, in place; what was taken out, if it lasts `least` ms."""
-    cut = rows["waited"] >= max(least, np.finfo(float).tiny)
-    out = rows[cut]
-    out["start"], out["end"] = out["until"] - out["waited"], out["until"]
-    rows["start"][cut] = rows["until"][cut]
-    return out
-
-
-def _lane(kind: Kind, row: np.void) -> int:
+def _lanes(phase: str, rows: NDArray[np.void]) -> NDArray[np.int64]:
     """Below its row (1), above it (-1) or in it: a norm whose waits are known is talk that its rank stands in."""
-    if kind is Kind.NORM and row["known"]:
-        return 0
-    return 1 if kind in P2P else -1 if kind in HEAD else 0
+    head = among(rows, HEAD) & ~(among(rows, (Kind.NORM,)) & rows["known"])
+    return np.where(phase == WAITING, 0, among(rows, P2P).astype(np.int64) - head)
 
 
 def _trace(phase: str, rows: NDArray[np.void], words: Words, least: float) -> dict[str, Any]:
     """Bars of one phase, or what is WAITING; a digit of their numbers takes `least` of the axis."""
     kinds = [Kind(int(kind)) for kind in rows["kind"]]
-    waits = phase == WAITING
-    lanes = np.array([_lane(kind, row) for kind, row in zip(kinds, rows, strict=True)]) * (not waits)
+    waits, lanes = phase == WAITING, _lanes(phase, rows)
     fill = theme.phase_fill("idle" if waits else phase)
     marker: dict[str, Any] = {"color": fill, "line": {"width": 0.5, "color": var("surface")}}
     if phase in ("idle", WAITING):
         marker["pattern"] = theme.hatch("/", "phase-idle-line", 6)
+    texts = ["" if waits else number(kind, row, least) for kind, row in zip(kinds, rows, strict=True)]
+    numbers: dict[str, Any] = {
+        "text": texts,
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "insidetextfont": {"color": var(_ON.get(phase, "ink")), "size": 11},
+    }
     return {
         "type": "bar",
         "orientation": "h",
@@ -265,11 +264,7 @@ def _trace(phase: str, rows: NDArray[np.void], words: Words, least: float) -> di
         "x": np.round(rows["end"] - rows["start"], 4).tolist(),
         "y": (rows["y"] + lanes * (FULL + STRIP) / 2).tolist(),
         "width": np.where(lanes != 0, STRIP, FULL).tolist(),
-        "text": [number(kind, row, least) for kind, row in zip(kinds, rows, strict=True)],
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "textangle": 0,
-        "insidetextfont": {"color": var(_ON.get(phase, "ink")), "size": 11},
+        **(numbers if any(texts) else {"textposition": "none"}),
         "marker": marker,
         "customdata": [(waits_in if waits else hover)(*of, words) for of in zip(kinds, rows, strict=True)],
         "hovertemplate": "%{customdata}<extra></extra>",
