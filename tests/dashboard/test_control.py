@@ -9,16 +9,13 @@ from typing import Any
 import pytest
 from django.core.management.color import no_style
 from django.db import connection
-from django.utils import timezone
 
-from dashboard.control import sweeps
 from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.fleet.services import drain, enable
-from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs import services
-from dashboard.runs.models import Attempt, Corpus, Run, State
+from dashboard.runs.models import Attempt, Run, State
 from tests.dashboard.peer import Peer, points_frame, spec
 
 SHORT_LEASE = 1.2 * MOST_COUNTED_S
@@ -218,92 +215,6 @@ def test_a_restarted_controller_waits_a_full_lease(redis_url: str, peer: Peer, a
     successor.turn()
     assert state_of(run) == State.RUNNING
     until(successor, lambda: state_of(run) == State.LOST)
-
-
-def test_a_vanished_start_message_is_sent_again(
-    redis_url: str, peer: Peer, alice: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sweeps, "RESEND_S", 0.5)
-    controller = Controller(lease=SHORT_LEASE)
-    run = submit(alice)
-    peer.beat()
-    controller.turn()
-    peer.redis.delete("worker.yard-a")
-    until(controller, lambda: bool(peer.tasks()), peer.beat)
-    assert [task["attempt"] for task in peer.tasks()] == [run.attempts.get().pk]
-
-
-def test_a_worker_that_never_takes_it_loses_it(
-    redis_url: str, peer: Peer, alice: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sweeps, "RESEND_S", 0.3)
-    controller = Controller(lease=SHORT_LEASE)
-    run = submit(alice)
-    until(controller, lambda: state_of(run) == State.LOST, peer.beat)
-    assert "did not take it" in Run.objects.get(pk=run.pk).detail
-
-
-def test_an_attempt_that_never_starts_fails_and_is_fenced(
-    peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sweeps, "START_LIMIT_S", 0.5)
-    run = submit(alice)
-    peer.beat()
-    until(controller, lambda: bool(peer.tasks()))
-    attempt = run.attempts.get()
-    until(controller, lambda: state_of(run) != State.STARTING, each=lambda: peer.beat(attempt.pk))
-    run.refresh_from_db()
-    assert (run.state, run.cause) == (State.FAILED, "timed_out")
-    assert "had not all started" in run.detail
-    peer.orders()
-    peer.beat(attempt.pk)
-    controller.turn()
-    assert {"kind": "fence", "attempt": attempt.pk} in peer.orders()
-
-
-def test_an_attempt_behind_a_profile_may_start_later(
-    peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The profile was asked for before; its time is not that of the start, and the start has its own behind it."""
-    monkeypatch.setattr(sweeps, "START_LIMIT_S", 0.5)
-    peer.beat()
-    controller.turn()
-    profile = Profile.objects.create(worker=Worker.objects.get(name=peer.name), asked_by=alice, spec={}, key="a")
-    run = submit(alice)
-    until(controller, lambda: bool(peer.tasks()))
-    attempt = run.attempts.get()
-    later = time.monotonic() + 1.5
-    until(controller, lambda: time.monotonic() > later, each=lambda: peer.beat(attempt.pk))
-    assert state_of(run) == State.STARTING
-    profile.state, profile.done_at = ProfileState.FAILED, timezone.now()
-    profile.save()
-    controller.turn()
-    assert state_of(run) == State.STARTING
-    until(controller, lambda: state_of(run) != State.STARTING, each=lambda: peer.beat(attempt.pk))
-    run.refresh_from_db()
-    assert (run.state, run.cause) == (State.FAILED, "timed_out")
-
-
-def test_a_running_attempt_has_no_limit_of_the_start(
-    peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sweeps, "START_LIMIT_S", 0.2)
-    run = submit(alice)
-    attempt = started(peer, controller, run)
-    deadline = time.monotonic() + 1
-    while time.monotonic() < deadline:
-        peer.beat(attempt.pk)
-        controller.turn()
-    assert state_of(run) == State.RUNNING
-
-
-def test_a_corpus_to_fetch_gives_the_start_more_time(alice: Any) -> None:
-    run = submit(alice)
-    attempt = Attempt(run=run)
-    assert sweeps._start_limit(attempt) == sweeps.START_LIMIT_S
-    Corpus.objects.create(sha256="0" * 64, name="large", size=100 << 20, owner=alice)
-    run.spec["train"]["corpus"] = "blob:" + "0" * 64
-    assert sweeps._start_limit(attempt) == sweeps.START_LIMIT_S + 100
 
 
 def test_a_new_database_gives_out_no_number_that_a_worker_knows(peer: Peer, controller: Controller, alice: Any) -> None:

@@ -1,0 +1,56 @@
+"""A pipeline that stays full, predicted from a cost table whose numbers are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallel_core.plan.partition import flop_weights
+from parallel_core.profile.table import CostTable
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate.predict import predict_step
+from parallel_core.spec import RunSpec
+from tests.parallel_core.tables import FLOP_S, curve, table
+from tests.parallel_core.test_predict import LINKS, MODEL, predicted
+
+
+@pytest.mark.parametrize("name", ["1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw"])
+def test_a_pipeline_that_stays_full_takes_what_its_slowest_stage_takes(name: str) -> None:
+    """Free links: no step waits for the one before to drain."""
+    free = table(MODEL, links=[{"what": w, "ranks": 2, "time": {"sizes": [0], "seconds": [0]}} for w in LINKS])
+    stages = [FLOP_S * sum(flop_weights(MODEL)[units]) for units in (slice(0, 5), slice(5, None))]
+    asked = {"pp": 2, "cuts": (5,), "micro_batches": 4}
+    full = predict_step(stream(name, **asked), free)
+    assert full.seconds == pytest.approx(3 * 16 * max(stages), rel=1e-6)
+    assert full.seconds < 0.95 * predicted(free, **asked)
+    for rows in full.spans.values():
+        done = rows[rows["kind"] == Kind.BW]["micro_batch"]
+        assert sorted(done) == [0, 1, 2, 3], "one step of the stream"
+        assert rows["start"].min() >= 0
+
+
+def test_every_update_of_a_stream_and_every_copy_of_weights_is_paid() -> None:
+    fixed = {"zero": {1: curve(0.001, 0)}, "optimizer": {1: curve(0.01, 0)}, "scaled_optimizer": {1: curve(0.01, 0)}}
+    known, asked = table(MODEL, fixed=fixed), {"pp": 2, "micro_batches": 4}
+    plain, paid = (predict_step(stream("1f1b-stash", **asked), table_).seconds for table_ in (table(MODEL), known))
+    assert 4 * 0.011 - 1e-6 <= paid - plain <= 4 * (0.011 + 0.002) + 1e-6
+    once = (predict_step(stream("1f1b-2bw", **asked), table_).seconds for table_ in (table(MODEL), known))
+    assert -(next(once) - next(once)) < 0.011 + 0.002 + 1e-6
+
+
+def test_replicas_of_a_stream_meet_for_each_update() -> None:
+    alone, both = (
+        predict_step(stream("1f1b-stash", dp=dp, pp=2, micro_batches=4), free_of(4)).seconds for dp in (1, 2)
+    )
+    assert both == pytest.approx(alone / 2, rel=0.05)
+
+
+def free_of(devices: int) -> CostTable:
+    """Free links among so many devices."""
+    zero = {"sizes": [0], "seconds": [0]}
+    return table(MODEL, devices=devices, links=[{"what": w, "ranks": n, "time": zero} for w in LINKS for n in (2, 4)])
+
+
+def stream(name: str, **parallel: object) -> RunSpec:
+    """A pipeline without a flush."""
+    made = {"model": MODEL.model_dump(), "parallel": {"schedule": name, **parallel}}
+    return RunSpec.model_validate({**made, "train": {"global_batch": 16, "steps": 40, "clip": "stage"}})
