@@ -124,24 +124,28 @@ def read_graph(text: str) -> LayerGraph:
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         if number > MAX_LINES:
             raise GraphError(f"line {number}: more than {MAX_LINES} lines.")
-        if not line.strip():
-            continue
-        parts = [part.strip() for part in line.split(" -- ")]
-        if len(parts) in (2, 3) and not parts[0]:
-            raise GraphError(f"line {number}: the name of the layer is missing.")
-        if len(parts) == 2:
-            edges.append((parts[0], parts[1], number))
-        elif len(parts) == 3:
-            if parts[0] in layers:
-                raise GraphError(f"line {number}: {parts[0]} is there twice.")
-            layers[parts[0]] = _layer(parts[1], parts[2], number)
-        else:
-            raise GraphError(f"line {number}: neither a layer (name -- description -- fields) nor an edge (a -- b).")
+        if line.strip():
+            _take(line, number, layers, edges)
         if len(layers) > MAX_LAYERS:
             raise GraphError(f"line {number}: more than {MAX_LAYERS} layers.")
         if len(edges) > MAX_EDGES:
             raise GraphError(f"line {number}: more than {MAX_EDGES} edges.")
     return _assemble(layers, edges)
+
+
+def _take(line: str, number: int, layers: dict[str, GraphLayer], edges: list[tuple[str, str, int]]) -> None:
+    """The layer or the edge of a line."""
+    parts = [part.strip() for part in line.split(" -- ")]
+    if len(parts) not in (2, 3):
+        raise GraphError(f"line {number}: neither a layer (name -- description -- fields) nor an edge (a -- b).")
+    if not parts[0]:
+        raise GraphError(f"line {number}: the name of the layer is missing.")
+    if len(parts) == 2:
+        edges.append((parts[0], parts[1], number))
+    elif parts[0] in layers:
+        raise GraphError(f"line {number}: {parts[0]} is there twice.")
+    else:
+        layers[parts[0]] = _layer(parts[1], parts[2], number)
 
 
 def _layer(description: str, fields: str, line: int) -> GraphLayer:

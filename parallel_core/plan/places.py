@@ -66,6 +66,23 @@ def place(
     Neighbours share a bucket until it has `bucket` elements (None: however many); those named in `alone` have one of
     their own, and those of different homes share none.
     """
+    buckets: list[Bucket] = []
+    starts: dict[str, int] = {}
+    for names in _neighbours(sizes, bucket, alone, home_of):
+        first = at = buckets[-1].stop if buckets else 0
+        for name in names:
+            starts[name] = at
+            at += aligned(sizes[name])
+        whole = shards * ALIGN
+        stop = first + -(-(at - first) // whole) * whole
+        buckets.append(Bucket(first, stop, tuple(names), next(iter(home_of(names[0])), 0)))
+    return Places(starts, tuple(buckets), buckets[-1].stop)
+
+
+def _neighbours(
+    sizes: Mapping[str, int], bucket: int | None, alone: Collection[str], home_of: Callable[[str], Home]
+) -> list[list[str]]:
+    """The names in each bucket, the last layers first: their gradients are done first."""
     groups: list[list[str]] = []
     held = 0
     # A tied parameter is complete only when its first layer is done: a mapping keeps the first place it had.
@@ -77,17 +94,7 @@ def place(
             held = 0
         groups[-1].append(name)
         held += aligned(sizes[name])
-    starts: dict[str, int] = {}
-    buckets: list[Bucket] = []
-    for names in groups:
-        first = at = buckets[-1].stop if buckets else 0
-        for name in names:
-            starts[name] = at
-            at += aligned(sizes[name])
-        whole = shards * ALIGN
-        stop = first + -(-(at - first) // whole) * whole
-        buckets.append(Bucket(first, stop, tuple(names), next(iter(home_of(names[0])), 0)))
-    return Places(starts, tuple(buckets), buckets[-1].stop)
+    return groups
 
 
 def bucket_bytes(spec: RunSpec) -> int | None:
