@@ -34,11 +34,11 @@ def json_error(status: int, message: str, fields: dict[str, str] | None = None) 
     return JsonResponse(envelope(status, message, fields), status=status)
 
 
-def page(request: HttpRequest, status: int, title: str, message: str) -> HttpResponse:
-    """The error as a page; under /api/ as JSON."""
+def page(request: HttpRequest, status: int, title: str, message: str, **more: Any) -> HttpResponse:
+    """The error as a page; under /api/ as JSON. `more` is for the page alone."""
     if request.path.startswith("/api/"):
         return json_error(status, message)
-    context = {"title": title, "message": message, "status": status}
+    context = {"title": title, "message": message, "status": status, **more}
     return render(request, "error.html", context, status=status)
 
 
@@ -85,4 +85,4 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
         "The form was too old, or came from another site, or cookies are switched off. "
         "Go back, reload the page and send it again."
     )
-    return page(request, 403, "The form could not be trusted", message)
+    return page(request, 403, "The form could not be trusted", message, not_taken=True)

@@ -67,6 +67,42 @@ def test_a_wrong_password_is_said_and_the_right_one_leads_on(
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
+def test_what_was_typed_outlives_a_session_that_had_ended(window: Callable[..., Page], yard: YardProcess) -> None:
+    """Sent without a session nothing is queued, and behind the sign-in the form is as it was."""
+    page = window()
+    page.goto("/runs/new/")
+    sign_in(page, "admin", yard.password)
+    page.get_by_label("Name", exact=True).fill("typed <b>before</b>")
+    page.get_by_label("Layers", exact=True).fill("6")
+    page.get_by_label("Pipeline schedule").select_option("gpipe")
+    page.context.clear_cookies(name="sessionid")
+    page.get_by_role("button", name="Queue run").click()
+    sign_in(page, "admin", yard.password)
+    expect(page.get_by_role("status").filter(has_text="What you had typed is back")).to_be_visible()
+    expect(page.get_by_label("Name", exact=True)).to_have_value("typed <b>before</b>")
+    expect(page.get_by_label("Layers", exact=True)).to_have_value("6")
+    expect(page.get_by_label("Pipeline schedule")).to_have_value("gpipe")
+    page.goto("/runs/?q=typed")
+    expect(page.get_by_text("No run matches")).to_be_visible()
+    page.goto("/runs/new/")
+    expect(page.get_by_label("Name", exact=True)).to_have_value("")
+
+
+def test_of_several_forms_at_one_address_the_one_that_was_filled_in_is_back(
+    window: Callable[..., Page], yard: YardProcess
+) -> None:
+    page = window()
+    page.goto("/studies/new/?kind=fit")
+    sign_in(page, "admin", yard.password)
+    page.wait_for_url("**/studies/new/?kind=fit")
+    page.get_by_label("Name", exact=True).fill("how many layers")
+    page.context.clear_cookies(name="sessionid")
+    page.locator("#study-form button[type=submit]").last.click()
+    sign_in(page, "admin", yard.password)
+    page.wait_for_url("**/studies/new/?kind=fit")
+    expect(page.get_by_label("Name", exact=True)).to_have_value("how many layers")
+
+
 def test_a_viewer_looks_and_changes_nothing(
     window: Callable[..., Page], yard: YardProcess, stocked: dict[str, Any], troubles: Troubles
 ) -> None:

@@ -1,0 +1,53 @@
+/* What was typed into a long form outlives a session that had ended: form[data-draft] with an id.
+ *
+ * A submit that leads to the sign-in brings the reader back to an empty form otherwise. The values are kept in this tab
+ * alone, until the submit has led anywhere else; files cannot be kept.
+ */
+
+const KEY = "trainyard-draft";
+
+function read() {
+  try {
+    return JSON.parse(sessionStorage.getItem(KEY));
+  } catch {
+    return null;
+  }
+}
+
+function keep(form) {
+  const values = [...new FormData(form)].filter(([name, value]) => typeof value === "string" && name !== "csrfmiddlewaretoken");
+  const action = new URL(form.action).pathname;
+  sessionStorage.setItem(KEY, JSON.stringify({ id: form.id, action, page: location.href, values }));
+}
+
+function fill(form, values) {
+  for (const input of form.querySelectorAll("input[name], select[name], textarea[name]")) {
+    if (["file", "hidden", "submit"].includes(input.type)) continue;
+    const own = values.filter(([name]) => name === input.name).map(([, value]) => value);
+    if (["checkbox", "radio"].includes(input.type)) input.checked = own.includes(input.value);
+    else if (own.length) [input.value] = own;
+  }
+  const note = document.createElement("p");
+  note.className = "notice warning";
+  note.setAttribute("role", "status");
+  note.textContent = "This was not taken when you sent it, as you had been signed out. What you had typed is back; choose files again.";
+  form.before(note);
+  form.dispatchEvent(new Event("change", { bubbles: true })); // what depends on the values is asked for again
+}
+
+const draft = read();
+if (draft && document.querySelector("form[data-sign-in], [data-not-taken]")) {
+  sessionStorage.setItem(KEY, JSON.stringify({ ...draft, signedOut: true }));
+} else if (draft?.signedOut && location.href === draft.page) {
+  sessionStorage.removeItem(KEY);
+  const form = document.getElementById(draft.id);
+  if (form) fill(form, draft.values);
+} else if (draft?.signedOut && location.pathname === draft.action) {
+  location.replace(draft.page); // of several forms that are sent to one address: the one that was filled in
+} else {
+  sessionStorage.removeItem(KEY);
+}
+
+document.addEventListener("submit", ({ target }) => {
+  if (target.matches("form[data-draft][id]")) keep(target);
+});
