@@ -1,9 +1,10 @@
 """Which queued runs get which devices: a pure function from the queue and the hosts to assignments.
 
 Rules: oldest first; all devices of a run at once or none; on one host where any has as many, else on as few as it
-takes; never on one that drains, leaves or is silent. An `exclusive` run needs whole idle hosts and blocks them. A run
-that has to wait reserves the hosts it waits for, so that later, smaller runs cannot starve it. Exclusive runs of one
-study go one after another, on the same host while it is there: they are meant to be compared.
+takes; never on one that drains, leaves or is silent, and on one that profiles only where no other is free. An
+`exclusive` run needs whole idle hosts and blocks them. A run that has to wait reserves the hosts it waits for, so that
+later, smaller runs cannot starve it. Exclusive runs of one study go one after another, on the same host while it is
+there: they are meant to be compared.
 """
 
 from __future__ import annotations
@@ -55,13 +56,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Host:
-    """A worker: all and free device indices by kind. `open`: neither draining, leaving nor silent."""
+    """A worker: all and free device indices by kind. `open`: neither draining, leaving nor silent. `profiles`: it was
+    asked for one, and a run that comes behind that waits for its end."""
 
     name: str
     devices: dict[str, tuple[int, ...]]
     free: dict[str, tuple[int, ...]]
     exclusive: bool = False
     open: bool = True
+    profiles: bool = False
 
     def count(self, kind: str) -> int:
         return len(self.devices.get(kind, ()))
@@ -144,7 +147,7 @@ def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> tuple
 
 def _find_one(request: Request, capable: list[Host], reserved: set[str]) -> tuple[Wait | None, Counts]:
     preferred = [host for host in capable if host.name == request.prefer]
-    capable = preferred or sorted(capable, key=lambda host: (-host.left(request.kind), host.name))
+    capable = preferred or sorted(capable, key=lambda host: (host.profiles, -host.left(request.kind), host.name))
     unreserved = [host for host in capable if host.name not in reserved]
     for host in unreserved:
         if _fits(request, host, request.devices):
@@ -169,7 +172,7 @@ def _find_several(request: Request, usable: list[Host], reserved: set[str]) -> t
 def spread(request: Request, hosts: Iterable[Host], have: Callable[[Host], int]) -> Counts:
     """Devices by host, on as many hosts as were asked for (each the same number), else on as few as it takes; {} where
     they have too few. Where it can be, no tensor group is cut by the edge of a host."""
-    order = sorted(hosts, key=lambda host: (host.name != request.prefer, -have(host), host.name))
+    order = sorted(hosts, key=lambda host: (host.name != request.prefer, host.profiles, -have(host), host.name))
     for unit in dict.fromkeys((request.unit, 1)):
         if found := _spread(request, {host.name: have(host) // unit * unit for host in order}, unit):
             return found

@@ -129,12 +129,14 @@ def hosts(heard: Collection[str] | None = None) -> list[Host]:
     held = occupancy(attempts)
     exclusive = {node["worker"] for a in attempts if a.run.exclusive for node in a.devices}
     fresh = timezone.now() - timedelta(seconds=LEASE_S)
+    profile = set(Profile.objects.filter(state=ProfileState.ASKED).values_list("worker", flat=True))
     out = []
     for worker in Worker.objects.all():
         alive = worker.name in heard if heard is not None else (worker.heartbeat_at or fresh) > fresh
         every = devices_of(worker)
         free = {kind: tuple(i for i in ids if (worker.name, kind, i) not in held) for kind, ids in every.items()}
-        out.append(Host(worker.name, every, free, worker.name in exclusive, alive and worker.in_service))
+        is_open = alive and worker.in_service
+        out.append(Host(worker.name, every, free, worker.name in exclusive, is_open, worker.pk in profile))
     return out
 
 

@@ -35,6 +35,18 @@ def test_all_devices_or_none() -> None:
     assert result.waits == {1: (Wait.BUSY, ("a",))}
 
 
+def test_a_host_that_profiles_is_taken_last() -> None:
+    """A run that comes behind a profile waits for its end."""
+    hosts = [host("a", profiles=True), host("b", devices=1), host("c", devices=1)]
+    assert placed(plan([ask(1), ask(2), ask(3)], hosts)) == {
+        1: [Share("b", (0,), 0)],
+        2: [Share("c", (0,), 0)],
+        3: [Share("a", (0,), 0)],
+    }
+    assert {share.host for share in placed(plan([ask(1, 2, hosts=2)], hosts))[1]} == {"b", "c"}
+    assert placed(plan([ask(1, 2)], hosts))[1] == [Share("a", (0, 1), 0)]
+
+
 def test_a_run_that_must_be_alone_never_goes_over_several_hosts() -> None:
     assert plan([ask(1, 3, alone=True)], [host("a"), host("b")]).waits == {1: (Wait.TOO_LARGE, ())}
 

@@ -1,4 +1,4 @@
-"""One worker serves all tests of a module; tests that end it start it again."""
+"""One worker serves all tests of a module; tests that end it start it again. WORKER of a module is its environment."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.workers.harness import Bench
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     home = Path(tempfile.mkdtemp(prefix="ty-worker-"))  # short: a unix socket's path is limited
     bench = Bench(home)
     bench.folder.mkdir(parents=True)
     # A worker that is calibrated already: the measurement itself has a test of its own.
     (bench.folder / "calibration.json").write_text(json.dumps({"device": "cpu", "step_time": 0.1}))
-    bench.start_worker()
+    bench.start_worker(**getattr(request.module, "WORKER", {}))
     yield bench
     bench.close()
     shutil.rmtree(home, ignore_errors=True)

@@ -71,7 +71,7 @@ class Bench:
 
     def start_worker(self, **env: str) -> None:
         own = {"REDIS_URL": self.url, "TRAINYARD_HOME": str(self.home), "TRAINYARD_WORKER_NAME": NAME}
-        given = {"TRAINYARD_CPU_DEVICES": "2", "TRAINYARD_NO_PROGRESS_S": "6", **env}
+        given = {"TRAINYARD_CPU_DEVICES": "2", **env}
         with (self.home / "worker.log").open("ab") as log:
             self.worker = subprocess.Popen(
                 [sys.executable, "-m", "workers"], cwd=ROOT, env={**os.environ, **own, **given}, stdout=log, stderr=log

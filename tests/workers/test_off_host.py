@@ -77,7 +77,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, str]
     allow(bench)
     query = f"ssl_cert_reqs=required&ssl_ca_certs={door.certificate}"
     url = f"rediss://{NAME}:{PASSWORD}@localhost:{door.port}/0?{query}"
-    bench.start_worker(REDIS_URL=url, TRAINYARD_ADDRESS="10.9.8.7", TRAINYARD_NO_PROGRESS_S="60")
+    bench.start_worker(REDIS_URL=url, TRAINYARD_ADDRESS="10.9.8.7")
     yield bench, url
     bench.close()
     door.close()

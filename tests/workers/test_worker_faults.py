@@ -58,7 +58,8 @@ def test_an_outage_of_the_broker_loses_nothing(bench: Bench) -> None:
     before = len(bench.heard)
     bench.wait("batches after the outage", lambda: any(entry.kind == "batch" for entry in bench.heard[before:]))
     bench.control("cancel", attempt)
-    assert bench.wait_end(attempt)["outcome"] == "cancelled"
+    end = bench.wait_end(attempt)
+    assert end["outcome"] == "cancelled", end
     assert all_arrived(bench, attempt)
     assert bench.wait_end(bench.send(tiny()))["outcome"] == "succeeded"
 

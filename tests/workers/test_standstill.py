@@ -1,0 +1,52 @@
+"""A real worker that gives its ranks a few seconds without progress: what a standstill is, and what is told of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+from parallel_core.observe import progress
+from parallel_core.schedule.text import spoken
+from tests.workers.harness import ENDLESS, Bench, none_alive, tiny
+
+WORKER = {"TRAINYARD_NO_PROGRESS_S": "6"}
+
+
+def test_ranks_that_stand_still_are_ended_with_their_places(bench: Bench) -> None:
+    """One rank of a pipeline stops, so the other waits for it forever: a hang that no process would end."""
+    attempt = bench.send(tiny(steps=1_000_000, dp=1, pp=2, micro_batches=4))
+    recorded = bench.wait_running(attempt)
+    os.kill(recorded[1][0], signal.SIGSTOP)
+    end = bench.wait_end(attempt)
+    assert (end["outcome"], end["cause"]) == ("failed", "no_progress")
+    assert "rank 0 at step" in end["detail"] and "rank 1 at step" in end["detail"]
+    assert none_alive(recorded)
+    head, *lines, last = end["traceback"].splitlines()
+    assert head.startswith("1f1b: operations ") and last.startswith("Stacks of all ranks")
+    for rank, line in enumerate(lines):
+        marked = re.findall(r">(\w+)<", line)
+        assert line.startswith(f"rank {rank} | ") and len(marked) == 1
+        assert re.search(rf"rank {rank} at step \d+ in {re.escape(spoken(marked[0]))}\b", end["detail"])
+    stacks = (bench.folder / "attempts" / str(attempt) / "log-0.txt").read_text()
+    assert "most recent call first" in stacks and "executor.py" in stacks
+
+
+def test_a_host_that_was_paused_as_a_whole_is_no_standstill(bench: Bench) -> None:
+    """Its watcher wakes up first, and sees ranks that have not moved for longer than the limit."""
+    attempt = bench.send(ENDLESS)
+    ranks = [pid for pid, _ in bench.wait_running(attempt).values()]
+    assert bench.worker is not None
+    for pid in (bench.worker.pid, *ranks):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(float(WORKER["TRAINYARD_NO_PROGRESS_S"]) + 0.5)
+    os.kill(bench.worker.pid, signal.SIGCONT)
+    time.sleep(1.0)
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
+    place = progress.read(bench.folder / "attempts" / str(attempt), 0)
+    assert place is not None
+    bench.wait_running(attempt, place.step + 3)
+    bench.control("cancel", attempt)
+    assert bench.wait_end(attempt)["cause"] == "cancelled"
