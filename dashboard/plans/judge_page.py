@@ -12,7 +12,7 @@ from dashboard.plans.judge_forms import JudgeForm, query
 from dashboard.plans.setups import Setup
 from parallel_core.analysis.quantities import bytes_text, percent_text, ratio_text, seconds_text
 from parallel_core.plan.cluster.common import Shared, shared
-from parallel_core.plan.cluster.questions import LEAN
+from parallel_core.plan.cluster.search import Space
 from parallel_core.plan.cluster.why import Judged, judge, time_sentence
 
 
@@ -104,7 +104,7 @@ def common(found: list[Case]) -> Common | None:
     same = several_clusters(found)
     if not same:
         return None
-    made = shared(same[0].setup.job, [case.setup.cluster for case in same], LEAN)
+    made = shared(same[0].setup.job, [case.setup.cluster for case in same], _space(same))
     letters = [case.letter for case in same]
     if made is None:
         return Common(f"No single plan trains it on the clusters of {_listed(letters)}.", [])
@@ -113,6 +113,16 @@ def common(found: list[Case]) -> Common | None:
     text = f"One split serves {_listed(letters)}: TP {split.tp} x PP {split.pp}, micro-batch {split.micro_batch}. "
     text += f"Against each one's own best: {', '.join(prices)}."
     return Common(text, list(zip(letters, made, strict=True)))
+
+
+def _space(found: list[Case]) -> Space:
+    """What the Planner tries by itself, with the precisions, bytes a parameter and offload of the plans in question."""
+    plans = [case.judged.plan for case in found]
+    return Space(
+        precisions=tuple(sorted({plan.precision for plan in plans})),
+        states=tuple(sorted({plan.state for plan in plans})),
+        offload=(False, True) if any(plan.offload for plan in plans) else (False,),
+    )
 
 
 def _price(one: Shared) -> str:

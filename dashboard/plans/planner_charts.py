@@ -55,7 +55,9 @@ def _scatter(made: View) -> Chart:
     points = _points(made, front, np.unique(np.asarray(fitting, np.int64)), np.unique(large))
     plans = count_text(found.timed + found.too_large)
     title = f"{count_text(found.timed)} of {plans} plans fit; {len(front)} are beaten by none in both time and memory."
-    shown = f"{len(points)} of {plans} plans drawn"
+    others = {point.label for point in points if not point.chosen}
+    asked = " and the one asked about" * any(point.label not in others for point in points)
+    shown = f"{len(others)} of {plans} plans{asked} drawn"
     return charts.scatter(points, cluster.capacity, title, shown)
 
 

@@ -21,6 +21,7 @@ from parallel_core.analysis.quantities import (
 from parallel_core.plan.cluster import search
 from parallel_core.plan.cluster.advice import Advice, advise
 from parallel_core.plan.cluster.alone import pure
+from parallel_core.plan.cluster.rules import Reason
 from parallel_core.plan.cluster.search import Found
 from parallel_core.plan.cluster.why import Judged, judge, utilisation
 
@@ -64,11 +65,7 @@ def verdict(made: View) -> list[str]:
     """The first sentences: what holds the plan back and what to try; or why nothing fits."""
     judged = made.judged
     if judged is None:
-        least = float(np.nanmin(made.found.peak)) if made.found.too_large else None
-        capacity = bytes_text(made.setup.cluster.capacity)
-        needs = f" The smallest plan needs {bytes_text(least)}." if least else ""
-        tried = count_text(len(made.found.plans))
-        return [f"0 of {tried} plans fit into {capacity} a device.{needs}", "Use more devices or allow offload."]
+        return _nothing(made) if made.found.too_large else _no_layout(made)
     if made.advice:
         return [made.advice.sentence]
     fix = judged.fix
@@ -76,6 +73,24 @@ def verdict(made: View) -> list[str]:
         f"Cheapest change: {fix.text}; then {bytes_text(fix.peak)}, {seconds_text(fix.seconds)} a step." if fix else ""
     )
     return [f"This plan cannot run. {' '.join(judged.sentences)}", more]
+
+
+def _nothing(made: View) -> list[str]:
+    least, capacity = bytes_text(float(np.nanmin(made.found.peak))), bytes_text(made.setup.cluster.capacity)
+    tried = f"0 of {count_text(made.found.too_large)} plans fit into {capacity} a device."
+    return [f"{tried} The smallest plan needs {least}.", "Use more devices or allow offload."]
+
+
+def _no_layout(made: View) -> list[str]:
+    """What stands in the way of the plan with the fewest reasons, where none can be built at all."""
+    (job, cluster), codes = made.setup, made.found.codes
+    devices = f"{count_text(cluster.devices)} device{'s' * (cluster.devices > 1)}"
+    if not len(codes):
+        return [f"No plan cuts this model over {devices}.", "Try another number of devices."]
+    nearest = judge(job, cluster, made.found.plans.row(int(np.argmin(np.bitwise_count(codes)))))
+    why = nearest.sentences[1 if Reason.MEMORY in nearest.reasons else 0]
+    more = f"Cheapest change: {nearest.fix.text}." if nearest.fix else "Try fewer devices or a larger batch."
+    return [f"No plan cuts this model and batch over {devices}. {nearest.plan.label()}: {why}", more]
 
 
 def standing(made: View) -> tuple[str, str]:

@@ -88,6 +88,7 @@ def _planned(form: PlannerForm) -> dict[str, Any]:
         launcher = arguments.torchrun(made.setup.cluster, judged.plan)
         context["run_address"], context["why_no_run"] = launch(made.setup.job, judged.plan)
         context |= {"launcher": " ".join(launcher), "flags": flags, "missing": missing}
+        context["to_time"] = arguments.to_time(made.setup.job)
         context["gantt_height"] = 56 * min(judged.plan.pp, MOST_ROWS) + 56
     return context
 

@@ -95,6 +95,14 @@ def test_one_plan_for_two_clusters_has_its_price(reader: Client) -> None:
     assert "the same cluster" in alone
 
 
+def test_each_clusters_own_best_is_the_planners(reader: Client) -> None:
+    case = next(one for one in SCENARIOS if one.key == "two")
+    rows = reader.get(f"{PAGE}common?{case.query()}").context["common"].rows
+    for own, (_, row) in zip(case.setups, rows, strict=True):
+        asked = {name: value for name, value in {**case.shared, **own}.items() if name != "plan"}
+        assert reader.get("/planner/", asked).context["judged"].plan == row.own
+
+
 def test_every_scenario_has_a_verdict_and_opens_both_pages(reader: Client) -> None:
     found = cards()
     assert len(found) == 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import pytest
 from django.test import Client
@@ -128,7 +129,7 @@ def test_exports_name_every_field_of_the_plans(reader: Client) -> None:
 def test_arguments_carry_the_plan(reader: Client) -> None:
     asked = {"plan": "TP 8 x PP 8 x DP 16, interleaved 3, ZeRO-1, SP, selective recompute", "batch": "1536"}
     context = reader.get(PAGE, asked).context
-    assert context["launcher"].startswith("torchrun --nnodes=128 --nproc-per-node=8")
+    assert "torchrun --nnodes=128 --nproc-per-node=8" in context["launcher"]
     flags = context["flags"]
     for flag in ("--tensor-model-parallel-size 8", "--num-layers-per-virtual-pipeline-stage 4", "--sequence-parallel"):
         assert flag in flags
@@ -162,3 +163,20 @@ def test_the_layout_of_a_plan_is_drawn_with_the_rank_and_the_split_of_the_addres
     assert "&amp;rank=9" in reader.get(PAGE, {**asked, "rank": "9"}).content.decode()
     assert reader.get(f"{PAGE}layout", {"devices": "x"}).status_code == 422
     assert "What rank 0 holds" in reader.get(f"{PAGE}layout", {**asked, "rank": "²"}).content.decode()
+
+
+def test_what_cannot_be_cut_is_not_said_to_be_too_large(reader: Client) -> None:
+    verdict = " ".join(reader.get(PAGE, {"model": "gpt-13b", "batch": "1"}).context["verdict"])
+    assert "No plan cuts" in verdict and "GiB" not in verdict
+    small = " ".join(reader.get(PAGE, {"model": "gpt-200b", "devices": "8"}).context["verdict"])
+    assert "The smallest plan needs" in small
+
+
+@pytest.mark.parametrize("asked", [{"devices": "7", "model": "gpt-13b", "batch": "7"}, {"plan": "TP 8 x PP 4"}])
+def test_never_more_plans_are_drawn_than_there_are(reader: Client, asked: dict[str, str]) -> None:
+    source = reader.get(PAGE, asked).context["charts"]["plans"].source
+    drawn, whole = (
+        int(part.replace("\N{NO-BREAK SPACE}", "")) for part in re.findall(r"(\d[\d\xa0]*)(?: of| plans)", source)[-2:]
+    )
+    assert drawn <= whole
+    assert ("asked about" in source) == ("plan" in asked)

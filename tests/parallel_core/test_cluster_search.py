@@ -222,3 +222,23 @@ def test_memory_of_a_judged_plan_adds_up() -> None:
     assert sum(judged.parts.values()) == pytest.approx(judged.peak, abs=5)
     assert sum(judged.times.values()) == pytest.approx(judged.seconds)
     assert list(judged.instants) == list(memory.INSTANTS)
+
+
+def test_chunks_that_only_divide_with_the_ends_are_tried() -> None:
+    """126 layers and two ends over 16 stages of 2 or 4 chunks: what Llama 3 was trained with is in the search."""
+    job = Job(presets()["llama-405b"], 256)
+    found = search.search(job, SELENE)
+    asked = (found.plans.pp == 16) & (found.plans.chunks > 1)
+    assert set(found.plans.chunks[asked].tolist()) == {2.0, 4.0, 8.0}
+    whole = search.evaluate(job, SELENE, found.plans.take(found.plans.chunks == 1))
+    assert found.seconds[found.best()[0]] < 0.9 * np.nanmin(whole[2])
+
+
+def test_questions_that_search_again_keep_what_was_asked_for(found: search.Found) -> None:
+    """Fewer bytes a parameter need fewer devices; without offload none is in the answer."""
+    lean = search.search(GPT3, SELENE, search.Space(states=(8,), offload=(False,)))
+    full = search.search(GPT3, SELENE, search.Space(offload=(False,)))
+    counts = [int(ask("fewest", GPT3, SELENE, one).sentence.split()[0]) for one in (lean, full)]
+    assert counts[0] < counts[1]
+    assert "offload" not in ask("fewest", GPT3, SELENE, full).sentence
+    assert "8 bytes" in ask("fewest", GPT3, SELENE, lean).sentence

@@ -1,6 +1,11 @@
-"""A plan as the arguments of torchrun and of Megatron-LM's `pretrain_gpt.py`."""
+"""A plan as the arguments of torchrun and of Megatron-LM's `pretrain_gpt.py`.
+
+What goes with what is as its `megatron/training/arguments.py` asks @8c090f2 (FSDP: its user guide @8c090f2).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
@@ -10,11 +15,30 @@ ADAPTERS = "Adapters on a frozen base are no argument of Megatron-LM."
 
 
 def torchrun(cluster: Cluster, plan: Plan) -> list[str]:
-    """The launcher: one process a device."""
-    here = min(plan.devices, cluster.per_host)
-    hosts = -(-plan.devices // here)
+    """The launcher: one process a device, as many on each host."""
+    here = max(n for n in range(1, min(plan.devices, cluster.per_host) + 1) if plan.devices % n == 0)
+    hosts = plan.devices // here
     more = ["--rdzv-backend=c10d", "--rdzv-endpoint=$HEAD:29500"] if hosts > 1 else ["--standalone"]
-    return ["torchrun", f"--nnodes={hosts}", f"--nproc-per-node={here}", *more, "pretrain_gpt.py"]
+    return [
+        *_environment(plan),
+        "torchrun",
+        f"--nnodes={hosts}",
+        f"--nproc-per-node={here}",
+        *more,
+        "pretrain_gpt.py",
+    ]
+
+
+def _environment(plan: Plan) -> list[str]:
+    """Megatron-LM refuses tensor parallelism without this variable up to Hopper, and its FSDP with it."""
+    return ["CUDA_DEVICE_MAX_CONNECTIONS=1"] * (plan.tp > 1 and plan.zero < 2)
+
+
+def to_time(job: Job) -> str:
+    """What `megatron` leaves to its reader, as arguments that time the plan without data. The tokenizer that stands for
+    none counts an end-of-document token of its own."""
+    vocabulary = f"--tokenizer-type NullTokenizer --vocab-size {job.model.vocab - 1}"
+    return f"--mock-data --split 99,1,0 {vocabulary} --lr 1e-4 --train-iters 20"
 
 
 def megatron(job: Job, plan: Plan) -> tuple[list[str], list[str]]:
@@ -36,40 +60,87 @@ def megatron(job: Job, plan: Plan) -> tuple[list[str], list[str]]:
         out += ["--group-query-attention", f"--num-query-groups {model.kv_heads}"]
     if model.gated:
         out += ["--swiglu", "--disable-bias-linear", "--normalization RMSNorm", "--position-embedding-type rope"]
+        out += ["--attention-dropout 0", "--hidden-dropout 0"]
     if not model.tied:
         out.append("--untie-embeddings-and-output-weights")
-    return out + _split(job, plan), [*_missing(plan), *[ADAPTERS] * (job.adapters > 0)]
+    flags = [*out, *_pipeline(job, plan), *_activations(plan), *_data_parallel(job, plan), *_numbers(job, plan)]
+    return flags, [*_missing(plan), *[ADAPTERS] * (job.adapters > 0)]
 
 
-def _split(job: Job, plan: Plan) -> list[str]:
+def _pipeline(job: Job, plan: Plan) -> list[str]:
     out = []
+    uneven = job.model.layers % (plan.pp * plan.chunks)
     if plan.schedule == "interleaved" and plan.pp > 1:
         out.append(f"--num-layers-per-virtual-pipeline-stage {-(-job.model.layers // (plan.pp * plan.chunks))}")
-    if job.model.layers % (plan.pp * plan.chunks):
+    if plan.pp > 1 and plan.schedule in _FORK:
+        return out + _FORK[plan.schedule](plan.pp) + ["--allow-padding-num-layers"] * bool(uneven)
+    if uneven:
         out += ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"]
-    if plan.sequence_parallel:
-        out.append("--sequence-parallel")
+    return out
+
+
+_FORK: dict[str, Callable[[int], list[str]]] = {
+    "zb-h1": lambda stages: ["--enable-zero-bubble", f"--zero-bubble-max-pending-backward {stages}"],
+    "zb-h2": lambda stages: ["--enable-zero-bubble", f"--zero-bubble-max-pending-backward {2 * stages}"],
+    "zb-v": lambda stages: ["--zero-bubble-v-schedule"],
+}
+"""Arguments of the zero-bubble fork, named in its README."""
+
+
+def _activations(plan: Plan) -> list[str]:
+    out = ["--sequence-parallel"] * plan.sequence_parallel
     if plan.recompute == "selective":
         out.append("--recompute-activations")
     if plan.recompute == "full":
         out += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
-    if plan.zero == 1:
-        out += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+    return out
+
+
+def _data_parallel(job: Job, plan: Plan) -> list[str]:
+    overlapped = job.software.overlap_dp and plan.dp > 1
+    out = ["--use-distributed-optimizer"] * (plan.zero > 0 or plan.offload)
+    out += ["--overlap-grad-reduce"] * (overlapped or plan.zero > 1)
+    out += ["--overlap-param-gather"] * (plan.zero > 1 or (overlapped and plan.zero == 1))
     if plan.zero > 1:
         kind = "optim_grads" if plan.zero == 2 else "optim_grads_params"
         out += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {kind}"]
+        out += ["--no-gradient-accumulation-fusion", "--ckpt-format fsdp_dtensor"]
     if plan.offload:
-        out.append("--optimizer-cpu-offload")
-    if plan.precision != "fp32":
-        out.append("--bf16")
-    if job.software.flash:
-        out.append("--use-flash-attn")
+        out += ["--optimizer-cpu-offload", "--use-precision-aware-optimizer"]
     return out
+
+
+def _numbers(job: Job, plan: Plan) -> list[str]:
+    """Precision, and the bytes that a parameter takes by it."""
+    if plan.precision == "fp32":
+        return []
+    out = ["--fp16" if plan.state == 20 else "--bf16"]
+    if plan.state == 16:
+        out += ["--grad-reduce-in-bf16", *["--main-grads-dtype bf16"] * _aware(plan)]
+        out += ["--use-precision-aware-optimizer"] * (_aware(plan) and not plan.offload)
+    return out + ["--use-flash-attn"] * job.software.flash
+
+
+def _aware(plan: Plan) -> bool:
+    """Whether the optimizer can take gradients in 16 bits as they are: only the distributed one does."""
+    return plan.zero > 0 or plan.offload
 
 
 def _missing(plan: Plan) -> list[str]:
     columns = ["Megatron-LM splits linear layers in column-row pairs, not all by columns."] * plan.by_columns
-    return columns + _no_schedule(plan)
+    return columns + _no_state(plan) + _no_schedule(plan)
+
+
+def _no_state(plan: Plan) -> list[str]:
+    """Bytes of a parameter that no argument gives."""
+    out = []
+    if plan.precision != "fp32" and plan.state == 8:
+        out.append("Megatron-LM keeps master weights: 8 bytes a parameter are none of its arguments, these take 18.")
+    if plan.precision != "fp32" and plan.state == 16 and not _aware(plan):
+        out.append("Without ZeRO Megatron-LM copies the gradients to fp32 for its optimizer: these take 20 bytes.")
+    if plan.offload and not plan.zero and plan.dp > 1:
+        out.append("Megatron-LM offloads a distributed optimizer only: with these arguments ZeRO-1 is on.")
+    return out
 
 
 def _no_schedule(plan: Plan) -> list[str]:

@@ -47,6 +47,8 @@ def drawn(job: Job, cluster: Cluster, plan: Plan) -> Drawn:
     chunks = plan.chunks if plan.pp > 1 else 1
     each = chunks * (3 if TRAITS[plan.schedule].split else 2)
     shown = min(m, max(plan.pp, SHOWN // (MOST_ROWS * each)))
+    if plan.schedule == "interleaved":  # its rounds are of as many micro-batches as stages
+        shown = min(m, -(-shown // plan.pp) * plan.pp)
     schedule = compute_only(plan.schedule, plan.pp, shown, chunks=chunks)
     costs = _costs(job, cluster, plan, schedule.stages)
     if (most := shown * (sum(costs.compute.values()) + 2 * schedule.stages * costs.message)) > MOST_NS:

@@ -9,6 +9,7 @@ micro-batches in flight, the last one the output layer and the logits; under a V
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -64,9 +65,13 @@ def layers_per_chunk(job: Job, plans: Plans) -> Floats:
 
 
 def divides(job: Job, plans: Plans) -> Bools:
-    """Whether the layers divide over all chunks, evenly or with embedding and output layer in place of two."""
-    places = plans.pp * plans.chunks
-    layers = job.model.layers
+    """Whether the layers divide over all chunks."""
+    return np.asarray(even(job.model.layers, plans.pp * plans.chunks))
+
+
+def even(layers: int, places: Any) -> Any:
+    """Whether `layers` divide over so many chunks (a number or many), evenly or with embedding and output layer in
+    place of two."""
     return (layers % places == 0) | ((layers > 2) & ((layers + 2) % places == 0))
 
 

@@ -14,10 +14,21 @@ from parallel_core.plan.cluster.hardware import Cluster, devices
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.search import Found, Space, search
 
-LEAN = Space(sequence_parallel=(True,), schedules=("1f1b", "interleaved"), micro_batches=(1, 2, 4), zero=(0, 1, 3))
-"""A smaller space for questions that search again: what it leaves out seldom wins by more than some percent."""
 COUNTED = 24
 """Device counts tried for the fewest."""
+
+
+def lean(space: Space) -> Space:
+    """A smaller space for questions that search again: what it leaves out seldom wins by more than some percent. What
+    the asker chose (precision, bytes a parameter, offload) stays."""
+    return replace(
+        space,
+        sequence_parallel=(True,),
+        schedules=tuple(name for name in space.schedules if name in ("1f1b", "interleaved")) or space.schedules,
+        micro_batches=tuple(size for size in space.micro_batches if size <= 4) or space.micro_batches[:1],
+        zero=tuple(stage for stage in space.zero if stage != 2) or space.zero,
+        by_columns=(False,),
+    )
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ def fewest(job: Job, cluster: Cluster, found: Found) -> Answer:
     """The fewest devices that hold the model at this batch, whatever the time."""
     counts = [n for n in _counts(cluster) if n < cluster.devices] + [cluster.devices] * bool(found.timed)
     for count in counts:
-        few = search(job, replace(cluster, devices=count), LEAN)
+        few = search(job, replace(cluster, devices=count), lean(found.space))
         if few.timed:
             i = few.best()[0]
             text = f"{count_text(count)} devices are the fewest that hold it: {few.plans.row(i).label()}, "
@@ -99,7 +110,7 @@ def next_device(job: Job, cluster: Cluster, found: Found) -> Answer:
     here, rows = float(found.seconds[found.best()[0]]), []
     for device in devices().values():
         if device.half > cluster.device.half or device.memory > cluster.device.memory:
-            other = search(job, replace(cluster, device=device), LEAN)
+            other = search(job, replace(cluster, device=device), lean(found.space))
             if other.timed:
                 rows.append((device.name, here / float(other.seconds[other.best()[0]])))
     if not rows:

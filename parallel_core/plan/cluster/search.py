@@ -42,7 +42,8 @@ class Space:
 @dataclass(frozen=True)
 class Found:
     """Every plan looked at. `codes` = 0 where it can be trained (rules.Reason otherwise), `peak` in bytes (nan where a
-    rule refused it), `seconds` a step (nan where it was refused). `order` = places of the trainable, fastest first."""
+    rule refused it), `seconds` a step (nan where it was refused). `order` = places of the trainable, fastest first.
+    `space` = what was tried."""
 
     plans: Plans
     codes: Ints
@@ -50,6 +51,7 @@ class Found:
     seconds: Floats
     order: Ints
     cpu_seconds: float
+    space: Space
 
     @property
     def timed(self) -> int:
@@ -81,9 +83,10 @@ def search(job: Job, cluster: Cluster, space: Space | None = None) -> Found:
     """Raises Unphysical for a job or a cluster that cannot be; finds nothing where nothing fits."""
     require({**cluster.problems(), **job.problems()})
     began = process_time()
-    plans = grid(job, cluster, space or Space())
+    tried = space or Space()
+    plans = grid(job, cluster, tried)
     found = evaluate(job, cluster, plans)
-    return Found(plans, *found, process_time() - began)
+    return Found(plans, *found, process_time() - began, tried)
 
 
 def evaluate(job: Job, cluster: Cluster, plans: Plans) -> tuple[Ints, Floats, Floats, Ints]:
@@ -152,7 +155,7 @@ def _options(job: Job, space: Space, tp: int, pp: int, dp: int) -> Iterator[tupl
 
 
 def _schedules(job: Job, space: Space, pp: int) -> list[tuple[str, int]]:
-    """(schedule, chunks a rank) that the layers divide into."""
+    """(schedule, chunks a rank) that the layers divide into, or that they and the two ends do."""
     if pp == 1:
         return [("1f1b", 1)]
     made: list[tuple[str, int]] = []
@@ -160,7 +163,7 @@ def _schedules(job: Job, space: Space, pp: int) -> list[tuple[str, int]]:
         counts: Sequence[int] = range(2, space.most_chunks + 1) if name == "interleaved" else (1,)
         if name == "zb-v":
             counts = (2,)
-        made += [(name, v) for v in counts if v == 1 or (job.model.layers % (pp * v) == 0)]
+        made += [(name, v) for v in counts if v == 1 or memory.even(job.model.layers, pp * v)]
     return made
 
 

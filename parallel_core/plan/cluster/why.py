@@ -91,7 +91,7 @@ def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
     model, m = job.model, job.batch // (plan.dp * plan.micro_batch)
     kv = f" and {model.kv_heads} key heads" if model.kv_heads != model.heads else ""
     heads = few(divisors(model.heads), plan.tp)
-    stages = few([p for p in range(1, model.layers + 1) if _even(model.layers, p * plan.chunks)], plan.pp)
+    stages = few([p for p in range(1, model.layers + 1) if memory.even(model.layers, p * plan.chunks)], plan.pp)
     cut = f"{plan.pp} stages" + (f" of {plan.chunks} chunks" if plan.chunks > 1 else "")
     batch = count_text(job.batch)
     return {
@@ -103,10 +103,6 @@ def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
         Reason.FEW: f"{plan.schedule} needs at least {plan.pp} micro-batches, one a stage; there are {m}.",
         Reason.COLUMNS: "Columns are gathered whole within a tensor group: use TP 2 or more, without SP.",
     }
-
-
-def _even(layers: int, places: int) -> bool:
-    return layers % places == 0 or (layers > 2 and (layers + 2) % places == 0)
 
 
 def _too_large(job: Job, cluster: Cluster, plan: Plan, found: Memory) -> str:

@@ -1,0 +1,101 @@
+"""A plan as a command line: as many processes as devices, and no argument without those that it asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from parallel_core.plan.cluster.arguments import megatron, to_time, torchrun
+from parallel_core.plan.cluster.hardware import clusters
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.model import presets
+from parallel_core.plan.cluster.plans import Plan
+from parallel_core.plan.cluster.search import Space, search
+
+SELENE = clusters()["selene"]
+JOB = Job(presets()["gpt-22b"], 64)
+ASKS = {
+    "--use-megatron-fsdp": (
+        "--use-distributed-optimizer",
+        "--ckpt-format fsdp_dtensor",
+        "--no-gradient-accumulation-fusion",
+        "--overlap-param-gather",
+    ),
+    "--overlap-param-gather": ("--use-distributed-optimizer", "--overlap-grad-reduce"),
+    "--optimizer-cpu-offload": ("--use-precision-aware-optimizer",),
+    "--use-precision-aware-optimizer": ("--use-distributed-optimizer",),
+    "--main-grads-dtype bf16": ("--grad-reduce-in-bf16", "--use-precision-aware-optimizer"),
+}
+"""What Megatron-LM asserts, or its guide calls required, beside an argument."""
+
+
+def flags(plan: Plan, job: Job = JOB) -> list[str]:
+    return megatron(job, plan)[0]
+
+
+@pytest.mark.parametrize("state", [8, 16, 18, 20])
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_no_argument_lacks_what_it_asks_for(zero: int, offload: bool, state: int) -> None:
+    made = flags(Plan(dp=8, tp=2, pp=1, zero=zero, offload=offload, state=state))
+    assert len(made) == len(set(made))
+    for flag, needed in ASKS.items():
+        assert flag not in made or set(needed) <= set(made), flag
+
+
+@pytest.mark.parametrize("plan", [Plan(dp=12), Plan(dp=3, tp=4), Plan(tp=48), Plan(dp=5, pp=7), Plan(dp=64, tp=8)])
+def test_as_many_processes_as_devices(plan: Plan) -> None:
+    line = torchrun(SELENE, plan)
+    hosts, here = (
+        int(next(w for w in line if w.startswith(f"--{n}=")).split("=")[1]) for n in ("nnodes", "nproc-per-node")
+    )
+    assert hosts * here == plan.devices and here <= SELENE.per_host
+    assert ("--standalone" in line) == (hosts == 1)
+
+
+def test_one_connection_under_tensor_parallelism_but_not_under_fsdp() -> None:
+    found = {(tp, zero): torchrun(SELENE, Plan(dp=8, tp=tp, zero=zero))[0] for tp in (1, 2) for zero in (1, 3)}
+    assert found.pop((2, 1)) == "CUDA_DEVICE_MAX_CONNECTIONS=1"
+    assert set(found.values()) == {"torchrun"}
+
+
+def test_bytes_of_a_parameter_are_asked_for_or_said_to_be_others() -> None:
+    assert "--fp16" in flags(Plan(dp=8, state=20)) and "--bf16" not in flags(Plan(dp=8, state=20))
+    assert "--grad-reduce-in-bf16" not in flags(Plan(dp=8, zero=1))
+    assert {"--grad-reduce-in-bf16", "--main-grads-dtype bf16"} <= set(flags(Plan(dp=8, zero=1, state=16)))
+    said = {state: " ".join(megatron(JOB, Plan(dp=8, state=state))[1]) for state in (8, 16, 18, 20)}
+    assert "18" in said[8] and "20 bytes" in said[16] and not said[18] and not said[20]
+    whole = flags(Plan(dp=8, precision="fp32"))
+    assert not {"--bf16", "--fp16", "--use-flash-attn"} & set(whole)
+
+
+def test_layers_that_do_not_divide_count_their_ends_and_so_does_the_fork() -> None:
+    llama = Job(presets()["llama-405b"], 64)
+    assert "--account-for-loss-in-pipeline-split" in flags(Plan(pp=16), llama)
+    fork = flags(Plan(pp=16, schedule="zb-h2"), llama)
+    assert "--allow-padding-num-layers" in fork and "--zero-bubble-max-pending-backward 32" in fork
+    assert not [flag for flag in fork if flag.startswith("--account-for")]
+    assert "--zero-bubble-v-schedule" in flags(Plan(pp=8, chunks=2, schedule="zb-v"))
+    virtual = flags(Plan(pp=4, chunks=8, schedule="interleaved"), llama)
+    assert "--num-layers-per-virtual-pipeline-stage 4" in virtual, "(126 + 2) / (4 x 8)"
+
+
+def test_llama_has_no_dropout_and_gpt_has_the_default() -> None:
+    assert "--hidden-dropout 0" in flags(Plan(), Job(presets()["llama-8b"], 64))
+    assert not [flag for flag in flags(Plan()) if "dropout" in flag]
+
+
+def test_the_vocabulary_without_data_is_the_models() -> None:
+    """The null tokenizer adds its end-of-document token."""
+    assert f"--vocab-size {JOB.model.vocab - 1}" in to_time(JOB)
+
+
+def test_every_plan_that_a_search_times_has_a_command_line() -> None:
+    found = search(JOB, replace(SELENE, devices=64), Space())
+    for i in range(0, len(found.plans), 97):
+        plan = found.plans.row(i)
+        made = flags(plan)
+        assert f"--tensor-model-parallel-size {plan.tp}" in made
+        for flag, needed in ASKS.items():
+            assert flag not in made or set(needed) <= set(made), plan.label()
