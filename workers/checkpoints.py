@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +17,8 @@ from parallel_core.spec import RunSpec
 from parallel_core.wish import inference
 from workers.contract import Begins, StartMessage
 from workers.settings import Settings
+
+DROPPED = ".dropped-"
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,21 @@ def begin(settings: Settings, message: StartMessage, spec: RunSpec, opens: bool 
         return _at(folder, path, manifest)
     why = f"no checkpoint of it is on {settings.name}" if message["number"] > 1 else ""
     return Beginning(folder, Begins(step=0, run=message["run"], attempt=0, why=why))
+
+
+def drop(settings: Settings, run: int) -> None:
+    """Takes away the checkpoints of a run that was deleted: at once out of every attempt's sight, and from the disk in
+    a thread of its own, which may take long. What a killed worker left of that goes with its next start."""
+    folder = settings.checkpoints / str(run)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(folder.with_name(f"{DROPPED}{run}-{time.time_ns()}"))
+    threading.Thread(target=sweep, args=(settings,), name="drop", daemon=True).start()
+
+
+def sweep(settings: Settings) -> None:
+    """Removes what `drop` has put aside."""
+    for path in settings.checkpoints.glob(f"{DROPPED}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _to_generate(folder: Path, path: Path, spec: RunSpec) -> Beginning:

@@ -16,6 +16,7 @@ batch       body = BatchBody; data = bytes [start, end) of one file of the attem
             above it is a gap and is answered by a `rewind` control entry.
 store       body = {attempt, host, port}: where the first node's rendezvous store listens.
 profile     body = ProfileBody: the cost table of a model that was asked for, or why there is none.
+dropped     body = {run}: no checkpoint of that run, which was deleted, is here any more.
 
 Nothing here imports Django, Celery or Redis: both sides read this file.
 """
@@ -186,9 +187,10 @@ class ControlEntry(TypedDict):
     stop it, report nothing. rewind: publish `channel`:`rank` again from `offset`. settled: everything arrived, the
     folder may go. store: where the first node's store listens. profile: measure the model of `spec` when nothing else
     runs; `attempt` is the number of the request. trace: let the ranks trace `step`, as `how`
-    (parallel_core.observe.asked.How)."""
+    (parallel_core.observe.asked.How). drop: the checkpoints of a run that was deleted may go; `attempt` is the number
+    of the run."""
 
-    kind: Literal["cancel", "end", "fence", "rewind", "settled", "store", "profile", "trace"]
+    kind: Literal["cancel", "end", "fence", "rewind", "settled", "store", "profile", "trace", "drop"]
     attempt: int
     spec: NotRequired[dict[str, Any]]
     rank: NotRequired[int]

@@ -56,6 +56,11 @@ class Order:
         """All hosts of the run keep checkpoints in the one folder that they share."""
         return all(node.get("shares", True) for node in self.message["nodes"])
 
+    def touches(self, run: int) -> bool:
+        """Whether its ranks may read or write checkpoints of that run."""
+        origin = self.message.get("resume")
+        return run == self.message["run"] or (origin is not None and run == origin["run"])
+
     @property
     def opens_store(self) -> bool:
         return self.node["first_rank"] == 0

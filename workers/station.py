@@ -10,6 +10,7 @@ import threading
 import time
 from typing import IO, Any
 
+from workers import checkpoints
 from workers.calibration import Calibration
 from workers.devices import Devices
 from workers.heartbeat import Heartbeat
@@ -54,6 +55,7 @@ class Station:
     def start(self) -> None:
         for thread in (self.relay, self.supervisor, self.heartbeat, self.control):
             thread.start()
+        threading.Thread(target=checkpoints.sweep, args=(self.settings,), name="sweep", daemon=True).start()
         threading.Thread(target=self._leave_when_asked, name="leaver", daemon=True).start()
 
     def accept(self, message: Any) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 
 from parallel_core.launch import Event, Store
 from parallel_core.observe.asked import Wish, ask, read_how
-from workers import corpora, ending, standstill
+from workers import checkpoints, corpora, ending, standstill
 from workers.attempt import Attempt, end_processes
 from workers.between import Between
 from workers.calibration import Calibration
@@ -219,11 +219,12 @@ class Supervisor(threading.Thread):
 
     def _control(self, entry: ControlEntry) -> None:
         number, kind = int(entry["attempt"]), entry["kind"]
+        attempt = self._live.get(number)
         if kind == "profile":
             self.between.ask(number, entry["spec"])
-            return
-        attempt = self._live.get(number)
-        if kind in _STOPS:
+        elif kind == "drop":
+            self._drop(number)
+        elif kind in _STOPS:
             self._stop_or_forestall(number, *_STOPS[kind])
         elif kind == "rewind":
             self._relay.rewind(number, entry["channel"], int(entry["rank"]), int(entry["offset"]))
@@ -233,6 +234,12 @@ class Supervisor(threading.Thread):
             ask(attempt.folder.path, Wish(int(entry["step"]), read_how(entry["how"])))
         elif kind == "store" and attempt is not None:
             attempt.store = Store(host=entry["host"], port=int(entry["port"]))
+
+    def _drop(self, run: int) -> None:
+        """The checkpoints of a run that was deleted; the controller asks again where ranks still read or write them."""
+        if not any(attempt.order.touches(run) for attempt in self._live.values()):
+            checkpoints.drop(self._settings, run)
+            self._relay.tell("dropped", {"run": run})
 
     def _stop_or_forestall(self, number: int, reason: Stop, how: Ending) -> None:
         """Stops the attempt; one that never arrived is claimed, so that its late message starts nothing."""

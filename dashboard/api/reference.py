@@ -92,6 +92,7 @@ def operations_of(schema: Schema, address: str, known: Mapping[str, Any]) -> Ite
             if scope is None or told["tags"][0] not in TITLES:
                 continue
             body = Body.of(schema, told)
+            example = _filled(path, known) if method != "delete" else path  # none that a paste would lose
             yield Operation(
                 tag=told["tags"][0],
                 method=method.upper(),
@@ -99,7 +100,7 @@ def operations_of(schema: Schema, address: str, known: Mapping[str, Any]) -> Ite
                 about=told.get("description", "").replace("`", ""),
                 scope=scope,
                 parameters=[_parameter(schema, one) for one in told.get("parameters", ())] + body.fields,
-                curl=_curl(method.upper(), address + _filled(path, known), body),
+                curl=_curl(method.upper(), address + example, body),
             )
 
 

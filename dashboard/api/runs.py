@@ -15,7 +15,7 @@ from dashboard.api import whatif as w
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.control.orders import resume_from
-from dashboard.runs import generating, page_whatif, resuming, selectors, services, submission
+from dashboard.runs import generating, page_whatif, removal, resuming, selectors, services, submission
 from dashboard.runs.list_views import as_row
 from dashboard.runs.models import Run
 from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES, TRACED_SERIES
@@ -78,6 +78,15 @@ def cancel_run(request: HttpRequest, run_id: RunId) -> Any:
     """Asks for the run to be stopped. A run that has ended stays as it is; asking twice does nothing more."""
     require_member(request)
     return {"data": detail(services.request_cancel(run=_run(run_id), user=request.user))}
+
+
+@router.delete("/{run_id}", auth=SUBMIT, response={204: None, **s.refusals(*s.SEES)})
+def delete_run(request: HttpRequest, run_id: RunId) -> Any:
+    """Removes a run that has ended with all that was measured, and its checkpoints on the workers' disks; its owner and
+    admins may. 422 where it has not ended, or another run goes on from its checkpoint."""
+    require_member(request)
+    removal.delete(runs=[_run(run_id).pk], user=request.user)
+    return Status(204, None)
 
 
 @router.post(

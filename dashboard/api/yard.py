@@ -12,17 +12,18 @@ from django.core.files.storage import default_storage
 from django.db.models import Count
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
-from ninja import Path, Router
+from ninja import Path, Router, Status
 from ninja.errors import HttpError
 
 from dashboard.api import schemas as s
-from dashboard.api.auth import READ, WORKER
+from dashboard.api.auth import READ, SUBMIT, WORKER, require_member
 from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
 from dashboard.api.runs import clean, record
 from dashboard.fleet import selectors as fleet
 from dashboard.runs.corpora import storage_name
 from dashboard.runs.models import Corpus, Run
 from dashboard.runs.selectors import Filters, list_runs
+from dashboard.studies import removal
 from dashboard.studies.models import Study
 
 router = Router()
@@ -62,6 +63,14 @@ def get_study(request: HttpRequest, study_id: StudyId) -> Any:
         "members": [record(run) for run in runs],
     }
     return {"data": data}
+
+
+@router.delete("/studies/{study_id}", auth=SUBMIT, tags=["studies"], response={204: None, **s.refusals(*s.SEES)})
+def delete_study(request: HttpRequest, study_id: StudyId) -> Any:
+    """Removes a study with all its runs; its owner and admins may. 422 while one of them has not ended."""
+    require_member(request)
+    removal.delete(study=get_object_or_404(Study.objects.select_related("owner"), pk=study_id), user=request.user)
+    return Status(204, None)
 
 
 def _counts(studies: list[int]) -> dict[int, dict[str, int]]:

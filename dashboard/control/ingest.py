@@ -19,7 +19,7 @@ from dashboard.control.frames import clean, decode_batch
 from dashboard.control.orders import Order
 from dashboard.control.store import FileKey, Store
 from dashboard.control.wire import Entry
-from dashboard.fleet.models import Worker
+from dashboard.fleet.models import Leftover, Worker
 from dashboard.ledger import selectors as ledger_selectors
 from dashboard.ledger import services as ledger
 from dashboard.runs import states
@@ -60,6 +60,7 @@ class Ingest:
             "batch": self._batch,
             "store": self._store_address,
             "profile": self._profile,
+            "dropped": self._dropped,
         }.get(entry.kind)
         if handler is None:
             raise ValueError(f"unknown kind {entry.kind!r}")
@@ -119,8 +120,10 @@ class Ingest:
         }
         if body.get("calibration"):
             fields["calibration"] = body["calibration"]
-        Worker.objects.update_or_create(name=entry.worker, defaults=fields)
+        worker, _ = Worker.objects.update_or_create(name=entry.worker, defaults=fields)
         self.topics[None, None].add("fleet")
+        gone = worker.leftovers.values_list("run", flat=True)
+        self.orders += [(entry.worker, {"kind": "drop", "attempt": run}) for run in gone]
         self.orders += [
             (entry.worker, {"kind": "profile", "attempt": asked.pk, "spec": asked.spec})
             for asked in ledger_selectors.asked(entry.worker)
@@ -149,6 +152,9 @@ class Ingest:
 
     def _profile(self, entry: Entry) -> None:
         ledger.answer_profile(entry.worker, clean(entry.body))
+
+    def _dropped(self, entry: Entry) -> None:
+        Leftover.objects.filter(worker__name=entry.worker, run=int(entry.body["run"])).delete()
 
     # what became of an attempt
 

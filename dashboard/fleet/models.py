@@ -37,3 +37,15 @@ class Worker(models.Model):
     def in_service(self) -> bool:
         """It takes new runs, as long as it is heard of."""
         return not (self.draining or self.leaving)
+
+
+class Leftover(models.Model):
+    """A deleted run of which the worker may still have checkpoints on its disk. The controller asks it to drop them
+    with every heartbeat, until it has said that they are gone."""
+
+    worker = models.ForeignKey(Worker, on_delete=models.CASCADE, related_name="leftovers")
+    run = models.BigIntegerField()
+    """The number that the run had."""
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=("worker", "run"), name="one_leftover_a_run")]

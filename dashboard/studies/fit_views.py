@@ -9,6 +9,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 
+from dashboard.accounts.roles import may_change
 from dashboard.charts import fit as fit_chart
 from dashboard.charts.chart import Chart, Entry
 from dashboard.runs.models import Run
@@ -48,6 +49,7 @@ def page(request: HttpRequest, study: Study) -> HttpResponse:
         "verdict": sentences(found, limit),
         "lines": [_line(found, hunt) for hunt in found],
         "chart": _chart(found, limit),
+        "may_change": may_change(request.user, study),
     }
     return render(request, "studies/fit.html", context)
 

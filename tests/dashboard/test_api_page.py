@@ -78,6 +78,8 @@ def test_its_commands_are_answered(client: Client, alice: Any) -> None:
     assert seen.pop(f"POST /api/v1/runs/{run.pk}/generate") == 422  # the run saved no checkpoint
     assert seen.pop("POST /api/v1/links") == 422  # it names hosts that only a person can choose
     assert set(seen.values()) <= {200, 201} and len(seen) >= 10
+    gone = [words[-1] for words in asked if "DELETE" in words]
+    assert gone and all(address.endswith("_id}") for address in gone)  # nothing is lost by a paste
 
 
 def test_valid_tokens_are_named_and_never_shown(client: Client, alice: Any, bob: Any) -> None:

@@ -29,6 +29,11 @@ def losses(bench: Bench, attempt: int) -> dict[int, float]:
     return dict(zip(rows["step"].tolist(), rows["value"].tolist(), strict=True))
 
 
+def dropped(bench: Bench) -> list[int]:
+    """Runs whose checkpoints the worker said to be gone."""
+    return [entry.body["run"] for entry in bench.heard if entry.kind == "dropped"]
+
+
 def begins(bench: Bench, attempt: int) -> dict[str, Any]:
     return dict(bench.states(attempt, "running")[-1]["begins"])
 
@@ -100,3 +105,28 @@ def test_a_checkpoint_that_is_not_here_or_does_not_fit_is_refused(bench: Bench) 
     end = bench.wait_end(bench.send(other, run=908, resume={"run": 905, "step": 6}))
     assert end["cause"] == "refused"
     assert "saved with hidden=16; this run has hidden=32" in end["detail"]
+
+
+def test_the_checkpoints_of_a_deleted_run_go_once_no_rank_uses_them(bench: Bench) -> None:
+    saved = bench.send(saving(20, every=10), run=905)
+    assert bench.wait_end(saved)["outcome"] == "succeeded"
+    reader = bench.send(saving(1_000_000), run=906, resume={"run": 905, "step": 20})
+    bench.wait_running(reader)
+    bench.control("drop", 905)
+    bench.control("drop", 907)  # nothing of that one is here
+    bench.wait("answer", lambda: dropped(bench))
+    assert dropped(bench) == [907] and folders.steps(run_folder(bench, 905)) == [10, 20]
+    bench.control("cancel", reader)
+    bench.wait_end(reader)
+    bench.control("drop", 905)
+    bench.wait("answer", lambda: 905 in dropped(bench))
+    assert not run_folder(bench, 905).exists() and run_folder(bench, 906).exists()
+    bench.wait("free disk", lambda: not list(bench.folder.glob("checkpoints/.dropped-*")))
+
+
+def test_what_a_killed_worker_had_put_aside_goes_with_its_next_start(bench: Bench) -> None:
+    bench.stop_worker()
+    aside = bench.folder / "checkpoints" / ".dropped-905-1"
+    (aside / "step-00000010").mkdir(parents=True)
+    bench.start_worker()
+    bench.wait("free disk", lambda: not aside.exists())

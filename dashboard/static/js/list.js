@@ -72,6 +72,8 @@ function count() {
   if (!button) return;
   button.textContent = ticked ? `Compare ${ticked} selected` : "Compare selected";
   button.disabled = ticked < 2;
+  const away = results.querySelector("[data-delete]");
+  if (away) away.disabled = !ticked;
 }
 
 results.addEventListener("change", count);

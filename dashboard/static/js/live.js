@@ -33,6 +33,7 @@ function put(element, fresh) {
 async function refreshChanged() {
   const named = held.size <= MOST_NAMED ? [...held.keys()].join(",") : "";
   const answer = await fetch(page.dataset.liveChanges + location.search, { headers: { "X-Have": named } });
+  if (answer.status === 404) location.reload(); // deleted: the page says so
   if (!answer.ok || answer.redirected) return;
   const { parts, charts, texts } = await answer.json();
   const text = (digest) => texts[digest] ?? held.get(digest);

@@ -54,6 +54,7 @@ function soon(name, work, gap = 0) {
 
 async function get(path, type) {
   const answer = await fetch(url + path, { headers: { Accept: type } });
+  if (answer.status === 404 && path === "part/head") location.reload(); // deleted: the page says so
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer;
 }

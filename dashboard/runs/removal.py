@@ -1,0 +1,97 @@
+"""Deleting runs that have ended: everything that was measured, and their checkpoints on the workers' disks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import QuerySet, Sum
+
+from dashboard.accounts.roles import may_change
+from dashboard.fleet.models import Leftover, Worker
+from dashboard.live.announce import announce
+from dashboard.runs.models import ENDED, Attempt, Checkpoint, Run
+from dashboard.runs.services import Invalid
+from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
+
+
+@dataclass(frozen=True)
+class Going:
+    """Runs that somebody wants gone: those that can go, and of the others why they stay."""
+
+    runs: list[Run]
+    staying: list[tuple[Run, str]]
+
+
+def look(runs: QuerySet[Run], user: Any) -> Going:
+    """Which of them `user` may delete now."""
+    found = list(runs.select_related("owner", "study").order_by("pk"))
+    busy = in_use(found)
+    whys = [(run, _why_not(run, user) or busy.get(run.pk, "")) for run in found]
+    return Going([run for run, why in whys if not why], [(run, why) for run, why in whys if why])
+
+
+def _why_not(run: Run, user: Any) -> str:
+    if not may_change(user, run):
+        return f"Only its owner, {run.owner.get_username()}, and admins may delete it."
+    if run.study is not None and run.study.kind == "fit":
+        return "A fit study searches by its answer: delete the study as a whole."
+    return ""
+
+
+def in_use(runs: Sequence[Run]) -> dict[int, str]:
+    """Run -> why it cannot go yet, of those that have not ended, or from whose checkpoint another one goes on."""
+    rows = Run.objects.filter(resume_run__in=runs).exclude(state__in=ENDED).exclude(pk__in=[run.pk for run in runs])
+    needed = {pk: f"“{name}” goes on from its checkpoint." for pk, name in rows.values_list("resume_run_id", "name")}
+    active = {
+        run.pk: f"It is {run.get_state_display().lower()}: cancel it first." for run in runs if run.state not in ENDED
+    }
+    return {**needed, **active}
+
+
+def checkpoints_sentence(runs: Sequence[Run]) -> str:
+    """What of them lies on the workers' disks; '' where nothing does."""
+    kept = Checkpoint.objects.filter(run__in=runs)
+    workers = sorted(set(kept.values_list("worker", flat=True)))
+    if not workers:
+        return ""
+    size = bytes_text(kept.aggregate(size=Sum("bytes"))["size"])
+    return f"{plural_text(kept.count(), 'checkpoint')} on {listed_text(workers)} ({size}) will be deleted, too."
+
+
+def delete(*, runs: Sequence[int], user: Any) -> int:
+    """Deletes all of these runs, or none, and says how many there were.
+
+    Raises PermissionDenied where one is somebody else's, Invalid({"run": why}) where one cannot go yet.
+    """
+    with transaction.atomic():
+        going = look(Run.objects.select_for_update(of=("self",)).filter(pk__in=runs), user)
+        for run, why in going.staying:
+            if not may_change(user, run):
+                raise PermissionDenied(why)
+            raise Invalid({"run": f"“{run.name}”: {why}"})
+        forget(going.runs)
+    return len(going.runs)
+
+
+def forget(runs: Sequence[Run]) -> None:
+    """Takes the rows away, inside the caller's transaction. The controller tells the workers, and drops what they still
+    send of attempts that nobody knows."""
+    _leave_to_workers(runs)
+    Run.objects.filter(resume_run__in=runs).update(resume_step=None)  # run and step of an origin: both or none
+    for run in runs:
+        announce(run.pk, run.study_id, "state")
+    Run.objects.filter(pk__in=[run.pk for run in runs]).delete()
+
+
+def _leave_to_workers(runs: Sequence[Run]) -> None:
+    """Every worker that had ranks of a run may have a checkpoint of it, complete or not."""
+    pairs = set(Checkpoint.objects.filter(run__in=runs).values_list("run_id", "worker"))
+    for attempt in Attempt.objects.filter(run__in=runs).only("run_id", "devices"):
+        pairs |= {(attempt.run_id, node["worker"]) for node in attempt.devices}
+    known = dict(Worker.objects.values_list("name", "pk"))
+    rows = [Leftover(run=run, worker_id=known[name]) for run, name in sorted(pairs) if name in known]
+    Leftover.objects.bulk_create(rows, ignore_conflicts=True)

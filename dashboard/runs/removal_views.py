@@ -1,0 +1,37 @@
+"""Deleting runs in the browser: one page that says what goes, for one run as for the ticked ones of the list."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods
+
+from dashboard.accounts.guards import member_required
+from dashboard.numbers import numbers
+from dashboard.runs import removal
+from dashboard.runs.list_views import MAX_COMPARED
+from dashboard.runs.models import Run
+from dashboard.runs.services import Invalid
+from parallel_core.analysis.quantities import plural_text
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@member_required
+def delete(request: HttpRequest) -> HttpResponse:
+    """GET (`?runs=1&runs=2`) asks once, and says of each run that stays why; POST deletes the others."""
+    asked = request.POST if request.method == "POST" else request.GET
+    wanted = numbers(",".join(asked.getlist("runs")))[:MAX_COMPARED]
+    going = removal.look(Run.objects.filter(pk__in=wanted), request.user)
+    if not going.runs and not going.staying:
+        raise Http404("none of these runs is here")
+    if request.method == "POST" and going.runs:
+        try:
+            count = removal.delete(runs=[run.pk for run in going.runs], user=request.user)
+        except Invalid as error:  # it changed between the two looks
+            messages.error(request, str(error))
+            return redirect(request.get_full_path())
+        messages.success(request, f"{plural_text(count, 'run')} {'was' if count == 1 else 'were'} deleted.")
+        return redirect("runs:list")
+    context = {"going": going, "checkpoints": removal.checkpoints_sentence(going.runs)}
+    return render(request, "runs/delete.html", context)

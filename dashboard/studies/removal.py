@@ -1,0 +1,36 @@
+"""Deleting a study with all its runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+
+from dashboard.accounts.roles import may_change
+from dashboard.runs import removal
+from dashboard.runs.models import Run
+from dashboard.runs.services import Invalid
+from dashboard.studies.models import Study
+
+
+def staying(study: Study) -> list[tuple[Run, str]]:
+    """Its runs that cannot go yet, and why."""
+    runs = list(study.runs.order_by("position", "pk"))
+    busy = removal.in_use(runs)
+    return [(run, busy[run.pk]) for run in runs if run.pk in busy]
+
+
+def delete(*, study: Study, user: Any) -> None:
+    """Whoever may change the study may delete it, with what others added to it.
+
+    Raises PermissionDenied, or Invalid({"study": why}) where a run of it cannot go yet.
+    """
+    if not may_change(user, study):
+        raise PermissionDenied("Only the study's owner and admins may delete it.")
+    with transaction.atomic():
+        runs = list(study.runs.select_for_update(of=("self",)))
+        for run, why in staying(study):
+            raise Invalid({"study": f"“{run.name}”: {why}"})
+        removal.forget(runs)
+        study.delete()

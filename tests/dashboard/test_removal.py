@@ -1,0 +1,156 @@
+"""Runs and studies that are deleted: by whom, when not yet, and what becomes of the checkpoints on workers' disks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.test import Client
+
+from dashboard.api.models import Scope
+from dashboard.control.controller import Controller
+from dashboard.fleet.models import Leftover
+from dashboard.runs import removal, services
+from dashboard.runs.models import Attempt, Checkpoint, Event, LogChunk, Run, SeriesChunk, State
+from dashboard.studies.models import Study
+from tests.dashboard import factory
+from tests.dashboard.peer import Peer, points_frame
+from tests.dashboard.test_api import bearer
+from tests.dashboard.test_resume import frame
+
+pytestmark = pytest.mark.django_db
+
+
+def ended(owner: Any, **about: Any) -> Run:
+    """A run on yard-a that ended with a checkpoint of step 5, and a point."""
+    run = factory.queued(owner, {"dp": 2}, **about)
+    attempt = factory.start(run)
+    factory.feed(attempt, 0, frame(5, [5]) + points_frame(0, 3))
+    Attempt.objects.filter(pk=attempt.pk).update(over=True)
+    Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
+    return Run.objects.get(pk=run.pk)
+
+
+def test_everything_of_a_run_goes_and_its_worker_is_to_drop_the_checkpoints(member: Client, alice: Any) -> None:
+    run, other = ended(alice), ended(alice)
+    page = member.get(f"/runs/delete?runs={run.pk}").content.decode()
+    assert f"Delete “{run.name}”?" in page and "1 checkpoint on yard-a (1000 B) will be deleted, too." in page
+    assert Run.objects.filter(pk=run.pk).exists()
+    answer = member.post("/runs/delete", {"runs": [run.pk]}, follow=True)
+    assert "1 run was deleted." in answer.content.decode()
+    assert list(Run.objects.values_list("pk", flat=True)) == [other.pk]
+    for kind in (Attempt, Checkpoint, Event, SeriesChunk):
+        assert kind.objects.exists()
+        assert not kind.objects.filter(**{"attempt__run" if kind is SeriesChunk else "run": run.pk}).exists()
+    assert list(Leftover.objects.values_list("worker__name", "run")) == [("yard-a", run.pk)]
+    assert member.get(f"/runs/{run.pk}/").status_code == 404
+
+
+def test_the_list_asks_for_all_ticked_ones_and_says_which_stay(member: Client, alice: Any, admin: Any) -> None:
+    first, second, theirs = ended(alice), ended(alice), ended(admin)
+    queued = factory.queued(alice, name="still waits")
+    query = "&".join(f"runs={run.pk}" for run in (first, second, theirs, queued))
+    page = member.get(f"/runs/delete?{query}").content.decode()
+    assert "Delete 2 runs?" in page and "2 more stay:" in page
+    assert "It is queued: cancel it first." in page and f"Only its owner, {admin}, and admins may delete it." in page
+    member.post("/runs/delete", {"runs": [run.pk for run in (first, second, theirs, queued)]})
+    assert set(Run.objects.values_list("pk", flat=True)) == {theirs.pk, queued.pk}
+
+
+def test_the_list_and_the_page_offer_it_to_those_who_may(
+    member: Client, reader: Client, alice: Any, admin: Any
+) -> None:
+    mine, theirs, active = ended(alice), ended(admin), factory.queued(alice)
+    link = "/runs/delete?runs="
+    assert f"{link}{mine.pk}" in member.get(f"/runs/{mine.pk}/").content.decode()
+    assert link not in member.get(f"/runs/{theirs.pk}/").content.decode()
+    assert link not in member.get(f"/runs/{active.pk}/").content.decode()
+    assert "Delete selected" in member.get("/runs/").content.decode()
+    assert "Delete selected" not in reader.get("/runs/").content.decode()
+    assert reader.get(f"{link}{mine.pk}").status_code == 403
+    assert reader.post("/runs/delete", {"runs": [mine.pk]}).status_code == 403
+
+
+@pytest.mark.parametrize("asked", ["", "runs=", "runs=999999", "runs=x"])
+def test_nothing_to_delete_is_not_found(member: Client, asked: str) -> None:
+    assert member.get(f"/runs/delete?{asked}").status_code == 404
+
+
+def test_a_run_that_another_goes_on_from_stays_until_that_has_ended(alice: Any) -> None:
+    run = ended(alice)
+    spec = {**run.spec, "train": {**run.spec["train"], "steps": 60}}
+    later = services.submit(owner=alice, spec=spec, name="later", resume_from={"run": run.pk, "step": 5})
+    with pytest.raises(services.Invalid, match="“later” goes on from its checkpoint"):
+        removal.delete(runs=[run.pk], user=alice)
+    Run.objects.filter(pk=later.pk).update(state=State.FAILED)
+    assert removal.delete(runs=[run.pk], user=alice) == 1
+    later.refresh_from_db()
+    assert (later.resume_run_id, later.resume_step) == (None, None)
+
+
+def test_all_or_none(alice: Any, admin: Any) -> None:
+    mine, theirs = ended(alice), ended(admin)
+    with pytest.raises(PermissionDenied, match=f"Only its owner, {admin}"):
+        removal.delete(runs=[mine.pk, theirs.pk], user=alice)
+    assert Run.objects.count() == 2
+    assert removal.delete(runs=[mine.pk, theirs.pk], user=admin) == 2
+
+
+def test_a_worker_is_asked_until_it_says_that_they_are_gone(alice: Any, peer: Peer, controller: Controller) -> None:
+    run = ended(alice)
+    removal.delete(runs=[run.pk], user=alice)
+    for _ in range(2):  # the first order may be lost
+        peer.beat()
+        controller.turn()
+        orders = [(entry["kind"], entry["attempt"]) for entry in peer.orders()]
+        assert orders == [("drop", run.pk)]
+    peer.say("dropped", {"run": run.pk})
+    peer.beat()
+    controller.turn()
+    assert not Leftover.objects.exists() and not peer.orders()
+
+
+def test_what_still_comes_of_a_deleted_run_is_dropped(alice: Any, peer: Peer, controller: Controller) -> None:
+    run = ended(alice)
+    attempt = run.attempts.get().pk
+    removal.delete(runs=[run.pk], user=alice)
+    peer.send(attempt, b"a late line\n", channel="log")
+    controller.turn()
+    assert not LogChunk.objects.exists()
+    assert {(entry["kind"], entry["attempt"]) for entry in peer.orders()} >= {("settled", attempt)}
+
+
+def test_a_study_goes_with_its_runs_once_they_have_ended(member: Client, reader: Client, alice: Any) -> None:
+    study = Study.objects.create(name="which is best", owner=alice, kind="fit")
+    run, last = ended(alice, study=study), factory.queued(alice, study=study)
+    address = f"/studies/{study.pk}/delete/"
+    assert reader.post(address).status_code == 403
+    page = member.get(address).content.decode()
+    assert "cannot be deleted yet" in page and "It is queued: cancel it first." in page
+    assert member.post(address).status_code == 302 and Study.objects.exists()
+    Run.objects.filter(pk=last.pk).update(state=State.CANCELLED)
+    with pytest.raises(services.Invalid, match="delete the study as a whole"):
+        removal.delete(runs=[run.pk], user=alice)
+    assert address in member.get(f"/studies/{study.pk}/").content.decode()
+    page = member.get(address).content.decode()
+    assert "Its 2 runs go with it for good" in page and "1 checkpoint on yard-a" in page
+    assert "“which is best” was deleted." in member.post(address, follow=True).content.decode()
+    assert not Study.objects.exists() and not Run.objects.exists()
+    assert Leftover.objects.filter(run=run.pk).exists()
+
+
+def test_the_api_deletes_what_has_ended(client: Client, alice: Any, bob: Any) -> None:
+    study = Study.objects.create(name="s", owner=alice, kind="matrix")
+    run, active = ended(alice), factory.queued(alice, study=study)
+    mine, theirs = bearer(alice, Scope.SUBMIT), bearer(bob, Scope.SUBMIT)
+    assert client.delete(f"/api/v1/runs/{run.pk}", headers=theirs).status_code == 403
+    assert client.delete(f"/api/v1/runs/{run.pk}", headers=bearer(alice, Scope.READ)).status_code in (401, 403)
+    assert client.delete(f"/api/v1/runs/{run.pk}", headers=mine).status_code == 204
+    assert client.delete(f"/api/v1/runs/{run.pk}", headers=mine).status_code == 404
+    refused = client.delete(f"/api/v1/runs/{active.pk}", headers=mine)
+    assert refused.status_code == 422 and "cancel it first" in refused.json()["error"]["fields"]["run"]
+    assert client.delete(f"/api/v1/studies/{study.pk}", headers=mine).status_code == 422
+    Run.objects.filter(pk=active.pk).update(state=State.CANCELLED)
+    assert client.delete(f"/api/v1/studies/{study.pk}", headers=mine).status_code == 204
+    assert not Run.objects.exists() and not Study.objects.exists()
