@@ -52,7 +52,7 @@ def test_the_list_asks_for_all_ticked_ones_and_says_which_stay(member: Client, a
     queued = factory.queued(alice, name="still waits")
     query = "&".join(f"runs={run.pk}" for run in (first, second, theirs, queued))
     page = member.get(f"/runs/delete?{query}").content.decode()
-    assert "Delete 2 runs?" in page and "2 more stay:" in page
+    assert "Delete 2 runs?" in page and "Their points" in page and "2 more stay:" in page
     assert "It is queued: cancel it first." in page and f"Only its owner, {admin}, and admins may delete it." in page
     member.post("/runs/delete", {"runs": [run.pk for run in (first, second, theirs, queued)]})
     assert set(Run.objects.values_list("pk", flat=True)) == {theirs.pk, queued.pk}
