@@ -57,18 +57,9 @@ def chart(
     """
     drawn = [curve for curve in curves if len(curve.value)][:MAX_LINES]
     older = [curve for curve in replaced if len(curve.value)]
-    figure = {
-        "data": [*([_faint(older)] if older else []), *(_trace(curve) for curve in drawn)],
-        "layout": theme.layout(
-            HEIGHT + LEGEND_ROW * -(-len(drawn) // LEGEND_COLUMNS) if len(drawn) > 1 else HEIGHT,
-            showlegend=len(drawn) > 1,
-            legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
-            xaxis=theme.axis("step", zeroline=False),
-            yaxis=theme.axis(unit, zeroline=False, rangemode="normal"),
-            hovermode="x unified" if len(drawn) <= 4 else "closest",
-            meta={"axes": {axis: [*_faint_x(older, axis), *(_x(curve, axis) for curve in drawn)] for axis in AXES}},
-        ),
-    }
+    axes = {axis: [*_faint_x(older, axis), *(_x(curve, axis) for curve in drawn)] for axis in AXES}
+    traces = [*([_faint(older)] if older else []), *map(_trace, drawn)]
+    figure = {"data": traces, "layout": _layout(len(drawn), unit, {"axes": axes})}
     shown, total = sum(len(c.value) for c in drawn), sum(c.total for c in drawn)
     lines = f"{len(drawn)} of {len(curves)} runs drawn, " if len(drawn) < len(curves) else ""
     columns = ("run", "points", "first", "last", "least")
@@ -78,6 +69,18 @@ def chart(
     subtitle = f"{unit.capitalize()} of each run; {_patterns(drawn)}"
     subtitle += f"; all {len(drawn)} lines lie on one another" if _alike(drawn) else ""
     return Chart(key, title, subtitle, source, figure, columns, [_row(curve) for curve in curves])
+
+
+def _layout(lines: int, unit: str, meta: dict[str, Any]) -> dict[str, Any]:
+    return theme.layout(
+        HEIGHT + LEGEND_ROW * -(-lines // LEGEND_COLUMNS) if lines > 1 else HEIGHT,
+        showlegend=lines > 1,
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
+        xaxis=theme.axis("step", zeroline=False),
+        yaxis=theme.axis(unit, zeroline=False, rangemode="normal"),
+        hovermode="x unified" if lines <= 4 else "closest",
+        meta=meta,
+    )
 
 
 def _patterns(drawn: Sequence[Curve]) -> str:

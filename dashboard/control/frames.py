@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from parallel_core.analysis.generated import joined
 from parallel_core.observe.records import MEMORY, POINT, SPAN, Frame, decode
 
 MAX_SERIES_NAME = 60
+Header = dict[str, Any]
 
 
 @dataclass
@@ -44,38 +46,78 @@ def decode_batch(data: bytes, start: int) -> Decoded:
 
 
 def _add(out: Decoded, frame: Frame) -> None:
-    header = clean(frame.header)
-    if frame.kind == "points":
-        for name, rows in _series(frame):
-            out.points.setdefault(name, []).append(rows)
-    elif frame.kind == "spans":
-        _require_rows(frame.blob, SPAN, int(header["count"]))
-        numbers = {key: int(header[key]) for key in ("step", "count", "total")}
-        if header.get("clock_within") is not None:
-            numbers["clock_within"] = int(header["clock_within"])
-        out.spans.append(({**numbers, "t": float(header["t"])}, frame.blob))
-    elif frame.kind == "memory":
-        _require_rows(frame.blob, MEMORY, len(frame.blob) // MEMORY.itemsize)
-        out.memory.append(
-            ({**header, "step": int(header["step"]), "peak_total": int(header["peak_total"])}, frame.blob)
-        )
-    elif frame.kind in ("hello", "summary"):
-        out.info[frame.kind] = header
-    elif frame.kind == "phase":
-        out.info["phase"] = str(header["phase"])[:16]
-    elif frame.kind == "checkpoint":
-        sizes = {"step": int(header["step"]), "bytes": int(header["bytes"]), "seconds": float(header["seconds"])}
-        out.checkpoints.append({**sizes, "kept": [int(step) for step in header["kept"]]})
-    elif frame.kind in ("profile", "snapshot"):
-        numbers = {key: int(header[key]) for key in ("step", "part", "of", "size")}
-        out.profiles.append(({"kind": frame.kind, **numbers}, frame.blob))
-    elif frame.kind == "generated":
-        joined(None, {**header, "first": 0})  # raises where something is missing
-        out.generated.append({**header, "first": int(header["first"])})
-    elif frame.kind == "links":
-        out.links.append({"software": str(header["software"]), "device": header["device"], "links": header["links"]})
-    elif frame.kind == "fault":
-        out.fault = header
+    """Frames of other kinds are passed over: a newer engine may tell more than this yard knows."""
+    if add := _ADDERS.get(frame.kind):
+        add(out, frame, clean(frame.header))
+
+
+def _points(out: Decoded, frame: Frame, header: Header) -> None:
+    for name, rows in _series(frame):
+        out.points.setdefault(name, []).append(rows)
+
+
+def _spans(out: Decoded, frame: Frame, header: Header) -> None:
+    _require_rows(frame.blob, SPAN, int(header["count"]))
+    numbers = _numbers(header, "step", "count", "total")
+    if header.get("clock_within") is not None:
+        numbers["clock_within"] = int(header["clock_within"])
+    out.spans.append(({**numbers, "t": float(header["t"])}, frame.blob))
+
+
+def _memory(out: Decoded, frame: Frame, header: Header) -> None:
+    _require_rows(frame.blob, MEMORY, len(frame.blob) // MEMORY.itemsize)
+    out.memory.append(({**header, **_numbers(header, "step", "peak_total")}, frame.blob))
+
+
+def _told(out: Decoded, frame: Frame, header: Header) -> None:
+    out.info[frame.kind] = header
+
+
+def _phase(out: Decoded, frame: Frame, header: Header) -> None:
+    out.info["phase"] = str(header["phase"])[:16]
+
+
+def _checkpoint(out: Decoded, frame: Frame, header: Header) -> None:
+    sizes = {**_numbers(header, "step", "bytes"), "seconds": float(header["seconds"])}
+    out.checkpoints.append({**sizes, "kept": [int(step) for step in header["kept"]]})
+
+
+def _profile(out: Decoded, frame: Frame, header: Header) -> None:
+    out.profiles.append(({"kind": frame.kind, **_numbers(header, "step", "part", "of", "size")}, frame.blob))
+
+
+def _generated(out: Decoded, frame: Frame, header: Header) -> None:
+    joined(None, {**header, "first": 0})  # raises where something is missing
+    out.generated.append({**header, **_numbers(header, "first")})
+
+
+def _links(out: Decoded, frame: Frame, header: Header) -> None:
+    out.links.append({"software": str(header["software"]), "device": header["device"], "links": header["links"]})
+
+
+def _fault(out: Decoded, frame: Frame, header: Header) -> None:
+    out.fault = header
+
+
+_ADDERS: dict[str, Callable[[Decoded, Frame, Header], None]] = {
+    "points": _points,
+    "spans": _spans,
+    "memory": _memory,
+    "hello": _told,
+    "summary": _told,
+    "phase": _phase,
+    "checkpoint": _checkpoint,
+    "profile": _profile,
+    "snapshot": _profile,
+    "generated": _generated,
+    "links": _links,
+    "fault": _fault,
+}
+
+
+def _numbers(header: Header, *names: str) -> Header:
+    """Those entries, as whole numbers."""
+    return {name: int(header[name]) for name in names}
 
 
 def _series(frame: Frame) -> list[tuple[str, np.ndarray]]:

@@ -35,6 +35,19 @@ LOG_CHUNK_BYTES = 64 * 1024
 LATEST = {"loss": "loss", "tokens_per_s": "tokens_per_s"}
 """Run-level series whose newest value stands in the run's row."""
 
+TOPICS = {
+    "points": "points",
+    "spans": "spans",
+    "memory": "memory",
+    "profiles": "info",
+    "info": "info",
+    "fault": "info",
+    "checkpoints": "state",
+    "generated": "text",
+    "links": "text",
+}
+"""Field of Decoded -> what pages are told to look at again."""
+
 FileKey = tuple[int, int, str]  # attempt, rank, channel
 
 
@@ -67,38 +80,17 @@ class Store:
 
     def add_records(self, attempt: Attempt, rank: int, records: Decoded) -> set[str]:
         """Takes the records of one batch; returns the topics that they touch."""
-        topics = set()
         for name, parts in records.points.items():
             self._points[attempt.pk][rank, name] += parts
-            topics.add("points")
         for header, blob in records.spans:
             self._traced[attempt.pk][header["step"]] = header.pop("t")
             self._rows.append(SpanChunk(attempt=attempt, rank=rank, data=blob, **header))
-            topics.add("spans")
         for header, blob in records.memory:
             self._rows.append(_memory_row(attempt, rank, header, blob))
-            topics.add("memory")
         for header, blob in records.profiles:
             self._rows.append(ProfilePart(attempt=attempt, rank=rank, data=blob, **header))
-            topics.add("info")
-        for header in records.checkpoints:
-            _keep_checkpoint(attempt, rank, header)
-            topics.add("state")
-        if records.info:
-            RankInfo.objects.update_or_create(attempt=attempt, rank=rank, defaults=records.info)
-            topics.add("info")
-        if records.generated:
-            _keep_text(attempt, rank, records.generated)
-            topics.add("text")
-        for header in records.links:
-            between.keep(attempt, header)
-            topics.add("text")
-        if records.fault is not None:
-            faults = {**attempt.report.get("faults", {}), str(rank): records.fault}
-            attempt.report = {**attempt.report, "faults": faults}
-            attempt.save(update_fields=("report",))
-            topics.add("info")
-        return topics
+        _keep_told(attempt, rank, records)
+        return {topic for name, topic in TOPICS.items() if getattr(records, name)}
 
     def flush(self, attempts: dict[int, Attempt | None]) -> None:
         """Stores everything gathered so far. `attempts` by id, with their runs."""
@@ -133,6 +125,22 @@ def _rewrite(kind: type[Model], rows: Sequence[Model], fields: Sequence[str]) ->
     """New values of rows that are there. bulk_update would build a CASE of every row for each field, which takes
     several times as long as all that SQLite does."""
     kind._default_manager.bulk_create(rows, update_conflicts=True, unique_fields=("id",), update_fields=fields)
+
+
+def _keep_told(attempt: Attempt, rank: int, records: Decoded) -> None:
+    """What changes rows that are there, at once."""
+    for header in records.checkpoints:
+        _keep_checkpoint(attempt, rank, header)
+    if records.info:
+        RankInfo.objects.update_or_create(attempt=attempt, rank=rank, defaults=records.info)
+    if records.generated:
+        _keep_text(attempt, rank, records.generated)
+    for header in records.links:
+        between.keep(attempt, header)
+    if records.fault:
+        faults = {**attempt.report.get("faults", {}), str(rank): records.fault}
+        attempt.report = {**attempt.report, "faults": faults}
+        attempt.save(update_fields=("report",))
 
 
 def _keep_text(attempt: Attempt, rank: int, headers: list[dict[str, Any]]) -> None:

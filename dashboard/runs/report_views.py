@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from django.http import HttpRequest, HttpResponse
@@ -51,24 +52,13 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     Of a step whose Gantt is a heatmap the longest spans are drawn instead.
     """
     run = get_object_or_404(Run.objects.select_related("owner", "study"), pk=pk)
-    spans = selectors.spans(run)
-    gantt = page_charts.timeline(run)
-    drawn = (
-        []
-        if gantt and gantt.picture
-        else strips(spans, waited_if_whole(spans, Layout.of(RunSpec.model_validate(run.spec))))
-    )
     metrics = zip(metrics_of(run), page_charts.metrics(run), strict=True)
-    context = {
+    context = _step(run) | {
         "run": run,
         "verdict": verdict(run),
         "ended": run.state in ENDED,
         "tiles": tiles(run),
         "findings": findings.findings(run),
-        "strips": drawn,
-        "shown": sum(len(strip.bars) for strip in drawn),
-        "total": sum(int((~np.isin(rows["kind"], HIDDEN)).sum()) for rows in spans.values()),
-        "gantt": gantt,
         "metrics": [
             (metric.title, chart, svg.drawn(chart.figure, svg.HALF)) for metric, chart in metrics if not chart.empty
         ],
@@ -79,6 +69,20 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
         "address": request.build_absolute_uri(reverse("runs:page", args=(pk,))),
     }
     return render(request, "runs/report.html", context)
+
+
+def _step(run: Run) -> dict[str, Any]:
+    """The newest traced one."""
+    spans, gantt = selectors.spans(run), page_charts.timeline(run)
+    is_picture = bool(gantt and gantt.picture)
+    waited = None if is_picture else waited_if_whole(spans, Layout.of(RunSpec.model_validate(run.spec)))
+    drawn = [] if is_picture else strips(spans, waited)
+    return {
+        "strips": drawn,
+        "shown": sum(len(strip.bars) for strip in drawn),
+        "total": sum(int((~np.isin(rows["kind"], HIDDEN)).sum()) for rows in spans.values()),
+        "gantt": gantt,
+    }
 
 
 def strips(spans: Mapping[int, np.ndarray], waited: Mapping[int, Waited] | None = None) -> list[Strip]:

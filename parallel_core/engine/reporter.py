@@ -146,11 +146,7 @@ class Reporter:
             values["staleness"] = staleness.mean
             self._stale.append(staleness)
         if self._rank == 0:
-            values |= {
-                "step_time": took,
-                "lr": lr,
-                **self._work.speeds(took, self._peak.flops_per_s if self._peak else None),
-            }
+            values |= {"step_time": took, "lr": lr, **self._speeds(took)}
         due = last or now - self._flushed >= FLUSH_S
         if due:
             values["memory"] = float(self._device.memory_used())
@@ -167,6 +163,9 @@ class Reporter:
             losses = [f", loss {totals.loss:.6g}" for totals in known if self._rank == 0]
             log.info("step %d: %.4g ms%s", step, took * 1e3, losses[-1] if losses else "")
             self._logged = now
+
+    def _speeds(self, took: float) -> dict[str, float]:
+        return self._work.speeds(took, self._peak.flops_per_s if self._peak else None)
 
     def reference(self, step: int, took: float) -> None:
         """What the reference work took behind the step."""

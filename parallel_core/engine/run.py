@@ -118,9 +118,7 @@ def _train(
     report.phase("warmup" if timed_from > first else "timed", first)
     for step in range(first, spec.train.steps):
         if step == timed_from:
-            _begin_timed(trainer, report, neighbours)
-            if step > first:
-                report.phase("timed", step)
+            _begin_timed(trainer, report, neighbours, step if step > first else None)
             times.restart()
         with report.profiled(step, trainer.scope):
             known, meter = trainer.metered_step(step) if step in followed else (trainer.advance(step), None)
@@ -134,12 +132,17 @@ def _train(
         if saver is not None:
             _save(saver, report, step + 1, stop)
     others = neighbours.share()
-    if metered == spec.train.steps:
+    _finish(trainer, report, metered, saver)
+    report.summary(times, others)
+    report.phase("done", spec.train.steps)
+
+
+def _finish(trainer: Trainer, report: Reporter, metered: int, saver: checkpoint.Saver | None) -> None:
+    """Behind the last step: the metered one, where none of the others was to be, and the end of what is being saved."""
+    if metered == trainer.spec.train.steps:
         report.memory(metered, trainer.metered_step(metered)[1])
     if saver is not None:
         saver.wait()
-    report.summary(times, others)
-    report.phase("done", spec.train.steps)
 
 
 def _tell(trainer: Trainer, report: Reporter, done: Done, prints: Fingerprints) -> bool:
@@ -158,11 +161,14 @@ def _tell(trainer: Trainer, report: Reporter, done: Done, prints: Fingerprints) 
     return stop
 
 
-def _begin_timed(trainer: Trainer, report: Reporter, neighbours: Neighbours) -> None:
-    """All ranks at once: what their devices can do at most, and from now on who else uses them."""
+def _begin_timed(trainer: Trainer, report: Reporter, neighbours: Neighbours, behind: int | None) -> None:
+    """All ranks at once: what their devices can do at most, and from now on who else uses them. `behind`: the step at
+    which the warm-up ends, where there was one."""
     peak = device_peak(trainer.device, trainer.spec.train.precision)
     report.peak(peak, neighbours.total(peak.flops_per_s))
     neighbours.start()
+    if behind is not None:
+        report.phase("timed", behind)
 
 
 def _save(saver: checkpoint.Saver, report: Reporter, done: int, stop: bool) -> None:
