@@ -10,7 +10,15 @@ from statistics import median
 from dashboard.charts.chart import pairs
 from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.studies.selectors import Overview, Row
-from parallel_core.analysis.quantities import bytes_text, count_text, difference_text, percent_text, ratio_text
+from parallel_core.analysis.quantities import (
+    bytes_text,
+    count_text,
+    difference_text,
+    percent_text,
+    plural_text,
+    ratio_text,
+)
+from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import speedup
 from parallel_core.outline.recompute import Recompute
 
@@ -76,6 +84,7 @@ def _pipelines(view: Overview) -> Answer | None:
         return None
     gain = speedup(like.entry.result.step, row.entry.result.step)
     noise = ", within noise" if gain.within_noise else ""
+    noise += ", disturbed by other processes" if row.entry.disturbed or like.entry.disturbed else ""
     detail = f"{row.entry.label} over {like.entry.label}: the same micro-batches on one device{noise}."
     return Answer("Pipelining alone", ratio_text(gain.ratio), detail, "numbers")
 
@@ -109,11 +118,21 @@ def _bought(view: Overview, how: Recompute, question: str) -> Answer | None:
     ]
     if not saved:
         return None
-    cost = median(b.step.median / a.step.median - 1 for a, b in both)
-    change = f"{percent_text(abs(cost))} {'longer' if cost >= 0 else 'shorter'}"
     less = "less" if median(saved) >= 0 else "more"
-    detail = f"for a step {change}: medians of {len(both)} {'pair' if len(both) == 1 else 'pairs'}."
-    return Answer(question, f"{percent_text(abs(median(saved)))} {less} activations", detail, "tradeoff")
+    return Answer(question, f"{percent_text(abs(median(saved)))} {less} activations", _price(both), "tradeoff")
+
+
+def _price(both: Sequence[tuple[Result, Result]]) -> str:
+    """What the second of each pair costs in time, of the pairs that were measured quietly."""
+    costs = [b.step.median / a.step.median - 1 for a, b in both if not a.taken and not b.taken]
+    every = plural_text(len(both), "pair")
+    if not costs:
+        return f"in {every}; what it costs in time is not known, as other processes disturbed a run of each."
+    cost, noisy = median(costs), len(both) - len(costs)
+    change = f"{percent_text(abs(cost))} {'longer' if cost >= 0 else 'shorter'}"
+    if noisy:
+        return f"in {every}, for a step {change} in the {len(costs)} that nothing disturbed: medians."
+    return f"for a step {change}: medians of {every}."
 
 
 def _quiet(view: Overview) -> Answer | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dashboard.charts.chart import Entry
+from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs.models import ENDED, Attempt, Run, State
 from dashboard.runs.queue import everyone_waiting
 from dashboard.runs.selectors import timed
@@ -45,7 +46,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         family=family(spec),
         recompute=spec.parallel.recompute != "none",
         baseline=baseline,
-        result=Result(label, step, ideal, _memory(run), _breakdown(run)) if step else None,
+        result=Result(label, step, ideal, _memory(run), _breakdown(run), run.devices, taken_of(run)) if step else None,
         speed=replace(gain, within_noise=False) if gain and baseline else gain,
         ideal=ideal / ideal_speedup(setting.base_spec),
         others=run.summary.get("cpu_others"),
@@ -60,6 +61,12 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         layers=spec.model.layers,
         largest=_largest(spec, setting),
     )
+
+
+def taken_of(run: Run) -> float:
+    """Share of its devices that other processes took, of a run that they disturbed; else 0."""
+    others = run.summary.get("cpu_others") or 0.0
+    return others if others > DISTURBED_ABOVE else 0.0
 
 
 def _reference(run: Run) -> float | None:

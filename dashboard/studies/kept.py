@@ -67,7 +67,7 @@ def _verdict(study: Study, runs: list[Run]) -> str:
     stand = again.standing(runs)
     view = overview(stand, again.stands_for(study.baseline, stand), details=False)
     said = scaling.verdict(study, view) if runs else ["0 runs have finished so far."]
-    return " ".join(said[: 1 + view.mostly_disturbed])  # a warning comes first then, what it is about next
+    return " ".join(said[: 1 + view.warned_first])  # a warning comes first then, what it is about next
 
 
 def of_ended(study: Study, what: Sequence[object], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -88,12 +88,20 @@ class Overview:
         return self.cautioned(sentences.verdict(self.results, self.base))
 
     def cautioned(self, said: Sequence[str]) -> list[str]:
-        """Sentences on times, with what has to be known of the measurements."""
-        done = [entry for entry in self.entries if entry.done]
-        warning = sentences.disturbed([entry.others for entry in done], DISTURBED_ABOVE)
-        if self.mostly_disturbed:
-            return [warning, *said]  # most of what follows rests on disturbed measurements
-        return [*said, *(sentence for sentence in (warning, sentences.uneven(self.pace_spread)) if sentence)]
+        """Sentences on times, with what has to be known of the measurements: before them where all rests on it."""
+        warning = sentences.disturbed([entry.others for entry in self.entries if entry.done], DISTURBED_ABOVE)
+        before, behind = ([warning], [""]) if self.mostly_disturbed else ([self._baseline_warning], [warning])
+        behind.append("" if self.mostly_disturbed else sentences.uneven(self.pace_spread))
+        return [sentence for sentence in (*before, *said, *behind) if sentence]
+
+    @property
+    def _baseline_warning(self) -> str:
+        return sentences.disturbed_baseline(self.base) if self.base else ""
+
+    @property
+    def warned_first(self) -> bool:
+        """Whether the first sentence of a verdict is a warning."""
+        return self.mostly_disturbed or bool(self._baseline_warning)
 
     @property
     def pace_spread(self) -> float | None:

@@ -55,6 +55,9 @@ class Result:
     """Measured bytes by category at the peak of the worst rank."""
     breakdown: Breakdown | None = None
     """Mean over the ranks of one traced step."""
+    devices: int = 1
+    taken: float = 0.0
+    """Share of its devices that other processes took in the timed steps, where that is enough to disturb them."""
 
     @property
     def memory_total(self) -> int | None:
@@ -78,7 +81,7 @@ def fastest(results: Sequence[Result], baseline: Result) -> str:
     gain = speedup(baseline.step, best.step)
     verb = "has the fastest median" if gain.within_noise else "is fastest"
     times = f"{_times(gain)} {baseline.label} ({_of_ideal(gain, best, baseline)}){_noise(gain)}"
-    return f"{best.label} {verb}: {times}{_rivals(results, best, baseline)}."
+    return f"{best.label} {verb}: {times}{'' if gain.within_noise else _busy(best)}{_rivals(results, best, baseline)}."
 
 
 def slowest(results: Sequence[Result], baseline: Result) -> str:
@@ -87,6 +90,16 @@ def slowest(results: Sequence[Result], baseline: Result) -> str:
         return f"{baseline.label}, the baseline, is slowest: {ns_text(worst.step.median * 1e9)} a step."
     gain = speedup(baseline.step, worst.step)
     return f"{worst.label} is slowest: {ratio_text(gain.ratio)}{_noise(gain)}{_why(worst)}."
+
+
+def disturbed_baseline(baseline: Result) -> str:
+    """What has to be known before any ratio over it; empty where it was measured quietly."""
+    if not baseline.taken:
+        return ""
+    return (
+        f"The baseline, {baseline.label}, was disturbed: other processes took {percent_text(baseline.taken)} of its "
+        "devices, so speedups over it come out too high."
+    )
 
 
 def disturbed(others: Sequence[float | None], above: float) -> str:
@@ -258,16 +271,28 @@ def _rivals(results: Sequence[Result], best: Result, baseline: Result) -> str:
     if not close:
         return ""
     if len(close) == 1:
-        return f"; {close[0].label} is within noise of it"
-    return f"; {len(close)} others are within noise of it"
+        return f"; {close[0].label} is within noise"
+    return f"; {len(close)} others are within noise"
 
 
 def _noise(gain: Speedup) -> str:
     return ", within noise" if gain.within_noise else ""
 
 
+def _busy(result: Result) -> str:
+    """Why a run is fast, where it was traced: what its devices do for most of the time."""
+    if result.breakdown is None or not result.breakdown.total:
+        return ""
+    share = result.breakdown.share("compute")
+    if result.devices == 1:
+        return f"; {percent_text(share)} of its step is compute"
+    return f"; {share * result.devices:.1f} of its {result.devices} devices compute on average"
+
+
 def _why(result: Result) -> str:
-    """The largest loss of a run, where it was traced."""
+    """What held a run up: other processes, else the largest loss of its step, where it was traced."""
+    if result.taken:
+        return f"; other processes took {percent_text(result.taken)} of its devices"
     if result.breakdown is None or not result.breakdown.total:
         return ""
     name = max(_LOSSES, key=result.breakdown.share)

@@ -213,6 +213,39 @@ def test_disturbance_is_counted_over_what_was_measured_and_warned_of_first(alice
     assert [shape == "x" for shape in shapes] == [row.entry.disturbed for row in view.rows[:3]]
 
 
+def test_a_disturbed_baseline_is_said_before_every_ratio_over_it(alice: Any) -> None:
+    made = Study.objects.create(name="Base", owner=alice)
+    for position, (split, others) in enumerate((({}, 0.63), ({"dp": 2}, 0.0), ({"tp": 2}, 0.0))):
+        factory.finished(alice, split, study=made, position=position, cpu_others=others)
+    said = overview(made.runs.all()).verdict
+    assert said[0].startswith("The baseline, Single, was disturbed: other processes took 63 %")
+    assert "is fastest" in said[1] and any(sentence.startswith("1 of 3 runs was disturbed") for sentence in said)
+    reader = Client()
+    reader.force_login(alice)
+    assert " ".join(map(html.escape, said[:2])) in reader.get("/studies/").content.decode()
+
+
+def test_what_recomputation_costs_is_read_from_quiet_pairs_alone(alice: Any) -> None:
+    made = Study.objects.create(name="AR", owner=alice)
+    for position, (split, others) in enumerate((({}, 0.6), ({"dp": 2}, 0.0))):
+        for i, how in enumerate(("none", "full")):
+            noise = 0.0 if i else others
+            factory.finished(
+                alice, {**split, "recompute": how}, study=made, position=2 * position + i, cpu_others=noise
+            )
+    plain, again = (made.runs.get(position=i).summary["timed"]["median"] for i in (2, 3))
+    (answer,) = answers.recomputation(overview(made.runs.all()))
+    assert answer.detail.startswith(f"in 2 pairs, for a step {round(100 * abs(again / plain - 1))} % ")
+    assert "in the 1 that nothing disturbed" in answer.detail
+    made.runs.filter(position__in=(0, 1)).delete()
+    (answer,) = answers.recomputation(overview(made.runs.all()))
+    assert "medians of 1 pair." in answer.detail
+    made.runs.filter(position=3).delete()
+    factory.finished(alice, {"dp": 2, "recompute": "full"}, study=made, position=3, cpu_others=0.5)
+    (answer,) = answers.recomputation(overview(made.runs.all()))
+    assert answer.detail.startswith("in 1 pair; what it costs in time is not known")
+
+
 def test_pipelines_are_held_against_the_same_micro_batches_on_one_device(alice: Any) -> None:
     made = Study.objects.create(name="Fair", owner=alice)
     single, micro, pipe = (

@@ -40,7 +40,9 @@ SINGLE = Result(
     memory={"params": 20 * MIB, "activations": 60 * MIB},
     breakdown=Breakdown(compute=95, optimizer=5),
 )
-DP = Result("DP", stats(0.063), ideal=2.0, memory={"params": 40 * MIB}, breakdown=Breakdown(compute=80, bubble=20))
+DP = Result(
+    "DP", stats(0.063), ideal=2.0, memory={"params": 40 * MIB}, breakdown=Breakdown(compute=80, bubble=20), devices=2
+)
 NAIVE = Result("Naive", stats(0.120), memory={"params": 30 * MIB}, breakdown=Breakdown(compute=45, bubble=55))
 ALL = [SINGLE, DP, NAIVE]
 
@@ -87,7 +89,7 @@ def test_parity_of_equal_and_of_broken_losses() -> None:
 
 def test_verdict_of_a_study() -> None:
     assert sentences.verdict(ALL, SINGLE) == [
-        "DP is fastest: 1.59x (1.23 to 2.08) of Single (79 % of ideal).",
+        "DP is fastest: 1.59x (1.23 to 2.08) of Single (79 % of ideal); 1.6 of its 2 devices compute on average.",
         "Naive is slowest: 0.83x, within noise; 55 % of its step is bubble.",
         "Least memory: 30 MiB on its worst rank, Naive.",
     ]
@@ -104,7 +106,19 @@ def test_verdict_with_little_to_say() -> None:
 
 def test_a_narrow_spread_is_one_number() -> None:
     steady = [replace(run, step=stats(run.step.median, 0.005)) for run in (SINGLE, DP)]
-    assert sentences.fastest(steady, steady[0]) == "DP is fastest: 1.59x ± 0.22 of Single (79 % of ideal)."
+    assert sentences.fastest(steady, steady[0]) == (
+        "DP is fastest: 1.59x ± 0.22 of Single (79 % of ideal); 1.6 of its 2 devices compute on average."
+    )
+
+
+def test_why_one_is_fastest_and_one_is_slowest_is_said() -> None:
+    alone = replace(DP, devices=1)
+    assert sentences.fastest([SINGLE, alone], SINGLE).endswith("; 80 % of its step is compute.")
+    assert sentences.fastest([SINGLE, replace(DP, breakdown=None)], SINGLE).endswith("(79 % of ideal).")
+    taken = replace(NAIVE, taken=0.7)
+    assert sentences.slowest([SINGLE, taken], SINGLE).endswith("; other processes took 70 % of its devices.")
+    assert sentences.disturbed_baseline(SINGLE) == ""
+    assert sentences.disturbed_baseline(replace(SINGLE, taken=0.63)).startswith("The baseline, Single, was disturbed: ")
 
 
 def test_noise_is_said() -> None:
@@ -241,9 +255,9 @@ def test_rivals_within_noise_of_the_fastest_are_named() -> None:
     near = Result("Near", Stats(0.066, 0.060, 0.080, 0.066, 40), 2.0)
     best = Result("Best", Stats(0.063, 0.060, 0.070, 0.063, 40), 2.0)
     slow = Result("Base", Stats(0.100, 0.099, 0.101, 0.100, 40), 1.0)
-    assert sentences.fastest([slow, near, best], slow).endswith("(79 % of ideal); Near is within noise of it.")
+    assert sentences.fastest([slow, near, best], slow).endswith("(79 % of ideal); Near is within noise.")
     assert sentences.fastest([slow, best], slow).endswith("(79 % of ideal).")
-    assert "Near is within noise of it" in sentences.fastest([slow, near, best], best)
+    assert "Near is within noise" in sentences.fastest([slow, near, best], best)
 
 
 def test_a_lead_within_noise_is_not_called_fastest() -> None:
