@@ -16,6 +16,7 @@ from parallel_core.profile.measure import devices_of, measure_for
 from parallel_core.profile.table import CostTable
 from parallel_core.schedule.traits import flushes
 from parallel_core.simulate.predict import predict_step
+from parallel_core.simulate.spells import spells_beside
 from parallel_core.spec import RunSpec
 
 SPLITS: tuple[dict[str, Any], ...] = (
@@ -174,11 +175,11 @@ def _same(yard: LocalYard, folder: Path, corpora: Path) -> float:
 
 class Taken(NamedTuple):
     """Of a run: its median step in seconds, the share of the devices that others used, and each rank's seconds of the
-    reference work (none where it was not done)."""
+    reference work, each time that it was done (none where it was not)."""
 
     seconds: float
     others: float
-    references: tuple[float, ...]
+    references: list[list[float]]
 
 
 def measured(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> Taken:
@@ -188,17 +189,19 @@ def measured(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> Tak
     summary = outcome.last(0, "summary")
     if not outcome.ok or summary is None:
         raise RuntimeError(outcome.failure())
-    ends = [outcome.last(rank, "summary") or {} for rank in range(spec.parallel.world)]
-    references = tuple(end["reference"]["seconds"] for end in ends if "reference" in end)
+    references = [outcome.series("reference_time", rank)["value"].tolist() for rank in range(spec.parallel.world)]
     return Taken(float(summary["timed"]["median"]), summary["cpu_others"] or 0.0, references)
 
 
 def held(spec: RunSpec, table: CostTable, taken: Taken) -> dict[str, Any]:
     """The prediction of a run against what was measured, as a row; `paced` is the one for devices as fast as the
     reference work found them beside the run, None where it was not done."""
-    slower = table.slowness(taken.references)
+    spells = spells_beside(taken.references, table.usual(spec.parallel.world))
+    slower = (
+        tuple(np.average([spell.slower for spell in spells], 0, [spell.share for spell in spells])) if spells else ()
+    )
     predicted = predict_step(spec, table).seconds
-    paced = predict_step(spec, table, slower=slower).seconds if slower else None
+    paced = predict_step(spec, table, spells=spells).seconds if spells else None
     return {
         "predicted": predicted,
         "measured": taken.seconds,

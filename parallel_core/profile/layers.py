@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from parallel_core.data.dataset import open_dataset
@@ -193,8 +194,8 @@ def draw(spec: RunSpec, device: Device) -> Batch:
 def row(
     spec: RunSpec,
     busy: int,
-    each: Mapping[Part, Sequence[Sequence[float]]],
-    whole: Mapping[Part, Sequence[Sequence[float]]],
+    each: Mapping[Part, ArrayLike],
+    whole: Mapping[Part, ArrayLike],
     messages: Any,
     joined: bool = False,
 ) -> Layers:

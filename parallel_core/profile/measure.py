@@ -103,6 +103,7 @@ def _table(spec: RunSpec, order: Order, found: list[dict[str, Any]]) -> CostTabl
             "fixed": _fixed(about["fixed"], usual),
             "crowded": _crowded(about.get("crowd", [])),
             "reference": usual,
+            "spells": paced.spells(about["layers"]),
         }
     )
 

@@ -13,8 +13,11 @@ import numpy as np
 
 from parallel_core.profile.table import Curve, Layers
 
+_MOST_SPELLS = 400
+
 Header = Mapping[str, Any]
-"""Of a record: its `rank`, and the seconds `reference` of the reference work while it was measured, 0 where unknown."""
+"""Of a record: its `rank`, and the seconds `reference` of the reference work while it was measured, 0 where unknown;
+of layers also its `paces`, the same at moments that all ranks count alike."""
 
 
 def reference(layers: Sequence[Header]) -> dict[int, float]:
@@ -27,7 +30,7 @@ def reference(layers: Sequence[Header]) -> dict[int, float]:
     for header in layers:
         row = header["row"]
         if header["reference"] > 0 and not row["joined"]:
-            where = header["rank"], row["tp"], row["recompute"], row["tensor_split"]
+            where = header["rank"], *_condition(row)
             known.setdefault(row["busy"], {})[where] = header["reference"]
     if not known:
         return {}
@@ -37,6 +40,21 @@ def reference(layers: Sequence[Header]) -> dict[int, float]:
         busy: mean * float(np.mean([took / full[where] for where, took in taken.items() if where in full] or [1.0]))
         for busy, taken in sorted(known.items())
     }
+
+
+def spells(layers: Sequence[Header]) -> list[tuple[float, ...]]:
+    """How many times longer than on average each device took at each moment of all of them, by rank: cores drift one by
+    one, and who waits for the slowest of them waits now for the one, now for the other."""
+    full = max((header["row"]["busy"] for header in layers), default=0)
+    known: dict[tuple[Any, ...], dict[int, Sequence[float]]] = {}
+    for header in layers:
+        row = header["row"]
+        if row["busy"] == full and not row["joined"]:
+            known.setdefault(_condition(row), {})[header["rank"]] = header.get("paces", ())
+    complete = [[of[rank] for rank in sorted(of)] for of in known.values() if len(of) == full]
+    moments = [moment for each in complete for moment in zip(*each, strict=True)]
+    kept = moments[:: -(-len(moments) // _MOST_SPELLS) or 1]
+    return [tuple((np.array(moment) / np.mean(kept)).tolist()) for moment in kept]
 
 
 def layers_at(usual: Mapping[int, float], headers: Sequence[Header]) -> list[Layers]:
@@ -54,7 +72,11 @@ def _group(header: Header) -> tuple[Any, ...]:
     """Equal for rows that ranks measured as one group."""
     row = header["row"]
     alone = None if row["joined"] else header["rank"]
-    return row["tp"], row["recompute"], row["tensor_split"], row["busy"], row["samples"], row["joined"], alone
+    return *_condition(row), row["busy"], row["samples"], row["joined"], alone
+
+
+def _condition(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["tp"], row["recompute"], row["tensor_split"]
 
 
 def curves_at(usual: Mapping[int, float], header: Header) -> dict[str, Curve]:

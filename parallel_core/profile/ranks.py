@@ -7,8 +7,9 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -28,13 +29,21 @@ from parallel_core.profile.crowd import ratio
 from parallel_core.profile.fixed import FixedBench
 from parallel_core.profile.layers import LayerBench, draw, layer_bytes, row, spec_of
 from parallel_core.profile.order import Order
+from parallel_core.profile.pacer import Pacer
 from parallel_core.profile.repeats import expected
-from parallel_core.profile.table import Layers
+from parallel_core.profile.table import Layers, Part
 from parallel_core.spec import Recompute, RunSpec
 
 LEAST_REPEATS, MOST_REPEATS = 3, 25
-Paced = tuple[Layers, float]
-"""A row, and the seconds of the reference work between its passes."""
+
+
+class Paced(NamedTuple):
+    """A row at the pace of a device whose reference work takes `reference` seconds, the mean of `paces`: those of each
+    turn."""
+
+    row: Layers
+    reference: float
+    paces: list[float]
 
 
 def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
@@ -64,9 +73,9 @@ class _Rank:
                 for split in self._splits(tp, recompute):
                     self.page.at(0, f"layers tp={tp} recompute={recompute} split={split}")
                     rows = self._layers(tp, recompute, split, first=(tp, recompute) == (1, self.order.recompute[0]))
-                    for found, took in rows + self._joined(tp, recompute, split):
-                        found_row = found.model_dump(mode="json")
-                        self.sink.emit("profile", about="layers", row=found_row, reference=took)
+                    for found in rows + self._joined(tp, recompute, split):
+                        found_row, took = found.row.model_dump(mode="json"), found.reference
+                        self.sink.emit("profile", about="layers", row=found_row, reference=took, paces=found.paces)
         for tp in self.order.tps:
             self.page.at(0, f"shared devices tp={tp}")
             if (longer := self._crowded(tp)) is not None:
@@ -147,7 +156,8 @@ class _Rank:
         spec = self._spec(tp, self.order.recompute[0], self.order.samples[len(self.order.samples) // 2])
         bench = LayerBench(spec, [spec.model.units()], self.device, group)
         bench.read(draw(spec, self.device))
-        return ratio(bench, ranks // devices, self.rank < devices, self._together, self._agree)
+        pacer = Pacer(self.reference, group)
+        return ratio(bench, pacer, ranks // devices, self.rank < devices, self._together, self._agree)
 
     def _turns(self, benches: Sequence[_Pair | FixedBench], levels: Sequence[int]) -> None:
         """Repeats until the time is up: alone and all at once in turns, so that whatever else goes on meets both.
@@ -192,8 +202,9 @@ class _Pair:
     def __init__(
         self, specs: Sequence[RunSpec], device: Device, reference: Reference | None, group: Group = None
     ) -> None:
-        """The `reference` work is done behind every other pass."""
-        self._reference, self._references = reference, defaultdict[int, list[float]](list)
+        """The `reference` work is done between all passes, and each counts at the pace that it tells."""
+        self._reference, self._pacer = reference, Pacer(reference, group)
+        self._paces = defaultdict[int, list[float]](list)
         self._group, self._device = group, device
         units = specs[-1].model.units()
         self.specs, self.each = specs, LayerBench(specs[-1], [[unit] for unit in units], device, group)
@@ -213,20 +224,25 @@ class _Pair:
 
     def once(self, busy: int) -> None:
         """One pass of every kind for every number of samples."""
+        passes: list[tuple[dict[Any, list[Any]], dict[Part, np.ndarray]]] = []
+        self._pacer.begin()
         for i, batch in enumerate(self.batches):
             kept = self.took.setdefault((i, busy), ({}, {}))
             for bench, found in zip((self.each, self.whole), kept, strict=True):
                 bench.read(batch)
                 for split in (False, True):
                     parts, share = undisturbed(partial(bench.run, split), self._group, self._device)
-                    for part, seconds in parts.items():
-                        found.setdefault(part, []).append([share * each for each in seconds])
-                    if self._reference is not None and split:
-                        self._references[busy].append(self._reference.once())
+                    passes.append((found, {part: share * np.array(seconds) for part, seconds in parts.items()}))
+                    self._pacer.behind()
+        paces = self._pacer.paces(len(passes))
+        for (found, parts_taken), pace in zip(passes, paces, strict=True):
+            for part, taken in parts_taken.items():
+                found.setdefault(part, []).append(taken / pace)
+        self._paces[busy].append(float(np.mean(paces)))
 
     def reference(self, busy: int) -> float:
         """Seconds of the reference work between these passes; 0 where it was not done."""
-        return expected(self._references[busy]) if self._references[busy] else 0.0
+        return expected(self._paces[busy]) if self._reference is not None else 0.0
 
     def saved(self) -> list[int]:
         self.each.read(self.batches[-1])
@@ -239,5 +255,8 @@ class _Pair:
                 continue
             self.each.read(self.batches[i])
             messages = self.each.messages() if tp > 1 and not joined else {}
-            found.append((row(self.specs[i], busy, each, whole, messages, joined), self.reference(busy)))
+            pace = self.reference(busy)
+            timed = ({part: (pace or 1.0) * np.array(took) for part, took in of.items()} for of in (each, whole))
+            made = row(self.specs[i], busy, next(timed), next(timed), messages, joined)
+            found.append(Paced(made, pace, self._paces[busy] if pace else []))
         return found

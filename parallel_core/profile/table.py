@@ -30,6 +30,7 @@ Size = Annotated[float, Field(ge=0, le=1e15)]
 MOST_JITTER = 10.0
 Crowding = Annotated[float, Field(ge=1, le=100)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)]
+Spell = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(min_length=1, max_length=limits.MAX_DEGREE)]
 HostName = Annotated[str, Field(max_length=200)]
 
 
@@ -211,6 +212,8 @@ class CostTable(_Value):
     reference: dict[int, Seconds] = {}
     """By the number of busy devices: processor seconds of the reference work (observe.reference) at the pace that all
     seconds of layers and fixed costs were brought to; none where it was not done."""
+    spells: Annotated[tuple[Spell, ...], Field(max_length=1000)] = ()
+    """How many times longer than on average each device took for the reference work, at moments of all of them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -226,6 +229,8 @@ class CostTable(_Value):
         units = self.model.units()
         if [row.unit for row in self.sizes] != units:
             raise rule(("sizes",), f"sizes must list the model's {len(units)} layers in order.")
+        if len({len(spell) for spell in self.spells}) > 1:
+            raise rule(("spells",), "every spell needs a number for each device that was profiled.")
         for i, row in enumerate(self.layers):
             for part in PARTS:
                 if len(row.seconds.get(part, ())) != len(units) or part not in row.whole:
@@ -287,11 +292,13 @@ class CostTable(_Value):
     def slowness(self, references: Sequence[float], together: int | None = None) -> tuple[float, ...]:
         """How many times longer than in the profile each rank's device took for the reference work of a run, whose
         seconds are `references`, with so many ranks on a host (None: all); none where either did not do it."""
-        if not self.reference or not references:
-            return ()
-        busy = min(together or len(references), self.busy)
-        usual = self.reference[min(self.reference, key=lambda known: abs(known - busy))]
+        usual = self.usual(together or len(references))
         return tuple(seconds / usual for seconds in references) if usual > 0 else ()
+
+    def usual(self, together: int) -> float:
+        """Seconds of the reference work while so many ranks are at work on a host; 0 where it was not done."""
+        busy = min(together, self.busy)
+        return self.reference[min(self.reference, key=lambda known: abs(known - busy))] if self.reference else 0.0
 
     @property
     def noise(self) -> float:

@@ -24,6 +24,7 @@ from parallel_core.simulate.needs import CannotPredict as CannotPredict
 from parallel_core.simulate.needs import require
 from parallel_core.simulate.network import Network, Pattern
 from parallel_core.simulate.shared import HostCosts, Sent, Sharing, simulate_shared
+from parallel_core.simulate.spells import Spell, spells_of
 from parallel_core.simulate.wires import Passage
 from parallel_core.spec import RunSpec
 
@@ -56,15 +57,27 @@ def predict_step(
     devices: Sequence[int] | None = None,
     slower: Sequence[float] = (),
     where: Where = ALONE,
+    spells: Sequence[Spell] = (),
 ) -> Prediction:
     """`devices[rank]` is what each global rank is bound to (None: ranks go round the table's devices); `slower[rank]`
-    how many times longer its device takes than when it was profiled (none: as long; see `CostTable.slowness`); `where`
-    on which hosts the ranks are.
+    how many times longer its device takes than when it was profiled (see `CostTable.slowness`; none: as long on
+    average, faster and slower as the profile saw it, or as in the `spells`); `where` on which hosts the ranks are.
 
-    Raises CannotPredict.
-    """
+    Raises CannotPredict."""
     made = Maker(spec, table, where)
-    sharing = made.sharing(devices or made.network.devices(), slower)
+    bound = devices or made.network.devices()
+    at_pace = partial(_at_pace, spec, made, table, bound)
+    plain = at_pace(slower)
+    if slower or not (known := spells or spells_of(table.spells, bound)):
+        return plain
+    return replace(plain, seconds=sum(spell.share * at_pace(spell.slower).seconds for spell in known))
+
+
+def _at_pace(
+    spec: RunSpec, made: Maker, table: CostTable, devices: Sequence[int], slower: Sequence[float]
+) -> Prediction:
+    """A step while each rank's device takes so many times longer than the table says."""
+    sharing = made.sharing(devices, slower)
 
     def walk(steps: int) -> tuple[Schedule, dict[int, Spans]]:
         schedule = made.schedule(steps)

@@ -27,6 +27,8 @@ def test_curves_go_through_their_points_and_straight_on() -> None:
         ({"sizes": []}, "sizes: sizes must list the model's 10 layers"),
         ({"links": [{"what": "send", "ranks": 2, "time": {"sizes": [1, 1], "seconds": [1, 1]}}]}, "sizes must rise"),
         ({"links": [{"what": "send", "ranks": 2, "time": {"sizes": [1], "seconds": [-1]}}]}, "at least 0"),
+        ({"spells": [[1.0, 1.0], [1.0]]}, "spells: every spell needs a number for each device"),
+        ({"spells": [[0.0, 1.0]]}, "spells.0.0: Must be more than 0"),
     ],
 )
 def test_a_wrong_table_is_told_by_field(change: dict[str, object], told: str) -> None:

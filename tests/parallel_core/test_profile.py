@@ -82,6 +82,12 @@ def test_four_samples_move_four_times_as_much_as_one(profiled: CostTable) -> Non
                 assert times == four.collectives(way, unit), (one.key, way, unit)
 
 
+def test_the_pace_of_both_devices_is_told_moment_by_moment(profiled: CostTable) -> None:
+    spells = np.array(profiled.spells)
+    assert spells.shape[0] >= 2 * 3 and spells.shape[1] == 2, "three turns, at least, of each condition"
+    assert spells.mean() == pytest.approx(1.0) and spells.min() > 0
+
+
 def test_columns_are_counted_by_kind(profiled: CostTable) -> None:
     (row,) = (row for row in profiled.layers if row.key == (2, "none", 2, False, "columns") and row.samples == 4)
     block = 4 * 4 * MODEL.seq * MODEL.hidden
