@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
-from dashboard.charts.theme import var
+from dashboard.charts.waterfall import stair
 from parallel_core.analysis.losses import NAMES, Losses
 from parallel_core.analysis.quantities import ns_text, ratio_text
 
@@ -22,27 +22,13 @@ def chart(found: Losses, source: str) -> Chart:
     """`found` in ns of device time; drawn as parts of n."""
     steps = [(WORDS[name], -found.in_speedup(name)) for name in NAMES]
     words = [f"{found.devices} devices", *(word for word, _ in steps), "measured"]
-    trace = {
-        "type": "waterfall",
-        "orientation": "h",
-        "y": list(range(len(words))),
-        "x": [found.devices, *(change for _, change in steps), found.speedup],
-        "measure": ["absolute", *["relative"] * len(steps), "total"],
-        "text": [
-            ratio_text(found.devices),
-            *(f"{change:+.2f}" if abs(change) >= 0.005 else "0" for _, change in steps),
-            ratio_text(found.speedup),
-        ],
-        "textposition": "outside",
-        "textfont": {"color": var("ink")},
-        "connector": {"line": {"color": var("line-strong"), "width": 1}},
-        "increasing": {"marker": {"color": var("accent")}},
-        "decreasing": {"marker": {"color": var("bad")}},
-        "totals": {"marker": {"color": var("bar")}},
-        "customdata": words,
-        "hovertemplate": "%{customdata}: %{text}<extra></extra>",
-        "cliponaxis": False,
-    }
+    texts = [
+        ratio_text(found.devices),
+        *(f"{change:+.2f}" if abs(change) >= 0.005 else "0" for _, change in steps),
+        ratio_text(found.speedup),
+    ]
+    values = [found.devices, *(change for _, change in steps), found.speedup]
+    trace = stair(values, texts, words, rising="accent", falling="bad")
     layout = theme.layout(
         330,
         xaxis=theme.axis("times as fast as one device", range=[0, found.devices * 1.15]),

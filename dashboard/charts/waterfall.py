@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 from dashboard.charts import theme
 from dashboard.charts.breakdown import PARTS, milliseconds
@@ -16,32 +18,41 @@ ROOM = 1.12
 """Of the farthest bar's end, so that its number has room beside it."""
 
 
+def stair(
+    values: Sequence[float], texts: Sequence[str], words: Sequence[str], *, rising: str, falling: str, unit: str = ""
+) -> dict[str, Any]:
+    """A row for each of `values`, from the first through changes to the last; `rising` and `falling` name hues, and
+    `words` what a row is."""
+    return {
+        "type": "waterfall",
+        "orientation": "h",
+        "y": list(range(len(values))),
+        "x": list(values),
+        "measure": ["absolute", *["relative"] * (len(values) - 2), "total"],
+        "text": list(texts),
+        "textposition": "outside",
+        "textfont": {"color": var("ink")},
+        "connector": {"line": {"color": var("line-strong"), "width": 1}},
+        "increasing": {"marker": {"color": var(rising)}},
+        "decreasing": {"marker": {"color": var(falling)}},
+        "totals": {"marker": {"color": var("bar")}},
+        "customdata": list(words),
+        "hovertemplate": f"%{{customdata}}: %{{text}}{unit}<extra></extra>",
+        "cliponaxis": False,
+    }
+
+
 def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Chart:
     """Both are means over the ranks of one traced step; `names` of A and B, unescaped."""
     changes = [(word, milliseconds(b, fields) - milliseconds(a, fields)) for word, fields, _ in PARTS]
     values = [a.total / 1e6, *(change for _, change in changes), b.total / 1e6]
     words = [f"A: {theme.name(names[0])}", *(word for word, _ in changes), f"B: {theme.name(names[1])}"]
-    trace = {
-        "type": "waterfall",
-        "orientation": "h",
-        "y": list(range(len(values))),
-        "x": values,
-        "measure": ["absolute", *["relative"] * len(changes), "total"],
-        "text": [
-            significant(values[0]),
-            *(f"{change:+.1f}" if abs(change) >= 0.05 else "0" for _, change in changes),
-            significant(values[-1]),
-        ],
-        "textposition": "outside",
-        "textfont": {"color": var("ink")},
-        "connector": {"line": {"color": var("line-strong"), "width": 1}},
-        "increasing": {"marker": {"color": var("bad")}},
-        "decreasing": {"marker": {"color": var("accent")}},
-        "totals": {"marker": {"color": var("bar")}},
-        "customdata": words,
-        "hovertemplate": "%{customdata}: %{text} ms<extra></extra>",
-        "cliponaxis": False,
-    }
+    texts = [
+        significant(values[0]),
+        *(f"{change:+.1f}" if abs(change) >= 0.05 else "0" for _, change in changes),
+        significant(values[-1]),
+    ]
+    trace = stair(values, texts, words, rising="bad", falling="accent", unit=" ms")
     farthest = max(accumulate(values[:-1])) or 1.0
     layout = theme.layout(
         330, xaxis=theme.axis("ms", range=[0, ROOM * farthest]), yaxis=theme.rows_axis(words), waterfallgap=0.3

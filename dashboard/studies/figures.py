@@ -69,7 +69,7 @@ def memories(view: Overview) -> Chart:
     both = [(e.predicted, e.result.memory_total) for e in view.entries if e.result]
     off = [abs(predicted / measured - 1) for predicted, measured in both if predicted and measured]
     if off:
-        source += f"; predicted within {percent_text(max(off))} of measured"
+        source += f"; predictions off by {percent_text(max(off))} at most"
     return memory.chart(view.entries, sentences.memory_title(view.results, view.limit), source, view.limit)
 
 

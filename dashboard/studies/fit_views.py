@@ -37,21 +37,29 @@ class Line:
     """Bytes said for the run that `hunt.peak` was measured on."""
 
 
+LIVE_PARTS = {"verdict": "verdict_words", "fit-table": "fit_table"}
+"""Id of what changes while the searches go on -> its template."""
+
+
 def page(request: HttpRequest, study: Study) -> HttpResponse:
     """The answer in a sentence, predicted against measured, and every run that was tried."""
     runs = list(study.runs.all())
+    live = live_context(study, runs)
+    equal = _equal([line.hunt for line in live["lines"]], max((run.devices for run in runs), default=0))
+    context = {"runs": runs, "equal": equal, "may_change": may_change(request.user, study)}
+    return render(request, "studies/fit.html", live | context)
+
+
+def live_context(study: Study, runs: Sequence[Run]) -> dict[str, Any]:
+    """What LIVE_PARTS are made of, and the chart."""
     found, limit = hunts(runs), _limit(runs)
-    context = {
+    return {
         "study": study,
-        "runs": runs,
-        "equal": _equal(found, max((run.devices for run in runs), default=0)),
         "limit": limit,
         "verdict": sentences(found, limit),
         "lines": [_line(found, hunt) for hunt in found],
         "chart": _chart(found, limit),
-        "may_change": may_change(request.user, study),
     }
-    return render(request, "studies/fit.html", context)
 
 
 def _equal(found: Sequence[Hunt], devices: int) -> str:

@@ -30,6 +30,7 @@ TRAIN = ("train.global_batch", "train.lr", "train.seed", "train.warmup_steps", "
 SPLIT = ("parallel.dp", "parallel.tp", "parallel.pp", "parallel.schedule", "parallel.micro_batches")
 STASHING_STEPS = 100
 """Timed steps to begin with: fewer say little about a loss."""
+NO_VALUE = "Write at least one value, such as 1, 2, 4."
 SWEEP_SPLIT = (*SPLIT, "parallel.recompute", "train.precision")
 
 
@@ -46,7 +47,10 @@ class StudyForm(forms.Form):
     name = forms.CharField(
         max_length=limits.MAX_NAME,
         help_text=f"at most {limits.MAX_NAME} characters",
-        error_messages={"required": "Name the study, such as what it is to find out."},
+        error_messages={
+            "required": "Name the study, such as what it is to find out.",
+            "max_length": "A name has at most %(limit_value)d characters; this one has %(show_value)d.",
+        },
     )
     train__corpus = Choice(label="Corpus", initial="stdlib")
     timed_steps = WholeNumber(
@@ -139,6 +143,15 @@ class StudyForm(forms.Form):
             self.show(field_errors(error))
         return cleaned
 
+    def within_fleet(self, cleaned: dict[str, Any]) -> dict[str, Any]:
+        """Marks the field `devices` where the fleet has fewer; one that nobody reports for stops nothing."""
+        offered = capacity(cleaned.get("train__device", "cpu"), fleet=self.fleet)
+        wanted = cleaned.get("devices")
+        if wanted and 0 < offered.total < wanted:
+            word = WORDS[offered.kind] + "s" * (offered.total > 1)
+            self.add_error("devices", f"The fleet has {offered.total} {word}; choose at most that many.")
+        return cleaned
+
     def show(self, errors: dict[str, str]) -> None:
         """Puts messages filed under dotted spec fields at their form fields; others stand above the form."""
         for dotted, message in errors.items():
@@ -192,13 +205,7 @@ class MatrixForm(StudyForm):
         return services.create_matrix(**self.common(owner), **self._asked())
 
     def clean(self) -> dict[str, Any]:
-        cleaned = super().clean()
-        offered = capacity(cleaned.get("train__device", "cpu"), fleet=self.fleet)
-        wanted = cleaned.get("devices")
-        if wanted and 0 < offered.total < wanted:
-            word = WORDS[offered.kind] + "s" * (offered.total > 1)
-            self.add_error("devices", f"The fleet has {offered.total} {word}; choose at most that many.")
-        return cleaned
+        return self.within_fleet(super().clean())
 
 
 class SweepForm(StudyForm):
@@ -208,7 +215,10 @@ class SweepForm(StudyForm):
 
     field = Choice(label="Field to sweep", initial="parallel.micro_batches")
     values = forms.CharField(
-        max_length=2000, initial="1, 2, 4, 8", help_text="with commas between them; 'none' where a field may be empty"
+        max_length=2000,
+        initial="1, 2, 4, 8",
+        help_text="with commas between them; 'none' where a field may be empty",
+        error_messages={"required": NO_VALUE},
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -223,7 +233,7 @@ class SweepForm(StudyForm):
 
     def clean_values(self) -> str:
         if not _split(self.cleaned_data["values"]):
-            raise forms.ValidationError("Write at least one value.")
+            raise forms.ValidationError(NO_VALUE)
         return self.cleaned_data["values"]
 
     def _asked(self) -> dict[str, Any]:
@@ -258,6 +268,9 @@ class StashingForm(StudyForm):
 
     def own_group(self) -> Iterator[forms.BoundField]:
         return self.group(("devices", "micro_batches"))
+
+    def clean(self) -> dict[str, Any]:
+        return self.within_fleet(super().clean())
 
     def _asked(self) -> dict[str, Any]:
         return {name: self.cleaned_data[name] for name in ("devices", "micro_batches", "timed_steps")}

@@ -48,7 +48,7 @@ def plan(
     cells = [(variants.BY_KEY[key], n) for key in strategies for n in sorted(set(counts)) if n > 1]
     for model in (_own(base), *(_preset(base, key) for key in models)):
         head = f"{TITLES[model['model'].get('kind', 'gpt')]}, " if models else ""
-        _add(variants.with_steps(model, timed_steps), head, "", kept, skipped)
+        _add(variants.with_steps(model, timed_steps), head, "", kept, skipped, "Single")
         for strategy, n in cells:
             degrees = strategy.split(n)
             if degrees is None:
@@ -59,12 +59,13 @@ def plan(
                 spec = variants.with_steps(model, timed_steps)
                 spec["parallel"] = {**degrees, "schedule": strategy.schedule, "micro_batches": m}
                 spec["train"]["global_batch"] = variants.batch_of(model) * (n if way == "weak" else 1)
-                _add(spec, head, ", weak" if way == "weak" else "", kept, skipped)
+                tail = ", weak" if way == "weak" else ""
+                _add(spec, head, tail, kept, skipped, f"{strategy.title} on {n}")
     return Plan(tuple(kept), tuple(skipped))
 
 
-def _add(spec: Spec, head: str, tail: str, kept: list[Variant], skipped: list[Skipped]) -> None:
-    made = variants.valid(spec, "This split")
+def _add(spec: Spec, head: str, tail: str, kept: list[Variant], skipped: list[Skipped], title: str) -> None:
+    made = variants.valid(spec, title)
     if isinstance(made, Skipped):
         skipped.append(Skipped(f"{head}{made.name}{tail}", made.reason))
     else:
@@ -144,7 +145,8 @@ def verdict(study: Study, view: Overview) -> list[str]:
     if study.kind != KIND:
         return view.verdict
     found = points(view, _cores(study))
-    return charts.sentences(found) or [f"{len(view.results)} of {len(view.rows)} runs have finished so far."]
+    said = charts.sentences(found)
+    return view.cautioned(said) if said else [f"{len(view.results)} of {len(view.rows)} runs have finished so far."]
 
 
 def _cores(study: Study) -> int:

@@ -143,13 +143,16 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
 def changes(request: HttpRequest, pk: int) -> JsonResponse:
     """What of the page a browser does not have yet: see `live.changes`."""
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
-    context = live_context(request, study)
+    if study.kind == fit.KIND:
+        listed, context = fit_views.LIVE_PARTS, fit_views.live_context(study, list(study.runs.all()))
+        drawn = {"fit": context["chart"]}
+    else:
+        listed, context = LIVE_PARTS, live_context(request, study)
+        drawn = context["charts"]
     parts = {
-        name: render_to_string(f"studies/parts/{template}.html", context, request)
-        for name, template in LIVE_PARTS.items()
+        name: render_to_string(f"studies/parts/{template}.html", context, request) for name, template in listed.items()
     }
-    charts = {key: chart.as_dict() for key, chart in context["charts"].items()}
-    return JsonResponse(changed(parts, charts, asked(request)))
+    return JsonResponse(changed(parts, {key: chart.as_dict() for key, chart in drawn.items()}, asked(request)))
 
 
 @require_GET

@@ -11,6 +11,7 @@ from django.test import Client
 from dashboard.runs import services
 from dashboard.runs.models import Run, State
 from dashboard.studies import fit, fit_runs
+from dashboard.studies.fit_views import LIVE_PARTS
 from dashboard.studies.models import Study
 from parallel_core.plan.largest import search_for
 from parallel_core.spec import RunSpec
@@ -108,6 +109,23 @@ def test_exact_predictions_cost_two_runs_each(client: Client, study: Study) -> N
         assert calm in where and "Did not fit" in where and 'class="badge" data-state="failed"' not in where
     listed = client.get("/studies/").content.decode()
     assert "the single device" in listed and "failed</span>" not in listed, "limits that were met are no failures"
+
+
+def test_a_turn_sends_the_searches_that_moved_on_alone(client: Client, study: Study) -> None:
+    address = f"/studies/{study.pk}/changes.json"
+    page = client.get(f"/studies/{study.pk}/").content.decode()
+    assert f'data-live-changes="{address}"' in page and "data-live-charts" not in page
+    first = client.get(address).json()
+    assert set(first["parts"]) == set(LIVE_PARTS) and set(first["charts"]) == {"fit"}
+    for name, keys in first["parts"].items():
+        assert "".join(first["texts"][key] for key in keys).strip() in page, name
+    have = {"X-Have": ",".join(first["texts"])}
+    assert client.get(address, headers=have).json()["texts"] == {}
+    run = study.runs.filter(state=State.QUEUED).first()
+    assert run is not None
+    end(run, predictions(study))
+    told = client.get(address, headers=have).json()["texts"].values()
+    assert sum("<tr" in text for text in told) == 1 and any(f"{run.name}: fitted" in text for text in told)
 
 
 def test_wrong_predictions_are_searched_and_said(client: Client, study: Study) -> None:

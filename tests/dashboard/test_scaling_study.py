@@ -124,6 +124,17 @@ def test_the_page_says_what_scales_and_what_stalls(client: Client, alice: Any) -
     assert "of ideal on 2 devices" in client.get("/studies/").content.decode()
 
 
+def test_efficiencies_over_a_disturbed_device_are_warned_of_first(alice: Any) -> None:
+    study = finished(alice, counts=[1, 2])
+    quiet = scaling.verdict(study, overview(study.runs.all(), study.baseline))
+    single = study.runs.get(position=0)
+    single.summary = {**single.summary, "cpu_others": 0.63}
+    single.save(update_fields=("summary",))
+    said = scaling.verdict(study, overview(study.runs.all(), study.baseline))
+    assert "63 %" in said[0] and said[0].startswith("The baseline, Single, was disturbed")
+    assert said[1] == quiet[0] and "of ideal on 2 devices" in said[1]
+
+
 def test_titles_follow_the_numbers() -> None:
     one = [Point(m, "Single", "single", "", 1, 1.0, 0.0) for m in ("GPT", "VGG-16")]
     gpt = Point("GPT", "DP", "dp", "weak", 4, 3.6, 0.1)

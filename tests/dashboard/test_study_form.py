@@ -101,6 +101,27 @@ def test_queues_what_the_preview_said(member: Client) -> None:
     assert {run.spec["train"]["steps"] for run in study.runs.all()} == {23}
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    (
+        ({**MATRIX, "name": "x" * 130}, "A name has at most 120 characters; this one has 130."),
+        ({**SWEEP, "values": ""}, "Write at least one value, such as 1, 2, 4."),
+        ({**SWEEP, "values": " , "}, "Write at least one value, such as 1, 2, 4."),
+        ({**MATRIX, "kind": "stashing", "devices": "3"}, "The fleet has 2 CPU devices; choose at most that many."),
+    ),
+)
+def test_what_is_wrong_is_said_at_its_field(member: Client, data: dict[str, Any], message: str) -> None:
+    answer = member.post(NEW, data)
+    assert answer.status_code == 422 and not Study.objects.exists()
+    assert message in answer.content.decode()
+
+
+def test_a_split_that_cannot_be_is_named_by_its_strategy(member: Client) -> None:
+    asked = {**MATRIX, "kind": "scaling", "strategies": ["dp"], "ways": ["strong"], "counts": "2, 3"}
+    said = preview(member, {**asked, "micro_batches": "4"})
+    assert "DP on 3" in said and "This split" not in said
+
+
 def test_sweep_names_the_value_it_leaves_out(member: Client) -> None:
     said = preview(member, SWEEP)
     assert "<strong>2 runs</strong>" in said
