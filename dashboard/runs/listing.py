@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from django.core.paginator import Page, Paginator
 from django.db.models import FloatField
@@ -69,6 +69,11 @@ class Listing:
             sort=sort if sort.lstrip("-") in SORTS and sort.count("-") < 2 else "-id",
         )
         return cls(filters, number(query.get("page")) or 1)
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The query string of this state as fields of a form."""
+        return parse_qsl(self.query().removeprefix("?"))
 
     def query(self, **changes: Any) -> str:
         """The query string of this state with changes, '' for the plain list; defaults are left out."""

@@ -3,6 +3,7 @@
 from django.urls import URLPattern, URLResolver, path
 
 from dashboard.runs import (
+    cancelling_views,
     generate_views,
     link_views,
     list_views,
@@ -18,6 +19,7 @@ app_name = "runs"
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", list_views.runs, name="list"),
     path("compare", list_views.compare, name="compare"),
+    path("cancel", cancelling_views.cancel, name="cancel-many"),
     path("export.csv", list_views.export_csv, name="export-csv"),
     path("export.json", list_views.export_json, name="export-json"),
     path("delete", removal_views.delete, name="delete"),

@@ -67,7 +67,19 @@ async function refresh(use = apply) {
 }
 
 function count() {
+  const boxes = results.querySelectorAll("input[name=runs]").length;
   const ticked = results.querySelectorAll("input[name=runs]:checked").length;
+  const cancel = results.querySelector("[data-cancel]");
+  if (cancel) {
+    cancel.textContent = ticked ? `Cancel ${ticked} selected…` : "Cancel selected…";
+    cancel.disabled = !ticked;
+  }
+  const all = results.querySelector("[data-all]");
+  if (all) {
+    all.hidden = false;
+    all.checked = boxes > 0 && ticked === boxes;
+    all.indeterminate = ticked > 0 && ticked < boxes;
+  }
   const button = results.querySelector("[data-compare]");
   if (!button) return;
   button.textContent = ticked ? `Compare ${ticked} selected` : "Compare selected";
@@ -76,7 +88,12 @@ function count() {
   if (away) away.disabled = !ticked;
 }
 
-results.addEventListener("change", count);
+results.addEventListener("change", (event) => {
+  if (event.target.matches("[data-all]")) {
+    for (const box of results.querySelectorAll("input[name=runs]")) box.checked = event.target.checked;
+  }
+  count();
+});
 results.addEventListener("click", (event) => {
   if (event.target.closest("[data-refresh]")) refresh(replace);
 });

@@ -1,0 +1,55 @@
+"""Cancelling several runs of the list: asked once, and what could not be done is said."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods
+
+from dashboard.accounts.guards import member_required
+from dashboard.accounts.roles import may_change
+from dashboard.numbers import numbers
+from dashboard.runs import services
+from dashboard.runs.list_views import MAX_COMPARED
+from dashboard.runs.listing import Listing
+from dashboard.runs.models import ENDED, Run, State
+from parallel_core.analysis.quantities import plural_text
+
+SHOWN = 12
+"""Names that the question lists."""
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@member_required
+def cancel(request: HttpRequest) -> HttpResponse:
+    """GET asks once, for the ticked runs (`runs=1&runs=2`) that the asker may cancel; POST cancels them."""
+    given = request.POST if request.method == "POST" else request.GET
+    wanted = numbers(",".join(given.getlist("runs")))[:MAX_COMPARED]
+    found = list(Run.objects.filter(pk__in=wanted).select_related("owner").order_by("pk"))
+    # The list as it was: its own filters, whatever else the address holds.
+    back = reverse("runs:list") + Listing.parse(request.GET).query().rstrip("?")
+    if not found:
+        messages.info(request, "No run was selected.")
+        return redirect(back)
+    mine = [run for run in found if may_change(request.user, run)]
+    able = [run for run in mine if run.state not in ENDED]
+    left = {"ended": len(mine) - len(able), "others": len(found) - len(mine)}
+    if request.method == "POST":
+        for run in able:
+            services.request_cancel(run=run, user=request.user)
+        messages.success(request, _done(len(able), **left))
+        return redirect(back)
+    states = Counter(run.state == State.QUEUED for run in able)
+    context = {"runs": able, "shown": able[:SHOWN], "more": len(able) - SHOWN, "back": back, **left}
+    return render(request, "runs/cancel_many.html", context | {"queued": states[True], "active": states[False]})
+
+
+def _done(cancelled: int, ended: int, others: int) -> str:
+    parts = [f"{plural_text(cancelled, 'run')} cancelled or asked to stop."]
+    parts += [f"{ended} had ended already."] * bool(ended)
+    parts += [f"{others} of others left as they are."] * bool(others)
+    return " ".join(parts)

@@ -1,0 +1,56 @@
+"""Several runs of the list cancelled at once: asked once, only what the asker may, and the list stays as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.http import QueryDict
+from django.test import Client
+
+from dashboard.runs.models import Run, State
+from tests.dashboard.test_list import make
+
+pytestmark = pytest.mark.django_db
+
+
+def states(*runs: Run) -> list[str]:
+    return [Run.objects.get(pk=run.pk).state for run in runs]
+
+
+def test_the_ticked_that_can_be_are_cancelled_and_the_rest_is_said(client: Client, alice: Any, admin: Any) -> None:
+    client.force_login(alice)
+    mine, done, theirs = make(alice, "mine"), make(alice, "done", state="succeeded"), make(admin, "theirs")
+    active, kept = make(alice, "active", state="running"), make(alice, "kept")
+    asked = f"?tag=x&runs={mine.pk}&runs={done.pk}&runs={theirs.pk}&runs={active.pk}&runs=x&runs=999999"
+    page = client.get(f"/runs/cancel{asked}")
+    assert [run.name for run in page.context["runs"]] == ["mine", "active"]
+    assert states(mine, active) == [State.QUEUED, State.RUNNING], "asked first"
+    ids = [run.pk for run in (mine, done, theirs, active)]
+    answer = client.post("/runs/cancel?tag=x", {"runs": ids}, follow=True)
+    assert states(mine, done, theirs, kept) == [State.CANCELLED, State.SUCCEEDED, State.QUEUED, State.QUEUED]
+    assert Run.objects.get(pk=active.pk).cancel_requested_at
+    said = " ".join(map(str, answer.context["messages"]))
+    assert said == "2 runs cancelled or asked to stop. 1 had ended already. 1 of others left as they are."
+
+
+def test_it_leads_back_to_the_list_as_it_was_filtered(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    run = make(alice, "one", tags=["x"])
+    listed = client.get("/runs/?tag=x&state=queued").content.decode()
+    assert 'name="tag" value="x"' in listed and 'name="state" value="queued"' in listed
+    page = client.get(f"/runs/cancel?tag=x&state=queued&runs={run.pk}&back=//elsewhere")
+    back = page.context["back"]
+    assert QueryDict(back.removeprefix("/runs/?")).dict() == {"tag": "x", "state": "queued"}
+    done = client.post(f"/runs/cancel?tag=x&state=queued&runs={run.pk}", {"runs": [run.pk]})
+    assert done.headers["Location"] == back
+    nothing = client.get("/runs/cancel?tag=x")
+    assert nothing.status_code == 302 and nothing.headers["Location"] == "/runs/?tag=x"
+
+
+def test_who_may_only_look_is_not_offered_it(client: Client, alice: Any, bob: Any) -> None:
+    run = make(alice, "one")
+    client.force_login(bob)
+    assert "data-cancel" not in client.get("/runs/").content.decode()
+    assert client.post("/runs/cancel", {"runs": [run.pk]}).status_code == 403
+    assert states(run) == [State.QUEUED]
