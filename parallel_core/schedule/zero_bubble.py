@@ -3,6 +3,9 @@
 With T_F = T_B = T_W and free communication ZB-H1 keeps p micro-batches in flight (from F to W) on every stage and idles
 (p - 1) T_F; ZB-H2 keeps 2p - 1 and idles not at all. A stage then ends its step T_F after the one before it; a barrier
 in front of the optimizer (a global gradient norm) shows that as idle time.
+
+The first stage has nobody to hand a gradient to, and nothing stands between its B and its W: they are one BW, which
+has at hand for the weights what it made for the input.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ def _program(stage: int, ahead: int, behind: int, micro_batches: int) -> list[Op
     """F `ahead` of B, W `behind` B; weight gradients come in micro-batch order."""
     ops = [Op(Kind.F, stage, i) for i in range(min(ahead, micro_batches))]
     for i in range(micro_batches):
-        ops.append(Op(Kind.B, stage, i))
-        if i >= behind:
+        ops.append(Op(Kind.B if behind else Kind.BW, stage, i))
+        if behind and i >= behind:
             ops.append(Op(Kind.W, stage, i - behind))
         if i + ahead < micro_batches:
             ops.append(Op(Kind.F, stage, i + ahead))
