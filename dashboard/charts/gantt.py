@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
-from dashboard.charts.gantt_waits import LEAST_IN_WINDOW, LEAST_WAIT, WAITING, cut
+from dashboard.charts.gantt_waits import LEAST_WAIT, WAITING, cut
 from dashboard.charts.gantt_words import HIDDEN, MEASURED, Words, hover, number, waits_in
 from dashboard.charts.labels import covered
 from dashboard.charts.theme import Figure, var
@@ -34,6 +34,9 @@ GAP = 0.4
 """Rows between two runs."""
 MAX_BARS = 2_000
 """Bars a figure draws; of more, the longest are kept and the caption says "N of M"."""
+
+MANY = 400
+"""Bars from which on static/js/chart_bars.js paints them: the chart library needs 0.2 to 0.3 ms for each."""
 
 HEAD = frozenset({Kind.NORM, Kind.BUCKET})
 FULL, STRIP = 0.68, 0.13
@@ -91,16 +94,12 @@ def _data(
     """A trace of each phase, and one of what waits over them."""
     shown_ms = window[1] - window[0] if window else span_ms
     least = LEAST_DIGIT * shown_ms if window else 0.0
-    waits = cut(kept, (LEAST_IN_WINDOW if window else LEAST_WAIT) * shown_ms)
+    waits = cut(kept, LEAST_WAIT * shown_ms)
     for over in (kept[kept["kind"] == Kind.R], waits[among(waits, INSIDE)]):
         kept["covered"] |= covered(kept, over, LEAST_DIGIT * span_ms)
     phases = np.array(["idle" if row["idle"] else theme.phase_of(int(row["kind"])) for row in kept])
     groups = [(phase, kept[phases == phase]) for phase in ("idle", *_PHASES)] + [(WAITING, waits)]
-    data = [_trace(phase, own, words, least) for phase, own in groups if len(own)]
-    if window:
-        for trace in data:
-            trace["marker"].pop("pattern", None)  # a hatched bar takes the browser three times as long: these are plain
-    return data
+    return [_trace(phase, own, words, least) for phase, own in groups if len(own)]
 
 
 def _with_waits(
@@ -120,10 +119,11 @@ def chart(
 ) -> Chart:
     """The figure with its words and its numbers (busy ms by phase and rank); of `window` (ms) alone where given."""
     made = figure_of(runs, window=window, waited=waited, places=places)
+    made["layout"]["meta"]["canvas"] = window is not None or made["layout"]["meta"]["shown"] >= MANY
     part = f"; {_counted(made['layout']['meta'])}"
     subtitle = (
         "One traced step, ms from its start; a row a rank: above it collectives in flight, below it messages; "
-        f"numbers are micro-batches, {'plain grey' if window else 'hatched'} is idle"
+        f"numbers are micro-batches, hatched is idle"
         f"{' or waits for another rank' if any(waited) else ''}"
     )
     ending = f", ms{' in view' if window else ''}"

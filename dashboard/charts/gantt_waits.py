@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 WAITING = "waiting"
 """The trace of what waits for another rank: idle, with a hover of its own."""
-LEAST_WAIT, LEAST_IN_WINDOW = 0.001, 0.003
-"""Of what is shown: shorter waits are not a pixel wide (three in a part of a long step, which may have a thousand), and
-stay in the bar that they are of."""
+LEAST_WAIT = 0.001
+"""Of what is shown: shorter waits are not a pixel wide, and stay in the bar that they are of."""
 
 
 def cut(bars: NDArray[np.void], least_ms: float) -> NDArray[np.void]:

@@ -75,6 +75,18 @@ def test_rows_name_the_place_of_their_rank_and_lanes_part_messages_from_collecti
     assert len(lanes) == 3 and min(lanes) < 0 < max(lanes), "buckets above, messages below, tensor collectives inside"
 
 
+def test_many_bars_and_parts_of_long_steps_are_painted_and_wait_in_hatches_as_whole_steps_do() -> None:
+    few, many, long = (Step(made(LAYOUT, count), LAYOUT) for count in (200, 1_600, 24_000))
+    part = long.chart("t", "s", (0.001, 0.002))
+    painted = [
+        chart.figure["layout"]["meta"].get("canvas") for chart in (few.chart("t", "s"), many.chart("t", "s"), part)
+    ]
+    assert painted == [False, True, True]
+    assert not long.chart("t", "s").figure["layout"]["meta"].get("canvas"), "bins are no bars"
+    waiting = next(trace for trace in part.figure["data"] if trace["name"] == "waiting")
+    assert waiting["marker"]["pattern"] and "hatched is idle" in part.subtitle
+
+
 @pytest.mark.parametrize("given", [{}, {"from": "1"}, {"from": "5", "to": "1"}, {"from": "nan", "to": "2"}])
 def test_a_window_is_two_numbers_in_order(given: dict[str, str]) -> None:
     assert window_of(given) is None

@@ -1,5 +1,7 @@
 /* A picture of a chart: a click on [data-chart-png] saves it as PNG, with its finding and its source in it. */
 
+import { whole } from "./chart_bars.js";
+
 const SCALE = 2;
 const HEAD = 64; // px for the finding and the quantity
 const FOOT = 24; // px for the source
@@ -37,7 +39,7 @@ function picture(figure, box) {
     ...(layout.annotations ?? []),
     note(words(figure, ".chart-source"), 0, 11, { xref: "paper", yref: "paper", yanchor: "top", yshift: 8 - layout.margin.b + FOOT }),
   ];
-  return { data: box.data, layout };
+  return { data: whole(box), layout };
 }
 
 async function save(button) {

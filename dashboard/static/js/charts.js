@@ -12,8 +12,10 @@
  *   "chartdrawn"                     // event of the <figure> after each drawing; the box then has Plotly's data, layout
  */
 
+import { lift, paint } from "./chart_bars.js";
 import { painted } from "./chart_colours.js";
 import { picture } from "./chart_picture.js";
+import { followAddress, followZoom, part, stay } from "./chart_zoom.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset" };
 const mounted = new Map(); // key -> {element, box, figure}
@@ -65,66 +67,23 @@ function wrapped(label) {
 async function draw(entry) {
   if (!window.Plotly) picture(entry.figure, entry.box);
   const library = await plotly();
-  const { data, layout } = fitted(entry.figure, entry.box);
+  const figure = fitted(entry.figure, entry.box);
+  const { data, layout } = figure;
   entry.box.style.setProperty("--chart-height", `${layout.height}px`);
   if (!data.length) {
     entry.box.replaceChildren(emptyNote(layout.meta?.empty));
     return;
   }
   entry.box.querySelectorAll(".skeleton, .empty, .picture").forEach((node) => node.remove());
-  await library.react(entry.box, data, layout, CONFIG);
-  followZoom(entry);
+  stay(entry, layout);
+  await library.react(entry.box, lift(entry.box, figure), layout, CONFIG);
+  paint(entry.box);
+  followZoom(entry, update);
   followAddress(entry);
   entry.element.dispatchEvent(new CustomEvent("chartdrawn", { bubbles: true }));
 }
 
-/* A figure with meta.window shows a part of many: what is zoomed to is asked for again, the newest question wins. */
-function followZoom(entry) {
-  if (!entry.figure.layout.meta?.window || entry.follows) return;
-  entry.follows = true;
-  let asked = 0;
-  entry.box.on("plotly_relayout", async (change) => {
-    const src = entry.figure.layout.meta?.window;
-    if (!src || !Object.keys(change).some((name) => name.startsWith("xaxis."))) return;
-    const mine = ++asked;
-    try {
-      const answer = await fetch(src + part(entry), { headers: { Accept: "application/json" } });
-      if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
-      const chart = await answer.json();
-      if (mine === asked) await update({ [entry.element.dataset.chart]: chart });
-    } catch (error) {
-      console.warn("zoom", error); // what is drawn stays; the next zoom asks again
-    }
-  });
-}
-
-/* A figure with meta.addressed is zoomed to ?from= and ?to= of the page's address, and writes there what it is zoomed to. */
-function followAddress(entry) {
-  if (!entry.figure.layout.meta?.addressed || entry.addressed) return;
-  entry.addressed = true;
-  const asked = new URLSearchParams(location.search);
-  const [low, high] = ["from", "to"].map((name) => Number.parseFloat(asked.get(name)));
-  entry.box.on("plotly_relayout", (change) => {
-    if (!Object.keys(change).some((name) => name.startsWith("xaxis."))) return;
-    const url = new URL(location.href);
-    const shown = new URLSearchParams(part(entry));
-    for (const name of ["from", "to"]) {
-      if (shown.has(name)) url.searchParams.set(name, String(Number(Number(shown.get(name)).toFixed(4))));
-      else url.searchParams.delete(name);
-    }
-    history.replaceState(history.state, "", url);
-  });
-  if (low < high) window.Plotly.relayout(entry.box, { "xaxis.range": [low, high] });
-}
-
-/* The part of the axis that is zoomed to, as the end of an address; "" where all of it is shown. */
-function part({ box, figure }) {
-  const [low, high] = box.layout.xaxis.range.map(Number);
-  const [first, last] = figure.layout.xaxis.range;
-  return low <= first && high >= last ? "" : `&from=${low}&to=${high}`;
-}
-
-/* The same of a chart of the page, if it is one that shows a part of many. */
+/* The part that a chart of the page is zoomed to, if it is one that shows a part of many. */
 export function view(key) {
   const entry = mounted.get(key);
   return entry?.follows && entry.box.layout?.xaxis ? part(entry) : "";

@@ -1,0 +1,209 @@
+/* Many bars at once: a figure with meta.canvas has its horizontal bars painted on a canvas that lies between the grid
+ * and the labels of the chart library, which takes a tenth of a millisecond and more for every bar that it draws itself.
+ * Axes, zoom and curves stay the library's; what the pointer rests on is looked up here, and a saved picture is made of
+ * the bars themselves (`whole`). Bars of one trace share a fill, an outline and a hatch, as the figures of
+ * dashboard/charts/gantt.py have them.
+ */
+
+const LEAST_HIT = 4; // px that a bar is wide for the pointer
+const LEAST_OUTLINED = 3; // px: an outline would hide what is narrower
+const PAD = 3; // px between a number and the ends of its bar
+const SIZES = [11, 10, 9]; // px of a number: the largest that fits
+const PRINT_RATIO = 3;
+const TILE = 48; // px of a hatch as it is drawn, before it is scaled
+const HATCH_OPACITY = 0.5; // the library's over a fill
+const layers = new WeakMap(); // box -> {box, data, canvas, tip}
+
+const lifted = (trace) => trace.type === "bar" && trace.orientation === "h" && Array.isArray(trace.base);
+
+/* What the library draws of a painted figure; the bars of one with meta.canvas are kept for `paint`. */
+export function lift(box, { data, layout }) {
+  const layer = layers.get(box);
+  if (!layout.meta?.canvas) {
+    layer?.canvas.remove();
+    layer?.tip.remove();
+    layers.delete(box);
+    return data;
+  }
+  if (layer) layer.data = data;
+  else layers.set(box, begun(box, data));
+  return data.map((trace) => (lifted(trace) ? { type: "scatter", mode: "none", name: trace.name, x: [null], y: [null], hoverinfo: "skip" } : trace));
+}
+
+/* All that is drawn in a box, bars too. */
+export const whole = (box) => layers.get(box)?.data ?? box.data;
+
+function begun(box, data) {
+  const [canvas, tip] = ["canvas", "div"].map((tag) => document.createElement(tag));
+  canvas.className = "bars";
+  tip.className = "bar-tip";
+  for (const own of [canvas, tip]) own.setAttribute("aria-hidden", "true");
+  tip.hidden = true;
+  return { box, data, canvas, tip };
+}
+
+/* Painting ------------------------------------------------------------------------------------------------------- */
+
+/* Where the plot is, in px of the box, and how its axes turn values into px of it. */
+function placed(box, across = box.layout.xaxis.range) {
+  const area = box.querySelector(".nsewdrag[data-subplot='xy']");
+  const [left, top, width, height] = ["x", "y", "width", "height"].map((name) => Number(area.getAttribute(name)));
+  const [low, high] = across.map(Number);
+  const [bottom, upper] = box.layout.yaxis.range;
+  return {
+    left, top, width, height,
+    x: (value) => ((value - low) / (high - low)) * width,
+    y: (value) => ((upper - value) / (upper - bottom)) * height,
+  };
+}
+
+/* Bar i of a trace: left, top, right, bottom. */
+function edges(trace, i, at) {
+  const [a, b] = [at.y(trace.y[i] - trace.width[i] / 2), at.y(trace.y[i] + trace.width[i] / 2)];
+  return [at.x(trace.base[i]), Math.min(a, b), at.x(trace.base[i] + trace.x[i]), Math.max(a, b)];
+}
+
+/* The bars of a box as they stand now, on the part of the axis that is `across`. */
+export function paint(box, { across, ratio = window.devicePixelRatio } = {}) {
+  const layer = layers.get(box);
+  const ground = box.querySelector(".svg-container");
+  if (!layer || !ground) return;
+  if (!layer.canvas.isConnected) {
+    ground.querySelector(".main-svg").after(layer.canvas);
+    ground.append(layer.tip);
+    follow(layer);
+  }
+  const at = placed(box, across);
+  const { canvas } = layer;
+  [canvas.width, canvas.height] = [at.width * ratio, at.height * ratio].map(Math.round);
+  Object.assign(canvas.style, { left: `${at.left}px`, top: `${at.top}px`, width: `${at.width}px`, height: `${at.height}px` });
+  const context = canvas.getContext("2d");
+  context.scale(canvas.width / at.width, canvas.height / at.height);
+  const drawn = layer.data.filter(lifted).map((trace) => ({ trace, bars: inView(trace, at) }));
+  const size = fitting(context, drawn, box.layout.font.family);
+  for (const { trace, bars } of drawn) {
+    fill(context, trace, bars);
+    number(context, trace, bars, size);
+  }
+  layer.tip.hidden = true;
+}
+
+/* [i, left, top, right, bottom] of the bars that reach into the plot; what took any time is not thinner than a pixel. */
+function inView(trace, at) {
+  const out = [];
+  for (let i = 0; i < trace.base.length; i += 1) {
+    let [left, top, right, bottom] = edges(trace, i, at);
+    if (right < 0 || left > at.width || !(trace.x[i] > 0)) continue;
+    [left, right] = [Math.max(left, -2), Math.min(right, at.width + 2)];
+    if (right - left < 2) [left, right] = [Math.floor(left), Math.max(Math.ceil(right), Math.floor(left) + 1)];
+    out.push([i, left, top, right, bottom]);
+  }
+  return out;
+}
+
+function fill(context, { marker }, bars) {
+  const fills = [marker.color, ...(marker.pattern ? [hatch(context, marker.pattern)] : [])];
+  [context.strokeStyle, context.lineWidth] = [marker.line.color, marker.line.width];
+  for (const [, left, top, right, bottom] of bars) {
+    for (const own of fills) {
+      context.fillStyle = own;
+      context.fillRect(left, top, right - left, bottom - top);
+    }
+    if (right - left >= LEAST_OUTLINED || marker.line.width > 1) context.strokeRect(left, top, right - left, bottom - top);
+  }
+}
+
+/* Lines that rise to the right, as the library draws its pattern "/". */
+function hatch(context, { fgcolor, size, solidity }) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = TILE;
+  const own = tile.getContext("2d");
+  [own.strokeStyle, own.lineWidth, own.globalAlpha] = [fgcolor, solidity * TILE * Math.SQRT1_2, HATCH_OPACITY];
+  for (const shift of [-TILE, 0, TILE]) {
+    own.beginPath();
+    own.moveTo(shift - TILE, 2 * TILE);
+    own.lineTo(shift + 2 * TILE, -TILE);
+    own.stroke();
+  }
+  const pattern = context.createPattern(tile, "repeat");
+  pattern.setTransform(new DOMMatrix().scale((size * Math.SQRT2) / TILE));
+  return pattern;
+}
+
+/* Numbers have one size: the largest of SIZES that fits into every bar that has room for the smallest. */
+function fitting(context, drawn, family) {
+  const roomOf = roomIn(context, family);
+  const least = SIZES.at(-1);
+  const rooms = drawn.flatMap(({ trace, bars }) => numbered(trace, bars).map((bar) => roomOf(trace, bar))).filter((room) => room >= least);
+  const px = SIZES.find((size) => rooms.every((room) => room >= size)) ?? least;
+  return { font: `${px}px ${family}`, fits: (trace, bar) => roomOf(trace, bar) >= px };
+}
+
+const numbered = (trace, bars) => (trace.text && trace.textposition !== "none" ? bars.filter(([i]) => trace.text[i]) : []);
+
+/* The size that the number of a bar could have. */
+function roomIn(context, family) {
+  const known = new Map(); // text -> its width at 1 px
+  context.font = `100px ${family}`;
+  return ({ text }, [i, left, top, right, bottom]) => {
+    if (!known.has(text[i])) known.set(text[i], context.measureText(text[i]).width / 100);
+    return Math.min((right - left - 2 * PAD) / known.get(text[i]), bottom - top);
+  };
+}
+
+function number(context, trace, bars, { font, fits }) {
+  const own = numbered(trace, bars).filter((bar) => fits(trace, bar));
+  if (!own.length) return;
+  [context.font, context.fillStyle] = [font, trace.insidetextfont.color];
+  [context.textAlign, context.textBaseline] = ["center", "middle"];
+  for (const [i, left, top, right, bottom] of own) context.fillText(trace.text[i], (left + right) / 2, (top + bottom) / 2);
+}
+
+/* Pointer and axes ------------------------------------------------------------------------------------------------ */
+
+function follow(layer) {
+  const { box, tip } = layer;
+  if (box.dataset.bars) return;
+  box.dataset.bars = "followed";
+  for (const name of ["plotly_afterplot", "plotly_relayout"]) box.on(name, () => paint(box));
+  box.on("plotly_relayouting", (change) => {
+    const across = change["xaxis.range"] ?? [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+    if (across.every(Number.isFinite)) paint(box, { across });
+  });
+  box.addEventListener("pointermove", (event) => point(layers.get(box), event));
+  box.addEventListener("pointerleave", () => (layers.get(box) ?? { tip }).tip.hidden = true);
+}
+
+/* What is read where the pointer rests: of bars over one another that on top. */
+function point(layer, event) {
+  if (!layer) return;
+  const { box, tip, canvas } = layer;
+  const plot = canvas.getBoundingClientRect();
+  const [x, y] = [event.clientX - plot.left, event.clientY - plot.top];
+  const inside = x >= 0 && x <= plot.width && y >= 0 && y <= plot.height;
+  const text = inside && !event.buttons ? said(layer.data, x, y, placed(box)) : undefined;
+  tip.hidden = !text;
+  if (!text) return;
+  tip.textContent = text.replaceAll("<br>", "\n");
+  const ground = box.querySelector(".svg-container").getBoundingClientRect();
+  const [right, below] = [event.clientX - ground.left + 12, event.clientY - ground.top + 16];
+  const left = right + tip.offsetWidth <= ground.width ? right : Math.max(0, right - tip.offsetWidth - 24);
+  const top = below + tip.offsetHeight <= ground.height ? below : Math.max(0, below - tip.offsetHeight - 32);
+  Object.assign(tip.style, { left: `${left}px`, top: `${top}px` });
+}
+
+function said(data, x, y, at) {
+  for (const trace of data.filter((one) => lifted(one) && one.hoverinfo !== "skip").reverse()) {
+    for (let i = trace.base.length - 1; i >= 0; i -= 1) {
+      const [left, top, right, bottom] = edges(trace, i, at);
+      const wider = Math.max(0, LEAST_HIT - (right - left)) / 2;
+      if (y >= top && y <= bottom && x >= left - wider && x <= right + wider) return trace.customdata[i];
+    }
+  }
+  return undefined;
+}
+
+const all = (options) => document.querySelectorAll(".chart-box").forEach((box) => paint(box, options));
+
+window.addEventListener("beforeprint", () => all({ ratio: PRINT_RATIO }));
+window.addEventListener("afterprint", () => all());

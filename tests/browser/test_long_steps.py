@@ -1,0 +1,149 @@
+"""The timeline of a step with more spans than a figure has bars: zoomed by mouse and by address, looked at, saved."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.bench.timeline import SEED
+from tests.browser.watched import PHONE, RUN_MS, Troubles
+from tests.yard_process import YardProcess
+
+SPANS = 24_000
+BOX = ".chart[data-chart=gantt] .chart-box"
+RANGE = f"document.querySelector('{BOX}')?.layout?.xaxis?.range?.map(Number)"
+PART = """async ([low, high]) => {
+  const box = document.querySelector(".chart[data-chart=gantt] .chart-box");
+  const src = JSON.parse(document.querySelector(".chart[data-chart=gantt] script").textContent).layout.meta.window;
+  const { figure } = await (await fetch(`${src}&from=${low}&to=${high}`)).json();
+  const trace = figure.data.find((one) => one.name === "forward");
+  const inside = trace.base.map((start, i) => (start > low && start + trace.x[i] < high ? trace.x[i] : 0));
+  const i = inside.indexOf(Math.max(...inside));
+  const probe = document.createElement("span");
+  probe.style.color = "var(--phase-forward)";
+  document.body.append(probe);
+  const [upper, bottom] = [box.layout.yaxis.range[1], box.layout.yaxis.range[0]];
+  return {
+    begin: (trace.base[i] - low) / (high - low), wide: trace.x[i] / (high - low), said: trace.customdata[i],
+    down: (trace.y[i] - upper) / (bottom - upper), colour: getComputedStyle(probe).color,
+    bars: figure.data.reduce((sum, one) => sum + one.x.length, 0),
+  };
+}"""
+"""The widest forward that lies in a part of the step as the server tells it: where it should stand, in parts of the
+plot, its words, and the colour that the theme has for it."""
+PIXEL = """(canvas, [across, down]) => {
+  const one = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  one.drawImage(canvas, -Math.floor(across * canvas.width), -Math.floor(down * canvas.height));
+  return `rgb(${[...one.getImageData(0, 0, 1, 1).data].slice(0, 3).join(", ")})`;
+}"""
+SAVED = """() => new Promise((resolve) => {
+  const of = window.Plotly.toImage;
+  window.Plotly.toImage = (figure, options) => {
+    window.Plotly.toImage = of;
+    resolve(figure.data.reduce((sum, one) => sum + (one.type === "bar" ? one.x.length : 0), 0));
+    return of(figure, options);
+  };
+  document.querySelector(".chart[data-chart=gantt] [data-chart-png]").click();
+})"""
+UPDATE = """async () => {
+  const { update } = await import(document.querySelector("script[src*='js/charts.js']").src);
+  const src = JSON.parse(document.querySelector(".chart[data-chart=gantt] script").textContent).layout.meta.window;
+  await update({ gantt: await (await fetch(src)).json() });
+}"""
+
+
+@pytest.fixture(scope="module")
+def long(yard: YardProcess, client: Any) -> dict[str, str]:
+    """Addresses of a run and of a trace with a step of SPANS spans."""
+    done = yard.shell(SEED.format(count=SPANS))
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def canvas(page: Page) -> Locator:
+    return page.locator(f"{BOX} canvas.bars")
+
+
+def opened(page: Page, address: str, window: tuple[float, float]) -> dict[str, Any]:
+    """Opens a part of a step, and says what should stand there."""
+    page.goto(f"{address}?from={window[0]}&to={window[1]}")
+    expect(canvas(page)).to_be_visible(timeout=RUN_MS)
+    assert page.evaluate(RANGE) == list(window), "the axis is where the address says"
+    return dict(page.evaluate(PART, window))
+
+
+def test_bars_stand_where_the_axis_says_and_say_what_they_are(
+    page: Page, troubles: Troubles, long: dict[str, str]
+) -> None:
+    for address in long.values():
+        found = opened(page, address, (5.0, 5.4))
+        spot = [found["begin"] + 0.25 * found["wide"], found["down"] + 0.02]
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            wanted = page.evaluate(PART, (5.0, 5.4))["colour"]
+            page.wait_for_function(
+                f"([spot, colour]) => ({PIXEL})(document.querySelector('{BOX} canvas.bars'), spot) === colour",
+                arg=[spot, wanted],
+            )
+        page.emulate_media(color_scheme="light")
+        at = canvas(page).bounding_box()
+        assert at is not None
+        page.mouse.move(at["x"] + spot[0] * at["width"], at["y"] + spot[1] * at["height"])
+        tip = page.locator(f"{BOX} .bar-tip")
+        expect(tip).to_be_visible()
+        assert tip.inner_text() == found["said"].replace("<br>", "\n")
+        page.mouse.move(at["x"] + 5, at["y"] + at["height"] + 60)
+        expect(tip).to_be_hidden()
+        assert page.evaluate(SAVED) == found["bars"], "the saved picture has all of them"
+
+
+def test_a_dragged_part_is_asked_for_and_a_double_click_shows_the_whole_again(
+    page: Page, troubles: Troubles, long: dict[str, str]
+) -> None:
+    page.goto(long["a run"])
+    plot = page.locator(f"{BOX} .nsewdrag").first
+    expect(plot).to_be_attached(timeout=RUN_MS)
+    whole = page.evaluate(RANGE)
+    at = plot.bounding_box()
+    assert at is not None
+    middle = at["y"] + at["height"] / 2
+    page.mouse.move(at["x"] + 200, middle)
+    page.mouse.down()
+    page.mouse.move(at["x"] + 220, middle + 2, steps=4)
+    page.mouse.up()
+    expect(canvas(page)).to_be_visible(timeout=RUN_MS)
+    low, high = page.evaluate(RANGE)
+    share = (whole[1] - whole[0]) / at["width"]
+    assert (low, high) == pytest.approx((200 * share, 220 * share), abs=1.5 * share)
+    expect(page.locator(".chart[data-chart=gantt] .chart-source")).to_contain_text(f"spans in view, of {SPANS}")
+    page.mouse.dblclick(at["x"] + 300, middle)
+    expect(canvas(page)).to_have_count(0, timeout=RUN_MS)
+    assert page.evaluate(RANGE) == whole and "from=" not in page.url
+
+
+def test_new_numbers_another_width_and_the_printer_leave_the_reader_where_he_is(
+    page: Page, troubles: Troubles, long: dict[str, str]
+) -> None:
+    window = (5.0, 5.4)
+    found = opened(page, long["a run"], window)
+    page.evaluate(UPDATE)
+    assert page.evaluate(RANGE) == list(window), "news of the whole step do not move the axis"
+    found = opened(page, long["a run"], window)
+    ratio = "(canvas) => canvas.width / canvas.clientWidth"
+    assert canvas(page).evaluate(ratio) == pytest.approx(1, abs=0.01)
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert canvas(page).evaluate(ratio) == pytest.approx(3, abs=0.01)
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert canvas(page).evaluate(ratio) == pytest.approx(1, abs=0.01)
+    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    same = f"""() => {{
+      const at = (name) => document.querySelector(`{BOX} ${{name}}`).getBoundingClientRect();
+      const [bars, plot] = [at("canvas.bars"), at(".nsewdrag")];
+      return plot.width < 390 && Math.abs(bars.left - plot.left) < 1 && Math.abs(bars.width - plot.width) < 1;
+    }}"""
+    page.wait_for_function(same)
+    spot = [found["begin"] + 0.25 * found["wide"], found["down"] + 0.02]
+    assert canvas(page).evaluate(PIXEL, spot) == found["colour"]
