@@ -132,13 +132,13 @@ def _of_phases(shares: NDArray[np.float64]) -> Shares:
 def _layers(rows: NDArray[np.void], waited: Waited | None) -> list[Pieces]:
     """The intervals of LAYERS. A norm without its waits is idle altogether."""
     talk = (Kind.NORM,) if waited is not None else ()
-    found = [waits.of_kinds(rows, *kinds, *(talk if i == 0 else ())) for i, (_, kinds) in enumerate(LAYERS[1:])]
+    found = [waits.pieces(rows, *kinds, *(talk if i == 0 else ())) for i, (_, kinds) in enumerate(LAYERS[1:])]
     nobody = np.empty(0, np.int64)
     idle = (nobody, nobody)
     if waited is not None:
         held = (waited.ns > 0) & waits.among(rows, waits.BLOCKING)
         idle = (waited.until[held] - waited.ns[held], waited.until[held])
-    return [idle, *((own["start"], own["end"]) for own in found)]
+    return [idle, *found]
 
 
 def _trace(z: NDArray[np.int64], edges: NDArray[np.float64], zero: int, ranks: list[int]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dashboard.charts.gantt import MAX_BARS, Spans
 from dashboard.charts.heatmap import Window
 from dashboard.charts.theme import var
 from parallel_core.analysis.bins import Bins
-from parallel_core.analysis.breakdown import Breakdown, breakdown
+from parallel_core.analysis.breakdown import Account, Breakdown, accounts
 from parallel_core.analysis.waits import Waited, origin, waited_if_whole
 from parallel_core.layout import Layout
 
@@ -122,9 +122,13 @@ class Step:
         return {rank: text for rank, text in out.items() if text}
 
     @cached_property
+    def accounts(self) -> Mapping[int, Account]:
+        """Where the step of each rank went, and what stands beside that."""
+        return accounts(self.spans, self.layout)
+
+    @property
     def breakdown(self) -> Mapping[int, Breakdown]:
-        """Where the step of each rank went."""
-        return breakdown(self.spans, self.layout)
+        return {rank: account.parts for rank, account in self.accounts.items()}
 
     def in_view(self, window: Window | None) -> int:
         """Spans that touch the window."""

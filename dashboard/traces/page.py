@@ -140,7 +140,7 @@ def _judged(trace: Trace, step: int) -> OfTrace:
     if not steps[0].long:
         steps += [step_of(trace, other) for other in near[1:]]
     try:
-        found = diagnose([own.spans for own in steps])
+        found = diagnose([own.spans for own in steps], steps[0].accounts)
     except ValueError as error:
         return OfTrace(why_not=f"Nothing was judged: {error}.")
     return OfTrace([_placed(one, step, steps[0]) for one in found])

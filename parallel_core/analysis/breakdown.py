@@ -144,13 +144,13 @@ _MOVING = "moving"
 
 def _turns(rows: NDArray[np.void], window: tuple[int, int]) -> tuple[int, int]:
     """(start of the first backward, end of the last forward); without one of them, the end of the step."""
-    backward, forward = waits.of_kinds(rows, Kind.B, Kind.BW)["start"], waits.of_kinds(rows, Kind.F)["end"]
+    (backward, _), (_, forward) = waits.pieces(rows, Kind.B, Kind.BW), waits.pieces(rows, Kind.F)
     return int(backward.min(initial=window[1])), int(forward.max(initial=window[0])) if len(forward) else window[1]
 
 
 def _layers(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times) -> list[tuple[str, Pieces]]:
     """The components with the intervals that they claim, first claim first (the list of the module's docstring)."""
-    collective = [_split(_of(rows, kind), last) for kind, last in arrivals.items()]
+    collective = [_split(waits.pieces(rows, kind), last) for kind, last in arrivals.items()]
     received, given = waits.of_kinds(rows, *RECVS), waits.of_kinds(rows, *SENDS)
     waiting, coming = _split((waits.stands_from(rows, received), received["end"]), sent)
     leaving = waits.stands_from(rows, given), given["end"]
@@ -158,14 +158,14 @@ def _layers(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times)
     return [
         ("bubble", _join(*(wait for wait, _ in collective))),
         ("exposed_collective", _join(*(rest for _, rest in collective))),
-        ("recompute", _of(rows, Kind.R)),
-        ("compute", _of(rows, *COMPUTE)),
-        ("optimizer", _of(rows, Kind.OPT_STEP)),
-        ("data", _of(rows, Kind.DATA)),
+        ("recompute", waits.pieces(rows, Kind.R)),
+        ("compute", waits.pieces(rows, *COMPUTE)),
+        ("optimizer", waits.pieces(rows, Kind.OPT_STEP)),
+        ("data", waits.pieces(rows, Kind.DATA)),
         ("bubble", waiting),
         ("exposed_p2p", _join(coming, leaving)),
-        ("other", _of(rows, Kind.SETUP)),
-        ("exposed_collective", _of(rows, Kind.BUCKET)),
+        ("other", waits.pieces(rows, Kind.SETUP)),
+        ("exposed_collective", waits.pieces(rows, Kind.BUCKET)),
         (_MOVING, _join(arriving, (given["start"], given["end"]))),
     ]
 
@@ -174,11 +174,6 @@ def _window(rows: NDArray[np.void]) -> tuple[int, int]:
     step = rows[rows["kind"] == Kind.STEP]
     bounds = step if len(step) else rows
     return int(bounds["start"].min()), int(bounds["end"].max())
-
-
-def _of(rows: NDArray[np.void], *kinds: Kind) -> Pieces:
-    own = waits.of_kinds(rows, *kinds)
-    return own["start"], own["end"]
 
 
 def _none() -> Pieces:

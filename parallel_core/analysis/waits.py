@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.sweep import Times
+from parallel_core.analysis.sweep import Pieces, Times
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, INSIDE, RECVS, REPLICA_COLLECTIVES, SENDS, Kind
 
@@ -52,6 +52,12 @@ def among(rows: NDArray[np.void], kinds: Iterable[Kind]) -> NDArray[np.bool_]:
 
 def of_kinds(rows: NDArray[np.void], *kinds: Kind) -> NDArray[np.void]:
     return rows[among(rows, kinds)]
+
+
+def pieces(rows: NDArray[np.void], *kinds: Kind) -> Pieces:
+    """When they begin and end: twice as fast as by whole rows."""
+    chosen = among(rows, kinds)
+    return rows["start"][chosen], rows["end"][chosen]
 
 
 def stands_from(rows: NDArray[np.void], messages: NDArray[np.void]) -> Times:

@@ -8,12 +8,13 @@ but, where the schedule could be recovered, too few micro-batches and uneven sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from parallel_core.analysis.breakdown import Account, accounts
 from parallel_core.analysis.diagnosis import data_stall, imported_pipeline, straggler, tiny_kernels
 from parallel_core.analysis.diagnosis.case import Case, Finding, Step
 from parallel_core.analysis.diagnosis.exposed_reduction import MOST
@@ -28,6 +29,15 @@ from parallel_core.spec import RunSpec
 @dataclass(frozen=True)
 class _Imported(Case):
     """Steps of ranks 0 .. n - 1, each of which stands for itself; its spec is nobody's."""
+
+    first: Mapping[int, Account] | None = None
+    """Accounts of the first step, where they are known."""
+
+    @cached_property
+    def accounts(self) -> list[dict[int, Account]]:
+        if self.first is None:
+            return [accounts(step, self.layout) for step in self.traced]
+        return [dict(self.first), *(accounts(step, self.layout) for step in self.traced[1:])]
 
     @cached_property
     def layout(self) -> Layout:
@@ -100,12 +110,13 @@ RULES: dict[str, Callable[[_Imported], Finding | None]] = {
 }
 
 
-def diagnose(steps: Sequence[Step]) -> list[Finding]:
-    """Findings of the steps that every rank has, by the time they cost; raises ValueError where ranks are missing."""
+def diagnose(steps: Sequence[Step], first: Mapping[int, Account] | None = None) -> list[Finding]:
+    """Findings of the steps that every rank has, by the time they cost; raises ValueError where ranks are missing.
+    `first` = accounts of the first step with `Layout.unknown`, where they are known."""
     world = max((len(step) for step in steps), default=0)
     whole = [step for step in steps if len(step) == world and all(map(len, step.values()))]
     if not world or not whole or set(whole[0]) != set(range(world)):
         raise ValueError("not every rank of the job has a trace")
-    case = _Imported(RunSpec(), whole)
+    case = _Imported(RunSpec(), whole, first=first if whole[0] is steps[0] else None)
     found = [finding for rule in RULES.values() if (finding := rule(case)) is not None]
     return sorted(found, key=lambda finding: -finding.effect_ns)
