@@ -51,8 +51,10 @@ def title(entries: Sequence[Entry], limit: int | None) -> str:
     most, best = max(known, key=lambda pair: pair[0])
     base = next((e for e in entries if e.baseline and e.largest is not None), None)
     text = f"{count_text(most)} layers would fit with {best.label}, predicted"
-    if base is None or base is best or not base.largest:
-        return f"{text}, more than with any other run here."
+    if base is None or base.largest == most or not base.largest:
+        equal = [e.label for own, e in known if own == most and e is not best]
+        others = equal[0] if len(equal) == 1 else f"{len(equal)} others"
+        return f"{text}, as many as with {others}." if equal else f"{text}, more than with any other run here."
     return f"{text}: {ratio_text(most / base.largest)} the {count_text(base.largest)} of {base.label}."
 
 

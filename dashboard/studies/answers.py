@@ -53,7 +53,7 @@ def _largest(view: Overview) -> Answer | None:
     known = [(e.largest, e.label) for e in view.entries if e.largest is not None]
     if not known or not view.limit:
         return None
-    most, label = max(known)
+    most, label = max(known, key=lambda one: one[0])  # of equals the first, as in the chart's title
     base = view.baseline.entry if view.baseline else None
     against = f"; {base.label} {count_text(base.largest)}" if base and base.largest and base.label != label else ""
     detail = f"predicted, {label}{against}; on {bytes_text(view.limit)} a device, all else equal."

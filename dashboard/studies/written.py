@@ -177,7 +177,8 @@ def _memory(view: Overview) -> list[str]:
 
 
 def _layers(view: Overview) -> list[str]:
-    known = sorted(((e.largest, e.label) for e in view.entries if e.largest is not None), reverse=True)
+    found = ((e.largest, e.label) for e in view.entries if e.largest is not None)
+    known = sorted(found, key=lambda one: -one[0])  # of equals the first, as in the title
     said = [capacity.title(view.entries, view.limit)]
     if view.limit and len(known) > 1:
         named = ", ".join(f"{label} {count_text(most)}" for most, label in known[1:MOST_NAMED])

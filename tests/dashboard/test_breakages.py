@@ -77,6 +77,8 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
     assert [cause.rule for cause in found.causes] == ["few_micro_batches"]
     assert 'data-rule="few_micro_batches"' in part and "Set parallel.schedule to 1f1b." in part
     assert "bubble" in found.proof
+    page = client.get(f"/studies/{study.pk}/").content.decode()
+    assert page.count('id="findings"') == 1 and page.index('id="findings"') < page.index('id="verdict"'), "cause first"
     lines = figures.losses(overview(study.runs.all(), study.baseline))
     looks = {trace["line"]["color"] + trace["line"]["dash"] for trace in lines.figure["data"]}
     assert looks == {"var(--line-single)solid", "var(--bad)dot", "var(--good)dash"}, "each has a hue and a pattern"

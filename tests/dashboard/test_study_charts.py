@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dashboard.charts import capacity
+from dashboard.charts.chart import Entry
 from dashboard.runs.models import Run, State
 from dashboard.studies import figures
 from dashboard.studies.models import Study
@@ -60,3 +62,15 @@ def test_the_dotted_line_ends_at_the_last_measured_row(alice: Any) -> None:
     data = figures.speedups(overview(made.runs.all())).figure["data"]
     line = next(trace for trace in data if trace.get("mode") == "lines")
     assert max(line["y"]) == 0.5
+
+
+def test_of_equals_one_is_named_and_the_others_are_said() -> None:
+    def title(*found: tuple[str, int]) -> str:
+        entries = [Entry(label, largest=most, baseline=not i) for i, (label, most) in enumerate(found)]
+        return capacity.title(entries, 1 << 30)
+
+    alone, equal = ("PP-1F1B", 90), ("PP-1F1B async, no stash", 90)
+    assert title(alone, ("DP", 40)) == "90 layers would fit with PP-1F1B, predicted, more than with any other run here."
+    assert title(alone, equal, ("DP", 40)).endswith("predicted, as many as with PP-1F1B async, no stash.")
+    assert title(alone, equal, equal).endswith("predicted, as many as with 2 others.")
+    assert title(("DP", 40), alone, equal) == "90 layers would fit with PP-1F1B, predicted: 2.25x the 40 of DP."
