@@ -48,14 +48,17 @@ class _Draws:
         return drawn
 
 
-def factor(schedule: Schedule, costs: HostCosts, sharing: Sharing, noise: float, calm: Collection[Kind] = ()) -> float:
+def factor(
+    schedule: Schedule, costs: HostCosts, sharing: Sharing, noise: float, calm: Collection[Kind] = (), parts: int = 1
+) -> float:
     """How many times longer than without noise of `noise` seconds the programs take; those operations `calm` whose
-    ranks wait for each other inside have paid for theirs."""
+    ranks wait for each other inside have paid for theirs. Who takes the mean of `parts` factors needs fewer draws for
+    each."""
     ranks = schedule.pipeline_ranks
     if noise <= 0 or ranks < 2:
         return 1.0
     plain = _end(simulate_shared(schedule, costs, sharing))
-    times = max(_FEWEST, min(_MOST, _OPERATIONS // sum(map(len, schedule.programs))))
+    times = max(1, max(_FEWEST, min(_MOST, _OPERATIONS // sum(map(len, schedule.programs)))) // parts)
     longer = 0.0
     for seed in range(times):
         draws = _Draws(noise * 1e9, calm, seed)

@@ -67,16 +67,16 @@ def predict_step(
     made = Maker(spec, table, where)
     bound = devices or made.network.devices()
     at_pace = partial(_at_pace, spec, made, table, bound)
-    plain = at_pace(slower)
-    if slower or not (known := spells or spells_of(table.spells, bound)):
-        return plain
-    return replace(plain, seconds=sum(spell.share * at_pace(spell.slower).seconds for spell in known))
+    known = () if slower else spells or spells_of(table.spells, bound)
+    if not known:
+        return at_pace(slower, 1)
+    return Prediction(sum(one.share * at_pace(one.slower, len(known)).seconds for one in known), at_pace((), 0).spans)
 
 
 def _at_pace(
-    spec: RunSpec, made: Maker, table: CostTable, devices: Sequence[int], slower: Sequence[float]
+    spec: RunSpec, made: Maker, table: CostTable, devices: Sequence[int], slower: Sequence[float], parts: int
 ) -> Prediction:
-    """A step while each rank's device takes so many times longer than the table says."""
+    """A step while each rank's device takes so many times longer than the table says, one of `parts`; 0: no noise."""
     sharing = made.sharing(devices, slower)
 
     def walk(steps: int) -> tuple[Schedule, dict[int, Spans]]:
@@ -88,7 +88,7 @@ def _at_pace(
         seconds = max(int(rows["end"].max()) for rows in spans.values()) / 1e9
     else:
         schedule, (seconds, spans) = made.schedule(steady.MORE_STEPS), steady.step(spec, walk)
-    seconds *= noise.factor(schedule, made.costs(schedule), sharing, table.noise, made.meeting)
+    seconds *= noise.factor(schedule, made.costs(schedule), sharing, table.noise, made.meeting, parts) if parts else 1.0
     return Prediction(seconds + table.beside("report"), spans)
 
 
