@@ -141,12 +141,19 @@ def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], l
             continue  # a stream without a flush, or too long: its step cannot be walked again
         gain = measured.step / replay(trace.spec, measured, Change(links=FREE)).step
         now = row.entry.speed.ratio
-        sentence = f"{row.entry.label} would reach {ratio_text(now * gain)} instead of {ratio_text(now)}."
-        said.append((now * gain, sentence, row))
+        said.append((now * gain, freed(row.entry.label, now, gain), row))
     said.sort(key=lambda one: one[0], reverse=True)
     if not said:
         return ["No traced step of several devices can be replayed."], []
     return [text for _, text, _ in said], _to(said[0][2], tab="whatif")
+
+
+def freed(label: str, now: float, gain: float) -> str:
+    """What free communication makes of a speedup of `now`, `gain` times as fast."""
+    before, behind = ratio_text(now), ratio_text(now * gain)
+    if before == behind:
+        return f"{label} would stay at {before}: next to nothing of its step is communication that is not hidden."
+    return f"{label} would reach {behind} instead of {before}."
 
 
 def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], list[tuple[str, str]]]:

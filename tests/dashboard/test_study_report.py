@@ -143,6 +143,11 @@ def test_a_link_is_at_least_as_fast_as_its_fastest_message() -> None:
     assert rates([({0: first}, Layout.of(RunSpec.model_validate({})))]) == {}
 
 
+def test_communication_that_costs_nothing_gains_nothing() -> None:
+    assert written.freed("DP", 1.5, 1.2) == "DP would reach 1.80x instead of 1.50x."
+    assert written.freed("DP", 1.5, 1.001).startswith("DP would stay at 1.50x: next to nothing")
+
+
 def test_every_answer_is_of_the_numbers(study: Study) -> None:
     said = _answers(study)
     assert "the largest loss is bubble" in said["Which is fastest, which slowest, and why?"]
