@@ -5,9 +5,11 @@ A member is a user in the group `members`; everyone signed in is at least a view
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 from django.contrib.auth.models import Group
+from django.http import HttpRequest
 
 Role = Literal["viewer", "member", "admin"]
 MEMBERS = "members"
@@ -34,3 +36,9 @@ def may_submit(user: Any) -> bool:
 def may_change(user: Any, owned: Any) -> bool:
     """Whether `user` may cancel, edit or delete something with an `owner`."""
     return may_submit(user) and (user.is_staff or owned.owner_id == user.pk)
+
+
+def in_templates(request: HttpRequest) -> dict[str, Any]:
+    """`may_submit` in every template, asked of the database only where one uses it: what starts a run is not offered to
+    who may only look."""
+    return {"may_submit": partial(may_submit, request.user)} if hasattr(request, "user") else {}

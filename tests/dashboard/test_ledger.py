@@ -323,3 +323,17 @@ def test_other_ways_to_share_layers_are_models_of_their_own_to_profile() -> None
         by_cut.setdefault(spec.parallel.cut, []).append(title)
     assert by_cut["columns"] and all(title.endswith(", by columns, too") for title in by_cut["columns"])
     assert not any("too" in title for title in by_cut["pairs"])
+
+
+def test_who_may_only_look_is_led_to_no_form_that_refuses(member: Client, reader: Client, profile: Profile) -> None:
+    """Nothing on these pages leads a viewer to New run; a member is led there by each."""
+    asked = {"profile": profile.pk, "workers": 2, "samples": 4}
+    for address, query in (
+        ("/partition/", asked),
+        ("/schedules/strategies/", {}),
+        ("/schedules/", {}),
+        ("/planner/", {"model": "gpt-125m", "devices": "2", "batch": "16"}),
+    ):
+        to_members, to_viewers = (client.get(address, query).content.decode() for client in (member, reader))
+        assert "/runs/new/" not in to_viewers, address
+        assert "/runs/new/" in to_members or "planner" in address, address
