@@ -90,9 +90,9 @@ def test_a_disturbed_or_failed_run_foresees_nothing(alice: Any) -> None:
     assert _looked_at(factory.queued(alice, {**GPIPE, "schedule": "zb-h1"})).replayed is None
 
 
-def test_the_what_if_tab_leads_to_the_run_that_settles_it(reader: Client, alice: Any) -> None:
+def test_the_what_if_tab_leads_to_the_run_that_settles_it(member: Client, reader: Client, alice: Any) -> None:
     before = factory.finished(alice, GPIPE)
-    page = reader.get(f"/runs/{before.pk}/", {"tab": "whatif", "schedule": "1f1b"})
+    page = member.get(f"/runs/{before.pk}/", {"tab": "whatif", "schedule": "1f1b"})
     address = page.context["run_address"]
     spec = RunSpec.model_validate_json(parse_qs(urlsplit(address).query)["spec"][0])
     assert (spec.parallel.schedule, spec.parallel.micro_batches) == ("1f1b", 4)
@@ -100,9 +100,11 @@ def test_the_what_if_tab_leads_to_the_run_that_settles_it(reader: Client, alice:
     said = _looked_at(factory.services.submit(owner=alice, spec=spec.model_dump(mode="json")))
     assert said.replayed == before
     assert "settles this prediction" in page.content.decode()
+    seen = reader.get(f"/runs/{before.pk}/", {"tab": "whatif", "schedule": "1f1b"}).content.decode()
+    assert "settles this prediction" not in seen  # to those who may not submit
     Prediction.objects.filter(run=before).update(disturbed=True)
-    page = reader.get(f"/runs/{before.pk}/", {"tab": "whatif", "schedule": "1f1b"})
+    page = member.get(f"/runs/{before.pk}/", {"tab": "whatif", "schedule": "1f1b"})
     assert "not kept on Record" in page.content.decode()
     for hypothetical in ({"device": 2}, {"schedule": "1f1b", "links": "4"}, {}):
-        page = reader.get(f"/runs/{before.pk}/", {"tab": "whatif", **hypothetical})
+        page = member.get(f"/runs/{before.pk}/", {"tab": "whatif", **hypothetical})
         assert not page.context.get("run_address")

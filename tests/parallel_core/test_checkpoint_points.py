@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
+from parallel_core.local import points
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import POINT, FileSink, Frame, events_path, read_file
+from parallel_core.observe.records import FileSink, events_path, read_file
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 
@@ -26,20 +25,13 @@ def _run(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
     run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), saves=SaveOrder(folder / "run"))
 
 
-def _steps(frame: Frame) -> list[int]:
-    """Steps of the frame's first series, which has all of them."""
-    name, count = frame.header["series"][0]
-    assert name == "rank_step_time"
-    return np.frombuffer(frame.blob, POINT)["step"][:count].tolist()
-
-
 def test_the_points_of_all_steps_stand_before_their_checkpoint(tmp_path: Path) -> None:
     ranks.run(SPEC, _run, tmp_path)
     written: list[int] = []
     saved = []
     for frame in read_file(events_path(tmp_path, 0)):
         if frame.kind == "points":
-            written += _steps(frame)
+            written += points([frame], "rank_step_time")["step"].tolist()
         elif frame.kind == "checkpoint":
             saved.append(frame.header["step"])
             assert len(written) >= saved[-1], "a checkpoint before its points"

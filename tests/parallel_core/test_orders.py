@@ -189,7 +189,7 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 def test_a_found_order_trains_with_the_same_bits(tmp_path: Path) -> None:
     """The order of a rank with uneven costs, which no book has, on two real ranks, against 1F1B."""
     plain = spec_of({}, {"precision": "fp32"}, pp=2, micro_batches=4)
-    problem = Problem(4, (0, 1), (3, 2), (4, 3), (2, 2), (6, 5), (1,), (1.0,) * 2, (1.0,) * 2, (3.0, 3.0))
+    problem = Problem(4, (0, 1), (3, 2), (4, 3), (2, 2), (6, 5), (1,), (1.0,) * 2, (1.0,) * 2, (4.0, 2.0))
     made = find(problem, EFFORT).schedule
     assert made.programs not in [compute_only(name, 2, 4).programs for name in ("1f1b", "zb-h1", "zb-h2", "gpipe")]
     found = with_schedule(plain, "custom", to_csv(made))
