@@ -12,9 +12,8 @@ from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
-from dashboard.numbers import numbers
 from dashboard.runs import services
-from dashboard.runs.list_views import MAX_COMPARED
+from dashboard.runs.list_views import ticked
 from dashboard.runs.listing import Listing
 from dashboard.runs.models import ENDED, Run, State
 from parallel_core.analysis.quantities import plural_text
@@ -27,8 +26,7 @@ SHOWN = 12
 @member_required
 def cancel(request: HttpRequest) -> HttpResponse:
     """GET asks once, for the ticked runs (`runs=1&runs=2`) that the asker may cancel; POST cancels them."""
-    given = request.POST if request.method == "POST" else request.GET
-    wanted = numbers(",".join(given.getlist("runs")))[:MAX_COMPARED]
+    wanted = ticked(request.POST if request.method == "POST" else request.GET)
     found = list(Run.objects.filter(pk__in=wanted).select_related("owner").order_by("pk"))
     # The list as it was: its own filters, whatever else the address holds.
     back = reverse("runs:list") + Listing.parse(request.GET).query().rstrip("?")

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_safe
 
@@ -18,7 +18,7 @@ from dashboard.runs.models import Run, State
 from dashboard.runs.selectors import list_runs
 
 MAX_EXPORT = 10_000
-MAX_COMPARED = 500
+MAX_TICKED = 500
 FIELDS = (
     "id",
     "name",
@@ -63,10 +63,15 @@ def runs(request: HttpRequest) -> HttpResponse:
 @require_safe
 def compare(request: HttpRequest) -> HttpResponse:
     """Turns the checked boxes of the list (runs=1&runs=2) into the shareable address of the comparison."""
-    wanted = numbers(",".join(request.GET.getlist("runs")))[:MAX_COMPARED]
+    wanted = ticked(request.GET)
     if not wanted:
         return redirect("runs:list")
     return redirect(f"/compare/?runs={','.join(map(str, wanted))}")
+
+
+def ticked(given: QueryDict) -> list[int]:
+    """Numbers of the runs whose boxes were checked."""
+    return numbers(",".join(given.getlist("runs")))[:MAX_TICKED]
 
 
 @require_safe

@@ -8,9 +8,8 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.guards import member_required
-from dashboard.numbers import numbers
 from dashboard.runs import removal
-from dashboard.runs.list_views import MAX_COMPARED
+from dashboard.runs.list_views import ticked
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from parallel_core.analysis.quantities import plural_text
@@ -20,8 +19,7 @@ from parallel_core.analysis.quantities import plural_text
 @member_required
 def delete(request: HttpRequest) -> HttpResponse:
     """GET (`?runs=1&runs=2`) asks once, and says of each run that stays why; POST deletes the others."""
-    asked = request.POST if request.method == "POST" else request.GET
-    wanted = numbers(",".join(asked.getlist("runs")))[:MAX_COMPARED]
+    wanted = ticked(request.POST if request.method == "POST" else request.GET)
     going = removal.look(Run.objects.filter(pk__in=wanted), request.user)
     if not going.runs and not going.staying:
         raise Http404("none of these runs is here")
