@@ -12,7 +12,8 @@ from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_
 from parallel_core.cli_numbers import above, whole
 
 if TYPE_CHECKING:
-    from parallel_core.profile.table import CostTable, FullySharded, Layers, Link
+    from parallel_core.profile.curves import Link
+    from parallel_core.profile.table import CostTable, FullySharded, Layers
     from parallel_core.spec import RunSpec
 
 Commands = Any

@@ -14,7 +14,7 @@ from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.runs import detail
 from dashboard.ledger import between, models
 from dashboard.runs import linking
-from parallel_core.profile.table import Link, LinksBetween
+from parallel_core.profile.curves import Link, LinksBetween
 
 router = Router(tags=["fleet"])
 Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00]*$", description="of a worker")]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from dashboard.ledger.models import LinksBetween
 from dashboard.runs.models import Attempt
-from parallel_core.profile import table
+from parallel_core.profile import curves
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def keep(attempt: Attempt, header: Mapping[str, Any]) -> None:
         return
     first, second = pair_of(*attempt.run.between)
     try:
-        found = table.LinksBetween.model_validate(
+        found = curves.LinksBetween.model_validate(
             {**header, "hosts": (first, second), "recorded": timezone.now().timestamp()}
         )
     except ValidationError as error:
@@ -55,13 +55,13 @@ def newest(device: str | None = None) -> list[LinksBetween]:
     return [row for _, row in sorted(counting.items())]
 
 
-def known(hosts: Sequence[str], device: str) -> list[table.LinksBetween]:
+def known(hosts: Sequence[str], device: str) -> list[curves.LinksBetween]:
     """What is known of every pair of `hosts`; a pair that was never timed is missing."""
     return tables_of(newest(device), hosts, device) if pairs_of(hosts) else []
 
 
-def tables_of(rows: Iterable[LinksBetween], hosts: Sequence[str], device: str) -> list[table.LinksBetween]:
+def tables_of(rows: Iterable[LinksBetween], hosts: Sequence[str], device: str) -> list[curves.LinksBetween]:
     """The same, of rows that were read before."""
     wanted = {(*pair, device) for pair in pairs_of(hosts)}
     found = (row for row in rows if (row.first, row.second, row.device) in wanted)
-    return [table.LinksBetween.model_validate(row.table) for row in found]
+    return [curves.LinksBetween.model_validate(row.table) for row in found]

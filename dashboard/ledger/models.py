@@ -66,7 +66,7 @@ class LinksBetween(models.Model):
     """Names of workers, in the order of the alphabet."""
     device = models.CharField(max_length=8)
     table = models.JSONField()
-    """parallel_core.profile.table.LinksBetween."""
+    """parallel_core.profile.curves.LinksBetween."""
     measured_at = models.DateTimeField(default=timezone.now)
 
     class Meta:

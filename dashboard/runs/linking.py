@@ -13,8 +13,8 @@ from dashboard.ledger.between import pair_of, pairs_of
 from dashboard.runs import services
 from dashboard.runs.models import ENDED, Run, State
 from parallel_core.analysis.quantities import bytes_text, listed_text, seconds_text
+from parallel_core.profile.curves import Link, LinksBetween
 from parallel_core.profile.order import spec_between
-from parallel_core.profile.table import Link, LinksBetween
 from parallel_core.spec import DeviceKind
 
 MOST_EACH = 8

@@ -26,8 +26,8 @@ from parallel_core.analysis.quantities import (
     plural_text,
     seconds_text,
 )
+from parallel_core.profile.curves import Link as Wire
 from parallel_core.profile.table import CostTable
-from parallel_core.profile.table import Link as Wire
 
 LINK_WORDS = {
     "all_reduce": "all-reduce",

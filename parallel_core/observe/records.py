@@ -20,7 +20,7 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their f
     generated  first (tokens of a sample that were told before), tokens (of each sample, behind those), prefill
              (seconds until the first), seconds (of each told here but the first of all), kv_bytes (of this rank): what
              a rank that generates text emits behind its hello, a few times a second, and nothing else
-    links    software, device (cpu | cuda), links: rows of profile.table.Link; what rank 0 of a run emits that times
+    links    software, device (cpu | cuda), links: rows of profile.curves.Link; what rank 0 of a run emits that times
              messages between two hosts, and nothing else
     profile  step, part, of, size; blob = piece `part` of `of` of the rank's gzipped Chrome trace of that step (`size`
              bytes in all); of = 0: it was too large to keep

@@ -15,7 +15,8 @@ from parallel_core.outline.recompute import blocks
 from parallel_core.plan.layer_graph import GraphLayer
 from parallel_core.plan.partition import min_max_cut
 from parallel_core.plan.pipedream import Form
-from parallel_core.profile.table import CostTable, Curve, Part
+from parallel_core.profile.curves import Curve
+from parallel_core.profile.table import CostTable, Part
 
 _NS = 1e9
 

@@ -14,8 +14,8 @@ from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import Sink
 from parallel_core.profile import links
+from parallel_core.profile.curves import Link
 from parallel_core.profile.links import SIZES, WAYS, Meeting
-from parallel_core.profile.table import Link
 from parallel_core.spec import RunSpec
 
 log = logging.getLogger(__name__)

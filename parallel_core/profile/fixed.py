@@ -24,9 +24,10 @@ from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
+from parallel_core.profile.curves import Curve
 from parallel_core.profile.layers import LayerBench
 from parallel_core.profile.repeats import expected
-from parallel_core.profile.table import Curve, Fixed
+from parallel_core.profile.table import Fixed
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 

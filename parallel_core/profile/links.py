@@ -22,8 +22,8 @@ from parallel_core.engine.collectives import (
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import common_group, near_links
 from parallel_core.engine.host_links import Form, HostLinks, Kind
+from parallel_core.profile.curves import Curve, Link, What
 from parallel_core.profile.repeats import expected
-from parallel_core.profile.table import Curve, Link, What
 
 SIZES = tuple(2**k for k in range(10, 25, 2))
 """Bytes: 1 KiB to 16 MiB, the size of a gradient bucket."""

@@ -19,8 +19,9 @@ from parallel_core.observe import host
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
 from parallel_core.profile import paced
+from parallel_core.profile.curves import Curve
 from parallel_core.profile.order import RECOMPUTES, SPLITS, Order
-from parallel_core.profile.table import CostTable, Curve, Layers
+from parallel_core.profile.table import CostTable, Layers
 from parallel_core.rules import divisors
 from parallel_core.spec import DeviceKind, ModelSpec, Precision, Recompute, RunSpec
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from parallel_core.profile.table import Curve, Layers
+from parallel_core.profile.curves import Curve
+from parallel_core.profile.table import Layers
 
 _MOST_SPELLS = 400
 

@@ -6,7 +6,8 @@ from collections import Counter
 from typing import Any
 
 from parallel_core.plan.fleet import splits
-from parallel_core.profile.table import CostTable, HostName, LinksBetween
+from parallel_core.profile.curves import HostName, LinksBetween
+from parallel_core.profile.table import CostTable
 from parallel_core.searches import Told, Value, silent
 from parallel_core.simulate.predict import ALONE, Where
 from parallel_core.spec import RunSpec

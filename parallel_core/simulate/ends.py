@@ -13,7 +13,8 @@ from parallel_core.plan.fully_sharded import by_torch
 from parallel_core.plan.peak import places_of, unsharded
 from parallel_core.plan.places import Bucket, Places, shards_of
 from parallel_core.plan.units import unit_costs
-from parallel_core.profile.table import CostTable, Fixed, What
+from parallel_core.profile.curves import What
+from parallel_core.profile.table import CostTable, Fixed
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op
 from parallel_core.simulate.network import Network
 from parallel_core.simulate.noise import lag

@@ -13,7 +13,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 from parallel_core.layout import Layout
-from parallel_core.profile.table import CostTable, Link, LinksBetween, What
+from parallel_core.profile.curves import Link, LinksBetween, What
+from parallel_core.profile.table import CostTable
 from parallel_core.simulate.needs import NeverTimed
 from parallel_core.simulate.wires import Line, Passage
 

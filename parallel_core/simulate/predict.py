@@ -15,7 +15,8 @@ from parallel_core.layout import Layout
 from parallel_core.outline import block_of
 from parallel_core.outline.recompute import recomputed
 from parallel_core.plan.units import boundary_elements
-from parallel_core.profile.table import CostTable, Curve, Layers, Link, LinksBetween, Part
+from parallel_core.profile.curves import Curve, Link, LinksBetween
+from parallel_core.profile.table import CostTable, Layers, Part
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import SENDS, Kind, Op, Schedule
 from parallel_core.simulate import Costs, Spans, noise, steady

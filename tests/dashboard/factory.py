@@ -17,6 +17,8 @@ from dashboard.control.frames import decode_batch
 from dashboard.control.store import Store
 from dashboard.control.summary import store_summary
 from dashboard.fleet.models import Worker
+from dashboard.ledger.models import Profile
+from dashboard.ledger.services import answer_profile, ask_profile
 from dashboard.runs import services
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.studies.models import Study
@@ -26,6 +28,7 @@ from parallel_core.observe.records import CATEGORIES, MEMORY, POINT, SPAN, encod
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import RECVS, SENDS, Kind
 from parallel_core.spec import RunSpec
+from tests.parallel_core.tables import table
 
 BASE: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 64, "heads": 4, "seq": 32},
@@ -58,6 +61,13 @@ def worker(name: str = "yard-a", devices: int = 2) -> Worker:
     ]
     defaults = {"host": "localhost", "boot": "b1", "devices": listed, "heartbeat_at": timezone.now()}
     return Worker.objects.get_or_create(name=name, defaults=defaults)[0]
+
+
+def profiled(owner: Any, worker: Worker, spec: RunSpec) -> Profile:
+    """A finished profile of its model, with made-up seconds."""
+    asked = ask_profile(worker=worker, spec=spec, user=owner)
+    answer_profile(worker.name, {"profile": asked.pk, "table": table(spec.model).dump()})
+    return Profile.objects.get(pk=asked.pk)
 
 
 def queued(owner: Any, split: dict[str, Any] | None = None, **kwargs: Any) -> Run:

@@ -8,19 +8,16 @@ from typing import Any
 import pytest
 from django import forms
 from django.test import Client
-from django.utils import timezone
 
 from dashboard.fields import Choice, Number, WholeNumber
-from dashboard.fleet.models import Worker
 from dashboard.ledger.graph_views import GraphForm
 from dashboard.ledger.models import Profile
-from dashboard.ledger.services import answer_profile, ask_profile
 from dashboard.plans.forms import PlannerForm
 from dashboard.schedules.forms import ScheduleForm
 from parallel_core.plan.cluster.drawn import drawn
 from parallel_core.plan.cluster.words import read
 from parallel_core.spec import ModelSpec, RunSpec
-from tests.parallel_core.tables import table
+from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db
 MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
@@ -32,12 +29,8 @@ OF_DJANGO = (forms.IntegerField, forms.FloatField, forms.ChoiceField, forms.Type
 
 @pytest.fixture
 def profile(alice: Any) -> Profile:
-    device = {"index": 0, "kind": "cpu", "name": "core", "memory_total": 2**30, "memory_used": 0, "load": 0.0}
-    worker = Worker.objects.create(name="yard-a", devices=[device], heartbeat_at=timezone.now())
     spec = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": BATCH}})
-    asked = ask_profile(worker=worker, spec=spec, user=alice)
-    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL).dump()})
-    return Profile.objects.get(pk=asked.pk)
+    return factory.profiled(alice, factory.worker(devices=1), spec)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
-"""Profiles are asked for and answered, runs are predicted and settled, and the Partition page follows its address."""
+"""Profiles are asked for and answered, and runs are predicted and settled."""
 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from dashboard.analyst.models import Search
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.ledger import selectors
@@ -20,7 +18,7 @@ from dashboard.ledger.services import answer_profile, ask_profile, settle
 from dashboard.runs import services
 from dashboard.runs.models import Run, State
 from parallel_core.spec import ModelSpec, RunSpec
-from tests.dashboard.analysed import answered
+from tests.dashboard import factory
 from tests.dashboard.peer import Peer
 from tests.parallel_core.tables import table
 
@@ -31,89 +29,12 @@ SPEC = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_ba
 
 @pytest.fixture
 def worker(db: None) -> Worker:
-    devices = [
-        {"index": i, "kind": "cpu", "name": "core", "memory_total": 2**30, "memory_used": 0, "load": 0.0}
-        for i in range(2)
-    ]
-    return Worker.objects.create(name="yard-a", devices=devices, heartbeat_at=timezone.now())
+    return factory.worker()
 
 
 @pytest.fixture
 def profile(worker: Worker, alice: Any) -> Profile:
-    """Finished."""
-    asked = ask_profile(worker=worker, spec=SPEC, user=alice)
-    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL).dump()})
-    return Profile.objects.get(pk=asked.pk)
-
-
-@pytest.fixture
-def member(alice: Any) -> Client:
-    client = Client()
-    client.force_login(alice)
-    return client
-
-
-def test_alpas_plans_come_with_the_others(member: Client, profile: Profile) -> None:
-    page = member.get("/partition/", {"profile": profile.pk, "workers": 2, "samples": 4})
-    address = page.context["page"].alpa
-    assert address in page.content.decode().replace("&amp;", "&")
-    answer = answered(member, address, part=True)
-    rows = {row.name: row for row in answer.context["rows"]}
-    assert {"Alpa's optimum", "Alpa, 2 replicas", "Alpa, 2 stages", "Alpa, 2 tensor ranks"} <= set(rows)
-    spec = RunSpec.model_validate_json(parse_qs(urlsplit(rows["Alpa, 2 tensor ranks"].run).query)["spec"][0])
-    assert (spec.parallel.tp, spec.parallel.micro_batches, spec.model) == (2, 4, MODEL)
-    assert rows["Alpa, 2 stages"].simulated and rows["PipeDream's optimum"].seconds
-    assert "a step is the least of any plan" in answer.content.decode()
-    assert member.get("/partition/alpa").status_code == 422
-    odd = member.get("/partition/alpa", {"profile": profile.pk, "workers": 3, "samples": 4, "replicas": "3"})
-    assert odd.status_code == 200
-
-
-def test_this_fleet_is_a_cluster_of_the_planner(member: Client, profile: Profile) -> None:
-    text = member.get("/planner/").content.decode()
-    assert "This fleet, measured" in text and f'value="fleet:{profile.pk}"' in text
-    asked = {"cluster": f"fleet:{profile.pk}", "devices": "2", "memory": "2"}
-    page = member.get("/planner/", asked)
-    assert page.context["fleet"] == f"profile={profile.pk}&devices=2&memory=2048.0"
-    assert "cannot be planned" not in page.content.decode()
-    splits = answered(member, f"{reverse('ledger:fleet-found')}?{page.context['fleet']}", part=True).content.decode()
-    assert "Launch this plan" in splits
-    assert member.get("/planner/plans.json", asked).status_code == 422
-    for wrong in ("fleet:0", "fleet:x", "fleet:"):
-        refused = member.get("/planner/", {"cluster": wrong})
-        assert refused.status_code == 200 and "cannot be planned" in refused.content.decode()
-
-
-def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) -> None:
-    answer = answered(member, "/partition/fleet/?devices=2")
-    rows, text = answer.context["page"].rows(), answer.content.decode()
-    assert f"{rows[0].seconds} a step: {rows[0].name} is the fastest of" in text
-    assert text.count("Launch this plan") == len(rows)
-    spec = RunSpec.model_validate_json(parse_qs(urlsplit(rows[0].address).query)["spec"][0])
-    run = services.submit(owner=profile.asked_by, spec=spec.model_dump(mode="json"))
-    settled = Prediction.objects.get(run=run)
-    assert settled.seconds == pytest.approx(answer.context["page"].found.able[0].seconds)
-    little = answered(member, "/partition/fleet/?memory=1")
-    able, refused = little.context["page"].found.able, little.context["page"].refused()
-    assert refused[-1][1] == "too large" or refused[0][1] == "too large"
-    assert all(way.memory <= 1 << 20 for way in able)
-    assert f"{refused[0][0]} splits: {refused[0][1]}" in little.content.decode()
-
-
-def test_devices_that_cannot_be_are_said_before_anything_is_searched(member: Client, profile: Profile) -> None:
-    wrong = member.get("/partition/fleet/found", {"devices": 0}, headers={"HX-Request": "true"})
-    assert wrong.status_code == 422 and "Devices must be a whole number from 1 to" in wrong.content.decode()
-    page = member.get("/partition/fleet/", {"devices": 0}).content.decode()
-    assert "Devices must be a whole number from 1 to" in page and "Devices: Devices" not in page
-    alone = member.get("/partition/fleet/found", {"devices": 2})
-    assert alone.status_code == 302 and alone.headers["Location"] == "/partition/fleet/?devices=2"
-    odd = member.get("/partition/alpa", {"profile": profile.pk, "cuts": "9,2"}, headers={"HX-Request": "true"})
-    assert odd.status_code == 200 and "cuts must rise" in odd.content.decode()
-    assert not Search.objects.exists()
-
-
-def test_without_a_profile_the_fleet_page_says_what_to_do(member: Client) -> None:
-    assert "No profile yet" in member.get("/partition/fleet/").content.decode()
+    return factory.profiled(alice, worker, SPEC)
 
 
 def test_who_asks_for_more_of_the_same_model_gets_it(worker: Worker, alice: Any) -> None:
@@ -235,46 +156,6 @@ def test_a_new_study_says_what_steps_will_take(profile: Profile, alice: Any, mem
     assert "a step predicted" in page and "No predictions settled yet." in page
 
 
-def test_the_page_follows_its_address(profile: Profile, member: Client) -> None:
-    page = member.get("/partition/", {"profile": profile.pk, "cuts": "2", "replicas": "1-1", "samples": 4})
-    text = page.content.decode()
-    assert page.status_code == 200
-    assert "Stage 1 sets the pace" in text and "Exact min-max split" in text and "NOAM" in text
-    made = page.context["page"]
-    assert made.yours.cuts == (2,)
-    optimum, exact, even = made.ways[1:]
-    assert optimum.chain.seconds <= exact.chain.seconds <= made.yours.seconds
-    assert even.chain.cuts == (MODEL.units().index("block.2.attn"),)
-    moved = member.get(page.context["stages"][1]["later"])
-    assert moved.context["page"].yours.cuts == (3,)
-    form = member.get(page.context["run_address"])
-    assert form.context["form"].assessment.spec.parallel.cuts == (2,)
-    assert form.context["form"].assessment.spec.micro_batch_size == 4
-
-
-def test_unequal_replicas_run_as_pipedream_does(profile: Profile, member: Client) -> None:
-    page = member.get("/partition/", {"profile": profile.pk, "cuts": "5", "replicas": "2-1", "samples": 4})
-    form = member.get(page.context["run_address"])
-    split = form.context["form"].assessment.spec.parallel
-    assert (split.replicas, split.cuts, split.schedule, split.world) == ((2, 1), (5,), "1f1b-stash", 3)
-    assert 'value="2, 1"' in form.content.decode()
-    page = member.get("/partition/", {"profile": profile.pk, "cuts": "5", "replicas": "3-1", "samples": 16})
-    assert not page.context["run_address"] and "replicas=3-1 needs at least 3" in page.content.decode()
-
-
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        ({"cuts": "9,2"}, "cuts must rise"),
-        ({"cuts": "x"}, "Cuts: Whole numbers"),
-        ({"profile": "77"}, "Choose a finished profile"),
-    ],
-)
-def test_what_cannot_be_is_said(profile: Profile, member: Client, asked: dict[str, str], told: str) -> None:
-    page = member.get("/partition/", {"profile": profile.pk, **asked})
-    assert page.status_code == 200 and told in page.content.decode()
-
-
 def test_a_profile_is_asked_for_from_the_page(worker: Worker, member: Client, bob: Any) -> None:
     page = member.get("/partition/")
     assert "No profile yet" in page.content.decode()
@@ -323,17 +204,3 @@ def test_other_ways_to_share_layers_are_models_of_their_own_to_profile() -> None
         by_cut.setdefault(spec.parallel.cut, []).append(title)
     assert by_cut["columns"] and all(title.endswith(", by columns, too") for title in by_cut["columns"])
     assert not any("too" in title for title in by_cut["pairs"])
-
-
-def test_who_may_only_look_is_led_to_no_form_that_refuses(member: Client, reader: Client, profile: Profile) -> None:
-    """Nothing on these pages leads a viewer to New run; a member is led there by each."""
-    asked = {"profile": profile.pk, "workers": 2, "samples": 4}
-    for address, query in (
-        ("/partition/", asked),
-        ("/schedules/strategies/", {}),
-        ("/schedules/", {}),
-        ("/planner/", {"model": "gpt-125m", "devices": "2", "batch": "16"}),
-    ):
-        to_members, to_viewers = (client.get(address, query).content.decode() for client in (member, reader))
-        assert "/runs/new/" not in to_viewers, address
-        assert "/runs/new/" in to_members or "planner" in address, address

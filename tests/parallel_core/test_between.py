@@ -11,9 +11,9 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path, read_file
 from parallel_core.profile import between
+from parallel_core.profile.curves import Link, LinksBetween
 from parallel_core.profile.links import COLLECTIVES
 from parallel_core.profile.order import spec_between
-from parallel_core.profile.table import Link, LinksBetween
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 

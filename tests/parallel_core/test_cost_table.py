@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from parallel_core.profile.table import CostTable, CostTableError, Curve
+from parallel_core.profile.curves import Curve
+from parallel_core.profile.table import CostTable, CostTableError
 from parallel_core.spec import ModelSpec
 from tests.parallel_core.tables import table
 

@@ -8,7 +8,8 @@ import pytest
 
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
-from parallel_core.profile.table import CostTable, Link, LinksBetween, What
+from parallel_core.profile.curves import Link, LinksBetween, What
+from parallel_core.profile.table import CostTable
 from parallel_core.simulate.network import Network
 from parallel_core.simulate.predict import CannotPredict, Where, predict_step
 from parallel_core.spec import ModelSpec, RunSpec

@@ -9,7 +9,8 @@ from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.partition import flop_weights
-from parallel_core.profile.table import CostTable, Link
+from parallel_core.profile.curves import Link
+from parallel_core.profile.table import CostTable
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate

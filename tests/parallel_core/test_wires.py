@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from parallel_core.profile.table import Link, LinksBetween
+from parallel_core.profile.curves import Link, LinksBetween
 from parallel_core.simulate.predict import Where, predict_step
 from parallel_core.simulate.wires import Line, Passage, Wires
 from tests.parallel_core.tables import curve, table

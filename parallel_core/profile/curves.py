@@ -1,0 +1,92 @@
+"""Curves of measured seconds over sizes, and the links between devices and hosts that are such curves."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from parallel_core import limits
+from parallel_core.rules import rule
+from parallel_core.spec import DeviceKind
+
+What = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+Size = Annotated[float, Field(ge=0, le=1e15)]
+HostName = Annotated[str, Field(max_length=200)]
+
+
+class Value(BaseModel):
+    """A part of a table: finite numbers, and no field that it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Curve(Value):
+    """Seconds measured at rising `sizes` (bytes, elements or samples); a straight line between and beyond them."""
+
+    sizes: Annotated[tuple[Size, ...], Field(min_length=1, max_length=64)]
+    seconds: tuple[Seconds, ...]
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        if len(self.seconds) != len(self.sizes):
+            raise rule(("seconds",), f"{len(self.sizes)} sizes need as many seconds, got {len(self.seconds)}.")
+        if any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
+            raise rule(("sizes",), "sizes must rise.")
+        return self
+
+    def at(self, size: float) -> float:
+        """Seconds at `size`; beyond the last point along the last piece, never falling."""
+        sizes, seconds = self.sizes, self.seconds
+        if len(sizes) == 1 or size <= sizes[-1]:
+            return float(np.interp(size, sizes, seconds))
+        slope = max(0.0, seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+        return float(seconds[-1] + slope * (size - sizes[-1]))
+
+    def times(self, factor: float) -> Curve:
+        """Every second of it so many times as long."""
+        return Curve(sizes=self.sizes, seconds=tuple(factor * value for value in self.seconds))
+
+    @cached_property
+    def line(self) -> tuple[float, float]:
+        """(alpha, beta): the latency in seconds and the seconds a byte of the nearest line, by relative error."""
+        if len(self.sizes) == 1:
+            return self.seconds[0], 0.0
+        x, y = np.array(self.sizes), np.array(self.seconds)
+        weights = 1 / np.maximum(y, 1e-9)
+        rows = np.stack([weights, weights * x], 1)
+        (alpha, beta), *_ = np.linalg.lstsq(rows, weights * y, rcond=None)
+        return float(max(alpha, 0.0)), float(max(beta, 0.0))
+
+
+class Link(Value):
+    """One kind of message among `ranks` ranks, on as many `hosts` in equal numbers; sends among more than two go at the
+    same time, between one pair of ranks each. `work` = seconds of a sender's (or receiver's) own device that a
+    point-to-point message takes beside its way."""
+
+    what: What
+    ranks: Annotated[int, Field(ge=2, le=limits.MAX_DEGREE)]
+    hosts: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
+    time: Curve
+    spread: tuple[Seconds, ...] = ()
+    work: Curve | None = None
+
+
+class LinksBetween(Value):
+    """Messages between two hosts, and those inside one of them that go as such messages do: in a run over several
+    hosts, those of a pipeline that leaves its host."""
+
+    hosts: tuple[HostName, HostName]
+    device: DeviceKind
+    software: Annotated[str, Field(max_length=100)]
+    recorded: float = 0.0
+    """Unix seconds."""
+    links: Annotated[tuple[Link, ...], Field(min_length=1, max_length=1000)]
+
+    def link(self, what: What, ranks: int, hosts: int = 2) -> Link | None:
+        """That among the nearest number of ranks; None where that kind was never measured."""
+        able = [link for link in self.links if (link.what, link.hosts) == (what, hosts)]
+        return min(able, key=lambda link: (abs(link.ranks - ranks), link.ranks), default=None)
