@@ -13,7 +13,7 @@ from parallel_core.observe.progress import Progress
 from parallel_core.spec import RunSpec
 
 
-def build(spec: RunSpec, rank: int, groups: Groups, page: Progress, cache: Path) -> Contestant:
+def build(spec: RunSpec, rank: int, groups: Groups, page: Progress, cache: Path, *, traced: bool = False) -> Contestant:
     trainer = Trainer(spec, rank, groups, CpuDevice(), page, cache)
 
     def step(number: int) -> float:
@@ -22,4 +22,4 @@ def build(spec: RunSpec, rank: int, groups: Groups, page: Progress, cache: Path)
     def metered(number: int) -> MemoryMeter:
         return trainer.metered_step(number)[1]
 
-    return Contestant(step, metered)
+    return Contestant(step, metered, trainer.recorder.end_step if traced else None)

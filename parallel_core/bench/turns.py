@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalYard, Outcome
+from parallel_core.observe.records import Sink
 from parallel_core.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -28,10 +29,12 @@ TURN = 4
 
 
 class Contestant(NamedTuple):
-    """One way to train, on one rank; `metered` trains a step under a meter that knows what is no activation."""
+    """One way to train, on one rank; `metered` trains a step under a meter that knows what is no activation. `spans`:
+    the rows of the step just trained, of one that is traced."""
 
     step: Step
     metered: Callable[[int], MemoryMeter]
+    spans: Callable[[], np.ndarray] | None = None
 
 
 def metered(step: Step, model: nn.Module) -> Callable[[int], MemoryMeter]:
@@ -49,40 +52,52 @@ def metered(step: Step, model: nn.Module) -> Callable[[int], MemoryMeter]:
     return run
 
 
-def take_turns(contestants: Mapping[str, Contestant], rounds: int, meter: Collection[str] = ()) -> dict[str, Any]:
+def take_turns(
+    contestants: Mapping[str, Contestant], rounds: int, sink: Sink, meter: Collection[str] = (), steps: int = TURN
+) -> dict[str, Any]:
     """Of each contestant: `seconds` and `cpu` seconds a step, a median for each turn; its last `losses`; and, of those
-    to `meter`, the `live` bytes of activations and buffers at the peak of one more step."""
+    to `meter`, the `live` bytes of activations and buffers at the peak of one more step. Spans go to `sink`. A
+    turn has so many `steps`."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     cpu: dict[str, list[float]] = {name: [] for name in contestants}
     losses: dict[str, float | None] = {}
     for turn in range(rounds + 1):  # the first turn warms up
         for name, contestant in contestants.items():
             took, worked = [], []
-            for n in range(turn * TURN, (turn + 1) * TURN):
+            for n in range(turn * steps, (turn + 1) * steps):
                 start, work = time.perf_counter(), time.process_time()
                 losses[name] = contestant.step(n)
                 took.append(time.perf_counter() - start)
                 worked.append(time.process_time() - work)
+                if turn and contestant.spans is not None:
+                    sink.emit("spans", contestant.spans().tobytes(), step=n, contestant=name)
             if turn:
                 seconds[name].append(float(np.median(took)))
                 cpu[name].append(float(np.median(worked)))
     live = {}
     for name in meter:
-        peak = contestants[name].metered((rounds + 1) * TURN).peak
+        peak = contestants[name].metered((rounds + 1) * steps).peak
         live[name] = peak["activations"] + peak["buffers"]
     return {"seconds": seconds, "cpu": cpu, "losses": losses, "live": live}
 
 
 def hold(kind: str, name: str, spec: RunSpec, rounds: int) -> list[dict[str, Any]]:
     """What `take_turns` found on each rank of `spec`'s world; `kind` names the field (see `turns_server`)."""
+    outcome = held(kind, name, spec, rounds)
+    done = [outcome.last(rank, "turns") for rank in range(spec.parallel.world)]
+    return [found for found in done if found is not None]
+
+
+def held(kind: str, name: str, spec: RunSpec, rounds: int, steps: int = TURN) -> Outcome:
+    """The same, in turns of so many `steps`, with the spans of those that are traced."""
     with tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
-        (Path(folder) / "field.json").write_text(json.dumps({"kind": kind, "name": name, "rounds": rounds}))
+        asked = {"kind": kind, "name": name, "rounds": rounds, "steps": steps}
+        (Path(folder) / "field.json").write_text(json.dumps(asked))
         with LocalYard([sys.executable, "-m", "parallel_core.bench.turns_server"]) as yard:
             outcome = yard.run(spec, Path(folder))
         if not outcome.ok:
             raise RuntimeError(outcome.failure())
-        done = [outcome.last(rank, "turns") for rank in range(spec.parallel.world)]
-    return [found for found in done if found is not None]
+    return outcome
 
 
 def slowest(ranks: list[dict[str, Any]], name: str) -> np.ndarray:

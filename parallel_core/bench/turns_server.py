@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from parallel_core.bench import duel, limits, recompute
+from parallel_core.bench import duel, limits, recompute, whatif
 from parallel_core.bench.turns import Contestant, take_turns
 from parallel_core.engine.distributed import Groups, connect, disconnect
 from parallel_core.launch_rank import Seat
@@ -20,6 +20,7 @@ FIELDS: dict[str, tuple[Field, frozenset[str]]] = {
     "duel": (duel.contestants, frozenset()),
     "activations": (duel.contestants, frozenset({"ours", "theirs"})),
     "limits": (limits.contestants, frozenset()),
+    "whatif": (whatif.contestants, frozenset()),
     "recompute": (recompute.contestants, frozenset({"kept", "ours", "theirs"})),
 }
 """By kind: who takes part, and whose memory is metered."""
@@ -31,7 +32,9 @@ def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
     made, meter = FIELDS[asked["kind"]]
     groups = connect(seat.rendezvous(), seat.rank, Layout.of(seat.spec), "gloo")
     try:
-        sink.emit("turns", **take_turns(made(asked["name"], seat, groups, page), asked["rounds"], meter))
+        sink.emit(
+            "turns", **take_turns(made(asked["name"], seat, groups, page), asked["rounds"], sink, meter, asked["steps"])
+        )
     finally:
         disconnect()
 

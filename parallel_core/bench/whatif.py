@@ -1,19 +1,25 @@
-"""Is "what if" right? Runs of one model under several schedules, each predicted from the traced steps of every other.
+"""Is "what if" right? Schedules of one model, each predicted from the traced steps of every other.
 
-Runs take turns, and of each the step counts, on both sides, that a tenth of its steps are quicker than: what else the
-machine does is nobody's prediction, and the quickest one of many is luck.
+All train in the same ranks, one step each in turns: both sides of a prediction meet the same pace of the host, which
+may change within a second. A step is predicted from the one step of every other schedule that was next to it, whatever
+that was like; what counts of two schedules is the median of all their steps.
 """
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from parallel_core.bench import turns
+from parallel_core.bench.turns import Contestant
+from parallel_core.engine.distributed import Groups, groups_of
+from parallel_core.launch_rank import Seat
 from parallel_core.layout import Layout
-from parallel_core.local import LocalYard, Outcome
+from parallel_core.local import Outcome
+from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule import build
 from parallel_core.simulate.measured import Measured, measure
@@ -21,52 +27,94 @@ from parallel_core.simulate.replay import Change, replay
 from parallel_core.spec import RunSpec
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
-QUICKER = 10
-"""One in so many steps is quicker than the one that counts."""
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128}
+STEPS = 4
+"""Of every schedule in a round."""
+Steps = Mapping[str, list[Measured]]
+"""By schedule: what each of its traced steps cost, in order."""
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: errors {"from -> to": relative}, their worst and median; replay: the worst error of an unchanged one."""
-    every: dict[str, list[Measured]] = {name: [] for name in SCHEDULES}
-    unchanged = []
-    with LocalYard() as yard, tempfile.TemporaryDirectory() as folder:
-        for turn in range(max(1, rounds)):
-            for name in SCHEDULES:
-                for step in _steps(_spec(name), yard.run(_spec(name), Path(folder) / f"{turn}-{name}")):
-                    unchanged.append(abs(replay(_spec(name), step, Change()).step / step.step - 1))
-                    every[name].append(step)
-    quick = {name: sorted(own, key=lambda one: one.step)[len(own) // QUICKER] for name, own in every.items()}
-    errors = {
-        f"{a} -> {b}": replay(_spec(a), quick[a], Change(schedule=b)).step / quick[b].step - 1
-        for a in SCHEDULES
-        for b in SCHEDULES
-        if a != b
+    """Results: errors {"from -> to": relative, the median of all steps}, their worst and median; rounds: {"from -> to":
+    the median of each round}; steps: {schedule: seconds of each}; replay: the worst error of an unchanged one."""
+    return against(_steps(turns.held("whatif", "", spec_of(SCHEDULES[0]), max(1, rounds) * STEPS, 1)))
+
+
+def against(steps: Steps) -> dict[str, Any]:
+    """The same of these steps."""
+    took = {name: np.array([one.step for one in own]) for name, own in steps.items()}
+    each = {f"{a} -> {b}": _predicted(a, b, steps[a]) / took[b] - 1 for a in steps for b in steps if a != b}
+    errors = {pair: float(np.median(own)) for pair, own in each.items()}
+    by_round = {pair: np.median(own.reshape(-1, STEPS), axis=1) for pair, own in each.items()}
+    sizes, single = np.abs(list(errors.values())), np.abs(list(by_round.values()))
+    worst, median, same = float(sizes.max()), float(np.median(sizes)), _unchanged(steps)
+    text = (
+        f"another schedule within {worst:.1%} (median {median:.1%}), {len(next(iter(took.values())))} steps of each in turns; "
+        f"90 % of rounds of {STEPS} steps within {np.percentile(single, 90):.1%}, all within {single.max():.1%}; an "
+        f"unchanged replay within {same:.2%}{_lines(errors, by_round)}"
+    )
+    return {
+        "errors": errors,
+        "worst": worst,
+        "median": median,
+        "rounds": {pair: own.tolist() for pair, own in by_round.items()},
+        "steps": {name: (own / 1e9).tolist() for name, own in took.items()},
+        "replay": same,
+        "text": text,
     }
-    sizes = np.abs(list(errors.values()))
-    worst, median, same = float(sizes.max()), float(np.median(sizes)), float(max(unchanged))
-    text = f"another schedule within {worst:.1%} (median {median:.1%}); an unchanged replay within {same:.2%}"
-    return {"errors": errors, "worst": worst, "median": median, "replay": same, "text": text}
 
 
-def _spec(schedule: str) -> RunSpec:
+def contestants(name: str, seat: Seat, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
+    """One for each schedule, traced."""
+    del name
+    from parallel_core.bench import ours
+
+    assert groups.store is not None
+    made = {}
+    for schedule in SCHEDULES:
+        spec = spec_of(schedule)
+        own = groups_of(seat.rank, Layout.of(spec), groups.store)
+        made[schedule] = ours.build(spec, seat.rank, own, page, seat.folder, traced=True)
+    return made
+
+
+def spec_of(schedule: str) -> RunSpec:
     return RunSpec.model_validate(
         {
             "model": MODEL,
             "parallel": {"pp": 2, "micro_batches": 4, "schedule": schedule},
-            "train": {"global_batch": 16, "steps": 21},
-            "trace": {"trace_every": 2, "memory": False},
+            "train": {"global_batch": 16, "steps": 1_000},
         }
     )
 
 
-def _steps(spec: RunSpec, outcome: Outcome) -> list[Measured]:
-    """Costs of every traced step."""
-    if not outcome.ok:
-        raise RuntimeError(outcome.failure())
-    found: dict[int, dict[int, np.ndarray]] = {}
+def _steps(outcome: Outcome) -> Steps:
+    found: dict[tuple[str, int], dict[int, np.ndarray]] = {}
     for rank, frames in outcome.frames.items():
         for frame in frames:
             if frame.kind == "spans":
-                found.setdefault(int(frame.header["step"]), {})[rank] = np.frombuffer(frame.blob, SPAN)
-    return [measure(build(spec), spans, Layout.of(spec)) for spans in found.values()]
+                at = frame.header["contestant"], int(frame.header["step"])
+                found.setdefault(at, {})[rank] = np.frombuffer(frame.blob, SPAN)
+    out: dict[str, list[Measured]] = {}
+    for (name, _), spans in sorted(found.items()):
+        spec = spec_of(name)
+        out.setdefault(name, []).append(measure(build(spec), spans, Layout.of(spec)))
+    return out
+
+
+def _predicted(a: str, b: str, steps: list[Measured]) -> NDArray[np.float64]:
+    """ns of each step of `b`, from those of `a`."""
+    return np.array([replay(spec_of(a), one, Change(schedule=b)).step for one in steps])
+
+
+def _unchanged(steps: Steps) -> float:
+    """The worst error of a step that is replayed as it was."""
+    return max(abs(replay(spec_of(name), one, Change()).step / one.step - 1) for name in steps for one in steps[name])
+
+
+def _lines(errors: Mapping[str, float], by_round: Mapping[str, NDArray[np.float64]]) -> str:
+    """A line for every two schedules: their error, and that of each round."""
+    return "".join(
+        f"\n  {pair:<22} {errors[pair]:+6.1%}: " + " ".join(f"{error:+.1%}" for error in own)
+        for pair, own in by_round.items()
+    )

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from parallel_core import bench
-from parallel_core.bench import BENCHES, duel, limits, mfu, predict, recompute
+from parallel_core.bench import BENCHES, duel, limits, mfu, predict, recompute, whatif
+from parallel_core.layout import Layout
+from parallel_core.schedule import build
+from parallel_core.simulate import Costs, simulate
+from parallel_core.simulate.measured import Measured, measure
 
 RELATIVE = 1e-6
 """Largest difference of the losses after the same steps in fp32."""
@@ -50,6 +55,29 @@ def test_the_machines_limits_are_measured_beside_the_engine() -> None:
     found = limits.run(1)
     assert set(found["seconds"]) == {*limits.SINGLE, *limits.SPLIT} and all(v > 0 for v in found["seconds"].values())
     assert set(found["shares"]) == {"ddp", "1f1b", "zb-v"} and found["cpu"] > 0
+
+
+@pytest.mark.full
+def test_schedules_in_turns_are_predicted_from_each_other() -> None:
+    found = whatif.run(2)
+    assert {name: len(own) for name, own in found["steps"].items()} == dict.fromkeys(whatif.SCHEDULES, 2 * whatif.STEPS)
+    assert len(found["errors"]) == 12 and found["replay"] < 0.03
+    assert all(f"{pair:<22} {error:+6.1%}" in found["text"] for pair, error in found["errors"].items())
+
+
+def test_another_pace_of_the_host_is_no_error_of_what_if() -> None:
+    """Steps of both schedules next to each other at the same pace, which changes by half from each turn to the next."""
+    steps: dict[str, list[Measured]] = {"gpipe": [], "1f1b": []}
+    for turn in range(2 * whatif.STEPS):
+        pace = 1 + 0.5 * (turn % 2)
+        costs = Costs.uniform(2, *(round(ns * pace) for ns in (5e6, 5e6, 5e6)), message=round(2e5 * pace))
+        for name, own in steps.items():
+            spec = whatif.spec_of(name)
+            own.append(measure(build(spec), simulate(build(spec), costs), Layout.of(spec)))
+    found = whatif.against(steps)
+    assert found["worst"] < 0.01 and all(len(own) == 2 for own in found["rounds"].values())
+    off = {**steps, "1f1b": [replace(one, step=one.step * 1.2) for one in steps["1f1b"]]}
+    assert whatif.against(off)["errors"]["gpipe -> 1f1b"] == pytest.approx(1 / 1.2 - 1, abs=0.01)
 
 
 def test_the_best_pipelines_are_named() -> None:
