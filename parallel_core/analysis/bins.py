@@ -40,9 +40,12 @@ def bins(layers: Sequence[Pieces], edges: Floats) -> Bins:
     """Of intervals by precedence, the first layer first (see `sweep`); `edges` ascending, ns."""
     bounds = int(edges[0]), int(np.ceil(edges[-1]))
     found = sweep(layers, bounds)
-    stops = np.concatenate([found.starts, [bounds[1]]])
-    reached = np.empty((len(layers) + 1, len(edges)))
-    for i in range(len(layers) + 1):
-        mine = np.where(found.owner == (i if i < len(layers) else NOBODY), found.lengths, 0)
-        reached[i] = np.interp(edges, stops, np.concatenate([[0], np.cumsum(mine)]))
+    at = np.clip(np.searchsorted(found.starts, edges, side="right") - 1, 0, len(found.starts) - 1)
+    within = np.minimum(edges - found.starts[at], found.lengths[at])  # of the segment that an edge stands in
+    reached = np.zeros((len(layers) + 1, len(edges)))
+    for i, owned in enumerate(found.owned()):
+        if owned:
+            mine = found.owner == (i if i < len(layers) else NOBODY)
+            lengths = np.where(mine, found.lengths, 0)
+            reached[i] = (np.cumsum(lengths) - lengths)[at] + np.where(mine[at], within, 0)
     return Bins(edges, reached)

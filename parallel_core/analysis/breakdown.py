@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis import waits
-from parallel_core.analysis.sweep import NOBODY, Pieces, Times, sweep
+from parallel_core.analysis.sweep import Pieces, Times, sweep
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, RECVS, SENDS, Kind
 
@@ -121,13 +121,13 @@ def _of_rank(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times
     window = _window(rows)
     first_backward, last_forward = _turns(rows, window)
     found = sweep(pieces, window, (first_backward, last_forward))
-    parts = dict.fromkeys(COMPONENTS, 0) | {"other": found.time(found.owner == NOBODY)}
-    for i, name in enumerate(names):
-        parts["other" if name == _MOVING else name] += found.time(found.owner == i)
-    idle = np.isin(found.owner, [i for i, name in enumerate(names) if name == "bubble"])
+    parts = dict.fromkeys(COMPONENTS, 0)
+    for name, ns in zip((*names, "other"), found.owned(), strict=True):
+        parts["other" if name == _MOVING else name] += ns
+    idle = found.owned_by(i for i, name in enumerate(names) if name == "bubble")
     early, late = found.starts < first_backward, found.starts >= last_forward
     moving = found.active[[i for i, name in enumerate(names) if name.startswith("exposed") or name == _MOVING]].any(0)
-    hiding = np.isin(found.owner, [i for i, name in enumerate(names) if name in _HIDING])
+    hiding = found.owned_by(i for i, name in enumerate(names) if name in _HIDING)
     return Account(
         Breakdown(**parts),
         warmup=found.time(idle & early),

@@ -33,6 +33,19 @@ class Segments(NamedTuple):
         """Nanoseconds of the segments where `chosen`."""
         return int(self.lengths[chosen].sum())
 
+    def owned(self) -> list[int]:
+        """Nanoseconds of each layer, then of nobody; exact: floats add whole numbers up to 2^53, 104 days."""
+        layers = len(self.active)
+        sums = np.bincount(self.owner + np.int8(1), weights=self.lengths, minlength=layers + 1)  # NOBODY first
+        return [int(ns) for ns in (*sums[1:], sums[0])]
+
+    def owned_by(self, layers: Iterable[int]) -> NDArray[np.bool_]:
+        """Which segments one of these layers owns."""
+        chosen = np.zeros(len(self.active) + 1, np.bool_)
+        chosen[list(layers)] = True
+        out: NDArray[np.bool_] = chosen[self.owner]
+        return out
+
 
 def sweep(layers: Sequence[Pieces], window: tuple[int, int], cuts: Iterable[int] = ()) -> Segments:
     """Cuts `window` at the ends of all intervals (clipped to it) and at `cuts`, first layer first."""
@@ -46,11 +59,13 @@ def sweep(layers: Sequence[Pieces], window: tuple[int, int], cuts: Iterable[int]
     owner = np.full(len(points) - 1, NOBODY, np.int8)
     at = len(marks)
     for i, (starts, _) in enumerate(clipped):
+        if not len(starts):
+            continue
         change = np.zeros(len(points), np.int32)
         change[place[at : at + len(starts)]] = 1
         change[place[at + len(starts) : at + 2 * len(starts)]] = -1
         at += 2 * len(starts)
-        np.greater(np.cumsum(change)[:-1], 0, out=active[i])
+        np.greater(np.cumsum(change, dtype=np.int32)[:-1], 0, out=active[i])
         owner[active[i] & (owner == NOBODY)] = i
     points = points[order]
     return Segments(points[:-1], np.diff(points), owner, active)

@@ -62,13 +62,16 @@ def pieces(rows: NDArray[np.void], *kinds: Kind) -> Pieces:
 
 def stands_from(rows: NDArray[np.void], messages: NDArray[np.void]) -> Times:
     """Since when a rank stands in each of its messages: behind what it did last of all that began before the end."""
-    own = of_kinds(rows, *DONE)
-    if not len(own):
-        return messages["start"]
-    own = own[np.argsort(own["start"], kind="stable")]
-    last = np.searchsorted(own["start"], messages["end"], side="left") - 1
-    busy = np.where(last < 0, messages["start"], np.maximum.accumulate(own["end"])[np.maximum(last, 0)])
-    return np.clip(busy, messages["start"], np.maximum(messages["start"], messages["end"]))
+    starts, ends = pieces(rows, *DONE)
+    begun, over = messages["start"], messages["end"]
+    if not len(starts):
+        return begun
+    if (starts[1:] < starts[:-1]).any():
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+    last = np.searchsorted(starts, over, side="left") - 1
+    busy = np.where(last < 0, begun, np.maximum.accumulate(ends)[np.maximum(last, 0)])
+    return np.clip(busy, begun, np.maximum(begun, over))
 
 
 def arrivals(rows: Rows, layout: Layout) -> dict[tuple[int, Kind], Causes]:
