@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_waits import LEAST_WAIT, WAITING, cut
-from dashboard.charts.gantt_words import HIDDEN, MEASURED, Words, hover, number, waits_in
+from dashboard.charts.gantt_words import HIDDEN, MEASURED, TRACED, Words, hover, number, waits_in
 from dashboard.charts.labels import covered
 from dashboard.charts.theme import Figure, var
 from dashboard.charts.updates import of_one
-from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.analysis.waits import Waited, among, origin
 from parallel_core.schedule.ir import INSIDE, P2P, Kind
 
@@ -116,13 +116,15 @@ def chart(
     window: tuple[float, float] | None = None,
     waited: Sequence[Mapping[int, Waited]] = (),
     places: Mapping[int, str] | None = None,
+    what: str = TRACED,
 ) -> Chart:
-    """The figure with its words and its numbers (busy ms by phase and rank); of `window` (ms) alone where given."""
+    """The figure with its words and its numbers (busy ms by phase and rank); of `window` (ms) alone where given.
+    `what` is drawn: a step that was not traced says so."""
     made = figure_of(runs, window=window, waited=waited, places=places)
     made["layout"]["meta"]["canvas"] = window is not None or made["layout"]["meta"]["shown"] >= MANY
     part = f"; {_counted(made['layout']['meta'])}"
     subtitle = (
-        "One traced step, ms from its start; a row a rank: above it collectives in flight, below it messages; "
+        f"{what}, ms from its start; a row a rank: above it collectives in flight, below it messages; "
         f"numbers are micro-batches, hatched is idle"
         f"{' or waits for another rank' if any(waited) else ''}"
     )
@@ -138,8 +140,10 @@ def _counted(meta: Mapping[str, int]) -> str:
     """How many spans are drawn, of how many."""
     shown, inside, total = meta["shown"], meta["inside"], meta["total"]
     if shown < inside:
-        return f"the {shown} longest of {inside} spans drawn"
-    return f"{shown} of {total} spans" if inside == total else f"all {inside} spans in view, of {total}"
+        return f"the {count_text(shown)} longest of {count_text(inside)} spans drawn"
+    if inside == total:
+        return f"{count_text(shown)} of {count_text(total)} spans"
+    return f"all {count_text(inside)} spans in view, of {count_text(total)}"
 
 
 BAR = np.dtype(
@@ -166,14 +170,14 @@ _ON = {"forward": "on-forward", "backward": "on-backward", "weight": "on-weight"
 """Colour of the numbers in bars whose fill asks for one."""
 
 
-def below(figure: Figure, pixels: int) -> None:
-    """Makes room for curves under the rows, on the same horizontal axis: they are drawn on `yaxis="y2"`."""
+def below(figure: Figure, pixels: int, unit: str) -> None:
+    """Makes room for curves under the rows, on the same horizontal axis: they are drawn on `yaxis="y2"`, in `unit`."""
     layout = figure["layout"]
     layout["height"] += pixels
     inner = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
     split = (pixels - 16) / inner
     layout["yaxis"]["domain"] = [split + 16 / inner, 1]
-    layout["yaxis2"] = theme.axis("", domain=[0, split], rangemode="tozero", fixedrange=True, nticks=3, anchor="x")
+    layout["yaxis2"] = theme.axis(unit, domain=[0, split], rangemode="tozero", fixedrange=True, nticks=3, anchor="x")
     layout["xaxis"]["anchor"] = "y2"
 
 
@@ -187,7 +191,7 @@ def _rows(
         for i, rank in enumerate(sorted(spans)):
             place[rank] = at
             head = f"<b>{theme.name(label)}</b><br>" if label and i == 0 else ""
-            foot = f"<br><sub>{named[rank]}</sub>" if rank in named else ""
+            foot = f"<br>{theme.small(named[rank])}" if rank in named else ""
             ticks.append((at, f"{head}{row} {rank}{foot}"))
             at += 1
         places.append(place)

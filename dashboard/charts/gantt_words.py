@@ -15,6 +15,10 @@ HIDDEN = frozenset({Kind.STEP})
 """What is the ground that the others are drawn on."""
 
 
+TRACED, REPLAYED, PREDICTED = "One traced step", "One traced step and its replay", "One predicted step"
+"""What is drawn, in words."""
+
+
 class Words(NamedTuple):
     """What the numbers and the rows of a figure are called."""
 

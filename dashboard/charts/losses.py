@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
-from dashboard.charts.waterfall import stair
+from dashboard.charts.waterfall import reach, stair
 from parallel_core.analysis.losses import NAMES, Losses
-from parallel_core.analysis.quantities import ns_text, ratio_text
+from parallel_core.analysis.quantities import minus_text, ns_text, ratio_text
 
 WORDS = {
     "imbalance": "imbalance",
@@ -24,18 +24,18 @@ def chart(found: Losses, source: str) -> Chart:
     words = [f"{found.devices} devices", *(word for word, _ in steps), "measured"]
     texts = [
         ratio_text(found.devices),
-        *(f"{change:+.2f}" if abs(change) >= 0.005 else "0" for _, change in steps),
+        *(minus_text(f"{change:+.2f}") if abs(change) >= 0.005 else "0" for _, change in steps),
         ratio_text(found.speedup),
     ]
     values = [found.devices, *(change for _, change in steps), found.speedup]
     trace = stair(values, texts, words, rising="accent", falling="bad")
     layout = theme.layout(
         330,
-        xaxis=theme.axis("times as fast as one device", range=[0, found.devices * 1.15]),
+        xaxis=theme.axis("times as fast as one device", range=reach(values)),
         yaxis=theme.rows_axis(words),
         waterfallgap=0.3,
     )
-    rows = [[WORDS[name], f"{found.in_speedup(name):+.3f}", _ns(getattr(found, name))] for name in NAMES]
+    rows = [[WORDS[name], minus_text(f"{found.in_speedup(name):+.3f}"), _ns(getattr(found, name))] for name in NAMES]
     rows.append(["measured", f"{found.speedup:.3f}", ns_text(found.total)])
     subtitle = "What keeps the speedup below the number of devices, in multiples of one device; the parts add up"
     figure = {"data": [trace], "layout": layout}
@@ -54,4 +54,4 @@ def title(found: Losses) -> str:
 
 
 def _ns(ns: int) -> str:
-    return f"{'-' if ns < 0 else ''}{ns_text(abs(ns))}" if ns else "0"
+    return ns_text(ns) if ns else "0"

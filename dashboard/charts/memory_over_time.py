@@ -52,8 +52,10 @@ def chart(ranks: list[Metered], source: str) -> Chart:
         name = f"rank {one.rank}, MiB"
         layout[_axis(stack)] = theme.axis(name, domain=[low, top], rangemode="tozero", fixedrange=True, nticks=4)
         under = [max(0.0, low - (GAP_PX + FLIGHT_PX) / inner), low - GAP_PX / inner]
-        layout[_axis(flight)] = theme.axis("in flight", domain=under, rangemode="tozero", fixedrange=True, nticks=3)
-        data += [*_stack(one, stack), *_peaks(one, stack), _flight(one, flight)]
+        counted = _flight(one, flight)
+        whole = max(1, -(-max(counted["y"], default=0) // 2))
+        layout[_axis(flight)] = theme.axis("in flight", domain=under, rangemode="tozero", fixedrange=True, dtick=whole)
+        data += [*_stack(one, stack), *_peaks(one, stack), counted]
     layout["xaxis"]["anchor"] = f"y{2 * len(chosen)}" if chosen else "y"
     part = f"; {len(chosen)} of {len(ranks)} ranks" if len(chosen) < len(ranks) else ""
     subtitle = "Live memory by category; dotted = predicted peak; below, micro-batches between forward and backward"

@@ -36,7 +36,7 @@ def charts(lessons: Sequence[Lesson], titles: Sequence[str], places: Mapping[int
 def _chart(key: str, made: Lesson, title: str, places: Mapping[int, str]) -> Chart:
     named = {rank: theme.name(place) for rank, place in places.items()}
     figure = gantt.figure_of([("", made.spans)], max_bars=MAX_BARS, words=WORDS, places=named)
-    gantt.below(figure, HELD_PX)
+    gantt.below(figure, HELD_PX, "kept")
     worst = int(np.argmax(made.kept))
     figure["data"] += _curves(made, worst)
     meta = figure["layout"]["meta"]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from dashboard.charts import theme
+
 DASH = {"dash": "6 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "12 4", "longdashdot": "12 4 2 4"}
 HATCHES = (
     '<defs><pattern id="hatch-idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -70,7 +72,7 @@ def label(x: float, y: float, words: str) -> list[str]:
     first = y - 7 * (len(lines) - 1)
     out = []
     for i, line in enumerate(lines):
-        made = text(x, first + 15 * i, _TAG.sub("", line), "end", "ink-2" if "<sub>" in line else "ink", safe=True)
+        made = text(x, first + 15 * i, _TAG.sub("", line), "end", "ink-2" if theme.SMALL in line else "ink", safe=True)
         out.append(made.replace("<text ", '<text font-weight="600" ') if "<b>" in line else made)
     return out
 

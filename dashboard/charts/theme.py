@@ -65,6 +65,15 @@ def name(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+SMALL = '<span style="font-size:11px">'
+"""Before what stands under a row's name; `</span>` behind it."""
+
+
+def small(text: str) -> str:
+    """Second words of a label, smaller than the first; escaped already."""
+    return f"{SMALL}{text}</span>"
+
+
 def hatch(shape: str, line: str = "surface", size: int = 6) -> dict[str, Any]:
     """Pattern over a fill; `shape` as Plotly spells it."""
     return {"shape": shape, "fgcolor": var(line), "size": size, "solidity": 0.3, "fillmode": "overlay"}
@@ -95,6 +104,7 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
         "tickfont": {"color": var("ink-2")},
         "automargin": True,
         "fixedrange": False,
+        "ticks": "",
         "separatethousands": True,
         "minexponent": 6,
         **more,
@@ -118,6 +128,5 @@ def rows_axis(labels: list[str], **more: Any) -> dict[str, Any]:
         showgrid=False,
         zeroline=False,
         fixedrange=True,
-        ticks="",
         **{"tickfont": {"color": var("ink"), "size": 13}, **more},
     )

@@ -11,7 +11,7 @@ from dashboard.charts.breakdown import PARTS, milliseconds
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import var
 from parallel_core.analysis.breakdown import Breakdown
-from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.quantities import minus_text, significant
 from parallel_core.analysis.sentences import difference_sentence
 
 ROOM = 1.12
@@ -42,6 +42,11 @@ def stair(
     }
 
 
+def reach(values: Sequence[float]) -> list[float]:
+    """The axis of a stair: as far as any of its bars goes, with room for a number."""
+    return [0.0, ROOM * (max(accumulate(values[:-1])) or 1.0)]
+
+
 def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Chart:
     """Both are means over the ranks of one traced step; `names` of A and B, unescaped."""
     changes = [(word, milliseconds(b, fields) - milliseconds(a, fields)) for word, fields, _ in PARTS]
@@ -49,13 +54,12 @@ def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Ch
     words = [f"A: {theme.name(names[0])}", *(word for word, _ in changes), f"B: {theme.name(names[1])}"]
     texts = [
         significant(values[0]),
-        *(f"{change:+.1f}" if abs(change) >= 0.05 else "0" for _, change in changes),
+        *(minus_text(f"{change:+.1f}") if abs(change) >= 0.05 else "0" for _, change in changes),
         significant(values[-1]),
     ]
     trace = stair(values, texts, words, rising="bad", falling="accent", unit=" ms")
-    farthest = max(accumulate(values[:-1])) or 1.0
     layout = theme.layout(
-        330, xaxis=theme.axis("ms", range=[0, ROOM * farthest]), yaxis=theme.rows_axis(words), waterfallgap=0.3
+        330, xaxis=theme.axis("ms", range=reach(values)), yaxis=theme.rows_axis(words), waterfallgap=0.3
     )
     rows = [[word, significant(milliseconds(a, f)), significant(milliseconds(b, f))] for word, f, _ in PARTS]
     rows.append(["step", significant(a.total / 1e6), significant(b.total / 1e6)])

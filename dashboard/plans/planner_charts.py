@@ -9,6 +9,7 @@ import numpy as np
 from dashboard.charts import gantt
 from dashboard.charts import plans as charts
 from dashboard.charts.chart import Chart
+from dashboard.charts.gantt_words import PREDICTED
 from dashboard.plans.planner_page import View
 from dashboard.plans.setups import Setup
 from parallel_core.analysis.quantities import count_text, percent_text, seconds_text
@@ -86,4 +87,4 @@ def timeline(setup: Setup, plan: Plan) -> Chart:
     part = f"{made.micro_batches} of {made.of} micro-batches"
     title = f"{percent_text(made.idle)} idle over busy on the worst stage with {part}."
     source = f"simulated, {len(made.spans)} of {made.ranks} stages; collectives are inside the operations"
-    return gantt.chart([("", made.spans)], title, source)
+    return gantt.chart([("", made.spans)], title, source, what=PREDICTED)

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dashboard.runs.models import Run
-from dashboard.runs.page_verdict import target_of
+from dashboard.runs.page_verdict import rate_text, target_of
+from parallel_core.analysis.quantities import seconds_text, significant
+
+
+def _four_digits(value: float) -> str:
+    return significant(value, 4)
+
+
+def _percent(value: float) -> str:
+    return f"{significant(value)} %"
+
+
+def _milliseconds(value: float) -> str:
+    return seconds_text(value / 1e3)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """`title` is the quantity, `unit` the axis, both of the stored value times `scale`; `measured` stands under the
-    chart; `only` names the one precision that has it."""
+    """`title` is the quantity, `unit` the axis and `text` a number in words, all of the stored value times `scale`;
+    `measured` stands under the chart; `only` names the one precision that has it."""
 
     name: str
     title: str
@@ -19,46 +35,83 @@ class Metric:
     measured: str = "measured"
     only: str = ""
     scale: float = 1.0
+    text: Callable[[float], str] = _four_digits
+
+    def said(self, value: float) -> str:
+        return self.text(value) if math.isfinite(value) else "not finite"
+
+    @property
+    def with_unit(self) -> str:
+        return self.title if self.unit == self.title.lower() else f"{self.title}, {self.unit}"
+
+    @property
+    def is_share(self) -> bool:
+        return self.unit.startswith("%")
 
 
 _SPANS = "measured in every traced step from the spans of all ranks, mean over them"
 _PEAK, _STEP = "% of the devices' peak", "% of a step"
 METRICS = (
     Metric("loss", "Loss", "loss"),
-    Metric("step_time", "Seconds a step", "seconds", "measured on rank 0, end of one step to end of the next"),
-    Metric("tokens_per_s", "Tokens/s", "tokens/s", "measured: tokens of the global batch over the step's wall time"),
+    Metric(
+        "step_time",
+        "Step time",
+        "ms",
+        "measured on rank 0, end of one step to end of the next",
+        scale=1e3,
+        text=_milliseconds,
+    ),
+    Metric("tokens_per_s", "Throughput", "tokens/s", "measured: tokens of the global batch over the step's wall time"),
     Metric("grad_norm", "Gradient norm", "gradient norm"),
     Metric(
         "mfu",
-        "Model FLOPs utilisation, %",
+        "Model FLOPs utilisation (MFU)",
         _PEAK,
         "measured: FLOPs the model needs, over the step's wall time and the devices' peak (Chowdhery et al. 2022, "
         "appendix B)",
         scale=100,
+        text=_percent,
     ),
     Metric(
         "hfu",
-        "Hardware FLOPs utilisation, %",
+        "Hardware FLOPs utilisation (HFU)",
         _PEAK,
         "measured as MFU, with the FLOPs of recomputation counted too",
         scale=100,
+        text=_percent,
     ),
     Metric(
         "tflops",
-        "TFLOP/s a device",
+        "Model FLOP/s a device",
         "TFLOP/s",
         "measured: FLOPs the model needs, over the step's wall time and the devices",
+        text=lambda value: f"{significant(value)} TFLOP/s",
     ),
-    Metric("bubble_share", "Bubble, %", _STEP, f"{_SPANS}: waiting before the other side had begun to send", scale=100),
+    Metric(
+        "bubble_share",
+        "Bubble",
+        _STEP,
+        f"{_SPANS}: waiting before the other side had begun to send",
+        scale=100,
+        text=_percent,
+    ),
     Metric(
         "exposed_share",
-        "Communication not hidden, %",
+        "Communication not hidden",
         _STEP,
         f"{_SPANS}: messages under way while the rank did nothing else",
         scale=100,
+        text=_percent,
     ),
-    Metric("recompute_share", "Recomputation, %", _STEP, f"{_SPANS}: forward run again inside a backward", scale=100),
-    Metric("loss_scale", "Loss scale", "loss scale", only="fp16"),
+    Metric(
+        "recompute_share",
+        "Recomputation",
+        _STEP,
+        f"{_SPANS}: forward run again inside a backward",
+        scale=100,
+        text=_percent,
+    ),
+    Metric("loss_scale", "Loss scale", "loss scale", only="fp16", text=partial(significant, digits=9)),
     Metric("skipped_steps", "Steps skipped so far", "steps", only="fp16"),
 )
 
@@ -72,13 +125,13 @@ def metrics_of(run: Run) -> list[Metric]:
 
 def _on_cpu(metric: Metric) -> Metric:
     """A core does thousandths of what a GPU does."""
-    return replace(metric, title=metric.title.replace("T", "G", 1), unit="GFLOP/s", scale=1e3)
+    return replace(metric, unit="GFLOP/s", scale=1e3, text=lambda value: f"{significant(value)} GFLOP/s")
 
 
 def _counting(metric: Metric, target: str) -> Metric:
     """With `images` in place of tokens, where that is what the speed counts."""
 
-    def said(text: str) -> str:
-        return text.replace("tokens", target).replace("Tokens", target.capitalize())
-
-    return replace(metric, title=said(metric.title), unit=said(metric.unit), measured=said(metric.measured))
+    if metric.name != "tokens_per_s":
+        return metric
+    said = metric.measured.replace("tokens", target)
+    return replace(metric, unit=f"{target}/s", measured=said, text=partial(rate_text, target=target))

@@ -106,7 +106,7 @@ def _add_memory(figure: dict[str, Any], record: MemoryRecord) -> None:
     t = curve["t"] - curve["t"][0]
     end = float(figure["layout"]["xaxis"]["range"][1]) / 1.005
     x = t / t[-1] * end if len(t) > 1 and t[-1] else np.zeros(len(t))
-    gantt.below(figure, MEMORY_PX)
+    gantt.below(figure, MEMORY_PX, "MiB")
     for category in CATEGORIES:
         figure["data"].append(
             {
@@ -153,7 +153,7 @@ def points_since(run: Run, step: int) -> dict[str, Any]:
         found = _series(run, metric, step)
         if len(found.step):
             value = [float(v) if np.isfinite(v) else None for v in found.value]
-            title = f"{metric.title}: {found.value[-1]:.4g} at step {found.step[-1]}"
+            title = f"{metric.title}: {_newest(metric, found)}"
             out[metric.name] = {
                 "title": title,
                 "step": found.step.tolist(),
@@ -185,20 +185,26 @@ def _metric(run: Run, metric: Metric) -> Chart:
         samples_per_step=spec.train.global_batch,
         family=family(spec),
     )
-    title = f"{metric.title}{_range(found)}"
+    title = f"{metric.title}: {_range(metric, found)}"
     made = loss.chart([curve], title, metric.measured, key=metric.name, unit=metric.unit)
     # One line needs no hue to tell it from others: it has the accent, and no legend.
     for trace in made.figure["data"]:
         trace["line"] = {"color": theme.var("accent"), "width": 1.75}
     made.figure["layout"]["height"] = 240
+    if metric.is_share:
+        made.figure["layout"]["yaxis"]["rangemode"] = "tozero"
     made.figure["layout"]["meta"]["t0"] = float(found.time[0]) if len(found.time) else None
-    return Chart(made.key, made.title, "over steps", made.source, made.figure, made.columns, made.rows)
+    return replace(made, subtitle="")
 
 
-def _range(found: selectors.Series) -> str:
+def _range(metric: Metric, found: selectors.Series) -> str:
     if not found.total:
-        return ": no point yet"
-    return f": {found.value[-1]:.4g} at step {found.step[-1]}, first {found.value[0]:.4g}"
+        return "no point yet"
+    return f"{_newest(metric, found)}, first {metric.said(float(found.value[0]))}"
+
+
+def _newest(metric: Metric, found: selectors.Series) -> str:
+    return f"{metric.said(float(found.value[-1]))} at step {found.step[-1]}"
 
 
 def memory_rows(run: Run, limit: int | None) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dashboard.numbers import number
@@ -15,7 +15,12 @@ from parallel_core.schedule.text import WORDS
 
 SHOWN = 300
 """Rows of the table."""
-STATUS = {"same": "same", "only_a": "only left", "only_b": "only right", "moved_a": "moved", "moved_b": "moved"}
+
+
+def status_words(names: Sequence[str]) -> dict[str, str]:
+    """What a row is, of two sides with these names."""
+    only = {f"only_{side}": f"only on {name}" for side, name in zip("ab", names, strict=True)}
+    return {"same": "same", "moved_a": "moved", "moved_b": "moved"} | only
 
 
 def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,7 +37,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
     return {
         "operators": found,
         "operators_sentence": sentence(left, right, found, names),
-        "operator_rows": _rows(found),
+        "operator_rows": _rows(found, status_words(names)),
         "operator_names": names,
         "operator_ranks": [sorted(mine.spans), sorted(other.spans)],
         "rank_a": a,
@@ -66,9 +71,9 @@ def around_differences(found: Alignment) -> list[Row]:
     return rows[begin : begin + SHOWN]
 
 
-def _rows(found: Alignment) -> list[tuple[str, str, str, str]]:
+def _rows(found: Alignment, said: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     """(status, its word, left, right)."""
-    return [(row.status, STATUS[row.status], _words(row.a), _words(row.b)) for row in around_differences(found)]
+    return [(row.status, said[row.status], _words(row.a), _words(row.b)) for row in around_differences(found)]
 
 
 def _words(name: Name | None) -> str:

@@ -19,13 +19,13 @@ from dashboard.runs import (
     page_whatif,
     profiles,
     selectors,
+    spec_table,
 )
 from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.models import Run, State
 from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
-from parallel_core.faults import spelt
 from parallel_core.schedule.text import spoken
 from parallel_core.spec import RunSpec, TraceSpec
 
@@ -73,7 +73,7 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
     if tab == "logs":
         return _logs(run, rank)
     if tab == "spec":
-        return {"spec_groups": spec_groups(run.spec), "spec_text": json.dumps(run.spec, indent=2)}
+        return {"spec_groups": spec_table.groups(run.spec), "spec_text": json.dumps(run.spec, indent=2)}
     events = run.events.select_related("actor", "attempt")
     return {"events": events, "attempts": run.attempts.order_by("number")}
 
@@ -156,13 +156,3 @@ def _why_empty(run: Run) -> str:
     if not run.attempts.exists():
         return "It ended before any process started, so there is no log."
     return "This rank wrote nothing to its log."
-
-
-def spec_groups(spec: dict[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
-    plain = [
-        (section.capitalize(), [(key.replace("_", " "), value) for key, value in fields.items()])
-        for section, fields in spec.items()
-        if section != "inject"
-    ]
-    faults = [(text.partition(":")[0].replace("_", " "), text) for text in spelt(spec.get("inject", ()))]
-    return [*plain, ("Broken on purpose", faults)] if faults else plain

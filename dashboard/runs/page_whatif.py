@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
+from dashboard.charts.gantt_words import REPLAYED
 from dashboard.fields import Choice, Number, WholeNumber
 from dashboard.ledger.models import Prediction
 from dashboard.runs import traces
@@ -262,7 +263,7 @@ def beside(
     waits = [waited_if_whole(own, layout) for (_, own), layout in zip(runs, layouts, strict=False)]
     waits = waits if all(waits) else []
     title = f"{ns_text(took)} measured, {ns_text(takes)} predicted"
-    chart = gantt.chart(runs, title, f"{source}, measured and replayed", key="whatif", waited=waits)
+    chart = gantt.chart(runs, title, f"{source}, measured and replayed", key="whatif", waited=waits, what=REPLAYED)
     return replace(chart, subtitle=f"{chart.subtitle}; one row a pipeline rank")
 
 

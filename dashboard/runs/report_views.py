@@ -14,10 +14,9 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from dashboard.charts import svg, theme
-from dashboard.runs import findings, page_charts, selectors
+from dashboard.runs import findings, page_charts, selectors, spec_table
 from dashboard.runs.metric_rows import metrics_of
 from dashboard.runs.models import ENDED, Run
-from dashboard.runs.page_tabs import spec_groups
 from dashboard.runs.page_tiles import memory_limit, tiles
 from dashboard.runs.page_verdict import verdict
 from parallel_core.analysis.waits import BLOCKING, Waited, among, waited_if_whole
@@ -60,11 +59,11 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
         "tiles": tiles(run),
         "findings": findings.findings(run),
         "metrics": [
-            (metric.title, chart, svg.drawn(chart.figure, svg.HALF)) for metric, chart in metrics if not chart.empty
+            (metric.with_unit, chart, svg.drawn(chart.figure, svg.HALF)) for metric, chart in metrics if not chart.empty
         ],
         "hatches": svg.hatches(),
         "memory": page_charts.memory_rows(run, memory_limit(run, selectors.attempt_of(run))),
-        "spec_groups": spec_groups(run.spec),
+        "spec_groups": spec_table.groups(run.spec),
         "made_at": timezone.now(),
         "address": request.build_absolute_uri(reverse("runs:page", args=(pk,))),
     }

@@ -269,11 +269,12 @@ def from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     for path in (path for path in ENTRIES if not break_it.is_part(path)):
         section, leaf = path.split(".", 1)
         value = {**whole[section], **spec.get(section, {})}[leaf]
-        values[html_name(path)] = _text(path, value)
+        values[html_name(path)] = text_of(path, value)
     return values
 
 
-def _text(path: str, value: Any) -> Any:
+def text_of(path: str, value: Any) -> Any:
+    """A leaf's value as its field has it: text, or a switch; '' of nothing."""
     if value is None:
         return ""
     if isinstance(value, bool):

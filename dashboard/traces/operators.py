@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dashboard.numbers import number
-from dashboard.runs.page_operators import STATUS, around_differences
+from dashboard.runs.page_operators import around_differences, status_words
 from dashboard.traces.models import Trace
 from parallel_core.analysis.align import Alignment, Name, align
 
@@ -44,11 +44,13 @@ def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
     a, b = _rank(given.get("a"), ranks, 0), _rank(given.get("b"), ranks, min(1, len(ranks) - 1))
     left, right = (kept[rank].get(str(level), []) for rank in (a, b))
     found, names = _aligned(left, right)
+    who = (f"rank {a}", f"rank {b}")
+    said = status_words(who)
     rows = [
-        (row.status, STATUS[row.status], _word(names, row.a), _word(names, row.b)) for row in around_differences(found)
+        (row.status, said[row.status], _word(names, row.a), _word(names, row.b)) for row in around_differences(found)
     ]
-    said = _sentence(found, names, (f"rank {a}", f"rank {b}"), LEVELS[str(level)])
-    return Side(said, "", ranks, a, b, str(level), levels, rows, len(found.rows))
+    sentence = _sentence(found, names, who, LEVELS[str(level)])
+    return Side(sentence, "", ranks, a, b, str(level), levels, rows, len(found.rows))
 
 
 def _rank(text: Any, ranks: Sequence[int], usual: int) -> int:

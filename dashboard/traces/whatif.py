@@ -12,6 +12,7 @@ from django import forms
 from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt import length
+from dashboard.charts.gantt_words import REPLAYED
 from dashboard.charts.timeline import Step
 from dashboard.fields import Choice, Number
 from dashboard.runs.page_whatif import LEAST_GAIN, LINKS, SLOWEST_FASTEST, Times, check
@@ -133,4 +134,4 @@ def _chart(found: Step, made: Mapping[int, Any], step: int) -> Chart | None:
     runs = [(name, {rank: spans[rank] for rank in first}) for name, spans in both]
     title = f"{ns_text(length(found.spans))} measured, {ns_text(length(made))} predicted"
     part = f", {len(first)} of {len(found.spans)} ranks" if len(found.spans) > len(first) else ""
-    return gantt.chart(runs, title, f"step {step}, measured and replayed{part}", key="whatif")
+    return gantt.chart(runs, title, f"step {step}, measured and replayed{part}", key="whatif", what=REPLAYED)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from parallel_core.analysis.quantities import count_text
 from tests.bench.timeline import SEED
 from tests.browser.watched import PHONE, RUN_MS, Troubles
 from tests.yard_process import YardProcess
@@ -118,7 +119,9 @@ def test_a_dragged_part_is_asked_for_and_a_double_click_shows_the_whole_again(
     low, high = page.evaluate(RANGE)
     share = (whole[1] - whole[0]) / at["width"]
     assert (low, high) == pytest.approx((200 * share, 220 * share), abs=1.5 * share)
-    expect(page.locator(".chart[data-chart=gantt] .chart-source")).to_contain_text(f"spans in view, of {SPANS}")
+    expect(page.locator(".chart[data-chart=gantt] .chart-source")).to_contain_text(
+        f"spans in view, of {count_text(SPANS)}"
+    )
     page.mouse.dblclick(at["x"] + 300, middle)
     expect(canvas(page)).to_have_count(0, timeout=RUN_MS)
     assert page.evaluate(RANGE) == whole and "from=" not in page.url

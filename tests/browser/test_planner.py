@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.test_everywhere import settle
+from tests.browser.watched import PHONE, drawn
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -91,3 +95,22 @@ def test_a_search_is_stopped_and_asked_again(page: Page, yard: YardProcess) -> N
         page.get_by_role("button", name="Stop this search").click()
     finally:
         analyst.resume()
+
+
+OVERLAPS = """() => [...document.querySelectorAll(".chart-box")].flatMap((box) => {
+      const texts = [...box.querySelectorAll(".ytick text")];
+      const labels = texts.map((own) => [own.getBoundingClientRect(), own.textContent]);
+      labels.sort(([a], [b]) => a.top - b.top);
+      return labels.slice(1).filter(([own], i) => own.top < labels[i][0].bottom - 2).map(([, words]) => words);
+    })"""
+"""Names of rows that lie over the one before."""
+
+
+def test_names_of_rows_have_room_on_a_phone(window: Callable[..., Page], session: Any) -> None:
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto("/planner/accuracy/")
+    drawn(page, [page.locator(".chart[data-chart]").first.get_attribute("data-chart") or ""])
+    names = page.locator(".chart-box .ytick text")
+    assert names.count() > 10
+    assert any("<tspan" in names.nth(i).inner_html() for i in range(names.count())), "none of two lines"
+    assert page.evaluate(OVERLAPS) == []

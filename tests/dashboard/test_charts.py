@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.charts import breakdown, gantt, heatmap, loss, memory, speedup, tradeoff, waterfall
+from dashboard.charts import breakdown, gantt, heatmap, loss, losses, memory, speedup, tradeoff, waterfall
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.loss import Curve
 from parallel_core.analysis.breakdown import COMPONENTS, Breakdown
+from parallel_core.analysis.losses import Losses
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Speedup, Stats
 from parallel_core.observe.records import SPAN
@@ -214,7 +215,15 @@ def test_a_heatmap_shows_the_window_that_is_asked_for() -> None:
 
 def test_a_window_of_bars_says_how_many_are_in_view() -> None:
     made = gantt.chart([("", many(5_000))], "title", "measured", window=(3.0, 3.3))
-    assert "spans in view, of 10000" in made.source
+    assert "spans in view, of 10\N{NO-BREAK SPACE}000" in made.source
     bars = [x for trace in made.figure["data"] for x in trace["base"]]
     assert min(bars) >= 2.9
     assert max(bars) <= 3.3
+
+
+def test_the_stair_of_losses_reaches_a_speedup_beyond_the_number_of_devices() -> None:
+    found = Losses(devices=2, single=100, bubble=30, smaller_kernels=-60)
+    chart = losses.chart(found, "s")
+    assert found.speedup > 2.8
+    assert chart.figure["layout"]["xaxis"]["range"][1] > found.speedup
+    assert chart.figure["data"][0]["text"][2] == "\N{MINUS SIGN}0.86"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from dashboard.studies.peaks import over_one_peak
 from dashboard.studies.selectors import overview
 from dashboard.studies.table import METERS
 from parallel_core.analysis.meters import Work
-from parallel_core.analysis.quantities import seconds_text
+from parallel_core.analysis.quantities import seconds_text, significant
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
@@ -45,9 +46,9 @@ def test_metrics_say_where_they_are_measured(alice: Any) -> None:
     charts = {chart.key: chart for chart in page_charts.metrics(run)}
     assert "Chowdhery et al. 2022" in charts["mfu"].source
     assert "spans of all ranks" in charts["bubble_share"].source
-    assert charts["tflops"].title.startswith("GFLOP/s a device: ")  # on CPU cores
+    assert " GFLOP/s at step 42" in charts["tflops"].title  # on CPU cores
     utilisation = selectors.series(run, "mfu").value[-1]
-    assert charts["mfu"].title.startswith(f"Model FLOPs utilisation, %: {100 * utilisation:.4g} at step 42")
+    assert charts["mfu"].title.startswith(f"Model FLOPs utilisation (MFU): {significant(100 * utilisation)} % at step")
     assert page_charts.points_since(run, 41)["mfu"]["value"] == [pytest.approx(100 * utilisation)]
     assert all(not charts[name].empty for name in ("mfu", "hfu", "tflops", "bubble_share", "exposed_share"))
 
@@ -118,3 +119,18 @@ def test_the_ranks_tab_says_that_replicas_were_equal(alice: Any, client: Client)
     page = client.get(reverse("runs:page", args=[run.pk]) + "?tab=ranks").content.decode()
     assert "3 checks, 400 µs each (under 1 % of the steps): all replicas equal bit for bit." in page
     assert "Parameters behind step 42: 0123456789abcdef." in page
+
+
+def test_titles_of_metrics_are_numbers_as_people_read_them(alice: Any) -> None:
+    """No exponents, the unit beside the number: what is said of a step is said as everywhere else."""
+    run = factory.finished(alice, {"pp": 2})
+    charts = {chart.key: chart for chart in page_charts.metrics(run)}
+    newest = selectors.series(run, "step_time").value[-1]
+    assert charts["step_time"].title.startswith(f"Step time: {seconds_text(newest)} at step 42, first ")
+    assert " k tokens/s at step 42" in charts["tokens_per_s"].title
+    assert not [chart.title for chart in charts.values() if re.search(r"\de[+-]\d", chart.title)]
+    shares = [chart for key, chart in charts.items() if key.endswith("_share")]
+    assert shares and all(chart.figure["layout"]["yaxis"]["rangemode"] == "tozero" for chart in shares)
+    live = page_charts.points_since(run, 41)["step_time"]
+    assert live["title"] == charts["step_time"].title.partition(",")[0]
+    assert live["value"] == [pytest.approx(1e3 * newest)]

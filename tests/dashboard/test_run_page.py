@@ -18,6 +18,7 @@ from dashboard.runs.models import Attempt, Checkpoint, LogChunk, Run, State
 from dashboard.runs.page_tabs import TABS
 from dashboard.runs.page_tiles import line, tiles
 from dashboard.runs.page_verdict import fix, planned_bubble, verdict
+from dashboard.runs.spec_table import groups
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
@@ -276,3 +277,14 @@ def test_sparkline_stays_in_its_box_and_skips_what_is_not_finite() -> None:
     assert all(0 <= float(y) <= 32 for _, y in (pair.split(",") for pair in points.split()))
     assert line(np.array([2.0, 2.0]))
     assert line(np.array([1.0])) == ""
+
+
+def test_the_spec_is_said_in_the_words_of_the_form_and_only_what_counts(alice: Any) -> None:
+    spec = RunSpec.model_validate({"parallel": {"pp": 2}}).model_dump(mode="json")
+    found = {group.title: {line.leaf: (line.words, line.value) for line in group.lines} for group in groups(spec)}
+    assert list(found) == ["Model", "Parallelism", "Training", "Tracing"]
+    assert found["Parallelism"]["parallel.pp"] == ("Pipeline stages", "2")
+    assert found["Model"]["model.bias"] == ("Biases in linear layers", "yes")
+    assert found["Model"]["model.kv_heads"][1] == found["Tracing"]["trace.profile_steps"][1] == "–"
+    assert "model.image" not in found["Model"]  # of models that look at images
+    assert "train.loss_scale" not in found["Training"]  # of fp16

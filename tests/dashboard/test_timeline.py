@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from django.test import Client
 
-from dashboard.charts import gantt, heatmap, memory_over_time, timeline
+from dashboard.charts import gantt, heatmap, memory_over_time, theme, timeline
 from dashboard.charts.timeline import Step, window_of
 from dashboard.runs.models import SpanChunk
 from parallel_core.analysis.bins import bins
@@ -66,8 +66,8 @@ def test_rows_name_the_place_of_their_rank_and_lanes_part_messages_from_collecti
     spans = made(LAYOUT, 800)
     figure = Step(spans, LAYOUT).chart("t", "s").figure
     ticks = figure["layout"]["yaxis"]["ticktext"]
-    assert ticks[0].endswith("<sub>stage 0, replica 0, tensor 0</sub>")
-    assert ticks[7].endswith("<sub>stage 1, replica 1, tensor 1</sub>")
+    assert ticks[0].endswith(theme.small("stage 0, replica 0, tensor 0"))
+    assert ticks[7].endswith(theme.small("stage 1, replica 1, tensor 1"))
     single = Step({0: spans[0]}, Layout.of(RunSpec())).chart("t", "s").figure
     assert single["layout"]["yaxis"]["ticktext"] == ["rank 0"]
     flight = next(trace for trace in single["data"] if trace["name"] == "communication")
@@ -103,7 +103,7 @@ def test_pages_of_long_steps_zoom_down_to_bars(client: Client, admin_user: Any) 
     whole = trace.figure["layout"]["xaxis"]["range"][1]
     near = client.get(f"{src}&from={whole * 0.3}&to={whole * 0.33}").json()
     assert {one["type"] for one in near["figure"]["data"]} == {"bar"}
-    assert "spans in view, of 24000" in near["source"]
+    assert "spans in view, of 24\N{NO-BREAK SPACE}000" in near["source"]
     page = client.get(addresses["a run"])
     assert page.context["gantt"].figure["data"][0]["type"] == "heatmap"
     assert page.context["findings"].later and "Judging the traced steps" in page.content.decode()

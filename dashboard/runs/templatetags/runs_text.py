@@ -61,3 +61,10 @@ def age(value: datetime | None) -> str:
         if seconds >= size:
             return f"{seconds // size} {unit}"
     return "now"
+
+
+@register.filter
+def ago(value: datetime | None) -> str:
+    """'3 min ago', 'just now'."""
+    text = age(value)
+    return {NOTHING: NOTHING, "now": "just now"}.get(text, f"{text} ago")

@@ -47,7 +47,7 @@ function fitted(figure, box) {
     for (const trace of copy.data) Object.assign(trace, trace.meta?.narrow); // what a figure says of itself on a phone
     for (const [name, axis] of Object.entries(layout.meta?.narrow ?? {})) Object.assign(layout[name], axis);
     if (layout.yaxis?.tickfont) layout.yaxis.tickfont.size = 10;
-    if (layout.yaxis?.ticktext) layout.yaxis.ticktext = layout.yaxis.ticktext.map(wrapped);
+    if (layout.yaxis?.ticktext) roomy(layout);
   }
   applyAxis(copy);
   return copy;
@@ -55,6 +55,19 @@ function fitted(figure, box) {
 
 /* A row's label on a phone: lines of about LABEL_CHARACTERS, so that the bars keep most of the width. */
 const LABEL_CHARACTERS = 16;
+const LABEL_LINE = 13; // px of a line of 10 px
+
+/* Rows grow where their labels take more lines than they are high. */
+function roomy(layout) {
+  const { yaxis, margin } = layout;
+  yaxis.ticktext = yaxis.ticktext.map(wrapped);
+  if (!yaxis.range || yaxis.type === "log") return; // no rows
+  const lines = Math.max(...yaxis.ticktext.map((label) => label.split("<br>").length));
+  const part = yaxis.domain ? yaxis.domain[1] - yaxis.domain[0] : 1;
+  const rows = Math.abs(yaxis.range[1] - yaxis.range[0]);
+  const short = rows * lines * LABEL_LINE - (layout.height - margin.t - margin.b) * part;
+  if (lines > 1 && short > 0) layout.height += Math.ceil(short / part);
+}
 
 function wrapped(label) {
   return label.split("<br>").map((line) => {

@@ -30,7 +30,7 @@ function now(box, at) {
       if (start < at && at <= start + trace.x[i] + 1e-6) doing.set(Math.round(trace.y[i]), `${trace.name} ${trace.text[i]}`);
     });
   }
-  const named = (label) => label.replace(/<br><sub>(.*)<\/sub>$/, " ($1)");
+  const named = (label) => label.replace(/<br><span[^>]*>(.*)<\/span>$/, " ($1)");
   const rows = box.layout.yaxis.ticktext.map((label, row) => `${named(label)}: ${doing.get(row) ?? "idle"}`);
   return rows.join(" · ");
 }

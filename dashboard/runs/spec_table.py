@@ -1,0 +1,53 @@
+"""A spec to be read: its leaves by section, in the words of the New run form, without those that count for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dashboard.runs import relevance
+from dashboard.runs.spec_fields import ENTRIES, text_of
+from parallel_core.faults import spelt
+
+SECTIONS = {"parallel": "Parallelism", "train": "Training", "trace": "Tracing"}
+"""What sections are called where that is not their own name."""
+
+
+class Line(NamedTuple):
+    """`words` as the form says, `leaf` as the spec does."""
+
+    words: str
+    leaf: str
+    value: str
+
+
+class Group(NamedTuple):
+    title: str
+    lines: list[Line]
+
+
+def groups(spec: Mapping[str, Any]) -> list[Group]:
+    """Of a stored spec: a card a section, and one of the faults where it is broken on purpose."""
+    plain = {section: fields for section, fields in spec.items() if section != "inject"}
+    flat = {f"{section}.{leaf}": value for section, fields in plain.items() for leaf, value in fields.items()}
+
+    def lines(section: str) -> list[Line]:
+        paths = [path for path in flat if path.startswith(f"{section}.")]
+        read = (path for path in paths if relevance.is_read(path, lambda leaf: str(flat.get(leaf))))
+        return [_line(path, flat[path]) for path in read]
+
+    out = [Group(SECTIONS.get(section, section.capitalize()), lines(section)) for section in plain]
+    faults = [Line(_words(text.partition(":")[0]), "", text) for text in spelt(spec.get("inject", ()))]
+    return [*out, Group("Broken on purpose", faults)] if faults else out
+
+
+def _line(path: str, value: Any) -> Line:
+    entry, leaf = ENTRIES.get(path), path.split(".", 1)[1]
+    words = entry.label if entry else _words(leaf)
+    if isinstance(value, bool):
+        return Line(words, path, "yes" if value else "no")
+    return Line(words, path, text_of(path, value) or "–")
+
+
+def _words(leaf: str) -> str:
+    return leaf.replace("_", " ").capitalize()
