@@ -9,8 +9,10 @@ from django.contrib.auth import get_user_model
 
 from dashboard.fleet.models import Worker
 from dashboard.runs.models import Run
-from dashboard.studies.models import Study
+from dashboard.studies.models import Once, Study
 
+STARTER = "starter study"
+"""How the yard remembers it, or that it never needed one, after its studies and runs were all deleted."""
 log = logging.getLogger(__name__)
 
 
@@ -21,11 +23,15 @@ class Starter:
         self._settled = not settings.STARTER_STUDY
 
     def consider(self) -> None:
-        """1. A yard with a run or a study needs none. 2. Waits for an admin and a calibration. 3. Creates it."""
+        """1. A yard that ever had a run or a study needs none, and remembers that. 2. Waits for an admin and a calibration. 3. Creates it."""
         if self._settled:
+            return
+        if Once.objects.filter(what=STARTER).exists():
+            self._settled = True
             return
         if Run.objects.exists() or Study.objects.exists():
             self._settled = True
+            _remember()
             return
         owner = get_user_model().objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
         worker = next((worker for worker in Worker.objects.filter(draining=False) if worker.calibration), None)
@@ -33,6 +39,10 @@ class Starter:
             return
         self._settled = True
         _create(owner, worker)
+
+
+def _remember() -> None:
+    Once.objects.get_or_create(what=STARTER)
 
 
 def _create(owner: object, worker: Worker) -> None:
@@ -44,4 +54,5 @@ def _create(owner: object, worker: Worker) -> None:
         # The yard works without its starter study: a wrong calibration must not stop the controller.
         log.exception("could not create the starter study for %s", worker)
     else:
+        _remember()
         log.info("queued the starter study %s for %s", study, worker)

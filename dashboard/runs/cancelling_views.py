@@ -7,14 +7,12 @@ from collections import Counter
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
 from dashboard.runs import services
-from dashboard.runs.list_views import ticked
-from dashboard.runs.listing import Listing
+from dashboard.runs.list_views import NONE_TICKED, back_to, ticked
 from dashboard.runs.models import ENDED, Run, State
 from parallel_core.analysis.quantities import plural_text
 
@@ -28,10 +26,9 @@ def cancel(request: HttpRequest) -> HttpResponse:
     """GET asks once, for the ticked runs (`runs=1&runs=2`) that the asker may cancel; POST cancels them."""
     wanted = ticked(request.POST if request.method == "POST" else request.GET)
     found = list(Run.objects.filter(pk__in=wanted).select_related("owner").order_by("pk"))
-    # The list as it was: its own filters, whatever else the address holds.
-    back = reverse("runs:list") + Listing.parse(request.GET).query().rstrip("?")
+    back = back_to(request)
     if not found:
-        messages.info(request, "No run was selected.")
+        messages.info(request, NONE_TICKED)
         return redirect(back)
     mine = [run for run in found if may_change(request.user, run)]
     able = [run for run in mine if run.state not in ENDED]

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse, QueryDict
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from dashboard.accounts.roles import may_submit
@@ -19,6 +20,7 @@ from dashboard.runs.selectors import list_runs
 
 MAX_EXPORT = 10_000
 MAX_TICKED = 500
+NONE_TICKED = "No run of this yard was selected: tick at least one."
 FIELDS = (
     "id",
     "name",
@@ -67,6 +69,11 @@ def compare(request: HttpRequest) -> HttpResponse:
     if not wanted:
         return redirect("runs:list")
     return redirect(f"/compare/?runs={','.join(map(str, wanted))}")
+
+
+def back_to(request: HttpRequest) -> str:
+    """Address of the list as it was filtered when its boxes were ticked, whatever else the request's address holds."""
+    return reverse("runs:list") + Listing.parse(request.GET).query().rstrip("?")
 
 
 def ticked(given: QueryDict) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -16,6 +16,7 @@ from django.http import QueryDict
 from dashboard.numbers import number
 from dashboard.runs.models import Run, State
 from dashboard.runs.selectors import SORTS, Filters, list_runs
+from parallel_core.analysis.quantities import listed_text
 
 PER_PAGE = 50
 MAX_TEXT = 200
@@ -53,22 +54,27 @@ class Listing:
 
     filters: Filters
     page: int = 1
+    ignored: tuple[str, ...] = ()
+    """Of what the address asks and cannot mean: what is wrong, and what would be right."""
 
     @classmethod
     def parse(cls, query: QueryDict) -> Listing:
-        """Whatever the URL says; what it cannot mean is ignored rather than refused."""
-        known = set(State.values)
-        sort = query.get("sort", "-id")
+        """Whatever the URL says; what it cannot mean is left out and said, rather than refused."""
+        states = dict.fromkeys(_clean(state) for state in query.getlist("state") if _clean(state))
+        asked = query.get("sort") or "-id"
+        sort = asked if asked.lstrip("-") in SORTS and asked.count("-") < 2 else "-id"
         filters = Filters(
             q=_clean(query.get("q", "")),
-            states=tuple(dict.fromkeys(s for s in query.getlist("state") if s in known)),
+            states=tuple(state for state in states if state in State.values),
             owner=_clean(query.get("owner", "")),
             strategy=_clean(query.get("strategy", "")),
             tag=_clean(query.get("tag", "")),
             study=number(query.get("study")),
-            sort=sort if sort.lstrip("-") in SORTS and sort.count("-") < 2 else "-id",
+            sort=sort,
         )
-        return cls(filters, number(query.get("page")) or 1)
+        wrong = [(f"state={state}", "a state", State.values) for state in states if state not in State.values]
+        wrong += [(f"sort={_clean(asked)}", "an order", list(SORTS))] * (asked != sort)
+        return cls(filters, number(query.get("page")) or 1, tuple(_left_out(*one) for one in wrong))
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -115,6 +121,10 @@ class Listing:
         told = {"model_kind": KT("spec__model__kind"), "others": Cast(KT("summary__cpu_others"), FloatField())}
         rows: Any = list_runs(self.filters).annotate(**told).defer("spec", "summary")
         return Paginator(rows, PER_PAGE).get_page(self.page)
+
+
+def _left_out(asked: str, kind: str, known: Sequence[str]) -> str:
+    return f"{asked} is not {kind} and was left out; there are {listed_text(known)}."
 
 
 def _clean(text: str) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.guards import member_required
 from dashboard.runs import removal
-from dashboard.runs.list_views import ticked
+from dashboard.runs.list_views import NONE_TICKED, back_to, ticked
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from parallel_core.analysis.quantities import plural_text
@@ -21,8 +21,10 @@ def delete(request: HttpRequest) -> HttpResponse:
     """GET (`?runs=1&runs=2`) asks once, and says of each run that stays why; POST deletes the others."""
     wanted = ticked(request.POST if request.method == "POST" else request.GET)
     going = removal.look(Run.objects.filter(pk__in=wanted), request.user)
+    back = back_to(request)
     if not going.runs and not going.staying:
-        raise Http404("none of these runs is here")
+        messages.info(request, NONE_TICKED)
+        return redirect(back)
     if request.method == "POST" and going.runs:
         try:
             count = removal.delete(runs=[run.pk for run in going.runs], user=request.user)
@@ -30,6 +32,6 @@ def delete(request: HttpRequest) -> HttpResponse:
             messages.error(request, str(error))
             return redirect(request.get_full_path())
         messages.success(request, f"{plural_text(count, 'run')} {'was' if count == 1 else 'were'} deleted.")
-        return redirect("runs:list")
-    context = {"going": going, "checkpoints": removal.checkpoints_sentence(going.runs)}
+        return redirect(back)
+    context = {"going": going, "back": back, "checkpoints": removal.checkpoints_sentence(going.runs)}
     return render(request, "runs/delete.html", context)

@@ -24,3 +24,13 @@ class Study(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Once(models.Model):
+    """What has happened in this yard and is not to happen again, whatever is deleted since: a row for each `what`."""
+
+    what = models.CharField(max_length=32, unique=True)
+    at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.what

@@ -10,7 +10,7 @@ from dashboard.control.clocks import MOST_COUNTED_S, Clocks
 from dashboard.control.controller import Controller
 from dashboard.control.lock import FileLock
 from dashboard.control.starter import Starter
-from dashboard.runs.models import Attempt
+from dashboard.runs.models import Attempt, Run
 from tests.dashboard.peer import Peer
 from tests.dashboard.test_control import submit, until
 
@@ -88,6 +88,10 @@ def test_the_first_calibrated_worker_brings_the_starter_study_once(
     until(controller, lambda: Attempt.objects.count() == 1, peer.beat)  # one at a time
     Starter().consider()
     assert Study.objects.count() == 1
+    Run.objects.all().delete()
+    Study.objects.all().delete()
+    Starter().consider()  # as the next start does
+    assert not Study.objects.exists(), "given once in the yard's life"
 
 
 def test_a_yard_that_has_runs_gets_no_starter_study(peer: Peer, controller: Controller, admin: Any, alice: Any) -> None:

@@ -81,6 +81,16 @@ def test_nonsense_in_the_url_is_ignored(reader: Client, alice: Any, query: str) 
     assert reader.get(f"/runs/{query}").status_code == 200
 
 
+def test_what_the_address_cannot_mean_is_said_with_what_would_be_right(reader: Client, alice: Any) -> None:
+    make(alice, "one")
+    page = reader.get("/runs/?state=zzz&state=queued&sort=spec")
+    said = page.context["listing"].ignored
+    assert said[0].startswith("state=zzz is not a state and was left out; there are queued, starting, running")
+    assert said[1].startswith("sort=spec is not an order and was left out; there are id, name, state")
+    assert page.content.decode().count("data-ignored") == 2 and names(reader, "?state=zzz&state=queued") == ["one"]
+    assert "data-ignored" not in reader.get("/runs/?state=queued&sort=-loss&q=").content.decode()
+
+
 def test_links_keep_the_state_of_the_list(reader: Client, alice: Any) -> None:
     for i in range(60):
         make(alice, f"run {i}", state="failed")

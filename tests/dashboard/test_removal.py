@@ -72,9 +72,24 @@ def test_the_list_and_the_page_offer_it_to_those_who_may(
     assert reader.post("/runs/delete", {"runs": [mine.pk]}).status_code == 403
 
 
+@pytest.mark.parametrize("verb", ["delete", "cancel"])
 @pytest.mark.parametrize("asked", ["", "runs=", "runs=999999", "runs=x"])
-def test_nothing_to_delete_is_not_found(member: Client, asked: str) -> None:
-    assert member.get(f"/runs/delete?{asked}").status_code == 404
+def test_of_no_known_run_the_list_comes_back_as_it_was_and_says_so(member: Client, verb: str, asked: str) -> None:
+    for answer in (
+        member.get(f"/runs/{verb}?tag=x&{asked}", follow=True),
+        member.post(f"/runs/{verb}?tag=x", {"runs": ["999999"]}, follow=True),
+    ):
+        assert answer.redirect_chain == [("/runs/?tag=x", 302)]
+        assert "No run of this yard was selected" in answer.content.decode()
+
+
+def test_deleting_leads_back_to_the_list_as_it_was_filtered(member: Client, alice: Any) -> None:
+    run = ended(alice, tags=["x"])
+    asked = f"/runs/delete?tag=x&runs={run.pk}"
+    page = member.get(asked).content.decode()
+    assert 'href="/runs/?tag=x"' in page and 'action="/runs/delete"' not in page, "posted to this very address"
+    assert member.post(asked, {"runs": [run.pk]}).headers["Location"] == "/runs/?tag=x"
+    assert not Run.objects.exists()
 
 
 def test_a_run_that_another_goes_on_from_stays_until_that_has_ended(alice: Any) -> None:
