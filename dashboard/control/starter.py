@@ -23,7 +23,8 @@ class Starter:
         self._settled = not settings.STARTER_STUDY
 
     def consider(self) -> None:
-        """1. A yard that ever had a run or a study needs none, and remembers that. 2. Waits for an admin and a calibration. 3. Creates it."""
+        """1. A yard that ever had a run or a study needs none, and remembers that. 2. Waits for an admin and a
+        calibration. 3. Creates it."""
         if self._settled:
             return
         if Once.objects.filter(what=STARTER).exists():

@@ -122,7 +122,7 @@ def graph(request: HttpRequest) -> HttpResponse:
     if isinstance(plan, Question):
         form.add_error(None, NO_ROOM)
     if not isinstance(plan, GraphPlan):
-        return _page(request, form, {}, status=422)
+        return _page(request, form, {"refused": _of_the_file(request, form)}, status=422)
     return _page(request, form, _shown(plan))
 
 
@@ -185,6 +185,15 @@ def _shown(plan: GraphPlan) -> dict[str, Any]:
 def _page(request: HttpRequest, form: NetworkForm, context: dict[str, Any], status: int = 200) -> HttpResponse:
     frame = {"tabs": TABS, "tab": "partition", "form": form}
     return render(request, "ledger/graph.html", frame | context, status=status)
+
+
+def _of_the_file(request: HttpRequest, form: GraphForm) -> list[str]:
+    """What is wrong with the file that was sent, for its own field. Its text may be of megabytes and is not sent back:
+    a browser takes a minute to lay that out."""
+    if "file" not in request.FILES:
+        return []
+    form.data = {**form.data, "text": ""}
+    return [str(said) for said in form.errors.pop("text", [])]
 
 
 def _given(request: HttpRequest) -> QueryDict:

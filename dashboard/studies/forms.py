@@ -28,8 +28,6 @@ from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec, field_errors
 MODEL, DETAIL = (spec_fields.paths_of(group) for group in ("model", "architecture"))
 TRAIN = ("train.global_batch", "train.lr", "train.seed", "train.warmup_steps", "train.device")
 SPLIT = ("parallel.dp", "parallel.tp", "parallel.pp", "parallel.schedule", "parallel.micro_batches")
-STASHING_STEPS = 100
-"""Timed steps to begin with: fewer say little about a loss."""
 NO_VALUE = "Write at least one value, such as 1, 2, 4."
 SWEEP_SPLIT = (*SPLIT, "parallel.recompute", "train.precision")
 
@@ -248,38 +246,6 @@ class SweepForm(StudyForm):
 
     def create(self, owner: Any) -> Study:
         return services.create_sweep(**self.common(owner), **self._asked())
-
-
-class StashingForm(StudyForm):
-    """What stashing buys: 1F1B with its flush, without one in all its kinds, and DP."""
-
-    kind = "stashing"
-    template_name_own = "studies/new_matrix.html"
-
-    devices = WholeNumber(label="Pipeline stages", min_value=2, max_value=limits.MAX_DEGREE, initial=2)
-    micro_batches = WholeNumber(
-        label="Micro-batches", min_value=1, max_value=limits.MAX_MICRO_BATCHES, initial=4, help_text="a step"
-    )
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["devices"].help_text = f"a device each; {fleet_sentence(self.fleet)}"
-        self.fields["timed_steps"].initial = STASHING_STEPS
-
-    def own_group(self) -> Iterator[forms.BoundField]:
-        return self.group(("devices", "micro_batches"))
-
-    def clean(self) -> dict[str, Any]:
-        return self.within_fleet(super().clean())
-
-    def _asked(self) -> dict[str, Any]:
-        return {name: self.cleaned_data[name] for name in ("devices", "micro_batches", "timed_steps")}
-
-    def plan(self) -> Plan:
-        return feasible(variants.stashing(self.base(), **self._asked()), self.fleet)
-
-    def create(self, owner: Any) -> Study:
-        return services.create_stashing(**self.common(owner), **self._asked())
 
 
 def initial_of(study: Study) -> dict[str, Any]:

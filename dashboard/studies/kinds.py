@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from dashboard.studies import fit, scaling
 from dashboard.studies.fit_form import FitForm
-from dashboard.studies.forms import MatrixForm, StashingForm, StudyForm, SweepForm
+from dashboard.studies.forms import MatrixForm, StudyForm, SweepForm
 from dashboard.studies.scaling_form import ScalingForm
+from dashboard.studies.stashing_form import StashingForm
 
 
 @dataclass(frozen=True)

@@ -202,6 +202,8 @@ def _assemble(layers: Mapping[str, GraphLayer], edges: Sequence[tuple[str, str, 
     links = [(a, b, line) for a, b, line in edges if not {a, b} & dropped]
     if not kept:
         raise GraphError("the file has no layers.")
+    if not any(layers[name].compute for name in kept):
+        raise GraphError(f"{_FIELDS[0]} and {_FIELDS[1]} are 0 in all {len(kept)} layers: no stage has any work.")
     order = _ordered(kept, links)
     number = {name: i for i, name in enumerate(order)}
     pairs = sorted({(number[a], number[b]) for a, b, _ in links})

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.django_db
 HX = {"HX-Request": "true"}
 ADDRESS = "/partition/graph/"
 GRAPH = (Path(__file__).parent.parent.parent / "examples" / "branches.graph.txt").read_text()
+NO_WORK = "forward_compute_time=0, backward_compute_time=0, activation_size=8, parameter_size=8"
 ASKED = {"text": GRAPH, "workers": "4", "bandwidth": "1", "form": "released"}
 
 
@@ -126,6 +127,7 @@ def test_the_empty_form_asks_for_a_graph(reader: Client) -> None:
     [
         ({"text": GRAPH.replace("25.000", "-1")}, "text", "line 3: backward_compute_time must be at least 0"),
         ({"text": GRAPH + "\tnode9 -- node2\n"}, "text", "the layers go round in a circle"),
+        ({"text": "a -- A -- " + NO_WORK}, "text", "are 0 in all 1 layers: no stage has any work."),
         ({"memory": "0.001"}, "memory", "no partition fits"),
         ({"workers": "0"}, "workers", "Workers must be a whole number from 1 to 4 096; got 0."),
         ({"bandwidth": "nan"}, "bandwidth", "number"),
@@ -139,9 +141,13 @@ def test_what_cannot_be_stands_at_its_field(reader: Client, changed: dict[str, s
     assert set(found) == {field} and said in found[field][0]
 
 
-def test_a_binary_file_is_no_graph(reader: Client) -> None:
-    file = SimpleUploadedFile("graph.txt", bytes(range(256)) * 4)
-    assert "text" in _errors(reader.post(ADDRESS, {**ASKED, "file": file}))
+def test_what_is_wrong_with_a_file_stands_at_the_file_and_its_text_is_not_sent_back(reader: Client) -> None:
+    for content, said in ((bytes(range(256)) * 4, "Null characters"), ((GRAPH + "what\n").encode(), "neither a layer")):
+        answer = reader.post(ADDRESS, {**ASKED, "file": SimpleUploadedFile("graph.txt", content)})
+        assert _errors(answer) == {} and said in answer.context["refused"][0]
+        page = answer.content.decode()
+        assert escape(answer.context["refused"][0]) in page and "Put right what is marked below" in page
+        assert "Conv2d" not in page
 
 
 def test_layers_that_are_not_drawn_are_summed(reader: Client) -> None:

@@ -107,6 +107,14 @@ def test_queues_what_the_preview_said(member: Client) -> None:
         ({**MATRIX, "name": "x" * 130}, "A name has at most 120 characters; this one has 130."),
         ({**SWEEP, "values": ""}, "Write at least one value, such as 1, 2, 4."),
         ({**SWEEP, "values": " , "}, "Write at least one value, such as 1, 2, 4."),
+        (
+            {**MATRIX, "kind": "stashing", "devices": "2", "micro_batches": "3"},
+            "3 micro-batches do not divide the global batch 16; try 1, 2, 4, 8, 16.",
+        ),
+        (
+            {**MATRIX, "kind": "stashing", "devices": "2", "micro_batches": "3"},
+            "3 micro-batches do not divide the global batch 16; try 15 or 18.",
+        ),
         ({**MATRIX, "kind": "stashing", "devices": "3"}, "The fleet has 2 CPU devices; choose at most that many."),
     ),
 )

@@ -1,0 +1,59 @@
+"""The form of the study "what stashing buys"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django import forms
+
+from dashboard.fields import WholeNumber
+from dashboard.studies import services, variants
+from dashboard.studies.feasible import feasible
+from dashboard.studies.forms import StudyForm, fleet_sentence
+from dashboard.studies.models import Study
+from dashboard.studies.variants import Plan
+from parallel_core import limits
+from parallel_core.rules import divisors, few
+
+TIMED_STEPS = 100
+"""To begin with: fewer say little about a loss."""
+
+
+class StashingForm(StudyForm):
+    """What stashing buys: 1F1B with its flush, without one in all its kinds, and DP."""
+
+    kind = "stashing"
+    template_name_own = "studies/new_matrix.html"
+
+    devices = WholeNumber(label="Pipeline stages", min_value=2, max_value=limits.MAX_DEGREE, initial=2)
+    micro_batches = WholeNumber(
+        label="Micro-batches", min_value=1, max_value=limits.MAX_MICRO_BATCHES, initial=4, help_text="a step"
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["devices"].help_text = f"a device each; {fleet_sentence(self.fleet)}"
+        self.fields["timed_steps"].initial = TIMED_STEPS
+
+    def own_group(self) -> Iterator[forms.BoundField]:
+        return self.group(("devices", "micro_batches"))
+
+    def clean(self) -> dict[str, Any]:
+        """Micro-batches that the batch does not divide into would leave DP alone: nothing to set it against."""
+        cleaned = self.within_fleet(super().clean())
+        m, batch = cleaned.get("micro_batches"), self.spec.train.global_batch if self.spec else 0
+        if m and batch % m:
+            said = f"{m} micro-batches do not divide the global batch {batch}"
+            self.add_error("micro_batches", f"{said}; try {few(divisors(batch), m)}.")
+            self.add_error("train__global_batch", f"{said}; try {batch - batch % m or m} or {batch + m - batch % m}.")
+        return cleaned
+
+    def _asked(self) -> dict[str, Any]:
+        return {name: self.cleaned_data[name] for name in ("devices", "micro_batches", "timed_steps")}
+
+    def plan(self) -> Plan:
+        return feasible(variants.stashing(self.base(), **self._asked()), self.fleet)
+
+    def create(self, owner: Any) -> Study:
+        return services.create_stashing(**self.common(owner), **self._asked())
