@@ -21,6 +21,8 @@ from parallel_core.models.passing import Follower
 _LANES = 4
 """Elements that share one 64-bit number, 16 bits each."""
 _STEPS = 2**16
+_AT_ONCE_CPU, _AT_ONCE = 2**14, 2**20
+"""64-bit numbers that are drawn at a time."""
 
 
 def uniform(keys: Tensor, stop: int, start: int = 0) -> Tensor:
@@ -34,20 +36,28 @@ def uniform(keys: Tensor, stop: int, start: int = 0) -> Tensor:
 
 
 def _squares(counter: Tensor, key: Tensor) -> Tensor:
-    """64 random bits for each pair; int64 arithmetic wraps around, as the generator wants it to."""
+    """64 random bits for each pair; int64 arithmetic wraps around, as the generator wants it to. In place where it can
+    be: four numbers of 64 bits live for each one that is drawn."""
     y = counter * key
     z = y + key
-    x = _swap(y * y + y)
-    x = _swap(x * x + z)
-    x = _swap(x * x + y)
-    t = x * x + z
-    x = _swap(t)
-    return t ^ ((x * x + y) >> 32 & 0xFFFFFFFF)
+    x = _swap((y * y).add_(y))
+    x = _swap(x.mul_(x).add_(z))
+    x = _swap(x.mul_(x).add_(y))
+    t = x.mul_(x).add_(z)
+    del z
+    x = _swap(t.clone())
+    return t.bitwise_xor_(_upper(x.mul_(x).add_(y)))
 
 
 def _swap(x: Tensor) -> Tensor:
-    """Exchange the upper and the lower 32 bits."""
-    return (x << 32) | (x >> 32 & 0xFFFFFFFF)
+    """Exchange the upper and the lower 32 bits, in place."""
+    upper = _upper(x.clone())
+    return x.bitwise_left_shift_(32).bitwise_or_(upper)
+
+
+def _upper(x: Tensor) -> Tensor:
+    """The upper 32 bits, in place: the shift alone would bring the sign along."""
+    return x.bitwise_right_shift_(32).bitwise_and_(0xFFFFFFFF)
 
 
 @lru_cache(maxsize=4096)
@@ -98,9 +108,23 @@ class _Mask(torch.autograd.Function):
 
 
 def _apply(x: Tensor, runs: list[Run], dropped: int) -> Tensor:
-    drawn = [uniform(_there(run.keys, x.device), run.stop, run.start).flatten() for run in runs]
-    keep = (drawn[0] if len(drawn) == 1 else torch.cat(drawn)).view(x.shape) >= dropped
-    return x * keep * (_STEPS / (_STEPS - dropped))
+    kept, done = torch.empty(x.numel(), dtype=torch.bool, device=x.device), 0
+    for run in runs:
+        size = len(run.keys) * (run.stop - run.start)
+        _draw(run, dropped, kept[done : done + size].view(len(run.keys), -1))
+        done += size
+    return (x * kept.view(x.shape)).mul_(_STEPS / (_STEPS - dropped))
+
+
+def _draw(run: Run, dropped: int, kept: Tensor) -> None:
+    """Writes which elements of a run stay, (samples, elements); some at a time, so that what is drawn beside them is
+    small: on a CPU as much as a core's cache has room for."""
+    keys = _there(run.keys, kept.device)
+    most = _AT_ONCE_CPU if kept.device.type == "cpu" else _AT_ONCE
+    width = max(_LANES, most * _LANES // len(run.keys))
+    for first in range(run.start, run.stop, width):
+        last = min(run.stop, first + width)
+        torch.ge(uniform(keys, last, first), dropped, out=kept[:, first - run.start : last - run.start])
 
 
 def _there(keys: list[int], device: torch.device) -> Tensor:

@@ -53,8 +53,10 @@ class _RmsNorm(torch.autograd.Function):
         x, weight, inverse = ctx.saved_tensors
         scaled = x * inverse
         inner = (grad * weight).to(scaled.dtype)
-        grad_x = inverse * (inner - scaled * (inner * scaled).mean(-1, keepdim=True))
-        return grad_x.to(x.dtype), (grad * scaled).flatten(0, -2).sum(0).to(weight.dtype), None
+        inner.sub_(scaled * (inner * scaled).mean(-1, keepdim=True)).mul_(inverse)
+        out = inner.to(x.dtype)
+        del inner  # in 16 bits the largest of what is live here
+        return out, scaled.mul_(grad).flatten(0, -2).sum(0).to(weight.dtype), None
 
 
 class RmsNorm(nn.Module):

@@ -39,6 +39,12 @@ class UnitCost:
     """The gradient of its output, where `passing` has it not: whoever calls the last layer of a graph holds it."""
     loss: int = 0
     """Most that its backward needs before anything is added to a gradient: the loss."""
+    product: int = 0
+    """Of that a product for a weight before it is added, which is made later where W comes later."""
+    forward: int = 0
+    """Most that its forward needs beside what it keeps."""
+    drawn: int = 0
+    """What its dropout draws a mask with for the gradient of its output, before all else."""
     put_off: int = 0
     """What else its backward needs where W comes later: inputs of linear layers that it would have let go by then."""
     ends: bool = False
@@ -63,6 +69,19 @@ class UnitCost:
     def flat(self) -> int:
         """Elements that its parameters take in a flat buffer."""
         return sum(aligned(size) for size in self.parameters)
+
+
+def apart(spec: RunSpec, matrix: int) -> int:
+    """Elements of a product for a weight before it is added to the sum: in 16 bits, which are narrower than that."""
+    return matrix if spec.fp32_elements > 1 else 0
+
+
+def drawn(spec: RunSpec, elements: int) -> int:
+    """In elements, what a dropout of so many draws its mask with (`models.dropout`): the mask, a byte each, and four
+    numbers of 64 bits for each four, some at a time."""
+    at_once = 2**14 if spec.train.device == "cpu" else 2**20
+    size = elements + 4 * 8 * min(at_once, elements // 4)
+    return size // spec.element_bytes if spec.model.dropout else 0
 
 
 def aligned(size: int) -> int:

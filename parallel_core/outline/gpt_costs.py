@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from parallel_core.outline.base import UnitCost
+from parallel_core.outline.base import UnitCost, apart, drawn
 from parallel_core.outline.recompute import recomputed
 from parallel_core.outline.splits import split_dim
 
@@ -44,11 +44,6 @@ def fused_attention(spec: RunSpec) -> bool:
 def gathers_columns(spec: RunSpec) -> bool:
     """Whether the second linear layers of a block gather what they take and what they make."""
     return spec.parallel.tensor_split == "columns" and spec.parallel.tp > 1
-
-
-def _apart(spec: RunSpec, matrix: int) -> int:
-    """Elements of a product for a weight before it is added to the sum: in 16 bits, which are narrower than that."""
-    return matrix if spec.fp32_elements > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +76,12 @@ class GptCosts:
         numbers = 2 if self.model.norm == "layernorm" else 1
         return self._rows() * (self.model.hidden + numbers * self.spec.fp32_elements)
 
+    def _in_norm(self) -> int:
+        """Lives in a norm's backward: gradients of what it made and of what it took, or on a CPU the one, and what
+        RMSNorm computes with (`models.layers`)."""
+        alone = self.model.norm == "rmsnorm" and self.spec.train.device == "cpu"
+        return self._entering() * (1 + 3 * self.spec.fp32_elements if alone else 2)
+
     def _parameters(self, unit: int) -> tuple[int, ...]:
         """Elements of each parameter of layer `unit` that a rank holds."""
         tp, how = self.tp, self.spec.parallel.tensor_split
@@ -92,20 +93,24 @@ class GptCosts:
     def _embed(self) -> UnitCost:
         model = self.model
         table, out = model.vocab * model.hidden // self.tp, self._bsh()
-        return UnitCost(self._parameters(0), 0, 0, out + table)
+        return UnitCost(self._parameters(0), 0, 0, out + table, drawn=drawn(self.spec, self._entering()))
 
     def _attention(self) -> UnitCost:
         model, t, bsh, qkv = self.model, self.tp, self._bsh(), self._in_rows()
         in_core = bsh + self._in_core_backward()
         gathered = gathers_columns(self.spec)
+        passing = max(in_core - bsh, self._in_second(model.hidden)) if gathered else in_core
         return UnitCost(
             parameters=self._parameters(1),
             boundary=self._entering(),
             inner=self._norm() + qkv + (bsh if gathered else bsh // t) + self._core(),
-            passing=max(in_core - bsh, self._in_second(model.hidden)) if gathered else in_core,
+            passing=passing,
+            put_off=max(0, self._in_norm() - self._core() - passing),
             gathered=2 * self._foreign(),
             let_go=bsh if gathered else 0,
             aside=self._core(),
+            drawn=self._drawn(),
+            forward=self._in_core(),
         )
 
     def _in_core_backward(self) -> int:
@@ -122,27 +127,51 @@ class GptCosts:
         that, a part of the gradient of all its `inputs`, and the sum of its own ones."""
         t, bsh = self.tp, self._bsh()
         made = self.spec.micro_batch_size * self.model.seq * inputs
-        return bsh // t + made + made // t + _apart(self.spec, self.model.hidden * inputs // t) + self._masked()
+        return bsh // t + made + made // t + apart(self.spec, self.model.hidden * inputs // t) + self._masked()
 
     def _masked(self) -> int:
         """The gradient behind a dropout, beside the one before it, which goes round the layer."""
         return self._entering() if self.model.dropout else 0
 
+    def _drawn(self) -> int:
+        """Passes while a dropout's mask is drawn for the backward, the gradient before it among it."""
+        return self._entering() + drawn(self.spec, self._entering()) if self.model.dropout else 0
+
     def _core(self) -> int:
         """What the core of attention keeps beyond queries, keys and values as they came, but the mix itself. The plain
-        core lets go of those: it keeps the copies that its products are made of."""
-        return self._again() - (0 if fused_attention(self.spec) else self._in_rows())
+        core lets go of those where it keeps copies of all of them, which its products are made of."""
+        return self._again() - (0 if fused_attention(self.spec) or self._seen_through() else self._in_rows())
 
     def _again(self) -> int:
         """What it makes of them: copies, the turned ones, probabilities or log-sum-exp."""
         heads, keys = self._bsh() // self.tp, self.outline.kv_heads // self.tp
+        turned = self.model.positions == "rope"
         if not fused_attention(self.spec):
-            return 3 * heads + self._matrix()
+            return heads * (self._copied() if self._seen_through() else 3) + self._matrix()
         mixed = heads if gathers_columns(self.spec) else 0  # else it is the second layer's own input
-        if self.model.positions == "rope":
+        if turned:
             return heads + heads * self.outline.kv_heads // self.model.heads + mixed + self._matrix()
         gathered = heads if 1 < keys < self.model.heads // self.tp else 0  # of one group they lie in a row
         return gathered + mixed + self._matrix()
+
+    def _in_core(self) -> int:
+        """Lives in the plain core beside what it keeps: scores, and queries, keys and values before they are copied."""
+        if fused_attention(self.spec):
+            return 0
+        turned = self._bsh() // self.tp * (self.outline.kv_heads + self.model.heads) // self.model.heads
+        own = self._in_rows() + (turned if self.model.positions == "rope" else 0)
+        return self._matrix() + (0 if self._seen_through() else own)
+
+    def _seen_through(self) -> bool:
+        """Whether a product of the plain core reads queries or values where the first linear layer made them: samples
+        or heads are its only batch, which any stride can step through."""
+        alone = self.outline.kv_heads == self.tp and self.model.positions != "rope"
+        straight = self.spec.micro_batch_size == 1 or self.model.heads == self.tp
+        return straight and (self.outline.kv_heads == self.model.heads or alone)
+
+    def _copied(self) -> int:
+        """Of queries, keys and values of one sample, those that are copies all the same: turned, or repeated."""
+        return 2 if self.model.positions == "rope" or self.outline.kv_heads < self.model.heads else 0
 
     def _in_rows(self) -> int:
         """Queries, keys and values as the first linear layer makes them."""
@@ -157,12 +186,10 @@ class GptCosts:
         model, bsh = self.model, self._bsh()
         h, rows, f = model.hidden, self.spec.micro_batch_size * model.seq, self.outline.ffn // self.tp
         wide = 2 * f if model.activation == "swiglu" else f
-        kept, passing, gathered = (
-            2 * rows * wide,
-            bsh + rows * wide + _apart(self.spec, h * wide),
-            gathers_columns(self.spec),
-        )
+        kept, gathered, product = 2 * rows * wide, gathers_columns(self.spec), apart(self.spec, h * wide)
+        passing = bsh + rows * wide + product
         if gathered:
+            product = 0
             kept += rows * (self.outline.ffn - f)
             passing = max(passing - rows * self.outline.ffn, self._in_second(self.outline.ffn))
         else:
@@ -172,23 +199,32 @@ class GptCosts:
             boundary=self._entering(),
             inner=self._norm() + kept,
             passing=passing,
-            put_off=0 if gathered else rows * f,
+            product=product,
+            put_off=max(0 if gathered else rows * f, self._in_norm() - passing + product),
             gathered=2 * self._foreign(),
             let_go=bsh - bsh // self.tp if gathered else 0,
+            aside=rows * f if model.activation == "swiglu" else 0,  # SiLU of the gate
+            drawn=self._drawn(),
         )
 
     def _head(self) -> UnitCost:
         model, t, bsh = self.model, self.tp, self._bsh()
         h, rows = model.hidden, self.spec.micro_batch_size * model.seq
         logits, matrix = rows * model.vocab // t, model.vocab * h // t
+        product = apart(self.spec, matrix)
+        in_product = bsh + product + self._gathered() + self._scattered()
+        passing = max(in_product, self._in_norm() - logits - self._entering())  # behind it those are gone
         return UnitCost(
             parameters=self._parameters(-1),
             boundary=self._entering(),
             inner=self._norm() + self.spec.fp32_elements * logits,
-            passing=bsh + _apart(self.spec, matrix) + self._gathered() + self._scattered(),
+            passing=passing,
+            product=product,
+            put_off=max(0, self._in_norm() - passing + product),
             gathered=self._foreign(),
-            loss=_apart(self.spec, logits),
+            loss=apart(self.spec, logits),
             ends=True,
+            aside=apart(self.spec, logits),  # of log-probabilities in fp32 their gradient is left, in 16 bits
         )
 
     def _rows(self) -> int:

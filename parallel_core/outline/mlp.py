@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from parallel_core.outline.base import UnitCost
+from parallel_core.outline.base import UnitCost, apart
 from parallel_core.outline.images import CLASSES, ImageOutline
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class MlpOutline(ImageOutline):
         def linear(i: int) -> UnitCost:
             columns = h if i else self.side**2
             # W needs the gradient of what ReLU made a new tensor of: nothing that the forward kept is as large.
-            return UnitCost((columns * h, h), self.elements(spec, i), kept, 2 * rows * h, gathered=rows * h - kept)
+            product = apart(spec, columns * h)
+            passing, gathered = 2 * rows * h + product, rows * h - kept
+            return UnitCost((columns * h, h), self.elements(spec, i), kept, passing, gathered=gathered, product=product)
 
         return [*(linear(i) for i in range(self.model.layers)), self.head(spec, h)]

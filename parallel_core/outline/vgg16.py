@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from parallel_core.outline.base import UnitCost
+from parallel_core.outline.base import UnitCost, apart
 from parallel_core.outline.images import CLASSES, INDEX_BYTES, ConvolutionOutline
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Vgg16Outline(ConvolutionOutline):
         kept = rows * self.dense if self.model.dropout else 0
         for columns in (self.flat, self.dense):
             weight = columns * self.dense
-            passing = rows * (columns + self.dense)
-            costs.append(UnitCost((weight, self.dense), self.elements(spec, len(costs)), kept, passing))
+            entering, product = self.elements(spec, len(costs)), apart(spec, weight)
+            passing = rows * (columns + self.dense) + product
+            costs.append(UnitCost((weight, self.dense), entering, kept, passing, product=product))
         return [*costs, self.head(spec, self.dense)]

@@ -116,13 +116,14 @@ class _Segment:
             gradient += unit.leaving if last else 0
             gradient += output if last and (unit.gathered or unit.let_go) else 0  # of its rows, beside what it gathers
             kept = before + unit.core + output + split * behind
-            passing, params = unit.passing + gradient + split * unit.put_off, self.params[i]
-            grads = self.resting if split else self.grads[i]
+            passing, params = unit.passing + gradient + split * (unit.put_off - unit.product), self.params[i]
+            grads, resting = (0, 0) if split else (self.grads[i], self.resting)  # B fills no bucket
+            instants.append(Live(kept, max(unit.loss, unit.drawn) + gradient, resting, params))
+            kept -= unit.loss  # of log-probabilities in fp32 their gradient is left
             if unit.late and not split:
                 instants.append(Live(kept - unit.late, passing, grads, params))
                 grads = self.before[i]
             instants.append(Live(kept, passing, grads, params))
-            instants.append(Live(kept, unit.loss + gradient, self.resting, params))
         return max(instants, key=sum)
 
 
@@ -157,8 +158,22 @@ def _in_backward(segments: Sequence[_Segment], output: int, in_flight: int, sent
         live = segment.worst(behind, split)
         instants.append(live._replace(kept=before + live.kept + split * needed))
         before += segment.kept
+    if not any(segment.recomputed for segment in segments):
+        instants.append(Live(before + _in_forward(segments), 0))
     worst = max(instants, key=sum)
     return worst._replace(kept=(in_flight - 1) * before + sent * output + worst.kept)
+
+
+def _in_forward(segments: Sequence[_Segment]) -> int:
+    """Most that a forward holds beside what the micro-batch keeps when it is through; of one without a graph that is
+    about what the largest of its layers would keep."""
+    instants, behind = [0], 0
+    for segment in reversed(segments):
+        for i in reversed(range(len(segment.units))):
+            unit = segment.units[i]
+            instants.append(unit.inner if segment.recomputed else unit.forward - behind)
+            behind += 0 if segment.recomputed else segment.saved(i)
+    return max(instants)
 
 
 class _Part:
@@ -169,10 +184,9 @@ class _Part:
         self.worst = _in_backward(segments, output, 1, 0)
         self.in_b = _in_backward(segments, output, 1, 0, split=True)
         self.weights = sum(segment.weights for segment in segments)
+        self.product = max(unit.product for segment in segments for unit in segment.units)
         self.grads = max(grads for segment in segments for grads in segment.grads)
-        again = [unit.inner for segment in segments if segment.recomputed for unit in segment.units]
-        self.inside = max(again, default=0)
-        """What a forward without a graph holds for a while: about what the largest of its layers would keep."""
+        self.inside = _in_forward(segments)
         self.again = segments[-1].recomputed
         """Its output is made again; elsewhere it is the end of a graph that is kept."""
         self.keeps = sum(segment.kept for segment in segments) + (0 if self.again else output)
@@ -187,7 +201,7 @@ def _walked(
     edges = {n: layers.edges[units[0]] for n, units in stages.items()}
     edges |= {n + 1: layers.edges[units[-1] + 1] for n, units in stages.items()}
     both = {n: edges[n + 1] for n, part in parts.items() if n + 1 in parts and not part.again}
-    resting, worst = whole.resting * spec.fp32_elements, Live(0, 0)
+    resting, worst, full = 0, Live(0, 0), whole.resting * spec.fp32_elements
     again = frozenset(n for n, part in parts.items() if part.again)
     for op, in_hand in _walk(spec.parallel, next(iter(parts)), edges, again):
         n = op.stage
@@ -195,13 +209,15 @@ def _walked(
         held = sum(part.keeps * forward[i] + weights[i] * part.weights for i, part in parts.items())
         # What one stage hands to the next one of its rank, both keep: it is one tensor.
         held -= sum(size * forward[i + 1] for i, size in both.items())
-        inside = parts[n].inside if op.kind is Kind.F else 0
-        live = Live(held + inside, in_hand, parts[n].grads if op.kind is Kind.W else resting)
+        live = Live(held + parts[n].inside * (op.kind is Kind.F), in_hand, resting)
+        if op.kind is Kind.W:
+            live = Live(held, in_hand + parts[n].product, parts[n].grads)
         if op.kind in (Kind.B, Kind.BW):
             worst_of = parts[n].in_b if op.kind is Kind.B else parts[n].worst
             kept = held + worst_of.kept - both.get(n - 1, 0)
             live = Live(kept, in_hand + worst_of.passing, max(worst_of.grads, resting), worst_of.params)
         weights[n] += (op.kind is Kind.B) - (op.kind is Kind.W)
+        resting = full if op.kind in (Kind.W, Kind.BW) else resting
         worst = max(worst, live, key=sum)
     return worst
 

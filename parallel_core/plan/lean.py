@@ -48,7 +48,9 @@ def whole_buckets(places: Places, stages: Mapping[int, Mapping[int, list[str]]],
     for units, row in zip(stages.values(), rows, strict=True):
         last = next(iter(units))
         for unit, names in units.items():
-            filled = [i for i, bucket in enumerate(row) if set(names if unit == last else names[-1:]) & {*bucket.names}]
+            own = set(names if unit == last else names[-1:])
+            # What is open all the time fills first of all in the head, when nothing is under way yet.
+            filled = [i for i, b in enumerate(row) if own & {*b.names} and (unit == last or b is not open_too)]
             at[unit] = max((_live(row, i, part, open_too) for i in filled), default=_size(open_too))
             opened = sum(_size(row[i]) for i in filled if row[i].names[0] in names and row[i] is not open_too)
             before[unit] = at[unit] - (opened if len(filled) == 1 else 0)

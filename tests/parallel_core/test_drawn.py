@@ -1,0 +1,69 @@
+"""Splits drawn at random train to the losses of one device, and take the memory that was predicted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parallel_core.bench.drawn import draw
+from parallel_core.local import LocalYard
+from parallel_core.plan.memory import predict
+from parallel_core.spec import RunSpec
+
+BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 3e-2, "fp16": 1e-2}
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def yard() -> Iterator[LocalYard]:
+    with LocalYard() as opened:
+        yield opened
+
+
+def _losses(yard: LocalYard, spec: RunSpec, folder: Path) -> list[float]:
+    outcome = yard.run(spec, folder)
+    assert outcome.ok, f"{spec.model_dump_json()}: {outcome.failure()}\n{outcome.traceback()}"
+    errors = []
+    for said in predict(spec):
+        metered = outcome.last(said.rank, "memory")
+        assert metered is not None
+        errors.append(said.total / metered["peak_total"] - 1)
+    assert np.abs(errors).max() < 0.5, f"{spec.model_dump_json()}: {errors}"
+    return [float(value) for value in outcome.series("loss")["value"]]
+
+
+def _alone(spec: RunSpec) -> RunSpec:
+    """The same layers, samples and micro-batches on one device."""
+    whole = spec.model_dump(mode="json")
+    split = {"micro_batches": spec.parallel.micro_batches}
+    train = whole["train"] | {"clip": "global"}
+    return RunSpec.model_validate({**whole, "parallel": split, "train": train})
+
+
+def _check(yard: LocalYard, folder: Path, seed: int, count: int) -> None:
+    compared = 0
+    for i, spec in enumerate(islice(draw(seed, steps=STEPS), count)):
+        got = _losses(yard, spec, folder / f"{i}")
+        assert len(got) >= STEPS and all(map(math.isfinite, got))
+        if not spec.parallel.flushes and spec.parallel.pp > 1:
+            continue  # delayed updates are held against a replay of them, elsewhere
+        comparable = 1 if spec.train.clip == "stage" else STEPS  # else each stage's own norm bounds its update
+        want = _losses(yard, _alone(spec), folder / f"{i}-alone")[:comparable]
+        assert got[:comparable] == pytest.approx(want, rel=BOUNDS[spec.train.precision]), spec.model_dump_json()
+        compared += 1
+    assert compared
+
+
+def test_any_split_trains_as_one_device(yard: LocalYard, tmp_path: Path) -> None:
+    _check(yard, tmp_path, seed=1, count=3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_many_splits_train_as_one_device(yard: LocalYard, tmp_path: Path, seed: int) -> None:
+    _check(yard, tmp_path, seed, count=25)
