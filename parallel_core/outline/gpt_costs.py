@@ -67,7 +67,7 @@ class GptCosts:
         blocks = [whole, mlp] * self.model.layers
         if self.spec.parallel.recompute == "selective":
             core, chosen = self._core(), recomputed(self.spec.parallel, self.outline.units())
-            rebuilt = replace(whole, inner=whole.inner - core, core=self._again(), aside=0)
+            rebuilt = replace(self._attention(again=True), inner=whole.inner - core, core=self._again(), aside=0)
             blocks[::2] = [rebuilt if f"block.{i}" in chosen else whole for i in range(self.model.layers)]
         return [self._embed(), *blocks, self._head()]
 
@@ -95,9 +95,10 @@ class GptCosts:
         table, out = model.vocab * model.hidden // self.tp, self._bsh()
         return UnitCost(self._parameters(0), 0, 0, out + table, drawn=drawn(self.spec, self._entering()))
 
-    def _attention(self) -> UnitCost:
+    def _attention(self, again: bool = False) -> UnitCost:
+        """With its core kept, or made `again`."""
         model, t, bsh, qkv = self.model, self.tp, self._bsh(), self._in_rows()
-        in_core = bsh + self._in_core_backward()
+        in_core = bsh + self._in_core_backward(again)
         gathered = gathers_columns(self.spec)
         passing = max(in_core - bsh, self._in_second(model.hidden)) if gathered else in_core
         return UnitCost(
@@ -113,14 +114,16 @@ class GptCosts:
             forward=self._in_core(),
         )
 
-    def _in_core_backward(self) -> int:
-        """Passes in the core's backward. Fused: gradients of its mix and of what it is made of. Plain: those of the
-        probabilities and of what they were made of, and of values, which are let go with the mix by then; where the
-        core is made again, its mix and that one's gradient are held."""
+    def _in_core_backward(self, again: bool) -> int:
+        """Passes in the core's backward. Fused: gradients of its mix and of what it is made of, which are there in
+        parts, too, where the core is made again. Plain: those of the probabilities and of what they were made of, and
+        of values, which are let go with the mix by then; where the core is made again, its mix and that one's gradient
+        are held."""
         heads = self._bsh() // self.tp
         if fused_attention(self.spec):
-            return self._in_rows() + heads
-        return 2 * self._matrix() + (heads if self.spec.parallel.recompute == "selective" else -heads)
+            turned = self._turned() if again else self._in_rows()  # the turned ones are let go by then
+            return heads + self._in_rows() + max(0, self._in_rows() - turned)
+        return 2 * self._matrix() + (heads if again else -heads)
 
     def _in_second(self, inputs: int) -> int:
         """Passes in the backward of a gathering linear layer beside the gradient of its output: its own columns of
@@ -145,12 +148,11 @@ class GptCosts:
     def _again(self) -> int:
         """What it makes of them: copies, the turned ones, probabilities or log-sum-exp."""
         heads, keys = self._bsh() // self.tp, self.outline.kv_heads // self.tp
-        turned = self.model.positions == "rope"
         if not fused_attention(self.spec):
             return heads * (self._copied() if self._seen_through() else 3) + self._matrix()
         mixed = heads if gathers_columns(self.spec) else 0  # else it is the second layer's own input
-        if turned:
-            return heads + heads * self.outline.kv_heads // self.model.heads + mixed + self._matrix()
+        if self.model.positions == "rope":
+            return self._turned() + mixed + self._matrix()
         gathered = heads if 1 < keys < self.model.heads // self.tp else 0  # of one group they lie in a row
         return gathered + mixed + self._matrix()
 
@@ -158,9 +160,12 @@ class GptCosts:
         """Lives in the plain core beside what it keeps: scores, and queries, keys and values before they are copied."""
         if fused_attention(self.spec):
             return 0
+        return self._matrix() + (0 if self._seen_through() else self._in_rows() + self._turned())
+
+    def _turned(self) -> int:
+        """Queries and keys that rotary positions make of those that came."""
         turned = self._bsh() // self.tp * (self.outline.kv_heads + self.model.heads) // self.model.heads
-        own = self._in_rows() + (turned if self.model.positions == "rope" else 0)
-        return self._matrix() + (0 if self._seen_through() else own)
+        return turned if self.model.positions == "rope" else 0
 
     def _seen_through(self) -> bool:
         """Whether a product of the plain core reads queries or values where the first linear layer made them: samples

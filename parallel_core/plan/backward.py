@@ -119,6 +119,8 @@ class _Segment:
             passing, params = unit.passing + gradient + split * (unit.put_off - unit.product), self.params[i]
             grads, resting = (0, 0) if split else (self.grads[i], self.resting)  # B fills no bucket
             instants.append(Live(kept, max(unit.loss, unit.drawn) + gradient, resting, params))
+            if self.recomputed:
+                instants.append(Live(before + unit.forward, output, resting, params))
             kept -= unit.loss  # of log-probabilities in fp32 their gradient is left
             if unit.late and not split:
                 instants.append(Live(kept - unit.late, passing, grads, params))
