@@ -93,7 +93,7 @@ class Prediction(models.Model):
     measured_seconds = models.FloatField(null=True)
     measured_memory = models.BigIntegerField(null=True)
     paced_seconds = models.FloatField(null=True)
-    """What the profile says of devices as fast as they were beside the run (`CostTable.slowness`): why the host was
+    """What the profile says of devices as fast as they were beside the run (`spells_beside`): why the host was
     faster or slower then, nobody could know before. Worked out when settled; `seconds` stays what was said."""
     disturbed = models.BooleanField(default=False)
     """Its time counts for nothing: others used more than a tenth of a device, or what `left_out` says."""

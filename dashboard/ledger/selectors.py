@@ -15,11 +15,13 @@ from django.db.models import Exists, F, OuterRef, QuerySet
 
 from dashboard.ledger import between
 from dashboard.ledger.models import LinksBetween, Prediction, Profile, ProfileState
-from dashboard.runs.models import Attempt
+from dashboard.runs import metrics
+from dashboard.runs.models import Attempt, Run
 from parallel_core.analysis.quantities import signed_percent_text
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.needs import NeverTimed
 from parallel_core.simulate.predict import ALONE, CannotPredict, Where, predict_step
+from parallel_core.simulate.spells import spells_beside
 from parallel_core.spec import RunSpec
 
 MOST_RANKS = 64
@@ -184,12 +186,13 @@ def predicted(spec: RunSpec, hosts: Sequence[str] = ()) -> Predicted:
     return Sources([spec]).predicted(spec, hosts)
 
 
-def paced(spec: RunSpec, profile: Profile, references: Sequence[float], hosts: Sequence[str] = ()) -> float | None:
-    """Seconds a step by `profile` on devices that took `references` for the reference work; None where that is not
-    known of either."""
-    table, lie = _table(profile.pk, profile.done_at), where(spec, hosts)
-    slower = table.slowness(references, max(Counter(hosts).values(), default=None))
-    return predict_step(spec, table, slower=slower, where=lie).seconds if slower else None
+def paced(run: Run, profile: Profile, hosts: Sequence[str] = ()) -> float | None:
+    """Seconds a step by `profile` on devices that were as fast, and drifted, as the reference work found them beside
+    the run; None where that is not known of either."""
+    spec, table = RunSpec.model_validate(run.spec), _table(profile.pk, profile.done_at)
+    together = max(Counter(hosts).values(), default=run.devices)
+    spells = spells_beside(metrics.by_rank(run, "reference_time", run.devices), table.usual(together))
+    return predict_step(spec, table, where=where(spec, hosts), spells=spells).seconds if spells else None
 
 
 def settled() -> QuerySet[Prediction]:

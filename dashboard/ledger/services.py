@@ -106,10 +106,9 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     hosts = spreading.hosts_of(run.attempts.order_by("-number").first())
     left_out = _elsewhere(said, hosts, spec.train.device)
     profile = Profile.objects.filter(prediction__run=run).defer("table").first() if not left_out else None
-    references = summary.get("references") or ()
     Prediction.objects.filter(pk=said.pk).update(
         measured_seconds=timed["median"] if timed else None,
-        paced_seconds=selectors.paced(spec, profile, references, hosts) if profile else None,
+        paced_seconds=selectors.paced(run, profile, hosts) if profile else None,
         measured_memory=memory["peak_total"] if memory else None,
         disturbed=(others is not None and others > DISTURBED_ABOVE) or bool(left_out),
         left_out=left_out,

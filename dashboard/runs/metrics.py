@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,13 @@ def series(run: Run, name: str, rank: int = 0, buckets: int = 0, since_step: int
     points = points[points["step"] > since_step]
     kept = points[thin(points["value"], buckets)] if 0 < buckets * 3 < len(points) else points
     return Series(kept["step"], kept["time"], kept["value"], len(kept), len(points))
+
+
+def by_rank(run: Run, name: str, ranks: int) -> list[list[float]]:
+    """Values of a series of each of so many ranks, at the steps of which all of them told."""
+    each = [series(run, name, rank) for rank in range(ranks)]
+    told = reduce(np.intersect1d, (one.step for one in each))
+    return [one.value[np.isin(one.step, told)].tolist() for one in each]
 
 
 def _merged(chunks: QuerySet[SeriesChunk], since_step: int) -> np.ndarray:

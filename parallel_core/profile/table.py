@@ -5,7 +5,6 @@ Plain data, kept as JSON: measured once for a device, a software and a model, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -212,12 +211,6 @@ class CostTable(Value):
         """How many times longer tensor groups of `tp` that share devices take than their turns alone would; that of
         the nearest width that was measured, 1 where none was."""
         return self.crowded[min(self.crowded, key=lambda known: abs(known - tp))] if self.crowded else 1.0
-
-    def slowness(self, references: Sequence[float], together: int | None = None) -> tuple[float, ...]:
-        """How many times longer than in the profile each rank's device took for the reference work of a run, whose
-        seconds are `references`, with so many ranks on a host (None: all); none where either did not do it."""
-        usual = self.usual(together or len(references))
-        return tuple(seconds / usual for seconds in references) if usual > 0 else ()
 
     def usual(self, together: int) -> float:
         """Seconds of the reference work while so many ranks are at work on a host; 0 where it was not done."""

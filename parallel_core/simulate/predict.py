@@ -56,21 +56,19 @@ def predict_step(
     spec: RunSpec,
     table: CostTable,
     devices: Sequence[int] | None = None,
-    slower: Sequence[float] = (),
     where: Where = ALONE,
     spells: Sequence[Spell] = (),
 ) -> Prediction:
-    """`devices[rank]` is what each global rank is bound to (None: ranks go round the table's devices); `slower[rank]`
-    how many times longer its device takes than when it was profiled (see `CostTable.slowness`; none: as long on
-    average, faster and slower as the profile saw it, or as in the `spells`); `where` on which hosts the ranks are.
+    """`devices[rank]` is what each global rank is bound to (None: ranks go round the table's devices), `where` on which
+    hosts the ranks are; their devices drift as in the `spells` (none: as the profile saw it).
 
     Raises CannotPredict."""
     made = Maker(spec, table, where)
     bound = devices or made.network.devices()
     at_pace = partial(_at_pace, spec, made, table, bound)
-    known = () if slower else spells or spells_of(table.spells, bound)
+    known = spells or spells_of(table.spells, bound)
     if not known:
-        return at_pace(slower, 1)
+        return at_pace((), 1)
     return Prediction(sum(one.share * at_pace(one.slower, len(known)).seconds for one in known), at_pace((), 0).spans)
 
 

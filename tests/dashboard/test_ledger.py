@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from django.test import Client
 from django.urls import reverse
@@ -17,6 +19,7 @@ from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.ledger.services import answer_profile, ask_profile, settle
 from dashboard.runs import services
 from dashboard.runs.models import Run, State
+from parallel_core.observe.records import POINT, encode
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.dashboard import factory
 from tests.dashboard.peer import Peer
@@ -111,20 +114,48 @@ def test_a_run_on_a_slower_host_is_held_against_its_own_pace_too(worker: Worker,
     """What was said before it stays, and counts: the second number says how much of its error was the host's."""
     asked = ask_profile(worker=worker, spec=SPEC, user=alice)
     answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, reference={1: 0.002, 2: 0.002}).dump()})
-    run = services.submit(owner=alice, spec=SPEC.model_dump(mode="json"))
-    said = Prediction.objects.get(run=run)
-    assert said.seconds
-    Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
-    run.refresh_from_db()
+    run, said = submitted(alice, {})
     measured = {"timed": {"median": 1.5 * said.seconds}, "memory": None, "cpu_others": 0.0}
-    settle(run, {**measured, "references": []})
+    settle(run, measured)
     assert Prediction.objects.get(run=run).paced_seconds is None and not selectors.paced_record().errors
-    settle(run, {**measured, "references": [0.003] * SPEC.parallel.world})
+    paces(run, [0.003] * 6)
+    settle(run, measured)
     now = Prediction.objects.get(run=run)
     assert now.seconds == said.seconds and now.time_error == "−33.3 %"
     assert now.paced_seconds == pytest.approx(1.5 * said.seconds, rel=0.02) and now.paced_error in ("+0.0 %", "0.0 %")
     page = member.get(reverse("ledger:record")).content.decode()
     assert f"at its pace {now.paced_error}" in page and selectors.paced_record().sentence() in page
+
+
+def test_its_pace_is_that_of_whoever_was_slow_at_each_moment(worker: Worker, alice: Any) -> None:
+    """Each of two replicas takes as long on average as in the profile, but never both at once: what counts are the
+    moments, of which one rank's last was not told."""
+    asked = ask_profile(worker=worker, spec=SPEC, user=alice)
+    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, reference={1: 0.002, 2: 0.002}).dump()})
+    run, said = submitted(alice, {"dp": 2})
+    paces(run, [0.003] * 3 + [0.001] * 3, [0.001] * 3 + [0.003] * 3 + [0.009])
+    settle(run, {"timed": {"median": said.seconds}, "memory": None, "cpu_others": 0.0})
+    assert Prediction.objects.get(run=run).paced_seconds == pytest.approx(1.5 * said.seconds, rel=0.05)
+
+
+def submitted(owner: Any, split: dict[str, Any]) -> tuple[Run, Prediction]:
+    """A run that has succeeded, and what was said of it."""
+    run = services.submit(owner=owner, spec={**SPEC.model_dump(mode="json"), "parallel": split})
+    factory.start(run)
+    Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
+    run.refresh_from_db()
+    said = Prediction.objects.get(run=run)
+    assert said.seconds
+    return run, said
+
+
+def paces(run: Run, *of_ranks: Sequence[float]) -> None:
+    """What each rank took for the reference work, step by step."""
+    attempt = run.attempts.get()
+    for rank, values in enumerate(of_ranks):
+        rows = np.array([(step, 0.0, value) for step, value in enumerate(values)], POINT)
+        head = {"kind": "points", "rank": rank, "t": 0.0, "series": [["reference_time", len(rows)]]}
+        factory.feed(attempt, rank, encode(head, rows.tobytes()))
 
 
 def test_an_older_profile_answers_for_a_split_that_the_newest_has_not(

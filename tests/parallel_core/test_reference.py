@@ -24,6 +24,7 @@ from parallel_core.profile.calm import undisturbed
 from parallel_core.profile.table import Part
 from parallel_core.simulate.predict import predict_step
 from parallel_core.simulate.recalibrate import scaled
+from parallel_core.simulate.spells import Spell, spells_beside
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import SAMPLES, row, table
 from tests.parallel_core.test_trainer import frames, one, series, spec_of
@@ -91,22 +92,23 @@ def test_runs_do_it_behind_timed_steps_and_learn_the_same(tmp_path: Path) -> Non
 def test_a_slower_device_is_slower_by_as_much() -> None:
     spec = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 16}})
     plain = predict_step(spec, table(MODEL)).seconds
-    assert predict_step(spec, table(MODEL), slower=(1.5,)).seconds == pytest.approx(1.5 * plain, rel=1e-6)
+    assert predict_step(spec, table(MODEL), spells=[Spell(1.0, (1.5,))]).seconds == pytest.approx(1.5 * plain, rel=1e-6)
 
 
 @pytest.mark.parametrize("split", [{"dp": 2}, {"tp": 2}])
 def test_ranks_that_wait_for_each_other_wait_for_the_slowest_device(split: dict[str, int]) -> None:
     spec = RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": split, "train": {"global_batch": 16}})
-    times = [predict_step(spec, table(MODEL), slower=slower).seconds for slower in ((1, 1), (1, 1.5), (1.5, 1.5))]
+    slower = (1.0, 1.0), (1.0, 1.5), (1.5, 1.5)
+    times = [predict_step(spec, table(MODEL), spells=[Spell(1.0, each)]).seconds for each in slower]
     assert times[0] < times[1] == pytest.approx(times[2], rel=1e-3)
 
 
 def test_what_a_run_says_is_held_against_the_profile() -> None:
     known = table(MODEL, reference={1: 0.002, 2: 0.004})
-    assert known.slowness([0.003]) == pytest.approx((1.5,))
-    assert known.slowness([0.004, 0.006]) == pytest.approx((1.0, 1.5))
-    assert known.slowness([]) == table(MODEL).slowness([0.003]) == ()
-    assert scaled(known, 1.2).slowness([0.003]) == (), "runs say what it costs now, not at which pace"
+    assert [known.usual(together) for together in (1, 2, 4)] == [0.002, 0.004, 0.004]
+    assert spells_beside([[0.004], [0.006]], known.usual(2)) == [Spell(1.0, (1.0, 1.5))]
+    assert spells_beside([[0.003]], table(MODEL).usual(1)) == []
+    assert scaled(known, 1.2).usual(1) == 0.0, "runs say what it costs now, not at which pace"
 
 
 def header(rank: int, busy: int, seconds: float, tp: int = 1) -> paced.Header:
