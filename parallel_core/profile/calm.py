@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from parallel_core.engine.collectives import Group
+import torch
+
+from parallel_core.engine.collectives import Group, all_reduce
 from parallel_core.engine.device import Device
 from parallel_core.observe import host
-from parallel_core.profile.links import largest
 
 _LEAST_SHARE = 0.1
+"""Of a rank: where others had more, no pass tells what it would take alone."""
 Found = TypeVar("Found")
 
 
 def undisturbed(act: Callable[[], Found], group: Group, device: Device) -> tuple[Found, float]:
-    """(what `act` gives, the share of its time in which no process of others had the core). A group is held up wherever
-    one of its ranks is; None: it waits for nobody."""
+    """(what `act` gives, the share of its time in which no process of others had the core). A group gets on only while
+    none of its ranks is held up; None: it waits for nobody."""
     began, before = time.perf_counter(), host.waited()
     found = act()
     waited, lasted = host.waited() - before, time.perf_counter() - began
-    if group is not None:
-        waited = largest(waited, group, device)
-    return found, max(_LEAST_SHARE, 1.0 - waited / lasted)
+    share = max(_LEAST_SHARE, 1.0 - waited / lasted)
+    return found, share if group is None else _of_all(share, group, device)
+
+
+def _of_all(share: float, group: Group, device: Device) -> float:
+    """Cores are held up each by others of its own, so no rank is for the product of all their shares. Not for the
+    least of them, which takes all hold-ups to be at once; and not for 1 less the sum of what is missing of each, which
+    takes none to be, and is below 0 where each core is held up for half of the time."""
+    told = torch.tensor([math.log(share)], dtype=torch.float64, device=device.torch)
+    all_reduce(told, group).wait()
+    return math.exp(float(told.item()))

@@ -188,14 +188,9 @@ class _Layers:
 
     def most(self, mine: float) -> float:
         """The largest of the numbers of all ranks."""
-        return largest(mine, self.group, self.device)
-
-
-def largest(mine: float, group: Group, device: Device) -> float:
-    """Of the numbers of all ranks of the group."""
-    told = torch.tensor([mine], dtype=torch.float64, device=device.torch)
-    all_reduce(told, group, dist.ReduceOp.MAX).wait()
-    return float(told.item())
+        told = torch.tensor([mine], dtype=torch.float64, device=self.device.torch)
+        all_reduce(told, self.group, dist.ReduceOp.MAX).wait()
+        return float(told.item())
 
 
 def _repeat(send: Send, layers: _Layers, fresh: torch.Tensor | None = None) -> tuple[list[float], float]:

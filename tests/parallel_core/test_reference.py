@@ -10,22 +10,26 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from parallel_core.engine.beside import BUDGET, Beside
 from parallel_core.engine.device import open_device
+from parallel_core.engine.distributed import Rendezvous, connect, joined
 from parallel_core.engine.neighbours import Neighbours
+from parallel_core.layout import Layout
 from parallel_core.observe import host
 from parallel_core.observe.reference import Reference
-from parallel_core.profile import paced
+from parallel_core.profile import calm, paced
 from parallel_core.profile.calm import undisturbed
 from parallel_core.profile.table import Part
 from parallel_core.simulate.predict import predict_step
 from parallel_core.simulate.recalibrate import scaled
 from parallel_core.simulate.spells import Spell, spells_beside
 from parallel_core.spec import ModelSpec, RunSpec
+from tests.parallel_core.ranks import run
 from tests.parallel_core.tables import SAMPLES, row, table
 from tests.parallel_core.test_trainer import frames, one, series, spec_of
 
@@ -173,6 +177,22 @@ def _work_on(core: int) -> float:
     while time.thread_time() < until:
         pass
     return host.waited() - before
+
+
+def test_a_group_gets_on_while_none_of_its_ranks_is_held_up(tmp_path: Path) -> None:
+    """Each of two is held up for half of the time, by others of its own core: neither is for a quarter of it."""
+    spec = RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": {"dp": 2}})
+    assert run(spec, _held_up, tmp_path) == pytest.approx([0.25, 0.25])
+
+
+def _held_up(spec: RunSpec, rank: int, rendezvous: Rendezvous, folder: Path) -> float:
+    groups, began, held = connect(rendezvous, rank, Layout.of(spec), "gloo"), iter((0.0, 2.0)), iter((3.0, 4.0))
+    with (
+        joined(),
+        patch.object(calm, "time", SimpleNamespace(perf_counter=lambda: next(began))),
+        patch.object(host, "waited", lambda: next(held)),
+    ):
+        return undisturbed(lambda: None, groups.data, open_device("cpu"))[1]
 
 
 def _rest() -> dict[Part, list[float]]:
