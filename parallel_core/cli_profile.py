@@ -13,7 +13,7 @@ from parallel_core.cli_numbers import above, whole
 
 if TYPE_CHECKING:
     from parallel_core.profile.curves import Link
-    from parallel_core.profile.table import CostTable, FullySharded, Layers
+    from parallel_core.profile.table import CostTable, FullySharded, Layers, OwnShards
     from parallel_core.spec import RunSpec
 
 Commands = Any
@@ -107,6 +107,7 @@ def report(table: CostTable) -> list[str]:
             f"{table.busy} busy devices: layers take {percent_text(_slower(table, alone))} longer than one alone"
         )
     lines += [_link_line(link) for link in table.links]
+    lines += [_own_line(row) for row in table.own_shards]
     return lines + [_torchs_line(row) for row in table.fully_sharded]
 
 
@@ -114,6 +115,12 @@ def _slower(table: CostTable, alone: Layers) -> float:
     busy = next(row for row in table.of(alone.tp, alone.recompute, table.busy) if row.samples == alone.samples)
     both = [sum(row.seconds["forward"]) + sum(row.seconds["backward"]) for row in (alone, busy)]
     return both[1] / both[0] - 1
+
+
+def _own_line(row: OwnShards) -> str:
+    again = ", recomputing," if row.recompute == "full" else ""
+    times = f"{seconds_text(row.forward)} to a forward and {seconds_text(row.backward)} to a backward"
+    return f"ZeRO-{row.zero}{again} adds {times}, beside its messages"
 
 
 def _torchs_line(row: FullySharded) -> str:

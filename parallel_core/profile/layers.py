@@ -95,22 +95,28 @@ class LayerBench:
         device: Device,
         group: Group = None,
         shards: dist.ProcessGroup | None = None,
+        replicas: Group = None,
     ) -> None:
         """`group` is a tensor group that really talks (None: its collectives are counted), `shards` are the replicas
-        that `fully_shard` cuts parameters for (None: every rank has all of them)."""
+        that `fully_shard` cuts parameters for, `replicas` those that this engine does (None: every rank has all of
+        them)."""
         self.device, self.recorder = device, device.recorder(0, 0)
         self.scope, tp = Scope(self.recorder), spec.parallel.tp
         self.group = CountingGroup(tp, self.scope)
         talking = TensorGroup(rank_in(group), tp, group, self.scope) if group else self.group
-        self.chunks = Chunks(spec, dict(enumerate(stages)), talking, None, device, self.scope, shards)
-        if shards is not None:
-            reducer_of(spec, self.chunks, None, self.scope, micro_batches=1)
+        self.chunks = Chunks(spec, dict(enumerate(stages)), talking, replicas, device, self.scope, shards)
+        self._reducer = reducer_of(spec, self.chunks, replicas, self.scope, micro_batches=1)
         self.stages = list(self.chunks.stages.values())
 
     def read(self, batch: Batch) -> None:
         """The micro-batch (number 0) that the next passes are about."""
         self.chunks.flat.grads.zero_()
         self.chunks.begin_step([batch])
+        self._reducer.begin_step()
+
+    def finish(self) -> None:
+        """Behind passes of which sums of gradients over `replicas` may be under way."""
+        self._reducer.finish()
 
     def run(self, split: bool) -> dict[Part, list[float]]:
         """Seconds of each stage in one forward and backward pass; `split`: B and W apart, stage by stage."""

@@ -101,6 +101,7 @@ def _table(spec: RunSpec, order: Order, found: list[dict[str, Any]]) -> CostTabl
             "layers": _mean_rows(paced.layers_at(usual, about["layers"])),
             "links": [header["row"] for header in about.get("link", ())],
             "fully_sharded": [header["row"] for header in about.get("fully_sharded", ())],
+            "own_shards": paced.shards_at(usual, about.get("own_shards", [])),
             "fixed": _fixed(about["fixed"], usual),
             "crowded": _crowded(about.get("crowd", [])),
             "reference": usual,

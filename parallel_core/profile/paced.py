@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from parallel_core.profile.curves import Curve
-from parallel_core.profile.table import Layers
+from parallel_core.profile.table import Layers, OwnShards
 
 _MOST_SPELLS = 400
 
@@ -84,6 +84,23 @@ def curves_at(usual: Mapping[int, float], header: Header) -> dict[str, Curve]:
     """The curves of a record of fixed costs at the pace of `usual`."""
     factor = _factor(usual, header["busy"], header["reference"])
     return {name: Curve.model_validate(curve).times(factor) for name, curve in header["curves"].items()}
+
+
+def shards_at(usual: Mapping[int, float], headers: Sequence[Header]) -> list[OwnShards]:
+    """What ZeRO adds at the pace of `usual`: of each condition the mean of the ranks that measured it."""
+    same: dict[tuple[Any, ...], list[OwnShards]] = {}
+    for header in headers:
+        row = OwnShards.model_validate(header["row"]).times(_factor(usual, header["busy"], header["reference"]))
+        same.setdefault((row.zero, row.recompute), []).append(row)
+    return [
+        rows[0].model_copy(
+            update={
+                "forward": float(np.mean([row.forward for row in rows])),
+                "backward": float(np.mean([row.backward for row in rows])),
+            }
+        )
+        for rows in same.values()
+    ]
 
 
 def _factor(usual: Mapping[int, float], busy: int, took: float) -> float:

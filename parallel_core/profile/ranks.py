@@ -23,7 +23,7 @@ from parallel_core.observe.records import FileSink
 from parallel_core.observe.reference import Reference
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.places import GATHERS_AHEAD
-from parallel_core.profile import by_torch, links
+from parallel_core.profile import by_torch, links, own_shards
 from parallel_core.profile.calm import undisturbed
 from parallel_core.profile.crowd import ratio
 from parallel_core.profile.fixed import FixedBench
@@ -80,12 +80,30 @@ class _Rank:
             self.page.at(0, f"shared devices tp={tp}")
             if (longer := self._crowded(tp)) is not None:
                 self.sink.emit("profile", about="crowd", tp=tp, ratio=longer)
+        self._own_shards()
         self.page.at(0, "links")
         if self.store is not None:
             meeting = links.Meeting(self.rank, self.world, self.store, self.device)
             for link in links.measure(meeting, self.order.sizes or links.SIZES):
                 self.sink.emit("profile", about="link", row=link.model_dump(mode="json"))
             self._fully_sharded(meeting)
+
+    def _own_shards(self) -> None:
+        """On CPUs, where code between operations takes as long as it takes; on CUDA it runs ahead of the device."""
+        if self.device.kind != "cpu":
+            return
+        self.page.at(0, "ZeRO")
+        busy, samples = self.order.devices, self._middle
+        for recompute in (how for how in self.order.recompute if how != "selective"):
+            for level in own_shards.LEVELS:
+                self._together()
+                if self.rank >= busy:
+                    continue
+                plain, pacer = self._spec(1, recompute, samples), Pacer(self.reference)
+                found = own_shards.measure(plain, self.device, pacer, level, self.order.seconds)
+                row = {"zero": level, "recompute": recompute, "forward": found.forward, "backward": found.backward}
+                self.sink.emit("profile", about="own_shards", row=row, busy=busy, reference=found.pace)
+        self._together()
 
     def _fully_sharded(self, meeting: links.Meeting) -> None:
         self.page.at(0, "fully_shard")
@@ -153,7 +171,7 @@ class _Rank:
             for _ in range(2 * self._agree(0)):
                 self._together()
             return None
-        spec = self._spec(tp, self.order.recompute[0], self.order.samples[len(self.order.samples) // 2])
+        spec = self._spec(tp, self.order.recompute[0], self._middle)
         bench = LayerBench(spec, [spec.model.units()], self.device, group)
         bench.read(draw(spec, self.device))
         pacer = Pacer(self.reference, group)
@@ -182,6 +200,11 @@ class _Rank:
     def _spec(self, tp: int, recompute: Recompute, samples: int, split: Cut = "pairs") -> RunSpec:
         train = self.spec.train
         return spec_of(self.spec.model, train.precision, tp, recompute, samples, train.device, split)
+
+    @property
+    def _middle(self) -> int:
+        """Samples of what is measured with one number of them alone."""
+        return self.order.samples[len(self.order.samples) // 2]
 
     def _together(self) -> None:
         if self.world > 1:

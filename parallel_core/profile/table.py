@@ -23,6 +23,7 @@ PARTS: tuple[Part, ...] = ("forward", "backward", "input", "weights")
 """What is timed of a layer: F, BW, and the B and W that BW can be split into."""
 Fixed = Literal["data", "zero", "optimizer", "scaled_optimizer", "norm", "reduce", "report", "operation", "message"]
 
+Level = Literal[2, 3]
 MOST_JITTER = 10.0
 Crowding = Annotated[float, Field(ge=1, le=100)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)]
@@ -99,6 +100,20 @@ class FullySharded(Value):
     work: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
+class OwnShards(Value):
+    """Processor seconds that this engine's ZeRO at that level adds to a forward and to a backward through all layers of
+    a micro-batch, beside its messages: its hooks and views, and memory that is made and let go."""
+
+    zero: Level
+    recompute: Recompute = "none"
+    forward: Seconds
+    backward: Seconds
+
+    def times(self, factor: float) -> OwnShards:
+        """Both so many times as long."""
+        return self.model_copy(update={"forward": factor * self.forward, "backward": factor * self.backward})
+
+
 class LayerBytes(Value):
     """Bytes of one layer: its parameters, and for `samples` samples what its forward keeps and what it hands on."""
 
@@ -127,6 +142,7 @@ class CostTable(Value):
     layers: Annotated[tuple[Layers, ...], Field(min_length=1, max_length=1000)]
     links: Annotated[tuple[Link, ...], Field(max_length=1000)] = ()
     fully_sharded: Annotated[tuple[FullySharded, ...], Field(max_length=100)] = ()
+    own_shards: Annotated[tuple[OwnShards, ...], Field(max_length=100)] = ()
     fixed: dict[Fixed, dict[int, Curve]] = {}
     """What a step costs beside its layers, by the number of busy devices."""
     crowded: dict[int, Crowding] = {}
@@ -206,6 +222,11 @@ class CostTable(Value):
         rows = self.fully_sharded
         near = [(row.recompute != recompute, abs(row.tp - tp), abs(row.ranks - ranks), i) for i, row in enumerate(rows)]
         return rows[min(near)[-1]] if near else None
+
+    def by_us(self, zero: int, recompute: Recompute) -> OwnShards | None:
+        """What this engine's own ZeRO adds; None where it was not measured."""
+        rows = [row for row in self.own_shards if row.zero == zero]
+        return min(rows, key=lambda row: row.recompute != recompute, default=None)
 
     def crowding(self, tp: int) -> float:
         """How many times longer tensor groups of `tp` that share devices take than their turns alone would; that of

@@ -97,18 +97,30 @@ class Ends:
         return gathers + sums if by_torch(self._spec) else max(gathers, sums)
 
     def inside(self, stage: int, kind: Kind, seconds: float) -> tuple[float, float]:
-        """(work, time without work) of one operation whose layers take `seconds`, beside them: under ZeRO-2 and 3 new
-        buckets are zeroed, under ZeRO-3 parameters are gathered, and each time the slowest replica is waited for."""
+        """(work, time without work) of one operation whose layers take `seconds`, beside them: what ZeRO-2 and
+        3 do around their messages, the gathers of parameters under ZeRO-3, and each time the slowest replica is waited
+        for."""
         waited = lag(seconds, self.meetings(stage, kind), self._spec.parallel.dp, self._table.noise)
         if by_torch(self._spec):
             work, more = self._torchs(stage, kind)
             return work, waited + more
-        elements = sum(bucket.stop - bucket.start for bucket in self._scattered(stage, kind))
-        work = self._table.beside("zero", elements, self._busy) if elements else 0.0
+        work = self._around(stage, kind)
         for size in self._gathers(kind):
             took = self._network.exchange("all_gather", self._network.data(self._layout.place(stage)), size)
             work, waited = (work, waited + took.seconds) if took.waited else (work + took.seconds, waited)
         return work, waited
+
+    def _around(self, stage: int, kind: Kind) -> float:
+        """Seconds of work of ZeRO-2 and 3 around their messages, by the stage's share of the layers; of a profile that
+        has them not, those of the buckets that are zeroed, alone."""
+        split = self._spec.parallel
+        known = self._table.by_us(split.zero, split.recompute) if split.dp > 1 else None
+        if known is None:
+            elements = sum(bucket.stop - bucket.start for bucket in self._scattered(stage, kind))
+            return self._table.beside("zero", elements, self._busy) if elements else 0.0
+        share = len(self._layout.stage_units[stage]) / len(self._costs)
+        added = {Kind.F: known.forward, Kind.BW: known.backward, Kind.W: known.backward}
+        return share * added.get(kind, 0.0)
 
     def _torchs(self, stage: int, kind: Kind) -> tuple[float, float]:
         """(work, time without work) that `fully_shard` adds to one operation."""

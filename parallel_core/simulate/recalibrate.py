@@ -35,6 +35,7 @@ def scaled(table: CostTable, factor: float) -> CostTable:
                 name: {busy: curve.times(factor) for busy, curve in curves.items()}
                 for name, curves in table.fixed.items()
             },
+            "own_shards": tuple(row.times(factor) for row in table.own_shards),
             "reference": {},
         }
     )

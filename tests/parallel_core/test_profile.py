@@ -141,6 +141,13 @@ def test_torchs_sharding_is_timed_with_and_without_recomputation(profiled: CostT
     assert "recomputing" in again and "recomputing" not in plain
 
 
+def test_what_zero_does_around_its_messages_is_timed(profiled: CostTable) -> None:
+    found = {(row.zero, row.recompute): row for row in profiled.own_shards}
+    assert set(found) == {(level, how) for level in (2, 3) for how in ("none", "full")}
+    assert all(row.backward > 0 for row in found.values()), "buckets of gradients are made, filled and let go"
+    assert sum(line.startswith("ZeRO-3") and "beside its messages" in line for line in report(profiled)) == 2
+
+
 @pytest.mark.parametrize(
     "split",
     [

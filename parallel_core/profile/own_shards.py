@@ -1,0 +1,110 @@
+"""Times what this engine's ZeRO-2 and ZeRO-3 add to a pass through a model's layers beside their messages.
+
+Each layer is made whole, and its gradients, and let go again: hooks, views and fresh memory. A pass with it and one
+without, in turns; the difference is the price. A replica does it with itself: what the others would send it is its own,
+and the time that this takes is taken off, for links say what messages take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel_core.engine.device import Device
+from parallel_core.engine.host_group import HostGroup, HostWork
+from parallel_core.profile.layers import LayerBench, draw
+from parallel_core.profile.pacer import Pacer
+from parallel_core.profile.repeats import expected
+from parallel_core.profile.table import Level
+from parallel_core.spec import RunSpec
+
+LEVELS: tuple[Level, ...] = (2, 3)
+_REPLICAS = 2
+_WARM, _LEAST, _MOST = 2, 4, 40
+_Times = tuple[float, float]
+"""Processor seconds of a forward and of a backward: of one rank, who waits for nobody, and whoever held it up."""
+
+
+class Mirrored(HostGroup):
+    """The first of `size` replicas, all of which are itself; `seconds` are those of its messages so far."""
+
+    def __init__(self, size: int) -> None:
+        self.rank, self.size, self.seconds = 0, size, 0.0
+        self._begun: deque[HostWork] = deque()
+
+    def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> HostWork:
+        return self._begin(lambda: None)
+
+    def all_gather(self, out: Tensor, mine: Tensor) -> HostWork:
+        return self._begin(lambda: self._copy(out.view(self.size, -1), mine))
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> HostWork:
+        return self._begin(lambda: self._copy(out, tensor.view(self.size, -1)[0]))
+
+    def _copy(self, to: Tensor, what: Tensor) -> None:
+        """Twice: what only the first one takes is that its memory is fresh, which is no part of a message."""
+        to.copy_(what)
+        began = time.thread_time()
+        to.copy_(what)
+        self.seconds += 2 * (time.thread_time() - began)
+
+
+class Added(NamedTuple):
+    """Seconds more of a forward and of a backward, at the pace of a device that takes `pace` for the reference work."""
+
+    forward: float
+    backward: float
+    pace: float
+
+
+def measure(plain: RunSpec, device: Device, pacer: Pacer, level: Level, seconds: float) -> Added:
+    """By ZeRO `level` to the one forward and backward of `plain`, which runs on one device."""
+    group, units = Mirrored(_REPLICAS), [plain.model.units()]
+    benches = LayerBench(plain, units, device), LayerBench(sharded(plain, level), units, device, replicas=group)
+    batch, until = draw(plain, device), time.monotonic() + seconds
+    took: tuple[list[_Times], ...] = [], []
+    paces: list[float] = []
+    for turn in range(_WARM + _MOST):
+        each = []
+        pacer.begin()
+        for bench in benches:
+            bench.read(batch)
+            each.append(_pass(bench, group))
+            pacer.behind()
+        if turn < _WARM:
+            continue
+        found = pacer.paces(len(each))
+        paces += found
+        for kept, pair, pace in zip(took, each, found, strict=True):
+            kept.append((pair[0] / pace, pair[1] / pace))
+        if turn >= _WARM + _LEAST and time.monotonic() > until:
+            break
+    pace, (own, cut) = expected(paces), ([expected(part) for part in zip(*kept, strict=True)] for kept in took)
+    forward, backward = (pace * max(0.0, more - less) for more, less in zip(cut, own, strict=True))
+    return Added(forward, backward, pace)
+
+
+def sharded(plain: RunSpec, level: int) -> RunSpec:
+    """As many samples on each of two replicas, under ZeRO `level`."""
+    told = plain.model_dump()
+    told["parallel"] |= {"dp": _REPLICAS, "zero": level}
+    told["train"]["global_batch"] *= _REPLICAS
+    return RunSpec.model_validate(told)
+
+
+def _pass(bench: LayerBench, group: Mirrored) -> _Times:
+    """Without the seconds of messages."""
+    (stage,), marks = bench.stages, []
+    bench.recorder.begin_step(0)
+    marks.append(time.thread_time() - group.seconds)
+    stage.forward(0, None)
+    marks.append(time.thread_time() - group.seconds)
+    stage.backward(0, None)
+    marks.append(time.thread_time() - group.seconds)
+    bench.finish()
+    bench.recorder.end_step()
+    return marks[1] - marks[0], marks[2] - marks[1]
