@@ -16,6 +16,8 @@ from parallel_core.plan.cluster.step import WORDS
 GIB = 1 << 30
 FAR, CUT = 6.0, 3.0
 """Bars that reach beyond FAR times the limit are cut at CUT times: else what fits could not be seen beside them."""
+WORD = 0.13
+"""Of the axis: what a total in words takes."""
 SOURCE = "predicted; constants fitted on four published A100 runs, none of them this one"
 _PHASES = {
     "compute": "backward",
@@ -147,7 +149,7 @@ def memory(
     reach = CUT * max(limits) if cut else 1.2 * widest
     data = [_category(part, rows) for part in _INSTANT_PARTS]
     data += [_line([limit / GIB] * 2, [y - 0.5, y + 0.5], "bad", "solid") for y, limit in enumerate(limits)]
-    data.append(_totals(totals, reach))
+    data.append(_totals(totals, limits, reach))
     layout = theme.layout(
         88 + 44 * len(rows),
         barmode="stack",
@@ -177,13 +179,15 @@ def _category(part: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> dic
     }
 
 
-def _totals(totals: Sequence[float], reach: float) -> dict[str, Any]:
-    """The totals in words: behind their bar, or at the end of one that is cut."""
+def _totals(totals: Sequence[float], limits: Sequence[float], reach: float) -> dict[str, Any]:
+    """The totals in words: behind their bar, or at the end of one that is cut; never across the line of the limit."""
     beyond = [total > reach for total in totals]
+    hit = [total <= limit < total + WORD * reach for total, limit in zip(totals, limits, strict=True)]
+    behind = [limit if near else total for total, limit, near in zip(totals, limits, hit, strict=True)]
     return {
         "type": "scatter",
         "mode": "text",
-        "x": [min(total, reach) / GIB for total in totals],
+        "x": [min(end, reach) / GIB for end in behind],
         "y": list(range(len(totals))),
         "text": [
             f"<b>{bytes_text(t)} →</b> " if far else f" {bytes_text(t)}" for t, far in zip(totals, beyond, strict=True)

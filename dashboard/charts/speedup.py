@@ -14,6 +14,8 @@ MAX_WORDS = 44
 """Characters of a status in the figure; the whole of it stands in the table."""
 NARROW = 1.25
 """On a phone words take that much more of the axis."""
+GAP, WORD = 0.02, 0.15
+"""Of the furthest mark: what stands before a ratio in words, and what it takes."""
 COLUMNS = ("run", "speedup", "10 % to 90 %", "ideal", "of ideal", "CPU used by others")
 
 
@@ -129,13 +131,19 @@ def _words(entries: Sequence[Entry]) -> dict[str, Any] | None:
         "type": "scatter",
         "mode": "text",
         "y": [y for y, _, _ in said],
-        "x": [_reach(entry) + 0.02 * reach for _, entry, _ in said],
+        "x": [_behind(entry, reach) for _, entry, _ in said],
         "text": [words for _, _, words in said],
         "textposition": "middle right",
         "textfont": {"color": var("ink"), "size": 12},
         "hoverinfo": "skip",
         "cliponaxis": False,
     }
+
+
+def _behind(entry: Entry, reach: float) -> float:
+    """Where the words of a row begin: behind all that is drawn in it, and not across the line of the baseline."""
+    at = _reach(entry) + GAP * reach
+    return 1 + GAP * reach if entry.speed and at < 1 < at + WORD * reach else at
 
 
 def _reach(entry: Entry) -> float:

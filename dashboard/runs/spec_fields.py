@@ -26,7 +26,6 @@ from parallel_core.spec import RunSpec
 MIB = 1024 * 1024
 THIN = "\u202f"
 
-
 GROUPS = (
     Group(
         "model",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dashboard.charts import breakdown, gantt, heatmap, loss, losses, memory, speedup, tradeoff, waterfall
+from dashboard.charts import plans as plan_charts
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.loss import Curve
 from parallel_core.analysis.breakdown import COMPONENTS, Breakdown
@@ -227,3 +228,17 @@ def test_the_stair_of_losses_reaches_a_speedup_beyond_the_number_of_devices() ->
     assert found.speedup > 2.8
     assert chart.figure["layout"]["xaxis"]["range"][1] > found.speedup
     assert chart.figure["data"][0]["text"][2] == "\N{MINUS SIGN}0.86"
+
+
+def test_words_of_a_row_do_not_stand_across_a_line() -> None:
+    """The ratio beside the baseline's own speed, the total of a plan beside the limit of its device."""
+    slow = replace(entry("Single + AR", 120, 0.9), ideal=0.95)
+    figure = speedup.chart([ENTRIES[0], slow], "t", "s").figure
+    words = next(trace for trace in figure["data"] if trace.get("mode") == "text")
+    assert words["x"][1] > 1
+    gib = 1 << 30
+    made = plan_charts.memory(
+        [("near", {"params": 73.0 * gib}), ("far", {"params": 20.0 * gib})], [78.0 * gib] * 2, "t"
+    )
+    totals = next(trace for trace in made.figure["data"] if trace.get("mode") == "text")
+    assert totals["x"] == [78.0, 20.0]
