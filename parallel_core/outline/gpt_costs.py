@@ -228,6 +228,7 @@ class GptCosts:
             put_off=max(0, self._in_norm() - passing + product),
             gathered=self._foreign(),
             loss=apart(self.spec, logits),
+            forward=apart(self.spec, logits),  # as they came, in 16 bits
             ends=True,
             aside=apart(self.spec, logits),  # of log-probabilities in fp32 their gradient is left, in 16 bits
         )
