@@ -1,8 +1,8 @@
 """What of a page's live parts a browser does not have yet, so that a turn sends a few rows and not the page.
 
-A part's text is cut into pieces behind each row and list item. An answer lists the digests of every part's pieces in
-their order, and holds those texts alone that the browser did not name among the digests it has. Nothing is remembered
-here: one that names none gets all.
+A part's text is cut into pieces behind each row, list item and article, a chart's JSON around each of its traces. An
+answer lists the digests of all pieces in their order, and holds those texts alone that the browser did not name among
+the digests it has. Nothing is remembered here: one that names none gets all.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from django.http import HttpRequest
+from django.http import HttpRequest, JsonResponse
+from django.template.loader import render_to_string
 
 HEADER = "X-Have"
 """The digests that a browser has, with commas between."""
-_ENDS = re.compile(r"(?<=</tr>)|(?<=</li>)")
+_ENDS = re.compile(r"(?<=</tr>)|(?<=</li>)|(?<=</article>)")
 
 
 def asked(request: HttpRequest) -> frozenset[str]:
@@ -30,16 +31,34 @@ def pieces(text: str) -> list[str]:
     return [piece for piece in _ENDS.split(text) if piece]
 
 
+def chart_pieces(chart: Mapping[str, Any]) -> list[str]:
+    """They make up its JSON: what is around its figure, what is around the traces of that, then each trace."""
+    figure = chart["figure"]
+    around = json.dumps({key: value for key, value in chart.items() if key != "figure"})
+    layout = json.dumps({key: value for key, value in figure.items() if key != "data"})
+    traces = [f"{', ' if i else ''}{json.dumps(trace)}" for i, trace in enumerate(figure["data"])]
+    return [f'{around[:-1]}, "figure": ', f'{layout[:-1]}, "data": [', *traces, "]}}"]
+
+
 def changed(parts: Mapping[str, str], charts: Mapping[str, Any], have: Collection[str]) -> dict[str, Any]:
-    """`parts`: id -> digests in order; `charts`: key -> digest; `texts`: digest -> text, a chart's is its JSON."""
-    listed = {name: [(digest(piece), piece) for piece in pieces(text)] for name, text in parts.items()}
-    drawn = {key: json.dumps(chart) for key, chart in charts.items()}
-    texts = dict(one for own in listed.values() for one in own) | {digest(text): text for text in drawn.values()}
+    """`parts`: id -> digests in order; `charts`: key -> the same of its JSON; `texts`: digest -> text."""
+    cut = {name: pieces(text) for name, text in parts.items()}, {key: chart_pieces(own) for key, own in charts.items()}
+    listed = [{name: [(digest(piece), piece) for piece in own] for name, own in one.items()} for one in cut]
+    texts = dict(found for one in listed for own in one.values() for found in own)
+    of_parts, of_charts = ({name: [key for key, _ in own] for name, own in one.items()} for one in listed)
     return {
-        "parts": {name: [key for key, _ in own] for name, own in listed.items()},
-        "charts": {key: digest(text) for key, text in drawn.items()},
+        "parts": of_parts,
+        "charts": of_charts,
         "texts": {key: text for key, text in texts.items() if key not in have},
     }
+
+
+def answer(
+    request: HttpRequest, folder: str, parts: Mapping[str, str], context: dict[str, Any], charts: Mapping[str, Any]
+) -> JsonResponse:
+    """Of `parts` (id -> name of its template in `folder`) and `charts`, what the browser does not have."""
+    made = {name: render_to_string(f"{folder}/{one}.html", context, request) for name, one in parts.items()}
+    return JsonResponse(changed(made, {key: chart.as_dict() for key, chart in charts.items()}, asked(request)))
 
 
 def digest(text: str) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from dashboard.charts.theme import LEGEND
+from dashboard.live.changes import answer
 from dashboard.numbers import number, numbers
 from dashboard.runs.findings import case_of
 from dashboard.runs.models import Run
@@ -29,40 +30,53 @@ def compare_page(request: HttpRequest) -> HttpResponse:
     runs, missing = _asked(request)
     if not runs:
         return render(request, "studies/compare.html", {"view": None, "missing": missing})
-    view, drawn = overview(runs, runs[0]), overview(runs[:MAX_DRAWN], runs[0])
-    rows = _in_order(view, runs)
+    live = live_context(runs)
+    view, rows = live["view"], live["rows"]
     differing, same = compare.differences([row.spec for row in rows])
-    target, reached = compare.time_to_loss(drawn)
     context = {
-        "view": view,
-        "rows": rows,
-        "drawn": len(drawn.rows),
         "missing": missing,
         "differing": differing,
         "same": same,
         "unlike": compare.unlike([row.spec for row in rows]),
-        "verdict": compare.verdict(view, rows[1:]),
-        "charts": _compare_charts(drawn, _in_order(drawn, runs[:MAX_DRAWN])),
         "under_way": bool(view.open),
         "gantt_src": gantt_src("studies:compare_gantt", [run.pk for run in runs[:MAX_DRAWN]]),
         "gantt_height": 56 * sum(run.devices for run in runs[:MAX_DRAWN]) + 80,
-        "target": target,
-        "reached": reached,
         "legend": LEGEND,
         "words": words_of(row.spec for row in rows),
         "swap": _swapped(runs),
         "scaling": scaling.check(case_of(runs[1], earlier=runs[0])) if len(runs) == 2 else None,
     }
-    return render(request, "studies/compare.html", context)
+    return render(request, "studies/compare.html", live | context)
+
+
+LIVE_PARTS = {"verdict": "verdict_words", "reached": "reached", "table": "table"}
+"""Id of what changes while the runs go on -> its template."""
+
+
+def live_context(runs: list[Run]) -> dict[str, Any]:
+    """What LIVE_PARTS are made of, and the charts; of one run at least."""
+    view, drawn = overview(runs, runs[0]), overview(runs[:MAX_DRAWN], runs[0])
+    rows = _in_order(view, runs)
+    target, reached = compare.time_to_loss(drawn)
+    return {
+        "view": view,
+        "rows": rows,
+        "drawn": len(drawn.rows),
+        "verdict": compare.verdict(view, rows[1:]),
+        "charts": _compare_charts(drawn, _in_order(drawn, runs[:MAX_DRAWN])),
+        "target": target,
+        "reached": reached,
+    }
 
 
 @require_GET
-def compare_charts(request: HttpRequest) -> JsonResponse:
-    """The charts of the same comparison as JSON by key, for live updates."""
-    runs = _asked(request)[0][:MAX_DRAWN]
-    drawn = overview(runs, runs[0] if runs else None)
-    made = _compare_charts(drawn, _in_order(drawn, runs)) if runs else {}
-    return JsonResponse({key: chart.as_dict() for key, chart in made.items() if chart})
+def compare_changes(request: HttpRequest) -> JsonResponse:
+    """What of the same comparison a browser does not have yet. 404 where none of its runs is left."""
+    runs, _ = _asked(request)
+    if not runs:
+        raise Http404("none of these runs exist")
+    live = live_context(runs)
+    return answer(request, "studies/parts", LIVE_PARTS, live, {key: one for key, one in live["charts"].items() if one})
 
 
 def _asked(request: HttpRequest) -> tuple[list[Run], list[int]]:

@@ -8,6 +8,7 @@ app_name = "studies"
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", views.index, name="index"),
     path("studies/", views.list_page, name="list"),
+    path("studies/changes.json", views.list_changes, name="list_changes"),
     path("studies/new/", form_views.new, name="new"),
     path("studies/break/<slug:key>", form_views.reproduce, name="break"),
     path("studies/<int:pk>/", views.page, name="page"),
@@ -23,6 +24,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("studies/<int:pk>/report/", report_views.report, name="report"),
     path("studies/<int:pk>/baseline/", views.save_baseline, name="baseline"),
     path("compare/", compare_views.compare_page, name="compare"),
-    path("compare/charts.json", compare_views.compare_charts, name="compare_charts"),
+    path("compare/changes.json", compare_views.compare_changes, name="compare_changes"),
     path("compare/gantt.json", compare_views.compare_gantt, name="compare_gantt"),
 ]

@@ -13,13 +13,12 @@ from django.core.paginator import Paginator
 from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
-from django.template.loader import render_to_string
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
-from dashboard.live.changes import asked, changed
+from dashboard.live.changes import answer
 from dashboard.numbers import number, numbers
 from dashboard.runs.models import ENDED, State
 from dashboard.schedules.glossary import words_of
@@ -54,6 +53,17 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_GET
 def list_page(request: HttpRequest) -> HttpResponse:
     """Newest first, each with its verdict; `?page=` goes back in time."""
+    return render(request, "studies/list.html", {**list_context(request), "ways": WAYS})
+
+
+@require_GET
+def list_changes(request: HttpRequest) -> JsonResponse:
+    """What of the list a browser does not have yet."""
+    return answer(request, "studies/parts", {"studies": "cards"}, list_context(request), {})
+
+
+def list_context(request: HttpRequest) -> dict[str, Any]:
+    """The studies of one page of the list."""
     every = (
         Study.objects.select_related("owner", "baseline")
         .order_by("-pk")
@@ -68,8 +78,7 @@ def list_page(request: HttpRequest) -> HttpResponse:
     verdicts = kept.verdicts(list(listed))
     for study in listed:
         study.verdict = verdicts[study.pk]  # type: ignore[attr-defined]
-    context = {"page": listed, "studies": listed.object_list, "may_submit": may_submit(request.user), "ways": WAYS}
-    return render(request, "studies/list.html", context)
+    return {"page": listed, "studies": listed.object_list, "may_submit": may_submit(request.user)}
 
 
 def view_of(request: HttpRequest, study: Study) -> Overview:
@@ -149,10 +158,7 @@ def changes(request: HttpRequest, pk: int) -> JsonResponse:
     else:
         listed, context = LIVE_PARTS, live_context(request, study)
         drawn = context["charts"]
-    parts = {
-        name: render_to_string(f"studies/parts/{template}.html", context, request) for name, template in listed.items()
-    }
-    return JsonResponse(changed(parts, {key: chart.as_dict() for key, chart in drawn.items()}, asked(request)))
+    return answer(request, "studies/parts", listed, context, drawn)
 
 
 @require_GET

@@ -20,7 +20,7 @@ PAGES = {
     "run page": "/runs/{run}/",
     "run page, metrics": "/runs/{run}/data/metrics.json",
     "compare (4 runs)": "/compare/?runs={runs}",
-    "compare, its charts": "/compare/charts.json?runs={runs}",
+    "compare, a live turn": "/compare/changes.json?runs={runs}",
     "fleet": "/fleet/",
     "new run": "/runs/new/",
     "API: list of runs": "/api/v1/runs",

@@ -1,14 +1,16 @@
-"""A turn of a study's live page sends what changed: its pieces make up the page, and those it has stay away."""
+"""A turn of a live page of studies sends what changed: its pieces make up the page, and those it has stay away."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from django.test import Client
 
-from dashboard.live.changes import changed, digest, pieces
+from dashboard.live.changes import changed, chart_pieces, digest, pieces
 from dashboard.runs.models import Run, State
+from dashboard.studies import compare_views
 from dashboard.studies.models import Study
 from dashboard.studies.views import LIVE_PARTS
 from tests.dashboard import factory
@@ -35,8 +37,9 @@ def study(alice: Any) -> Study:
     return made
 
 
-def turn(client: Client, study: Study, have: dict[str, str] | None = None) -> Any:
-    answer = client.get(f"/studies/{study.pk}/changes.json", headers={"X-Have": ",".join(have or {})})
+def turn(client: Client, study: Study | str, have: dict[str, str] | None = None) -> Any:
+    address = study if isinstance(study, str) else f"/studies/{study.pk}/changes.json"
+    answer = client.get(address, headers={"X-Have": ",".join(have or {})})
     assert answer.status_code == 200
     return answer.json()
 
@@ -52,7 +55,8 @@ def test_the_first_turn_has_all_that_the_page_has(reader: Client, study: Study) 
     for name, text in joined(told, told["texts"]).items():
         assert text.strip() in page and (name == "again" or text.strip())
     assert set(told["charts"]) >= {"speedup", "breakdown", "memory", "loss"}
-    assert '"title":' in told["texts"][told["charts"]["speedup"]]
+    speedup = json.loads("".join(told["texts"][key] for key in told["charts"]["speedup"]))
+    assert speedup == reader.get(f"/studies/{study.pk}/charts.json").json()["speedup"]
 
 
 def test_where_nothing_changed_nothing_is_sent(reader: Client, study: Study) -> None:
@@ -73,7 +77,9 @@ def test_a_step_sends_the_rows_of_its_run_alone(reader: Client, study: Study) ->
     assert told["charts"]["breakdown"] == first["charts"]["breakdown"]
     assert joined(told, first["texts"] | told["texts"])["table"].count("<tr") == RUNS + 1
     assert {key for key in told["charts"] if told["charts"][key] != first["charts"][key]} == {"speedup"}
-    assert sum(map(len, sent)) * 4 < sum(map(len, first["texts"].values()))
+    old = set(first["charts"]["speedup"])
+    assert len([key for key in told["charts"]["speedup"] if key not in old]) == 1, "the words at its bars alone"
+    assert sum(map(len, sent)) * 8 < sum(map(len, first["texts"].values()))
 
 
 def test_an_end_sends_the_charts_anew(reader: Client, study: Study) -> None:
@@ -81,7 +87,7 @@ def test_an_end_sends_the_charts_anew(reader: Client, study: Study) -> None:
     factory.end(run, State.SUCCEEDED)
     told = turn(reader, study, first["texts"])
     assert told["charts"]["breakdown"] != first["charts"]["breakdown"]
-    assert told["charts"]["breakdown"] in told["texts"]
+    assert not {*told["charts"]["breakdown"]} <= {*first["texts"]} and {*told["charts"]["breakdown"]} & {*told["texts"]}
     assert any("4 of 30 runs done" in text for text in told["texts"].values())
 
 
@@ -90,5 +96,43 @@ def test_pieces_make_up_the_text() -> None:
     assert "".join(pieces(text)) == text and len(pieces(text)) == 4
     same = changed({"a": "<li>x</li><li>x</li>"}, {}, ())
     assert len(same["parts"]["a"]) == 2 and len(same["texts"]) == 1
-    left = changed({"a": "words"}, {"c": {"n": 1}}, {digest("words")})["texts"]
-    assert list(left.values()) == ['{"n": 1}']
+    assert len(changed({"a": "words"}, {}, {digest("words")})["texts"]) == 0
+    chart = {"key": "c", "figure": {"data": [{"x": [1]}, {"x": [2]}], "layout": {"height": 9}}, "rows": [["a"]]}
+    assert json.loads("".join(chart_pieces(chart))) == chart and len(chart_pieces(chart)) == 5
+    empty = {"key": "c", "figure": {"data": [], "layout": {}}}
+    assert json.loads("".join(chart_pieces(empty))) == empty
+    first = changed({}, {"c": chart}, ())
+    chart["figure"]["data"][1]["x"] = [3]
+    assert list(changed({}, {"c": chart}, first["texts"])["texts"].values()) == [', {"x": [3]}']
+
+
+def test_the_list_sends_the_card_that_changed_alone(reader: Client, study: Study, alice: Any) -> None:
+    other = Study.objects.create(name="other", owner=alice, kind="matrix", base=factory.BASE)
+    factory.queued(alice, factory.SPLITS[0], study=other)
+    page = reader.get("/studies/").content.decode()
+    assert 'data-live-changes="/studies/changes.json"' in page
+    first = turn(reader, "/studies/changes.json")
+    assert joined(first, first["texts"])["studies"].strip() in page and set(first["parts"]) == {"studies"}
+    assert turn(reader, "/studies/changes.json", first["texts"])["texts"] == {}
+    factory.end(Run.objects.get(name="run 3"), State.SUCCEEDED)
+    told = turn(reader, "/studies/changes.json", first["texts"])
+    (card,) = told["texts"].values()
+    assert ">large<" in card and "4 of 30 runs done" in card and ">other<" not in card
+    assert turn(reader, "/studies/changes.json?page=2")["parts"] == told["parts"], "the last page there is"
+
+
+def test_a_comparison_sends_what_changed(reader: Client, study: Study) -> None:
+    runs = [run.pk for run in study.runs.order_by("position")[:5]]
+    asked = f"?runs={','.join(map(str, runs))}"
+    page = reader.get(f"/compare/{asked}").content.decode()
+    assert 'data-live-changes="/compare/changes.json"' in page
+    first = turn(reader, f"/compare/changes.json{asked}")
+    assert set(first["parts"]) == set(compare_views.LIVE_PARTS)
+    assert all(text.strip() in page for text in joined(first, first["texts"]).values())
+    assert set(first["charts"]) >= {"speedup", "loss", "steps"}
+    Run.objects.filter(name="run 3").update(step=20, loss=1.25)
+    told = turn(reader, f"/compare/changes.json{asked}", first["texts"])
+    assert [">run 3<" in text for text in told["texts"].values() if "<tr" in text] == [True]
+    assert set(told["charts"]) == set(first["charts"])
+    assert sum(map(len, told["texts"].values())) * 8 < sum(map(len, first["texts"].values()))
+    assert reader.get("/compare/changes.json?runs=999999").status_code == 404, "its page says so when read again"

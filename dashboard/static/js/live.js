@@ -1,10 +1,9 @@
 /* Live pages without moving the reader, and small conveniences of forms.
  *
- * [data-live-topic="study:3"] on a page subscribes it. On news the page's own address is fetched again and every
- * element [data-live] with an id takes its new content, with one pulse where it changed. data-live-charts = URL of
- * {key: chart} for charts that stand in the page; data-live-reload = keys of data-src charts to fetch again.
- * data-live-changes = URL that answers with parts and charts, in place of both: pieces of text by digest, of which
- * only those come that this page does not have yet.
+ * [data-live-topic="study:3"] on a page subscribes it. On news data-live-changes = URL answers with parts and charts
+ * in pieces of text by digest, of which only those come that this page does not have yet: every element [data-live]
+ * with the id of a part takes its new content, with one pulse where it changed. data-live-reload = keys of data-src
+ * charts to fetch again.
  */
 
 import { morph } from "./morph.js";
@@ -49,30 +48,13 @@ async function refreshChanged() {
     put(element, fresh);
   }
   const drawn = {};
-  for (const [key, digest] of Object.entries(charts)) {
-    next.set(digest, "");
-    made[`chart ${key}`] = digest;
-    if (digest !== shown[`chart ${key}`]) drawn[key] = JSON.parse(text(digest));
+  for (const [key, digests] of Object.entries(charts)) {
+    digests.forEach((digest) => next.set(digest, text(digest)));
+    made[`chart ${key}`] = digests.join();
+    if (made[`chart ${key}`] !== shown[`chart ${key}`]) drawn[key] = JSON.parse(digests.map(text).join(""));
   }
   if (Object.keys(drawn).length) await (await import("./charts.js")).update(drawn);
   [held, shown] = [next, made];
-}
-
-async function refreshWords() {
-  const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-  if (!answer.ok || answer.redirected) return;
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-  for (const element of document.querySelectorAll("[data-live][id]")) {
-    const newer = fresh.getElementById(element.id);
-    if (newer) put(element, newer);
-  }
-}
-
-async function refreshCharts() {
-  if (!page.dataset.liveCharts) return;
-  const { update } = await import("./charts.js");
-  const answer = await fetch(page.dataset.liveCharts + location.search, { headers: { Accept: "application/json" } });
-  if (answer.ok) await update(await answer.json());
 }
 
 async function reloadDrawn(what) {
@@ -91,12 +73,7 @@ async function refresh() {
   const what = news;
   news = new Set();
   try {
-    if (page.dataset.liveChanges) {
-      await refreshChanged();
-    } else {
-      await refreshWords();
-      await refreshCharts();
-    }
+    await refreshChanged();
     await reloadDrawn(what);
   } catch {
     // The stream calls again after the next news or the next connection.
