@@ -13,6 +13,7 @@ from dashboard.accounts.guards import MAY_NOT_SUBMIT
 from dashboard.accounts.roles import may_submit
 from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import Look
 from dashboard.ledger import between, replays, selectors
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.runs import spreading
@@ -55,13 +56,23 @@ def answer_profile(worker: str, body: Mapping[str, Any]) -> None:
     profile.save()
 
 
-def predict(run: Run) -> Prediction:
-    """Written in the transaction that queues the run; what another run's replay says of it comes from the analyst."""
-    spec = RunSpec.model_validate(run.spec)
-    hosts = spreading.expected(requests([run])[0]) if run.devices > 1 else []
-    found = selectors.predicted(spec, hosts)
+def predict_all(runs: Sequence[Run]) -> list[Prediction]:
+    """Written in the transaction that queues the runs; what another run's replay says of one comes from the analyst."""
+    if not runs:
+        return []
+    specs = [RunSpec.model_validate(run.spec) for run in runs]
+    fleet, sources = Look.now(), selectors.Sources(specs)
+    asked = zip(runs, specs, requests(list(runs)), strict=True)
+    return Prediction.objects.bulk_create(
+        _prediction(run, spec, spreading.expected(request, fleet), sources) for run, spec, request in asked
+    )
+
+
+def _prediction(run: Run, spec: RunSpec, hosts: list[str], sources: selectors.Sources) -> Prediction:
+    """Of a run whose ranks are to be on `hosts`."""
+    found = sources.predicted(spec, hosts)
     memory = worst_stage(spec).total if spec.trace.memory and spec.parallel.world <= selectors.MOST_RANKS else None
-    return Prediction.objects.create(
+    return Prediction(
         run=run,
         profile=found.profile,
         hosts=hosts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
@@ -34,53 +34,72 @@ class Invalid(Exception):
         self.field_errors = field_errors
 
 
-def submit(
-    *,
-    owner: Any,
-    spec: dict[str, Any],
-    name: str = "",
-    tags: Sequence[str] = (),
-    study: Any = None,
-    position: int = 0,
-    exclusive: bool = False,
-    retries: int = 0,
-    resume_from: ResumeFrom | None = None,
-    wish: dict[str, Any] | None = None,
-    over_hosts: int = 0,
-    repeats: int | None = None,
-) -> Run:
-    """Queues a run and returns it, to be spread over `over_hosts` hosts (0: as few as it takes). With a `wish` it
-    generates text from the checkpoint (see `generating.submit`), or times messages (`linking.submit`).
+class Order(TypedDict, total=False):
+    """What a run is to be: `spec` alone must be given. It may be spread over `over_hosts` hosts (0: over as few as it
+    takes). With a `wish` it generates text from the checkpoint (see `generating.submit`), or times messages (see
+    `linking.submit`)."""
+
+    spec: Required[dict[str, Any]]
+    name: str
+    tags: Sequence[str]
+    study: Any
+    position: int
+    exclusive: bool
+    retries: int
+    resume_from: ResumeFrom | None
+    wish: dict[str, Any] | None
+    over_hosts: int
+    repeats: int | None
+
+
+def submit(*, owner: Any, **order: Unpack[Order]) -> Run:
+    """Queues a run and returns it.
 
     1. Refuses owners who may not submit (PermissionDenied).
     2. Validates everything together; Invalid names every wrong field, and nothing is written.
     3. Writes the queued row with its Event; the controller finds it there.
     """
+    return submit_all(owner=owner, orders=[order])[0]
+
+
+def submit_all(*, owner: Any, orders: Sequence[Order]) -> list[Run]:
+    """The same of many, in one transaction and with as many queries as of one: all of them, or none."""
     if not may_submit(owner):
         raise PermissionDenied("Your account may look at runs but not submit them.")
-    clean_name, clean_tags = name.strip(), _clean_tags(tags)
-    parsed, errors = _parse(spec)
+    runs = [_checked(owner, order) for order in orders]
+    with transaction.atomic():
+        runs = Run.objects.bulk_create(runs)
+        ledger.predict_all([run for run in runs if not run.wish])
+        said = [f"Submitted by {owner.get_username()}{_origin(order)}." for order in orders]
+        states.record_all(zip(runs, said, strict=True), "queued", actor=owner)
+    return runs
+
+
+def _checked(owner: Any, order: Order) -> Run:
+    """The row that is to be written. Raises Invalid."""
+    resume_from, wish, retries = order.get("resume_from"), order.get("wish"), order.get("retries", 0)
+    clean_name, clean_tags = order.get("name", "").strip(), _clean_tags(order.get("tags", ()))
+    parsed, errors = _parse(order["spec"])
     errors |= _check_retries(retries) | _check_words(clean_name, clean_tags)
     if parsed is not None and resume_from is not None and wish is None:
         errors |= resuming.check(parsed, resume_from)
     if errors or parsed is None:
         raise Invalid(errors)
-    about = {"owner": owner, "study": study, "position": position, "exclusive": exclusive, "retries_left": retries}
-    about |= {"over_hosts": over_hosts, "repeats_id": repeats}
-    about |= {"name": clean_name or label(parsed), "tags": clean_tags}
-    return _queue(parsed, about, resume_from, wish)
-
-
-def _queue(spec: RunSpec, about: dict[str, Any], resume_from: ResumeFrom | None, wish: dict[str, Any] | None) -> Run:
-    """Writes the row with its Event and prediction; `about` = those of its fields that do not follow from the spec."""
     origin = {"resume_run_id": resume_from["run"], "resume_step": resume_from["step"]} if resume_from else {}
-    with transaction.atomic():
-        run = Run.objects.create(**_of_spec(spec, wish), **about, **origin, queued_at=timezone.now())
-        if not wish:
-            ledger.predict(run)
-        said = f"Submitted by {run.owner.get_username()}{_origin(resume_from, wish)}."
-        states.record(run, "queued", said, actor=run.owner)
-    return run
+    return Run(
+        **_of_spec(parsed, wish),
+        **origin,
+        owner=owner,
+        study=order.get("study"),
+        position=order.get("position", 0),
+        exclusive=order.get("exclusive", False),
+        retries_left=retries,
+        over_hosts=order.get("over_hosts", 0),
+        repeats_id=order.get("repeats"),
+        name=clean_name or label(parsed),
+        tags=clean_tags,
+        queued_at=timezone.now(),
+    )
 
 
 def _of_spec(spec: RunSpec, wish: dict[str, Any] | None) -> dict[str, Any]:
@@ -94,10 +113,11 @@ def _of_spec(spec: RunSpec, wish: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _origin(resume_from: ResumeFrom | None, wish: dict[str, Any] | None) -> str:
+def _origin(order: Order) -> str:
+    resume_from = order.get("resume_from")
     if resume_from is None:
         return ""
-    does = "generate text" if wish else "go on"
+    does = "generate text" if order.get("wish") else "go on"
     return f", to {does} from step {resume_from['step']} of run {resume_from['run']}"
 
 

@@ -10,6 +10,7 @@ the transitions of an attempt; a person's cancel of a queued run is the one that
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -32,6 +33,13 @@ def record(run: Run, kind: str, text: str, attempt: Attempt | None = None, actor
     """Writes an Event and announces it."""
     Event.objects.create(run=run, attempt=attempt, kind=kind, text=text, actor=actor)
     announce(run.pk, run.study_id, "state", "events")
+
+
+def record_all(told: Iterable[tuple[Run, str]], kind: str, actor: Any = None) -> None:
+    """An Event of one kind for each of these runs, with its text."""
+    events = [Event(run=run, kind=kind, text=text, actor=actor) for run, text in told]
+    for event in Event.objects.bulk_create(events):
+        announce(event.run.pk, event.run.study_id, "state", "events")
 
 
 def _fresh_id(now: datetime) -> int:

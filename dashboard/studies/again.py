@@ -71,21 +71,21 @@ def run_again(*, study: Study, user: Any) -> list[Run]:
         return []  # nothing is timed
     Study.objects.select_for_update().get(pk=study.pk)  # two that ask at once get it once
     listed = list(study.runs.order_by("position", "pk"))
-    return [_again(run, study, user) for run in _waiting(listed) if _is_disturbed(run) or _was_cut_off(run)]
+    orders = [_again(run, study) for run in _waiting(listed) if _is_disturbed(run) or _was_cut_off(run)]
+    return runs.submit_all(owner=user, orders=orders)
 
 
-def _again(run: Run, study: Study, user: Any) -> Run:
-    return runs.submit(
-        owner=user,
-        spec=run.spec,
-        name=run.name,
-        tags=run.tags,
-        study=study,
-        position=run.position,
-        exclusive=True,
-        over_hosts=run.over_hosts,
-        repeats=root_of(run),
-    )
+def _again(run: Run, study: Study) -> runs.Order:
+    return {
+        "spec": run.spec,
+        "name": run.name,
+        "tags": run.tags,
+        "study": study,
+        "position": run.position,
+        "exclusive": True,
+        "over_hosts": run.over_hosts,
+        "repeats": root_of(run),
+    }
 
 
 def root_of(run: Run) -> int:

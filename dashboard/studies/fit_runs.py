@@ -29,26 +29,23 @@ def advance() -> None:
 @transaction.atomic
 def _advance(study: Study) -> None:
     found, count = hunts(study.runs.all()), study.runs.count()
-    for hunt in found:
-        layers = hunt.following
-        if layers is not None:
-            _submit(study, hunt, layers, count)
-            count += 1
+    wanted = [(hunt, layers) for hunt in found if (layers := hunt.following) is not None]
+    orders = [_order(study, hunt, layers, count + i) for i, (hunt, layers) in enumerate(wanted)]
+    if orders:
+        runs.submit_all(owner=study.owner, orders=orders)
     if all(hunt.over for hunt in found):
         _end(study)
 
 
-def _submit(study: Study, hunt: Hunt, layers: int, position: int) -> None:
-    spec = trial(hunt.spec, layers, hunt.spec.trace.memory_cap)
-    runs.submit(
-        owner=study.owner,
-        spec=spec.model_dump(mode="json"),
-        name=run_name(hunt.label, layers),
-        study=study,
-        position=position,
-        exclusive=True,
-        retries=RETRIES,
-    )
+def _order(study: Study, hunt: Hunt, layers: int, position: int) -> runs.Order:
+    return {
+        "spec": trial(hunt.spec, layers, hunt.spec.trace.memory_cap).model_dump(mode="json"),
+        "name": run_name(hunt.label, layers),
+        "study": study,
+        "position": position,
+        "exclusive": True,
+        "retries": RETRIES,
+    }
 
 
 def _end(study: Study, note: str = "") -> None:

@@ -181,19 +181,19 @@ def create(
 
 def _queue(study: Study, plan: Plan, repeats: int, retries: int) -> list[Run]:
     """Submits every variant as often as it is repeated."""
-    return [
-        runs.submit(
-            owner=study.owner,
-            spec=variant.spec.model_dump(mode="json"),
-            name=variant.name + (f" #{turn + 1}" if repeats > 1 else ""),
-            study=study,
-            position=turn * len(plan.variants) + i,
-            exclusive=True,
-            retries=retries,
-        )
+    orders: list[runs.Order] = [
+        {
+            "spec": variant.spec.model_dump(mode="json"),
+            "name": variant.name + (f" #{turn + 1}" if repeats > 1 else ""),
+            "study": study,
+            "position": turn * len(plan.variants) + i,
+            "exclusive": True,
+            "retries": retries,
+        }
         for turn in range(repeats)
         for i, variant in enumerate(plan.variants)
     ]
+    return runs.submit_all(owner=study.owner, orders=orders)
 
 
 def _check(name: str, plan: Plan, repeats: int) -> None:

@@ -8,9 +8,11 @@ import pytest
 from django.core.exceptions import PermissionDenied
 
 from dashboard.fleet.models import Worker
+from dashboard.ledger.models import Prediction
 from dashboard.runs.models import Run
 from dashboard.studies import services, sweepable, variants
 from dashboard.studies.models import Study
+from parallel_core.plan.memory import worst_stage
 
 BASE = {"model": {"layers": 2, "hidden": 32, "heads": 4, "seq": 32}, "train": {"global_batch": 16}}
 CALIBRATION = {
@@ -44,6 +46,27 @@ def test_starter_holds_everything_equal_but_the_strategy(alice: Any) -> None:
     assert len({str((run.spec["model"], run.spec["train"])) for run in rows}) == 1
     assert rows[2].spec["parallel"]["micro_batches"] == 1
     assert rows[5].spec["parallel"]["micro_batches"] == 4
+
+
+def test_as_many_queries_create_many_runs_as_few(alice: Any, django_assert_max_num_queries: Any) -> None:
+    worker()
+
+    def created(strategies: list[str], repeats: int) -> Study:
+        asked = {"base": BASE, "strategies": strategies, "repeats": repeats, "recompute": ["none"]}
+        with django_assert_max_num_queries(20) as seen:
+            made = services.create_matrix(owner=alice, name="S", **asked)
+        counts.append(len(seen))
+        return made
+
+    counts: list[int] = []
+    few, many = created(["single", "dp"], 1), created(["single", "dp", "tp", "naive"], 3)
+    assert (few.runs.count(), many.runs.count()) == (2, 12) and counts[1] <= counts[0] + 1
+    for run in many.runs.all():
+        told = [(event.kind, event.text, event.actor) for event in run.events.all()]
+        assert told == [("queued", f"Submitted by {alice.get_username()}.", alice)]
+        said = Prediction.objects.get(run=run)
+        assert said.memory == worst_stage(variants.RunSpec.model_validate(run.spec)).total
+    assert [run.name for run in many.runs.order_by("position")][::4] == ["Single #1", "Single #2", "Single #3"]
 
 
 @pytest.mark.parametrize("step_time", (0.05, 0.12, 0.2, 2.0))
