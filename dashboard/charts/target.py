@@ -8,13 +8,14 @@ from typing import NamedTuple
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, row_height
 from dashboard.charts.theme import line_of, var
-from parallel_core.analysis.quantities import ratio_text, seconds_text, significant
+from parallel_core.analysis.quantities import percent_text, ratio_text, seconds_text, significant
 
-COLUMNS = ("run", "least loss", "steps to it", "seconds to it", "speedup")
+COLUMNS = ("run", "least loss", "steps to it", "seconds to it", "speedup", "disturbed")
 
 
 class Reach(NamedTuple):
-    """`step` and `seconds` at which a run's smoothed loss reached the target; None where it never did."""
+    """`step` and `seconds` at which a run's smoothed loss reached the target; None where it never did. `others` = the
+    share of its devices that other processes took, of a run that they disturbed; else 0."""
 
     label: str
     family: str
@@ -22,6 +23,7 @@ class Reach(NamedTuple):
     step: int | None
     seconds: float | None
     baseline: bool = False
+    others: float = 0.0
 
 
 def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int) -> Chart:
@@ -37,21 +39,27 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int) -> Ch
         "textposition": "outside",
         "cliponaxis": False,
         "textfont": {"color": var("ink"), "size": 12},
-        "marker": {"color": [line_of(run.family) for run in there]},
+        "marker": {
+            "color": [line_of(run.family) for run in there],
+            "pattern": {**theme.hatch(""), "shape": ["x" if run.others else "" for run in there]},
+        },
         "customdata": [run.step for run in there],
         "hovertemplate": "%{x:.2f} s, step %{customdata}<extra></extra>",
     }
+    noisy = next((run for run in there if run.others), None)
     figure = {
         "data": [bars] if there else [],
         "layout": theme.layout(
             row_height(len(runs)),
             bargap=0.35,
-            xaxis=theme.axis("seconds", range=[0, 1.35 * longest or 1]),
+            xaxis=theme.axis("seconds", range=[0, (1.55 if noisy else 1.35) * longest or 1]),
             yaxis=theme.rows_axis([theme.name(run.label) for run in runs]),
         ),
     }
     goal = "a loss" if target is None else f"loss {significant(target, 4)}"
     subtitle = f"Seconds from the end of the first step to {goal}, losses averaged over {smoothed_over} steps"
+    if noisy is not None:
+        subtitle += f"; hatched = disturbed, +{percent_text(noisy.others)} = of its devices used by others"
     source = f"measured, {len(there)} of {len(runs)} runs reach it"
     return Chart("target", _title(runs, target), subtitle, source, figure, COLUMNS, [_row(run, base) for run in runs])
 
@@ -59,7 +67,8 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int) -> Ch
 def _said(run: Reach, base: float | None) -> str:
     seconds = run.seconds or 0.0
     ratio = f", {ratio_text(base / seconds)}" if base and seconds and not run.baseline else ""
-    return f"{seconds_text(seconds)}{ratio}"
+    others = f"  +{percent_text(run.others)}" if run.others else ""
+    return f"{seconds_text(seconds)}{ratio}{others}"
 
 
 def _title(runs: Sequence[Reach], target: float | None) -> str:
@@ -70,12 +79,20 @@ def _title(runs: Sequence[Reach], target: float | None) -> str:
     base = next((run for run in there if run.baseline), None)
     first = f"{best.label} reaches loss {significant(target, 4)} in {seconds_text(best.seconds or 0.0)}"
     if base is None or base is best or not best.seconds:
-        return f"{first}, before {len(there) - 1} others."
-    return f"{first}, {ratio_text((base.seconds or 0.0) / best.seconds)} the speed of {base.label}."
+        return f"{first}, before {len(there) - 1} others{_disturbed(best)}."
+    ratio = ratio_text((base.seconds or 0.0) / best.seconds)
+    return f"{first}, {ratio} the speed of {base.label}{_disturbed(best, base)}."
+
+
+def _disturbed(*runs: Reach) -> str:
+    """Which of these other processes disturbed; '' where none."""
+    noisy = [f"{run.label} ({percent_text(run.others)} of its devices)" for run in runs if run.others]
+    return f"; others disturbed {' and '.join(noisy)}" if noisy else ""
 
 
 def _row(run: Reach, base: float | None) -> list[str]:
+    disturbed = percent_text(run.others) if run.others else ""
     if run.seconds is None:
-        return [run.label, significant(run.least, 4), "never", "never", ""]
+        return [run.label, significant(run.least, 4), "never", "never", "", disturbed]
     ratio = ratio_text(base / run.seconds) if base and run.seconds else ""
-    return [run.label, significant(run.least, 4), str(run.step), seconds_text(run.seconds), ratio]
+    return [run.label, significant(run.least, 4), str(run.step), seconds_text(run.seconds), ratio, disturbed]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dashboard.runs.spec_fields import ENTRIES
+from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.quantities import bytes_text, difference_text, seconds_text, significant
@@ -99,12 +100,14 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
 
 @dataclass(frozen=True)
 class Reached:
-    """When a run first got down to the loss that all runs reach; times count from its first point."""
+    """When a run first got down to the loss that all runs reach; times count from its first point. `others` as
+    `entries.taken_of`."""
 
     label: str
     step: str
     samples: str
     seconds: str
+    others: float = 0.0
 
 
 def time_to_loss(view: Overview) -> tuple[str, list[Reached]]:
@@ -123,5 +126,5 @@ def time_to_loss(view: Overview) -> tuple[str, list[Reached]]:
         step = int(points["step"][at])
         took = seconds_text(float(points["time"][at] - points["time"][0]))
         samples = f"{(step + 1) * row.spec.train.global_batch:,}".replace(",", " ")
-        out.append(Reached(row.entry.label, str(step), samples, took))
+        out.append(Reached(row.entry.label, str(step), samples, took, taken_of(row.run)))
     return significant(float(target), 5), out

@@ -12,6 +12,7 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.target import Reach
 from dashboard.charts.versions import Grid
 from dashboard.studies.answers import Answer
+from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.target import least, reached, window
@@ -63,8 +64,8 @@ def _target(view: Overview, target: float | None) -> Chart:
         own = points[row.run.pk]
         at = None if goal is None else reached(own["value"], goal, over)
         step, seconds = (None, None) if at is None else (int(own["step"][at]), float(own["time"][at] - own["time"][0]))
-        entry = row.entry
-        runs.append(Reach(entry.label, entry.family, lows[row.run.pk], step, seconds, entry.baseline))
+        entry, taken = row.entry, taken_of(row.run)
+        runs.append(Reach(entry.label, entry.family, lows[row.run.pk], step, seconds, entry.baseline, taken))
     return target_chart.chart(runs, goal, over)
 
 

@@ -175,4 +175,29 @@ def test_title_and_speedup_are_those_of_the_numbers() -> None:
     ]
     chart = target.chart(runs, 1.25, 5)
     assert chart.title == "B reaches loss 1.25 in 2 s, 2.00x the speed of A."
-    assert [row[-1] for row in chart.rows] == ["1.00x", "2.00x", ""]
+    assert [row[-2] for row in chart.rows] == ["1.00x", "2.00x", ""]
+    assert "disturbed" not in chart.subtitle and {row[-1] for row in chart.rows} == {""}
+
+
+def test_a_time_to_a_loss_that_others_disturbed_says_so() -> None:
+    runs = [Reach("A", "pp", 1.0, 10, 4.0, baseline=True, others=0.25), Reach("B", "pp", 0.9, 12, 2.0)]
+    chart = target.chart(runs, 1.25, 5)
+    assert chart.title.endswith("2.00x the speed of A; others disturbed A (25 % of its devices).")
+    assert "hatched = disturbed, +25 %" in chart.subtitle and [row[-1] for row in chart.rows] == ["25 %", ""]
+    (bars,) = chart.figure["data"]
+    assert bars["marker"]["pattern"]["shape"] == ["x", ""] and bars["text"] == ["4 s  +25 %", "2 s, 2.00x"]
+
+
+def test_the_study_knows_which_of_its_times_to_a_loss_were_disturbed(study: Study, alice: Any) -> None:
+    run = study.runs.order_by("position").first()
+    assert run is not None
+    run.summary = {**run.summary, "cpu_others": 0.4}
+    run.save(update_fields=("summary",))
+    client = Client()
+    client.force_login(alice)
+    chart = client.get(f"/studies/{study.pk}/charts.json").json()["target"]
+    assert sorted(row[-1] for row in chart["rows"])[-2:] == ["", "40 %"]
+    both = ",".join(str(pk) for pk in study.runs.order_by("position").values_list("pk", flat=True)[:2])
+    text = page(client, f"/compare/?runs={both}")
+    table = text[text.index("Time to a loss of") :].partition("</table>")[0]
+    assert table.count("disturbed: others used 40 %") == 1
