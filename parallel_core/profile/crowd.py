@@ -1,13 +1,14 @@
 """Ranks that share a device, each with passes of its own: what they lose by it beside their turns.
 
 Whoever comes on finds the other's tensors in the caches; what a turn costs the system is paid by both; and a tensor
-group waits whenever one of its ranks has its turn while another has none. Each pass counts at the pace that the device
-had around it: what is looked for is a few per cent, and within a second cores drift by more.
+group waits whenever one of its ranks has its turn while another has none. Passes count at the pace that the device had
+around them: what is looked for is a few per cent, and within a second cores drift by more. The pace is told while
+nobody shares the device: the reference work would be slowed by company, too, and hide what is looked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from parallel_core.profile.layers import LayerBench
 from parallel_core.profile.pacer import Pacer
@@ -16,6 +17,8 @@ from parallel_core.profile.repeats import expected
 _ENOUGH_S, _LEAST, _MOST = 2.0, 3, 16
 _PASSES, _COMPANY = 3, 1
 """Passes in a row that are timed, and that ranks at work together do behind them, so that all of those have company."""
+MEETINGS = 4
+"""Of all ranks in a repeat; behind the last repeat there is one more."""
 
 
 def ratio(
@@ -31,27 +34,36 @@ def ratio(
     In turns with passes of those that fill the devices `alone`; None of the others. All ranks call it; `together`
     waits for all of them, `agree` gives all the number of the first one.
     """
-    took = max(_pass(bench) for _ in range(_COMPANY + 1))
-    repeats = agree(min(_MOST, max(_LEAST, round(_ENOUGH_S / took / (_PASSES + each * (_PASSES + _COMPANY))))))
+    longest = max(_pass(bench) for _ in range(_COMPANY + 1))
+    repeats = agree(min(_MOST, max(_LEAST, round(_ENOUGH_S / longest / (_PASSES + each * (_PASSES + _COMPANY))))))
     plain: list[float] = []
     crowded: list[float] = []
     for _ in range(repeats):
         together()
         if alone:
-            plain += _passes(bench, pacer, _PASSES)
+            pacer.begin()
+            plain += _at_pace(_passes(bench, _PASSES), pacer)
         together()
-        crowded += _passes(bench, pacer, _PASSES + _COMPANY)[:_PASSES]
+        if alone:
+            pacer.begin()
+        together()
+        took = _passes(bench, _PASSES + _COMPANY)[:_PASSES]
+        together()
+        if alone:
+            crowded += _at_pace(took, pacer)
+    together()
     return expected(crowded) / expected(plain) / each if alone else None
 
 
-def _passes(bench: LayerBench, pacer: Pacer, count: int) -> list[float]:
-    """What each of so many took, of the reference work's seconds then."""
-    took = []
-    pacer.begin()
-    for _ in range(count):
-        took.append(_pass(bench))
-        pacer.behind()
-    return [seconds / pace for seconds, pace in zip(took, pacer.paces(count), strict=True)]
+def _at_pace(took: Sequence[float], pacer: Pacer) -> list[float]:
+    """Of the reference work's seconds, which are told before and behind all of them."""
+    pacer.behind()
+    (pace,) = pacer.paces(1)
+    return [seconds / pace for seconds in took]
+
+
+def _passes(bench: LayerBench, count: int) -> list[float]:
+    return [_pass(bench) for _ in range(count)]
 
 
 def _pass(bench: LayerBench) -> float:

@@ -25,7 +25,7 @@ from parallel_core.outline.splits import Cut
 from parallel_core.plan.places import GATHERS_AHEAD
 from parallel_core.profile import by_torch, links, own_shards
 from parallel_core.profile.calm import undisturbed
-from parallel_core.profile.crowd import ratio
+from parallel_core.profile.crowd import MEETINGS, ratio
 from parallel_core.profile.fixed import FixedBench
 from parallel_core.profile.layers import LayerBench, draw, layer_bytes, row, spec_of
 from parallel_core.profile.order import Order
@@ -168,7 +168,7 @@ class _Rank:
             for first in range(0, ranks, tp):
                 group = common_group(range(first, first + tp), self.rank, self.store) or group
         if self.rank >= ranks:  # one too many: it waits
-            for _ in range(2 * self._agree(0)):
+            for _ in range(MEETINGS * self._agree(0) + 1):
                 self._together()
             return None
         spec = self._spec(tp, self.order.recompute[0], self._middle)
