@@ -16,6 +16,7 @@ from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
 from parallel_core.plan.cluster.plans import Plan, Plans, changed
 from parallel_core.plan.cluster.zero_bubble import PREDICTED, bubble_rows, models
+from parallel_core.schedule.ir import Kind
 
 SELENE = clusters()["selene"]
 GPT3 = Job(presets()["gpt-175b"], 1024)
@@ -93,6 +94,20 @@ def test_bubbles_in_closed_form_are_those_of_the_simulated_programs(schedule: st
     closed = found.bubble[0] / (found.compute[0] + found.tensor[0]) * m / drawn_step.micro_batches
     # The last stage's output layer, which the closed form leaves out, moves the simulated idle time by some percent.
     assert drawn_step.idle == pytest.approx(closed, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "batch", "shown"), [("interleaved", 1024, 60), ("interleaved", 12, 12), ("1f1b", 1024, 112)]
+)
+def test_an_interleaved_step_is_drawn_in_whole_rounds(schedule: str, batch: int, shown: int) -> None:
+    """Of a step with more micro-batches than a picture shows: 56 would end within a round of six."""
+    chunks = 2 if schedule == "interleaved" else 1
+    plan = Plan(tp=8, pp=6, dp=1, schedule=schedule, chunks=chunks)
+    made = drawn(replace(GPT3, batch=batch), SELENE, plan)
+    assert (made.micro_batches, made.of) == (shown, batch) and made.ranks == 6
+    for rows in made.spans.values():
+        forward = rows[rows["kind"] == Kind.F]
+        assert len(forward) == shown * chunks and set(forward["micro_batch"].tolist()) == set(range(shown))
 
 
 def test_slower_links_and_devices_never_make_a_step_shorter() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from parallel_core.analysis.breakdown import Account, accounts
+from parallel_core.analysis.diagnosis import imported
 from parallel_core.analysis.diagnosis.imported import diagnose
 from parallel_core.analysis.gaps import gaps
+from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 
@@ -90,3 +93,29 @@ def test_without_every_rank_nothing_is_judged() -> None:
     for steps in ([made], [], [{}]):
         with pytest.raises(ValueError, match="not every rank"):
             diagnose(steps)
+
+
+def accounts_of(made: Step) -> dict[int, Account]:
+    return accounts(made, Layout.unknown(len(made)))
+
+
+def test_accounts_that_are_known_are_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, other = step(sums=6.0), step(sums=6.5)
+    plain, known, taken = diagnose([made, other]), accounts_of(made), []
+
+    def counted(spans: Step, layout: Layout) -> dict[int, Account]:
+        taken.append(spans)
+        return accounts(spans, layout)
+
+    monkeypatch.setattr(imported, "accounts", counted)
+    assert diagnose([made, other], known) == plain and [one is other for one in taken] == [True]
+    # They are what is judged of that step: those of another one are another finding.
+    healthy = step()
+    assert diagnose([healthy]) == []
+    assert "exposed_collectives" in [one.rule for one in diagnose([healthy], known)]
+
+
+def test_accounts_of_a_step_that_lacks_a_rank_are_of_no_other_step() -> None:
+    healthy, cut = step(), step(sums=6.0)
+    del cut[3]
+    assert diagnose([cut, healthy, healthy], accounts_of(step(sums=6.0))) == [] == diagnose([cut, healthy, healthy])
