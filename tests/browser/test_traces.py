@@ -59,7 +59,11 @@ def test_a_trace_is_uploaded_looked_at_and_deleted(page: Page, troubles: Trouble
     with page.expect_download() as saved:
         gantt.get_by_role("button", name="Save the picture as PNG").click()
     saved.value.save_as(tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").read_bytes().startswith(PNG)
+    picture = (tmp_path / "picture.png").read_bytes()
+    assert picture.startswith(PNG)
+    wide, high = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
+    assert wide == 2 * (page.evaluate(f"Math.max({box}.clientWidth, 640)") + 2 * 16), "an edge round the chart"
+    assert high > 2 * page.evaluate(f"{box}.layout.height") + 2 * (20 + 18 + 16), "and its words above and below"
     assert saved.value.suggested_filename == "Of another job gantt.png"
     page.get_by_role("link", name="Delete").click()
     page.get_by_role("button", name="Delete the trace").click()

@@ -1,16 +1,17 @@
-/* A picture of a chart: a click on [data-chart-png] saves it as PNG, with its finding and its source in it. */
+/* A picture of a chart: a click on [data-chart-png] saves it as PNG, with its finding, its quantity and its source. */
 
 import { whole } from "./chart_bars.js";
 
 const SCALE = 2;
-const HEAD = 64; // px for the finding and the quantity
-const FOOT = 24; // px for the source
-
-function words(figure, selector) {
-  const span = document.createElement("span");
-  span.textContent = figure.querySelector(selector)?.textContent.trim() ?? "";
-  return span.innerHTML; // Plotly renders a subset of HTML: names stay text
-}
+const LEAST = 640; // px wide
+const EDGE = 16; // px around it
+const GAP = 8; // px between the words and the chart
+const PARTS = [
+  // of the page: where the words are, their size, weight, height of a line and colour
+  { selector: ":scope > figcaption", size: 15, weight: 600, line: 20, ink: "--ink" },
+  { selector: ":scope > .sub", size: 13, weight: 400, line: 18, ink: "--ink-2" },
+];
+const SOURCE = { selector: ":scope > .chart-source", size: 12, weight: 400, line: 16, ink: "--ink-2" };
 
 function colour(name) {
   const probe = document.createElement("span");
@@ -21,25 +22,54 @@ function colour(name) {
   return value;
 }
 
-function picture(figure, box) {
-  const layout = structuredClone(box.layout);
-  const note = (text, y, size, more) => ({
-    text, x: 0, y, xref: "container", yref: "container", xanchor: "left", showarrow: false, font: { size }, ...more,
-  });
-  layout.paper_bgcolor = layout.plot_bgcolor = colour("--surface");
-  layout.autosize = false;
-  layout.width = Math.max(box.clientWidth, 640);
-  layout.height = (box.layout.height ?? box.clientHeight) + HEAD + FOOT;
-  layout.margin = { ...layout.margin, t: (layout.margin?.t ?? 0) + HEAD, b: (layout.margin?.b ?? 0) + FOOT };
-  layout.title = {
-    ...note(`<b>${words(figure, "figcaption")}</b><br><span style="font-size:12px">${words(figure, ":scope > .sub")}</span>`, 1, 15),
-    x: 0.01, y: 1 - 12 / layout.height, yanchor: "top", xref: "container", font: { size: 15, color: colour("--ink") },
-  };
-  layout.annotations = [
-    ...(layout.annotations ?? []),
-    note(words(figure, ".chart-source"), 0, 11, { xref: "paper", yref: "paper", yanchor: "top", yshift: 8 - layout.margin.b + FOOT }),
-  ];
-  return { data: whole(box), layout };
+/* The lines that the words of a part take in `width` px. */
+function lines(context, figure, part, width) {
+  const text = figure.querySelector(part.selector)?.textContent.trim() ?? "";
+  context.font = `${part.weight} ${part.size}px ${getComputedStyle(figure).fontFamily}`;
+  const out = [];
+  for (const word of text.split(/\s+/).filter(Boolean)) {
+    const longer = out.length ? `${out.at(-1)} ${word}` : word;
+    if (out.length && context.measureText(longer).width <= width) out[out.length - 1] = longer;
+    else out.push(word);
+  }
+  return out;
+}
+
+/* Paints the lines of a part from `top` on; answers where they end. */
+function written(context, figure, part, said, top) {
+  context.font = `${part.weight} ${part.size}px ${getComputedStyle(figure).fontFamily}`;
+  context.fillStyle = colour(part.ink);
+  context.textBaseline = "middle";
+  said.forEach((line, i) => context.fillText(line, EDGE, top + (i + 0.5) * part.line));
+  return top + said.length * part.line;
+}
+
+/* The chart as it stands on the page, without words of its own. */
+async function drawn(box, width, height) {
+  const layout = { ...structuredClone(box.layout), autosize: false, width, height };
+  const image = new Image();
+  image.src = await window.Plotly.toImage({ data: whole(box), layout }, { format: "png", scale: SCALE, width, height });
+  await image.decode();
+  return image;
+}
+
+async function picture(figure, box) {
+  const width = Math.max(box.clientWidth, LEAST);
+  const height = box.layout.height ?? box.clientHeight;
+  const canvas = document.createElement("canvas");
+  const context = canvas.getContext("2d");
+  const said = new Map([...PARTS, SOURCE].map((part) => [part, lines(context, figure, part, width)]));
+  const tall = (part) => said.get(part).length * part.line;
+  const head = PARTS.reduce((sum, part) => sum + tall(part), 0);
+  const image = await drawn(box, width, height);
+  [canvas.width, canvas.height] = [width + 2 * EDGE, head + height + tall(SOURCE) + 2 * (EDGE + GAP)].map((px) => px * SCALE);
+  context.scale(SCALE, SCALE);
+  context.fillStyle = colour("--surface");
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  const below = PARTS.reduce((top, part) => written(context, figure, part, said.get(part), top), EDGE);
+  context.drawImage(image, EDGE, below + GAP, width, height);
+  written(context, figure, SOURCE, said.get(SOURCE), below + height + 2 * GAP);
+  return canvas;
 }
 
 async function save(button) {
@@ -48,10 +78,8 @@ async function save(button) {
   if (!window.Plotly || !box.data?.length) return;
   button.disabled = true;
   try {
-    const { data, layout } = picture(figure, box);
-    const address = await window.Plotly.toImage({ data, layout }, { format: "png", scale: SCALE, width: layout.width, height: layout.height });
     const link = document.createElement("a");
-    link.href = address;
+    link.href = (await picture(figure, box)).toDataURL("image/png");
     link.download = `${document.title.split(" · ")[0]} ${figure.dataset.chart}.png`.replace(/[^\p{L}\p{N} ._-]/gu, "");
     link.click();
   } finally {
