@@ -80,7 +80,9 @@ def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
     if kind in bounds:
         bound = bounds[kind]
         given = got.replace("'", "")  # a number that came as text
-        return f"Must be {words[bound]} {ctx[bound]}{given}."
+        limit = ctx[bound]
+        whole = isinstance(limit, float) and limit.is_integer()
+        return f"Must be {words[bound]} {int(limit) if whole else limit}{given}."
     needed = next((what for start, what in _NEEDED.items() if kind.startswith(start)), None)
     if needed:
         return f"{needed} is needed{got}."

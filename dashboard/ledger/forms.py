@@ -82,6 +82,7 @@ class CutForm(forms.Form):
     profile = forms.ModelChoiceField(
         Profile.objects.filter(state=ProfileState.DONE).select_related("worker"),
         label="Profile",
+        empty_label=None,
         error_messages=NO_PROFILE,
     )
     samples = WholeNumber(label="Micro-batch, samples", min_value=1, max_value=4096, required=False)
@@ -89,6 +90,11 @@ class CutForm(forms.Form):
     cuts = forms.CharField(label="Cuts", required=False, help_text="layers at which stages 1, 2, … begin")
     replicas = forms.CharField(label="Replicas", required=False, help_text="of each stage, e.g. 2-1")
     form = Choice(label="Cost form", required=False, choices=COST_FORMS)
+
+    def show(self, samples: int, workers: int) -> None:
+        """What stands in for the fields that are left empty."""
+        for name, value in (("samples", samples), ("workers", workers)):
+            self.fields[name].widget.attrs["placeholder"] = str(value)
 
     def _numbers(self, name: str) -> list[int]:
         text = str(self.cleaned_data[name]).strip()

@@ -77,7 +77,10 @@ class Page:
         self.layers = layers_of(self.table, samples)
         self.units = [layer.name for layer in self.layers]
         replicas = tuple(values["replicas"])
-        workers = values["workers"] or sum(replicas) or max(2, min(len(self.layers), len(profile.worker.devices)))
+        # The others have as many devices as these replicas take, at least: as many are what they are held against.
+        workers = max(values["workers"] or 0, sum(replicas)) or max(
+            2, min(len(self.layers), len(profile.worker.devices))
+        )
         stages = len(replicas) or (len(values["cuts"]) + 1 if values["cuts"] else min(workers, len(self.layers)))
         cuts = tuple(values["cuts"]) or balanced_cut(self.layers, stages)
         self.asked = Asked(
@@ -154,7 +157,7 @@ class Page:
         return [self._stage(i) for i in range(len(self.yours.stages))]
 
     def _stage(self, i: int) -> dict[str, Any]:
-        stage, asked = self.yours.stages[i], self.asked
+        stage = self.yours.stages[i]
         return {
             "number": i,
             "layers": f"{self.units[stage.first]} to {self.units[stage.stop - 1]}",
@@ -171,7 +174,7 @@ class Page:
             "later": self._moved(i, 1),
             "more": self._replicated(i, 1) if stage.replicas < 64 else "",
             "fewer": self._replicated(i, -1) if stage.replicas > 1 else "",
-            "join": asked.address(cuts=_without(asked.cuts, i - 1), replicas=_without(asked.replicas, i)) if i else "",
+            "join": self._joined(i) if i else "",
             "halve": self._halved(i),
         }
 
@@ -187,6 +190,11 @@ class Page:
     def _replicated(self, i: int, by: int) -> str:
         changed = [m + by * (n == i) for n, m in enumerate(self.asked.replicas)]
         return self.asked.address(replicas=changed, workers=sum(changed))
+
+    def _joined(self, i: int) -> str:
+        """The page with stage i joined with the one before, which keeps its replicas."""
+        replicas = _without(self.asked.replicas, i)
+        return self.asked.address(cuts=_without(self.asked.cuts, i - 1), replicas=replicas, workers=sum(replicas))
 
     def _halved(self, i: int) -> str:
         stage = self.yours.stages[i]

@@ -60,6 +60,7 @@ def _page(form: CutForm) -> dict[str, Any]:
         return {}
     source = f"measured on {profile.worker.name}, {profile.software}, all devices busy"
     samples = page.asked.samples
+    form.show(samples, page.asked.workers)
     address, why_not = page.run()
     return {
         "page": page,

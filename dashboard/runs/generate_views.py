@@ -91,20 +91,24 @@ class GenerateForm(forms.Form):
     def panel(self) -> Panel:
         """What it will take on each rank, and what must be put right first."""
         if not self.is_valid():
-            return Panel(errors=[str(said) for messages in self.errors.values() for said in messages])
+            return self._refused({name: " ".join(map(str, said)) for name, said in self.errors.items()})
         if not self.cleaned_data["prompt"]:
             return Panel(memory="Memory depends on the length of the prompt: type one.")
         try:
             _, wish, split = self._asked()
             spec = generating.spec_of(self.run, split)
         except services.Invalid as error:
-            return Panel(errors=list(error.field_errors.values()))
+            return self._refused(error.field_errors)
         except ValueError as error:
-            return Panel(errors=[str(error)])
+            return self._refused({"prompt": str(error)})
         found = read_wish(wish, spec)
-        return (
-            Panel(errors=list(found.errors.values())) if found.wish is None else generate_panel.panel(spec, found.wish)
-        )
+        errors = {**found.errors, **generating.crowded(spec, split)}
+        return generate_panel.panel(spec, found.wish) if found.wish and not errors else self._refused(errors)
+
+    def _refused(self, errors: Mapping[str, str]) -> Panel:
+        """Away from their fields, messages name them."""
+        labels = {name: str(made.label) for name, made in self.fields.items()}
+        return Panel(errors=[f"{labels[name]}: {said}" if name in labels else said for name, said in errors.items()])
 
     def _asked(self) -> tuple[int, dict[str, Any], generating.Split]:
         """(step, wish, split) of a valid form. Raises services.Invalid by field, ValueError for the prompt."""

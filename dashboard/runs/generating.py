@@ -69,11 +69,7 @@ def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: S
         raise services.Invalid({"step": f"Run {run.pk} has no checkpoint at step {step}; {some}."})
     spec = spec_of(run, split)
     found = read_wish(wish, spec)
-    files = Files.now()
-    offered = submission.capacity(spec.train.device, reach=files.reach({}, resumes=True))
-    crowded = submission.fleet_errors(spec, offered, alone_because({}, files, resumes=True))
-    wide = max(Split._fields, key=lambda name: getattr(split, name))
-    errors = {**found.errors, **({wide: " ".join(crowded.values())} if crowded else {})}
+    errors = {**found.errors, **crowded(spec, split)}
     if found.wish is None or errors:
         raise services.Invalid(errors)
     start = text(found.wish["prompt"], spec.model.vocab)
@@ -85,6 +81,15 @@ def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: S
         resume_from={"run": run.pk, "step": step},
         wish=dict(found.wish),
     )
+
+
+def crowded(spec: RunSpec, split: Split) -> dict[str, str]:
+    """Why the fleet cannot hold so many ranks, at the field that asks for most; empty where it can."""
+    files = Files.now()
+    offered = submission.capacity(spec.train.device, reach=files.reach({}, resumes=True))
+    said = submission.fleet_errors(spec, offered, alone_because({}, files, resumes=True))
+    wide = max(Split._fields, key=lambda name: getattr(split, name))
+    return {wide: " ".join(said.values())} if said else {}
 
 
 def spec_of(run: Run, split: Split) -> RunSpec:

@@ -50,6 +50,10 @@ class CutChain:
         return tuple(stage.replicas for stage in self.stages)
 
     @property
+    def devices(self) -> int:
+        return sum(self.replicas)
+
+    @property
     def seconds(self) -> float:
         """A micro-batch in the steady state."""
         return max(max(stage.seconds, stage.message) for stage in self.stages)
@@ -61,7 +65,7 @@ class CutChain:
     @property
     def noam(self) -> int:
         """ceil(workers / replicas of the first stage)."""
-        return -(-sum(self.replicas) // self.replicas[0])
+        return -(-self.devices // self.replicas[0])
 
 
 def layers_of(table: CostTable, samples: int) -> list[GraphLayer]:

@@ -293,4 +293,4 @@ def test_what_is_no_text_is_no_corpus(client: Client, alice: Any, data: bytes) -
 def test_a_message_does_not_say_what_was_given_unless_it_knows(client: Client, alice: Any) -> None:
     answer = post(client, {"spec": {"train": {"lr": -1, "steps": "x"}}}, bearer(alice, Scope.SUBMIT)).json()
     said = answer["error"]["fields"]
-    assert said == {"train.lr": "Must be more than 0.0.", "train.steps": "A whole number is needed."}
+    assert said == {"train.lr": "Must be more than 0.", "train.steps": "A whole number is needed."}

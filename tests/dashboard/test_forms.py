@@ -126,7 +126,7 @@ def test_the_panel_names_the_field_of_each_message(member_client: Client) -> Non
     panel = member_client.post("/runs/new/check", sent).context["panel"]
     assert panel.errors == [
         "Layers: A whole number is needed; got 'abc'.",
-        "Learning rate: Must be more than 0.0; got -1.",
+        "Learning rate: Must be more than 0; got -1.",
     ]
 
 

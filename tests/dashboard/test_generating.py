@@ -134,7 +134,7 @@ def test_a_cancelled_one_says_how_far_it_came(client: Client, made: Run) -> None
         ("new", "9999", "new can be at most"),
         ("new", "many", "A whole number is needed; got &#x27;many&#x27;."),
         ("samples", "65", "Must be at most 64; got 65."),
-        ("temperature", "-1", "Must be at least 0.0; got -1."),
+        ("temperature", "-1", "Must be at least 0; got -1."),
         ("tp", "3", "ensor=3 does not divide"),
         ("tp", "4", "needs 4 CPU devices on one host, because its checkpoints lie on one"),
         ("tp", "x", "A whole number of devices from 1 to"),
@@ -153,6 +153,21 @@ def test_what_is_wrong_is_said_at_its_field(client: Client, source: Run, field: 
     at = page.index(f'id="error-{field}"')
     assert told in page[at : at + 300]
     assert Run.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("pp", "4", "Pipeline: 1 × 1 × 4 needs 4 CPU devices on one host"),
+        ("temperature", "-1", "Temperature: Must be at least 0; got -1."),
+        ("new", "0", "Tokens to generate: Must be at least 1; got 0."),
+    ],
+)
+def test_the_panel_says_no_to_what_would_be_refused_and_names_the_field(
+    client: Client, source: Run, field: str, value: str, told: str
+) -> None:
+    said = client.post(f"/runs/{source.pk}/generate/check", {**FORM, field: value}).content.decode()
+    assert "Not like this." in said and told in said and "Yes." not in said
 
 
 def test_the_api_queues_and_shows_it(client: Client, alice: Any, source: Run) -> None:

@@ -122,6 +122,23 @@ def test_unequal_replicas_run_as_pipedream_does(profile: Profile, member: Client
     assert not page.context["run_address"] and "replicas=3-1 needs at least 3" in page.content.decode()
 
 
+def test_what_is_left_empty_shows_what_stands_in_for_it(profile: Profile, member: Client) -> None:
+    page = member.get("/partition/", {"profile": profile.pk})
+    asked, text = page.context["page"].asked, page.content.decode()
+    assert f'placeholder="{asked.samples}"' in text and f'placeholder="{asked.workers}"' in text
+    assert f"Micro-batches of {asked.samples} samples on {asked.workers} devices." in text and "-----" not in text
+
+
+def test_others_are_held_against_as_many_devices_as_yours_take(profile: Profile, member: Client) -> None:
+    asked = {"profile": profile.pk, "cuts": "2", "replicas": "2-1", "samples": 4}
+    page = member.get("/partition/", {**asked, "workers": 2})
+    assert sum(page.context["page"].ways[1].chain.replicas) == page.context["page"].asked.workers == 3
+    page = member.get("/partition/", {**asked, "workers": 4})
+    assert "on 3 devices. NOAM = ⌈3 devices / 2" in page.content.decode()
+    joined = member.get(page.context["stages"][1]["join"]).context["page"]
+    assert (joined.asked.workers, joined.yours.replicas) == (2, (2,))
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
