@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,10 @@ class Curve:
     """What the run stands for, where that and not its strategy tells lines apart: its hue and pattern are a role's."""
 
 
+SYMBOLS = ("circle", "square", "diamond", "circle-open", "square-open", "diamond-open")
+"""Of the second line on that is drawn in one hue and pattern: hues are families', and a family may have many runs."""
+MARKS = 8
+"""Symbols on a line, however many points it has."""
 ROLES = {"before": ("line-single", "solid"), "broken": ("bad", "dot"), "proof": ("good", "dash")}
 """Hue and pattern of each."""
 
@@ -58,7 +63,7 @@ def chart(
     drawn = [curve for curve in curves if len(curve.value)][:MAX_LINES]
     older = [curve for curve in replaced if len(curve.value)]
     axes = {axis: [*_faint_x(older, axis), *(_x(curve, axis) for curve in drawn)] for axis in AXES}
-    traces = [*([_faint(older)] if older else []), *map(_trace, drawn)]
+    traces = [*([_faint(older)] if older else []), *_told_apart(list(map(_trace, drawn)))]
     figure = {"data": traces, "layout": _layout(len(drawn), unit, {"axes": axes})}
     shown, total = sum(len(c.value) for c in drawn), sum(c.total for c in drawn)
     lines = f"{len(drawn)} of {len(curves)} runs drawn, " if len(drawn) < len(curves) else ""
@@ -140,6 +145,18 @@ def _trace(curve: Curve) -> dict[str, Any]:
         "line": {"color": theme.var(hue), "width": 1.75, "dash": dash},
         "hovertemplate": f"{theme.name(curve.label)}: %{{y:.6g}}<extra></extra>",
     }
+
+
+def _told_apart(traces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines that look the same get symbols, each its own: the second on, as far as there are any."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for trace in traces:
+        look = trace["line"]["color"], trace["line"]["dash"]
+        if 0 < seen[look] <= len(SYMBOLS):
+            symbol = {"symbol": SYMBOLS[seen[look] - 1], "size": 7, "maxdisplayed": MARKS, "color": look[0]}
+            trace |= {"mode": "lines+markers", "marker": symbol}
+        seen[look] += 1
+    return traces
 
 
 def _row(curve: Curve) -> list[str]:

@@ -125,10 +125,12 @@ def scatter(trace: dict[str, Any], plot: Plot) -> list[str]:
     ]
     opacity = f' opacity="{trace["opacity"]}"' if "opacity" in trace else ""
     out = [f'<path d="{_path(points)}" fill="none" {_stroke(trace)}{opacity}/>'] if "lines" in mode else []
+    most = trace.get("marker", {}).get("maxdisplayed", 0)
+    every = -(-len(points) // most) if most else 1  # as Plotly leaves some out
     for i, point in enumerate(points):
         if point is None:
             continue
-        if "markers" in mode:
+        if "markers" in mode and not i % every:
             out.append(_mark(trace, i, *point))
         if "text" in mode and _each(trace["text"], i):
             place = str(_each(trace.get("textposition", ""), i))

@@ -24,6 +24,14 @@ PARTS = Word("Micro-batches", "Parts of the batch", "They go through one by one;
 BUBBLE = Word("Bubble", "Idle time", "A device waits because what it needs is not there yet.")
 
 
+STREAMED = {
+    "1f1b-naive": "1F1B without a flush that keeps no older weights: forward and backward of a micro-batch see others.",
+    "1f1b-vertical": "PipeDream with one version for each micro-batch: the newest that all stages have.",
+    "1f1b-2bw": "PipeDream-2BW: each stage updates once for all micro-batches of a step, so that two versions do.",
+}
+"""Of schedules that share PipeDream's card, whose idea is the stashed one's."""
+
+
 def words_of(specs: Iterable[RunSpec]) -> list[Word]:
     """Each name that the labels and charts of these runs use, once, in the order in which they come."""
     return list(dict.fromkeys(word for spec in specs for word in _words(spec)))
@@ -44,7 +52,7 @@ def _words(spec: RunSpec) -> Iterator[Word]:
     if split.pp > 1:
         label = TRAITS[split.schedule].label
         if card := _pipeline(label):
-            yield Word(label, card.title, card.idea, card.key)
+            yield Word(label, card.title, STREAMED.get(split.schedule, card.idea), card.key)
     if split.recompute != "none":
         yield _from("ar", "AR")
     if split.micro_batches > 1:

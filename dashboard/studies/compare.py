@@ -48,11 +48,17 @@ def differences(specs: Sequence[RunSpec]) -> tuple[list[Difference], int]:
     """The fields that are not the same in all specs, and how many are."""
     tables = [flat(spec) for spec in specs]
     out = [
-        Difference(field, ["none" if table[field] is None else str(table[field]) for table in tables])
+        Difference(field, [_value(table[field]) for table in tables])
         for field in (tables[0] if tables else {})
         if any(table[field] != tables[0][field] for table in tables)
     ]
     return out, len(tables[0]) - len(out) if tables else 0
+
+
+def _value(value: Any) -> str:
+    """As the New run form writes it: lists with commas, nothing as none."""
+    text = ", ".join(map(str, value)) if isinstance(value, list) else value
+    return "none" if text in (None, "") else str(text)
 
 
 def unlike(specs: Sequence[RunSpec]) -> str:
@@ -65,7 +71,13 @@ def unlike(specs: Sequence[RunSpec]) -> str:
     if not found:
         return ""
     batches = len({spec.train.global_batch for spec in specs}) > 1
-    return f"Not like for like: {', '.join(found)}" + ("; speedup uses samples/s." if batches else ".")
+    scaled = f"; speedup uses samples/s, and a step in the table is {specs[0].train.global_batch} samples."
+    return f"Not like for like: {', '.join(found)}" + (scaled if batches else ".")
+
+
+def same_task(specs: Sequence[RunSpec]) -> bool:
+    """Whether a loss of one run says anything beside that of another: one model, one corpus."""
+    return all((spec.model, spec.train.corpus) == (specs[0].model, specs[0].train.corpus) for spec in specs)
 
 
 def _short(values: Mapping[str, Any]) -> str:

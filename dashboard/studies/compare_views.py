@@ -19,6 +19,7 @@ from dashboard.studies import compare, figures
 from dashboard.studies.selectors import Overview, Row, overview
 from dashboard.studies.views import gantt_src
 from parallel_core.analysis.diagnosis import scaling
+from parallel_core.analysis.diagnosis.case import Finding
 
 MAX_COMPARED = 40
 MAX_DRAWN = 12
@@ -26,25 +27,26 @@ MAX_DRAWN = 12
 
 @require_GET
 def compare_page(request: HttpRequest) -> HttpResponse:
-    """?runs=1,2,3&baseline=1: at most MAX_COMPARED runs in the table, at most MAX_DRAWN of them drawn."""
+    """?runs=1,2,3&baseline=1: at most MAX_COMPARED runs in the table, lines and timelines of at most MAX_DRAWN."""
     runs, missing = _asked(request)
     if not runs:
         return render(request, "studies/compare.html", {"view": None, "missing": missing})
     live = live_context(runs)
     view, rows = live["view"], live["rows"]
-    differing, same = compare.differences([row.spec for row in rows])
+    specs = [row.spec for row in rows]
+    differing, same = compare.differences(specs)
     context = {
         "missing": missing,
         "differing": differing,
         "same": same,
-        "unlike": compare.unlike([row.spec for row in rows]),
+        "unlike": compare.unlike(specs),
         "under_way": bool(view.open),
         "gantt_src": gantt_src("studies:compare_gantt", [run.pk for run in runs[:MAX_DRAWN]]),
         "gantt_height": 56 * sum(run.devices for run in runs[:MAX_DRAWN]) + 80,
         "legend": LEGEND,
         "words": words_of(row.spec for row in rows),
         "swap": _swapped(runs),
-        "scaling": scaling.check(case_of(runs[1], earlier=runs[0])) if len(runs) == 2 else None,
+        "scaling": _scaling(rows),
     }
     return render(request, "studies/compare.html", live | context)
 
@@ -55,15 +57,15 @@ LIVE_PARTS = {"verdict": "verdict_words", "reached": "reached", "table": "table"
 
 def live_context(runs: list[Run]) -> dict[str, Any]:
     """What LIVE_PARTS are made of, and the charts; of one run at least."""
-    view, drawn = overview(runs, runs[0]), overview(runs[:MAX_DRAWN], runs[0])
+    view = overview(runs, runs[0])
     rows = _in_order(view, runs)
-    target, reached = compare.time_to_loss(drawn)
+    target, reached = compare.time_to_loss(view) if compare.same_task([row.spec for row in rows]) else ("", [])
     return {
         "view": view,
         "rows": rows,
-        "drawn": len(drawn.rows),
+        "drawn": min(len(rows), MAX_DRAWN),
         "verdict": compare.verdict(view, rows[1:]),
-        "charts": _compare_charts(drawn, _in_order(drawn, runs[:MAX_DRAWN])),
+        "charts": _compare_charts(view, rows),
         "target": target,
         "reached": reached,
     }
@@ -93,8 +95,15 @@ def _in_order(view: Overview, runs: list[Run]) -> list[Row]:
     return [by_run[run.pk] for run in runs]
 
 
-def _compare_charts(drawn: Overview, rows: list[Row]) -> dict[str, Any]:
-    made: dict[str, Any] = {**figures.of_overview(drawn), "loss": figures.losses(drawn), "steps": figures.steps(drawn)}
+def _scaling(rows: list[Row]) -> Finding | None:
+    """Of two runs, where more devices gained less than they should: judged by times, so of quiet runs alone."""
+    if len(rows) != 2 or any(row.entry.disturbed for row in rows):
+        return None
+    return scaling.check(case_of(rows[1].run, earlier=rows[0].run))
+
+
+def _compare_charts(view: Overview, rows: list[Row]) -> dict[str, Any]:
+    made: dict[str, Any] = {**figures.of_overview(view), "loss": figures.losses(view), "steps": figures.steps(view)}
     if len(rows) == 2:
         made["waterfall"] = figures.difference(rows[0], rows[1])
     return made

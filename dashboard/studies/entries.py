@@ -36,7 +36,8 @@ class Setting:
 def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
     step = step_of(run, spec, setting.base_spec, setting.details)
     done = run.state == State.SUCCEEDED
-    ideal = ideal_speedup(spec)
+    same = spec.model == setting.base_spec.model  # of other models no speedup is ideal
+    ideal = ideal_speedup(spec) if same else None
     shown = step is not None and setting.base_step is not None and (done or run.state not in ENDED)
     gain = speedup(setting.base_step, step) if shown and setting.base_step and step else None
     baseline = run.pk == setting.base.pk
@@ -48,7 +49,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         baseline=baseline,
         result=Result(label, step, ideal, _memory(run), _breakdown(run), run.devices, taken_of(run)) if step else None,
         speed=replace(gain, within_noise=False) if gain and baseline else gain,
-        ideal=ideal / ideal_speedup(setting.base_spec),
+        ideal=ideal / ideal_speedup(setting.base_spec) if ideal else None,
         others=run.summary.get("cpu_others"),
         ranks=spec.parallel.world,
         reference=_reference(run),

@@ -150,7 +150,8 @@ class Overview:
             )
         spec, label = self.baseline.spec, self.baseline.entry.label
         normed = outline_of(spec.model).batch_norm
-        return sentences.parity_sentence(self.parities, label, TOLERANCES[spec.train.precision], normed)
+        others = sum(row.parity is None and row.run.pk in self.losses for row in self.rows if row is not self.baseline)
+        return sentences.parity_sentence(self.parities, label, TOLERANCES[spec.train.precision], normed, others)
 
 
 def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool = True) -> Overview:

@@ -49,8 +49,8 @@ class Result:
     label: str
     step: Stats
     """Seconds a step."""
-    ideal: float = 1.0
-    """plan.strategy.ideal_speedup."""
+    ideal: float | None = 1.0
+    """plan.strategy.ideal_speedup; None where none is known, as beside another model."""
     memory: Mapping[str, int] | None = None
     """Measured bytes by category at the peak of the worst rank."""
     breakdown: Breakdown | None = None
@@ -80,7 +80,7 @@ def fastest(results: Sequence[Result], baseline: Result) -> str:
         return f"{baseline.label}, the baseline, is fastest: {time} a step{_rivals(results, best, baseline)}."
     gain = speedup(baseline.step, best.step)
     verb = "has the fastest median" if gain.within_noise else "is fastest"
-    times = f"{_times(gain)} {baseline.label} ({_of_ideal(gain, best, baseline)}){_noise(gain)}"
+    times = f"{_times(gain)} {baseline.label}{_of_ideal(gain, best, baseline)}{_noise(gain)}"
     return f"{best.label} {verb}: {times}{'' if gain.within_noise else _busy(best)}{_rivals(results, best, baseline)}."
 
 
@@ -180,18 +180,23 @@ def _every(count: int) -> str:
     return "Both" if count == 2 else f"All {count}"
 
 
-def parity_sentence(parities: Mapping[str, Parity], baseline: str, tolerance: float, amplifies: bool = False) -> str:
+def parity_sentence(
+    parities: Mapping[str, Parity], baseline: str, tolerance: float, amplifies: bool = False, others: int = 0
+) -> str:
     """Exactness card: `parities` by label, each against the baseline; `tolerance` is relative. `amplifies`: the model
-    has batch norms, which make a difference of one step larger in the next (`models.batchnorm`)."""
+    has batch norms, which make a difference of one step larger in the next (`models.batchnorm`). `others`: runs beside
+    these that are not to compute the same, such as those without a flush."""
     compared = {label: p for label, p in parities.items() if p.steps}
     if not compared:
         return f"0 runs share a step with {baseline}."
     label = max(compared, key=lambda name: compared[name].largest)
     worst, count = compared[label], len(compared)
     if worst.largest <= tolerance:
-        who = f"{_every(count)} runs equal" if count > 1 else f"{label} equals"
+        every = f"{count} of {count + others} other runs" if others else f"{_every(count)} runs"
+        who = f"{every} equal" if count > 1 else f"{label} equals"
         how = f"within {difference_text(worst.largest)}" if worst.largest else "to the last bit (0 difference)"
-        return f"{who} {baseline} {how} in every loss."
+        rest = f"; {others} {'is' if others == 1 else 'are'} not meant to" if others else ""
+        return f"{who} {baseline} {how} in every loss{rest}."
     off = sum(p.largest > tolerance for p in compared.values())
     finite = math.isfinite(worst.largest)
     how = f"{label} by {difference_text(worst.largest)}" if finite else f"{label} has no finite loss any more"
@@ -261,7 +266,9 @@ def _times(gain: Speedup) -> str:
 
 
 def _of_ideal(gain: Speedup, result: Result, baseline: Result) -> str:
-    return f"{percent_text(gain.ratio * baseline.ideal / result.ideal)} of ideal"
+    if not baseline.ideal or not result.ideal:
+        return ""
+    return f" ({percent_text(gain.ratio * baseline.ideal / result.ideal)} of ideal)"
 
 
 def _rivals(results: Sequence[Result], best: Result, baseline: Result) -> str:

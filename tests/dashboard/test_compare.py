@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from dashboard.runs.models import Run
 from dashboard.studies import compare
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -26,7 +27,10 @@ def test_only_differing_fields_are_listed() -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     (
-        ({"train": {"global_batch": 32}}, "Not like for like: batch 16 against 32; speedup uses samples/s."),
+        (
+            {"train": {"global_batch": 32}},
+            "Not like for like: batch 16 against 32; speedup uses samples/s, and a step in the table is 16 samples.",
+        ),
         ({"train": {"precision": "fp64"}}, "Not like for like: precision fp32 against fp64."),
         ({"model": {"layers": 2}}, "Not like for like: the models differ."),
         ({"parallel": {"dp": 2}}, ""),
@@ -97,4 +101,44 @@ def test_missing_runs_are_named(reader: Client, alice: Any) -> None:
 def test_at_most_twelve_are_drawn(reader: Client, alice: Any) -> None:
     runs = [factory.queued(alice, {"dp": 2}) for _ in range(14)]
     page = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}")
-    assert "12 of 14 drawn" in page.content.decode()
+    assert "lines and timelines: 12 of 14 drawn" in page.content.decode()
+
+
+def test_bars_and_scatter_hold_every_run_and_lines_say_how_many(reader: Client, alice: Any) -> None:
+    runs = [factory.finished(alice, {"dp": 2}, name=f"run {i}") for i in range(13)]
+    charts = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}").context["charts"]
+    assert "13 of 13 runs" in charts["speedup"].source and len(charts["speedup"].rows) == 13
+    assert "13 of 13 runs" in charts["tradeoff"].source
+    assert "12 of 13 runs drawn" in charts["loss"].source
+
+
+def test_lines_of_one_hue_have_symbols_of_their_own(reader: Client, alice: Any) -> None:
+    splits: tuple[dict[str, Any], ...] = ({"dp": 2}, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 2}, {})
+    runs = [factory.finished(alice, split) for split in splits]
+    chart = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}").context["charts"]["loss"]
+    looks = [
+        (trace["line"]["color"], trace["line"]["dash"], trace.get("marker", {}).get("symbol"))
+        for trace in chart.figure["data"]
+    ]
+    assert len(looks) == len(set(looks)) == 4, "each line of the legend is told from every other"
+
+
+def test_of_other_models_or_data_no_time_to_a_loss_is_said(reader: Client, alice: Any) -> None:
+    a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2})
+    Run.objects.filter(pk=b.pk).update(spec={**b.spec, "model": {**b.spec["model"], "layers": 6}})
+    page = reader.get(f"/compare/?runs={a.pk},{b.pk}")
+    assert page.context["unlike"] and not page.context["reached"]
+    assert page.context["rows"][1].entry.of_ideal is None, "no ideal is known for another model"
+
+
+def test_scaling_is_judged_of_quiet_runs_alone(reader: Client, alice: Any) -> None:
+    for others, found in ((0.0, True), (0.5, False)):
+        split = {"pp": 4, "schedule": "naive", "micro_batches": 4}
+        a, b = factory.finished(alice, {}), factory.finished(alice, split, cpu_others=others)
+        page = reader.get(f"/compare/?runs={a.pk},{b.pk}")
+        assert (page.context["scaling"] is not None) is found
+
+
+def test_empty_lists_of_a_spec_are_none(reader: Client) -> None:
+    found, _ = compare.differences([spec(), spec(trace={"profile_steps": [8, 9]})])
+    assert [d.values for d in found] == [["none", "8, 9"]]

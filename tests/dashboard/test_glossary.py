@@ -17,7 +17,7 @@ from tests.dashboard import factory
 
 
 def spec(micro_batches: int = 1, **parallel: Any) -> RunSpec:
-    train = {"clip": "stage"} if parallel.get("schedule") == "1f1b-stash" else {}
+    train = {"clip": "stage"} if parallel.get("schedule", "").startswith("1f1b-") else {}
     split = {**parallel, "micro_batches": micro_batches}
     return RunSpec.model_validate({"model": {"layers": 4}, "parallel": split, "train": train})
 
@@ -52,3 +52,11 @@ def test_a_study_and_a_comparison_say_them(admin_client: Client, alice: Any) -> 
     for address in (f"/studies/{study.pk}/", f"/compare/?runs={runs}"):
         page = admin_client.get(address).content.decode()
         assert 'href="/schedules/strategies/#dp">Data parallel</a>. Every device holds the whole model' in page, address
+
+
+def test_schedules_that_share_a_card_are_not_given_each_others_idea() -> None:
+    kinds = ("1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw")
+    meanings = {kind: words_of([spec(4, pp=2, schedule=kind)])[0].meaning for kind in kinds}
+    assert len(set(meanings.values())) == len(kinds)
+    assert "keeps the weights" in meanings["1f1b-stash"] and "keeps no older weights" in meanings["1f1b-naive"]
+    assert "two versions" in meanings["1f1b-2bw"] and "after every backward" not in meanings["1f1b-2bw"]

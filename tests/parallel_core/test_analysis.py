@@ -153,6 +153,10 @@ def test_parity_sentence_counts_who_is_off() -> None:
         == "1 of 2 differ from Single: TP by 1 % at step 0."
     )
     lost = replace(off, largest=float("inf"))
+    told = sentences.parity_sentence({"DP": exact, "TP": exact}, "Single", 1e-4, others=2)
+    assert told.startswith("2 of 4 other runs equal Single") and told.endswith("in every loss; 2 are not meant to.")
+    told = sentences.parity_sentence({"DP": exact}, "Single", 1e-4, others=1)
+    assert told.startswith("DP equals Single") and told.endswith("in every loss; 1 is not meant to.")
     assert "DP has no finite loss any more at step" in sentences.parity_sentence({"DP": lost}, "Single", 1e-4)
     told = sentences.parity_sentence({"DP": off}, "Single", 1e-4, amplifies=True)
     assert told.endswith("Batch norms amplify rounding at a high learning rate: compare the first steps.")

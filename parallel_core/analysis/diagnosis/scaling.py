@@ -29,8 +29,9 @@ def check(case: Case) -> Finding | None:
     return Finding(
         "scaling",
         f"{percent_text(kept)} of the earlier speed is left to each of {plural_text(case.layout.world, 'device')}.",
-        f"{plural_text(before.layout.world, 'device')} took {ns_text(before.step_ns)} a step, {case.layout.world} take "
-        f"{ns_text(case.step_ns)}; {COMPONENT_NAMES[worst]} grew most, by {ns_text(max(grown[worst], 0))}.",
+        f"{plural_text(before.layout.world, 'device')} took {ns_text(before.step_ns)} a traced step, "
+        f"{case.layout.world} take {ns_text(case.step_ns)}; "
+        f"{COMPONENT_NAMES[worst]} grew most, by {ns_text(max(grown[worst], 0))}.",
         "Give each device more work (a larger batch), or split along the axis whose account did not grow.",
         effect_ns=lost,
         tab="accounts",
