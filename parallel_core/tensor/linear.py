@@ -5,7 +5,8 @@ Row parallel: Y = sum_i X_i B_i, summed in the forward pass (their g). One of ea
 either direction.
 
 Over a group of one both are a plain linear layer whose weight gradient can be put off (`weights`). Small micro-batches
-make many calls: what a backward does beside its products is kept to the least.
+make many calls, each behind products that have emptied the caches: what is done beside them is kept to the least.
+Parameters are read where a module keeps them, because an attribute of a module is looked up in Python.
 """
 
 from __future__ import annotations
@@ -27,19 +28,25 @@ class _Column(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: ColumnLinear) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer = layer
-        return F.linear(x, layer.weight, layer.bias)
+        own: dict[str, Any] = layer._parameters
+        return F.linear(x, own["weight"], own.get("bias"))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        (x,), layer = ctx.saved_tensors, ctx.layer
-        group, grad_x, begun = layer.group, None, None
+        (x,), layer, rows = ctx.saved_tensors, ctx.layer, grad.flatten(0, -2)
+        group, own, grad_x, begun = layer.group, layer._parameters, None, None
+        weight = own["weight"]
         if ctx.needs_input_grad[0]:
-            grad_x = (grad.flatten(0, -2) @ layer.weight).view_as(x)
+            grad_x = torch.mm(rows, weight).view_as(x)
             begun = group.begin_all_reduce(grad_x) if group.size > 1 else None
-        layer.weights.hand_in(WeightGradient(x, grad, layer.weight, layer.bias))
+        layer.weights.hand_in(WeightGradient(x, rows, weight, own.get("bias")))
         if begun is not None:
             group.end(begun)
         return grad_x, None, None
+
+
+_column: Any = super(torch.autograd.Function, _Column).apply  # type: ignore[misc]
+"""`_Column.apply` but for what that does in Python for `torch.func`, which nothing here is called through."""
 
 
 class _Row(torch.autograd.Function):
@@ -81,7 +88,7 @@ class ColumnLinear(SplitLinear):
         self.bias = nn.Parameter(full.weight.new_empty(out)) if full.bias is not None else None
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = _Column.apply(x, self.weights.anchor, self)
+        out: Tensor = _column(x, self.weights.anchor, self)
         return out
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -34,8 +35,8 @@ class WeightGradients:
         self.anchor = torch.zeros((), requires_grad=True)
         """A layer's input beside its data: its backward runs even where the data needs no gradient."""
         self.listener: Callable[[nn.Parameter], None] | None = None
-        self.sums: Callable[[nn.Parameter], Tensor] = _whole
-        """Where the gradient of a parameter is added."""
+        self.sums: Callable[[nn.Parameter], Tensor] = attrgetter("grad")
+        """Where the gradient of a parameter is added: a view of the flat buffer, for the life of the run."""
         self._scope = scope
         self._put_off: list[WeightGradient] | None = None
 
@@ -59,18 +60,21 @@ class WeightGradients:
 
         Called where no graph is recorded: inside of a backward, or under `torch.no_grad`.
         """
-        rows, weight = given.grad.flatten(0, -2), self.sums(given.weight)
-        if weight.dtype == rows.dtype:
-            weight.addmm_(rows.t(), given.x.flatten(0, -2))
+        x, grad, weight, bias = given
+        rows, total, tell = grad.flatten(0, -2), self.sums(weight), self.listener
+        alike = total.dtype is rows.dtype
+        if alike:
+            total.addmm_(rows.t(), x.flatten(0, -2))
         elif rows.is_cuda:  # 16-bit factors, their products and sums in fp32: what no other device has
-            torch.addmm(weight, rows.t(), given.x.flatten(0, -2), out_dtype=weight.dtype, out=weight)
+            torch.addmm(total, rows.t(), x.flatten(0, -2), out_dtype=total.dtype, out=total)
         else:
-            weight.add_(rows.t() @ given.x.flatten(0, -2))
-        self._tell(given.weight)
-        if given.bias is not None:
-            bias = self.sums(given.bias)
-            bias.add_(rows.sum(0, dtype=bias.dtype))
-            self._tell(given.bias)
+            total.add_(rows.t() @ x.flatten(0, -2))
+        if tell is not None:
+            tell(weight)
+        if bias is not None:
+            self.sums(bias).add_(rows.sum(0) if alike else rows.sum(0, dtype=total.dtype))
+            if tell is not None:
+                tell(bias)
 
     @contextmanager
     def put_off(self) -> Iterator[list[WeightGradient]]:
@@ -81,12 +85,3 @@ class WeightGradients:
             yield kept
         finally:
             self._put_off = None
-
-    def _tell(self, parameter: nn.Parameter) -> None:
-        if self.listener is not None:
-            self.listener(parameter)
-
-
-def _whole(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None  # a view of the flat buffer, for the life of the run
-    return parameter.grad
