@@ -55,22 +55,30 @@ def chart(
     key: str = "loss",
     unit: str = "loss",
     replaced: Sequence[Curve] = (),
+    top: float | None = None,
 ) -> Chart:
     """`layout.meta.axes` holds, for each axis, the x values of every trace; the figure starts with steps.
 
-    `replaced` are points of earlier attempts that a later one trained again: drawn faint, all in one trace.
+    `replaced` are points of earlier attempts that a later one trained again: drawn faint, all in one trace. Where a
+    value is more than twice `top`, the figure starts with the values from 0 to there, and says how many lie above.
     """
     drawn = [curve for curve in curves if len(curve.value)][:MAX_LINES]
     older = [curve for curve in replaced if len(curve.value)]
     axes = {axis: [*_faint_x(older, axis), *(_x(curve, axis) for curve in drawn)] for axis in AXES}
     traces = [*([_faint(older)] if older else []), *_told_apart(list(map(_trace, drawn)))]
-    figure = {"data": traces, "layout": _layout(len(drawn), unit, {"axes": axes})}
+    above = sum(int((curve.value > top).sum()) for curve in drawn) if top and _far(drawn, top) else 0
+    figure: dict[str, Any] = {"data": traces, "layout": _layout(len(drawn), unit, {"axes": axes})}
+    if above:
+        figure["layout"]["yaxis"] |= {"range": [0, top], "autorange": False}
+        figure["config"] = {"doubleClick": "reset+autosize"}
     shown, total = sum(len(c.value) for c in drawn), sum(c.total for c in drawn)
     lines = f"{len(drawn)} of {len(curves)} runs drawn, " if len(drawn) < len(curves) else ""
     columns = ("run", "points", "first", "last", "least")
     source = f"{source}; {lines}{shown} of {total} points"
     if older:
         source += f"; faint: {sum(c.total for c in older)} points of earlier attempts, trained again"
+    if above:
+        source += f", {above} of them above this view: a double click shows them"
     subtitle = f"{unit.capitalize()} of each run; {_patterns(drawn)}"
     subtitle += f"; all {len(drawn)} lines lie on one another" if _alike(drawn) else ""
     return Chart(key, title, subtitle, source, figure, columns, [_row(curve) for curve in curves])
@@ -86,6 +94,11 @@ def _layout(lines: int, unit: str, meta: dict[str, Any]) -> dict[str, Any]:
         hovermode="x unified" if lines <= 4 else "closest",
         meta=meta,
     )
+
+
+def _far(drawn: Sequence[Curve], top: float) -> bool:
+    """Whether some value would press the others together."""
+    return any(bool((curve.value > 2 * top).any()) for curve in drawn)
 
 
 def _patterns(drawn: Sequence[Curve]) -> str:

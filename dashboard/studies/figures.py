@@ -26,6 +26,9 @@ OPEN_GANTTS = 4
 DASHES = {"1f1b-naive": "dot", "1f1b-stash": "dashdot", "1f1b-vertical": "longdash", "1f1b-2bw": "longdashdot"}
 """Of pipelines without a flush: their losses differ, and all pipelines have one hue."""
 
+USUAL, ROOM = 95, 1.25
+"""Per cent of timed steps that are not longer than what the first view of step times has room for, and how much."""
+
 
 def of_overview(view: Overview) -> dict[str, Chart]:
     """speedup, breakdown, memory, capacity and tradeoff, by key; they need no query beyond the overview's."""
@@ -109,15 +112,18 @@ def _curve(row: Row, points: NDArray[np.void], origin: float | None = None) -> C
 
 
 def steps(view: Overview) -> Chart:
-    """Time of every step of each run, by the points that the run kept."""
-    curves = []
+    """Time of every step of each run, by the points that the run kept. A slow first step is one to warm up: the first
+    view is that of the timed ones."""
+    curves, tops = [], []
     for row in view.rows:
         points = series(row.run, "step_time", buckets=LOSS_BUCKETS)
         curve = _curve(row, np.empty(0, POINT))
         seconds = points.time - (points.time[0] if points.shown else 0.0)
         curves.append(replace(curve, step=points.step, seconds=seconds, value=points.value * 1e3, total=points.total))
+        timed = curves[-1].value[points.step >= row.spec.train.warmup_steps]
+        tops += [ROOM * float(np.percentile(timed, USUAL))] if len(timed) else []
     title = view.verdict[0] if view.results else "0 steps have been timed so far."
-    return loss.chart(curves, title, "measured", key="steps", unit="ms a step")
+    return loss.chart(curves, title, "measured", key="steps", unit="ms a step", top=max(tops, default=None))
 
 
 def gantts(rows: Sequence[Row]) -> Chart:

@@ -158,6 +158,17 @@ def test_loss_has_every_axis_for_every_line() -> None:
     assert made.source.endswith("3 of 30 points")
 
 
+@pytest.mark.parametrize(("first", "above"), [(50.0, 1), (1.5, 0)])
+def test_a_first_step_to_warm_up_does_not_press_the_others_together(first: float, above: int) -> None:
+    values = np.array([first, 1.0, 1.1, 0.9])
+    curve = Curve("DP", np.arange(4, dtype=np.int32), np.arange(4.0), values, 4)
+    made = loss.chart([curve], "t", "measured", top=1.4)
+    axis = made.figure["layout"]["yaxis"]
+    assert (axis.get("range") == [0, 1.4]) == bool(above)
+    assert ("1 of them above this view" in made.source) == bool(above)
+    assert made.figure["data"][0]["y"] == values.tolist()  # it is there all the same
+
+
 def test_words_behind_bars_have_more_room_on_a_phone() -> None:
     layout = speedup.chart(ENTRIES, "t", "s").figure["layout"]
     wide, narrow = layout["xaxis"]["range"], layout["meta"]["narrow"]["xaxis"]["range"]

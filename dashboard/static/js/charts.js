@@ -89,7 +89,7 @@ async function draw(entry) {
   }
   entry.box.querySelectorAll(".skeleton, .empty, .picture").forEach((node) => node.remove());
   stay(entry, layout);
-  await library.react(entry.box, lift(entry.box, figure), layout, CONFIG);
+  await library.react(entry.box, lift(entry.box, figure), layout, { ...CONFIG, ...figure.config });
   paint(entry.box);
   followZoom(entry, update);
   followAddress(entry);
