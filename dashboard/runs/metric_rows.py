@@ -9,7 +9,7 @@ from functools import partial
 
 from dashboard.runs.models import Run
 from dashboard.runs.page_verdict import rate_text, target_of
-from parallel_core.analysis.quantities import seconds_text, significant
+from parallel_core.analysis.quantities import count_text, seconds_text, significant
 
 
 def _four_digits(value: float) -> str:
@@ -18,6 +18,10 @@ def _four_digits(value: float) -> str:
 
 def _percent(value: float) -> str:
     return f"{significant(value)} %"
+
+
+def _whole(value: float) -> str:
+    return count_text(round(value)) if value >= 1000 else significant(value)
 
 
 def _milliseconds(value: float) -> str:
@@ -111,7 +115,7 @@ METRICS = (
         scale=100,
         text=_percent,
     ),
-    Metric("loss_scale", "Loss scale", "loss scale", only="fp16", text=partial(significant, digits=9)),
+    Metric("loss_scale", "Loss scale", "loss scale", only="fp16", text=_whole),
     Metric("skipped_steps", "Steps skipped so far", "steps", only="fp16"),
 )
 

@@ -41,7 +41,7 @@ def test_skipped_steps_are_said_and_drawn(alice: Any) -> None:
     add_series(run, "loss_scale", [65536.0, 32768.0] + [16384.0] * 41)
     assert verdict(run).more == "2 of 43 steps were skipped: their fp16 gradients overflowed."
     titles = [chart.title for chart in metrics(run)]
-    assert "Loss scale: 1.638e+04 at step 42, first 6.554e+04" in titles
+    assert "Loss scale: 16\N{NO-BREAK SPACE}384 at step 42, first 65\N{NO-BREAK SPACE}536" in titles
     assert "Steps skipped so far: 2 at step 42, first 1" in titles
 
 
