@@ -8,6 +8,9 @@ import pytest
 from django.test import Client
 
 from dashboard.control.controller import Controller
+from dashboard.fleet.models import Worker
+from dashboard.ledger.models import Profile
+from tests.dashboard import factory
 from tests.dashboard.peer import Peer
 
 
@@ -39,3 +42,22 @@ def peer(redis_url: str) -> Peer:
 def controller(redis_url: str) -> Controller:
     """The one that the tests step by hand."""
     return Controller()
+
+
+@pytest.fixture
+def worker(db: None) -> Worker:
+    """One host of two devices."""
+    return factory.worker()
+
+
+@pytest.fixture
+def profile(worker: Worker, alice: Any) -> Profile:
+    """Of `factory.PROFILED` on it, finished."""
+    return factory.profiled(alice, worker, factory.PROFILED)
+
+
+@pytest.fixture
+def two_hosts(db: None) -> None:
+    """Of two and three devices."""
+    factory.worker("yard-a", devices=2)
+    factory.worker("yard-b", devices=3)

@@ -43,6 +43,10 @@ SPLITS: tuple[dict[str, Any], ...] = (
     {"pp": 2, "schedule": "gpipe", "micro_batches": 4},
     {"pp": 2, "schedule": "1f1b", "micro_batches": 4},
 )
+PROFILED = RunSpec.model_validate(
+    {"model": {"layers": 4, "hidden": 32, "heads": 2, "seq": 16}, "train": {"global_batch": 16}}
+)
+"""Of profiles: small, so that all that is predicted from one is quick."""
 MS = 1_000_000
 FORWARD = 40 * MS  # of the whole batch on one device
 MIB = 1 << 20

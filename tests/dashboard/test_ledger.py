@@ -20,24 +20,14 @@ from dashboard.ledger.services import answer_profile, ask_profile, settle
 from dashboard.runs import services
 from dashboard.runs.models import Run, State
 from parallel_core.observe.records import POINT, encode
-from parallel_core.spec import ModelSpec, RunSpec
+from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.peer import Peer
 from tests.parallel_core.tables import table
 
 pytestmark = pytest.mark.django_db
-MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
-SPEC = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 16}})
-
-
-@pytest.fixture
-def worker(db: None) -> Worker:
-    return factory.worker()
-
-
-@pytest.fixture
-def profile(worker: Worker, alice: Any) -> Profile:
-    return factory.profiled(alice, worker, SPEC)
+SPEC = factory.PROFILED
+MODEL = SPEC.model
 
 
 def test_who_asks_for_more_of_the_same_model_gets_it(worker: Worker, alice: Any) -> None:

@@ -28,12 +28,6 @@ def broker(redis_url: str) -> None:
     """Announcements have somewhere to go."""
 
 
-@pytest.fixture
-def two_hosts(db: None) -> None:
-    factory.worker("yard-a", devices=2)
-    factory.worker("yard-b", devices=3)
-
-
 def test_a_pair_is_timed_by_a_run_that_has_both_to_itself(member: Client, two_hosts: None) -> None:
     page = member.get("/fleet/").content.decode()
     assert "Links between hosts" in page and "is not predicted" in page

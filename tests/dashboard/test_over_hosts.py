@@ -20,7 +20,7 @@ from dashboard.runs.models import Run, State
 from dashboard.runs.panel import Panel
 from dashboard.runs.spec_fields import from_spec
 from parallel_core.plan.fleet import MOST_DEVICES
-from parallel_core.spec import ModelSpec, RunSpec
+from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.analysed import answered
 from tests.dashboard.test_forms import filled
@@ -34,20 +34,13 @@ def broker(redis_url: str) -> None:
     """Announcements have somewhere to go."""
 
 
-@pytest.fixture
-def two_hosts(db: None) -> None:
-    factory.worker("yard-a", devices=2)
-    factory.worker("yard-b", devices=3)
-
-
-MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
+MODEL = factory.PROFILED.model
 
 
 @pytest.fixture
 def profile(two_hosts: None, alice: Any) -> Profile:
     """Of yard-a."""
-    spec = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 16}})
-    return factory.profiled(alice, Worker.objects.get(name="yard-a"), spec)
+    return factory.profiled(alice, Worker.objects.get(name="yard-a"), factory.PROFILED)
 
 
 def over_both(owner: Any, dp: int = 4, hosts: int = 2) -> Run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -10,26 +9,15 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.analyst.models import Search
-from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Prediction, Profile
 from dashboard.runs import services
-from parallel_core.spec import ModelSpec, RunSpec
+from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.analysed import answered
 
 pytestmark = pytest.mark.django_db
-MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
-SPEC = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 16}})
-
-
-@pytest.fixture
-def worker(db: None) -> Worker:
-    return factory.worker()
-
-
-@pytest.fixture
-def profile(worker: Worker, alice: Any) -> Profile:
-    return factory.profiled(alice, worker, SPEC)
+SPEC = factory.PROFILED
+MODEL = SPEC.model
 
 
 def test_alpas_plans_come_with_the_others(member: Client, profile: Profile) -> None:
