@@ -17,12 +17,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from parallel_core.models.passing import Follower
+from parallel_core.outline.base import AT_ONCE
 
 _LANES = 4
 """Elements that share one 64-bit number, 16 bits each."""
 _STEPS = 2**16
-_AT_ONCE_CPU, _AT_ONCE = 2**14, 2**20
-"""64-bit numbers that are drawn at a time."""
 
 
 def uniform(keys: Tensor, stop: int, start: int = 0) -> Tensor:
@@ -118,10 +117,9 @@ def _apply(x: Tensor, runs: list[Run], dropped: int) -> Tensor:
 
 def _draw(run: Run, dropped: int, kept: Tensor) -> None:
     """Writes which elements of a run stay, (samples, elements); some at a time, so that what is drawn beside them is
-    small: on a CPU as much as a core's cache has room for."""
+    small."""
     keys = _there(run.keys, kept.device)
-    most = _AT_ONCE_CPU if kept.device.type == "cpu" else _AT_ONCE
-    width = max(_LANES, most * _LANES // len(run.keys))
+    width = max(_LANES, AT_ONCE[kept.device.type] * _LANES // len(run.keys))
     for first in range(run.start, run.stop, width):
         last = min(run.stop, first + width)
         torch.ge(uniform(keys, last, first), dropped, out=kept[:, first - run.start : last - run.start])

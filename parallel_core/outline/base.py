@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 ALIGN = 64
 """Elements that the place of a parameter is rounded up to in the flat buffers of the engine."""
 
+AT_ONCE = {"cpu": 2**14, "cuda": 2**20}
+"""Numbers of 64 bits that a dropout draws at a time: on a CPU as many as a core's cache has room for."""
+
 Target = Literal["tokens", "images"]
 
 
@@ -79,8 +82,7 @@ def apart(spec: RunSpec, matrix: int) -> int:
 def drawn(spec: RunSpec, elements: int) -> int:
     """In elements, what a dropout of so many draws its mask with (`models.dropout`): the mask, a byte each, and four
     numbers of 64 bits for each four, some at a time."""
-    at_once = 2**14 if spec.train.device == "cpu" else 2**20
-    size = elements + 4 * 8 * min(at_once, elements // 4)
+    size = elements + 4 * 8 * min(AT_ONCE[spec.train.device], elements // 4)
     return size // spec.element_bytes if spec.model.dropout else 0
 
 
