@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from parallel_core.models.passing import Follower
-from parallel_core.outline.base import AT_ONCE
+from parallel_core.outline.base import at_once
 
 _LANES = 4
 """Elements that share one 64-bit number, 16 bits each."""
@@ -119,7 +119,7 @@ def _draw(run: Run, dropped: int, kept: Tensor) -> None:
     """Writes which elements of a run stay, (samples, elements); some at a time, so that what is drawn beside them is
     small."""
     keys = _there(run.keys, kept.device)
-    width = max(_LANES, AT_ONCE[kept.device.type] * _LANES // len(run.keys))
+    width = max(_LANES, at_once(kept.device.type) * _LANES // len(run.keys))
     for first in range(run.start, run.stop, width):
         last = min(run.stop, first + width)
         torch.ge(uniform(keys, last, first), dropped, out=kept[:, first - run.start : last - run.start])

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 ALIGN = 64
 """Elements that the place of a parameter is rounded up to in the flat buffers of the engine."""
 
-AT_ONCE = {"cpu": 2**14, "cuda": 2**20}
-"""Numbers of 64 bits that a dropout draws at a time: on a CPU as many as a core's cache has room for."""
-
 Target = Literal["tokens", "images"]
 
 
@@ -79,10 +76,15 @@ def apart(spec: RunSpec, matrix: int) -> int:
     return matrix if spec.fp32_elements > 1 else 0
 
 
+def at_once(device: str) -> int:
+    """Numbers of 64 bits that a dropout draws at a time: on a CPU as many as a core's cache has room for."""
+    return 2**14 if device == "cpu" else 2**20
+
+
 def drawn(spec: RunSpec, elements: int) -> int:
     """In elements, what a dropout of so many draws its mask with (`models.dropout`): the mask, a byte each, and four
     numbers of 64 bits for each four, some at a time."""
-    size = elements + 4 * 8 * min(AT_ONCE[spec.train.device], elements // 4)
+    size = elements + 4 * 8 * min(at_once(spec.train.device), elements // 4)
     return size // spec.element_bytes if spec.model.dropout else 0
 
 
