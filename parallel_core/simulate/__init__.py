@@ -57,11 +57,13 @@ class _Walk:
         self._ready = deque(range(ranks))
 
     def spans(self, rank: int) -> Spans:
-        """The rows of `rank`; a wait for the norm is a NORM inside its OPT_STEP, as it is when measured."""
+        """The rows of `rank`; the norm, and the wait for it, is a NORM inside its OPT_STEP, as it is when measured."""
         rows = span_rows(self._schedule.programs[rank], self._starts[rank], self._ends[rank], self._costs.message_bytes)
         if not self._costs.norm or rank not in self._came[_NORM]:
             return rows
-        return np.concatenate([rows, norm_row(self._came[_NORM][rank], self._arrived[_NORM])])
+        return np.concatenate(
+            [rows, norm_row(self._came[_NORM][rank], self._arrived[_NORM] + self._costs.meeting(rank))]
+        )
 
     def run(self) -> None:
         """Walks every program to its end."""
@@ -102,10 +104,15 @@ class _Walk:
             what = (op.kind, op.stage, op.version)
             ready = self._meet(what, self._schedule.placement[op.stage], rank, clock)
         elif self._barrier:
-            ready = self._meet(_NORM, range(self._schedule.pipeline_ranks), rank, clock)
+            ready = self._normed(rank, clock)
         else:
             ready = clock
         return None if ready is None else ready + self._costs.of(op)
+
+    def _normed(self, rank: int, clock: int) -> int | None:
+        """When the rank, which may have several stages to step, has the norm."""
+        met = self._meet(_NORM, range(self._schedule.pipeline_ranks), rank, self._came[_NORM].get(rank, clock))
+        return None if met is None else max(clock, met + self._costs.meeting(rank))
 
     def _bring(self, what: object, at: int) -> None:
         """Something comes to be at time `at`: whoever waits for it goes on."""
@@ -161,7 +168,7 @@ def span_rows(program: Program, starts: Sequence[int], ends: Sequence[int], mess
 
 
 def norm_row(start: int, end: int) -> Spans:
-    """The wait for the gradient norm, which lies inside an OPT_STEP."""
+    """The gradient norm and the wait for it, which lie inside an OPT_STEP."""
     norm = np.zeros(1, SPAN)
     norm["kind"], norm["lane"], norm["micro_batch"] = Kind.NORM, LANES.index("collective"), -1
     norm["start"], norm["end"] = start, end

@@ -17,6 +17,9 @@ class Prices(Protocol):
     def norm(self) -> bool:
         """All ranks wait for each other in front of the optimizer, as they do for a global gradient norm."""
 
+    def meeting(self, pipeline_rank: int) -> int:
+        """Nanoseconds that the norm's own collective takes the rank, once all have come."""
+
     @property
     def message_bytes(self) -> int:
         """Of every message."""
@@ -39,13 +42,14 @@ class Costs:
 
     `message` is the time from a SEND to the arrival of its tensor of `message_bytes`, equal on every link; messages do
     not slow each other. `norm` adds the barrier of a global gradient norm in front of the optimizer: no rank steps
-    before all ranks have come to it.
+    before all ranks have come to it, and `norm_ns` more have passed.
     """
 
     compute: Mapping[tuple[int, Kind], int] = field(default_factory=lambda: MappingProxyType({}))
     message: int = 0
     message_bytes: int = 0
     norm: bool = False
+    norm_ns: int = 0
 
     @classmethod
     def uniform(cls, stages: int, f: int, b: int, w: int, message: int = 0, norm: bool = False) -> Costs:
@@ -58,6 +62,9 @@ class Costs:
 
     def begin(self, pipeline_rank: int) -> int:
         return 0
+
+    def meeting(self, pipeline_rank: int) -> int:
+        return self.norm_ns
 
     def of(self, op: Op) -> int:
         given = self.compute.get((op.stage, op.kind))

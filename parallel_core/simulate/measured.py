@@ -33,15 +33,24 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """Costs of one step. `latency` by SEND; `begins` by pipeline rank; `typical` = the median latency of a message."""
+    """Costs of one step. `latency` by SEND; `begins` by pipeline rank; `typical` = the median latency of a message.
+
+    `norms` by pipeline rank: what the global gradient norm took behind the last rank's coming, a collective as in the
+    accounts of a step (the rank's own sums of squares are in it); none where ranks do not wait for each other before
+    the optimizer.
+    """
 
     ops: Mapping[Key, Cost]
     latency: Mapping[Key, float]
     begins: Sequence[float]
     step: int
     """From the first instant of the step to its last."""
-    norm: bool
-    """All ranks wait for each other before the optimizer."""
+    norms: Sequence[float] = ()
+
+    @property
+    def norm(self) -> bool:
+        """All ranks wait for each other before the optimizer."""
+        return bool(self.norms)
 
     @property
     def typical(self) -> float:
@@ -86,9 +95,12 @@ def measure(schedule: Schedule, spans: Mapping[int, NDArray[np.void]], layout: L
     for own in parts.values():
         ops |= {k: Cost(*np.mean([part.ops[k] for part in own], axis=0).tolist()) for k in own[0].ops}
         latency |= {k: float(np.mean([part.latency[k] for part in own])) for k in own[0].latency}
-    begins = [float(np.mean([part.begin for part in parts[q]])) for q in range(schedule.pipeline_ranks)]
-    norm = layout.world > 1 and any((own["kind"] == Kind.NORM).any() for own in rows.values())
-    return Measured(ops, latency, begins, end - zero, norm)
+    begins, norms = (
+        [float(np.mean([getattr(part, name) for part in parts[q]])) for q in range(schedule.pipeline_ranks)]
+        for name in ("begin", "norm")
+    )
+    meet = layout.world > 1 and any((own["kind"] == Kind.NORM).any() for own in rows.values())
+    return Measured(ops, latency, begins, end - zero, norms if meet else ())
 
 
 class _Part(NamedTuple):
@@ -97,6 +109,7 @@ class _Part(NamedTuple):
     ops: dict[Key, Cost]
     latency: dict[Key, float]
     begin: int
+    norm: int
 
 
 class _Reader:
@@ -129,16 +142,17 @@ class _Reader:
         # Behind the norm nothing is waited for, so the rest of the step is the last operation's.
         last_end = own["end"].max() if len(norm) else own["end"][chosen[-1]]
         follows = np.append(own["start"][chosen[1:]], last_end)
+        took = 0
         if len(norm) and (rank, Kind.NORM) in self._arrivals:
-            self._cut_at_norm(own, chosen, ready, follows, norm, int(self._arrivals[rank, Kind.NORM].at[0]))
+            took = self._cut_at_norm(own, chosen, ready, follows, norm, int(self._arrivals[rank, Kind.NORM].at[0]))
         moved, again = self._inside(own, *INSIDE), self._inside(own, Kind.R)
         costs, found = {}, {}
         for place, i in enumerate(chosen.tolist()):
-            op, took = ops[names[i]], max(0, int(follows[place] - ready[i]))
-            costs[key(op)] = _split(op.kind, took, moved.get(i, 0), again.get(i, 0))
+            op, busy = ops[names[i]], max(0, int(follows[place] - ready[i]))
+            costs[key(op)] = _split(op.kind, busy, moved.get(i, 0), again.get(i, 0))
             if op.kind in RECVS:
                 found[(*other_end(op), op.replica)] = latency[i]
-        return _Part(costs, found, int(own["start"][chosen[0]]) - self._zero)
+        return _Part(costs, found, int(own["start"][chosen[0]]) - self._zero, took)
 
     def _cut_at_norm(
         self,
@@ -148,16 +162,19 @@ class _Reader:
         follows: NDArray[np.int64],
         norm: NDArray[np.void],
         last: int,
-    ) -> None:
-        """All ranks meet before the first OPT_STEP: what stands before the NORM belongs to the operation before it."""
+    ) -> int:
+        """What the NORM took behind `last`, when the last rank came. All ranks meet before the first OPT_STEP: what
+        stands before the NORM belongs to the operation before it."""
         steps = np.flatnonzero(own["kind"][chosen] == Kind.OPT_STEP)
         if not len(steps):
-            return
+            return 0
         first, final = steps[0], steps[-1]
         if first:
             follows[first - 1] = norm["start"][0]
         ready[chosen[first:final]] = follows[first:final]
-        ready[chosen[final]] = min(max(last, int(norm["start"][0])), int(follows[final]))
+        met = min(max(last, int(norm["start"][0])), int(follows[final]))
+        ready[chosen[final]] = min(max(met, int(norm["end"][0])), int(follows[final]))
+        return int(ready[chosen[final]]) - met
 
     def _ready(self, rank: int, own: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """For each row: when nothing was waited for any more; for each RECV: the latency of its message."""

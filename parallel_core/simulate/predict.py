@@ -170,7 +170,8 @@ class Maker:
         held = {key: round(seconds * 1e9) for key, seconds in waits.items()}
         norm = round(self._ends.norm() * 1e9)
         passages = self._passages(schedule, messages)
-        return HostCosts(Costs(ns, norm=schedule.sync == "flush"), held, messages, norm, passages)
+        prices = Costs(ns, norm=schedule.sync == "flush", norm_ns=norm)
+        return HostCosts(prices, held, messages, passages)
 
     # Layers
 

@@ -132,7 +132,7 @@ class Recovered:
             program, replica = programs[layout.pipeline_rank(rank)], layout.coords(rank).replica
             out[rank] = self._laid(program, theirs, replica, zero)
             if self._meet:
-                norm = _row(Kind.NORM, "collective", self._ended[theirs], meet)
+                norm = _row(Kind.NORM, "collective", self._ended[theirs], max(meet, self._normed(theirs)))
                 out[rank] = np.concatenate([out[rank], norm])
         return out
 
@@ -148,13 +148,22 @@ class Recovered:
         """When each rank had its sums. Where all meet before the update, the last of several collectives is that."""
         out = {}
         for rank, done in self.pipeline.done.items():
-            last, updates = done[-1].end, self._updates(rank)["start"]
-            own = of_kinds(self.spans[rank], Kind.BUCKET)
-            ends = np.sort(own["end"][own["end"] > last])
-            ends = ends[ends <= updates[0]] if len(updates) else ends
+            last, ends = done[-1].end, self._collectives(rank)
             sums = ends[:-1] if self._meet and len(ends) > 1 else ends
-            out[rank] = max([last, *sums.tolist()]) if self.pipeline.replicas > 1 else last
+            out[rank] = max([last, *sums]) if self.pipeline.replicas > 1 else last
         return out
+
+    def _normed(self, rank: int) -> int:
+        """When the rank's norm was there, by the collective that took it; 0 without one."""
+        ends = self._collectives(rank)
+        return ends[-1] if len(ends) > (self.pipeline.replicas > 1) else 0
+
+    def _collectives(self, rank: int) -> list[int]:
+        """Ends of those behind the rank's last operation, up to its first update."""
+        last, updates = self.pipeline.done[rank][-1].end, self._updates(rank)["start"]
+        ends = np.sort(of_kinds(self.spans[rank], Kind.BUCKET)["end"])
+        ends = ends[ends > last]
+        return (ends[ends <= updates[0]] if len(updates) else ends).tolist()
 
     def _updates(self, rank: int) -> NDArray[np.void]:
         own = of_kinds(self.spans[rank], Kind.OPT_STEP)

@@ -145,6 +145,9 @@ class _Same:
     def begin(self, pipeline_rank: int) -> int:
         return round(self.measured.begins[pipeline_rank])
 
+    def meeting(self, pipeline_rank: int) -> int:
+        return round(self.measured.norms[pipeline_rank] / self.change.links)
+
 
 class _Typical:
     """Every operation at the median cost of its kind and stage, for the program and the stages of `after`."""
@@ -157,6 +160,7 @@ class _Typical:
         self.norm, self._change = measured.norm, change
         self._begin = round(float(np.median(measured.begins)))
         self._latency = round(measured.typical / change.links / change.messages)
+        self._norm = round(float(np.median(measured.norms)) / change.links) if measured.norm else 0
         chunks = before.parallel.chunks_per_rank / after.parallel.chunks_per_rank
         self._any = {kind: _scaled(cost, chunks) for kind in _WHOLE if (cost := measured.mean(kind))}
         self._any |= {kind: cost for kind in P2P if (cost := measured.median(kind))}
@@ -178,6 +182,9 @@ class _Typical:
 
     def begin(self, pipeline_rank: int) -> int:
         return self._begin
+
+    def meeting(self, pipeline_rank: int) -> int:
+        return self._norm
 
 
 _WHOLE = (*REPLICA_COLLECTIVES, Kind.OPT_STEP)

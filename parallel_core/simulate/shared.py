@@ -32,13 +32,12 @@ class HostCosts:
 
     `messages[stage, kind]` of a SEND is (ns until its tensor is there, bytes). What `compute` says of a RECV counts
     where the tensor came before the rank did, alone. Those with a passage go between hosts, and are there when it has
-    brought them. All ranks meet for the gradient norm: `norm_ns` more.
+    brought them.
     """
 
     compute: Costs
     waits: Mapping[tuple[int, Kind], int] = field(default_factory=lambda: MappingProxyType({}))
     messages: Mapping[tuple[int, Kind], tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))
-    norm_ns: int = 0
     passages: Mapping[Sent, Passage] = field(default_factory=lambda: MappingProxyType({}))
 
     def bytes_of(self, op: Op) -> int:
@@ -211,7 +210,7 @@ class _Fluid:
             return self._meet(what, self._schedule.placement[op.stage], rank, self._cost(op, rank))
         if role == _STEP and self._costs.compute.norm and rank not in self._came[_NORM]:
             ranks = range(self._schedule.pipeline_ranks)
-            return self._meet(_NORM, ranks, rank, (self._costs.compute.of(op), self._costs.norm_ns))
+            return self._meet(_NORM, ranks, rank, (self._costs.compute.of(op), self._costs.compute.norm_ns))
         if role == _SEND:
             forward = op.kind is Kind.SEND_ACT
             self._send((forward, op.stage + (1 if forward else -1), op.micro_batch), op, rank)
@@ -264,5 +263,5 @@ class _Fluid:
             if not self._work_on(member, *self._met.pop((what, member))):
                 self._until[member] = self._clock
         if what == _NORM:
-            self._normed = self._clock + self._costs.norm_ns
+            self._normed = self._clock + self._costs.compute.norm_ns
         return True

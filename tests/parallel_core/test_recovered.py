@@ -39,25 +39,25 @@ def spec(schedule: str, **split: Any) -> RunSpec:
     return RunSpec.model_validate({"parallel": parallel, "train": {"global_batch": 48}})
 
 
-def costs(of: RunSpec, norm: bool = True, last: float = 1.0) -> Costs:
+def costs(of: RunSpec, norm: bool = True, last: float = 1.0, norm_ns: int = 0) -> Costs:
     """Two devices with the same work in all: that of each stage falls as there are more of them."""
     share = 2 // (of.parallel.stages // of.parallel.pp)
     each = {Kind.F: 900, Kind.B: 1_000, Kind.W: 800, Kind.OPT_STEP: 400 // share, Kind.ALLREDUCE: 300}
     table = {(s, kind): ns * US * share for s in range(of.parallel.stages) for kind, ns in each.items()}
     end = of.parallel.stages - 1
     table |= {(end, kind): round(table[end, kind] * last) for kind in (Kind.F, Kind.B, Kind.W)}
-    return Costs(table, MESSAGE, norm=norm)
+    return Costs(table, MESSAGE, norm=norm, norm_ns=norm_ns)
 
 
 def step_of(spans: Mapping[int, NDArray[np.void]]) -> int:
     return max(int(rows["end"].max()) for rows in spans.values())
 
 
-def foreign(of: RunSpec, stages: bool = True, norm: bool = True, last: float = 1.0) -> Spans:
+def foreign(of: RunSpec, stages: bool = True, norm: bool = True, last: float = 1.0, norm_ns: int = 0) -> Spans:
     """The step of `of` as a trace of annotated kernels: compute in two pieces, sums, one update; where no stages are
     named, unnamed messages."""
     out = {}
-    for rank, rows in simulate(build(of), costs(of, norm, last)).items():
+    for rank, rows in simulate(build(of), costs(of, norm, last, norm_ns)).items():
         work = rows[np.isin(rows["kind"], [int(kind) for kind in COMPUTE])]
         halves = np.concatenate([work, work])
         middle = (work["start"] + work["end"]) // 2
@@ -65,7 +65,8 @@ def foreign(of: RunSpec, stages: bool = True, norm: bool = True, last: float = 1
         halves["micro_batch"] //= of.parallel.dp  # each replica counts its own
         if not stages:
             halves["stage"] = -1
-        sums = rows[rows["kind"] == Kind.ALLREDUCE].copy()
+        kinds = [int(Kind.ALLREDUCE), int(Kind.NORM)] if norm_ns else [int(Kind.ALLREDUCE)]
+        sums = rows[np.isin(rows["kind"], kinds)].copy()
         sums["kind"], sums["stage"] = Kind.BUCKET, -1
         updates = rows[rows["kind"] == Kind.OPT_STEP]
         update = updates[:1].copy()
@@ -140,6 +141,17 @@ def test_without_a_meeting_each_rank_updates_when_it_is_through() -> None:
     found = recovered(spec("1f1b"), norm=False)
     assert not found.measured.norm
     assert found.off <= 0.001
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_the_collective_of_the_norm_is_no_part_of_the_update(dp: int) -> None:
+    of = spec("1f1b", dp=dp)
+    found = recovered(of, norm_ns=70 * US)
+    assert found.off <= 0.001
+    assert set(found.measured.norms) == {70 * US}
+    free = costs(of).compute | {(stage, Kind.ALLREDUCE): 0 for stage in range(2)}
+    made = simulate(build(of), Costs(free, 0, norm=True))
+    assert found.replay(Change(links=FREE)).step == pytest.approx(step_of(made), rel=1e-3)
 
 
 def test_an_order_of_its_own_is_replayed_and_cannot_get_more_micro_batches() -> None:

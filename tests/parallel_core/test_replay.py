@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from parallel_core.analysis.breakdown import breakdown
 from parallel_core.analysis.export import COLUMNS, chrome_trace, table
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard
@@ -58,15 +60,16 @@ def measured(made: RunSpec, costs: Costs, zero: int = 0) -> Measured:
     st.integers(1, 2),
     st.lists(st.integers(1, 50), min_size=6, max_size=6),
     st.integers(0, 30),
+    st.integers(0, 20),
     st.integers(0, 10**12),
 )
 def test_unchanged_it_is_the_measured_step(
-    name: str, pp: int, dp: int, own: list[int], message: int, zero: int
+    name: str, pp: int, dp: int, own: list[int], message: int, norm: int, zero: int
 ) -> None:
     made = spec(pp=pp, dp=dp, schedule=name, micro_batches=6)
     kinds = (Kind.F, Kind.B, Kind.W, Kind.ALLREDUCE, Kind.OPT_STEP)
     compute = {(s, kind): own[(s + i) % 6] for s in range(made.parallel.stages) for i, kind in enumerate(kinds)}
-    found = measured(made, Costs(compute, message=message, norm=True), zero)
+    found = measured(made, Costs(compute, message=message, norm=True, norm_ns=norm), zero)
     assert replay(made, found, Change()).step == found.step
     assert abs(replay(made, found, Change(links=1, schedule=name)).step / found.step - 1) < 0.03
 
@@ -77,6 +80,22 @@ def test_free_links_take_the_messages_out() -> None:
     free = simulate(build(made), Costs.uniform(4, 10, 10, 10))
     assert replay(made, found, Change(links=FREE)).step == max(int(rows["end"].max()) for rows in free.values())
     assert found.step > replay(made, found, Change(links=7)).step > replay(made, found, Change(links=FREE)).step
+
+
+@pytest.mark.parametrize("change", [Change(), Change(schedule="zb-h1")], ids=["the same program", "another"])
+def test_the_norm_is_communication_of_its_own(change: Change) -> None:
+    """Not a part of the optimizer: the accounts of the replayed step have it where those of the measured one do."""
+    made = spec(pp=2, micro_batches=4)
+    uniform = Costs.uniform(2, 1000, 1000, 1000)
+    steps = {(stage, Kind.OPT_STEP): 500 for stage in range(2)}
+    found = measured(made, Costs({**uniform.compute, **steps}, norm=True, norm_ns=300))
+    again = replay(made, found, change)
+    layout = Layout.of(again.spec)
+    assert [own.optimizer for own in breakdown(again.spans, layout).values()] == [500, 500]
+    assert [own.exposed_collective for own in breakdown(again.spans, layout).values()] == [300, 300]
+    free = replay(made, found, replace(change, links=FREE))
+    assert again.step - free.step == 300
+    assert [own.optimizer for own in breakdown(free.spans, layout).values()] == [500, 500]
 
 
 def test_another_schedule_and_more_micro_batches() -> None:
