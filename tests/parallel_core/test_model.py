@@ -41,7 +41,7 @@ def _attention(x: Tensor, values: Values, name: str) -> Tensor:
 
 def _mlp(x: Tensor, values: Values, name: str) -> Tensor:
     h = _linear(_norm(x, values, name), values, f"{name}.fc1")
-    gelu = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+    gelu = h * (1 + torch.erf(h / math.sqrt(2))) / 2
     return x + _linear(gelu, values, f"{name}.fc2")
 
 
