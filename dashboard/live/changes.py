@@ -1,6 +1,7 @@
 """What of a page's live parts a browser does not have yet, so that a turn sends a few rows and not the page.
 
-A part's text is cut into pieces behind each row, list item and article, a chart's JSON around each of its traces. An
+A part's text is cut into pieces behind each row, list item and article, a chart's JSON around each of its traces and
+within long lists of numbers: a curve that grows sends its end. An
 answer lists the digests of all pieces in their order, and holds those texts alone that the browser did not name among
 the digests it has. Nothing is remembered here: one that names none gets all.
 """
@@ -18,6 +19,9 @@ from django.template.loader import render_to_string
 
 HEADER = "X-Have"
 """The digests that a browser has, with commas between."""
+ITEMS = 128
+"""Numbers of a list that are one piece: a page of some dozen curves still names its pieces in one header."""
+_NUMBERS = re.compile(rf"(?<=\[)[^\[\]{{}}\"]{{{2 * ITEMS},}}(?=\])")
 _ENDS = re.compile(r"(?<=</tr>)|(?<=</li>)|(?<=</article>)")
 
 
@@ -32,12 +36,26 @@ def pieces(text: str) -> list[str]:
 
 
 def chart_pieces(chart: Mapping[str, Any]) -> list[str]:
-    """They make up its JSON: what is around its figure, what is around the traces of that, then each trace."""
+    """They make up its JSON: what is around its figure, what is around the traces of that, then each trace; of these,
+    lists of more than ITEMS numbers are pieces of their own."""
     figure = chart["figure"]
     around = json.dumps({key: value for key, value in chart.items() if key != "figure"})
     layout = json.dumps({key: value for key, value in figure.items() if key != "data"})
     traces = [f"{', ' if i else ''}{json.dumps(trace)}" for i, trace in enumerate(figure["data"])]
-    return [f'{around[:-1]}, "figure": ', f'{layout[:-1]}, "data": [', *traces, "]}}"]
+    whole = [f'{around[:-1]}, "figure": ', f'{layout[:-1]}, "data": [', *traces, "]}}"]
+    return [piece for text in whole for piece in _by_lists(text)]
+
+
+def _by_lists(text: str) -> list[str]:
+    """JSON cut around and within its long lists. A piece begins with its comma: it stays when another follows it."""
+    out, at = [], 0
+    for found in _NUMBERS.finditer(text):
+        numbers = found[0].split(", ")
+        out.append(text[at : found.start()])
+        for i in range(0, len(numbers), ITEMS):
+            out.append(f"{', ' if i else ''}{', '.join(numbers[i : i + ITEMS])}")
+        at = found.end()
+    return [*out, text[at:]]
 
 
 def changed(parts: Mapping[str, str], charts: Mapping[str, Any], have: Collection[str]) -> dict[str, Any]:

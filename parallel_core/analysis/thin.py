@@ -6,10 +6,14 @@ import numpy as np
 
 
 def thin(values: np.ndarray, buckets: int) -> np.ndarray:
-    """Indices, ascending, of each bucket's least, greatest, last and not-a-number values."""
+    """Indices, ascending, of each bucket's least, greatest, last and not-a-number values; at most so many buckets.
+
+    Buckets end where they did when there were fewer values, until those are half as many again: the points of a curve
+    that grows stay.
+    """
     n = len(values)
-    edges = np.linspace(0, n, buckets + 1).astype(np.int64)
-    starts = edges[:-1]
+    starts = np.arange(0, n, _width(n, buckets))
+    edges = np.append(starts, n)
     owner = np.searchsorted(edges, np.arange(n), side="right") - 1
     nan = np.isnan(values)
     low, high = np.where(nan, np.inf, values), np.where(nan, -np.inf, values)
@@ -21,3 +25,11 @@ def thin(values: np.ndarray, buckets: int) -> np.ndarray:
     nans = np.flatnonzero(nan)
     picks += [nans[np.unique(owner[nans], return_index=True)[1]], edges[1:] - 1]
     return np.unique(np.concatenate(picks))
+
+
+def _width(n: int, buckets: int) -> int:
+    """The least of 1, 2, 3, 4, 6, 8, 12, ... values that a bucket must hold."""
+    power = 1
+    while 2 * power * buckets < n:
+        power *= 2
+    return next(width for width in (power, 3 * power // 2, 2 * power) if width * buckets >= n)

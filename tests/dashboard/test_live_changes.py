@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from django.test import Client
 
+from dashboard.charts import loss
 from dashboard.live.changes import changed, chart_pieces, digest, pieces
 from dashboard.runs.models import Run, State
 from dashboard.studies import compare_views
+from dashboard.studies.figures import LOSS_BUCKETS
 from dashboard.studies.models import Study
 from dashboard.studies.views import LIVE_PARTS
+from parallel_core.analysis.thin import thin
 from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db
@@ -136,3 +140,26 @@ def test_a_comparison_sends_what_changed(reader: Client, study: Study) -> None:
     assert set(told["charts"]) == set(first["charts"])
     assert sum(map(len, told["texts"].values())) * 8 < sum(map(len, first["texts"].values()))
     assert reader.get("/compare/changes.json?runs=999999").status_code == 404, "its page says so when read again"
+
+
+@pytest.mark.parametrize("steps", [400, 2_000])
+def test_a_curve_that_grows_sends_its_end(steps: int) -> None:
+    """Of several whole ones, and of one that is thinned."""
+
+    def told(upto: int, have: Any = ()) -> Any:
+        losses = 5.0 - np.random.default_rng(1).random(steps + 1)
+        curves = [_curve(f"run {i}", losses[:steps] + i) for i in range(6)] + [_curve("growing", losses[:upto])]
+        return changed({}, {"loss": loss.chart(curves, "A title.", "measured").as_dict()}, have)
+
+    first, again = told(steps), told(steps + 1)
+    sent = told(steps + 1, first["texts"])["texts"]
+    assert "".join((first["texts"] | sent)[key] for key in again["charts"]["loss"]) == "".join(
+        again["texts"][key] for key in again["charts"]["loss"]
+    )
+    assert sum(map(len, sent.values())) * 8 < sum(map(len, first["texts"].values()))
+    assert len(first["texts"]) < 150, "a header has room for all that a page names"
+
+
+def _curve(label: str, values: Any) -> loss.Curve:
+    kept = thin(values, LOSS_BUCKETS) if len(values) > 3 * LOSS_BUCKETS else np.arange(len(values))
+    return loss.Curve(label, kept.astype(np.int32), kept * 0.25, values[kept], len(values), samples_per_step=8)

@@ -119,6 +119,14 @@ def test_a_flat_line_is_thinned_too() -> None:
     assert len(thin(np.ones(10_000), 100)) <= 200
 
 
+def test_a_curve_that_grows_keeps_the_points_it_had() -> None:
+    values = np.random.default_rng(7).normal(size=2_000)
+    before, after = thin(values[:1_700], 100), thin(values[:1_750], 100)
+    assert before[:-4].tolist() == after[: len(before) - 4].tolist()
+    for n in range(1, 700, 7):
+        assert {0 <= at < n for at in thin(values[:n], 100).tolist()} == {True}
+
+
 # spans
 
 
