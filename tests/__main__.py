@@ -109,6 +109,8 @@ def main() -> int:
     full = "--full" in arguments
     chosen = [a for a in arguments if a != "--full"]
     os.environ["TRAINYARD_TESTING"] = "1"
+    # Hundreds of processes import the same sources: without their bytecode each would compile all of them again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     bring_chromium()
     wanted = "not gpu" if full else "not gpu and not full"
     if chosen:
