@@ -39,6 +39,8 @@ class Row:
     """Why it is not there yet, or how it ended."""
     meters: Mapping[str, Any] = field(default_factory=dict)
     """See `peaks.over_one_peak`."""
+    alike: bool = True
+    """It trains the baseline's kind of model: of another one nothing is a speedup."""
 
     @property
     def steps_done(self) -> int:
@@ -130,6 +132,17 @@ class Overview:
         return f"measured, {steps} steps, {words} skipped, {len(self.results)} of {len(self.rows)} runs"
 
     @property
+    def step_sentence(self) -> str:
+        """How steps of other batches are told, and of which runs no speedup is."""
+        if self.baseline is None:
+            return ""
+        batch = self.baseline.spec.train.global_batch
+        step = f"A step is {batch} samples, the baseline's batch, also where the run's own differs."
+        others = any(row.spec.train.global_batch != batch for row in self.rows)
+        unlike = any(not row.alike for row in self.rows)
+        return " ".join([step] * others + ["Another model has no speedup over the baseline."] * unlike)
+
+    @property
     def peak_sentence(self) -> str:
         """What the utilisation of these runs is over."""
         return peaks.sentence(
@@ -174,7 +187,8 @@ def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool 
         entry = entry_of(run, specs[run.pk], labels[run.pk], setting)
         equal = _parity(held, base, run) if _same_updates(specs[base.pk], specs[run.pk]) else None
         why = setting.waits.get(run.pk) or run.detail
-        rows.append(Row(run, specs[run.pk], entry, equal, why, meters.get(run.pk, {})))
+        alike = specs[run.pk].model.kind == specs[base.pk].model.kind
+        rows.append(Row(run, specs[run.pk], entry, equal, why, meters.get(run.pk, {}), alike))
     rows.sort(key=_order)
     return Overview(rows, next(row for row in rows if row.run.pk == base.pk), setting.limit, held, replaced)
 

@@ -28,7 +28,7 @@ def rows(view: Overview) -> Iterator[list[Any]]:
 
 
 def _measured(row: Row) -> list[Any]:
-    result, speed = row.entry.result, row.entry.speed
+    result, speed = row.entry.result, row.entry.speed if row.alike else None
     step, parts = (result.step, result.breakdown) if result else (None, None)
     return [
         *((step.median, step.p10, step.p90, step.n) if step else [""] * 4),

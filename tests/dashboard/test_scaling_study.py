@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import html
 from typing import Any
 
 import pytest
@@ -161,3 +163,10 @@ def test_other_models_are_not_held_against_the_baseline(client: Client, alice: A
     assert {row[0] for row in page.context["charts"]["speedup"].rows} == {"GPT, Single", "GPT, DP, weak"}
     assert {row[0] for row in page.context["charts"]["scaling"].rows} >= {"GPT, DP, weak", "MLP, DP, weak"}
     assert "MLP, Single" in page.content.decode()
+    said = "A step is 16 samples, the baseline's batch, also where the run's own differs. Another model has no speedup"
+    table = client.get(f"/studies/{study.pk}/table.csv").content.decode().splitlines()
+    assert said in html.unescape(page.content.decode()) and said in html.unescape(
+        client.get(f"/studies/{study.pk}/report/").content.decode()
+    )
+    speedups = {row["label"]: row["speedup"] for row in csv.DictReader(table)}
+    assert speedups["GPT, DP, weak"] and not speedups["MLP, Single"] and not speedups["MLP, DP, weak"]
