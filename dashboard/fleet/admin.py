@@ -30,7 +30,7 @@ class WorkerAdmin(LookOnly):
     def has_delete_permission(self, request: HttpRequest, obj: Any | None = None) -> bool:
         if not self.has_view_permission(request):
             return False
-        return obj is None or not selectors.reporting().filter(pk=obj.pk).exists()
+        return obj is None or not selectors.stays(obj)
 
     def view_on_site(self, obj: Worker) -> str:  # type: ignore[override]
         return reverse("fleet:list")

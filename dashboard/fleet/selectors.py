@@ -70,6 +70,16 @@ def reporting() -> QuerySet[Worker]:
     return Worker.objects.filter(heartbeat_at__gt=timezone.now() - timedelta(seconds=LEASE_S))
 
 
+def stays(worker: Worker) -> str:
+    """Why the worker cannot be removed now, as a sentence; '' where it can."""
+    if reporting().filter(pk=worker.pk).exists():
+        return f"{worker.name} still reports: stop its process first. Until then draining keeps new runs away."
+    held = [a.run.name for a in live_attempts() if any(node["worker"] == worker.name for node in a.devices)]
+    if held:
+        return f"“{held[0]}” is still held to run on {worker.name}: cancel it, or wait until it is given up as lost."
+    return ""
+
+
 @dataclass(frozen=True)
 class Look:
     """One look at the fleet: every worker by name, and those of them that were heard of within a lease."""

@@ -10,4 +10,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("part", views.part, name="part"),
     path("<int:pk>/drain", views.drain, name="drain"),
     path("<int:pk>/enable", views.enable, name="enable"),
+    path("<int:pk>/remove", views.remove, name="remove"),
 ]

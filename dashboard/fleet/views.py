@@ -7,9 +7,10 @@ from itertools import groupby
 from typing import Any
 
 from django.contrib import messages
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from dashboard.fleet import selectors, services
 from dashboard.fleet.models import Worker
@@ -42,6 +43,25 @@ def drain(request: HttpRequest, pk: int) -> HttpResponse:
 @require_POST
 def enable(request: HttpRequest, pk: int) -> HttpResponse:
     return _change(request, pk, services.enable, "takes runs again")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def remove(request: HttpRequest, pk: int) -> HttpResponse:
+    """GET asks once, or says why it has to stay for now; POST takes it off the fleet."""
+    worker = get_object_or_404(Worker, pk=pk)
+    if not request.user.is_staff:  # type: ignore[union-attr]
+        raise PermissionDenied("Only admins may remove a worker.")
+    why = selectors.stays(worker)
+    if request.method == "POST" and not why:
+        try:
+            services.remove(worker=worker, user=request.user)
+        except services.Stays as error:  # it came back, or was given a run, just now
+            why = str(error)
+        else:
+            messages.success(request, f"{worker.name} is off the fleet. Its runs are kept, and keep its name.")
+            return redirect("fleet:list")
+    context = {"worker": worker, "why": why, "profiles": worker.profiles.count()}
+    return render(request, "fleet/remove.html", context, status=409 if why and request.method == "POST" else 200)
 
 
 def _change(request: HttpRequest, pk: int, change: Callable[..., Worker], said: str) -> HttpResponse:

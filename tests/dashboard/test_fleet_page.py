@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.fleet import selectors
+from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import timeline
 from dashboard.ledger import services as ledger
 from dashboard.runs.models import Attempt
@@ -114,6 +115,41 @@ def test_only_staff_drain_and_enable(client: Client, alice: Any, bob: Any, admin
     client.post(enable)
     host.refresh_from_db()
     assert not host.draining
+
+
+def test_only_staff_remove_a_worker_and_only_one_that_is_gone(client: Client, alice: Any, bob: Any, admin: Any) -> None:
+    host = factory.worker()
+    attempt = factory.start(factory.queued(alice, name="held"))
+    address = reverse("fleet:remove", args=[host.pk])
+    for person in (alice, bob):
+        client.force_login(person)
+        assert client.get(address).status_code == client.post(address).status_code == 403
+    client.force_login(admin)
+    assert address not in page(client)
+    refused = client.post(address)
+    assert refused.status_code == 409 and "still reports: stop its process first" in refused.content.decode()
+    host.heartbeat_at = timezone.now() - timedelta(minutes=2)
+    host.save()
+    assert address not in page(client), "a run is held there"
+    assert "“held” is still held to run on" in client.post(address).content.decode()
+    Attempt.objects.filter(pk=attempt.pk).update(over=True, ended_at=timezone.now())
+    assert address in page(client)
+    asked = client.get(address).content.decode()
+    assert "Its runs stay, and keep its name." in asked and Worker.objects.filter(pk=host.pk).exists()
+    assert "is off the fleet" in client.post(address, follow=True).content.decode()
+    assert not Worker.objects.exists()
+    assert f"on {host.name}" in client.get(reverse("runs:page", args=[attempt.run_id])).content.decode()
+    assert client.post(address).status_code == 404, "a second click finds nothing more to remove"
+
+
+def test_removing_a_worker_says_which_profiles_go_with_it(client: Client, admin: Any) -> None:
+    host = factory.worker()
+    ledger.ask_profile(worker=host, spec=RunSpec(), user=admin)
+    host.heartbeat_at = None
+    host.save()
+    client.force_login(admin)
+    asked = client.get(reverse("fleet:remove", args=[host.pk])).content.decode()
+    assert "1 profile of layers timed on it goes with it" in asked and "never heard of" in asked
 
 
 def test_draining_says_first_what_happens_to_the_run(client: Client, alice: Any, admin: Any) -> None:
