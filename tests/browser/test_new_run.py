@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,3 +166,20 @@ def test_an_uploaded_text_is_what_the_run_trains_on(
     page.goto("/runs/new/")
     chosen = field(page, "train__corpus").locator("option", has_text="hare.txt")
     expect(chosen).to_have_attribute("value", spec["train"]["corpus"])
+
+
+def test_clicks_in_quick_succession_queue_one_run(page: Page, client: httpx.Client) -> None:
+    """The button is still there while the answer is on its way, and an impatient hand uses it."""
+    page.goto("/runs/new/?preset=tiny")
+    field(page, "name").fill("Clicked twice")
+    field(page, "train__steps").fill("12")
+    button = page.get_by_role("button", name="Queue run")
+    button.scroll_into_view_if_needed()
+    box = button.bounding_box()
+    assert box is not None
+    for _ in range(4):
+        page.mouse.click(box["x"] + 8, box["y"] + 8)
+        page.wait_for_timeout(60)
+    page.wait_for_url(re.compile(r"/runs/\d+/$"))
+    page.goto("/runs/?q=Clicked+twice")
+    expect(page.get_by_role("row").filter(has_text="Clicked twice")).to_have_count(1)
