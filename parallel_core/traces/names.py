@@ -54,7 +54,7 @@ _COMMUNICATION = (
 _LIBRARY = re.compile(r"^(nccl|gloo|_?c10d|mpi|ucc)|^void nccl|record_param_comms", re.I)
 _OPTIMIZER_KERNEL = re.compile(r"multi_tensor_apply|fused_?(adam|sgd)|lamb", re.I)
 GEMM = re.compile(
-    r"gemm|cutlass|cublas|xmma|nvjet|wgmma|::(mm|bmm|addmm|baddbmm|matmul|linear)$|^(mm|addmm|bmm|baddbmm|linear)backward|convolution|cudnn",
+    r"gemm|cutlass|cublas|xmma|nvjet|wgmma|::(mm|bmm|addmm|baddbmm|matmul|linear)$|^(mm|addmm|bmm|baddbmm|linear)backward|^_(column|row)(backward)?$|convolution|cudnn",
     re.I,
 )
 ATTENTION = re.compile(r"flash|fmha|scaled_dot_product|attention", re.I)
@@ -126,7 +126,8 @@ def of_kernel(name: str) -> Meaning | None:
 
 def family(name: str) -> str:
     """In which of few groups an operation is counted: communication, matrix products, attention, other."""
-    if communication(name):
+    own = _annotation(name)
+    if communication(name) or (own and own.lane in (LANE_P2P, LANE_COLLECTIVE)):
         return "communication"
     if GEMM.search(name):
         return "matrix products"

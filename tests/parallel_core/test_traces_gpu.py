@@ -116,6 +116,12 @@ def test_a_pipeline_without_annotations_is_not_guessed() -> None:
         ("flash_fwd_kernel", "attention"),
         ("ncclDevKernel_AllGather_RING_LL", "communication"),
         ("vectorized_elementwise_kernel", "other"),
+        ("1RECV_ACT5", "communication"),
+        ("NORM", "communication"),
+        ("_Column", "matrix products"),
+        ("_RowBackward", "matrix products"),
+        ("_GeluBackward", "other"),
+        ("1F3", "other"),
     ],
 )
 def test_operations_fall_into_few_families(name: str, family: str) -> None:
