@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,20 +54,35 @@ def _grid(row: Row) -> Grid:
     return Grid(row.entry.label, [use for use in uses(made) if use.micro_batch < MOST_COLUMNS])
 
 
+class Race(NamedTuple):
+    """Who came to the loss `goal`, and when, losses averaged over so many steps; `reaches` by run id."""
+
+    goal: float | None
+    over: int
+    reaches: dict[int, Reach]
+
+
 def _target(view: Overview, target: float | None) -> Chart:
+    found = race(view, target)
+    return target_chart.chart(list(found.reaches.values()), found.goal, found.over)
+
+
+def race(view: Overview, target: float | None = None) -> Race:
+    """To the loss `target`; None: the lowest one that every run reaches."""
     points = {row.run.pk: view.losses[row.run.pk] for row in view.rows if len(view.losses.get(row.run.pk, ()))}
     over = window(len(own) for own in points.values())
     lows = {pk: least(own["value"], over) for pk, own in points.items()}
     finite = [low for low in lows.values() if np.isfinite(low)]
     goal = target if target is not None else max(finite, default=None)
-    runs = []
+    reaches = {}
     for row in (row for row in view.rows if row.run.pk in points):
         own = points[row.run.pk]
         at = None if goal is None else reached(own["value"], goal, over)
         step, seconds = (None, None) if at is None else (int(own["step"][at]), float(own["time"][at] - own["time"][0]))
         entry, taken = row.entry, taken_of(row.run)
-        runs.append(Reach(entry.label, entry.family, lows[row.run.pk], step, seconds, entry.baseline, taken))
-    return target_chart.chart(runs, goal, over)
+        found = Reach(entry.label, entry.family, lows[row.run.pk], step, seconds, entry.baseline, taken)
+        reaches[row.run.pk] = found
+    return Race(goal, over, reaches)
 
 
 def _against_dp(view: Overview, streams: Sequence[Row]) -> list[Answer]:

@@ -10,11 +10,19 @@ from django.urls import reverse
 from dashboard.charts import capacity
 from dashboard.runs import traces
 from dashboard.runs.traces import Trace
-from dashboard.studies import answers
+from dashboard.studies import answers, streams
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align, sentence
-from parallel_core.analysis.quantities import bytes_text, count_text, listed_text, percent_text, ratio_text
+from parallel_core.analysis.quantities import (
+    bytes_text,
+    count_text,
+    listed_text,
+    percent_text,
+    ratio_text,
+    seconds_text,
+    significant,
+)
 from parallel_core.analysis.sentences import COMPONENT_NAMES
 from parallel_core.plan.traffic import talks
 from parallel_core.simulate.replay import FREE, Change, replay
@@ -58,7 +66,9 @@ def of_overview(view: Overview, steps: Mapping[int, Trace]) -> list[Written]:
         return []
     return [
         Written("Which is fastest, which slowest, and why?", _extremes(view, done), _to(done[0], done[-1])),
-        Written("Is there a reason to use the slowest?", [_slowest(done)], [("Time against memory", "#tradeoff")]),
+        Written(
+            "Is there a reason to use the slowest?", [_slowest(view, done)], [("Time against memory", "#tradeoff")]
+        ),
         Written("What would the speedup be with free communication?", *_free(done, steps)),
         Written("Do the ranks run the same operators?", *_operators(done, steps)),
         Written("How does recomputation help?", _recompute(view), [("Time against memory", "#tradeoff")]),
@@ -93,10 +103,11 @@ def _goes(row: Row) -> list[str]:
     return [f"{compute}{lost if parts.share(name) else ''}."]
 
 
-def _slowest(done: Sequence[Row]) -> str:
-    """What it has that the fastest has not: memory, room for layers, or quiet links."""
+def _slowest(view: Overview, done: Sequence[Row]) -> str:
+    """What it has that the fastest has not: memory, room for layers, quiet links, or an earlier loss."""
     fast, slow = done[0], done[-1]
-    reasons = [text for text in (_lighter(slow, fast), _deeper(slow, fast), _quieter(slow, fast)) if text]
+    found = _lighter(slow, fast), _deeper(slow, fast), _quieter(slow, fast), _sooner(slow, fast, view)
+    reasons = [text for text in found if text]
     if not reasons:
         return (
             f"No number of this study speaks for {slow.entry.label}: {fast.entry.label} is faster, takes no more "
@@ -120,6 +131,17 @@ def _quieter(slow: Row, fast: Row) -> str:
     if a >= b:
         return ""
     return f"sends {bytes_text(a)} a step from a device instead of {bytes_text(b)}" if a else "sends nothing"
+
+
+def _sooner(slow: Row, fast: Row, view: Overview) -> str:
+    """Where updates differ, whose steps are slower may still be first at a loss."""
+    if slow.spec.parallel.flushes and fast.spec.parallel.flushes:
+        return ""
+    race = streams.race(view)
+    a, b = (own.seconds if (own := race.reaches.get(row.run.pk)) else None for row in (slow, fast))
+    if race.goal is None or a is None or b is None or a >= b:
+        return ""
+    return f"reaches loss {significant(race.goal, 4)} in {seconds_text(a)} instead of {seconds_text(b)}"
 
 
 def _wire(row: Row) -> int:

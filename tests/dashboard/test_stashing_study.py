@@ -12,7 +12,7 @@ from django.test import Client
 from dashboard.charts import target, versions
 from dashboard.charts.target import Reach
 from dashboard.runs.models import Run
-from dashboard.studies import streams, variants
+from dashboard.studies import streams, variants, written
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.target import least, reached, smoothed, window
@@ -201,3 +201,20 @@ def test_the_study_knows_which_of_its_times_to_a_loss_were_disturbed(study: Stud
     text = page(client, f"/compare/?runs={both}")
     table = text[text.index("Time to a loss of") :].partition("</table>")[0]
     assert table.count("disturbed: others used 40 %") == 1
+
+
+@pytest.mark.parametrize(("shift", "speaks"), [(0.5, True), (-0.5, False)])
+def test_an_earlier_loss_speaks_for_the_slowest(alice: Any, shift: float, speaks: bool) -> None:
+    """`shift` = by how much the losses of the fastest lie above those of the slowest."""
+    study = Study.objects.create(name="Stashing", owner=alice, kind="stashing", base=factory.BASE)
+    plan = variants.stashing(factory.BASE, devices=2, micro_batches=4, timed_steps=40)
+    made = {variant.spec.parallel.schedule: variant.spec for variant in plan.variants[:-1]}
+    for name in ("1f1b", "1f1b-stash"):
+        split = made[name].parallel.model_dump(mode="json")
+        moved = shift if name == "1f1b" else 0.0
+        factory.finished(alice, split, train={"clip": "stage"}, study=study, name=name, loss_shift=moved)
+    view = overview(study.runs.all())
+    assert [row.spec.parallel.schedule for row in view.rows] == ["1f1b", "1f1b-stash"], "fastest first"
+    said = written.of_overview(view, {})[1]
+    assert said.question == "Is there a reason to use the slowest?"
+    assert (re.search(r"reaches loss [\d.]+ in .* s instead of ", said.lines[0]) is not None) is speaks, said.lines
