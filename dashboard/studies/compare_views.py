@@ -27,7 +27,8 @@ MAX_DRAWN = 12
 
 @require_GET
 def compare_page(request: HttpRequest) -> HttpResponse:
-    """?runs=1,2,3&baseline=1: at most MAX_COMPARED runs in the table, lines and timelines of at most MAX_DRAWN."""
+    """?runs=1,2,3&baseline=1: at most MAX_COMPARED runs in the table. Of more than MAX_DRAWN there are no lines, and
+    timelines of the first so many, as the address has them."""
     runs, missing = _asked(request)
     if not runs:
         return render(request, "studies/compare.html", {"view": None, "missing": missing})
@@ -46,6 +47,7 @@ def compare_page(request: HttpRequest) -> HttpResponse:
         "legend": LEGEND,
         "words": words_of(row.spec for row in rows),
         "swap": _swapped(runs),
+        "fewer": _address(runs[:MAX_DRAWN]) if len(runs) > MAX_DRAWN else "",
         "scaling": _scaling(rows),
     }
     return render(request, "studies/compare.html", live | context)
@@ -103,7 +105,9 @@ def _scaling(rows: list[Row]) -> Finding | None:
 
 
 def _compare_charts(view: Overview, rows: list[Row]) -> dict[str, Any]:
-    made: dict[str, Any] = {**figures.of_overview(view), "loss": figures.losses(view), "steps": figures.steps(view)}
+    made: dict[str, Any] = {**figures.of_overview(view)}
+    if len(rows) <= MAX_DRAWN:
+        made |= {"loss": figures.losses(view), "steps": figures.steps(view)}
     if len(rows) == 2:
         made["waterfall"] = figures.difference(rows[0], rows[1])
     return made
@@ -111,9 +115,12 @@ def _compare_charts(view: Overview, rows: list[Row]) -> dict[str, Any]:
 
 def _swapped(runs: list[Run]) -> str:
     """Address of the same comparison with the second run as its baseline."""
-    if len(runs) < 2:
-        return ""
-    ids = [str(run.pk) for run in (runs[1], runs[0], *runs[2:])]
+    return _address([runs[1], runs[0], *runs[2:]]) if len(runs) > 1 else ""
+
+
+def _address(runs: list[Run]) -> str:
+    """Of their comparison, the first as its baseline."""
+    ids = [str(run.pk) for run in runs]
     return f"?{urlencode({'runs': ','.join(ids), 'baseline': ids[0]}, safe=',')}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from django.test import Client
@@ -101,15 +102,23 @@ def test_missing_runs_are_named(reader: Client, alice: Any) -> None:
 def test_at_most_twelve_are_drawn(reader: Client, alice: Any) -> None:
     runs = [factory.queued(alice, {"dp": 2}) for _ in range(14)]
     page = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}")
-    assert "lines and timelines: 12 of 14 drawn" in page.content.decode()
+    text, listed = page.content.decode(), ",".join(str(run.pk) for run in runs[:12])
+    assert "no lines from 13 runs on; timelines of the first 12 of 14" in text
+    assert f"show={quote(listed)}" in text, "the timelines are those of the first chips"
+    fewer = reader.get(f"/compare/{page.context['fewer']}")
+    assert [row.run for row in fewer.context["rows"]] == runs[:12] and "loss" in fewer.context["charts"]
 
 
-def test_bars_and_scatter_hold_every_run_and_lines_say_how_many(reader: Client, alice: Any) -> None:
+def test_from_13_runs_on_bars_scatter_and_table_hold_every_run_and_there_are_no_lines(
+    reader: Client, alice: Any
+) -> None:
     runs = [factory.finished(alice, {"dp": 2}, name=f"run {i}") for i in range(13)]
-    charts = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}").context["charts"]
+    page = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}")
+    charts = page.context["charts"]
     assert "13 of 13 runs" in charts["speedup"].source and len(charts["speedup"].rows) == 13
     assert "13 of 13 runs" in charts["tradeoff"].source
-    assert "12 of 13 runs drawn" in charts["loss"].source
+    assert not {"loss", "steps"} & set(charts) and 'data-chart="loss"' not in page.content.decode()
+    assert all(f">run {i}<" in page.content.decode() for i in range(13))
 
 
 def test_lines_of_one_hue_have_symbols_of_their_own(reader: Client, alice: Any) -> None:
