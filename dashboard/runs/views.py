@@ -68,7 +68,14 @@ def _create(request: HttpRequest) -> HttpResponse:
         else:
             messages.success(request, f"“{run.name}” was submitted.")
             return redirect(reverse("runs:page", args=(run.pk,)))
-    return _form_page(request, form, status=422)
+    return _form_page(request, form, status=422, **_resumed(form.cleaned_data.get("resume_from")))
+
+
+def _resumed(named: ResumeFrom | None) -> dict[str, Any]:
+    """What the page says of the checkpoint that a run is to begin from; nothing of one that is not there."""
+    run = Run.objects.filter(pk=named["run"]).first() if named else None
+    steps = resuming.steps(run) if run else []
+    return {"source": run, "steps": steps, "step": named["step"]} if named and steps else {}
 
 
 @require_POST
@@ -107,7 +114,7 @@ def resume(request: HttpRequest, pk: int) -> HttpResponse:
     name = f"{run.name} (from step {step})"[: limits.MAX_NAME]
     spec = resuming.with_steps_left(run.spec, step)
     form = _initial(spec, {"run": pk, "step": step}, run.over_hosts, name=name, tags=", ".join(run.tags))
-    return _form_page(request, form, source=run, steps=steps, step=step, longer=spec != run.spec)
+    return _form_page(request, form, **_resumed({"run": pk, "step": step}), longer=spec != run.spec)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -141,6 +141,18 @@ def test_what_does_not_fit_is_said_at_its_field(
     assert Run.objects.count() == 1
 
 
+def test_what_was_refused_is_still_to_be_resumed(member_client: Client, saved: Run) -> None:
+    """Its heading, its checkpoints and all that was typed; what names no run's checkpoint is a new run."""
+    form = form_of(saved.spec, resume_from=f"{saved.pk}:10", name="my words", tags="a, b", train__lr="fast")
+    page = member_client.post("/runs/new/", form).content.decode()
+    assert f"<h1>Resume “{saved.name}” as…</h1>" in page and "Put right what is marked below" in page
+    assert f'href="/runs/{saved.pk}/resume?step=10" aria-current="true"' in page
+    assert all(f'value="{typed}"' in page for typed in ("my words", "a, b", "fast", f"{saved.pk}:10"))
+    for other in ("", "99999:1", "words"):
+        page = member_client.post("/runs/new/", form | {"resume_from": other}).content.decode()
+        assert "<h1>New run</h1>" in page
+
+
 def test_the_api_takes_and_shows_it(client: Client, alice: Any, saved: Run) -> None:
     headers = bearer(alice, Scope.SUBMIT)
     named = {"run": saved.pk, "step": 20}
