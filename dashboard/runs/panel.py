@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dashboard.fleet.words import WORDS
 from dashboard.runs.layout_hosts import Hosts
@@ -12,6 +12,7 @@ from dashboard.runs.spec_fields import ENTRIES
 from dashboard.runs.submission import Assessment, shape_of
 from parallel_core.analysis.quantities import bytes_text, listed_text, percent_text, seconds_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
+from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import RankMemory
@@ -73,7 +74,7 @@ class Panel:
             devices=_devices(found),
             memory=feasibility.sentence if feasibility else "",
             fits=feasibility.fits if feasibility else None,
-            rows=[row_of(found.spec, stage, full, found.limit) for stage in found.stages[:SHOWN_STAGES]],
+            rows=[_of_stage(found.spec, stage, full, found.limit) for stage in found.stages[:SHOWN_STAGES]],
             hidden=max(0, len(found.stages) - SHOWN_STAGES),
             batch=_batch(found.spec),
             step=_step(found),
@@ -132,10 +133,18 @@ def _step(found: Assessment) -> str:
     return f"{text} and what was timed between {names}" if found.hosts else text
 
 
+def _of_stage(spec: RunSpec, stage: RankMemory, full: int, limit: int) -> Row:
+    """`row_of`; where a fault holds memory of one rank of several, it is named."""
+    row, copies = row_of(spec, stage, full, limit), spec.parallel.copies[stage.stage]
+    several = copies * spec.parallel.tensor_ranks[stage.stage] > 1
+    held = any(fault.held_bytes(stage.rank) for fault in spec.inject)
+    return replace(row, ranks=f"{row.ranks}, most on {stage.rank}") if held and several else row
+
+
 def row_of(spec: RunSpec, stage: RankMemory, full: int, limit: int, names: Mapping[str, str] = CATEGORY_NAMES) -> Row:
     """The ranks of a stage; bars are parts of `full` bytes, categories called by `names`."""
     split = spec.parallel
-    first, count = stage.rank, split.copies[stage.stage] * split.tensor_ranks[stage.stage]
+    first, count = Layout.of(spec).rank(stage.stage), split.copies[stage.stage] * split.tensor_ranks[stage.stage]
     parts = [
         Part(name, names[name], bytes_text(value), round(100 * value / full, 2))
         for name in CATEGORIES

@@ -19,7 +19,7 @@ from dashboard.runs import resuming, services
 from dashboard.runs.models import Corpus, Run
 from dashboard.runs.spreading import Files, asked, expected, hosts_error
 from parallel_core.outline import outline_of
-from parallel_core.plan.memory import Feasibility, RankMemory, by_stage, verdict
+from parallel_core.plan.memory import Feasibility, RankMemory, needed, verdict
 from parallel_core.plan.strategy import label
 from parallel_core.spec import ParallelSpec, RunSpec, field_errors
 from workers.contract import ResumeFrom
@@ -109,7 +109,7 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
     wrong = found.sentence if found.fits is False else ""
     where = expected(asks, fleet)
     said, record = ledger.predicted(parsed, where), ledger.time_record().sentence()
-    return Assessment(parsed, errors, offered, by_stage(parsed), found, limit, wrong, said, record, where)
+    return Assessment(parsed, errors, offered, needed(parsed), found, limit, wrong, said, record, where)
 
 
 def submit(

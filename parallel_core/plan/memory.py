@@ -6,7 +6,7 @@ The prediction itself, `predict` and `by_stage`, is made in `plan.peak`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -15,12 +15,13 @@ from pydantic import ValidationError
 
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.sentences import CATEGORY_NAMES
+from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
 from parallel_core.plan.peak import RankMemory, by_stage, predict
 from parallel_core.rules import divisors
 from parallel_core.spec import RunSpec
 
-__all__ = ["Feasibility", "Fix", "RankMemory", "by_stage", "find_fixes", "predict", "verdict", "worst_stage"]
+__all__ = ["Feasibility", "Fix", "RankMemory", "by_stage", "find_fixes", "needed", "predict", "verdict", "worst_stage"]
 
 _MOST_FIXES = 3
 
@@ -51,7 +52,7 @@ def verdict(spec: RunSpec, device_bytes: int | None, devices: int | None = None)
     Changes that would take more than `devices` devices are not proposed (None = any number).
     """
     limits = [limit for limit in (device_bytes, spec.trace.memory_cap) if limit is not None]
-    worst = worst_stage(spec)
+    worst = max(needed(spec), key=_total)
     needs = f"Needs {bytes_text(worst.total)} on rank {worst.rank}"
     category, share = worst.largest()
     most = f"{CATEGORY_NAMES[category]} {'is' if category == 'optimizer' else 'are'} {percent_text(share)}"
@@ -70,7 +71,29 @@ def verdict(spec: RunSpec, device_bytes: int | None, devices: int | None = None)
 @lru_cache(maxsize=1024)
 def worst_stage(spec: RunSpec) -> RankMemory:
     """Prediction for the stage that needs most. Kept: a page of runs asks of the same specs again and again."""
-    return max(by_stage(spec), key=lambda memory: memory.total)
+    return max(by_stage(spec), key=_total)
+
+
+def needed(spec: RunSpec) -> list[RankMemory]:
+    """`by_stage`, with what the faults of the run hold besides (as buffers, where the meter counts it): of each place
+    the rank that needs most, the first of several."""
+    if not spec.inject:
+        return by_stage(spec)
+    layout, most = Layout.of(spec), dict[int, tuple[int, int]]()
+    for rank in range(layout.world):
+        if held := sum(fault.held_bytes(rank) for fault in spec.inject):
+            place = layout.coords(rank).place
+            most[place] = max(most.get(place, (0, 0)), (held, -rank))
+    return [
+        replace(memory, rank=-most[memory.stage][1], buffers=memory.buffers + most[memory.stage][0])
+        if memory.stage in most
+        else memory
+        for memory in by_stage(spec)
+    ]
+
+
+def _total(memory: RankMemory) -> int:
+    return memory.total
 
 
 def find_fixes(spec: RunSpec, limit: int, devices: int | None = None) -> tuple[Fix, ...]:
@@ -136,7 +159,7 @@ class _Search:
         for text, changes in steps:
             changed = _changed(spec, changes)
             if changed is not None and (self.devices is None or changed.parallel.world <= self.devices):
-                yield changed, Fix(text, changes, worst_stage(changed).total)
+                yield changed, Fix(text, changes, max(map(_total, needed(changed))))
 
     def first(self, spec: RunSpec, steps: list[_Step]) -> list[Fix]:
         """The first step of a ladder that fits, if any."""

@@ -44,6 +44,15 @@ def test_every_leaf_of_the_spec_is_asked_for() -> None:
     assert set(spec_fields.leaves()) == set(spec_fields.ENTRIES)
 
 
+def test_will_it_run_counts_what_a_fault_holds(member_client: Client, two_cpus: None) -> None:
+    hog = {"inject__memory_hog": "on", "inject__memory_hog__rank": "1", "inject__memory_hog__mib": "900"}
+    typed = filled(parallel__dp="2", **hog)
+    page = member_client.post("/runs/new/check", typed).content.decode()
+    assert "Ranks 0–1, most on 1" in page and "on rank 1" in page and "Needs 948 MiB" in page
+    typed["inject__memory_hog__mib"] = "1024"
+    assert "more than the device has" in member_client.post("/runs/new/check", typed).content.decode()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_model_is_asked_for_its_own_fields_alone(kind: str) -> None:
     """Whatever stands in the fields of other kinds, which a browser hides."""

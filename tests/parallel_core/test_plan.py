@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_core.layout import Layout
-from parallel_core.plan.memory import by_stage, predict, verdict, worst_stage
+from parallel_core.plan.memory import by_stage, needed, predict, verdict, worst_stage
 from parallel_core.plan.peak import flat_bytes
 from parallel_core.plan.places import ALIGN
 from parallel_core.plan.strategy import family, ideal_speedup, label, model_flops, recompute_share
@@ -219,6 +219,21 @@ def test_the_runs_own_cap_counts_where_it_is_less() -> None:
     capped = RunSpec.model_validate({"trace": {"memory_cap": 1000}})
     assert "more than the memory cap has" in verdict(capped, 80 * GIB).sentence
     assert verdict(capped, 10).sentence.count("the device has") == 1
+
+
+def test_memory_that_a_fault_holds_is_needed() -> None:
+    """On its rank alone, and beside every change that is proposed; rules are told what the run itself would need."""
+    hog = {"kind": "memory_hog", "rank": 1, "mib": 500}
+    plain, held = spec(dp=2), RunSpec.model_validate({"parallel": {"dp": 2}, "inject": [hog]})
+    own = worst_stage(plain).total
+    (most,) = needed(held)
+    assert (most.rank, most.total) == (1, own + (500 << 20)) and needed(plain) == by_stage(plain) == by_stage(held)
+    found = verdict(held, 400 << 20)
+    assert (found.fits, found.worst_rank, found.total) == (False, 1, most.total)
+    assert found.fixes == (), "none makes the fault hold less"
+    assert verdict(plain, 400 << 20).fits and verdict(held, most.total).fits
+    piped = needed(RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 4}, "inject": [hog]}))
+    assert [memory.rank for memory in piped] == [0, 1] and piped[1].total > 500 << 20 > piped[0].total
 
 
 def test_unknown_device_memory() -> None:
