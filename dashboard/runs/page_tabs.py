@@ -103,10 +103,8 @@ def equal_sentence(run: Run) -> str:
     once = found["checks"] == 1
     times = f"1 check, {seconds_text(found['seconds'])}" if once else f"{found['checks']} checks, "
     times += "" if once else f"{seconds_text(found['seconds'])} each"
-    return (
-        f"{times} ({cost} of the steps): all replicas equal bit for bit. "
-        f"Parameters behind step {found['step']}: {found['parameters']}."
-    )
+    equal = "all replicas equal bit for bit" if run.devices > 1 else "one rank, which has no replica"
+    return f"{times} ({cost} of the steps): {equal}. Parameters behind step {found['step']}: {found['parameters']}."
 
 
 def rank_rows(run: Run) -> list[dict[str, Any]]:
