@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-ENGINE, PAGES = "tests/parallel_core", "tests/dashboard"
+ENGINE, PAGES, WORKERS = "tests/parallel_core", "tests/dashboard", "tests/workers"
 YARDS = ("tests/browser", "tests/faults", "tests/dashboard/test_postgres.py", "tests/workers/test_worker_faults.py")
 SLOWEST = "--durations=15"
 AT_A_TIME = 3
@@ -56,16 +56,19 @@ def lint() -> list[Step]:
 
 
 def suite(wanted: str) -> list[Step]:
-    """Every test that is `wanted`, each in one of these parts; the longest first, so that the last end together."""
-    elsewhere = [f"--ignore={path}" for path in (ENGINE, PAGES, *YARDS)]
+    """Every test that is `wanted`, each in one of these parts; the longest first, so that the last end together: as
+    short as these are, none of them is left to go on alone while a core has nothing to do."""
+    elsewhere = [f"--ignore={path}" for path in (ENGINE, PAGES, WORKERS, *YARDS)]
     engine, pages = files(ENGINE), files(PAGES)
     return [
         ("pytest, whole yards", pytest_of(wanted, *YARDS)),
         ("pytest, the engine", pytest_of(wanted, *engine[::2])),
         ("pytest, more of the engine", pytest_of(wanted, *engine[1::2])),
-        ("pytest, pages", pytest_of(wanted, *pages[::2])),
-        ("pytest, more pages", pytest_of(wanted, *pages[1::2])),
+        ("pytest, pages", pytest_of(wanted, *pages[::3])),
+        ("pytest, more pages", pytest_of(wanted, *pages[1::3])),
+        ("pytest, still more pages", pytest_of(wanted, *pages[2::3])),
         ("pytest, the others", pytest_of(wanted, *elsewhere)),
+        ("pytest, workers", pytest_of(wanted, *files(WORKERS))),
     ]
 
 
