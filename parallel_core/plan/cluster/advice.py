@@ -1,10 +1,10 @@
-"""What holds a plan back, in milliseconds, and the first thing to try."""
+"""What holds a plan back, in time, and the first thing to try."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from parallel_core.analysis.quantities import percent_text, seconds_text
+from parallel_core.analysis.quantities import percent_text, seconds_text, significant
 from parallel_core.plan.cluster import step
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
@@ -37,13 +37,19 @@ def advise(job: Job, cluster: Cluster, plan: Plan, change: Change | None = None)
         part = "compute"
     share = parts[part] / total
     change = change or better(job, cluster, plan, total)
-    head = f"{parts[part] * 1e3:,.0f} of {total * 1e3:,.0f} ms ({percent_text(share)})".replace(
-        ",", "\N{NO-BREAK SPACE}"
-    )
+    head = f"{part_text(parts[part], total)} ({percent_text(share)})"
     what = WORDS[part]
     return Advice(
         part, parts[part] * 1e3, share, change, f"{head} {_verb(what)}. {_try(job, cluster, plan, total, change)}"
     )
+
+
+def part_text(part: float, total: float) -> str:
+    """Both in the unit in which the step is told everywhere else."""
+    whole = seconds_text(total)
+    if not 1e-3 <= total < 60:
+        return f"{seconds_text(part)} of {whole}"
+    return f"{significant(part if total >= 1 else part * 1e3)} of {whole}"
 
 
 def _verb(what: str) -> str:
