@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from datetime import timedelta
 from typing import Any
 
@@ -252,6 +253,9 @@ def test_a_schedule_that_would_hang_shows_its_grid_at_the_field(member_client: C
     assert "rank 1 | >1RECV_ACT1< 1F1 " in said
     (short,) = answer.context["panel"].errors
     assert short == f"Own schedule: {said.splitlines()[0]} Its field shows where."
+    sentence, place = said.split("\n", 1)
+    shown = html.unescape(answer.content.decode())
+    assert f"<span>{sentence}</span>\n{place}</p>" in shown, "the sentence folds on a phone, the grid does not"
 
 
 def test_token_files_of_workers_are_corpora(member_client: Client, two_cpus: None) -> None:

@@ -68,3 +68,15 @@ def ago(value: datetime | None) -> str:
     """'3 min ago', 'just now'."""
     text = age(value)
     return {NOTHING: NOTHING, "now": "just now"}.get(text, f"{text} ago")
+
+
+@register.filter
+def first_line(errors: Any) -> str:
+    """Of what is wrong with a field: the sentence; `other_lines` is what shows the place."""
+    return " ".join(errors).partition("\n")[0]
+
+
+@register.filter
+def other_lines(errors: Any) -> str:
+    """Lines that must not be folded, such as the grid of a schedule; '' of most errors."""
+    return " ".join(errors).partition("\n")[2]
