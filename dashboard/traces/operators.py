@@ -40,8 +40,10 @@ def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
     if not levels:
         return Side(why_not="The names of this trace's operations were not kept; upload it again to compare its ranks.")
     ranks = sorted(kept)
+    if len(ranks) == 1:
+        return Side(why_not=f"It has rank {ranks[0]} alone: upload files of several ranks together to compare them.")
     level = given.get("level") if given.get("level") in levels else next(iter(levels))
-    a, b = _rank(given.get("a"), ranks, 0), _rank(given.get("b"), ranks, min(1, len(ranks) - 1))
+    a, b = _rank(given.get("a"), ranks, 0), _rank(given.get("b"), ranks, 1)
     left, right = (kept[rank].get(str(level), []) for rank in (a, b))
     found, names = _aligned(left, right)
     who = (f"rank {a}", f"rank {b}")

@@ -58,3 +58,7 @@ def test_a_schedule_is_read_into_its_field(page: Page, tmp_path: Path) -> None:
     expect(page.get_by_label("Own schedule")).to_have_value(own.read_text())
     expect(page.locator("#help-program_file")).to_have_text("own.csv was read into the field.")
     expect(page.locator("#feasibility")).to_contain_text("PP-Custom")
+    (tmp_path / "none.csv").touch()
+    page.get_by_label("or read it from a file").set_input_files(tmp_path / "none.csv")
+    expect(page.locator("#error-program_file")).to_have_text("none.csv is empty.")
+    expect(page.get_by_label("Own schedule")).to_have_value(own.read_text())

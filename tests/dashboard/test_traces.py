@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import html
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,6 +105,9 @@ def test_ranks_are_held_against_each_other(member: Client, real: list[bytes]) ->
     assert f'hx-get="{address}?' in member.get(f"/traces/{trace.pk}/").content.decode()
     TraceSpans.objects.update(names={})
     assert "upload it again" in member.get(address).content.decode()
+    one, _ = shown(member, ("rank0.json", real[0]))
+    alone = html.unescape(member.get(reverse("traces:operators", args=(one.pk,))).content.decode())
+    assert "It has rank 0 alone: upload files of several ranks together to compare them." in alone
 
 
 def test_what_if_walks_through_a_real_step(member: Client, real: list[bytes]) -> None:

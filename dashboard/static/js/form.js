@@ -37,8 +37,8 @@ async function readProgram() {
   const area = form.querySelector('[name="parallel__program"]');
   const told = form.querySelector("#error-program_file");
   const most = Number(program.dataset.max);
-  if (file.size > most) {
-    told.textContent = `A schedule has at most ${Math.round(most / 1024)} KiB; this file has ${Math.round(file.size / 1024)} KiB.`;
+  if (!file.size || file.size > most) {
+    told.textContent = !file.size ? `${file.name} is empty.` : `A schedule has at most ${Math.round(most / 1024)} KiB; this file has ${Math.round(file.size / 1024)} KiB.`;
     mark();
     return;
   }
