@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,13 +29,14 @@ from workers.wire import MAX_BACKLOG, Backoff, Publisher
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""As often as a rank writes down its points: what several ranks wrote goes in one batch, and costs the yard one
+GATHER_S = 1.0
+"""What the ranks of an attempt wrote is published at most this often, all of it at once, so that it costs the yard one
 transaction. On a machine whose cores are all at work for ranks, whatever the yard does is taken from them."""
 IDLE_S = 1.0
 SAVE_S = 1.0
 """How often the published offsets are written down: what lies between is published twice after a restart."""
 TURN = 16
-"""Batches of one file in one pass, so that a long log does not hold up the points of another rank."""
+"""Batches of one file in one pass, so that a long log does not hold up the points of another attempt."""
 REPEAT_S = (10.0, 320.0)
 """First and longest wait between two repetitions of an end that nobody has settled."""
 CHANNELS: tuple[Channel, ...] = ("events", "log")
@@ -56,6 +57,12 @@ class Followed:
     repeat_after: float = field(default_factory=lambda: REPEAT_S[0])
     dirty: bool = False
     saved_at: float = field(default_factory=time.monotonic)
+    sent_at: float = float("-inf")
+
+    @property
+    def due(self) -> bool:
+        """Whether what was written since may be published: nobody waits behind an end, or for a first word."""
+        return self.end is not None or time.monotonic() - self.sent_at >= GATHER_S
 
     def save(self, force: bool = False) -> None:
         if self.dirty and (force or time.monotonic() - self.saved_at >= SAVE_S):
@@ -179,28 +186,32 @@ class Relay(threading.Thread):
             if followed.ended:
                 self._repeat(followed)
                 continue
-            dry = [self._publish_file(followed, key) for key in followed.tails]
-            if followed.end and all(dry):
+            dry = followed.due and self._publish_files(followed)
+            if followed.end and dry:
                 self._publish_end(followed, followed.end)
             followed.save()
 
-    def _publish_file(self, followed: Followed, key: FileKey) -> bool:
-        """Publishes some batches of a file; True when nothing more of it is there."""
-        tail, final = followed.tails[key], followed.end is not None
+    def _publish_files(self, followed: Followed) -> bool:
+        """Publishes some batches of every file; True when nothing more of any is there."""
         for _ in range(TURN):
-            start = followed.offsets[key]
-            data = tail.read(start, final)
-            if not data:
+            batches = list(self._next_batches(followed))
+            if not batches:
                 return True
             if self._publisher.backlog() >= MAX_BACKLOG:
                 return False
-            body = BatchBody(
-                attempt=followed.folder.attempt, rank=key[1], channel=key[0], start=start, end=start + len(data)
-            )
-            self._publisher.add("batch", body, data)
-            followed.offsets[key] = body["end"]
-            followed.dirty = True
+            self._publisher.add_all([("batch", body, data) for body, data in batches])
+            for body, _ in batches:
+                followed.offsets[body["channel"], body["rank"]] = body["end"]
+            followed.dirty, followed.sent_at = True, time.monotonic()
         return False
+
+    def _next_batches(self, followed: Followed) -> Iterator[tuple[BatchBody, bytes]]:
+        """One of each file of which there is more."""
+        attempt = followed.folder.attempt
+        for (channel, rank), tail in followed.tails.items():
+            start = followed.offsets[channel, rank]
+            if data := tail.read(start, followed.end is not None):
+                yield BatchBody(attempt=attempt, rank=rank, channel=channel, start=start, end=start + len(data)), data
 
     def _publish_end(self, followed: Followed, end: AttemptBody) -> None:
         sizes = {f"{channel}:{rank}": at for (channel, rank), at in followed.offsets.items()}

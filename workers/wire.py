@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import redis
@@ -58,10 +58,18 @@ class Publisher:
         self._fields = {"worker": settings.name, "boot": settings.boot}
 
     def add(self, kind: str, body: Mapping[str, Any], data: bytes | None = None) -> None:
-        fields: dict[Any, Any] = {**self._fields, "kind": kind, "body": json.dumps(body)}
-        if data is not None:
-            fields["data"] = data
-        self._redis.xadd(EVENTS, fields)
+        self._redis.xadd(EVENTS, self._entry(kind, body, data))
+
+    def add_all(self, entries: Iterable[tuple[str, Mapping[str, Any], bytes]]) -> None:
+        """All of them or none, and whoever reads the stream finds them together."""
+        with self._redis.pipeline(transaction=True) as pipe:
+            for entry in entries:
+                pipe.xadd(EVENTS, self._entry(*entry))
+            pipe.execute()
+
+    def _entry(self, kind: str, body: Mapping[str, Any], data: bytes | None) -> dict[Any, Any]:
+        own = {**self._fields, "kind": kind, "body": json.dumps(body)}
+        return own if data is None else {**own, "data": data}
 
     def backlog(self) -> int:
         """Entries that the controller has not consumed: it removes what it has."""

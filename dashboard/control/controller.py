@@ -37,9 +37,10 @@ RETRY_S = 0.3
 LOCK_POLL_S = 0.25
 UNSETTLED_EVERY_S = 5.0
 STARTER_EVERY_S = 1.0
-SWEEP_EVERY_S = 1.0
-"""Nobody wrote to the database and workers sent data alone: then time is all that a sweep could find."""
-DATA = "batch"
+CLOCKS_EVERY_S = 1.0
+SWEEP_EVERY_S = 5.0
+"""Nobody wrote to the database, and workers sent data and the heartbeats that they always send: then there is hardly
+anything to find but what the clocks say."""
 ASK_AGAIN_S = 1.0
 FAILURES = (redis.RedisError, BrokerError, DatabaseError, InterfaceError, OSError)
 
@@ -55,6 +56,7 @@ class Controller:
         self._clocks = Clocks()
         self._changes = Changes()
         self._news = True
+        self._alive: set[str] = set()
         self._starter = Starter()
         self._resends: dict[int, int] = {}
         self._unsent: dict[int, Attempt] = {}
@@ -85,8 +87,9 @@ class Controller:
     def turn(self) -> None:
         """One round of the loop. Raises one of FAILURES where the broker or the database is away."""
         read = self._reader.read()
-        self._news |= self._changes.any() or any(entry.kind != DATA for entry in read.entries)
+        self._news |= self._changes.any()
         done = self._store(read.entries)
+        self._news |= any(ingest.news for ingest in done)
         self._changes.skip_own()
         for ingest in done:
             self._note_ended(ingest.ended)
@@ -139,9 +142,11 @@ class Controller:
         now = time.monotonic()
         self._clocks.advance(now - (self._listened_at or now))
         self._listened_at = now
-        if self._news:
+        alive, self._alive = self._alive, self._clocks.alive(self._lease)
+        if self._news or alive != self._alive:
             self._last.pop("sweep", None)
         self._every("sweep", SWEEP_EVERY_S, self._sweep)
+        self._every("clocks", CLOCKS_EVERY_S, self._look_at_clocks)
         self._send_unsent()
         self._summarise_one()
         self._every("unsettled", UNSETTLED_EVERY_S, self._ask_for_the_rest)
@@ -150,13 +155,20 @@ class Controller:
     def _sweep(self) -> None:
         """What it writes itself is news for the next turn."""
         self._news = False
-        send_orders(self._redis, [*sweeps.sweep_cancels(), *sweeps.sweep_traces()])
-        again, ended = sweeps.sweep_leases(self._clocks, self._lease, self._resends)
-        self._unsent |= {attempt.pk: attempt for attempt in again}
-        self._note_ended(ended)
-        for attempt in sweeps.place_queued(self._clocks.alive(self._lease)):
+        send_orders(self._redis, sweeps.sweep_cancels())
+        self._look_at_clocks()
+        for attempt in sweeps.place_queued(self._alive):
             self._unsent[attempt.pk] = attempt
         fit_runs.advance()
+
+    def _look_at_clocks(self) -> None:
+        """What comes with time, though nobody writes anything: silence, and the step that somebody wants to see."""
+        self._last["clocks"] = time.monotonic()
+        send_orders(self._redis, sweeps.sweep_traces())
+        again, ended = sweeps.sweep_leases(self._clocks, self._lease, self._resends)
+        self._unsent |= {attempt.pk: attempt for attempt in again}
+        self._news |= bool(ended)
+        self._note_ended(ended)
 
     def _send_unsent(self) -> None:
         for pk, attempt in list(self._unsent.items()):

@@ -9,17 +9,18 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
 
 from dashboard.control import together
+from dashboard.control.beats import keep_beat
 from dashboard.control.frames import clean, decode_batch
 from dashboard.control.orders import Order
 from dashboard.control.store import FileKey, Store
 from dashboard.control.wire import Entry
-from dashboard.fleet.models import Leftover, Worker
+from dashboard.fleet.models import Leftover
 from dashboard.ledger import selectors as ledger_selectors
 from dashboard.ledger import services as ledger
 from dashboard.runs import states
@@ -51,6 +52,8 @@ class Ingest:
     """Runs whose summary is to be computed (again)."""
     touched: set[int] = field(default_factory=set)
     """Attempts that may just have become settled."""
+    news: bool = False
+    """Whether a sweep may find something new: after data, or a heartbeat as the one before, time alone can tell it."""
 
     def apply(self, entry: Entry) -> None:
         """Raises KeyError, TypeError or ValueError where the entry is not what the contract says."""
@@ -104,23 +107,8 @@ class Ingest:
 
     def _heartbeat(self, entry: Entry) -> None:
         body = clean(entry.body)
-        at = datetime.fromtimestamp(entry.at, UTC)
-        fields: dict[str, Any] = {
-            "host": body["host"],
-            "boot": entry.boot,
-            "version": body["version"],
-            "devices": body["devices"],
-            "load": body["load"],
-            "memory_total": body["memory_total"],
-            "memory_available": body["memory_available"],
-            "shared_checkpoints": bool(body.get("shared_checkpoints")),
-            "leaving": bool(body.get("leaving")),
-            "token_files": body.get("token_files") or [],
-            "heartbeat_at": at,
-        }
-        if body.get("calibration"):
-            fields["calibration"] = body["calibration"]
-        worker, _ = Worker.objects.update_or_create(name=entry.worker, defaults=fields)
+        worker, new = keep_beat(entry, body)
+        self.news |= new
         self.topics[None, None].add("fleet")
         gone = worker.leftovers.values_list("run", flat=True)
         self.orders += [(entry.worker, {"kind": "drop", "attempt": run}) for run in gone]
@@ -151,6 +139,7 @@ class Ingest:
             self.orders.append((worker, {"kind": "cancel", "attempt": pk}))
 
     def _profile(self, entry: Entry) -> None:
+        self.news = True
         ledger.answer_profile(entry.worker, clean(entry.body))
 
     def _dropped(self, entry: Entry) -> None:
@@ -162,6 +151,7 @@ class Ingest:
         attempt = self._placed(entry)
         if attempt is None:
             return
+        self.news = True
         self.store.flush(self.attempts)
         body = clean(entry.body)
         try:

@@ -76,6 +76,11 @@ class Host:
     def idle(self) -> bool:
         return self.free == self.devices
 
+    @property
+    def gives(self) -> bool:
+        """Whether any run at all could be placed there now."""
+        return self.open and not self.exclusive and any(self.free.values())
+
     def without(self, kind: str, taken: tuple[int, ...], exclusive: bool) -> Host:
         """The host with these devices given away."""
         free = {**self.free, kind: tuple(i for i in self.free[kind] if i not in taken)}

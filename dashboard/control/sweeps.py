@@ -73,12 +73,18 @@ def sweep_traces() -> list[Order]:
 
 
 def place_queued(alive: Iterable[str]) -> list[Attempt]:
-    """Gives free devices to queued runs; returns the attempts whose start message is to be sent."""
-    runs = queued_runs()
-    if not runs:
+    """Gives free devices to queued runs; returns the attempts whose start message is to be sent.
+
+    A long queue in front of a fleet that has nothing to give is not read.
+    """
+    if not Run.objects.filter(state=State.QUEUED, cancel_requested_at=None).exists():
         return []
+    fleet = hosts(set(alive))
+    if not any(host.gives for host in fleet):
+        return []
+    runs = queued_runs()
     by_id = {run.pk: run for run in runs}
-    outcome = plan(requests(runs), hosts(set(alive)), studies_active())
+    outcome = plan(requests(runs), fleet, studies_active())
     placed = []
     for request, shares in outcome.placed:
         try:

@@ -18,8 +18,8 @@ from dashboard.runs import profiles, selectors
 from dashboard.runs.models import Run, State
 from parallel_core.observe.asked import HOWS, How
 
-LEAD_S = 2.0
-"""What an order needs to reach every rank of every host, generously."""
+LEAD_S = 3.0
+"""How old the newest known step may be, and what an order needs to reach every rank of every host, generously."""
 LEAST_AHEAD = 2
 """Steps: the newest one known is already over when it is known."""
 LATE_STEPS = 50

@@ -73,29 +73,71 @@ def test_own_writes_can_be_skipped_and_those_of_others_not() -> None:
     assert changes.any()
 
 
+def asked_in_a_turn(controller: Controller) -> CaptureQueriesContext:
+    with CaptureQueriesContext(connection) as asked:
+        controller.turn()
+    return asked
+
+
 @own_writes_are_told
 @pytest.mark.django_db
 def test_an_idle_turn_asks_one_question(
     peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so it is while data comes; a cancel or a new run is still found in the next turn."""
-    for name in ("SWEEP_EVERY_S", "UNSETTLED_EVERY_S", "STARTER_EVERY_S"):
+    """And so it is while data and heartbeats come that say nothing new; a cancel or a new run is still found in the
+    next turn."""
+    for name in ("SWEEP_EVERY_S", "CLOCKS_EVERY_S", "UNSETTLED_EVERY_S", "STARTER_EVERY_S"):
         monkeypatch.setattr(loop, name, 1e6)
     run = submit(alice)
     attempt = started(peer, controller, run)
     for _ in range(3):
         controller.turn()
-    with CaptureQueriesContext(connection) as asked:
-        controller.turn()
-    assert [query["sql"] for query in asked] == ["PRAGMA data_version"]
+    assert [query["sql"] for query in asked_in_a_turn(controller)] == ["PRAGMA data_version"]
     peer.send(attempt.pk, points_frame(0, 10))
-    with CaptureQueriesContext(connection) as asked:
-        controller.turn()
-    tables = " ".join(query["sql"] for query in asked)
+    tables = " ".join(query["sql"] for query in asked_in_a_turn(controller))
     assert "runs_serieschunk" in tables and "fleet_worker" not in tables
+    peer.beat(attempt.pk)
+    tables = " ".join(query["sql"] for query in asked_in_a_turn(controller))
+    assert "fleet_worker" in tables and "studies_study" not in tables
     run.cancel_requested_at = run.queued_at
     run.save()
     second = submit(alice)
     controller.turn()
     assert state_of(run) in (State.CANCELLING, State.CANCELLED)  # its worker has not beaten for a while
+    assert state_of(second) == State.STARTING
+
+
+@own_writes_are_told
+@pytest.mark.django_db
+def test_a_heartbeat_that_says_something_new_is_acted_on_at_once(
+    peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SWEEP_EVERY_S", "CLOCKS_EVERY_S"):
+        monkeypatch.setattr(loop, name, 1e6)
+    peer.beat(leaving=True)
+    for _ in range(3):
+        controller.turn()
+    run = submit(alice)
+    for _ in range(3):
+        controller.turn()
+    assert state_of(run) == State.QUEUED
+    peer.beat()
+    controller.turn()
+    assert state_of(run) == State.STARTING
+
+
+@own_writes_are_told
+@pytest.mark.django_db
+def test_a_queue_in_front_of_a_full_fleet_is_not_read(
+    peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.0)
+    first = submit(alice, dp=2)
+    attempt = started(peer, controller, first)
+    second = submit(alice)
+    asked = " ".join(query["sql"] for query in asked_in_a_turn(controller))
+    assert "fleet_worker" in asked and "runs_checkpoint" not in asked
+    assert state_of(second) == State.QUEUED
+    peer.ended(attempt.pk)
+    controller.turn()
     assert state_of(second) == State.STARTING

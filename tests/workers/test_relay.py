@@ -107,3 +107,25 @@ def test_a_restarted_relay_goes_on_where_it_was(relay: Relay, folder: Folder, st
     until(lambda: len(kinds(stream)) == 2)
     fields = stream.xrange(EVENTS)[0][1]
     assert (json.loads(fields[b"body"])["start"], fields[b"data"]) == (3, b"lo")
+
+
+def test_what_several_ranks_wrote_goes_out_together_and_not_at_every_poll(
+    relay: Relay, folder: Folder, stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that waits at the stream is woken once for all of it; the rest follows when it is due, or at the end."""
+    monkeypatch.setattr(relay_module, "GATHER_S", 1e6)
+    monkeypatch.setattr(relay_module, "POLL_S", 0.01)
+    stream.xgroup_create(EVENTS, "readers", id="0", mkstream=True)
+    for rank in range(3):
+        (folder.path / f"log-{rank}.txt").write_text("one ")
+    relay.follow(folder, [0, 1, 2])
+    found: Any = stream.xreadgroup("readers", "reader", {EVENTS: ">"}, block=30_000)
+    entries = next(iter(found.values()))[0] if isinstance(found, dict) else found[0][1]
+    assert len(entries) == 3
+    (folder.path / "log-1.txt").write_text("one two")
+    relay.tell("attempt", AttemptBody(attempt=3, state="running"))
+    until(lambda: len(kinds(stream)) == 4)
+    assert kinds(stream)[-1] == b"attempt", "what is told does not wait"
+    relay.finish(3, END)
+    until(lambda: len(kinds(stream)) == 6)
+    assert kinds(stream)[-2:] == [b"batch", b"attempt"]

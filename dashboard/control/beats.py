@@ -1,0 +1,44 @@
+"""A worker's row, as its newest heartbeat says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from dashboard.control.wire import Entry
+from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import devices_of
+
+
+def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
+    """The worker, and whether anything changed that decides which runs it gets: as a rule a heartbeat changes nothing.
+
+    Raises KeyError where `body`, the entry's own made clean, lacks something.
+    """
+    told = {
+        "host": body["host"],
+        "boot": entry.boot,
+        "version": body["version"],
+        "devices": body["devices"],
+        "load": body["load"],
+        "memory_total": body["memory_total"],
+        "memory_available": body["memory_available"],
+        "shared_checkpoints": bool(body.get("shared_checkpoints")),
+        "leaving": bool(body.get("leaving")),
+        "token_files": body.get("token_files") or [],
+        "heartbeat_at": datetime.fromtimestamp(entry.at, UTC),
+    }
+    if body.get("calibration"):
+        told["calibration"] = body["calibration"]
+    worker = Worker.objects.filter(name=entry.worker).first() or Worker(name=entry.worker)
+    known, before = worker.pk, _standing(worker)
+    for name, value in told.items():
+        setattr(worker, name, value)
+    worker.save(update_fields=told if known else None)
+    return worker, not known or _standing(worker) != before
+
+
+def _standing(worker: Worker) -> tuple[object, ...]:
+    where = (worker.host, worker.boot, worker.leaving)
+    return (*where, devices_of(worker), worker.shared_checkpoints, worker.token_files)
