@@ -4,6 +4,9 @@ A part's text is cut into pieces behind each row, list item and article, a chart
 within long lists of numbers: a curve that grows sends its end. An
 answer lists the digests of all pieces in their order, and holds those texts alone that the browser did not name among
 the digests it has. Nothing is remembered here: one that names none gets all.
+
+It says, too, what it cost: on a laptop the processor that makes it is the one whose runs it tells of, so a page asks
+the less often the more it costs (live.js).
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
 from typing import Any
 
 from django.http import HttpRequest, JsonResponse
@@ -22,6 +27,8 @@ HEADER = "X-Have"
 ITEMS = 128
 """Numbers of a list that are one piece: a page of some dozen curves still names its pieces in one header."""
 _NUMBERS = re.compile(rf"(?<=\[)[^\[\]{{}}\"]{{{2 * ITEMS},}}(?=\])")
+COST = "X-Cost-Ms"
+"""Milliseconds of a core that the answer took."""
 _ENDS = re.compile(r"(?<=</tr>)|(?<=</li>)|(?<=</article>)")
 
 
@@ -77,6 +84,19 @@ def answer(
     """Of `parts` (id -> name of its template in `folder`) and `charts`, what the browser does not have."""
     made = {name: render_to_string(f"{folder}/{one}.html", context, request) for name, one in parts.items()}
     return JsonResponse(changed(made, {key: chart.as_dict() for key, chart in charts.items()}, asked(request)))
+
+
+def priced(view: Callable[..., JsonResponse]) -> Callable[..., JsonResponse]:
+    """The view, whose answer says its COST."""
+
+    @wraps(view)
+    def say(*args: Any, **kwargs: Any) -> JsonResponse:
+        began = time.thread_time()
+        answered = view(*args, **kwargs)
+        answered.headers[COST] = f"{1e3 * (time.thread_time() - began):.0f}"
+        return answered
+
+    return say
 
 
 def digest(text: str) -> str:

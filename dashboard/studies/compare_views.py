@@ -10,7 +10,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from dashboard.charts.theme import LEGEND
-from dashboard.live.changes import answer
+from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
 from dashboard.runs.findings import case_of
 from dashboard.runs.models import Run
@@ -74,6 +74,7 @@ def live_context(runs: list[Run]) -> dict[str, Any]:
 
 
 @require_GET
+@priced
 def compare_changes(request: HttpRequest) -> JsonResponse:
     """What of the same comparison a browser does not have yet. 404 where none of its runs is left."""
     runs, _ = _asked(request)

@@ -18,7 +18,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
-from dashboard.live.changes import answer
+from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
 from dashboard.runs.models import ENDED, State
 from dashboard.schedules.glossary import words_of
@@ -57,6 +57,7 @@ def list_page(request: HttpRequest) -> HttpResponse:
 
 
 @require_GET
+@priced
 def list_changes(request: HttpRequest) -> JsonResponse:
     """What of the list a browser does not have yet."""
     return answer(request, "studies/parts", {"studies": "cards"}, list_context(request), {})
@@ -149,6 +150,7 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
 
 
 @require_GET
+@priced
 def changes(request: HttpRequest, pk: int) -> JsonResponse:
     """What of the page a browser does not have yet: see `live.changes`."""
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)

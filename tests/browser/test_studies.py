@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.watched import RUN_MS, Troubles, endless, mark, same_page
 from tests.yard_process import YardProcess, wait_for
@@ -133,3 +133,28 @@ def test_a_run_is_added_behind_the_others(page: Page, stocked: dict[str, Any], t
     expect(page.locator("#table tbody tr")).to_have_count(3)
     expect(page.locator("#table tbody tr").nth(2)).to_contain_text("Succeeded", timeout=RUN_MS)
     assert same_page(page)
+
+
+TELL = """__import__("dashboard.live.announce", fromlist=["x"]).publish({run}, {study}, ["{what}"])"""
+
+
+def test_a_dear_page_asks_seldom_while_runs_go_on_and_soon_when_one_has_ended(
+    page: Page, yard: YardProcess, stocked: dict[str, Any]
+) -> None:
+    asked: list[str] = []
+    every, about = "**/changes.json*", {"run": stocked["runs"][0], "study": stocked["study"]}
+
+    def dear(route: Route) -> None:
+        answer = route.fetch()
+        asked.append(route.request.url)
+        route.fulfill(response=answer, headers={**answer.headers, "x-cost-ms": "60000"})
+
+    page.route(every, dear)
+    with page.expect_response(every):
+        page.goto(f"/studies/{stocked['study']}/")
+    yard.query(TELL.format(**about, what="points"))
+    page.wait_for_timeout(3_000)
+    assert len(asked) == 1, "it asked for a step more"
+    with page.expect_response(every):
+        yard.query(TELL.format(**about, what="summary"))
+    assert len(asked) == 2

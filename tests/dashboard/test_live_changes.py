@@ -163,3 +163,10 @@ def test_a_curve_that_grows_sends_its_end(steps: int) -> None:
 def _curve(label: str, values: Any) -> loss.Curve:
     kept = thin(values, LOSS_BUCKETS) if len(values) > 3 * LOSS_BUCKETS else np.arange(len(values))
     return loss.Curve(label, kept.astype(np.int32), kept * 0.25, values[kept], len(values), samples_per_step=8)
+
+
+def test_an_answer_says_what_it_cost(reader: Client, study: Study) -> None:
+    """By it a page decides how often it asks (live.js)."""
+    compared = f"/compare/changes.json?runs={study.runs.first().pk}"  # type: ignore[union-attr]
+    for address in (f"/studies/{study.pk}/changes.json", "/studies/changes.json", compared):
+        assert float(reader.get(address).headers["X-Cost-Ms"]) > 0, address

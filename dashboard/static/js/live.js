@@ -3,17 +3,21 @@
  * [data-live-topic="study:3"] on a page subscribes it. On news data-live-changes = URL answers with parts and charts
  * in pieces of text by digest, of which only those come that this page does not have yet: every element [data-live]
  * with the id of a part takes its new content, with one pulse where it changed. data-live-reload = keys of data-src
- * charts to fetch again.
+ * charts to fetch again when a run has begun or ended; with data-live-spans also when one that goes on was traced.
  */
 
 import { morph } from "./morph.js";
 import { subscribe } from "./stream.js";
 
 const WAIT_MS = 1000; // a page is fetched at most this often, however often there is news
+const PRICE = 40; // and where a run merely goes on, so seldom that its answers take the host 1/40 of a core
+const LONGEST_MS = 15000;
+const URGENT = ["*", "state", "summary"]; // also the news after which the drawn step of a run may be another
 const page = document.querySelector("[data-live-topic]");
-const OF_SPANS = ["*", "spans", "state", "summary"]; // news after which a drawn step may be another
 const MOST_NAMED = 600; // digests that fit into a request's header
 let timer = null;
+let due = 0; // when the timer ends
+let pace = WAIT_MS;
 let running = false;
 let again = false;
 let news = new Set();
@@ -34,6 +38,7 @@ async function refreshChanged() {
   const answer = await fetch(page.dataset.liveChanges + location.search, { headers: { "X-Have": named } });
   if (answer.status === 404) location.reload(); // deleted: the page says so
   if (!answer.ok || answer.redirected) return;
+  pace = Math.min(LONGEST_MS, Math.max(WAIT_MS, PRICE * Number(answer.headers.get("X-Cost-Ms"))));
   const { parts, charts, texts } = await answer.json();
   const text = (digest) => texts[digest] ?? held.get(digest);
   const next = new Map();
@@ -59,7 +64,8 @@ async function refreshChanged() {
 
 async function reloadDrawn(what) {
   const keys = (page.dataset.liveReload || "").split(",").filter(Boolean);
-  if (!keys.length || !OF_SPANS.some((one) => what.has(one))) return;
+  const news = "liveSpans" in page.dataset ? [...URGENT, "spans"] : URGENT;
+  if (!keys.length || !news.some((one) => what.has(one))) return;
   const { reload } = await import("./charts.js");
   for (const key of keys) await reload(key);
 }
@@ -87,10 +93,14 @@ async function refresh() {
 }
 
 function schedule() {
-  timer ??= setTimeout(() => {
+  const wait = URGENT.some((one) => news.has(one)) ? WAIT_MS : pace;
+  if (timer !== null && due <= performance.now() + wait) return;
+  clearTimeout(timer);
+  due = performance.now() + wait;
+  timer = setTimeout(() => {
     timer = null;
     refresh();
-  }, WAIT_MS);
+  }, wait);
 }
 
 if (page) {
