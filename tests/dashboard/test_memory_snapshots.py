@@ -31,7 +31,7 @@ def running(alice: Any, redis_url: str) -> Run:
     return run
 
 
-def feed(run: Run, rank: int, data: bytes = DATA, *, step: int = 106, of: int = 2) -> None:
+def feed(run: Run, rank: int, data: bytes = DATA, *, step: int = 108, of: int = 2) -> None:
     half = len(data) // 2
     for part, blob in enumerate((data[:half], data[half:])[:of]):
         head = {"kind": "snapshot", "rank": rank, "t": time.time(), "step": step, "part": part, "of": 2}
@@ -44,13 +44,13 @@ def test_from_the_button_to_the_picture(client: Client, alice: Any, running: Run
     assert "with a memory snapshot" in client.get(page).content.decode()
     assert client.post(f"{page}trace-next", {"how": "memory"}).status_code == 302
     (_, told), *_ = sweeps.sweep_traces()
-    assert (told["kind"], told["step"], told["how"]) == ("trace", 106, "memory")
+    assert (told["kind"], told["step"], told["how"]) == ("trace", 108, "memory")
     running.refresh_from_db()
     assert "will be traced with a memory snapshot" in next_trace.status(running).sentence
     feed(running, 0)
     feed(running, 1, of=1)
     done = next_trace.status(running)
-    assert (done.sentence, done.address) == ("The allocations of step 106 were recorded.", "?tab=memory#snapshots")
+    assert (done.sentence, done.address) == ("The allocations of step 108 were recorded.", "?tab=memory#snapshots")
     text = client.get(f"{page}?tab=memory").content.decode()
     assert "1.1 MiB at most: 300 KiB from before the step and 800 KiB on top." in text
     assert "attention.py:83" in text and "executor.py:40" in text and "before the recording" in text
@@ -61,11 +61,11 @@ def test_from_the_button_to_the_picture(client: Client, alice: Any, running: Run
 def test_it_is_handed_out_as_it_came_and_as_the_viewer_takes_it(client: Client, alice: Any, running: Run) -> None:
     client.force_login(alice)
     feed(running, 0)
-    base = f"/runs/{running.pk}/snapshot/106"
+    base = f"/runs/{running.pk}/snapshot/108"
     assert client.get(f"{base}/0.json.gz").content == DATA
     page = client.get(f"{base}/0.pickle")
     assert pickle.loads(page.content) == snapshot()  # what this test has just stored
-    assert f"run-{running.pk}-step-106-rank0-memory.pickle" in page.headers["Content-Disposition"]
+    assert f"run-{running.pk}-step-108-rank0-memory.pickle" in page.headers["Content-Disposition"]
     for missing in ("1.pickle", "0.zip", "0.json"):
         assert client.get(f"{base}/{missing}").status_code == 404
 
@@ -78,8 +78,8 @@ def test_each_rank_has_its_own_and_a_bad_one_says_so(client: Client, alice: Any,
     feed(running, 1, packed(other))
     feed(running, 0, b"no snapshot", step=90)
     page = f"/runs/{running.pk}/?tab=memory&snapshot="
-    assert "600 KiB from before" in client.get(f"{page}106-1").content.decode()
-    assert "300 KiB from before" in client.get(f"{page}106-0").content.decode()
+    assert "600 KiB from before" in client.get(f"{page}108-1").content.decode()
+    assert "300 KiB from before" in client.get(f"{page}108-0").content.decode()
     assert "300 KiB from before" in client.get(f"{page}7-7").content.decode(), "one that is not there: the newest"
     assert "This is no snapshot of the allocator" in client.get(f"{page}90-0").content.decode()
     assert client.get(f"/runs/{running.pk}/snapshot/90/0.pickle").status_code == 404

@@ -26,9 +26,9 @@ def running(alice: Any, redis_url: str) -> Run:
 
 
 def test_the_step_lies_far_enough_ahead_for_every_rank(running: Run) -> None:
-    assert next_trace.due(running) == 100 + next_trace.LEAST_AHEAD + 4
+    assert next_trace.due(running) == 100 + next_trace.LEAST_AHEAD + 6
     running.step_time = 0.01
-    assert next_trace.due(running) == 100 + next_trace.LEAST_AHEAD + 200
+    assert next_trace.due(running) == 100 + next_trace.LEAST_AHEAD + 300
     for changes in ({"step": None}, {"step_time": None}, {"step": 999}):
         for name, value in changes.items():
             setattr(running, name, value)
@@ -44,29 +44,29 @@ def test_from_the_button_to_the_orders(client: Client, alice: Any, running: Run,
     assert client.post(f"{page}trace-next", {"how": how} if how != "spans" else {}).status_code == 302
     assert "as soon as one can be" in client.get(f"{page}part/head").content.decode()
     attempt = running.attempts.get()
-    told = {"kind": "trace", "attempt": attempt.pk, "step": 106, "how": how}
+    told = {"kind": "trace", "attempt": attempt.pk, "step": 108, "how": how}
     assert sweeps.sweep_traces() == [(node["worker"], told) for node in attempt.devices]
     assert sweeps.sweep_traces() == [], "each wish is sent once"
     head = client.get(f"{page}part/head").content.decode()
-    assert "Step 106 will be traced" in head and "disabled" in head
+    assert "Step 108 will be traced" in head and "disabled" in head
     again = client.post(f"{page}trace-next", follow=True).content.decode()
     assert "already waited for" in again
     running.refresh_from_db()
-    assert running.trace_step == 106
+    assert running.trace_step == 108
 
 
 def test_what_became_of_the_wish(client: Client, alice: Any, running: Run) -> None:
     next_trace.request(run=running, user=alice)
     sweeps.sweep_traces()
-    Run.objects.update(step=106 + next_trace.LATE_STEPS)
+    Run.objects.update(step=108 + next_trace.LATE_STEPS)
     running.refresh_from_db()
     late = next_trace.status(running)
     assert "ask again" in late.sentence and not late.pending
-    SpanChunk.objects.filter(attempt__run=running).update(step=106)
+    SpanChunk.objects.filter(attempt__run=running).update(step=108)
     done = next_trace.status(running)
-    assert (done.sentence, done.address) == ("Step 106 was traced.", "?step=106")
+    assert (done.sentence, done.address) == ("Step 108 was traced.", "?step=108")
     client.force_login(alice)
-    assert 'href="?step=106"' in client.get(f"/runs/{running.pk}/").content.decode()
+    assert 'href="?step=108"' in client.get(f"/runs/{running.pk}/").content.decode()
 
 
 def test_only_the_owner_and_only_of_a_running_run(client: Client, alice: Any, bob: Any, running: Run) -> None:
