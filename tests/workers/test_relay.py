@@ -122,10 +122,12 @@ def test_what_several_ranks_wrote_goes_out_together_and_not_at_every_poll(
     found: Any = stream.xreadgroup("readers", "reader", {EVENTS: ">"}, block=30_000)
     entries = next(iter(found.values()))[0] if isinstance(found, dict) else found[0][1]
     assert len(entries) == 3
+    relay.tell("attempt", AttemptBody(attempt=3, state="starting"))
+    until(lambda: len(kinds(stream)) == 4)  # the pass that reads each file to its end is over
     (folder.path / "log-1.txt").write_text("one two")
     relay.tell("attempt", AttemptBody(attempt=3, state="running"))
-    until(lambda: len(kinds(stream)) == 4)
+    until(lambda: len(kinds(stream)) == 5)
     assert kinds(stream)[-1] == b"attempt", "what is told does not wait"
     relay.finish(3, END)
-    until(lambda: len(kinds(stream)) == 6)
+    until(lambda: len(kinds(stream)) == 7)
     assert kinds(stream)[-2:] == [b"batch", b"attempt"]
