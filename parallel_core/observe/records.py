@@ -85,6 +85,8 @@ RUN_SERIES = (
 TRACED_SERIES = ("bubble_share", "exposed_share", "recompute_share")
 """Emitted by no rank: whoever has the spans of all ranks makes one point of each traced step (analysis.meters)."""
 RANK_SERIES = ("rank_step_time", "reference_time", "memory", "staleness", "stage_loss_scale", "stage_skipped")
+REFERENCE_UNCOUNTED = 2
+"""Times that the reference work is done before the one that `reference_time` tells (see observe.reference)."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 
 from parallel_core.local import LocalYard
 from parallel_core.observe import host
+from parallel_core.observe.records import REFERENCE_UNCOUNTED
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
 from parallel_core.profile import paced
@@ -105,6 +106,7 @@ def _table(spec: RunSpec, order: Order, found: list[dict[str, Any]]) -> CostTabl
             "fixed": _fixed(about["fixed"], usual),
             "crowded": _crowded(about.get("crowd", [])),
             "reference": usual,
+            "reference_uncounted": REFERENCE_UNCOUNTED,
             "spells": paced.spells(about["layers"]),
         }
     )

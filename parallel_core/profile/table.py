@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from parallel_core import limits
 from parallel_core.model_spec import ModelSpec
+from parallel_core.observe.records import REFERENCE_UNCOUNTED
 from parallel_core.outline.splits import Cut
 from parallel_core.profile.curves import Curve, Link, Seconds, Size, Value, What
 from parallel_core.rules import field_errors, rule
@@ -151,6 +152,8 @@ class CostTable(Value):
     reference: dict[int, Seconds] = {}
     """By the number of busy devices: processor seconds of the reference work (observe.reference) at the pace that all
     seconds of layers and fixed costs were brought to; none where it was not done."""
+    reference_uncounted: Annotated[int, Field(ge=0, le=100)] = 1
+    """Times that it was done before what counts: seconds behind more or fewer are those of another work."""
     spells: Annotated[tuple[Spell, ...], Field(max_length=1000)] = ()
     """How many times longer than on average each device took for the reference work, at moments of all of them."""
 
@@ -234,7 +237,10 @@ class CostTable(Value):
         return self.crowded[min(self.crowded, key=lambda known: abs(known - tp))] if self.crowded else 1.0
 
     def usual(self, together: int) -> float:
-        """Seconds of the reference work while so many ranks are at work on a host; 0 where it was not done."""
+        """Seconds of the reference work, as runs do it today, while so many ranks are at work on a host; 0 where that
+        was not done."""
+        if self.reference_uncounted != REFERENCE_UNCOUNTED:
+            return 0.0
         busy = min(together, self.busy)
         return self.reference[min(self.reference, key=lambda known: abs(known - busy))] if self.reference else 0.0
 

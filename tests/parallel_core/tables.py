@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from parallel_core.observe.records import REFERENCE_UNCOUNTED
 from parallel_core.plan.partition import flop_weights
 from parallel_core.profile.table import CostTable
 from parallel_core.spec import ModelSpec
@@ -39,6 +40,7 @@ def table(model: ModelSpec, **changes: Any) -> CostTable:
             for busy in (1, 2)
         ],
         "links": links,
+        "reference_uncounted": REFERENCE_UNCOUNTED,
     }
     return CostTable.model_validate({**given, **changes})
 

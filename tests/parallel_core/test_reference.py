@@ -24,7 +24,7 @@ from parallel_core.observe import host
 from parallel_core.observe.reference import Reference
 from parallel_core.profile import calm, paced
 from parallel_core.profile.calm import undisturbed
-from parallel_core.profile.table import Part
+from parallel_core.profile.table import CostTable, Part
 from parallel_core.simulate.predict import predict_step
 from parallel_core.simulate.recalibrate import scaled
 from parallel_core.simulate.spells import Spell, spells_beside
@@ -113,6 +113,29 @@ def test_what_a_run_says_is_held_against_the_profile() -> None:
     assert spells_beside([[0.004], [0.006]], known.usual(2)) == [Spell(1.0, (1.0, 1.5))]
     assert spells_beside([[0.003]], table(MODEL).usual(1)) == []
     assert scaled(known, 1.2).usual(1) == 0.0, "runs say what it costs now, not at which pace"
+
+
+def test_a_profile_of_an_earlier_work_says_nothing_of_the_pace_of_runs_today() -> None:
+    """It predicts as before: its rows are at one pace of their own."""
+    known = table(MODEL, reference={1: 0.002, 2: 0.004})
+    told = known.dump()
+    del told["reference_uncounted"]
+    earlier = CostTable.model_validate(told)
+    assert earlier.reference and [earlier.usual(together) for together in (1, 2)] == [0.0, 0.0]
+    spec = RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": {"dp": 2}, "train": {"global_batch": 16}})
+    assert predict_step(spec, earlier).seconds == predict_step(spec, known).seconds
+
+
+def test_what_ran_before_it_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a work whose caches fill by and by: it takes 3, 2 and 1 s behind anything else."""
+    work, taken, pending = Reference(), [0.0], [3.0, 2.0, 1.0]
+
+    def do() -> None:
+        taken[0] += pending.pop(0)
+
+    monkeypatch.setattr(work, "_do", do)
+    monkeypatch.setattr("parallel_core.observe.reference.time", SimpleNamespace(thread_time=lambda: taken[0]))
+    assert work.once() == 1.0 and not pending
 
 
 def header(rank: int, busy: int, seconds: float, tp: int = 1) -> paced.Header:
