@@ -128,9 +128,11 @@ class StageNorm:
 
     def of(self, squares: torch.Tensor) -> float:
         """From `StepTotals.squares`; every rank of the tensor group calls it."""
-        total = (squares * self._counted).sum()
-        if self._group is not None:
-            all_reduce(total, self._group).wait()
+        counted = squares * self._counted
+        if self._group is None:  # added in the order of `StepTotals.result`: one stage alone has the global norm's bits
+            return float(np.sqrt(counted.cpu().numpy().sum()))
+        total = counted.sum()
+        all_reduce(total, self._group).wait()
         return float(total.sqrt())
 
 
