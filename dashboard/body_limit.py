@@ -14,6 +14,7 @@ from typing import Any
 from django.template.loader import render_to_string
 
 from dashboard.errors import envelope
+from parallel_core.analysis.quantities import bytes_text
 from parallel_core.limits import MAX_CORPUS_BYTES, MAX_TRACE_BYTES
 
 Scope = dict[str, Any]
@@ -99,6 +100,9 @@ async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def answer(path: str) -> tuple[bytes, bytes]:
+    """The page or the JSON that says how much this address takes."""
+    most = bytes_text(limit_of(path) if limit_of(path) == MAX_BODY else limit_of(path) - FORM_SLACK)
     if path.startswith("/api/"):
-        return json.dumps(envelope(413, "The request is larger than this yard takes.")).encode(), b"application/json"
-    return render_to_string(PAGE).encode(), b"text/html; charset=utf-8"
+        message = f"The request is larger than the {most} that this address takes."
+        return json.dumps(envelope(413, message)).encode(), b"application/json"
+    return render_to_string(PAGE, {"most": most, "path": path}).encode(), b"text/html; charset=utf-8"

@@ -8,8 +8,8 @@ from typing import Any
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, Entry, row_height
 from dashboard.charts.theme import var
+from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text
-from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.observe.records import CATEGORIES
 
 MIB = 1 << 20

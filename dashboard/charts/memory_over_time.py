@@ -16,8 +16,8 @@ from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import var
 from parallel_core.analysis import waits
+from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text
-from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.schedule.ir import Kind
 

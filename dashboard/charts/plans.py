@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import var
+from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, seconds_text, significant
-from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.plan.cluster.step import WORDS
 
 GIB = 1 << 30

@@ -14,8 +14,8 @@ from dashboard.runs.traces import Trace
 from parallel_core.analysis.breakdown import COMPONENTS, Account
 from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.losses import losses
+from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import ns_text, percent_text
-from parallel_core.analysis.sentences import COMPONENT_NAMES
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.text import WORDS
 

@@ -18,8 +18,8 @@ from dashboard.runs.metric_rows import Metric, metrics_of
 from dashboard.runs.models import ENDED, MemoryRecord, Run, State
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.breakdown import mean
+from parallel_core.analysis.names import CATEGORY_NAMES, COMPONENT_NAMES
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
-from parallel_core.analysis.sentences import CATEGORY_NAMES, COMPONENT_NAMES
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES, MEMORY
 from parallel_core.observe.when import first_traced

@@ -10,8 +10,8 @@ from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.layout_picture import Picture, picture
 from dashboard.runs.spec_fields import ENTRIES
 from dashboard.runs.submission import Assessment, shape_of
+from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, listed_text, percent_text, seconds_text
-from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import outline_of

@@ -14,8 +14,8 @@ from dashboard.charts.theme import LEGEND
 from dashboard.runs.models import Run, State
 from dashboard.schedules.cards import CARDS, Card
 from dashboard.schedules.pictures import ROW, WIDE, Rect, picture
+from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, percent_text
-from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.plan.memory import worst_stage
 from parallel_core.plan.traffic import talks

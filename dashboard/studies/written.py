@@ -14,6 +14,7 @@ from dashboard.studies import answers, streams
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align, sentence
+from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
@@ -23,7 +24,6 @@ from parallel_core.analysis.quantities import (
     seconds_text,
     significant,
 )
-from parallel_core.analysis.sentences import COMPONENT_NAMES
 from parallel_core.plan.traffic import talks
 from parallel_core.simulate.replay import FREE, Change, replay
 

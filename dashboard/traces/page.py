@@ -21,8 +21,9 @@ from parallel_core.analysis.diagnosis.case import Finding
 from parallel_core.analysis.diagnosis.imported import RULES, diagnose
 from parallel_core.analysis.diagnosis.place import place
 from parallel_core.analysis.gaps import gaps
+from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import count_text, ns_text, percent_text, plural_text
-from parallel_core.analysis.sentences import COMPONENT_NAMES, Result
+from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats
 from parallel_core.observe.records import SPAN
 from parallel_core.spec import DeviceKind

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from parallel_core.analysis.breakdown import COMPONENTS, Breakdown
+from parallel_core.analysis.names import CATEGORY_NAMES, COMPONENT_NAMES
 from parallel_core.analysis.parity import Parity
 from parallel_core.analysis.quantities import (
     bytes_text,
@@ -22,24 +23,6 @@ from parallel_core.analysis.quantities import (
     significant,
 )
 from parallel_core.analysis.stats import Speedup, Stats, speedup
-
-COMPONENT_NAMES = {
-    "compute": "compute",
-    "recompute": "recomputation",
-    "exposed_p2p": "point-to-point communication not hidden",
-    "exposed_collective": "collectives not hidden",
-    "bubble": "bubble",
-    "optimizer": "optimizer",
-    "data": "reading data",
-    "other": "other",
-}
-CATEGORY_NAMES = {
-    "params": "parameters",
-    "grads": "gradients",
-    "optimizer": "optimizer state",
-    "activations": "activations",
-    "buffers": "buffers",
-}
 
 
 @dataclass(frozen=True)

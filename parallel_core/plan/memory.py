@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, percent_text
-from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
 from parallel_core.plan.peak import RankMemory, by_stage, predict

@@ -60,3 +60,13 @@ def test_an_upload_may_be_larger_than_other_requests(path: str) -> None:
 def test_the_api_refuses_in_its_own_shape() -> None:
     status, body = talk(scope("/api/v1/runs", MAX_BODY + 1), [b""])
     assert (status, json.loads(body)["error"]["code"]) == (413, "too_large")
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [("/runs/new/", "200 MiB"), ("/traces/new/", "1 GiB"), ("/ledger/graph/", "8 MiB"), ("/api/v1/traces", "1 GiB")],
+)
+def test_the_refusal_says_what_this_address_takes(path: str, most: str) -> None:
+    status, body = talk(scope(path, 2**40), [b""])
+    assert status == 413
+    assert most in body.decode()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from parallel_core.analysis import sentences
 from parallel_core.analysis.breakdown import Breakdown
+from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.parity import parity
 from parallel_core.analysis.quantities import (
     bytes_text,
@@ -193,7 +194,7 @@ results = st.builds(
     st.sampled_from(["Single", "DP", "PP-1F1B"]),
     st.lists(positive, min_size=1, max_size=9).map(summarise),
     st.floats(0.5, 64),
-    st.fixed_dictionaries(dict.fromkeys(sentences.CATEGORY_NAMES, counts)),
+    st.fixed_dictionaries(dict.fromkeys(CATEGORY_NAMES, counts)),
     st.builds(Breakdown, *[counts] * 8),
 )
 

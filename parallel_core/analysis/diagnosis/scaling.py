@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.analysis.diagnosis.case import Case, Finding
+from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import ns_text, percent_text, plural_text
-from parallel_core.analysis.sentences import COMPONENT_NAMES
 
 LEAST = 0.70
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
-from parallel_core.analysis.sentences import CATEGORY_NAMES
 from parallel_core.plan.cluster import memory, rules, step
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
