@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from django.core.exceptions import PermissionDenied, RequestDataTooBig
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
@@ -21,7 +23,10 @@ CODES = {
     422: "invalid",
     429: "too_many_requests",
     500: "internal_error",
+    503: "unavailable",
 }
+RETRY_AFTER = 5
+"""Seconds."""
 
 
 def envelope(status: int, message: str, fields: dict[str, str] | None = None) -> dict[str, Any]:
@@ -75,9 +80,21 @@ def too_large(request: HttpRequest) -> HttpResponse:
 
 def server_error(request: HttpRequest) -> HttpResponse:
     """Uses neither the session nor the database: they may be what broke."""
+    if isinstance(sys.exc_info()[1], OperationalError | InterfaceError):
+        return database_away(request)
     if request.path.startswith("/api/"):
         return json_error(500, "The server could not answer; the error is in its log.")
     return HttpResponse(render_to_string("500.html"), status=500)
+
+
+def database_away(request: HttpRequest) -> HttpResponse:
+    """Nobody's mistake, and it passes: 503, and when to ask again."""
+    if request.path.startswith("/api/"):
+        response: HttpResponse = json_error(503, "The database does not answer; ask again in a moment.")
+    else:
+        response = HttpResponse(render_to_string("503.html"), status=503)
+    response["Retry-After"] = str(RETRY_AFTER)
+    return response
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:

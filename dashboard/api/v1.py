@@ -12,7 +12,7 @@ from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
 from dashboard.api import corpora, links, runs, traces, yard
-from dashboard.errors import json_error
+from dashboard.errors import json_error, server_error
 from dashboard.runs.services import Invalid
 from parallel_core.spec import describe
 
@@ -90,4 +90,4 @@ def refused(request: HttpRequest, error: HttpError) -> HttpResponse:
 @api.exception_handler(Exception)
 def broken(request: HttpRequest, error: Exception) -> HttpResponse:
     log.error("API request %s %s failed", request.method, request.path, exc_info=error)
-    return json_error(500, "The server could not answer; the error is in its log.")
+    return server_error(request)
