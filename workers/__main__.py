@@ -5,13 +5,24 @@ from __future__ import annotations
 import os
 import sys
 
+from workers import door
+from workers.settings import Settings
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
+
 
 def main() -> int:
     try:
+        door.wait(Settings.from_env(), _say)
         from workers.celery import app, settings
     except ValueError as error:  # a setting that cannot be used
-        sys.stderr.write(f"{error}\n")
+        _say(str(error))
         return 2
+    except KeyboardInterrupt:
+        return 130
     level = os.environ.get("LOG_LEVEL", "INFO")
     quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--disable-prefetch"]
     app.worker_main(["--quiet", "worker", "-P", "threads", "-c", "2", "-l", level, "-n", f"{settings.name}@%h", *quiet])

@@ -60,19 +60,19 @@ class Settings:
         env = {key: value for key, value in (os.environ if env is None else env).items() if value.strip()}
         name = env.get("TRAINYARD_WORKER_NAME", socket.gethostname())
         if not NAME_PATTERN.match(name):
-            raise ValueError(f"worker name {name!r}: use letters, digits, '.', '_' and '-', at most 120.")
+            raise ValueError(f"TRAINYARD_WORKER_NAME={name!r}: use letters, digits, '.', '_' and '-', at most 120.")
         shared = Path(env.get("TRAINYARD_HOME", str(ROOT / ".trainyard"))).resolve()
         cpus, shares = env.get("TRAINYARD_CPU_DEVICES"), env.get("TRAINYARD_GPU_SHARES", "1")
         return cls(
             name=name,
-            redis_url=env.get("REDIS_URL", f"unix://{shared / 'redis.sock'}"),
+            redis_url=_broker(env.get("REDIS_URL", f"unix://{shared / 'redis.sock'}")),
             home=shared / "workers" / name,
             shared=shared,
             cpu_devices=_number("TRAINYARD_CPU_DEVICES", cpus, int) if cpus else None,
             gpu_shares=_number("TRAINYARD_GPU_SHARES", shares, int),
             no_progress_s=_number("TRAINYARD_NO_PROGRESS_S", env.get("TRAINYARD_NO_PROGRESS_S", "60"), float),
             save_s=_number("TRAINYARD_SAVE_S", env.get("TRAINYARD_SAVE_S", str(SAVE_S)), float),
-            url=env.get("TRAINYARD_URL", "").rstrip("/"),
+            url=_web(env.get("TRAINYARD_URL", "")),
             token=env.get("TRAINYARD_TOKEN", ""),
             address=env.get("TRAINYARD_ADDRESS", ""),
             shared_checkpoints=_folder(env, "TRAINYARD_CHECKPOINTS"),
@@ -111,6 +111,27 @@ class Settings:
     def corpora(self) -> Path:
         """Cache of corpora, each named by the sha256 of its bytes."""
         return self.home / "corpora"
+
+
+def _broker(url: str) -> str:
+    """ValueError where no client would know what to do with the address. Its password is never repeated."""
+    begins = url.partition("://")[0]
+    if "://" not in url or begins not in {"redis", "rediss", "unix"}:
+        raise ValueError("REDIS_URL must begin with redis://, rediss:// (TLS) or unix://.")
+    try:
+        there = urlsplit(url)
+        complete = bool(there.path if begins == "unix" else there.hostname) and (there.port or True)
+    except ValueError:  # no number as port
+        complete = False
+    if not complete:
+        raise ValueError(f"REDIS_URL must name a {'path' if begins == 'unix' else 'host, and a port by its number'}.")
+    return url
+
+
+def _web(url: str) -> str:
+    if url and urlsplit(url).scheme not in {"http", "https"}:
+        raise ValueError(f"TRAINYARD_URL={url!r} must begin with http:// or https://.")
+    return url.rstrip("/")
 
 
 def _folder(env: Mapping[str, str], name: str) -> Path | None:

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import IO, Any
 
-from workers import checkpoints
+from workers import checkpoints, door
 from workers.calibration import Calibration
 from workers.devices import Devices
 from workers.heartbeat import Heartbeat
@@ -56,7 +56,13 @@ class Station:
         for thread in (self.relay, self.supervisor, self.heartbeat, self.control):
             thread.start()
         threading.Thread(target=checkpoints.sweep, args=(self.settings,), name="sweep", daemon=True).start()
+        threading.Thread(target=self._ask_the_web, name="web", daemon=True).start()
         threading.Thread(target=self._leave_when_asked, name="leaver", daemon=True).start()
+
+    def _ask_the_web(self) -> None:
+        """A token that is wrong is told now, not by the first run over an uploaded text."""
+        if why := door.refused_token(self.settings):
+            log.warning("%s", why)
 
     def accept(self, message: Any) -> bool:
         """A StartMessage from the queue; see Supervisor.accept."""

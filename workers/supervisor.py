@@ -199,7 +199,8 @@ class Supervisor(threading.Thread):
 
     def _server_lost(self, code: int | None) -> None:
         """Its ranks died with it. Attempts that were launched fail; the others wait for the next server."""
-        log.error("the fork server has ended (%s)", code)
+        if not self._leaving:
+            log.error("the fork server has ended (%s)", code)
         self._server.lost()
         for attempt in list(self._live.values()):
             if attempt.launched is not None:

@@ -16,6 +16,8 @@ import redis
 
 from tests.workers.harness import NAME, ROOT, Bench, tiny
 from workers.contract import EVENTS, control_stream, queue_of
+from workers.door import barred_by
+from workers.settings import Settings
 
 GUIDE = (ROOT / "docs" / "deploy.md").read_text()
 PASSWORD = "of-this-worker"
@@ -111,3 +113,7 @@ def test_a_certificate_that_was_not_handed_out_is_not_trusted(door: tuple[Bench,
     _, url = door
     with pytest.raises(redis.exceptions.ConnectionError, match="certificate verify failed"):
         redis.Redis.from_url(url.split("&ssl_ca_certs")[0]).ping()
+    bench, _ = door
+    settings = Settings(NAME, url.split("&ssl_ca_certs")[0], bench.folder, bench.home)
+    assert barred_by(settings).startswith("The certificate of Redis at localhost:")
+    assert "ssl_ca_certs in REDIS_URL" in barred_by(settings)

@@ -1,0 +1,50 @@
+"""A worker asks the web, at its start, whether its token is good for the texts that runs are trained on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from dashboard.api.models import ApiToken, Scope
+from workers import corpora, door
+from workers.settings import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def settings(url: str, token: str, home: Any = "/tmp") -> Settings:
+    given = {"TRAINYARD_URL": url, "TRAINYARD_TOKEN": token, "TRAINYARD_HOME": str(home)}
+    return Settings.from_env({**given, "REDIS_URL": "redis://127.0.0.1:9/0"})
+
+
+def token(user: Any, scope: str, days: int = 1) -> str:
+    return ApiToken.make(user=user, name="t", scope=scope, expires_at=timezone.now() + timedelta(days=days))[1]
+
+
+def test_its_own_token_is_good(live_server: Any, admin: Any) -> None:
+    assert door.refused_token(settings(live_server.url, token(admin, Scope.WORKER))) == ""
+
+
+def test_what_is_wrong_with_a_token_is_told(live_server: Any, admin: Any, tmp_path: Any) -> None:
+    said = {
+        name: door.refused_token(settings(live_server.url, secret))
+        for name, secret in {
+            "none": "",
+            "mistyped": "ty_mistyped",
+            "expired": token(admin, Scope.WORKER, days=-1),
+            "another scope": token(admin, Scope.READ),
+        }.items()
+    }
+    assert said["none"].startswith("TRAINYARD_TOKEN is not set")
+    assert said["mistyped"] == said["expired"] and "unknown there, expired or revoked" in said["expired"]
+    assert said["another scope"].startswith("TRAINYARD_TOKEN is no worker's token")
+    with pytest.raises(corpora.CorpusMissing, match="TRAINYARD_TOKEN is unknown there, expired or revoked"):
+        corpora.fetch(settings(live_server.url, "ty_mistyped", tmp_path), "blob:" + "a" * 64)
+
+
+def test_an_address_where_no_yard_is(live_server: Any, admin: Any) -> None:
+    assert door.refused_token(settings("http://127.0.0.1:9", "t")).startswith("TRAINYARD_URL=http://127.0.0.1:9 does")
+    assert door.refused_token(settings("", "t")) == "", "a worker beside the web needs none"

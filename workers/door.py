@@ -1,0 +1,120 @@
+"""The way to the yard, tried before anything of this worker begins: what bars it is said in a sentence that names the
+setting, once, and tried again until it is open."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import redis
+from redis.exceptions import NoPermissionError
+
+from workers.contract import EVENTS, control_stream, queue_of
+from workers.settings import Settings
+from workers.wire import connect
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 2.0
+"""Between two tries."""
+REMIND_S = 60.0
+"""What still bars the way is said again after this long."""
+ANSWER_S = 10.0
+NO_SUCH_BLOB = "0" * 64
+
+
+def wait(settings: Settings, say: Callable[[str], None]) -> None:
+    """Returns once this worker can reach its part of the broker. `say` gets what bars the way, and that it is open."""
+    barred, said_at = "", 0.0
+    while found := barred_by(settings):
+        if found != barred or time.monotonic() - said_at >= REMIND_S:
+            say(f"{found} It is tried again every {AGAIN_S:.0f} s.")
+            barred, said_at = found, time.monotonic()
+        time.sleep(AGAIN_S)
+    if barred:
+        say("Redis answers now; the worker starts.")
+
+
+def barred_by(settings: Settings) -> str:
+    """Why this worker cannot do its work at the broker, as a sentence; '' where it can."""
+    there = address(settings.redis_url)
+    try:
+        with connect(settings) as client:
+            client.ping()
+            return _unreached(settings, client)
+    except redis.AuthenticationError as error:
+        return f"Redis at {there} refuses the user or the password in REDIS_URL: {_words(error, there)}"
+    except redis.TimeoutError:
+        return f"Redis at {there} (REDIS_URL) does not answer in time."
+    except redis.ConnectionError as error:
+        if isinstance(error.__cause__ or error.__context__, ssl.SSLError) or "certificate" in str(error).lower():
+            why = _words(error, there)
+            return f"The certificate of Redis at {there} is not trusted (ssl_ca_certs in REDIS_URL): {why}"
+        return f"Redis at {there} (REDIS_URL) cannot be reached: {_words(error, there)}"
+    except (redis.RedisError, OSError) as error:
+        return f"Redis at {there} (REDIS_URL) does not serve this worker: {_words(error, there)}"
+
+
+def _unreached(settings: Settings, client: redis.Redis) -> str:
+    """A user of Redis reaches the keys of one worker (docs/deploy.md): the first that is out of reach."""
+    name = settings.name
+    for key, look in {queue_of(name): client.llen, control_stream(name): client.xlen, EVENTS: client.xlen}.items():
+        try:
+            look(key)
+        except NoPermissionError:
+            user = urlsplit(settings.redis_url).username or "default"
+            return (
+                f"The user {user} of Redis (REDIS_URL) may not reach {key}. TRAINYARD_WORKER_NAME is {name}: "
+                f"its line in users.conf must name {name}."
+            )
+    return ""
+
+
+def refused_token(settings: Settings) -> str:
+    """Why the web would give this worker no uploaded text, as a sentence; '' where it would, or no web is named."""
+    if not settings.url:
+        return ""
+    asked = urllib.request.Request(f"{settings.url}/api/v1/blobs/{NO_SUCH_BLOB}", headers=bearer(settings))
+    try:
+        with urllib.request.urlopen(asked, timeout=ANSWER_S):
+            return ""
+    except urllib.error.HTTPError as error:
+        return "" if error.code == http.client.NOT_FOUND else web_refusal(settings, error)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return web_refusal(settings, error)
+
+
+def bearer(settings: Settings) -> dict[str, str]:
+    return {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
+
+
+def web_refusal(settings: Settings, error: Exception) -> str:
+    """What went wrong between this worker and the web, with the setting that is likely to be wrong."""
+    code = error.code if isinstance(error, urllib.error.HTTPError) else None
+    if code == http.client.UNAUTHORIZED:
+        how = "is unknown there, expired or revoked" if settings.token else "is not set"
+        return f"TRAINYARD_TOKEN {how}: {settings.url} hands out no uploaded text."
+    if code == http.client.FORBIDDEN:
+        return f"TRAINYARD_TOKEN is no worker's token: {settings.url} hands out no uploaded text."
+    said = error.reason if isinstance(error, urllib.error.URLError) else error
+    return f"TRAINYARD_URL={settings.url} does not answer as a yard does: {said}."
+
+
+def address(url: str) -> str:
+    """Host and port, or the socket's path; never a password."""
+    there = urlsplit(url)
+    return there.path if there.scheme == "unix" else f"{there.hostname}:{there.port or 6379}"
+
+
+def _words(error: Exception, there: str) -> str:
+    """What the client says, without the address that stands in front already."""
+    said = str(error) or type(error).__name__
+    if "HELLO must be called" in said:
+        said = "it asks for one, and the address has none"
+    return f"{said.rpartition(f'connecting to {there}')[2].strip(' .:')}."
