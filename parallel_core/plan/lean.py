@@ -51,9 +51,10 @@ def whole_buckets(places: Places, stages: Mapping[int, Mapping[int, list[str]]],
             own = set(names if unit == last else names[-1:])
             # What is open all the time fills first of all in the head, when nothing is under way yet.
             filled = [i for i, b in enumerate(row) if own & {*b.names} and (unit == last or b is not open_too)]
-            at[unit] = max((_live(row, i, part, open_too) for i in filled), default=_size(open_too))
+            filling = max((_live(row, i, part, open_too) for i in filled), default=_size(open_too))
+            at[unit] = max([filling, *(_sent(b, part, open_too) for b in row if b.names[-1] in names)])
             opened = sum(_size(row[i]) for i in filled if row[i].names[0] in names and row[i] is not open_too)
-            before[unit] = at[unit] - (opened if len(filled) == 1 else 0)
+            before[unit] = filling - (opened if len(filled) == 1 else 0)
     always = _size(open_too) if len(rows) > 1 else 0
     return Whole(at, round(resting * (1 + part * (times > 2))) + always, before=before)
 
@@ -83,6 +84,11 @@ def _live(row: list[Bucket], i: int, part: float, open_too: Bucket | None) -> in
     """While bucket `i` of a stage fills: itself, the one before it under way, and one that is `open_too`."""
     under_way = _size(row[i - 1]) if i else 0
     return round(_size(row[i]) + under_way * (1 + part)) + (_size(open_too) if open_too is not row[i] else 0)
+
+
+def _sent(bucket: Bucket, part: float, open_too: Bucket | None) -> int:
+    """When the last gradient of a bucket is in: the one before it is through, and what will come out is there."""
+    return round(_size(bucket) * (1 + part)) + (_size(open_too) if open_too is not bucket else 0)
 
 
 def _size(bucket: Bucket | None) -> int:

@@ -145,6 +145,11 @@ def test_prediction_holds_for_an_lstm_whose_gradients_are_sharded(
     _assert_predicted(yard, tmp_path, GNMT, {"dp": 2, **shards, **more}, "fp32")
 
 
+def test_what_comes_out_of_the_only_bucket_is_counted(yard: LocalYard, tmp_path: Path) -> None:
+    """All of a small model is sent at once; behind the first micro-batch its sum comes out beside what is kept."""
+    _assert_predicted(yard, tmp_path, {"kind": "mlp"}, {"dp": 2, "zero": 2, "micro_batches": 2}, "fp32")
+
+
 def _assert_predicted(
     yard: LocalYard, tmp_path: Path, model: dict[str, Any], split: dict[str, Any], precision: str
 ) -> None:
