@@ -18,6 +18,7 @@ AXES = ("step", "samples", "seconds")
 MAX_LINES = 12
 HEIGHT = 320
 LEGEND_ROW, LEGEND_COLUMNS = 20, 4
+COLUMNS = ("run", "points", "first", "last", "least")
 """Pixels that a row of the lines' names adds, and how many names one holds."""
 
 
@@ -71,17 +72,20 @@ def chart(
     if above:
         figure["layout"]["yaxis"] |= {"range": [0, top], "autorange": False}
         figure["config"] = {"doubleClick": "reset+autosize"}
-    shown, total = sum(len(c.value) for c in drawn), sum(c.total for c in drawn)
-    lines = f"{len(drawn)} of {len(curves)} runs drawn, " if len(drawn) < len(curves) else ""
-    columns = ("run", "points", "first", "last", "least")
-    source = f"{source}; {lines}{shown} of {total} points"
-    if older:
-        source += f"; faint: {sum(c.total for c in older)} points of earlier attempts, trained again"
-    if above:
-        source += f", {above} of them above this view: a double click shows them"
     subtitle = f"{unit.capitalize()} of each run; {_patterns(drawn)}"
     subtitle += f"; all {len(drawn)} lines lie on one another" if _alike(drawn) else ""
-    return Chart(key, title, subtitle, source, figure, columns, [_row(curve) for curve in curves])
+    source = f"{source}; {_counted(drawn, older, len(curves), above)}"
+    return Chart(key, title, subtitle, source, figure, COLUMNS, [_row(curve) for curve in curves])
+
+
+def _counted(drawn: Sequence[Curve], older: Sequence[Curve], runs: int, above: int) -> str:
+    """How much of what there is the figure shows."""
+    shown, total = sum(len(c.value) for c in drawn), sum(c.total for c in drawn)
+    lines = f"{len(drawn)} of {runs} runs drawn, " if len(drawn) < runs else ""
+    text = f"{lines}{shown} of {total} points"
+    if older:
+        text += f"; faint: {sum(c.total for c in older)} points of earlier attempts, trained again"
+    return text + (f", {above} of them above this view: a double click shows them" if above else "")
 
 
 def _layout(lines: int, unit: str, meta: dict[str, Any]) -> dict[str, Any]:

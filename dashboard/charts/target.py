@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, row_height
@@ -30,25 +30,9 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int) -> Ch
     base = next((run.seconds for run in runs if run.baseline), None)
     there = [run for run in runs if run.seconds is not None]
     longest = max((run.seconds or 0.0 for run in there), default=0.0)
-    bars = {
-        "type": "bar",
-        "orientation": "h",
-        "y": [y for y, run in enumerate(runs) if run.seconds is not None],
-        "x": [run.seconds for run in there],
-        "text": [_said(run, base) for run in there],
-        "textposition": "outside",
-        "cliponaxis": False,
-        "textfont": {"color": var("ink"), "size": 12},
-        "marker": {
-            "color": [line_of(run.family) for run in there],
-            "pattern": {**theme.hatch(""), "shape": ["x" if run.others else "" for run in there]},
-        },
-        "customdata": [run.step for run in there],
-        "hovertemplate": "%{x:.2f} s, step %{customdata}<extra></extra>",
-    }
     noisy = next((run for run in there if run.others), None)
     figure = {
-        "data": [bars] if there else [],
+        "data": [_bars(runs, base)] if there else [],
         "layout": theme.layout(
             row_height(len(runs)),
             bargap=0.35,
@@ -62,6 +46,27 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int) -> Ch
         subtitle += f"; hatched = disturbed, +{percent_text(noisy.others)} = of its devices used by others"
     source = f"measured, {len(there)} of {len(runs)} runs reach it"
     return Chart("target", _title(runs, target), subtitle, source, figure, COLUMNS, [_row(run, base) for run in runs])
+
+
+def _bars(runs: Sequence[Reach], base: float | None) -> dict[str, Any]:
+    """One of each run that reaches the target, in the row that it has among all."""
+    there = [(row, run) for row, run in enumerate(runs) if run.seconds is not None]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "y": [row for row, _ in there],
+        "x": [run.seconds for _, run in there],
+        "text": [_said(run, base) for _, run in there],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "textfont": {"color": var("ink"), "size": 12},
+        "marker": {
+            "color": [line_of(run.family) for _, run in there],
+            "pattern": {**theme.hatch(""), "shape": ["x" if run.others else "" for _, run in there]},
+        },
+        "customdata": [run.step for _, run in there],
+        "hovertemplate": "%{x:.2f} s, step %{customdata}<extra></extra>",
+    }
 
 
 def _said(run: Reach, base: float | None) -> str:
