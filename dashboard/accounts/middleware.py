@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
-from django.http import HttpRequest, HttpResponseBase, HttpResponseNotAllowed
+from django.contrib.auth.middleware import LoginRequiredMiddleware
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed
 from django.middleware.gzip import GZipMiddleware
 from django.utils.deprecation import MiddlewareMixin
 
@@ -43,6 +44,17 @@ class ContentSecurityPolicyMiddleware:
     def _stamp(response: HttpResponseBase) -> HttpResponseBase:
         response.headers.setdefault("Content-Security-Policy", POLICY)
         return response
+
+
+class SignedInMiddleware(LoginRequiredMiddleware):
+    """Django's, except for parts of a page: the sign-in page would be put into the middle of what a person types."""
+
+    def handle_no_permission(  # type: ignore[override]
+        self, request: HttpRequest, view_func: Callable[..., HttpResponseBase]
+    ) -> HttpResponseBase:
+        if "HX-Request" in request.headers:
+            return HttpResponse("You are signed out. Sign in again.", status=401, content_type="text/plain")
+        return super().handle_no_permission(request, view_func)
 
 
 class WrongMethodMiddleware(MiddlewareMixin):

@@ -67,8 +67,11 @@ def test_a_wrong_password_is_said_and_the_right_one_leads_on(
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
-def test_what_was_typed_outlives_a_session_that_had_ended(window: Callable[..., Page], yard: YardProcess) -> None:
+def test_what_was_typed_outlives_a_session_that_had_ended(
+    window: Callable[..., Page], yard: YardProcess, troubles: Troubles
+) -> None:
     """Sent without a session nothing is queued, and behind the sign-in the form is as it was."""
+    troubles.expected += ["401"]  # a check that was on its way
     page = window()
     page.goto("/runs/new/")
     sign_in(page, "admin", yard.password)
@@ -88,9 +91,36 @@ def test_what_was_typed_outlives_a_session_that_had_ended(window: Callable[..., 
     expect(page.get_by_label("Name", exact=True)).to_have_value("")
 
 
-def test_of_several_forms_at_one_address_the_one_that_was_filled_in_is_back(
-    window: Callable[..., Page], yard: YardProcess
+def test_a_page_that_outlives_its_session_stays_and_goes_on(
+    window: Callable[..., Page], yard: YardProcess, troubles: Troubles
 ) -> None:
+    """No sign-in page is put into the form that is being typed; signed in again elsewhere, it is checked and sent."""
+    troubles.expected += ["401", "422"]
+    page = window()
+    page.goto("/runs/new/")
+    sign_in(page, "admin", yard.password)
+    page.get_by_label("Name", exact=True).fill("typed all along")
+    page.context.clear_cookies(name="sessionid")
+    page.get_by_label("Layers", exact=True).fill("6")
+    note = page.get_by_role("status").filter(has_text="You are signed out")
+    expect(note).to_be_visible()
+    expect(page.get_by_label("Password")).to_have_count(0)
+    with page.context.expect_page() as opened:
+        note.get_by_role("link").click()
+    sign_in(opened.value, "admin", yard.password)
+    expect(opened.value.get_by_role("heading", name="Studies")).to_be_visible()
+    page.get_by_label("Layers", exact=True).fill("many")
+    expect(page.locator("#error-model__layers")).not_to_be_empty()
+    expect(note).to_have_count(0)
+    page.get_by_role("button", name="Queue run").click()
+    expect(page.get_by_role("alert")).to_contain_text("everything you typed is still there")
+    expect(page.get_by_label("Name", exact=True)).to_have_value("typed all along")
+
+
+def test_of_several_forms_at_one_address_the_one_that_was_filled_in_is_back(
+    window: Callable[..., Page], yard: YardProcess, troubles: Troubles
+) -> None:
+    troubles.expected += ["401"]
     page = window()
     page.goto("/studies/new/?kind=fit")
     sign_in(page, "admin", yard.password)
