@@ -1,4 +1,5 @@
-"""A process that works for the analyst: it ends with it, has a limit of memory, and tells what it finds in lines."""
+"""A process that works for the analyst: it ends with it, has its low priority and a limit of memory, and tells what it
+finds in lines."""
 
 from __future__ import annotations
 
@@ -16,6 +17,14 @@ from dashboard.yard.processes import die_with_parent
 
 TICK_S = 0.1
 """The longest that the analyst waits for a line before it looks at its other work."""
+NICENESS = 10
+"""Of the analyst and of all that it starts: on a small host they share the cores with the ranks of runs that are timed,
+and what they answer may come later. What moves rows and serves pages keeps its priority."""
+
+
+def give_way() -> None:
+    """Lowers this process's priority to NICENESS, which any user may do; never raises it."""
+    os.nice(max(0, NICENESS - os.nice(0)))
 
 
 class Child:
@@ -84,6 +93,6 @@ def _bounded(memory: int) -> Callable[[], None]:
         if die:
             die()
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        os.nice(10)
+        give_way()
 
     return first

@@ -17,7 +17,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.analyst import searching, services, shown
-from dashboard.analyst.child import Child
+from dashboard.analyst.child import NICENESS, Child
 from dashboard.analyst.models import Search, SearchState
 from parallel_core.processes import alive
 from tests.dashboard.analysed import DEADLINE_S, analyse_until, finish, lane_of, search_next
@@ -108,6 +108,7 @@ def test_one_that_is_stopped_ends_its_process(member: Client, reader: Client, mo
     monkeypatch.setattr(searching, "Child", lambda *given: _noted(Child(*given), started))
     search, lane = asked("28.3B"), lane_of(searching)
     assert lane.move()
+    assert os.getpriority(os.PRIO_PROCESS, started[0]) >= NICENESS, "ranks that are timed go first"
     address = f"/searches/{search.pk}/stop"
     assert reader.post(address).status_code == 403
     assert member.post(address, {"next": PART}).status_code == 302

@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from dashboard.analyst import searching
+from dashboard.analyst.child import give_way
 from dashboard.analyst.process import Analyst, Lane
 from dashboard.ledger import replays
 from dashboard.traces import reading
@@ -23,6 +24,7 @@ class Command(BaseCommand):
         def stop(number: int, frame: FrameType | None) -> None:
             analyst.stop()
 
+        give_way()
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
         analyst.run()
