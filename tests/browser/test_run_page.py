@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import psutil
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from dashboard.analyst.child import NICENESS
 from tests.browser.watched import RUN_MS, Troubles, chart_points, drawn, endless, mark, same_page
 from tests.yard_process import YardProcess, tiny, wait_for
 
@@ -227,6 +229,30 @@ def test_what_happens_before_the_stream_is_open_is_not_missed(
     assert same_page(page)
 
 
+def test_a_tab_that_nobody_sees_holds_no_stream_and_catches_up(
+    page: Page, yard: YardProcess, client: httpx.Client
+) -> None:
+    """Six tabs with a stream each would take all connections that a browser opens to one host."""
+    look = """(hidden) => {
+        Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    run = yard.submit(client, endless(), name="Ends in another tab")
+    yard.wait_state(client, run, "running")
+    page.goto(f"/runs/{run}/")
+    expect(state(page)).to_have_attribute("data-state", "running")
+    mark(page)
+    page.evaluate(look, True)
+    page.wait_for_timeout(3000)  # what had been asked for before comes
+    client.post(f"/api/v1/runs/{run}/cancel")
+    yard.wait_state(client, run, "cancelled")
+    page.wait_for_timeout(3000)
+    expect(state(page)).to_have_attribute("data-state", "running")
+    page.evaluate(look, False)
+    expect(state(page)).to_have_attribute("data-state", "cancelled")
+    assert same_page(page)
+
+
 def test_a_slider_changes_what_if_and_its_chart_stays_the_same_element(page: Page, stocked: dict[str, Any]) -> None:
     page.goto(f"/runs/{stocked['dp']}/?tab=whatif")
     mark(page)
@@ -265,3 +291,12 @@ def test_what_is_laid_open_stays_open_when_its_part_is_replaced(page: Page, stoc
     swap = "address => htmx.ajax('GET', address, {target: '#export', select: '#export', swap: 'outerHTML'})"
     page.evaluate(swap, address)
     expect(page.locator("#export:not(.older)")).to_have_attribute("open", "")
+
+
+def test_what_analyses_gives_way_to_ranks_and_pages(yard: YardProcess) -> None:
+    """As the kernel sees the processes of a yard that is up."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert yard.part("manage.py", "analyst").nice() == max(own, NICENESS)
+    assert {yard.part(*words).nice() for words in (("gunicorn",), ("manage.py", "controller"), ("-m workers",))} == {
+        own
+    }

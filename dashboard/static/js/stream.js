@@ -76,7 +76,7 @@ function close() {
 
 function open() {
   close();
-  if (listeners.size === 0 || signedOut) return;
+  if (listeners.size === 0 || signedOut || document.hidden) return;
   const query = new URLSearchParams({ topics: [...listeners.keys()].join(",") });
   if (lastId) query.set("last", lastId);
   const mine = new EventSource(`/live/stream?${query}`);
@@ -152,6 +152,16 @@ window.addEventListener("online", () => {
 // A network that is gone leaves the stream open and silent for minutes: the browser knows it sooner.
 window.addEventListener("offline", () => {
   if (source) lost();
+});
+/* A tab that nobody sees holds no stream: a browser opens six connections to one host, and the seventh page would wait
+   for ever. What it missed it fetches when it is looked at again. */
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) {
+    close();
+    behind = true;
+  } else {
+    schedule(0);
+  }
 });
 window.addEventListener("pagehide", close);
 window.addEventListener("pageshow", (event) => {
