@@ -74,6 +74,12 @@ class Link(Value):
     spread: tuple[Seconds, ...] = ()
     work: Curve | None = None
 
+    def arrival(self, size: float, each: float) -> float:
+        """Seconds from the begin of a send until a rank that waits for it has the tensor, which keeps sender and
+        receiver busy for `each` of them. Inside a host one copies it into memory and the other out of it, one after
+        the other: in a step, where both come from a layer, that takes longer than `time`, of messages in a row."""
+        return max(self.time.at(size), 2 * each) if self.hosts == 1 else self.time.at(size)
+
 
 class LinksBetween(Value):
     """Messages between two hosts, and those inside one of them that go as such messages do: in a run over several

@@ -168,9 +168,8 @@ class Maker:
             compute[stage, kind] = times * work
         ns = {key: round(seconds * 1e9) for key, seconds in compute.items()}
         held = {key: round(seconds * 1e9) for key, seconds in waits.items()}
-        norm = round(self._ends.norm() * 1e9)
         passages = self._passages(schedule, messages)
-        prices = Costs(ns, norm=schedule.sync == "flush", norm_ns=norm)
+        prices = Costs(ns, norm=schedule.sync == "flush", norm_ns=round(self._ends.norm() * 1e9))
         return HostCosts(prices, held, messages, passages)
 
     # Layers
@@ -263,8 +262,9 @@ class Maker:
             size = edges[self._units(stage)[0]] * spec.element_bytes
             for sender, kind, taker in ((stage - 1, Kind.SEND_ACT, stage), (stage, Kind.SEND_GRAD, stage - 1)):
                 if (link := self._route(sender, taker, size)) is not None:
-                    times = self._takers(sender, taker)
-                    out[sender, kind] = round(times * link.time.at(size) * 1e9), times * size
+                    times, each = self._takers(sender, taker), self._send_work(sender, taker, size)
+                    way = link.arrival(size, each if self._table.device == "cpu" else 0.0)
+                    out[sender, kind] = round(times * way * 1e9), times * size
         return out
 
     def _passages(
