@@ -1,7 +1,8 @@
 """`./run test`: ruff, mypy, then pytest. `--full` adds the long suite; other arguments go to pytest.
 
-Three parts go on at a time, and the first to end takes the next: whole yards (browser, kill and PostgreSQL tests) wait
-more than they compute, so that two cores have room for a third. What measures comes last and alone.
+Four parts go on at a time, and the first to end takes the next: whole yards (browser, kill and PostgreSQL tests, in two
+parts) wait more than they compute, so that two cores have room for both beside the engine. What measures comes last and
+alone.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 ENGINE, PAGES, WORKERS = "tests/parallel_core", "tests/dashboard", "tests/workers"
-YARDS = ("tests/browser", "tests/faults", "tests/dashboard/test_postgres.py", "tests/workers/test_worker_faults.py")
+BROWSER = "tests/browser"
+KILLS = ("tests/faults", "tests/dashboard/test_postgres.py", "tests/workers/test_worker_faults.py")
+SCHEMA = "tests/dashboard/test_api_schema.py"
+PLUGINS = {"playwright": BROWSER, "schemathesis": SCHEMA}
+"""Plugins of pytest that one path alone needs: every other part would take seconds to load them."""
 SLOWEST = "--durations=15"
-AT_A_TIME = 3
+AT_A_TIME = 4
 LOOK_S = 0.2
 
 Step = tuple[str, Sequence[str]]
@@ -58,24 +63,31 @@ def lint() -> list[Step]:
 def suite(wanted: str) -> list[Step]:
     """Every test that is `wanted`, each in one of these parts; the longest first, so that the last end together: as
     short as these are, none of them is left to go on alone while a core has nothing to do."""
-    elsewhere = [f"--ignore={path}" for path in (ENGINE, PAGES, WORKERS, *YARDS)]
+    elsewhere = [f"--ignore={path}" for path in (ENGINE, PAGES, WORKERS, BROWSER, *KILLS)]
     engine, pages = files(ENGINE), files(PAGES)
-    return [
-        ("pytest, whole yards", pytest_of(wanted, *YARDS)),
-        ("pytest, the engine", pytest_of(wanted, *engine[::2])),
-        ("pytest, more of the engine", pytest_of(wanted, *engine[1::2])),
-        ("pytest, pages", pytest_of(wanted, *pages[::3])),
-        ("pytest, more pages", pytest_of(wanted, *pages[1::3])),
-        ("pytest, still more pages", pytest_of(wanted, *pages[2::3])),
-        ("pytest, the others", pytest_of(wanted, *elsewhere)),
-        ("pytest, workers", pytest_of(wanted, *files(WORKERS))),
+    parts = [
+        ("browser", [BROWSER]),
+        ("kills and PostgreSQL", KILLS),
+        ("the engine", engine[::2]),
+        ("more of the engine", engine[1::2]),
+        ("pages", pages[::3]),
+        ("more pages", pages[1::3]),
+        ("still more pages", pages[2::3]),
+        ("the others", elsewhere),
+        ("workers", files(WORKERS)),
     ]
+    return [(f"pytest, {title}", pytest_of(wanted, *unneeded(paths), *paths)) for title, paths in parts]
+
+
+def unneeded(paths: Sequence[str]) -> list[str]:
+    """Options of pytest that leave out the PLUGINS of other paths."""
+    return [f"-pno:{plugin}" for plugin, of_path in PLUGINS.items() if of_path not in paths]
 
 
 def files(folder: str) -> list[str]:
-    """Its test files but those of YARDS."""
+    """Its test files but those of KILLS."""
     found = sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("test_*.py"))
-    return [path for path in found if path not in YARDS]
+    return [path for path in found if path not in KILLS]
 
 
 def together(steps: Sequence[Step]) -> int:
