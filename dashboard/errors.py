@@ -11,6 +11,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
 
+from parallel_core.analysis.quantities import sentence_text
+
 CODES = {
     400: "bad_request",
     401: "not_signed_in",
@@ -32,7 +34,8 @@ RETRY_AFTER = 5
 def envelope(status: int, message: str, fields: dict[str, str] | None = None) -> dict[str, Any]:
     """The body of every refused API request."""
     code = CODES.get(status, "error")
-    return {"error": {"code": code, "message": message, "fields": fields or {}}}
+    said = {field: sentence_text(text) for field, text in (fields or {}).items()}
+    return {"error": {"code": code, "message": sentence_text(message), "fields": said}}
 
 
 def json_error(status: int, message: str, fields: dict[str, str] | None = None) -> JsonResponse:
@@ -43,7 +46,7 @@ def page(request: HttpRequest, status: int, title: str, message: str, **more: An
     """The error as a page; under /api/ as JSON. `more` is for the page alone."""
     if request.path.startswith("/api/"):
         return json_error(status, message)
-    context = {"title": title, "message": message, "status": status, **more}
+    context = {"title": title, "message": sentence_text(message), "status": status, **more}
     return render(request, "error.html", context, status=status)
 
 

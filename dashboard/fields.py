@@ -9,12 +9,23 @@ from typing import Any
 from django import forms
 
 from parallel_core import limits
-from parallel_core.analysis.quantities import count_text, significant
+from parallel_core.analysis.quantities import count_text, sentence_text, significant
 
 MOST_SHOWN = 24
 """Characters of a wrong value that its message repeats."""
 _NEAREST = 4
 """Choices that a message names."""
+
+
+class Form(forms.Form):
+    """Its messages are sentences, whoever wrote them: those of the engine stand after a colon elsewhere."""
+
+    def add_error(self, field: str | None, error: Any) -> None:
+        super().add_error(field, error)
+        for errors in self.errors.values():
+            for one in errors.as_data():
+                if isinstance(one.message, str):
+                    one.message = sentence_text(one.message)
 
 
 class _Said(forms.Field):

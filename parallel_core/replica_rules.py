@@ -89,6 +89,6 @@ def _check_beside(spec: RunSpec, text: str) -> None:
     if outline_of(spec.model).batch_norm:
         raise rule(
             ("model.kind", "parallel.replicas"),
-            f"a {spec.model.kind} model normalises over the samples of all replicas, and with replicas={text} stages "
+            f"kind={spec.model.kind} normalises over the samples of all replicas, and with replicas={text} stages "
             "would do so over different ones; use another model, or data in place of replicas.",
         )

@@ -9,6 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
+from parallel_core.analysis.quantities import sentence_text
+
 _MOST_SAID = 600
 """Characters of a message."""
 
@@ -45,7 +47,7 @@ def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
     named = ctx.get("fields")
     field = named[0] if named else ".".join(str(part) for part in loc) or "spec"
     said = _say(str(item["type"]), item["msg"], _got(item), ctx)
-    return _cut(field), _cut(said)
+    return _cut(field), _cut(sentence_text(said))
 
 
 def _cut(text: str) -> str:

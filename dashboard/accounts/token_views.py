@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.roles import may_submit
 from dashboard.api.models import ApiToken, Scope
-from dashboard.fields import Choice, TypedChoice
+from dashboard.fields import Choice, Form, TypedChoice
 
 DAYS = (7, 30, 90, 365)
 
@@ -30,7 +30,7 @@ def scopes_for(user: Any) -> list[tuple[str, str]]:
     return [(scope.value, scope.label) for scope in Scope if scope in allowed]
 
 
-class TokenForm(forms.Form):
+class TokenForm(Form):
     name = forms.CharField(
         max_length=60, label="What is it for?", error_messages={"required": "Say what it is for: that is its name."}
     )

@@ -17,7 +17,7 @@ from dashboard.analyst.models import Search
 from dashboard.analyst.services import ask
 from dashboard.charts import splits as splits_chart
 from dashboard.charts.chart import Chart
-from dashboard.fields import Number, WholeNumber
+from dashboard.fields import Form, Number, WholeNumber
 from dashboard.fleet.selectors import Look
 from dashboard.ledger import between
 from dashboard.ledger.fleet_hosts import FleetHosts
@@ -35,7 +35,7 @@ LISTED = 12
 """Fastest splits in the table."""
 
 
-class FleetForm(forms.Form):
+class FleetForm(Form):
     """Everything stands in the address."""
 
     profile = forms.ModelChoiceField(

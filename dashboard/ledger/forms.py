@@ -8,7 +8,7 @@ from typing import Any
 
 from django import forms
 
-from dashboard.fields import Choice, WholeNumber
+from dashboard.fields import Choice, Form, WholeNumber
 from dashboard.fleet.selectors import reporting
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import Run
@@ -48,7 +48,7 @@ def models() -> dict[str, RunSpec]:
     return found
 
 
-class ProfileForm(forms.Form):
+class ProfileForm(Form):
     """A model and the worker that is to profile it."""
 
     worker = Choice(label="Worker")
@@ -76,7 +76,7 @@ class ProfileForm(forms.Form):
         return cleaned
 
 
-class CutForm(forms.Form):
+class CutForm(Form):
     """`?profile=` and how its layers are cut. Numbers are separated by commas or dashes."""
 
     profile = forms.ModelChoiceField(

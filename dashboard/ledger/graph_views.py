@@ -18,7 +18,7 @@ from dashboard.analyst.services import ask
 from dashboard.analyst.shown import unanswered
 from dashboard.charts import layers
 from dashboard.charts.chart import Chart
-from dashboard.fields import Choice, Number, WholeNumber
+from dashboard.fields import Choice, Form, Number, WholeNumber
 from dashboard.ledger import graphs
 from dashboard.ledger.models import Graph
 from dashboard.plans.tabs import TABS
@@ -38,7 +38,7 @@ DRAWN = 40
 """Layers in the charts: those that take most."""
 
 
-class NetworkForm(forms.Form):
+class NetworkForm(Form):
     """The network that a graph is to be spread over."""
 
     workers = WholeNumber(label="Workers", initial=4, min_value=1, max_value=MAX_WORKERS)

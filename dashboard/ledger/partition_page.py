@@ -13,7 +13,7 @@ from django.urls import reverse
 from pydantic import ValidationError
 
 from dashboard.ledger.models import Profile
-from parallel_core.analysis.quantities import bytes_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, seconds_text, sentence_text
 from parallel_core.plan.layer_graph import GraphError, LayerGraph
 from parallel_core.plan.pipedream import Form, Level, partition
 from parallel_core.plan.stages import CutChain, balanced_cut, cut_chain, even_cut, layers_of
@@ -111,7 +111,7 @@ class Page:
         try:
             found = partition(LayerGraph.chain(self.layers), [Level(asked.workers, self.bandwidth)], asked.form)
         except GraphError as error:
-            return Way(name, None, str(error))
+            return Way(name, None, sentence_text(str(error)))
         cuts = tuple(stage.layers[0] for stage in found.stages[1:])
         return self._way(name, cuts, tuple(stage.replicas for stage in found.stages))
 
@@ -119,7 +119,7 @@ class Page:
         try:
             return self._way(name, cut(), (1,) * len(self.yours.stages))
         except ValueError as error:
-            return Way(name, None, str(error))
+            return Way(name, None, sentence_text(str(error)))
 
     def _way(self, name: str, cuts: Sequence[int], replicas: Sequence[int]) -> Way:
         chain = cut_chain(self.layers, cuts, replicas, self.bandwidth, self.asked.form)

@@ -14,10 +14,11 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from dashboard.accounts.guards import member_required
+from dashboard.fields import Form
 from dashboard.ledger import selectors
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.plans.forms import said
-from parallel_core.analysis.quantities import ratio_text
+from parallel_core.analysis.quantities import ratio_text, sentence_text
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.recalibrate import errors, factor_of, scaled
 from parallel_core.spec import RunSpec
@@ -39,7 +40,7 @@ def among(rows: Sequence[Prediction]) -> set[int]:
     return set(eligible().filter(pk__in=[row.pk for row in rows]).values_list("pk", flat=True))
 
 
-class RecalibrationForm(forms.Form):
+class RecalibrationForm(Form):
     """The runs that the table is fitted to: of one profile."""
 
     fit = forms.ModelMultipleChoiceField(
@@ -133,7 +134,7 @@ def recalibrate(request: HttpRequest) -> HttpResponse:
     try:
         made = recalibrated(form.cleaned_data["fit"], request.user)
     except ValueError as error:
-        messages.error(request, str(error))
+        messages.error(request, sentence_text(str(error)))
     else:
         messages.success(request, sentence(made))
     return redirect("ledger:record")

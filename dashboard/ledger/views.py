@@ -22,6 +22,7 @@ from dashboard.ledger.models import Profile, ProfileState
 from dashboard.ledger.partition_page import Page
 from dashboard.plans.forms import said
 from dashboard.plans.tabs import TABS
+from parallel_core.analysis.quantities import sentence_text
 
 SHOWN = 200
 """Predictions in the record's table, newest first."""
@@ -91,7 +92,7 @@ def alpa(request: HttpRequest) -> HttpResponse:
         asked = Page(form.cleaned_data["profile"], form.cleaned_data).asked
         part = Part(asked.profile, asked.samples, asked.workers)
     except ValueError as error:
-        context |= {"part": None, "why_not": str(error)}
+        context |= {"part": None, "why_not": sentence_text(str(error))}
     else:
         context |= _alpa(part, request.get_full_path(), context["back"])
     alone = not request.headers.get("HX-Request")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django import forms
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 from django.views.decorators.vary import vary_on_headers
 
 from dashboard.charts import crossover as crossover_chart
 from dashboard.charts.crossover import Dot
-from dashboard.fields import Number, WholeNumber
+from dashboard.fields import Form, Number, WholeNumber
 from dashboard.plans.views import answered, framed
 from dashboard.runs.models import Run, State
 from parallel_core.analysis.quantities import significant
@@ -26,7 +25,7 @@ BANDWIDTH, FLOPS, ALPHA = 1e9, 1e12, 1e-6
 """What one of the form's units is."""
 
 
-class CrossoverForm(forms.Form):
+class CrossoverForm(Form):
     """Everything stands in the address. Valid forms have `case`."""
 
     devices = WholeNumber(label="Devices", min_value=2)

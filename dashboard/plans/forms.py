@@ -7,7 +7,7 @@ from typing import Any
 
 from django import forms
 
-from dashboard.fields import Choice, Number, TypedChoice, WholeNumber
+from dashboard.fields import Choice, Form, Number, TypedChoice, WholeNumber
 from dashboard.ledger.fleet_page import LEAST_MIB, MIB, MOST_MIB
 from dashboard.plans.setups import RATES, SIZES, Setup, cluster_of, model_of
 from parallel_core.plan.cluster.hardware import GIB, clusters
@@ -36,7 +36,7 @@ def said(form: forms.Form) -> str:
     )
 
 
-class SetupForm(forms.Form):
+class SetupForm(Form):
     """Valid forms have `setup`."""
 
     model = Choice(label="Model")

@@ -19,6 +19,7 @@ from dashboard.plans.forms import PlannerForm, said
 from dashboard.plans.launch import launch
 from dashboard.plans.setups import searched
 from dashboard.plans.tabs import TABS
+from parallel_core.analysis.quantities import sentence_text
 from parallel_core.plan.cluster import accuracy, arguments, exported
 from parallel_core.plan.cluster.drawn import MOST_ROWS
 from parallel_core.plan.cluster.hardware import GIB
@@ -110,7 +111,7 @@ def timeline(request: HttpRequest) -> JsonResponse:
     try:
         return JsonResponse(planner_charts.timeline(form.setup, judged.plan).as_dict())
     except ValueError as error:
-        return JsonResponse({"detail": str(error)}, status=422)
+        return JsonResponse({"detail": sentence_text(str(error))}, status=422)
 
 
 @require_safe

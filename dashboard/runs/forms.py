@@ -10,7 +10,7 @@ from django import forms
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest
 
-from dashboard.fields import Choice, WholeNumber
+from dashboard.fields import Choice, Form, WholeNumber
 from dashboard.runs import corpora, resuming, spec_fields
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS, Invalid
 from dashboard.runs.submission import Assessment, assess
@@ -51,7 +51,7 @@ class Section:
         return not self.group.folded or any(f.errors or f.value() != usual[f.html_name] for f in self.fields)
 
 
-class RunForm(forms.Form):
+class RunForm(Form):
     """Carries text to RunSpec, and RunSpec's messages back to the fields. `assessment` is there after validation."""
 
     name = forms.CharField(required=False, max_length=limits.MAX_NAME, help_text=spec_fields.NAME_HINT)

@@ -11,7 +11,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.guards import member_required
-from dashboard.fields import Choice
+from dashboard.fields import Choice, Form
 from dashboard.numbers import number
 from dashboard.runs import generate_panel, generating, resuming, services
 from dashboard.runs.models import Run
@@ -23,7 +23,7 @@ from parallel_core.wish import read_wish
 _NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
 
 
-class GenerateForm(forms.Form):
+class GenerateForm(Form):
     """Numbers are text, so that what a person typed is kept and named; `generating.submit` judges them."""
 
     step = Choice(label="Checkpoint")
@@ -126,8 +126,7 @@ class GenerateForm(forms.Form):
     def _show(self, errors: Mapping[str, str]) -> None:
         for path, message in errors.items():
             name = path.partition(".")[0]
-            said = f"{message[:1].upper()}{message[1:]}"
-            self.add_error(name if name in self.fields else None, said)
+            self.add_error(name if name in self.fields else None, message)
 
 
 def _degree(name: str, given: str) -> int:

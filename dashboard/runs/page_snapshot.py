@@ -12,7 +12,7 @@ from dashboard.runs import profiles
 from dashboard.runs.models import Run
 from dashboard.runs.profiles import Kind, Profile
 from parallel_core.analysis.allocations import Alive, Allocations, allocations, place
-from parallel_core.analysis.quantities import percent_text
+from parallel_core.analysis.quantities import percent_text, sentence_text
 from parallel_core.observe.snapshot import unpacked
 
 KEPT_S = 3600
@@ -31,7 +31,7 @@ def context(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
     try:
         found = found or _read(run, chosen)
     except ValueError as error:
-        return {"snapshots": steps, "shot": chosen, "unreadable": str(error)}
+        return {"snapshots": steps, "shot": chosen, "unreadable": sentence_text(str(error))}
     cache.set(key, found, KEPT_S)
     alive = [_row(one, found.peak) for one in found.alive]
     drawn = picture.chart(found, chosen.step, chosen.rank)

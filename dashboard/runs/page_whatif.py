@@ -16,13 +16,13 @@ from pydantic import ValidationError
 from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_words import REPLAYED
-from dashboard.fields import Choice, Number, WholeNumber
+from dashboard.fields import Choice, Form, Number, WholeNumber
 from dashboard.ledger.models import Prediction
 from dashboard.runs import traces
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
-from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text, significant
+from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text, sentence_text, significant
 from parallel_core.analysis.waits import waited_if_whole
 from parallel_core.layout import Layout
 from parallel_core.observe.records import LANES, SPAN
@@ -55,7 +55,7 @@ class Times:
     predicted: float | None
 
 
-class WhatIfForm(forms.Form):
+class WhatIfForm(Form):
     """The change, as the address holds it."""
 
     links = Choice(label="Links", choices=LINKS, required=False)
@@ -103,7 +103,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
     try:
         measured = trace.measured
     except ValueError as error:
-        return {"why_not": f"{str(error)[:1].upper()}{str(error)[1:]}"}
+        return {"why_not": sentence_text(str(error))}
     form = WhatIfForm(trace.spec, given)
     made = replayed(form, lambda change: replay(trace.spec, measured, change))
     again = replay(trace.spec, measured, Change())
@@ -236,7 +236,7 @@ def _limit(trace: Trace) -> str:
     bound = f"with {most} micro-batches no number of devices could pass {most}x." if trace.spec.parallel.pp > 1 else ""
     base = traces.baseline(trace.run)
     if base is None:
-        return f"{bound[:1].upper()}{bound[1:]}"
+        return sentence_text(bound)
     free = replay(trace.spec, trace.measured, Change(links=FREE)).step
     ideal = f"{ratio_text(base[1].total / free)} of one device is the ideal speedup with free communication"
     return f"{ideal}; {bound}" if bound else f"{ideal}."

@@ -29,7 +29,7 @@ def delete(request: HttpRequest) -> HttpResponse:
         try:
             count = removal.delete(runs=[run.pk for run in going.runs], user=request.user)
         except Invalid as error:  # it changed between the two looks
-            messages.error(request, str(error))
+            messages.error(request, " ".join(error.field_errors.values()))
             return redirect(request.get_full_path())
         messages.success(request, f"{plural_text(count, 'run')} {'was' if count == 1 else 'were'} deleted.")
         return redirect(back)

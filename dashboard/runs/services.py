@@ -16,6 +16,7 @@ from dashboard.live.announce import announce
 from dashboard.runs import resuming, states
 from dashboard.runs.models import ACTIVE, Corpus, Run, State
 from parallel_core import limits
+from parallel_core.analysis.quantities import sentence_text
 from parallel_core.faults import sentences
 from parallel_core.plan.strategy import label
 from parallel_core.spec import RunSpec, field_errors
@@ -31,7 +32,7 @@ class Invalid(Exception):
 
     def __init__(self, field_errors: dict[str, str]) -> None:
         super().__init__("; ".join(f"{field}: {message}" for field, message in field_errors.items()))
-        self.field_errors = field_errors
+        self.field_errors = {field: sentence_text(message) for field, message in field_errors.items()}
 
 
 class Order(TypedDict, total=False):

@@ -20,6 +20,7 @@ from dashboard.runs.models import ENDED, Run
 from dashboard.runs.panel import Panel
 from dashboard.runs.presets import BY_KEY, PRESETS
 from parallel_core import limits
+from parallel_core.analysis.quantities import sentence_text
 from parallel_core.observe.asked import read_how
 from parallel_core.spec import RunSpec
 from workers.contract import ResumeFrom
@@ -136,7 +137,7 @@ def trace_next(request: HttpRequest, pk: int) -> HttpResponse:
     try:
         next_trace.request(run=run, user=request.user, how=read_how(request.POST.get("how", "spans")))
     except ValueError as refused:
-        messages.info(request, str(refused))
+        messages.info(request, sentence_text(str(refused)))
     return redirect("runs:page", pk)
 
 

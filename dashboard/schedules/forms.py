@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 from pydantic_core import PydanticCustomError
 
-from dashboard.fields import Choice, Number, WholeNumber
+from dashboard.fields import Choice, Form, Number, WholeNumber
 from dashboard.schedules import searched
 from dashboard.schedules.words import LABELS
 from parallel_core.pipeline_rules import check_pipeline
@@ -28,7 +28,7 @@ NONE = ""
 FIELD_OF = {"parallel.pp": "p", "parallel.micro_batches": "m", "parallel.chunks": "v"}
 
 
-class ScheduleForm(forms.Form):
+class ScheduleForm(Form):
     """Read from the address: every field has a default. A valid form has `lessons`."""
 
     a = Choice(label="Schedule")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from django import forms
 from pydantic import ValidationError
 
-from dashboard.fields import Choice, NumberList, WholeNumber
+from dashboard.fields import Choice, Form, NumberList, WholeNumber
 from dashboard.fleet.selectors import Look
 from dashboard.fleet.words import WORDS
 from dashboard.runs import corpora, spec_fields
@@ -32,7 +32,7 @@ NO_VALUE = "Write at least one value, such as 1, 2, 4."
 SWEEP_SPLIT = (*SPLIT, "parallel.recompute", "train.precision")
 
 
-class StudyForm(forms.Form):
+class StudyForm(Form):
     """What every kind asks: a name, the base that all runs share, and how to measure."""
 
     kind: ClassVar[str]

@@ -14,7 +14,7 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.gantt import length
 from dashboard.charts.gantt_words import REPLAYED
 from dashboard.charts.timeline import Step
-from dashboard.fields import Choice, Number
+from dashboard.fields import Choice, Form, Number
 from dashboard.runs.page_whatif import LEAST_GAIN, LINKS, SLOWEST_FASTEST, Times, check
 from parallel_core.analysis.quantities import ns_text, ratio_text, significant
 from parallel_core.simulate.imported import FREE, replayed
@@ -29,7 +29,7 @@ IDEAS: tuple[tuple[str, dict[str, Any]], ...] = (
 DRAWN_RANKS = 8
 
 
-class WhatIfForm(forms.Form):
+class WhatIfForm(Form):
     """The change, as the address holds it."""
 
     links = Choice(label="Links", choices=LINKS, required=False)

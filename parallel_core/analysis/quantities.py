@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -97,3 +98,12 @@ def listed_text(parts: Sequence[str]) -> str:
 def plural_text(count: int, what: str) -> str:
     """`1 update`, `2 updates`, `3 micro-batches`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}{'es' if what.endswith('h') else 's'}"
+
+
+_WORD = re.compile(r"[a-z](?:[a-z'’-]*[a-z])?[,;.]?(?:\s|$)")
+"""A word at the beginning of a text: what is spelt (`zero=3`, `fully_shard`, `1f1b`) is none."""
+
+
+def sentence_text(text: str) -> str:
+    """A message that stands by itself: its first word with a capital letter, what is spelt as it is spelt."""
+    return f"{text[0].upper()}{text[1:]}" if _WORD.match(text) else text

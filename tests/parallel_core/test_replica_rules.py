@@ -87,7 +87,7 @@ def spec_of(replicas: tuple[int, ...] = (2, 1), train: dict[str, Any] | None = N
             "kind",
             "resnet50",
             "model.kind",
-            "a resnet50 model normalises over the samples of all replicas, and with replicas=2-1 stages would do so "
+            "kind=resnet50 normalises over the samples of all replicas, and with replicas=2-1 stages would do so "
             "over different ones; use another model, or data in place of replicas.",
         ),
     ],

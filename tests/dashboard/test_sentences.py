@@ -1,0 +1,101 @@
+"""What a page or the API refuses is told in sentences: they begin as sentences do, whoever wrote them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import combinations as pairs
+from typing import Any
+
+import pytest
+from django import forms
+from django.test import Client
+from django.urls import get_resolver
+
+from dashboard import errors
+from dashboard.fields import Form
+from dashboard.ledger.models import Profile
+from dashboard.runs.services import Invalid
+from parallel_core import combinations
+from parallel_core.analysis.quantities import sentence_text
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+
+SPELT = re.compile(r"^\S*[=_\d]")
+"""A field with its value, or a name with an underscore or a number in it: as it is written in a spec."""
+
+
+def begins(text: str) -> bool:
+    """Whether a message begins as a sentence does, or with what is spelt."""
+    return text[:1].isupper() or bool(SPELT.match(text))
+
+
+def _refused() -> Iterator[str]:
+    for first, second in pairs(combinations.FEATURES, 2):
+        found = combinations.verdict(first, second)
+        if isinstance(found, str):
+            yield found
+
+
+def test_every_pair_of_features_that_is_refused_is_told_in_a_sentence() -> None:
+    refused = list(_refused())
+    assert len(refused) > 50
+    assert [text for text in refused if not begins(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("only a GPT generates text.", "Only a GPT generates text."),
+        ("a replica's batch", "A replica's batch"),
+        ("zero=3 gathers each layer", "zero=3 gathers each layer"),
+        ("fully_shard keeps a matrix", "fully_shard keeps a matrix"),
+        ("model.hidden: too many", "model.hidden: too many"),
+        ("1f1b keeps few", "1f1b keeps few"),
+        ("Two hosts", "Two hosts"),
+        ("", ""),
+    ],
+)
+def test_what_is_spelt_stays_as_it_is(text: str, told: str) -> None:
+    assert sentence_text(text) == told
+
+
+def _forms(of: type[forms.Form]) -> Iterator[type[forms.Form]]:
+    for kind in of.__subclasses__():
+        yield kind
+        yield from _forms(kind)
+
+
+def test_every_form_of_ours_tells_its_errors_in_sentences() -> None:
+    assert get_resolver().url_patterns  # all views, and with them all forms, are imported
+    ours = [kind for kind in _forms(forms.Form) if kind.__module__.startswith("dashboard.") and kind is not Form]
+    signs_in = "dashboard.accounts.patience"  # Django's own form of user and password
+    assert len(ours) > 10
+    assert [kind for kind in ours if not issubclass(kind, Form) and kind.__module__ != signs_in] == []
+
+
+def test_a_form_refuses_in_sentences() -> None:
+    class Asked(Form):
+        size = forms.IntegerField()
+
+        def clean(self) -> dict[str, Any]:
+            self.add_error("size", "cannot cut 4 layers.")
+            raise forms.ValidationError(["no blocks are left.", "tp=2 is not possible."])
+
+    found = Asked({"size": "1"}).errors
+    assert found["size"] == ["Cannot cut 4 layers."]
+    assert found["__all__"] == ["No blocks are left.", "tp=2 is not possible."]
+
+
+def test_the_api_and_refused_orders_are_told_in_sentences() -> None:
+    told = errors.envelope(422, "nothing was kept.", {"tp": "must divide heads."})["error"]
+    assert (told["message"], told["fields"]) == ("Nothing was kept.", {"tp": "Must divide heads."})
+    assert Invalid({"run": "only a GPT generates."}).field_errors == {"run": "Only a GPT generates."}
+
+
+@pytest.mark.django_db
+def test_an_error_of_the_engine_at_a_field_of_a_page(reader: Client, alice: Any) -> None:
+    spec = RunSpec.model_validate({"model": {"layers": 4, "hidden": 32, "heads": 2, "seq": 16}})
+    profile: Profile = factory.profiled(alice, factory.worker(devices=1), spec)
+    answer = reader.get("/partition/", {"profile": profile.pk, "cuts": "3, 2", "samples": "1"})
+    assert "Cuts must rise strictly" in answer.content.decode()
