@@ -51,6 +51,7 @@ class Panel:
     errors: list[str] = field(default_factory=list)
     devices: str = ""
     memory: str = ""
+    waits: str = ""
     fits: bool | None = None
     rows: list[Row] = field(default_factory=list)
     hidden: int = 0
@@ -73,6 +74,7 @@ class Panel:
             errors=_said(found.errors),
             devices=_devices(found),
             memory=feasibility.sentence if feasibility else "",
+            waits=found.waits,
             fits=feasibility.fits if feasibility else None,
             rows=[_of_stage(found.spec, stage, full, found.limit) for stage in found.stages[:SHOWN_STAGES]],
             hidden=max(0, len(found.stages) - SHOWN_STAGES),
@@ -104,7 +106,7 @@ def _devices(found: Assessment) -> str:
     if found.spec.parallel.widths is not None:
         asked = f"{asked}, {shape_of(found.spec.parallel)[1]} by stage (replicas × tensor ranks)"
     if not found.capacity.total:
-        return f"{asked}; no worker has reported any yet, so the run would wait."
+        return f"{asked}; no worker reports any now."
     largest = found.capacity.largest
     spread = f"; its ranks would be on {listed_text(list(dict.fromkeys(found.hosts)))}" if found.hosts else ""
     return f"{asked}; the fleet has {found.capacity.total}, at most {largest} on one host{spread}."

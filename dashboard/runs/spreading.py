@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dashboard.control.placement import Request, plan
+from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import Look
 from dashboard.runs.models import Attempt, Run
 from parallel_core.analysis.quantities import listed_text, plural_text
@@ -112,6 +113,25 @@ def expected(request: Request, fleet: Look | None = None) -> list[str]:
     idle = (fleet or Look.now()).idle()
     shares = [share for _, given in plan([request], idle).placed for share in given]
     return [share.host for share in shares for _ in share.devices] if len(shares) > 1 else []
+
+
+def waits_for(request: Request, fleet: Look) -> str:
+    """Whom a run would wait for even where nothing else ran, as a sentence; '' where it could start, or never."""
+    if plan([request], fleet.idle()).placed:
+        return ""
+    if not fleet.every:
+        return "No worker has reported yet."
+    have = [worker for worker in fleet.every if _count(worker.devices, request.kind)]
+    could = [worker for worker in have if not request.needs or worker.name in request.needs]
+    said = listed_text([f"{worker.name} is {state}" for worker in could if (state := _state(worker, fleet))])
+    return f"Too few such devices take runs now: {said}." if said else ""
+
+
+def _state(worker: Worker, fleet: Look) -> str:
+    """Why it takes no runs; '' where it does."""
+    if worker not in fleet.reporting:
+        return "silent"
+    return "draining" if worker.draining else "leaving" if worker.leaving else ""
 
 
 def _count(devices: list[dict[str, Any]], kind: str) -> int:

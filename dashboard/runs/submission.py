@@ -17,7 +17,7 @@ from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
 from dashboard.runs.models import Corpus, Run
-from dashboard.runs.spreading import Files, asked, expected, hosts_error
+from dashboard.runs.spreading import Files, asked, expected, hosts_error, waits_for
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, needed, verdict
 from parallel_core.plan.strategy import label
@@ -62,6 +62,8 @@ class Assessment:
     """How true the yard's predictions of step times were so far."""
     hosts: list[str] = field(default_factory=list)
     """The worker of each rank, where they would be on several."""
+    waits: str = ""
+    """Whom it would wait for, were nothing else in the queue."""
 
     @property
     def label(self) -> str:
@@ -107,9 +109,9 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
     found = verdict(parsed, offered.memory or None, offered.most(alone) or None)
     limit = min((b for b in (offered.memory, parsed.trace.memory_cap) if b), default=0)
     wrong = found.sentence if found.fits is False else ""
-    where = expected(asks, fleet)
+    where, waits = expected(asks, fleet), "" if errors else waits_for(asks, fleet)
     said, record = ledger.predicted(parsed, where), ledger.time_record().sentence()
-    return Assessment(parsed, errors, offered, needed(parsed), found, limit, wrong, said, record, where)
+    return Assessment(parsed, errors, offered, needed(parsed), found, limit, wrong, said, record, where, waits)
 
 
 def submit(

@@ -10,9 +10,9 @@ import numpy as np
 
 from dashboard.runs.spec_fields import ENTRIES
 from dashboard.studies.entries import taken_of
-from dashboard.studies.selectors import Overview, Row
+from dashboard.studies.selectors import NO_SPEEDUP, Overview, Row
 from parallel_core.analysis import sentences
-from parallel_core.analysis.quantities import bytes_text, difference_text, seconds_text, significant
+from parallel_core.analysis.quantities import bytes_text, difference_text, listed_text, seconds_text, significant
 from parallel_core.spec import RunSpec
 
 UNLIKE = (
@@ -21,6 +21,8 @@ UNLIKE = (
     ("train.corpus", "data"),
     ("train.precision", "precision"),
 )
+SHOWN = 4
+"""Runs whose steps a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ def unlike(specs: Sequence[RunSpec]) -> str:
     if not found:
         return ""
     batches = len({spec.train.global_batch for spec in specs}) > 1
-    scaled = f"; speedup uses samples/s, and a step in the table is {specs[0].train.global_batch} samples."
+    kinds = len({spec.model.kind for spec in specs}) > 1
+    step = f"a step in {'verdict and' if kinds else 'the'} table is {specs[0].train.global_batch} samples."
+    scaled = f"; {step}" if kinds else f"; speedup uses samples/s, and {step}"
     return f"Not like for like: {', '.join(found)}" + (scaled if batches else ".")
 
 
@@ -92,8 +96,12 @@ def _named(word: str, texts: list[str]) -> str:
 def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
     """For two runs: speed, where it comes from, memory, exactness. For more: those of a study."""
     base = view.baseline
+    if len(others) and not any(row.alike for row in others):
+        return view.cautioned(_of_other_models(view))
     if base is None or len(others) != 1 or view.base is None or not others[0].entry.done:
-        return [*view.verdict, view.parity_sentence] if len(view.results) > 1 else view.verdict
+        like = view.like_for_like
+        said = [*like.verdict, like.parity_sentence] if len(like.results) > 1 else like.verdict
+        return said if len(like.rows) == len(view.rows) else [*said, NO_SPEEDUP]
     a, b = view.base, others[0].entry.result
     if b is None:
         return view.verdict
@@ -108,6 +116,17 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
         how = f"differ by at most {difference_text(equal.largest)}" if equal.largest else "are the same to the last bit"
         said.append(f"Losses {how} over {equal.steps} steps.")
     return view.cautioned(said)
+
+
+def _of_other_models(view: Overview) -> list[str]:
+    """Of runs none of which trains what the baseline does: their steps side by side, over nothing."""
+    done = [row.entry.result for row in view.rows if row.entry.done and row.entry.result]
+    steps = listed_text([f"{result.label} {seconds_text(result.step.median)}" for result in done[:SHOWN]])
+    batches = sorted({row.spec.train.global_batch for row in view.rows})
+    of = f" of {view.baseline.spec.train.global_batch} samples" if view.baseline and len(batches) > 1 else ""
+    rest = f" ({SHOWN} of {len(done)})" if len(done) > SHOWN else ""
+    said = f"{len(done)} of {len(view.rows)} runs have finished." if not done else f"A step{of} takes: {steps}{rest}."
+    return [said, NO_SPEEDUP]
 
 
 @dataclass(frozen=True)

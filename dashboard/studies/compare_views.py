@@ -107,9 +107,14 @@ def _scaling(rows: list[Row]) -> Finding | None:
 
 def _compare_charts(view: Overview, rows: list[Row]) -> dict[str, Any]:
     made: dict[str, Any] = {**figures.of_overview(view)}
+    like = view.like_for_like
+    if len(like.rows) < len(rows):
+        made |= {key: one for key, one in figures.of_overview(like).items() if key in ("speedup", "tradeoff")}
+    if len(like.rows) < 2 <= len(rows):
+        made |= {"speedup": None, "tradeoff": None}
     if len(rows) <= MAX_DRAWN:
         made |= {"loss": figures.losses(view), "steps": figures.steps(view)}
-    if len(rows) == 2:
+    if len(rows) == len(like.rows) == 2:
         made["waterfall"] = figures.difference(rows[0], rows[1])
     return made
 

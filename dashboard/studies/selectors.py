@@ -6,7 +6,7 @@ Only run rows, their summaries and the loss series are read here; spans are read
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,8 @@ from parallel_core.spec import RunSpec
 
 TOLERANCES = {"fp32": 1e-5, "fp64": 1e-12, "bf16": 1e-2, "fp16": 2e-3}
 """Relative difference of losses up to which two runs count as equal."""
+
+NO_SPEEDUP = "Another model has no speedup over the baseline."
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,11 @@ class Overview:
         return f"{done} of {every} runs have finished; the baseline, {self.baseline.entry.label}, has no result yet."
 
     @property
+    def like_for_like(self) -> Overview:
+        """The runs of the baseline's kind of model alone: of others nothing is a speedup, or beaten in time."""
+        return replace(self, rows=[row for row in self.rows if row.alike])
+
+    @property
     def source(self) -> str:
         """The line under every chart of measured times."""
         counts = sorted({r.step.n for r in self.results})
@@ -140,7 +147,7 @@ class Overview:
         step = f"A step is {batch} samples, the baseline's batch, also where the run's own differs."
         others = any(row.spec.train.global_batch != batch for row in self.rows)
         unlike = any(not row.alike for row in self.rows)
-        return " ".join([step] * others + ["Another model has no speedup over the baseline."] * unlike)
+        return " ".join([step] * others + [NO_SPEEDUP] * unlike)
 
     @property
     def peak_sentence(self) -> str:

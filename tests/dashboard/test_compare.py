@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 from urllib.parse import quote
 
@@ -9,7 +11,7 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run
-from dashboard.studies import compare
+from dashboard.studies import compare, selectors
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
@@ -151,3 +153,23 @@ def test_scaling_is_judged_of_quiet_runs_alone(reader: Client, alice: Any) -> No
 def test_empty_lists_of_a_spec_are_none(reader: Client) -> None:
     found, _ = compare.differences([spec(), spec(trace={"profile_steps": [8, 9]})])
     assert [d.values for d in found] == [["none", "8, 9"]]
+
+
+def test_another_kind_of_model_has_no_ratio_over_the_baseline(reader: Client, alice: Any) -> None:
+    a, b, c = (factory.finished(alice, {"dp": dp}) for dp in (1, 2, 1))
+    mlp = RunSpec.model_validate({"model": {"kind": "mlp"}, "train": {"corpus": "digits"}})
+    Run.objects.filter(pk=c.pk).update(spec=mlp.model_dump(mode="json"))
+    two = reader.get(f"/compare/?runs={a.pk},{c.pk}")
+    verdict = " ".join(two.context["verdict"])
+    assert "A step takes: " in verdict and selectors.NO_SPEEDUP in verdict
+    assert not re.search(r"\dx\b", verdict) and "saved" not in verdict
+    assert "waterfall" not in two.context["charts"]
+    assert not any(two.context["charts"][key] for key in ("speedup", "tradeoff"))
+    assert "No speedup</h2>" in two.content.decode()
+    three = reader.get(f"/compare/?runs={a.pk},{b.pk},{c.pk}")
+    rows = {row.run.pk: row.entry.label for row in three.context["rows"]}
+    bars = json.dumps(three.context["charts"]["speedup"].as_dict(), default=str)
+    assert rows[b.pk] in bars and rows[c.pk] not in bars
+    assert three.context["verdict"][-1] == selectors.NO_SPEEDUP
+    changes = reader.get(f"/compare/changes.json?runs={a.pk},{c.pk}")
+    assert changes.status_code == 200

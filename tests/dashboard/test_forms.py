@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -311,3 +312,10 @@ def test_of_the_plotly_wheel_one_file_is_served() -> None:
     assert files == ["plotly.min.js"]
     assert find("plotly/plotly.min.js")
     assert find("plotly/../plotly.min.js") is None
+
+
+def test_a_list_with_long_choices_has_a_line_of_its_own_on_a_phone(member_client: Client) -> None:
+    page = member_client.get("/runs/new/").content.decode()
+    assert re.search(r'class="field long" id="field-train__corpus"', page)
+    assert re.search(r'class="field" id="field-train__device"', page), "CPU and GPU need none"
+    assert re.search(r'class="field" id="field-model__layers"', page)

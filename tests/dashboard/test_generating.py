@@ -184,7 +184,7 @@ def test_the_api_queues_and_shows_it(client: Client, alice: Any, source: Run) ->
     found = client.get(f"/api/v1/runs/{run.pk}", headers=bearer(alice, Scope.READ)).json()["data"]
     assert found["generated"]["texts"] == ["def sum"]
     assert found["generated"]["kv_bytes"] == [4096]
-    assert "the prompt is empty" in post({}).json()["error"]["fields"]["prompt"]
+    assert "The prompt is empty" in post({}).json()["error"]["fields"]["prompt"]
     assert "no checkpoint at step 3" in post({"prompt": "a", "step": 3}).json()["error"]["fields"]["step"]
     answer = post({"prompt": "a", "new": 5, "pp": 2})
     assert answer.status_code == 201, answer.content

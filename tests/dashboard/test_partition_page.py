@@ -75,7 +75,7 @@ def test_devices_that_cannot_be_are_said_before_anything_is_searched(member: Cli
     alone = member.get("/partition/fleet/found", {"devices": 2})
     assert alone.status_code == 302 and alone.headers["Location"] == "/partition/fleet/?devices=2"
     odd = member.get("/partition/alpa", {"profile": profile.pk, "cuts": "9,2"}, headers={"HX-Request": "true"})
-    assert odd.status_code == 200 and "cuts must rise" in odd.content.decode()
+    assert odd.status_code == 200 and "Cuts must rise" in odd.content.decode()
     assert not Search.objects.exists()
 
 
@@ -130,7 +130,7 @@ def test_others_are_held_against_as_many_devices_as_yours_take(profile: Profile,
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"cuts": "9,2"}, "cuts must rise"),
+        ({"cuts": "9,2"}, "Cuts must rise"),
         ({"cuts": "x"}, "Cuts: Whole numbers"),
         ({"profile": "77"}, "Choose a finished profile"),
     ],

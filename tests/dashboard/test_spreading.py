@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from dashboard.fleet.models import Worker
 from dashboard.runs import queue, selectors, services, states, submission
@@ -150,3 +152,24 @@ def test_one_host_that_was_asked_for_must_have_all_the_devices(two_hosts: None, 
     assert not submission.assess(spec(2), over_hosts=1).errors
     run = services.submit(owner=alice, spec=spec(4), over_hosts=1)
     assert "on one host, because one was asked for" in selectors.waiting(run).sentence
+
+
+def will_it_run(client: Client, **asked: str) -> str:
+    return str(client.post("/runs/new/check", filled(**asked)).context["panel"].waits)
+
+
+def test_while_no_worker_takes_runs_the_panel_says_whom_a_run_would_wait_for(
+    two_hosts: None, client: Client, alice: Any
+) -> None:
+    client.force_login(alice)
+    assert will_it_run(client, parallel__dp="4") == ""
+    Worker.objects.filter(name="yard-a").update(draining=True)
+    assert will_it_run(client, parallel__dp="2") == "", "the other worker takes it"
+    assert will_it_run(client, parallel__dp="4") == ("Too few such devices take runs now: yard-a is draining.")
+    Worker.objects.filter(name="yard-b").update(heartbeat_at=timezone.now() - timedelta(hours=1))
+    said = "Too few such devices take runs now: yard-a is draining and yard-b is silent."
+    assert will_it_run(client) == said
+    page = client.post("/runs/new/check", filled()).content.decode()
+    assert "It would wait.</strong> " + said in page
+    Worker.objects.all().delete()
+    assert will_it_run(client) == "No worker has reported yet."

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django import template
+from django import forms, template
+from django.forms import BoundField
 from django.utils import timezone
 
 from dashboard.runs.models import Run
@@ -80,3 +81,16 @@ def first_line(errors: Any) -> str:
 def other_lines(errors: Any) -> str:
     """Lines that must not be folded, such as the grid of a schedule; '' of most errors."""
     return " ".join(errors).partition("\n")[2]
+
+
+HALF_A_PHONE = 14
+"""Characters of a choice that a list shows whole in half the width of a phone."""
+
+
+@register.filter
+def long_choices(field: BoundField) -> bool:
+    """Whether it is a list to choose from of which some choice needs a line of its own on a phone."""
+    if not isinstance(field.field.widget, forms.Select) or isinstance(field.field.widget, forms.SelectMultiple):
+        return False
+    options = (option for _, group, _ in field.field.widget.optgroups("", []) for option in group)
+    return any(len(str(option["label"])) > HALF_A_PHONE for option in options)
