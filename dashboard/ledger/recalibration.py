@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
@@ -25,6 +27,11 @@ from parallel_core.spec import RunSpec
 
 MOST_FITTED, MOST_HELD_OUT = 4, 8
 SHOWN = 5
+FROM_NOW_ON = "Runs are predicted with it from now on; the rows below keep what was predicted for them."
+RULE = (
+    f"Mark at most {MOST_FITTED} runs that one profile predicted: its table is made anew, to give their steps. "
+    f"The newest {MOST_HELD_OUT} others stay out of the fit and say whether it helped."
+)
 
 
 def eligible() -> QuerySet[Prediction]:
@@ -129,15 +136,19 @@ def recalibrate(request: HttpRequest) -> HttpResponse:
     """Makes the table of the marked runs' profile anew."""
     form = RecalibrationForm(request.POST)
     if not form.is_valid():
-        messages.error(request, said(form))
-        return redirect("ledger:record")
+        return _refused(request, said(form))
     try:
         made = recalibrated(form.cleaned_data["fit"], request.user)
     except ValueError as error:
-        messages.error(request, sentence_text(str(error)))
-    else:
-        messages.success(request, sentence(made))
+        return _refused(request, sentence_text(str(error)))
+    messages.success(request, f"{sentence(made)} {FROM_NOW_ON}")
     return redirect("ledger:record")
+
+
+def _refused(request: HttpRequest, why: str) -> HttpResponse:
+    """Back to the rows with what was marked."""
+    messages.error(request, why)
+    return redirect(f"{reverse('ledger:record')}?{urlencode({'fit': request.POST.getlist('fit')}, doseq=True)}")
 
 
 @require_POST

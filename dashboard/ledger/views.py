@@ -20,6 +20,7 @@ from dashboard.ledger.alpa_part import Part
 from dashboard.ledger.forms import CutForm, ProfileForm
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.ledger.partition_page import Page
+from dashboard.numbers import numbers
 from dashboard.plans.forms import said
 from dashboard.plans.tabs import TABS
 from parallel_core.analysis.quantities import sentence_text
@@ -141,6 +142,8 @@ def record(request: HttpRequest) -> HttpResponse:
         "times": selectors.time_record(),
         "memory": selectors.memory_record(),
         "eligible": recalibration.among(rows) if may_submit(request.user) else (),
+        "marked": set(numbers(",".join(request.GET.getlist("fit")))),
+        "rule": recalibration.RULE,
         "recalibrated": recalibration.latest(),
         "may_undo": may_submit(request.user),
         "replays": selectors.replay_record(),

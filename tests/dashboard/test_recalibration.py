@@ -57,6 +57,7 @@ def test_marked_runs_recalibrate_and_the_others_are_held_out(member: Client, ali
     page = member.get("/partition/record/").content.decode()
     assert page.count('name="fit"') == len(rows) and "Recalibrate" in page
     answer = member.post("/partition/recalibrate", {"fit": [rows[0].pk]})
+    assert "from now on" in _said(answer)
     made = Profile.objects.get(base=profile)
     assert answer.status_code == 302 and made.recalibration["runs"] == [rows[0].run_id]
     assert made.recalibration["factor"] == pytest.approx(SLOWER, rel=0.01)
@@ -108,6 +109,8 @@ def test_what_cannot_be_fitted_is_said(member: Client, alice: Any, which: str) -
     }
     answer = member.post("/partition/recalibrate", {"fit": fit})
     assert answer.status_code == 302 and told[which] in _said(answer)
+    kept = member.get(answer["Location"]).content.decode().count(" checked ")
+    assert kept == {"many": 5, "two profiles": 2}.get(which, 0), "what was marked stays marked"
     assert not Profile.objects.filter(base__isnull=False).exists()
 
 
