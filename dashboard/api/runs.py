@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest
 from django.shortcuts import get_object_or_404
 from ninja import Path, Query, Router, Status
 
@@ -15,9 +15,10 @@ from dashboard.api import whatif as w
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.control.orders import resume_from
-from dashboard.runs import generating, page_whatif, removal, resuming, selectors, services, submission
+from dashboard.runs import generating, page_whatif, removal, resuming, selectors, services, submission, traces
 from dashboard.runs.list_views import as_row
 from dashboard.runs.models import Run
+from dashboard.runs.trace_views import as_file
 from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES, TRACED_SERIES
 from parallel_core.schedule.ir import Kind
 
@@ -141,6 +142,16 @@ def spans(request: HttpRequest, run_id: RunId, step: s.Step | None = None) -> An
     steps = selectors.traced_steps(run)
     found = selectors.spans(run, step) if steps else {}
     return {"data": {"step": step, "traced_steps": steps, **limited(found)}}
+
+
+@router.get("/{run_id}/chrome", auth=READ, response={200: None, **s.refusals(*s.SEES)})
+def chrome(request: HttpRequest, run_id: RunId, step: s.Step | None = None, gzip: s.Gzip = False) -> Any:
+    """A traced step (the newest by default) as Chrome trace: Perfetto opens it, and `POST /traces` of any yard reads it
+    back. 404 where the run has no such traced step."""
+    found = traces.trace(_run(run_id), step)
+    if found is None:
+        raise Http404
+    return as_file(found, "chrome-gz" if gzip else "chrome", f"run-{run_id}-step-{found.step}", found.about)
 
 
 @router.get("/{run_id}/whatif", auth=READ, response={200: s.Envelope[w.WhatIfOut], **s.refusals(*s.SEES)})

@@ -23,6 +23,7 @@ assert set(StateName.__args__) == set(State.values)  # type: ignore[attr-defined
 
 Id = Annotated[int, Field(ge=1, le=MAX_ID)]
 Step = Annotated[int, Field(ge=0, le=limits.MAX_STEPS + 1)]
+Gzip = Annotated[bool, Field(description="packed by gzip")]
 Rank = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from ninja import Schema
 from pydantic import Field
@@ -36,6 +37,7 @@ class TraceDetail(TraceOut):
 
     notes: list[str]
     files: list[TraceRank]
+    spec: dict[str, Any] | None = Field(description="of the run, where a yard exported its step; null of other traces")
 
 
 class TraceAccount(Schema):

@@ -15,9 +15,12 @@ from dashboard.api import whatif as w
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
 from dashboard.api.runs import limited
+from dashboard.runs.trace_views import as_file
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
-from dashboard.traces.whatif_pipeline import whatif as replayed
+from dashboard.traces.spans import about, step_of
+from dashboard.traces.spans import spans as spans_of
+from dashboard.traces.whatif_pipeline import of_trace
 
 router = Router(tags=["traces"])
 TraceId = Annotated[s.Id, Path(description="number of the trace")]
@@ -42,7 +45,8 @@ def upload_trace(
     files: Annotated[
         list[UploadedFile],
         File(
-            description=f"Chrome traces of torch.profiler, .json or .json.gz, one a rank, {services.MAX_MIB} MiB in all"
+            description="Chrome traces of torch.profiler, one a rank, or steps of one run that a yard exported: .json, "
+            f".json.gz; {services.MAX_MIB} MiB in all"
         ),
     ],
     name: Name = "",
@@ -63,10 +67,10 @@ def analysis(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None
     """Where a step went (the middle one by default), what is wrong with it, and the largest operations. 404 until it is
     read, and of a step that it does not have."""
     trace, shown = _step(trace_id, step)
-    found, judged = page.step_of(trace, shown), page.findings(trace, shown)
+    found, judged = step_of(trace, shown), page.findings(trace, shown)
     data = {
         "step": shown,
-        "verdict": page.sentence(found),
+        "verdict": page.sentence(found, trace.spec),
         "accounts": [
             {"rank": rank, "total": parts.total, "components": parts.as_dict()}
             for rank, parts in sorted(found.breakdown.items())
@@ -87,7 +91,15 @@ def analysis(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None
 def spans(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None) -> Any:
     """The spans of one step, the middle one by default; at most 20 000 of them in all."""
     trace, shown = _step(trace_id, step)
-    return {"data": {"step": shown, "traced_steps": trace.steps, **limited(page.spans(trace, shown))}}
+    return {"data": {"step": shown, "traced_steps": trace.steps, **limited(spans_of(trace, shown))}}
+
+
+@router.get("/{trace_id}/chrome", auth=READ, response={200: None, **s.refusals(*s.SEES)})
+def chrome(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None, gzip: s.Gzip = False) -> Any:
+    """A step (the middle one by default) as Chrome trace: Perfetto opens it, and `POST /traces` of any yard."""
+    trace, shown = _step(trace_id, step)
+    form, name = "chrome-gz" if gzip else "chrome", f"trace-{trace_id}-step-{shown}"
+    return as_file(step_of(trace, shown), form, name, about(trace, shown))
 
 
 @router.get("/{trace_id}/whatif", auth=READ, response={200: s.Envelope[w.WhatIfOut], **s.refusals(*s.SEES)})
@@ -96,7 +108,7 @@ def whatif(request: HttpRequest, trace_id: TraceId, change: w.Change) -> Any:
     that could be recovered all that a run is asked. 422 with the field where the step cannot be changed so."""
     trace, shown = _step(trace_id, change.step)
     asked = change.asked()
-    made = replayed(page.step_of(trace, shown), shown, asked, page.device_of(trace), trace.counted(shown))
+    made = of_trace(trace, shown, asked)
     if made.form is None or made.times is None:
         return {"data": w.nothing(shown, made.why_not)}
     return {"data": w.answer(shown, asked, made.form, made.times, made.sentence, made.ideas, made.known)}
@@ -142,4 +154,4 @@ def _detail(trace: Trace) -> dict[str, Any]:
         }
         for rank, own in sorted(trace.ranks.items(), key=lambda item: int(item[0]))
     ]
-    return _record(trace) | {"notes": trace.notes, "files": files}
+    return _record(trace) | {"notes": trace.notes, "files": files, "spec": trace.recorded.get("spec")}

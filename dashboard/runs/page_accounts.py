@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,16 +31,22 @@ def context(run: Run, step: int | None) -> dict[str, Any]:
     if trace is None:
         return {"accounts": []}
     path = critical_path(trace.spans, trace.layout)
-    return {
-        "accounts": [_row(rank, account) for rank, account in sorted(trace.accounts.items())],
-        "account_columns": [SHORT[name] for name in COMPONENTS],
-        "beside_columns": list(BESIDE.values()),
+    return table(trace.accounts) | {
         "account_step": trace.step,
         "path": path_rows(path),
         "path_sentence": path_sentence(path),
         "losses": _losses(trace),
         "no_losses": _why_no_losses(trace),
         "partial": "" if trace.whole else f"{trace.kept} of {trace.total} spans were kept: sums cover those alone.",
+    }
+
+
+def table(accounts: Mapping[int, Account]) -> dict[str, Any]:
+    """What `runs/accounts_table.html` shows."""
+    return {
+        "accounts": [_row(rank, account) for rank, account in sorted(accounts.items())],
+        "account_columns": [SHORT[name] for name in COMPONENTS],
+        "beside_columns": list(BESIDE.values()),
     }
 
 

@@ -31,13 +31,12 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
     if mine is None or other is None:
         return {"operators": None}
     a, b = _rank(given.get("a"), mine, 0), _rank(given.get("b"), other, 0 if other_run else min(1, max(other.spans)))
-    left, right = _side(mine, a), _side(other, b)
-    found = align(left.operations(), right.operations())
     names = (f"rank {a}", f"rank {b}" if other_run is None else f"rank {b} of run {other_run.pk}")
+    found, said, rows = beside(_side(mine, a), _side(other, b), names)
     return {
         "operators": found,
-        "operators_sentence": sentence(left, right, found, names),
-        "operator_rows": _rows(found, status_words(names)),
+        "operators_sentence": said,
+        "operator_rows": rows,
         "operator_names": names,
         "operator_ranks": [sorted(mine.spans), sorted(other.spans)],
         "rank_a": a,
@@ -46,6 +45,12 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         "shown": min(SHOWN, len(found.rows)),
         "operators_step": mine.step,
     }
+
+
+def beside(a: Side, b: Side, names: tuple[str, str]) -> tuple[Alignment, str, list[tuple[str, str, str, str]]]:
+    """Both sides aligned, the sentence about it, and rows (status, its word, left, right)."""
+    found = align(a.operations(), b.operations())
+    return found, sentence(a, b, found, names), _rows(found, status_words(names))
 
 
 def _other(text: Any) -> Run | None:

@@ -112,7 +112,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         "made": made is not None,
         "sentence": sentence(form.change(), made, measured.step) if made else "",
         "limit": _limit(trace),
-        "chart": _chart(trace, made) if made else None,
+        "chart": chart(trace.spans, trace.layout, measured.step, made, step=trace.step) if made else None,
         "run_address": run_address(form.change(), made) if made else "",
         "settles": not Prediction.objects.filter(run=run, disturbed=True).exists(),
         "ideas": ideas(trace),
@@ -242,10 +242,10 @@ def _limit(trace: Trace) -> str:
     return f"{ideal}; {bound}" if bound else f"{ideal}."
 
 
-def _chart(trace: Trace, made: Replay) -> Chart:
-    predicted = {trace.layout.walkers(q)[0]: rows for q, rows in made.spans.items()}
-    layouts = trace.layout, Layout.of(made.spec)
-    return beside(trace.spans, trace.measured.step, predicted, made.step, f"step {trace.step}", layouts)
+def chart(spans: Mapping[int, np.ndarray], layout: Layout, took: float, made: Replay, step: int) -> Chart:
+    """A step whose layout is known, beside what is predicted of it; `took` = its ns."""
+    predicted = {layout.walkers(q)[0]: rows for q, rows in made.spans.items()}
+    return beside(spans, took, predicted, made.step, f"step {step}", (layout, Layout.of(made.spec)))
 
 
 def beside(

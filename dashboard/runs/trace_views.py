@@ -1,10 +1,11 @@
-"""A traced step as a file: for Perfetto, and as CSV."""
+"""A traced step as a file: for Perfetto (and to be read back under Traces), and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from django.views.decorators.http import require_safe
 
 from dashboard.runs import traces
 from dashboard.runs.models import Run
-from parallel_core.analysis.export import COLUMNS, chrome_trace, table
+from parallel_core.analysis.export import COLUMNS, About, chrome_trace, table
 from parallel_core.layout import Layout
 
 LINES_A_PIECE = 2_000
@@ -32,26 +33,38 @@ class Spans(Protocol):
 
 @require_safe
 def trace(request: HttpRequest, pk: int, step: int, form: str) -> StreamingHttpResponse:
-    """`form` chrome or csv; 404 where the run has no such traced step."""
+    """`form` is one of FORMS; 404 where the run has no such traced step."""
     found = traces.trace(get_object_or_404(Run.objects.select_related("study"), pk=pk), step)
     if found is None or form not in FORMS:
         raise Http404(f"run {pk} has no traced step {step} as '{form}'; it can be had as {' or '.join(FORMS)}")
-    return as_file(found, form, f"run-{pk}-step-{step}")
+    return as_file(found, form, f"run-{pk}-step-{step}", found.about)
 
 
-def as_file(found: Spans, form: str, name: str) -> StreamingHttpResponse:
+def as_file(found: Spans, form: str, name: str, about: About) -> StreamingHttpResponse:
     """The spans of a step as one of FORMS, to be saved as `name`."""
     content, ending, pieces = FORMS[form]
-    response = StreamingHttpResponse(pieces(found), content_type=content)
+    response = StreamingHttpResponse(pieces(found, about), content_type=content)
     response.headers["Content-Disposition"] = f'attachment; filename="{name}{ending}"'
     return response
 
 
-def _chrome(found: Spans) -> Iterator[str]:
-    return chrome_trace(found.spans, found.layout)
+def _chrome(found: Spans, about: About) -> Iterator[str]:
+    return chrome_trace(found.spans, found.layout, about)
 
 
-def _csv(found: Spans) -> Iterator[str]:
+def _gzipped(found: Spans, about: About) -> Iterator[bytes]:
+    return _packed(_chrome(found, about))
+
+
+def _packed(pieces: Iterable[str]) -> Iterator[bytes]:
+    made = zlib.compressobj(wbits=31)
+    for piece in pieces:
+        if data := made.compress(piece.encode()):
+            yield data
+    yield made.flush()
+
+
+def _csv(found: Spans, about: About) -> Iterator[str]:
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(COLUMNS)
@@ -64,7 +77,8 @@ def _csv(found: Spans) -> Iterator[str]:
     yield out.getvalue()
 
 
-FORMS = {
+FORMS: dict[str, tuple[str, str, Callable[[Spans, About], Iterator[str] | Iterator[bytes]]]] = {
     "chrome": ("application/json", ".trace.json", _chrome),
+    "chrome-gz": ("application/gzip", ".trace.json.gz", _gzipped),
     "csv": ("text/csv; charset=utf-8", ".csv", _csv),
 }

@@ -12,10 +12,10 @@ from dashboard.runs import selectors
 from dashboard.runs.models import Run
 from parallel_core.analysis.breakdown import Account, Breakdown, accounts
 from parallel_core.analysis.diagnosis.case import REPLAYED
+from parallel_core.analysis.export import About
 from parallel_core.analysis.quantities import count_text
 from parallel_core.layout import Layout
 from parallel_core.schedule import build
-from parallel_core.schedule.ir import Schedule
 from parallel_core.simulate.measured import Measured, measure
 from parallel_core.spec import RunSpec
 
@@ -37,10 +37,12 @@ class Trace:
     def layout(self) -> Layout:
         return Layout.of(self.spec)
 
-    @cached_property
-    def schedule(self) -> Schedule:
-        """The lowered one that its ranks walked."""
-        return build(self.spec)
+    @property
+    def about(self) -> About:
+        """What its file says beside its spans."""
+        return About(
+            self.step, self.spec.model_dump(mode="json"), f"run {self.run.pk}", self.total, self.spec.train.device
+        )
 
     @cached_property
     def accounts(self) -> dict[int, Account]:
@@ -50,11 +52,7 @@ class Trace:
     def measured(self) -> Measured:
         """Raises ValueError where the step was not kept whole, is a part of a stream and not a whole of its own, or is
         too long to be replayed."""
-        if not self.spec.parallel.flushes:
-            raise ValueError("some of this step's work was done in the step before: its pipeline never flushes.")
-        if self.kept > REPLAYED:
-            raise ValueError(f"this step has {count_text(self.kept)} spans; up to {count_text(REPLAYED)} are replayed.")
-        return measure(self.schedule, self.spans, self.layout)
+        return measured(self.spec, self.spans, self.layout)
 
     @property
     def kept(self) -> int:
@@ -70,6 +68,18 @@ class Trace:
         """Nanoseconds from the first instant of the step to its last."""
         own = [rows for rows in self.spans.values() if len(rows)]
         return max(int(rows["end"].max()) for rows in own) - min(int(rows["start"].min()) for rows in own)
+
+
+def measured(spec: RunSpec, spans: Mapping[int, np.ndarray], layout: Layout) -> Measured:
+    """Costs of the step that `spans` are; raises ValueError as `Trace.measured` does."""
+    kept = sum(map(len, spans.values()))
+    if not spec.parallel.flushes:
+        raise ValueError("some of this step's work was done in the step before: its pipeline never flushes.")
+    if kept > REPLAYED:
+        raise ValueError(f"this step has {count_text(kept)} spans; up to {count_text(REPLAYED)} are replayed.")
+    if kept < spec.parallel.stages * spec.parallel.per_step:  # before a schedule is built that is far longer than they
+        raise ValueError("the spans of this step are not whole: every micro-batch passes every stage.")
+    return measure(build(spec), spans, layout)
 
 
 def trace(run: Run, step: int | None) -> Trace | None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from django.conf import settings
 from django.db import models
+from pydantic import ValidationError
+
+from parallel_core.spec import RunSpec
 
 
 class TraceState(models.TextChoices):
@@ -29,6 +34,9 @@ class Trace(models.Model):
     """Sentences on what is missing in it and what was done about it."""
     ranks = models.JSONField(default=dict, blank=True)
     """rank -> {file, device, raw, top, counted, steps} (parallel_core.traces report)."""
+    recorded = models.JSONField(default=dict, blank=True)
+    """Of steps that a yard exported: {spec: that of the run or None, run: its name there, spans: {step: how many were
+    recorded}}; {} of a trace of torch.profiler."""
 
     class Meta:
         ordering = ("-id",)
@@ -40,6 +48,14 @@ class Trace(models.Model):
     def steps(self) -> list[int]:
         """Steps that any rank has, ascending."""
         return sorted({int(step) for rank in self.ranks.values() for step in rank["steps"]})
+
+    @cached_property
+    def spec(self) -> RunSpec | None:
+        """That of the run that left these spans, where it came with them and still holds."""
+        try:
+            return RunSpec.model_validate(given) if (given := self.recorded.get("spec")) else None
+        except ValidationError:
+            return None
 
     def counted(self, step: int) -> bool:
         """Whether stages and micro-batches of the step were told by messages and order, not named by annotations."""

@@ -1,4 +1,5 @@
-"""Rank against rank of an imported trace: what the host began (ATen) and what the device did, name by name."""
+"""Rank against rank of an imported trace: what the host began (ATen) and what the device did, name by name; of a step
+that a yard exported the operations of its run."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dashboard.numbers import number
-from dashboard.runs.page_operators import around_differences, status_words
+from dashboard.runs.page_operators import around_differences, beside, status_words
 from dashboard.traces.models import Trace
-from parallel_core.analysis.align import Alignment, Name, align
+from dashboard.traces.spans import Spans, spans
+from parallel_core.analysis import align
+from parallel_core.analysis.align import Alignment, Name
+from parallel_core.spec import RunSpec
+from parallel_core.traces.kineto import SEQUENCE
 
 LEVELS = {"operators": "operators (ATen)", "kernels": "kernels"}
 NAMED = 3
@@ -31,12 +36,20 @@ class Side:
     levels: dict[str, str] = field(default_factory=dict)
     rows: Sequence[tuple[str, str, str, str]] = ()
     total: int = 0
+    foot: str = (
+        "Outermost operators as the host began them, kernels as the device did; of a step at most the first "
+        f"{SEQUENCE}."
+    )
 
 
 def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
     """`?a=` and `?b=` are ranks, `?level=` one of LEVELS."""
     kept = {row["rank"]: row["names"] for row in trace.spans.filter(step=step).values("rank", "names")}
     levels = {level: words for level, words in LEVELS.items() if any(names.get(level) for names in kept.values())}
+    if trace.spec is not None:
+        return _recorded(trace.spec, spans(trace, step), given)
+    if trace.recorded:
+        return Side(why_not="Operations of an exported step are told apart by its run's spec, which did not come with it.")
     if not levels:
         return Side(why_not="The names of this trace's operations were not kept; upload it again to compare its ranks.")
     ranks = sorted(kept)
@@ -55,6 +68,18 @@ def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
     return Side(sentence, "", ranks, a, b, str(level), levels, rows, len(found.rows))
 
 
+def _recorded(spec: RunSpec, found: Spans, given: Mapping[str, Any]) -> Side:
+    """Of a step that a yard exported, as the page of its run has it."""
+    ranks = sorted(found)
+    if len(ranks) == 1:
+        return Side(why_not=f"It has rank {ranks[0]} alone, which there is nothing to hold against.")
+    a, b = _rank(given.get("a"), ranks, 0), _rank(given.get("b"), ranks, 1)
+    left, right = (align.Side(spec, rank, found[rank]) for rank in (a, b))
+    aligned, sentence, rows = beside(left, right, (f"rank {a}", f"rank {b}"))
+    foot = "Operations are named by kind and by micro-batch within their replica."
+    return Side(sentence, "", ranks, a, b, "", {}, rows, len(aligned.rows), foot)
+
+
 def _rank(text: Any, ranks: Sequence[int], usual: int) -> int:
     asked = number(text)
     return asked if asked is not None and asked in ranks else ranks[usual]
@@ -64,7 +89,7 @@ def _aligned(left: Sequence[str], right: Sequence[str]) -> tuple[Alignment, list
     """The alignment, whose operations are numbers of the names."""
     names = list(dict.fromkeys([*left, *right]))
     number = {name: i for i, name in enumerate(names)}
-    return align(*([(number[name], 0, -1) for name in side] for side in (left, right))), names
+    return align.align(*([(number[name], 0, -1) for name in side] for side in (left, right))), names
 
 
 def _word(names: Sequence[str], operation: Name | None) -> str:

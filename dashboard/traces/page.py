@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from django.core.cache import cache
 from django.urls import reverse
-from numpy.typing import NDArray
 
 from dashboard.charts import breakdown as chart_of_breakdown
 from dashboard.charts.chart import Chart, Entry
@@ -16,7 +14,9 @@ from dashboard.charts.heatmap import Window
 from dashboard.charts.timeline import Lit, Step, kept
 from dashboard.runs.findings import place_address, place_text
 from dashboard.traces.models import Trace
+from dashboard.traces.spans import step_of
 from parallel_core.analysis.breakdown import mean
+from parallel_core.analysis.diagnosis import recorded
 from parallel_core.analysis.diagnosis.case import Finding
 from parallel_core.analysis.diagnosis.imported import RULES, diagnose
 from parallel_core.analysis.diagnosis.place import place
@@ -25,8 +25,7 @@ from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import count_text, ns_text, percent_text, plural_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats
-from parallel_core.observe.records import SPAN
-from parallel_core.spec import DeviceKind
+from parallel_core.spec import RunSpec
 
 DRAWN_RANKS = 32
 JUDGED = 5
@@ -46,28 +45,12 @@ class OfTrace:
     rules: int = len(RULES)
 
 
-def step_of(trace: Trace, step: int) -> Step:
-    """All ranks of a step."""
-    return kept(("trace", trace.pk, step), lambda: Step(spans(trace, step)))
-
-
-def device_of(trace: Trace) -> DeviceKind:
-    """What its kernels or operations ran on."""
-    return "cuda" if any(rank["device"] == "cuda" for rank in trace.ranks.values()) else "cpu"
-
-
-def spans(trace: Trace, step: int) -> dict[int, NDArray[np.void]]:
-    """rank -> SPAN rows of a step."""
-    rows = trace.spans.filter(step=step).order_by("rank").defer("names")
-    return {row.rank: np.frombuffer(bytes(row.data), SPAN) for row in rows}
-
-
-def sentence(found: Step) -> str:
-    """The finding of a step, number first."""
+def sentence(found: Step, spec: RunSpec | None = None) -> str:
+    """The finding of a step, number first; with the `spec` of its run nothing in it is untraced."""
     parts = mean(found.breakdown.values())
     named = {name: ns for name, ns in parts.as_dict().items() if name != "compute"}
     second = max(named, key=lambda name: named[name])
-    word = _pauses(found, parts.other) if second == "other" else COMPONENT_NAMES[second]
+    word = _pauses(found, parts.other) if second == "other" and spec is None else COMPONENT_NAMES[second]
     return (
         f"{ns_text(parts.total)} a step: {percent_text(parts.share('compute'))} compute, "
         f"{percent_text(parts.share(second))} {word}."
@@ -84,13 +67,13 @@ def _pauses(found: Step, other: float) -> str:
     return f"between its {operations} operations: Python, autograd and the profiler, {ns_text(ns / many)} each"
 
 
-def _least(found: Step) -> str:
-    """Which rank is idle most."""
+def _least(found: Step, word: str) -> str:
+    """Which rank is idle most; `word` for being so."""
     idle = {rank: parts.share("other") + parts.share("bubble") for rank, parts in found.breakdown.items()}
     rank = max(idle, key=lambda rank: idle[rank])
     if len(idle) == 1:
-        return f"{percent_text(idle[rank])} of the step is idle or not traced"
-    return f"Rank {rank} is idle or not traced most: {percent_text(idle[rank])} of its step"
+        return f"{percent_text(idle[rank])} of the step is {word}"
+    return f"Rank {rank} is {word} most: {percent_text(idle[rank])} of its step"
 
 
 def timeline(trace: Trace, step: int, window: Window | None = None, lit: Lit | None = None) -> Chart:
@@ -101,14 +84,18 @@ def timeline(trace: Trace, step: int, window: Window | None = None, lit: Lit | N
     drawn = found
     if many:
         first = dict(sorted(found.spans.items())[:DRAWN_RANKS])
-        drawn = kept(("drawn", trace.pk, step), lambda: Step(first))
-    made = drawn.chart(
-        _least(found), f"imported from {plural_text(len(trace.ranks), 'file')}, step {step}{part}", window, lit
-    )
+        drawn = kept(("drawn", trace.pk, step), lambda: Step(first, found.layout if trace.spec else None))
+    source = "as recorded by its run" if trace.spec else f"imported from {plural_text(_files(trace), 'file')}"
+    word = "idle" if trace.spec else "idle or not traced"
+    made = drawn.chart(_least(found, word), f"{source}, step {step}{part}", window, lit)
     if drawn.long:
         made.figure["layout"]["meta"]["window"] = f"{reverse('traces:gantt', args=(trace.pk,))}?step={step}"
         made.figure["layout"]["meta"]["window"] += f"&lit={lit.query}" if lit else ""
     return made
+
+
+def _files(trace: Trace) -> int:
+    return len({rank["file"] for rank in trace.ranks.values()}) if trace.recorded else len(trace.ranks)
 
 
 def where(found: Step) -> Chart:
@@ -141,10 +128,13 @@ def _judged(trace: Trace, step: int) -> OfTrace:
     if not steps[0].long:
         steps += [step_of(trace, other) for other in near[1:]]
     try:
-        found = diagnose([own.spans for own in steps], steps[0].accounts)
+        if trace.spec:
+            found, rules = recorded.diagnose(trace.spec, [own.spans for own in steps])
+        else:
+            found, rules = diagnose([own.spans for own in steps], steps[0].accounts), len(RULES)
     except ValueError as error:
         return OfTrace(why_not=f"Nothing was judged: {error}.")
-    return OfTrace([_placed(one, step, steps[0]) for one in found])
+    return OfTrace([_placed(one, step, steps[0]) for one in found], rules=rules)
 
 
 def _placed(one: Finding, step: int, shown: Step) -> tuple[Finding, str, str, str]:

@@ -99,6 +99,7 @@ def _keep(trace: Trace, folder: Path) -> None:
         _fail(trace, " ".join(report["notes"]) or "There is nothing in it.")
         return
     done = {"state": TraceState.READY, "notes": report["notes"], "ranks": ranks, "read": trace.size}
+    done["recorded"] = report["recorded"]
     with transaction.atomic():
         if not Trace.objects.filter(pk=trace.pk).update(**done):  # it was deleted meanwhile
             return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+from urllib.parse import urlencode
 
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
@@ -16,14 +18,15 @@ from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import lit_of, window_of
 from dashboard.numbers import number
+from dashboard.runs import page_accounts
 from dashboard.runs.services import Invalid
 from dashboard.runs.trace_views import FORMS, as_file
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
 from dashboard.traces.operators import side_by_side
-from dashboard.traces.whatif_pipeline import whatif
+from dashboard.traces.spans import about, device_of, step_of
+from dashboard.traces.whatif_pipeline import of_trace
 from parallel_core import limits
-from parallel_core.traces.kineto import SEQUENCE
 
 PER_PAGE = 50
 OPEN = (TraceState.QUEUED, TraceState.READING)
@@ -84,7 +87,7 @@ def changed(request: HttpRequest, pk: int) -> HttpResponse:
     """The part of the page that says what would be if; the page's own address is put into the browser's."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     step = _step(request, trace)
-    made = whatif(page.step_of(trace, step), step, request.GET, page.device_of(trace), trace.counted(step))
+    made = of_trace(trace, step, request.GET)
     response = render(request, "traces/whatif.html", {"trace": trace, "step": step, "whatif": made})
     if made.sentence and any(request.GET.get(name) for name in (made.form.fields if made.form else ())):
         response.headers["HX-Replace-Url"] = f"{reverse('traces:page', args=[pk])}?{request.GET.urlencode()}"
@@ -96,17 +99,17 @@ def operators(request: HttpRequest, pk: int) -> HttpResponse:
     """The part of the page that holds two ranks against each other."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     step = _step(request, trace)
-    context = {"operators": side_by_side(trace, step, request.GET), "trace": trace, "step": step, "most": SEQUENCE}
+    context = {"operators": side_by_side(trace, step, request.GET), "trace": trace, "step": step}
     return render(request, "traces/operators.html", context)
 
 
 @require_safe
 def saved(request: HttpRequest, pk: int, step: int, form: str) -> StreamingHttpResponse:
-    """The spans of a step as a file: `chrome` for Perfetto, or `csv`."""
+    """The spans of a step as a file, one of FORMS."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     if step not in trace.steps or form not in FORMS:
         raise Http404(f"trace {pk} has no step {step} as '{form}'; it can be had as {' or '.join(FORMS)}")
-    return as_file(page.step_of(trace, step), form, f"trace-{pk}-step-{step}")
+    return as_file(step_of(trace, step), form, f"trace-{pk}-step-{step}", about(trace, step))
 
 
 def _step(request: HttpRequest, trace: Trace) -> int:
@@ -117,19 +120,36 @@ def _step(request: HttpRequest, trace: Trace) -> int:
 
 def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
     step = _step(request, trace)
-    found = page.step_of(trace, step)
-    return {
+    found = step_of(trace, step)
+    return page_accounts.table(found.accounts) | {
         "steps": trace.steps,
         "step": step,
-        "verdict": page.sentence(found),
+        "verdict": page.sentence(found, trace.spec),
         "gantt": page.timeline(trace, step, lit=lit_of(request.GET)),
         "where": page.where(found),
         "findings": page.findings(trace, step),
         "largest": page.largest(trace),
         "legend": LEGEND,
         "kernels": sum(rank["raw"] for rank in trace.ranks.values()),
-        "device": "GPU kernels" if page.device_of(trace) == "cuda" else "CPU operations",
+        "device": _counted(trace),
+        "address": _run_address(trace),
+        "may_submit": may_submit(request.user),
     }
+
+
+def _counted(trace: Trace) -> str:
+    """What its spans were made of."""
+    if trace.recorded:
+        return "spans"
+    return "GPU kernels" if device_of(trace) == "cuda" else "CPU operations"
+
+
+def _run_address(trace: Trace) -> str:
+    """New run with the spec that came with it; '' without one."""
+    if trace.spec is None:
+        return ""
+    asked = trace.spec.model_dump(mode="json", exclude_defaults=True)
+    return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked)})}"
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

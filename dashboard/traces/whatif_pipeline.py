@@ -10,6 +10,9 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.timeline import Step
 from dashboard.runs.page_whatif import Times, WhatIfForm, beside, check, replayed, sentence, single_changes
 from dashboard.traces import whatif as plain
+from dashboard.traces import whatif_recorded as recorded
+from dashboard.traces.models import Trace
+from dashboard.traces.spans import device_of, step_of
 from dashboard.traces.whatif import DRAWN_RANKS, WhatIf
 from parallel_core.analysis.quantities import ns_text, plural_text
 from parallel_core.schedule.ir import Schedule
@@ -25,6 +28,14 @@ _FOOT = (
     "Waiting is what stands between a rank's operations for as long as the other end had not sent. Other schedules and "
     "micro-batches take the median cost of each stage's operations, and stages to be even inside."
 )
+
+
+def of_trace(trace: Trace, step: int, given: Mapping[str, Any]) -> WhatIf:
+    """Of a step of a trace, as it was recorded or, where no spec came with it, as far as it can be recovered."""
+    found = step_of(trace, step)
+    if trace.spec is not None:
+        return recorded.whatif(found, step, given, trace.spec)
+    return whatif(found, step, given, device_of(trace), trace.counted(step))
 
 
 def whatif(found: Step, step: int, given: Mapping[str, Any], device: DeviceKind, by_messages: bool = False) -> WhatIf:

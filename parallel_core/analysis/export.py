@@ -1,13 +1,17 @@
 """The spans of a traced step for other tools: Chrome's trace format, which Perfetto opens, and plain rows.
 
 Trace Event Format (Chromium project): complete events "X" with times in microseconds, a process a rank, a thread a
-lane, flow events "s" and "f" from each SEND to its RECV.
+lane, flow events "s" and "f" from each SEND to its RECV. Times are whole nanoseconds and so exact with three decimals.
+
+What the format has no place for stands in `otherData`, under MARK: `About`, and what the file should hold. With it
+`traces.own` reads the same spans back.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +27,22 @@ COLUMNS = (
 )  # fmt: skip
 """Of `table`: numbers, and names of our own, so that no cell is a formula."""
 FIELDS = ("stage", "micro_batch", "replica", "version", "bytes")
+MARK, FORMAT, CLOCK = "trainyard", 1, "ns"
+
+
+@dataclass(frozen=True)
+class About:
+    """What a step's spans do not say themselves. `spec` = that of its run as JSON, None of a trace from elsewhere."""
+
+    step: int
+    spec: Mapping[str, Any] | None = None
+    run: str = ""
+    """What the run is called where it ran: files of different runs are not one job."""
+    recorded: int = 0
+    """Spans that its ranks recorded, of which they may have kept fewer."""
+    device: str = "cpu"
+    counted: bool = False
+    """Stages and micro-batches were told by messages and order (`traces.unnamed`)."""
 
 
 def table(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Iterator[tuple[Any, ...]]:
@@ -41,10 +61,14 @@ def table(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Iterator[tup
             yield rank, Kind(kind).name, LANES[lane], *rest
 
 
-def chrome_trace(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Iterator[str]:
+def chrome_trace(spans: Mapping[int, NDArray[np.void]], layout: Layout, about: About) -> Iterator[str]:
     """One JSON document, piece by piece."""
     zero = waits.origin(spans)
-    yield '{"displayTimeUnit":"ms","traceEvents":[\n'
+    kept = {rank: len(rows) for rank, rows in sorted(spans.items())}
+    mark = {"format": FORMAT, "clock": CLOCK, "begin": zero, "ranks": kept, **asdict(about)}
+    mark["recorded"] = max(about.recorded, sum(kept.values()))
+    other = json.dumps({MARK: mark}, separators=(",", ":"))
+    yield f'{{"displayTimeUnit":"ms","otherData":{other},"traceEvents":[\n'
     first = True
     for event in _events(spans, layout, zero):
         yield ("" if first else ",\n") + json.dumps(event, separators=(",", ":"))

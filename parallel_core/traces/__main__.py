@@ -11,13 +11,16 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Iterable
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from parallel_core.traces import EXIT_MEMORY, kineto
+from parallel_core.traces import EXIT_MEMORY, kineto, own
 from parallel_core.traces.collect import Collected
+from parallel_core.traces.own_job import join_own
 from parallel_core.traces.stream import EventStream, Limits
 from parallel_core.traces.together import Together, join, rank_of
 
@@ -44,21 +47,51 @@ class Progress:
 def read_all(files: list[tuple[str, Path]], limits: Limits = USUAL) -> Together:
     """The traces in `files` ((name for a person, path) each) as one job."""
     progress = Progress(sum(path.stat().st_size for _, path in files))
-    parts = []
+    theirs: list[tuple[str, int | None, kineto.RankTrace]] = []
+    ours: list[tuple[str, own.OwnStep]] = []
     for name, path in files:
-        with path.open("rb") as file:
-            stream = EventStream(file, limits, progress.at)
-            collected = Collected(stream)
+        found, header = _one(path, limits, progress)
         progress.past(path.stat().st_size)
-        trace = kineto.read(collected)
-        if collected.odd:
-            stream.notes.append(f"{collected.odd} events without a sensible time were left out.")
-        missing = bool(stream.notes) and not trace.steps
-        trace.notes = stream.notes if missing else stream.notes + trace.notes
-        trace.host = str(stream.header.get("host_name", ""))
-        trace.move(_base(stream.header))
-        parts.append((name, rank_of(stream.header, name), trace))
-    return join(parts)
+        if isinstance(found, own.OwnStep):
+            ours.append((name, found))
+        else:
+            theirs.append((name, rank_of(header, name), found))
+    if any(step.spans for _, step in ours):
+        return join_own(ours, [name for name, _, _ in theirs])
+    out = join(theirs)
+    out.notes += [f"{name}: {note}" for name, step in ours for note in step.notes or ["There are no spans in it."]]
+    return out
+
+
+def _one(path: Path, limits: Limits, progress: Progress) -> tuple[kineto.RankTrace | own.OwnStep, dict[str, Any]]:
+    """What a file holds, and the values beside its events: those before them tell whose file it is, or those behind
+    them, which then have to be read again."""
+    header: dict[str, Any] = {}
+    for _ in range(2):
+        with path.open("rb") as file:
+            stream = EventStream(file, limits, progress.at, header)
+            events = iter(stream)
+            first = list(islice(events, 1))
+            if own.is_own(header):
+                step = own.read(chain(first, events), header)
+                step.notes = stream.notes + step.notes
+                return step, header
+            trace = _theirs(stream, chain(first, events))
+            if not own.is_own(header):
+                break
+    return trace, header
+
+
+def _theirs(stream: EventStream, events: Iterable[dict[str, Any]]) -> kineto.RankTrace:
+    collected = Collected(events)
+    trace = kineto.read(collected)
+    if collected.odd:
+        stream.notes.append(f"{collected.odd} events without a sensible time were left out.")
+    missing = bool(stream.notes) and not trace.steps
+    trace.notes = stream.notes if missing else stream.notes + trace.notes
+    trace.host = str(stream.header.get("host_name", ""))
+    trace.move(_base(stream.header))
+    return trace
 
 
 def _base(header: dict[str, Any]) -> int:
@@ -71,6 +104,7 @@ def write(found: Together, folder: Path) -> None:
     """What `read_all` found, into a folder."""
     report = {
         "notes": found.notes,
+        "recorded": found.recorded,
         "ranks": {
             rank: {
                 "file": found.files[rank],

@@ -76,8 +76,8 @@ def read(trace: Collected) -> RankTrace:
     work, moments, meanings = (of_device if len(trace.device) else of_host)(trace)
     if not len(work):
         out.notes.append(
-            "No operation and no kernel was found in it: it takes what torch.profiler records. A timeline that was "
-            "exported here has neither; the page of its run draws it."
+            "No operation and no kernel was found in it: it takes what torch.profiler records. A timeline that an "
+            "older version exported here has neither, and no layout: export it once more from the page of its run."
         )
         return out
     out.raw, out.top = len(work), _top(trace.names, work)

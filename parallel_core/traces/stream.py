@@ -118,7 +118,7 @@ class EventStream:
             return []
         try:
             many = self._decoder.decode(f"[{self._text[self._at : ends[-1] + 1]}]")
-        except ValueError:
+        except (ValueError, RecursionError):
             many = []
         if not many or self.count + len(many) >= self.limits.events or not all(type(one) is dict for one in many):
             self._plain_from = ends[-1]  # what stands before is read one by one
@@ -134,6 +134,8 @@ class EventStream:
                 self._more()
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
+            except RecursionError:
+                return None  # no profiler nests so deeply
             except ValueError:
                 if self._done or len(self._text) - self._at > LONGEST:
                     return None

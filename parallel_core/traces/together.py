@@ -27,11 +27,13 @@ _IN_NAME = re.compile(r"rank[-_]?(\d+)|worker(\d+)|[-_](\d+)(?=\.)", re.I)
 
 @dataclass
 class Together:
-    """`ranks[r]` are the traces by rank; `notes` what was found out or is missing, for a person."""
+    """`ranks[r]` are the traces by rank; `notes` what was found out or is missing, for a person. `recorded` is what was
+    not found out but recorded (`own_job`): {} of a trace of torch.profiler."""
 
     ranks: dict[int, RankTrace] = field(default_factory=dict)
     files: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    recorded: dict[str, Any] = field(default_factory=dict)
 
 
 def rank_of(header: Mapping[str, Any], name: str) -> int | None:
@@ -77,12 +79,12 @@ def _of_files(parts: Sequence[tuple[str, int | None, RankTrace]]) -> list[str]:
 def _missing(out: Together) -> None:
     absent = sorted(set(range(max(out.ranks, default=-1) + 1)) - set(out.ranks))
     if absent:
-        out.notes.append(f"There is no trace of {'rank' if len(absent) == 1 else 'ranks'} {_few(absent)}.")
+        out.notes.append(f"There is no trace of {'rank' if len(absent) == 1 else 'ranks'} {few_text(absent)}.")
     steps = {rank: set(trace.steps) for rank, trace in out.ranks.items()}
     every = set.union(*steps.values()) if steps else set()
     short = [rank for rank, own in steps.items() if own != every]
     if short and every:
-        out.notes.append(f"Not every step is in the traces of {_few(short)}.")
+        out.notes.append(f"Not every step is in the traces of {few_text(short)}.")
 
 
 def _one_clock(out: Together) -> None:
@@ -220,6 +222,6 @@ def _told(spans: Spans) -> tuple[str, dict[int, NDArray[np.void]]]:
         raise NotCounted(f"{why}; {error}") from error
 
 
-def _few(numbers: Sequence[int]) -> str:
+def few_text(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:8]))
     return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"

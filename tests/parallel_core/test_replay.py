@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from parallel_core.analysis.breakdown import breakdown
-from parallel_core.analysis.export import COLUMNS, chrome_trace, table
+from parallel_core.analysis.export import COLUMNS, About, chrome_trace, table
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard
 from parallel_core.observe.records import SPAN
@@ -211,7 +211,7 @@ def test_the_plan_has_no_jitter() -> None:
 def test_exports() -> None:
     made = spec(pp=2, micro_batches=2)
     spans, layout = step(made, Costs.uniform(2, 1000, 1000, 1000, message=500), 10**9), Layout.of(made)
-    document = json.loads("".join(chrome_trace(spans, layout)))
+    document = json.loads("".join(chrome_trace(spans, layout, About(1))))
     complete = [event for event in document["traceEvents"] if event["ph"] == "X"]
     assert len(complete) == sum(map(len, spans.values()))
     assert min(event["ts"] for event in complete) == 0

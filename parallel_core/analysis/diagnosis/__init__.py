@@ -30,7 +30,7 @@ from parallel_core.analysis.diagnosis import (
 )
 from parallel_core.analysis.diagnosis.case import Case, Finding
 
-__all__ = ["RULES", "Case", "Finding", "checked", "diagnose"]
+__all__ = ["RULES", "Case", "Finding", "checked", "diagnose", "judged_by_spans"]
 
 
 class _Rule(NamedTuple):
@@ -39,22 +39,24 @@ class _Rule(NamedTuple):
     """Judges by times, which say little while other processes use the devices."""
     replays: bool = False
     """Says nothing about steps that are too long to be replayed."""
+    steps: int = 0
+    """Traced steps that are enough for it beside the spec; 0 where it judges by something else."""
 
 
 RULES: dict[str, _Rule] = {
     "divergence": _Rule(divergence.check, timing=False),
     "disturbed": _Rule(disturbed.check, timing=False),
-    "straggler": _Rule(straggler.check),
-    "slow_link": _Rule(slow_link.check, replays=True),
-    "unbalanced_stages": _Rule(unbalanced_stages.check, replays=True),
-    "few_micro_batches": _Rule(few_micro_batches.check, replays=True),
-    "exposed_reduction": _Rule(exposed_reduction.check),
-    "tensor_too_fine": _Rule(tensor_too_fine.check),
+    "straggler": _Rule(straggler.check, steps=straggler.LEAST),
+    "slow_link": _Rule(slow_link.check, replays=True, steps=1),
+    "unbalanced_stages": _Rule(unbalanced_stages.check, replays=True, steps=1),
+    "few_micro_batches": _Rule(few_micro_batches.check, replays=True, steps=1),
+    "exposed_reduction": _Rule(exposed_reduction.check, steps=1),
+    "tensor_too_fine": _Rule(tensor_too_fine.check, steps=1),
     "needless_recompute": _Rule(needless_recompute.check, timing=False, replays=True),
     "memory_headroom": _Rule(memory_headroom.check, timing=False),
     "memory_surplus": _Rule(memory_surplus.check, timing=False),
-    "tiny_kernels": _Rule(tiny_kernels.check),
-    "data_stall": _Rule(data_stall.check),
+    "tiny_kernels": _Rule(tiny_kernels.check, steps=1),
+    "data_stall": _Rule(data_stall.check, steps=1),
     "scaling": _Rule(scaling.check),
 }
 
@@ -62,6 +64,12 @@ RULES: dict[str, _Rule] = {
 def checked(case: Case) -> int:
     """How many rules could judge the case by what it holds."""
     return sum(not (rule.replays and case.too_long) for rule in RULES.values())
+
+
+def judged_by_spans(case: Case) -> int:
+    """How many rules could judge a case that holds no more than its spec and traced steps."""
+    enough = [rule for rule in RULES.values() if 0 < rule.steps <= len(case.traced)]
+    return sum(not (rule.replays and case.too_long) for rule in enough)
 
 
 def diagnose(case: Case, always: Collection[str] = ()) -> list[Finding]:

@@ -1,0 +1,45 @@
+"""The spans of an imported trace, as they are kept."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dashboard.charts.timeline import Step, kept
+from dashboard.traces.models import Trace
+from parallel_core.analysis.export import About
+from parallel_core.layout import Layout
+from parallel_core.observe.records import SPAN
+from parallel_core.spec import DeviceKind
+
+Spans = dict[int, NDArray[np.void]]
+
+
+def spans(trace: Trace, step: int) -> Spans:
+    """rank -> SPAN rows of a step."""
+    rows = trace.spans.filter(step=step).order_by("rank").defer("names")
+    return {row.rank: np.frombuffer(bytes(row.data), SPAN) for row in rows}
+
+
+def step_of(trace: Trace, step: int) -> Step:
+    """All ranks of a step, with the layout of the run where it came with them."""
+    layout = Layout.of(trace.spec) if trace.spec else None
+    return kept(("trace", trace.pk, step), lambda: Step(spans(trace, step), layout))
+
+
+def device_of(trace: Trace) -> DeviceKind:
+    """What its kernels or operations ran on."""
+    return "cuda" if any(rank["device"] == "cuda" for rank in trace.ranks.values()) else "cpu"
+
+
+def about(trace: Trace, step: int) -> About:
+    """What a file of a step says beside its spans, so that it can be read again."""
+    recorded = trace.recorded
+    return About(
+        step,
+        trace.spec.model_dump(mode="json") if trace.spec else None,
+        recorded.get("run") or f"trace {trace.pk}",
+        recorded.get("spans", {}).get(str(step), 0),
+        device_of(trace),
+        trace.counted(step),
+    )

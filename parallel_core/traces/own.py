@@ -1,0 +1,216 @@
+"""A file that `analysis.export` wrote, read back: the spans of a step to the nanosecond, and the spec of its run.
+
+Nothing is recovered here: what the file does not say is said to be missing. The file may have been edited or cut off,
+so every number of it is checked, and the spec by the rules of any other.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from parallel_core import limits
+from parallel_core.analysis.export import CLOCK, FIELDS, FORMAT, MARK
+from parallel_core.analysis.quantities import count_text, listed_text, plural_text
+from parallel_core.layout import Layout
+from parallel_core.observe.records import LANES, SPAN
+from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.text import WORDS
+from parallel_core.spec import RunSpec, field_errors
+
+MOST_RANKS = 4_096
+LATEST_NS = 1 << 50
+"""From the start of a step: 13 days. Up to there a time in microseconds is exact to the nanosecond in 64 bits."""
+LONGEST_NAME = 120
+SAID = 3
+"""Fields of a spec that does not hold which a note names."""
+_KINDS = {kind.name: int(kind) for kind in Kind}
+_LANES = {word: i for i, word in enumerate(LANES)}
+_BOUNDS = tuple(
+    (name, -1 if name in ("stage", "micro_batch") else 0, min(int(np.iinfo(SPAN[name]).max), limits.MAX_BYTES))
+    for name in FIELDS
+)
+_COLUMNS = ("kind", "lane", *FIELDS, "start", "end")
+_FAMILIES = ("computation", "communication", "communication", "host")
+"""By lane."""
+
+
+@dataclass
+class OwnStep:
+    """What one file holds; without `spans` it could not be read, and `notes` say why."""
+
+    step: int = 0
+    run: str = ""
+    device: str = "cpu"
+    spec: RunSpec | None = None
+    spans: dict[int, NDArray[np.void]] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
+    """Spans of each rank that the file should hold, as it says."""
+    recorded: int = 0
+    counted: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+def is_own(header: Mapping[str, Any]) -> bool:
+    """Whether these are the values of a file that was exported here; those of older versions do not tell."""
+    other = header.get("otherData")
+    return isinstance(other, dict) and MARK in other
+
+
+def read(events: Iterable[dict[str, Any]], header: Mapping[str, Any]) -> OwnStep:
+    """The step that the events of a file are whose header `is_own`."""
+    mark = header["otherData"][MARK]
+    if not isinstance(mark, dict) or mark.get("format") != FORMAT or mark.get("clock") != CLOCK:
+        return OwnStep(notes=[_other_format(mark)])
+    out = OwnStep(
+        step=_whole(mark.get("step"), 0, limits.MAX_STEPS + 1),
+        run=_text(mark.get("run")),
+        device="cuda" if mark.get("device") == "cuda" else "cpu",
+        recorded=_whole(mark.get("recorded"), 0, limits.MAX_BYTES),
+        counted=mark.get("counted") is True,
+        kept=_kept(mark.get("ranks")),
+    )
+    if type(mark.get("step")) is not int:
+        out.notes.append("It does not say which step it is: it is shown as step 0.")
+    if mark.get("spec") is not None:
+        _take_spec(out, mark["spec"])
+    _take(out, events, _whole(mark.get("begin"), -(1 << 61), 1 << 61))
+    return out
+
+
+def largest(spans: Iterable[NDArray[np.void]]) -> list[dict[str, Any]]:
+    """The operations of a rank by the time in them: name, family, count, ns."""
+    rows = np.concatenate([np.empty(0, SPAN), *spans])
+    rows = rows[rows["kind"] != Kind.STEP]
+    out = []
+    for kind in np.unique(rows["kind"]):
+        own = rows[rows["kind"] == kind]
+        said, ns = WORDS.get(Kind(kind), Kind(kind).name), int((own["end"] - own["start"]).sum())
+        out.append({"name": said, "family": _FAMILIES[int(own["lane"][0])], "count": len(own), "ns": ns})
+    return sorted(out, key=lambda row: -int(row["ns"]))
+
+
+def _other_format(mark: Any) -> str:
+    given = {name: mark.get(name) for name in ("format", "clock")} if isinstance(mark, dict) else {"format": mark}
+    said = ", ".join(f"{name} {str(value)[:40]}" for name, value in given.items())
+    return (
+        f"A timeline exported by Trainyard in {said}: this version reads format {FORMAT} with times in {CLOCK}. A "
+        "newer version may read it."
+    )
+
+
+def _take_spec(out: OwnStep, given: Any) -> None:
+    """Keeps the spec if it holds."""
+    try:
+        spec = RunSpec.model_validate(given)
+    except ValidationError as error:
+        wrong = list(field_errors(error).items())
+        said = "; ".join(f"{name}: {why}" for name, why in wrong[:SAID])
+        out.notes.append(f"The spec of its run does not hold here ({said}). {_WITHOUT}")
+        return
+    if spec.parallel.world > MOST_RANKS:
+        world = count_text(spec.parallel.world)
+        out.notes.append(f"The spec of its run has {world} ranks, {count_text(MOST_RANKS)} are read. {_WITHOUT}")
+        return
+    out.spec, out.device = spec, spec.train.device
+
+
+_WITHOUT = "So its layout is not known: each rank is shown by itself, and nobody can say who waited for whom."
+
+
+def _take(out: OwnStep, events: Iterable[dict[str, Any]], begin: int) -> None:
+    """Keeps the spans, and says which it could not."""
+    layout = Layout.of(out.spec) if out.spec else None
+    world, stages = (layout.world, layout.stages) if layout else (MOST_RANKS, 1 << 15)
+    tables: dict[int, array[int]] = {}
+    odd, strange = 0, 0
+    for event in events:
+        if event.get("ph") != "X":
+            continue
+        row, rank = _row(event, begin), event.get("pid")
+        if row is None or type(rank) is not int or rank < 0:
+            odd += 1
+        elif rank >= world or (layout and not 0 <= row[2] < stages):
+            strange += 1
+        else:
+            tables.setdefault(rank, array("q")).extend(row)
+    out.spans = {rank: _table(tables[rank]) for rank in sorted(tables)}
+    if odd:
+        out.notes.append(f"{plural_text(odd, 'span')} whose kind, times or numbers make no sense were left out.")
+    if strange:
+        of = "the layout of its run" if layout else f"{count_text(MOST_RANKS)} ranks"
+        out.notes.append(f"{plural_text(strange, 'span')} of ranks or stages beyond {of} were left out.")
+
+
+def _row(event: Mapping[str, Any], begin: int) -> tuple[int, ...] | None:
+    """Numbers in the order of _COLUMNS; None where they make no sense."""
+    name, lane, args = event.get("name"), event.get("cat"), event.get("args")
+    if not isinstance(name, str) or not isinstance(lane, str) or not isinstance(args, dict):
+        return None
+    kind, start, length = _KINDS.get(name.partition(" ")[0]), _ns(event.get("ts")), _ns(event.get("dur"))
+    if kind is None or lane not in _LANES or start is None or length is None or length < 0:
+        return None
+    numbers: list[int] = []
+    for column, least, most in _BOUNDS:
+        number = args.get(column)
+        if type(number) is not int or not least <= number <= most:
+            return None
+        numbers.append(number)
+    return (kind, _LANES[lane], *numbers, begin + start, begin + start + length)
+
+
+def _ns(microseconds: Any) -> int | None:
+    """Whole nanoseconds; None where it is no such time."""
+    if type(microseconds) not in (int, float) or not -LATEST_NS <= microseconds * 1000 <= LATEST_NS:
+        return None
+    return round(microseconds * 1000)
+
+
+def _table(numbers: array[int]) -> NDArray[np.void]:
+    columns = np.frombuffer(numbers, np.int64).reshape(-1, len(_COLUMNS)).T
+    out = np.zeros(columns.shape[1], SPAN)
+    for name, column in zip(_COLUMNS, columns, strict=True):
+        out[name] = column
+    return out
+
+
+def _whole(value: Any, least: int, most: int) -> int:
+    """The number if it is one of these; else the nearest to 0 of them."""
+    return value if type(value) is int and least <= value <= most else max(least, 0)
+
+
+def _text(value: Any) -> str:
+    return "".join(c for c in value if c.isprintable())[:LONGEST_NAME] if isinstance(value, str) else ""
+
+
+def _kept(value: Any) -> dict[int, int]:
+    """rank -> spans, as the file says; {} where it does not."""
+    if not isinstance(value, dict) or len(value) > MOST_RANKS:
+        return {}
+    found = {int(rank): _whole(count, 0, limits.MAX_BYTES) for rank, count in value.items() if _is_rank(rank)}
+    return dict(sorted(found.items()))
+
+
+def _is_rank(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(MOST_RANKS)) and int(text) < MOST_RANKS
+
+
+def lacking(own: OwnStep) -> list[str]:
+    """What the file should hold and does not."""
+    kept, out = sum(own.kept.values()), []
+    if own.recorded > kept > 0:
+        out.append(
+            f"Its ranks kept {count_text(kept)} of {count_text(own.recorded)} spans of step {own.step} when it ran."
+        )
+    here = {rank: len(own.spans.get(rank, ())) for rank in own.kept}
+    short = [f"rank {rank} has {here[rank]} of {own.kept[rank]} spans" for rank in here if here[rank] < own.kept[rank]]
+    if short:
+        more = [f"{len(short) - SAID} more ranks have fewer, too"] if len(short) > SAID else []
+        out.append(f"In the file of step {own.step} {listed_text([*short[:SAID], *more])}.")
+    return out

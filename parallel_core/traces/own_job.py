@@ -1,0 +1,86 @@
+"""Steps of one run that were exported here, one file a step with all ranks in it, as one job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parallel_core.analysis.quantities import plural_text
+from parallel_core.faults import sentences
+from parallel_core.layout import Layout
+from parallel_core.traces.kineto import RankTrace
+from parallel_core.traces.own import OwnStep, lacking, largest
+from parallel_core.traces.together import Together, few_text
+
+
+def join_own(parts: Sequence[tuple[str, OwnStep]], others: Sequence[str]) -> Together:
+    """(file name, what it holds) of every file that was exported here, some of which hold spans; `others` are names of
+    files of torch.profiler, which are not read beside them."""
+    first = next(own for _, own in parts if own.spans)
+    out = Together()
+    for name, own in parts:
+        before = f"{name}: " if len(parts) + len(others) > 1 else ""
+        out.notes += [before + note for note in own.notes]
+        if not own.spans:
+            out.notes += [] if own.notes else [f"{before}There are no spans in it."]
+        elif not _alike(own, first):
+            out.notes.append(f"{name} is of another run than the first file and was left out: upload it by itself.")
+        else:
+            out.notes += [before + note for note in lacking(own)]
+            out.notes += _take(out, name, own)
+    out.notes += [f"{name} is a trace of torch.profiler and was left out: upload it without these." for name in others]
+    for trace in out.ranks.values():
+        trace.top, trace.raw = largest(trace.steps.values()), sum(map(len, trace.steps.values()))
+    out.notes = [*_about(out, first), *out.notes, *_missing(out, first)]
+    out.recorded = {
+        "spec": first.spec.model_dump(mode="json") if first.spec else None,
+        "run": first.run,
+        "spans": {own.step: own.recorded for _, own in parts if own.spans and _alike(own, first)},
+    }
+    return out
+
+
+def _alike(own: OwnStep, first: OwnStep) -> bool:
+    """Whether they are steps of one run."""
+    return own.run == first.run and own.spec == first.spec
+
+
+def _take(out: Together, name: str, own: OwnStep) -> list[str]:
+    """Adds the spans of a file; a rank's step that another file has stays as it is."""
+    twice = []
+    for rank, rows in own.spans.items():
+        trace = out.ranks.setdefault(rank, RankTrace(own.device))
+        out.files.setdefault(rank, name)
+        if own.step in trace.steps:
+            twice.append(rank)
+            continue
+        trace.steps[own.step] = rows
+        trace.counted += [own.step] if own.counted else []
+    if not twice:
+        return []
+    which = "rank" if len(twice) == 1 else "ranks"
+    return [f"{name} holds step {own.step} of {which} {few_text(twice)} once more: the first one is shown."]
+
+
+def _about(out: Together, first: OwnStep) -> list[str]:
+    """What it is, and that nothing in it is guessed."""
+    steps = sorted({step for trace in out.ranks.values() for step in trace.steps})
+    which = f"{'step' if len(steps) == 1 else 'steps'} {few_text(steps)}"
+    run = f"{first.run}, {which}" if first.run else which.capitalize()
+    size = plural_text(len(out.ranks), "rank")
+    if first.spec is None:
+        how = "stages and micro-batches were told by messages there" if first.counted else "spans are those of the file"
+        return [f"{run} of {size}, exported by Trainyard: {how}, and no spec of a run came with them."]
+    said = f"As recorded: {run}, {size}. Stages, micro-batches and layout are the run's own; nothing is recovered."
+    if first.spec.inject:
+        said += f" It was broken on purpose. {'; '.join(sentences(first.spec.inject))}."
+    return [said]
+
+
+def _missing(out: Together, first: OwnStep) -> list[str]:
+    """Ranks of the layout, or up to the last one, without any spans, and steps that not all have."""
+    world = Layout.of(first.spec).world if first.spec else max(out.ranks, default=-1) + 1
+    absent = sorted(set(range(world)) - set(out.ranks))
+    notes = [f"There are no spans of {'rank' if len(absent) == 1 else 'ranks'} {few_text(absent)}."] if absent else []
+    every = set().union(*(trace.steps for trace in out.ranks.values()))
+    short = [rank for rank, trace in out.ranks.items() if set(trace.steps) != every]
+    return notes + ([f"Not every step has spans of {few_text(short)}."] if short else [])
