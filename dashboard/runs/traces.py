@@ -40,9 +40,8 @@ class Trace:
     @property
     def about(self) -> About:
         """What its file says beside its spans."""
-        return About(
-            self.step, self.spec.model_dump(mode="json"), f"run {self.run.pk}", self.total, self.spec.train.device
-        )
+        spec, others = self.spec.model_dump(mode="json"), (self.run.summary or {}).get("cpu_others")
+        return About(self.step, spec, f"run {self.run.pk}", self.total, others, self.spec.train.device)
 
     @cached_property
     def accounts(self) -> dict[int, Account]:

@@ -49,7 +49,7 @@ def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
     if trace.spec is not None:
         return _recorded(trace.spec, spans(trace, step), given)
     if trace.recorded:
-        return Side(why_not="Operations of an exported step are told apart by its run's spec, which did not come with it.")
+        return Side(why_not="Its operations are told apart by the spec of its run, which did not come with it.")
     if not levels:
         return Side(why_not="The names of this trace's operations were not kept; upload it again to compare its ranks.")
     ranks = sorted(kept)

@@ -85,20 +85,21 @@ def timeline(trace: Trace, step: int, window: Window | None = None, lit: Lit | N
     if many:
         first = dict(sorted(found.spans.items())[:DRAWN_RANKS])
         drawn = kept(("drawn", trace.pk, step), lambda: Step(first, found.layout if trace.spec else None))
-    source = "as recorded by its run" if trace.spec else f"imported from {plural_text(_files(trace), 'file')}"
     word = "idle" if trace.spec else "idle or not traced"
-    made = drawn.chart(_least(found, word), f"{source}, step {step}{part}", window, lit)
+    made = drawn.chart(_least(found, word), f"{source_of(trace)}, step {step}{part}", window, lit)
     if drawn.long:
         made.figure["layout"]["meta"]["window"] = f"{reverse('traces:gantt', args=(trace.pk,))}?step={step}"
         made.figure["layout"]["meta"]["window"] += f"&lit={lit.query}" if lit else ""
     return made
 
 
-def _files(trace: Trace) -> int:
-    return len({rank["file"] for rank in trace.ranks.values()}) if trace.recorded else len(trace.ranks)
+def source_of(trace: Trace) -> str:
+    """Where its spans are from."""
+    files = len({rank["file"] for rank in trace.ranks.values()}) if trace.recorded else len(trace.ranks)
+    return "as recorded by its run" if trace.spec else f"imported from {plural_text(files, 'file')}"
 
 
-def where(found: Step) -> Chart:
+def where(found: Step, source: str) -> Chart:
     """The parts of each rank's step."""
     entries = [
         Entry(f"rank {rank}", result=Result(f"rank {rank}", Stats(s, s, s, s, 1), breakdown=parts))
@@ -107,7 +108,7 @@ def where(found: Step) -> Chart:
     ]
     longest = max(entries, key=lambda entry: entry.result.step.median if entry.result else 0)
     title = f"The longest step is that of {longest.label}" if len(entries) > 1 else f"One step of {longest.label}"
-    made = chart_of_breakdown.chart(entries, title, "imported")
+    made = chart_of_breakdown.chart(entries, title, source)
     made.figure["layout"]["xaxis"]["title"]["text"] = "ms"
     return replace(made, subtitle="Where the step of each rank goes, in ms: parts add up to it")
 
@@ -129,7 +130,7 @@ def _judged(trace: Trace, step: int) -> OfTrace:
         steps += [step_of(trace, other) for other in near[1:]]
     try:
         if trace.spec:
-            found, rules = recorded.diagnose(trace.spec, [own.spans for own in steps])
+            found, rules = recorded.diagnose(trace.spec, [own.spans for own in steps], trace.recorded.get("others"))
         else:
             found, rules = diagnose([own.spans for own in steps], steps[0].accounts), len(RULES)
     except ValueError as error:

@@ -40,6 +40,7 @@ def about(trace: Trace, step: int) -> About:
         trace.spec.model_dump(mode="json") if trace.spec else None,
         recorded.get("run") or f"trace {trace.pk}",
         recorded.get("spans", {}).get(str(step), 0),
+        recorded.get("others"),
         device_of(trace),
         trace.counted(step),
     )

@@ -126,7 +126,7 @@ def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
         "step": step,
         "verdict": page.sentence(found, trace.spec),
         "gantt": page.timeline(trace, step, lit=lit_of(request.GET)),
-        "where": page.where(found),
+        "where": page.where(found, page.source_of(trace)),
         "findings": page.findings(trace, step),
         "largest": page.largest(trace),
         "legend": LEGEND,

@@ -40,6 +40,8 @@ class About:
     """What the run is called where it ran: files of different runs are not one job."""
     recorded: int = 0
     """Spans that its ranks recorded, of which they may have kept fewer."""
+    others: float | None = None
+    """Part of the devices' time that other processes took, where it was measured: rules ask nothing else then."""
     device: str = "cpu"
     counted: bool = False
     """Stages and micro-batches were told by messages and order (`traces.unnamed`)."""

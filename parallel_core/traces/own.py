@@ -53,6 +53,7 @@ class OwnStep:
     kept: dict[int, int] = field(default_factory=dict)
     """Spans of each rank that the file should hold, as it says."""
     recorded: int = 0
+    others: float | None = None
     counted: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -73,6 +74,7 @@ def read(events: Iterable[dict[str, Any]], header: Mapping[str, Any]) -> OwnStep
         run=_text(mark.get("run")),
         device="cuda" if mark.get("device") == "cuda" else "cpu",
         recorded=_whole(mark.get("recorded"), 0, limits.MAX_BYTES),
+        others=_share(mark.get("others")),
         counted=mark.get("counted") is True,
         kept=_kept(mark.get("ranks")),
     )
@@ -183,6 +185,10 @@ def _table(numbers: array[int]) -> NDArray[np.void]:
 def _whole(value: Any, least: int, most: int) -> int:
     """The number if it is one of these; else the nearest to 0 of them."""
     return value if type(value) is int and least <= value <= most else max(least, 0)
+
+
+def _share(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and 0 <= value <= 1 else None
 
 
 def _text(value: Any) -> str:

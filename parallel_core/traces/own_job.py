@@ -34,6 +34,7 @@ def join_own(parts: Sequence[tuple[str, OwnStep]], others: Sequence[str]) -> Tog
     out.recorded = {
         "spec": first.spec.model_dump(mode="json") if first.spec else None,
         "run": first.run,
+        "others": first.others,
         "spans": {own.step: own.recorded for _, own in parts if own.spans and _alike(own, first)},
     }
     return out

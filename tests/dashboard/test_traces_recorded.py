@@ -85,6 +85,15 @@ def test_the_page_shows_what_the_page_of_the_run_shows(member: Client, run: Run,
     assert rows == member.get(f"/runs/{run.pk}/?tab=accounts&step=10").context["accounts"] and len(rows) == 2
 
 
+def test_a_run_that_was_disturbed_stays_so(member: Client, alice: Any) -> None:
+    """The rules that judge by times are asked as little as on its own page."""
+    run = factory.finished(alice, PIPELINE, cpu_others=0.5)
+    _, shown = opened(member, exported(member, run))
+    there = [card.finding for card in findings(run).cards if card.finding.tab != "memory"]
+    assert [found for found, *_ in shown.context["findings"].found] == there
+    assert [one.rule for one in there] == ["disturbed"]
+
+
 def test_findings_operators_and_what_if_are_those_of_the_run(member: Client, run: Run) -> None:
     trace, shown = opened(member, exported(member, run))
     there = [card.finding for card in findings(run).cards]
@@ -129,7 +138,7 @@ def test_through_the_api_and_back_and_once_more(client: Client, member: Client, 
 
 def test_an_export_has_no_more_than_the_spec_and_names(member: Client, run: Run) -> None:
     mark = json.loads(exported(member, run))["otherData"][MARK]
-    names = {"format", "clock", "begin", "ranks", "step", "spec", "run", "recorded", "device", "counted"}
+    names = {"format", "clock", "begin", "ranks", "step", "spec", "run", "recorded", "others", "device", "counted"}
     assert set(mark) == names
     assert mark["spec"] == run.spec and mark["run"] == f"run {run.pk}" and mark["step"] == 10
 

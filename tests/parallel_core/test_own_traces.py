@@ -113,7 +113,9 @@ def test_any_spans_come_back_as_they_were(tables: list[list[tuple[int, ...]]]) -
 def test_steps_of_one_run_are_one_job(tmp_path: Path) -> None:
     made = spec()
     found = read(tmp_path, document(made, 10), document(made, 20), document(made, 20), document(made, 30, run="run 8"))
-    assert {rank: sorted(trace.steps) for rank, trace in found.ranks.items()} == dict.fromkeys(range(4), [10, 20])
+    assert {rank: tuple(sorted(trace.steps)) for rank, trace in found.ranks.items()} == dict.fromkeys(
+        range(4), (10, 20)
+    )
     text = " ".join(found.notes)
     assert "2.json holds step 20 of ranks 0, 1, 2, 3 once more: the first one is shown." in text
     assert "3.json is of another run than the first file and was left out" in text
@@ -202,6 +204,7 @@ CASES = {
         lambda made, mark, spans: spans[3].update(ph="i"),
         "In the file of step 10 rank 0 has 19 of 20 spans.",
     ),
+    "a share that is none": (lambda made, mark, spans: mark.update(others="all"), "As recorded"),
     "no step": (lambda made, mark, spans: mark.update(step=None), "It does not say which step it is"),
     "spans that were not kept": (
         lambda made, mark, spans: mark.update(recorded=1000),

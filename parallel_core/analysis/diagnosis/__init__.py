@@ -67,9 +67,10 @@ def checked(case: Case) -> int:
 
 
 def judged_by_spans(case: Case) -> int:
-    """How many rules could judge a case that holds no more than its spec and traced steps."""
+    """How many rules could judge a case that holds no more than its spec and traced steps, and maybe whether other
+    processes used its devices."""
     enough = [rule for rule in RULES.values() if 0 < rule.steps <= len(case.traced)]
-    return sum(not (rule.replays and case.too_long) for rule in enough)
+    return sum(not (rule.replays and case.too_long) for rule in enough) + (case.others is not None)
 
 
 def diagnose(case: Case, always: Collection[str] = ()) -> list[Finding]:

@@ -10,14 +10,14 @@ from parallel_core.faults import broken
 from parallel_core.spec import RunSpec
 
 
-def diagnose(spec: RunSpec, steps: Sequence[Step]) -> tuple[list[Finding], int]:
+def diagnose(spec: RunSpec, steps: Sequence[Step], others: float | None) -> tuple[list[Finding], int]:
     """Findings of the whole ones of these steps, and how many rules could judge them; raises ValueError where none is
-    whole."""
+    whole. `others` = part of the devices' time that other processes took, None where that is not known."""
     world, shortest = spec.parallel.world, spec.parallel.stages * spec.parallel.per_step
     whole = [s for s in steps if len(s) == world and all(map(len, s.values())) and _spans(s) >= shortest]
     if not whole:
         raise ValueError("not every rank of the run has its spans here")
-    case = Case(broken(spec).model_copy(update={"inject": ()}), whole)
+    case = Case(broken(spec).model_copy(update={"inject": ()}), whole, others=others)
     return diagnosis.diagnose(case), diagnosis.judged_by_spans(case)
 
 
