@@ -123,7 +123,7 @@ def _take_spec(out: OwnStep, given: Any) -> None:
     out.spec, out.device = spec, spec.train.device
 
 
-_WITHOUT = "So its layout is not known: each rank is shown by itself, and nobody can say who waited for whom."
+_WITHOUT = "So its layout is not known: which ranks wait for each other is told by messages alone."
 
 
 def _take(out: OwnStep, events: Iterable[dict[str, Any]], begin: int) -> None:
@@ -144,10 +144,10 @@ def _take(out: OwnStep, events: Iterable[dict[str, Any]], begin: int) -> None:
             tables.setdefault(rank, array("q")).extend(row)
     out.spans = {rank: _table(tables[rank]) for rank in sorted(tables)}
     if odd:
-        out.notes.append(f"{plural_text(odd, 'span')} whose kind, times or numbers make no sense were left out.")
+        out.notes.append(f"Left out: {plural_text(odd, 'span')} whose kind, times or numbers make no sense.")
     if strange:
         of = "the layout of its run" if layout else f"{count_text(MOST_RANKS)} ranks"
-        out.notes.append(f"{plural_text(strange, 'span')} of ranks or stages beyond {of} were left out.")
+        out.notes.append(f"Left out: {plural_text(strange, 'span')} of ranks or stages beyond {of}.")
 
 
 def _row(event: Mapping[str, Any], begin: int) -> tuple[int, ...] | None:

@@ -66,11 +66,11 @@ def _about(out: Together, first: OwnStep) -> list[str]:
     """What it is, and that nothing in it is guessed."""
     steps = sorted({step for trace in out.ranks.values() for step in trace.steps})
     which = f"{'step' if len(steps) == 1 else 'steps'} {few_text(steps)}"
-    run = f"{first.run}, {which}" if first.run else which.capitalize()
+    run = f"{first.run}, {which}" if first.run else which
     size = plural_text(len(out.ranks), "rank")
     if first.spec is None:
-        how = "stages and micro-batches were told by messages there" if first.counted else "spans are those of the file"
-        return [f"{run} of {size}, exported by Trainyard: {how}, and no spec of a run came with them."]
+        how = "were told by messages there" if first.counted else "are those of the file"
+        return [f"Exported by Trainyard: {run}, {size}, without a spec that holds. Stages and micro-batches {how}."]
     said = f"As recorded: {run}, {size}. Stages, micro-batches and layout are the run's own; nothing is recovered."
     if first.spec.inject:
         said += f" It was broken on purpose. {'; '.join(sentences(first.spec.inject))}."

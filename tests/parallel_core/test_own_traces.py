@@ -249,5 +249,5 @@ def test_what_came_from_elsewhere_keeps_how_surely_it_is_known(tmp_path: Path) -
     about = About(2, None, "trace 3", counted=True)
     found = read(tmp_path, "".join(chrome_trace(spans, Layout.unknown(4), about)).encode())
     assert all(trace.counted == [2] for trace in found.ranks.values())
-    assert "stages and micro-batches were told by messages there" in found.notes[0]
+    assert "Stages and micro-batches were told by messages there" in found.notes[0]
     assert found.recorded["spec"] is None

@@ -93,5 +93,11 @@ document.addEventListener("submit", (event) => {
   answer(event.target);
 });
 
+/* A part that comes later than its page, and that the address leads to: the browser kept what stands below it in place. */
+function lead({ detail }) {
+  if (detail.elt?.id && location.hash === `#${detail.elt.id}`) detail.elt.scrollIntoView();
+}
+
 document.body.addEventListener("htmx:afterSettle", dressAll);
+document.body.addEventListener("htmx:afterSettle", lead);
 dressAll();
