@@ -93,9 +93,10 @@ document.addEventListener("submit", (event) => {
   answer(event.target);
 });
 
-/* A part that comes later than its page, and that the address leads to: the browser kept what stands below it in place. */
-function lead({ detail }) {
-  if (detail.elt?.id && location.hash === `#${detail.elt.id}`) detail.elt.scrollIntoView();
+/* A part that comes later than its page, and that the address led to: the browser kept what stands below it in place. */
+const led = location.hash.slice(1);
+function lead({ target }) {
+  if (led && target.id === led) target.scrollIntoView();
 }
 
 document.body.addEventListener("htmx:afterSettle", dressAll);
