@@ -147,7 +147,23 @@ def test_without_scripts_an_upload_is_judged_by_the_server(
         field(page, "upload").set_input_files(huge)
         page.get_by_role("button", name="Queue run").click()
         expect(page.get_by_role("heading", name="Too large")).to_be_visible()
-        expect(page.get_by_role("link", name="Back to New run")).to_be_visible()
+        expect(page.get_by_role("link", name="Back to the form")).to_be_visible()
+
+
+def test_what_was_typed_beside_a_file_that_is_too_large_is_back(page: Page, tmp_path: Path, troubles: Troubles) -> None:
+    troubles.expected += ["status of 413"]
+    huge = tmp_path / "graph.txt"
+    with huge.open("wb") as file:
+        file.truncate(9 * MIB)
+    page.goto("/partition/graph/")
+    form = page.get_by_role("form", name="Graph")
+    form.locator("[name=workers]").fill("24")
+    form.locator("[name=file]").set_input_files(huge)
+    form.get_by_role("button", name="Partition").click()
+    expect(page.get_by_role("heading", name="Too large")).to_be_visible()
+    page.get_by_role("link", name="Back to the form").click()
+    expect(page.get_by_role("status").filter(has_text="What you had typed is back")).to_be_visible()
+    expect(form.locator("[name=workers]")).to_have_value("24")
 
 
 def test_an_uploaded_text_is_what_the_run_trains_on(

@@ -1,7 +1,7 @@
-/* What was typed into a long form outlives a session that had ended: form[data-draft] with an id.
+/* What was typed into a long form outlives a refusal (signed out, too large): form[data-draft] with an id.
  *
- * A submit that leads to the sign-in brings the reader back to an empty form otherwise. The values are kept in this tab
- * alone, until the submit has led anywhere else; files cannot be kept.
+ * A submit that leads to the sign-in, or to a page that says why it was not taken, brings the reader back to an empty
+ * form otherwise. The values are kept in this tab alone, until the submit has led anywhere else; files cannot be kept.
  */
 
 const KEY = "trainyard-draft";
@@ -30,7 +30,7 @@ function fill(form, values) {
   const note = document.createElement("p");
   note.className = "notice warning";
   note.setAttribute("role", "status");
-  note.textContent = "This was not taken when you sent it, as you had been signed out. What you had typed is back; choose files again.";
+  note.textContent = "This was not taken when you sent it. What you had typed is back; choose files again.";
   form.before(note);
   form.dispatchEvent(new Event("change", { bubbles: true })); // what depends on the values is asked for again
 }
