@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -18,9 +17,9 @@ import redis
 
 from dashboard.yard import broker
 from parallel_core.observe.records import POINT
+from tests.dashboard.database_file import NAME, ROOT, env_of, make_database
 from tests.dashboard.peer import Peer, points_frame
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 DEADLINE_S = 60.0
 SEED = """
 import django; django.setup()
@@ -38,12 +37,9 @@ class Yard:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.server, self.url = broker.start(folder)
-        self.env = {**os.environ, "TRAINYARD_HOME": str(folder), "REDIS_URL": self.url, "TRAINYARD_TESTING": "1"}
-        self.env["DJANGO_SETTINGS_MODULE"] = "dashboard.settings"
-        self.env.pop("DATABASE_URL", None)
+        self.env = env_of(folder, self.url)
         self.controllers: list[subprocess.Popen[bytes]] = []
-        for command in (["manage.py", "migrate", "-v", "0"], ["-c", SEED]):
-            subprocess.run([sys.executable, *command], cwd=ROOT, env=self.env, check=True)
+        make_database(folder, self.env, SEED)
 
     def start_controller(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen([sys.executable, "manage.py", "controller"], cwd=ROOT, env=self.env)
@@ -56,7 +52,7 @@ class Yard:
         self.server, _ = broker.start(self.folder)
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
-        database = sqlite3.connect(self.folder / "trainyard.sqlite3", timeout=20)
+        database = sqlite3.connect(self.folder / NAME, timeout=20)
         try:
             return database.execute(query).fetchall()
         finally:

@@ -21,8 +21,8 @@ from dashboard.analyst.child import NICENESS, Child
 from dashboard.analyst.models import Search, SearchState
 from parallel_core.processes import alive
 from tests.dashboard.analysed import DEADLINE_S, analyse_until, finish, lane_of, search_next
+from tests.dashboard.database_file import NAME, ROOT, env_of, make_database
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PART = "/planner/accuracy/bubbles/1.5B"
 HX = {"HX-Request": "true"}
 pytestmark = pytest.mark.django_db
@@ -181,12 +181,9 @@ class Deployment:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.env = {**os.environ, "TRAINYARD_HOME": str(folder), "TRAINYARD_TESTING": "1"}
-        self.env |= {"DJANGO_SETTINGS_MODULE": "dashboard.settings", "REDIS_URL": f"unix://{folder}/none.sock"}
-        self.env.pop("DATABASE_URL", None)
+        self.env = env_of(folder, f"unix://{folder}/none.sock")
         self.analysts: list[subprocess.Popen[bytes]] = []
-        for command in (["manage.py", "migrate", "-v", "0"], ["-c", SEED]):
-            subprocess.run([sys.executable, *command], cwd=ROOT, env=self.env, check=True)
+        make_database(folder, self.env, SEED)
 
     def start(self) -> subprocess.Popen[bytes]:
         made = subprocess.Popen([sys.executable, "manage.py", "analyst"], cwd=ROOT, env=self.env)
@@ -194,7 +191,7 @@ class Deployment:
         return made
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        database = sqlite3.connect(self.folder / "trainyard.sqlite3", timeout=20)
+        database = sqlite3.connect(self.folder / NAME, timeout=20)
         try:
             with database:
                 return database.execute(statement).fetchall()
