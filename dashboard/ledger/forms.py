@@ -71,7 +71,8 @@ class ProfileForm(Form):
         if wanted not in kinds:
             has = f"{len(kinds)} {kinds[0]} device{'s' * (len(kinds) > 1)}" if kinds else "no device"
             raise forms.ValidationError(
-                f"{worker.name} has {has}, and the model is to be timed on {wanted}: choose another worker or model."
+                f"Worker {worker.name} has {has}, and the model is to be timed on {wanted}: "
+                "choose another worker or model."
             )
         return cleaned
 

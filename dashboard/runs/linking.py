@@ -68,7 +68,7 @@ def _share(one: Worker, other: Worker) -> tuple[DeviceKind, int]:
         each = min(sum(device["kind"] == kind for device in worker.devices) for worker in (one, other))
         if each:
             return kind, min(each, MOST_EACH)
-    raise services.Invalid({"second": f"{one.name} and {other.name} have no device of the same kind."})
+    raise services.Invalid({"second": f"Workers {one.name} and {other.name} have no device of the same kind."})
 
 
 def table_of(run: Run) -> LinksBetween | None:

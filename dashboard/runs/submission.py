@@ -218,7 +218,9 @@ def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
         others = f"they have {', '.join(have[:6])}" if have else "they have none; make one with pack-tokens"
         return {"train.corpus": f"No worker that reports has the token file {name}; {others}."}
     if found["vocab"] > spec.model.vocab:
-        return {"model.vocab": f"{name} has tokens up to {found['vocab'] - 1}; use {found['vocab']} or more."}
+        return {
+            "model.vocab": f"Token file {name} has tokens up to {found['vocab'] - 1}; use {found['vocab']} or more."
+        }
     if found["tokens"] <= spec.model.seq:
-        return {"model.seq": f"{name} has {found['tokens']} tokens; use at most {found['tokens'] - 1}."}
+        return {"model.seq": f"Token file {name} has {found['tokens']} tokens; use at most {found['tokens'] - 1}."}
     return {}

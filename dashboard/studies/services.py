@@ -112,7 +112,7 @@ def create_starter(*, owner: Any, worker: Worker) -> Study:
     of timed steps is what fits into STARTER_SECONDS, from 10 to 40. Raises Invalid where the worker has none.
     """
     if not worker.calibration:
-        raise Invalid({"worker": f"{worker.name} has not calibrated yet."})
+        raise Invalid({"worker": f"Worker {worker.name} has not calibrated yet."})
     devices = min(2, max(1, len(worker.devices)))
     base = starter_base(worker.calibration)
     asked: dict[str, Any] = {

@@ -100,8 +100,8 @@ def plural_text(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}{'es' if what.endswith('h') else 's'}"
 
 
-_WORD = re.compile(r"[a-z](?:[a-z'’-]*[a-z])?[,;.]?(?:\s|$)")
-"""A word at the beginning of a text: what is spelt (`zero=3`, `fully_shard`, `1f1b`) is none."""
+_WORD = re.compile(r"[a-z](?:[a-z'’]*[a-z])?[,;.]?(?:\s|$)")
+"""A word at the beginning of a text: what is spelt (`zero=3`, `looped-bfs`, `1f1b`) is none."""
 
 
 def sentence_text(text: str) -> str:

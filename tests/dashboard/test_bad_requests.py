@@ -97,11 +97,11 @@ def test_a_body_with_very_many_fields_is_told_of_some(client: Client, submit: di
     ("field", "value", "words"),
     [
         ("parallel.replicas", [1] * 100_000, "At most 1026 entries."),
-        ("parallel.cuts", [10**400], "cut"),
+        ("parallel.cuts", [10**400], "Cut"),
         ("parallel.recompute_layers", [10**400], "recompute_layers"),
         ("trace.memory_cap", 10**400, "Must be at most"),
         ("train." + "x" * 10_000, 1, "There is no such field."),
-        ("train.corpus", "x" * 10_000, "corpus must be"),
+        ("train.corpus", "x" * 10_000, "Corpus must be"),
         ("model.kind", "x" * 10_000, "Must be"),
     ],
 )

@@ -52,6 +52,7 @@ def test_every_pair_of_features_that_is_refused_is_told_in_a_sentence() -> None:
         ("fully_shard keeps a matrix", "fully_shard keeps a matrix"),
         ("model.hidden: too many", "model.hidden: too many"),
         ("1f1b keeps few", "1f1b keeps few"),
+        ("looped-bfs keeps all", "looped-bfs keeps all"),
         ("Two hosts", "Two hosts"),
         ("", ""),
     ],
