@@ -27,6 +27,8 @@ from parallel_core.spec import RunSpec, field_errors
 MOST_RANKS = 4_096
 LATEST_NS = 1 << 50
 """From the start of a step: 13 days. Up to there a time in microseconds is exact to the nanosecond in 64 bits."""
+MOST_CUTS = 10_000_000
+"""Half a second or so; a run of 24 uneven stages and 200 layers takes a tenth of it."""
 LONGEST_NAME = 120
 SAID = 3
 """Fields of a spec that does not hold which a note names."""
@@ -120,10 +122,20 @@ def _take_spec(out: OwnStep, given: Any) -> None:
         world = count_text(spec.parallel.world)
         out.notes.append(f"The spec of its run has {world} ranks, {count_text(MOST_RANKS)} are read. {_WITHOUT}")
         return
+    if _long_to_cut(spec):
+        out.notes.append(f"Where the stages of its run are cut would take too long to find. {_WITHOUT}")
+        return
     out.spec, out.device = spec, spec.train.device
 
 
 _WITHOUT = "So its layout is not known: which ranks wait for each other is told by messages alone."
+
+
+def _long_to_cut(spec: RunSpec) -> bool:
+    """Uneven stages without cuts are cut by a programme of stages times layers squared (`plan.partition`)."""
+    split = spec.parallel
+    devices = {copies * width for copies, width in zip(split.copies, split.tensor_ranks, strict=True)}
+    return split.cuts is None and len(devices) > 1 and split.stages * len(spec.model.units()) ** 2 > MOST_CUTS
 
 
 def _take(out: OwnStep, events: Iterable[dict[str, Any]], begin: int) -> None:

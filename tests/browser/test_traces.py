@@ -65,6 +65,9 @@ def test_a_trace_is_uploaded_looked_at_and_deleted(page: Page, troubles: Trouble
     assert wide == 2 * (page.evaluate(f"Math.max({box}.clientWidth, 640)") + 2 * 16), "an edge round the chart"
     assert high > 2 * page.evaluate(f"{box}.layout.height") + 2 * (20 + 18 + 16), "and its words above and below"
     assert saved.value.suggested_filename == "Of another job gantt.png"
+    page.goto(f"{page.url.partition('?')[0]}?links=free#whatif")
+    expect(page.locator("#operators table")).to_be_visible()
+    page.wait_for_function("Math.abs(document.getElementById('whatif').getBoundingClientRect().top) < 100")
     page.get_by_role("link", name="Delete").click()
     page.get_by_role("button", name="Delete the trace").click()
     page.wait_for_url(re.compile(r"/traces/$"))
@@ -91,4 +94,4 @@ def test_break_it_shows_what_belongs_to_a_fault_that_is_switched_on(page: Page) 
     page.get_by_label("Straggler", exact=True).check()
     expect(rank).to_be_visible()
     rank.fill("7")
-    expect(page.locator("#error-inject__straggler__rank")).to_contain_text("there is no rank 7", timeout=RUN_MS)
+    expect(page.locator("#error-inject__straggler__rank")).to_contain_text("There is no rank 7", timeout=RUN_MS)

@@ -181,6 +181,14 @@ CASES = {
         ),
         "The spec of its run has 16\N{NO-BREAK SPACE}384 ranks, 4\N{NO-BREAK SPACE}096 are read.",
     ),
+    "stages that take long to cut": (
+        lambda made, mark, spans: mark["spec"].update(
+            model={"layers": 1024},
+            parallel={"pp": 200, "replicas": [4, 2] * 100, "micro_batches": 8},
+            train={"global_batch": 8},
+        ),
+        "Where the stages of its run are cut would take too long to find.",
+    ),
     "a negative duration": (lambda made, mark, spans: spans[3].update(dur=-1), "1 span whose kind, times or numbers"),
     "a time that is none": (lambda made, mark, spans: spans[3].update(ts="0"), "1 span whose kind"),
     "a time that is not finite": (lambda made, mark, spans: spans[3].update(ts=float("nan")), "1 span whose kind"),
