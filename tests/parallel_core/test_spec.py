@@ -94,7 +94,7 @@ def test_units_of_a_model() -> None:
         (
             {"parallel": {"sequence": True}},
             "parallel.sequence",
-            "sequence parallelism splits what a tensor group leaves whole, and tensor=1 has no group; "
+            "Sequence parallelism splits what a tensor group leaves whole, and tensor=1 has no group; "
             "use tensor=2 or more, or turn it off.",
         ),
         (
@@ -117,12 +117,12 @@ def test_units_of_a_model() -> None:
         (
             {"parallel": {"pp": 3, "cuts": [4, 4]}},
             "parallel.cuts",
-            "cuts must rise strictly within 1 .. 9; got [4, 4].",
+            "Cuts must rise strictly within 1 .. 9; got [4, 4].",
         ),
         (
             {"parallel": {"pp": 2, "cuts": [10]}},
             "parallel.cuts",
-            "cuts must rise strictly within 1 .. 9; got [10].",
+            "Cuts must rise strictly within 1 .. 9; got [10].",
         ),
         (
             {"parallel": {"dp": 3}},
@@ -142,7 +142,7 @@ def test_units_of_a_model() -> None:
         (
             {"train": {"corpus": "/etc/passwd"}},
             "train.corpus",
-            "corpus must be 'stdlib', 'digits', 'django', 'blob:' and the sha256 of an uploaded text, or 'tokens:' "
+            "Corpus must be 'stdlib', 'digits', 'django', 'blob:' and the sha256 of an uploaded text, or 'tokens:' "
             "and the name of a token file on the worker (letters, digits, '.', '_', '-').",
         ),
     ],
