@@ -46,13 +46,15 @@ def min_max_cut_over(weights: tuple[int, ...], devices: tuple[int, ...]) -> tupl
         raise ValueError(f"cannot cut {len(weights)} layers into {len(devices)} stages.")
     sums = np.concatenate([[0.0], np.cumsum(weights, dtype=np.float64)])
     count = np.arange(len(sums))
+    apart = np.where(
+        count < count[:, None], sums[:, None] - sums, np.inf
+    )  # of what ends with a row, begins at a column
     least = np.where(count > 0, sums / devices[0], np.inf)
     begins = []
     for own in devices[1:]:
-        last = np.where(count[:, None] < count, (sums - sums[:, None]) / own, np.inf)
-        worst = np.maximum(least[:, None], last)
-        begins.append(worst.argmin(axis=0))
-        least = worst.min(axis=0)
+        worst = np.maximum(apart / own, least)
+        begins.append(worst.argmin(axis=1))
+        least = worst[count, begins[-1]]
     cuts, at = [], len(weights)
     for chosen in reversed(begins):
         at = int(chosen[at])
