@@ -33,7 +33,7 @@ def page(client: Client, query: str = "") -> str:
 def test_empty_fleet_says_how_to_begin(client: Client, bob: Any) -> None:
     client.force_login(bob)
     assert "No worker has reported yet." in page(client)
-    assert "python -m workers" in page(client)
+    assert "docs/deploy.md" in page(client)
 
 
 def test_devices_show_their_run_and_the_queue_its_reason(client: Client, alice: Any) -> None:

@@ -25,10 +25,10 @@ def test_curves_go_through_their_points_and_straight_on() -> None:
     ("change", "told"),
     [
         ({"precision": "fp3"}, "precision"),
-        ({"sizes": []}, "sizes: sizes must list the model's 10 layers"),
-        ({"links": [{"what": "send", "ranks": 2, "time": {"sizes": [1, 1], "seconds": [1, 1]}}]}, "sizes must rise"),
+        ({"sizes": []}, "sizes: Sizes must list the model's 10 layers"),
+        ({"links": [{"what": "send", "ranks": 2, "time": {"sizes": [1, 1], "seconds": [1, 1]}}]}, "Sizes must rise"),
         ({"links": [{"what": "send", "ranks": 2, "time": {"sizes": [1], "seconds": [-1]}}]}, "at least 0"),
-        ({"spells": [[1.0, 1.0], [1.0]]}, "spells: every spell needs a number for each device"),
+        ({"spells": [[1.0, 1.0], [1.0]]}, "spells: Every spell needs a number for each device"),
         ({"spells": [[0.0, 1.0]]}, "spells.0.0: Must be more than 0"),
     ],
 )

@@ -13,6 +13,7 @@ const PRINT_RATIO = 3;
 const TILE = 48; // px of a hatch as it is drawn, before it is scaled
 const HATCH_OPACITY = 0.5; // the library's over a fill
 const layers = new WeakMap(); // box -> {box, data, canvas, tip}
+let printing = false;
 
 const lifted = (trace) => trace.type === "bar" && trace.orientation === "h" && Array.isArray(trace.base);
 
@@ -64,7 +65,7 @@ function edges(trace, i, at) {
 }
 
 /* The bars of a box as they stand now, on the part of the axis that is `across`. */
-export function paint(box, { across, ratio = window.devicePixelRatio } = {}) {
+export function paint(box, { across } = {}) {
   const layer = layers.get(box);
   const ground = box.querySelector(".svg-container");
   if (!layer || !ground) return;
@@ -75,6 +76,7 @@ export function paint(box, { across, ratio = window.devicePixelRatio } = {}) {
   }
   const at = placed(box, across);
   const { canvas } = layer;
+  const ratio = printing ? PRINT_RATIO : window.devicePixelRatio;
   [canvas.width, canvas.height] = [at.width * ratio, at.height * ratio].map(Math.round);
   Object.assign(canvas.style, { left: `${at.left}px`, top: `${at.top}px`, width: `${at.width}px`, height: `${at.height}px` });
   const context = canvas.getContext("2d");
@@ -203,7 +205,11 @@ function said(data, x, y, at) {
   return undefined;
 }
 
-const all = (options) => document.querySelectorAll(".chart-box").forEach((box) => paint(box, options));
+/* The paper's width may make Plotly draw once more before it is printed: that, too, is painted for the printer. */
+function forPrinter(now) {
+  printing = now;
+  document.querySelectorAll(".chart-box").forEach((box) => paint(box));
+}
 
-window.addEventListener("beforeprint", () => all({ ratio: PRINT_RATIO }));
-window.addEventListener("afterprint", () => all());
+window.addEventListener("beforeprint", () => forPrinter(true));
+window.addEventListener("afterprint", () => forPrinter(false));
