@@ -34,13 +34,14 @@ NEWEST = 500
 
 @dataclass(frozen=True)
 class Predicted:
-    """`seconds` a step by `profile`; `why_not` says what is missing where there is none, and `untimed` names two hosts
-    where it is the links between them."""
+    """`seconds` a step by `profile`; `why_not` says what is missing where there is none: a profile of the model
+    (`unprofiled`), or the links between the two hosts that `untimed` names."""
 
     seconds: float | None = None
     profile: Profile | None = None
     why_not: str = ""
     untimed: tuple[str, str] | None = None
+    unprofiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,8 +171,11 @@ class Sources:
         if spec.parallel.world > MOST_RANKS:
             return Predicted(why_not=f"runs of more than {MOST_RANKS} ranks are not simulated here")
         lie = Where(hosts, between.tables_of(self._links, hosts, spec.train.device)) if hosts else ALONE
-        why_not, untimed = "no worker has profiled this model", None
-        for i, profile in enumerate(self._profiles.get(profile_key(spec), ())[:ASKED_AT_MOST]):
+        profiles = self._profiles.get(profile_key(spec))
+        if not profiles:
+            return Predicted(why_not="no worker has profiled this model", unprofiled=True)
+        why_not, untimed = "", None
+        for i, profile in enumerate(profiles[:ASKED_AT_MOST]):
             try:
                 return Predicted(predict_step(spec, _table(profile.pk, profile.done_at), where=lie).seconds, profile)
             except ValueError as error:  # CannotPredict, or programs that the simulator does not know

@@ -59,6 +59,8 @@ class Panel:
     step: str = ""
     untimed: tuple[str, str] | None = None
     """Hosts whose links would have to be timed, for the step to be predicted."""
+    unprofiled: bool = False
+    """Whether it is a profile of the model that is missing."""
     record: str = ""
     limit: str = ""
     layout: Picture | None = None
@@ -81,6 +83,7 @@ class Panel:
             batch=_batch(found.spec),
             step=_step(found),
             untimed=found.predicted.untimed,
+            unprofiled=found.predicted.unprofiled,
             record=found.record if found.predicted.seconds else "",
             limit=bytes_text(found.limit) if found.limit else "",
             layout=picture(found.spec, 0, hosts=Hosts(found.hosts)) if found.spec.parallel.world > 1 else None,

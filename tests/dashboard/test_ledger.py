@@ -171,6 +171,11 @@ def test_new_run_says_what_a_step_will_take(profile: Profile, member: Client) ->
     assert "simulated from the profile of yard-a" in page and 'value="32"' in page
 
 
+def test_new_run_says_where_a_profile_is_made(member: Client) -> None:
+    page = member.get("/runs/new/", {"spec": SPEC.model_dump_json()}).content.decode()
+    assert 'no worker has profiled this model (<a href="/partition/">' in page.replace("&#x27;", "'")
+
+
 def test_a_new_study_says_what_steps_will_take(profile: Profile, alice: Any, member: Client) -> None:
     run = services.submit(owner=alice, spec=SPEC.model_dump(mode="json"))
     page = member.get("/studies/new/", {"run": run.pk}).content.decode()
