@@ -1,8 +1,8 @@
 """`./run test`: ruff, mypy, then pytest. `--full` adds the long suite; other arguments go to pytest.
 
-Four parts go on at a time, and the first to end takes the next: whole yards (browser, kill and PostgreSQL tests, in two
-parts) wait more than they compute, so that two cores have room for both beside the engine. What measures comes last and
-alone.
+Three parts go on at a time, and the first to end takes the next: whole yards (browser, kill and PostgreSQL tests, in
+two parts) wait more than they compute, so that two cores have room for one beside the engine. What measures comes last
+and alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCHEMA = "tests/dashboard/test_api_schema.py"
 PLUGINS = {"playwright": BROWSER, "schemathesis": SCHEMA}
 """Plugins of pytest that one path alone needs: every other part would take seconds to load them."""
 SLOWEST = "--durations=15"
-AT_A_TIME = 4
+AT_A_TIME = 3
 LOOK_S = 0.2
 
 Step = tuple[str, Sequence[str]]
@@ -66,10 +66,10 @@ def suite(wanted: str) -> list[Step]:
     elsewhere = [f"--ignore={path}" for path in (ENGINE, PAGES, WORKERS, BROWSER, *KILLS)]
     engine, pages = files(ENGINE), files(PAGES)
     parts = [
-        ("browser", [BROWSER]),
-        ("kills and PostgreSQL", KILLS),
         ("the engine", engine[::2]),
+        ("kills and PostgreSQL", KILLS),
         ("more of the engine", engine[1::2]),
+        ("browser", [BROWSER]),
         ("pages", pages[::3]),
         ("more pages", pages[1::3]),
         ("still more pages", pages[2::3]),

@@ -225,6 +225,7 @@ def test_a_rank_killed_from_outside_ends_its_group(yard: Yard) -> None:
 def test_ranks_die_with_the_fork_server(yard: Yard) -> None:
     folder = yard.start(1, "wait", "ignore_term")
     eventually(lambda: where_waiting(folder, 2))
+    yard.until("started", rank=1)
     os.kill(yard.server.pid, signal.SIGKILL)
     yard.until("lost")
     assert len(yard.ranks(1)) == 2
