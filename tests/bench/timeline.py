@@ -2,14 +2,16 @@
 
 The first paint is the time from the start of the navigation until the bins of the timeline stand on the page, the
 server's part with it; "with axes" is when the chart library has been loaded and has drawn them; a zoom is the time from
-the change of the axis to the end of its new drawing. "Of all": what the server had never read before.
+the change of the axis to the end of its new drawing. "Of all": of a step that the server had never read before. The
+yard's worker and the browser have come to rest after their own start.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 from django.contrib.auth import get_user_model
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
@@ -19,21 +21,25 @@ from dashboard.traces.models import Trace, TraceSpans, TraceState
 from parallel_core.bench.analysis import made
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
-from tests.bench.numbers import Number
+from tests.bench.numbers import Number, signed_in
 from tests.browser.conftest import CHROMIUM, FLAGS
 from tests.dashboard import factory
 from tests.yard_process import YardProcess
 
+COPIES = 3
+"""Of each page: every one has its own first paint of all."""
 COUNTS = {100_000: (1.0, 0.3), 1_000_000: (None, None)}
 """Spans of a step: the goals of its first paint and of a zoom, seconds; None: it stays usable."""
 SPLIT = {"dp": 2, "tp": 2, "pp": 2, "micro_batches": 4}
 VIEWS = ((0.2, 0.6), (0.3, 0.4), (0.30, 0.319), (0.30, 0.31), (0.300, 0.3005), (0.0, 1.0))
 """Parts of the axis that are zoomed to, one after the other; of 100 000 spans the third has nearly MAX_BARS."""
 STEP = 10
+REST_MS = 2000
+"""After the sign-in: what a browser does once, however soon its reader goes on."""
 SEED = """
 import json, django; django.setup()
 from tests.bench.timeline import seed
-print(json.dumps(seed({count})))
+print(json.dumps([seed({count}) for _ in range({copies})]))
 """
 LISTEN = """document.addEventListener("chartdrawn", (event) => {
   if (event.target.dataset.chart === "gantt") (window.drawn ??= []).push(performance.now());
@@ -74,39 +80,48 @@ def seed(count: int) -> dict[str, str]:
     return {"a run": f"/runs/{run.pk}/", "a trace": f"/traces/{trace.pk}/"}
 
 
+def seeded(yard: YardProcess, count: int, copies: int = 1) -> list[dict[str, str]]:
+    """What `seed` gives, in the yard, so often."""
+    done = yard.shell(SEED.format(count=count, copies=copies))
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
 def measure(rounds: int) -> Iterator[Number]:
     """First paint, paint again and zoom, of both pages at every count."""
     yard = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="2")
     try:
         yard.up()
-        with sync_playwright() as playwright:
+        with signed_in(yard), sync_playwright() as playwright:
             path = next(found for name in CHROMIUM if (found := shutil.which(name)))
             browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
             for count in COUNTS:
-                done = yard.shell(SEED.format(count=count))
-                assert done.returncode == 0, done.stderr
-                for name, address in json.loads(done.stdout.splitlines()[-1]).items():
-                    yield from _of_page(browser, yard, f"{count:,} spans: {name}", address, count, rounds)
+                copies = seeded(yard, count, COPIES)
+                for name in copies[0]:
+                    addresses = [copy[name] for copy in copies]
+                    yield from _of_pages(browser, yard, f"{count:,} spans: {name}", addresses, count, rounds)
             browser.close()
     finally:
         yard.close()
 
 
-def _of_page(browser: Browser, yard: YardProcess, name: str, address: str, count: int, rounds: int) -> Iterator[Number]:
+def _of_pages(
+    browser: Browser, yard: YardProcess, name: str, addresses: Sequence[str], count: int, rounds: int
+) -> Iterator[Number]:
     paint, zoom = COUNTS[count]
-    seen: dict[str, list[float]] = {"the first paint of all": [], "first paint": [], "with axes": []}
-    zooms = []
+    of_all, again, with_axes, zooms = [], [], [], []
     with _signed_in(browser, yard) as context:
-        for i in range(max(2, rounds)):
+        for address, visit in product(addresses, range(max(2, rounds))):
             page = context.new_page()
             page.add_init_script(LISTEN)
             page.goto(yard.url + address)
-            seen["with axes"].append(page.evaluate(DRAWN, 0) / 1e3)
-            seen["first paint" if i else "the first paint of all"].append(page.evaluate(PICTURE) / 1e3)
+            with_axes.append(page.evaluate(DRAWN, 0) / 1e3)
+            (again if visit else of_all).append(page.evaluate(PICTURE) / 1e3)
             zooms += [_zoomed(page, view) for view in VIEWS]
             page.close()
-    for what, seconds in seen.items():
-        yield Number(f"{name}, {what}", None if what == "with axes" else paint, seconds)
+    yield Number(f"{name}, the first paint of all", paint, of_all, "p95")
+    yield Number(f"{name}, first paint", paint, again, "p95")
+    yield Number(f"{name}, with axes", None, with_axes)
     yield Number(f"{name}, zoom", zoom, zooms, "p95")
 
 
@@ -123,5 +138,6 @@ def _signed_in(browser: Browser, yard: YardProcess) -> BrowserContext:
     page.get_by_label("Password").fill(yard.password)
     page.get_by_role("button", name="Sign in").click()
     page.wait_for_url("**/studies/")
+    page.wait_for_timeout(REST_MS)
     page.close()
     return context

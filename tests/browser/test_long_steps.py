@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from parallel_core.analysis.quantities import count_text
-from tests.bench.timeline import SEED
+from tests.bench.timeline import seeded
 from tests.browser.watched import PHONE, RUN_MS, Troubles
 from tests.yard_process import YardProcess
 
@@ -59,9 +58,7 @@ UPDATE = """async () => {
 @pytest.fixture(scope="module")
 def long(yard: YardProcess, client: Any) -> dict[str, str]:
     """Addresses of a run and of a trace with a step of SPANS spans."""
-    done = yard.shell(SEED.format(count=SPANS))
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return seeded(yard, SPANS)[0]
 
 
 def canvas(page: Page) -> Locator:

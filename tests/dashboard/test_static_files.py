@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.http import StreamingHttpResponse
+from django.template.loader import render_to_string
 from django.test import Client, RequestFactory, override_settings
 from django.urls import reverse
 from whitenoise.middleware import WhiteNoiseMiddleware
@@ -85,3 +86,14 @@ def test_a_page_is_sent_compressed_and_a_stream_is_not(admin_client: Client) -> 
     stream = CompressedPagesMiddleware(lambda _: StreamingHttpResponse(["event: hello\n\n"] * 99))
     request = RequestFactory().get("/live/stream", **PACKED)  # type: ignore[arg-type]
     assert "Content-Encoding" not in stream(request).headers
+
+
+def test_a_page_with_charts_fetches_what_its_chart_module_imports_at_once() -> None:
+    scripts = Path(settings.BASE_DIR, "dashboard/static/js")
+    wanted, found = ["charts.js"], set()
+    while wanted:
+        imported = set(re.findall(r'^import .* from "\./(.+)";$', (scripts / wanted.pop()).read_text(), re.M))
+        wanted += imported - found
+        found |= imported
+    page = render_to_string("parts/chart_assets.html")
+    assert {Path(address).name for address in re.findall(r'"modulepreload" href="([^"]+)"', page)} == found

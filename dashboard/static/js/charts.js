@@ -250,6 +250,7 @@ document.addEventListener("change", (event) => {
 
 /* Life ------------------------------------------------------------------------------------------------------------ */
 
+const NEAR_PX = 300; // below or above the screen
 const near = new IntersectionObserver(
   (entries) => {
     for (const { isIntersecting, target } of entries) {
@@ -258,13 +259,20 @@ const near = new IntersectionObserver(
       mount(target);
     }
   },
-  { rootMargin: "300px" },
+  { rootMargin: `${NEAR_PX}px` },
 );
+
+/* Mounts what is near the screen now: the observer tells of it only after a first frame without it. */
+function begin(element) {
+  const { width, top, bottom } = element.getBoundingClientRect();
+  if (width && bottom > -NEAR_PX && top < innerHeight + NEAR_PX) mount(element);
+  else near.observe(element);
+}
 
 export function watch(root = document) {
   if (root.querySelector(".chart[data-chart]")) plotly().catch(() => {}); // while the page settles; `mount` says why
   for (const element of root.querySelectorAll(".chart[data-chart]")) {
-    if (!mounted.get(element.dataset.chart)?.element.isConnected) near.observe(element);
+    if (!mounted.get(element.dataset.chart)?.element.isConnected) begin(element);
   }
 }
 
