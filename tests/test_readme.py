@@ -1,29 +1,43 @@
-"""Every command of the README is known here and run: a new one fails this module until it is."""
+"""Every command of the README and of docs/command-line.md is known here and run: a new one fails until it is."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from parallel_core.bench import BENCHES
+from parallel_core.cli import main
+from parallel_core.spec import RunSpec
+from tests.parallel_core.tables import table
+from tests.parallel_core.test_llama import put, tensors
 from tests.yard_process import ROOT, YardProcess, wait_for
 
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```\n(.*?)```", README, re.DOTALL)
+COMMAND_LINE = (ROOT / "docs/command-line.md").read_text()
 TABLE = re.findall(r"^\| `(\./run[^`]*)` \|", README, re.MULTILINE)
 
 
+def fenced(page: str) -> list[str]:
+    """Lines of the fenced blocks, continued ones joined."""
+    blocks = re.findall(r"```\n(.*?)```", page, re.DOTALL)
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
 def commands() -> list[str]:
-    """Commands of the fenced blocks and of the table, continued lines joined; the tree of folders is none."""
-    lines = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
+    """Commands of the fenced blocks and of the table; the tree of folders is none."""
     known = ("./run", "python ", "curl ", "docker ")
-    return [" ".join(line.split()) for line in [*lines, *TABLE] if line.startswith(known)]
+    return [" ".join(line.split()) for line in [*fenced(README), *TABLE] if line.startswith(known)]
 
 
 ENGINE = [c for c in commands() if c.startswith("python ")]
@@ -72,6 +86,50 @@ def test_engine_command(command: str, tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip()
+
+
+def given(folder: Path) -> None:
+    """What the page of the command line begins with: the examples, Llama weights and tokens, all of them small."""
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    change(folder / "examples/pp2.json", steps=4)
+    put(folder / "weights", tensors(torch.float32))
+    (np.arange(5000) % 1000).astype("<u2").tofile(folder / "tokens.bin")
+
+
+def change(spec: Path, **train: int) -> None:
+    """Writes fields of `train` into a spec, as somebody with an editor would."""
+    values = json.loads(spec.read_text())
+    values["train"] |= train
+    spec.write_text(json.dumps(values))
+
+
+def test_the_page_of_the_command_line_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    lines = fenced(COMMAND_LINE)
+    assert len(lines) == 11
+    for line in lines:
+        if " profile " in line:  # the README's own, which is run above: here its table is made up
+            assert line in ENGINE
+            model = RunSpec.model_validate_json(Path("examples/pp2.json").read_text()).model
+            Path("costs").write_text(table(model).model_dump_json())
+            continue
+        if "folder/spec.json" in line:  # as the page says to
+            change(Path("folder/spec.json"), steps=2, warmup_steps=0, global_batch=2, checkpoint_every=2)
+        assert main(shlex.split(line)[3:]) == 0, (line, capsys.readouterr().err)
+        assert capsys.readouterr().out.strip(), line
+    assert {path.name for path in Path("exported").iterdir()} == {path.name for path in Path("weights").iterdir()}
+    assert RunSpec.model_validate_json(Path("best.json").read_text()).parallel.pp == 2
+
+
+def test_the_page_of_the_command_line_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    known = set(re.findall(r"^    ([a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)) - {"command"}
+    rows = re.findall(r"^\| (`.*?) \|", COMMAND_LINE, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`([\w-]+)`", row)} == known
 
 
 @pytest.fixture(scope="module")
