@@ -113,6 +113,8 @@ class HeartbeatBody(TypedDict):
     """It ends in an orderly way and takes no more runs. Said before its attempts end, so that none comes back to it."""
     token_files: NotRequired[list[dict[str, Any]]]
     """{name, tokens, vocab} of those in this worker's data folder (parallel_core.data.token_file)."""
+    refused: NotRequired[str]
+    """Why the web would give this worker no uploaded text, with the setting to change; "" where it would."""
     calibration: NotRequired[dict[str, Any]]
     """Result of `parallel_core calibrate` on this worker: {device, model: {...}, global_batch, step_time}."""
 

@@ -11,9 +11,10 @@ from typing import Any
 import redis
 
 from parallel_core.data import token_file
+from parallel_core.version import version
 from workers import devices
 from workers.contract import HEARTBEAT_S, Device, HeartbeatBody
-from workers.settings import Settings, version
+from workers.settings import Settings
 from workers.supervisor import Supervisor
 from workers.wire import Publisher
 
@@ -39,6 +40,8 @@ class Heartbeat(threading.Thread):
         self._poked = threading.Event()
         self._going, self._gone = threading.Event(), False
         self._told_so = threading.Event()
+        self.refused = ""
+        """Why the web would give this worker no uploaded text, as a sentence; '' where it would."""
 
     def poke(self) -> None:
         """An attempt began or ended: say so now."""
@@ -88,6 +91,7 @@ class Heartbeat(threading.Thread):
             shared_checkpoints=self._settings.shared_checkpoints is not None,
             leaving=self._going.is_set(),
             token_files=token_file.listing(self._settings.corpora),
+            refused=self.refused,
         )
         calibration: dict[str, Any] | None = self._supervisor.between.calibration.result
         if calibration:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import re
 import socket
-import tomllib
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeVar
@@ -20,15 +18,6 @@ NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
 NO_PROGRESS_S = 60.0
 SAVE_S = 2.0
 Number = TypeVar("Number", int, float)
-
-
-def version() -> str:
-    """Version of the package, also where it runs from a checkout and was never installed."""
-    try:
-        return metadata.version("trainyard")
-    except metadata.PackageNotFoundError:
-        project = ROOT / "pyproject.toml"
-        return str(tomllib.loads(project.read_text())["project"]["version"]) if project.exists() else "unknown"
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,14 @@ class Station:
         threading.Thread(target=self._leave_when_asked, name="leaver", daemon=True).start()
 
     def _ask_the_web(self) -> None:
-        """A token that is wrong is told now, not by the first run over an uploaded text."""
-        if why := door.refused_token(self.settings):
-            log.warning("%s", why)
+        """A token that is wrong is told now, not by the first run over an uploaded text; here and on Fleet."""
+        while self.settings.url:
+            why = door.refused_token(self.settings)
+            if why != self.heartbeat.refused:
+                log.warning("%s", why or "The web knows this worker's token now.")
+                self.heartbeat.refused = why
+                self.heartbeat.poke()
+            time.sleep(door.REMIND_S)
 
     def accept(self, message: Any) -> bool:
         """A StartMessage from the queue; see Supervisor.accept."""

@@ -10,6 +10,9 @@ from dashboard.control.wire import Entry
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import devices_of
 
+MOST_WORDS = 500
+"""Characters kept of a sentence that a worker wrote."""
+
 
 def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
     """The worker, and whether anything changed that decides which runs it gets: as a rule a heartbeat changes nothing.
@@ -27,6 +30,7 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         "shared_checkpoints": bool(body.get("shared_checkpoints")),
         "leaving": bool(body.get("leaving")),
         "token_files": body.get("token_files") or [],
+        "refused": str(body.get("refused") or "")[:MOST_WORDS],
         "heartbeat_at": datetime.fromtimestamp(entry.at, UTC),
     }
     if body.get("calibration"):

@@ -24,6 +24,8 @@ class Worker(models.Model):
     draining = models.BooleanField(default=False)
     leaving = models.BooleanField(default=False)
     """Its newest heartbeat says that it ends in an orderly way; False again with the next start's first."""
+    refused = models.TextField(blank=True)
+    """Why the web would give it no uploaded text, in its own words: its token or its address of the web is wrong."""
     heartbeat_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 

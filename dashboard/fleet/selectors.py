@@ -14,6 +14,7 @@ from dashboard.control.placement import Host
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import Attempt, Run
+from parallel_core.version import version
 from workers.contract import LEASE_S
 
 OTHERS_ABOVE = 0.25
@@ -51,6 +52,12 @@ class WorkerView:
     profiles: Profile | None = None
     profiling: bool = False
     """It times that model's layers now: it began as soon as no run was in front of it."""
+
+    @property
+    def other_version(self) -> str:
+        """The dashboard's version, where the worker runs another; '' where they agree or one is not known."""
+        theirs, ours = self.worker.version, version()
+        return ours if theirs and theirs != ours and "unknown" not in {theirs, ours} else ""
 
     @property
     def others(self) -> bool:

@@ -81,13 +81,16 @@ def test_a_whole_life(peer: Peer, controller: Controller, alice: Any) -> None:
 
 
 def test_the_worker_is_as_its_heartbeat_said(peer: Peer, controller: Controller) -> None:
-    peer.beat(calibration={"device": "cpu", "step_time": 0.1})
+    peer.beat(calibration={"device": "cpu", "step_time": 0.1}, refused="TRAINYARD_TOKEN is not set. " + 9_999 * "!")
     controller.turn()
     worker = Worker.objects.get()
     assert (worker.host, worker.boot, len(worker.devices)) == ("host-a", "boot-1", 2)
+    assert worker.refused.startswith("TRAINYARD_TOKEN is not set.") and len(worker.refused) < 1_000
     peer.beat()
     controller.turn()
-    assert Worker.objects.get().calibration["step_time"] == 0.1  # an old calibration stays
+    worker = Worker.objects.get()
+    assert worker.calibration["step_time"] == 0.1, "an old calibration stays"
+    assert worker.refused == "", "an old refusal does not, nor does an older worker say any"
 
 
 def test_drained_workers_get_nothing_new(peer: Peer, controller: Controller, alice: Any, admin: Any) -> None:

@@ -16,6 +16,7 @@ from dashboard.fleet.timeline import timeline
 from dashboard.ledger import services as ledger
 from dashboard.runs.models import Attempt
 from parallel_core.spec import RunSpec
+from parallel_core.version import version
 from tests.dashboard import factory
 
 
@@ -244,3 +245,26 @@ def test_a_host_that_times_layers_says_so(client: Client, alice: Any) -> None:
     Attempt.objects.filter(pk=attempt.pk).update(started_at=None)  # sent there behind the profile
     said = page(client)
     assert "Times the layers of" in said and said.count("times layers<") == 1
+
+
+def test_a_worker_of_another_version_is_told_apart(client: Client, bob: Any) -> None:
+    host = factory.worker()
+    client.force_login(bob)
+    for theirs in ("", "unknown", version()):
+        Worker.objects.filter(pk=host.pk).update(version=theirs)
+        assert "Bring both to one version" not in page(client)
+    Worker.objects.filter(pk=host.pk).update(version="0.0.<1>")
+    assert f"It runs version 0.0.&lt;1&gt;, the dashboard {version()}:" in page(client)
+
+
+def test_a_worker_that_the_web_refuses_is_seen_with_its_setting(client: Client, bob: Any, admin: Any) -> None:
+    host = factory.worker()
+    host.refused = "TRAINYARD_TOKEN is unknown there, expired or revoked: http://yard hands out no uploaded text."
+    host.save()
+    client.force_login(bob)
+    assert "Runs over uploaded texts fail here: TRAINYARD_TOKEN is unknown there" in page(client)
+    assert reverse("accounts:tokens") not in client.get(reverse("fleet:part")).content.decode()
+    client.force_login(admin)
+    assert reverse("accounts:tokens") in client.get(reverse("fleet:part")).content.decode()
+    Worker.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=5))
+    assert "Runs over uploaded texts" not in page(client), "a silent one says nothing of now"

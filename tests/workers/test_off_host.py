@@ -21,6 +21,8 @@ from workers.settings import Settings
 
 GUIDE = (ROOT / "docs" / "deploy.md").read_text()
 PASSWORD = "of-this-worker"
+NOBODY = "http://127.0.0.1:9"
+"""An address of the web at which nothing listens."""
 
 
 class TlsDoor:
@@ -79,7 +81,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, str]
     allow(bench)
     query = f"ssl_cert_reqs=required&ssl_ca_certs={door.certificate}"
     url = f"rediss://{NAME}:{PASSWORD}@localhost:{door.port}/0?{query}"
-    bench.start_worker(REDIS_URL=url, TRAINYARD_ADDRESS="10.9.8.7")
+    bench.start_worker(REDIS_URL=url, TRAINYARD_ADDRESS="10.9.8.7", TRAINYARD_URL=NOBODY)
     yield bench, url
     bench.close()
     door.close()
@@ -91,6 +93,16 @@ def test_it_takes_a_run_and_reports_its_end(door: tuple[Bench, str]) -> None:
     assert end["outcome"] == "succeeded", f"{end}\n{bench.log()}"
     heartbeat = next(entry.body for entry in bench.heard if entry.kind == "heartbeat")
     assert heartbeat["host"] == "10.9.8.7", "where the other hosts of a run find it"
+
+
+def test_its_heartbeat_says_that_the_web_gives_it_no_texts(door: tuple[Bench, str]) -> None:
+    bench, _ = door
+
+    def said() -> str:
+        return next((e.body["refused"] for e in reversed(bench.heard) if e.kind == "heartbeat"), "")
+
+    bench.wait("a heartbeat that says so", said)
+    assert said().startswith(f"TRAINYARD_URL={NOBODY} does not answer as a yard does")
 
 
 def test_its_user_reaches_no_other_key_and_no_administration(door: tuple[Bench, str]) -> None:
