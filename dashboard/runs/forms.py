@@ -132,7 +132,10 @@ class RunForm(Form):
         return cleaned
 
     def show(self, errors: Mapping[str, str]) -> None:
-        """Files messages by dotted field at the fields of the form."""
+        """Files messages by dotted field at the fields of the form; of one that nobody has sent yet, too."""
+        if not self.is_bound and errors:
+            self.full_clean()  # of such a form it only makes room for messages
+            self.cleaned_data = {}
         for path, message in errors.items():
             name = spec_fields.form_name(path)
             known = name in self.fields

@@ -35,6 +35,7 @@ def _initial(spec: dict[str, Any], resume_from: ResumeFrom | None = None, hosts:
     spelt = f"{resume_from['run']}:{resume_from['step']}" if resume_from else ""
     form = RunForm(initial={**spec_fields.from_spec(spec), "resume_from": spelt, "hosts": str(hosts), **words})
     form.assessment = submission.assess(spec, resume_from, hosts)
+    form.show(form.assessment.errors)
     return form
 
 
