@@ -16,6 +16,7 @@ from dashboard.ledger import graphs
 from dashboard.ledger.models import Graph
 from parallel_core.plan import graph_plan
 from tests.dashboard.analysed import search_next
+from tests.dashboard.plain import plain
 
 pytestmark = pytest.mark.django_db
 HX = {"HX-Request": "true"}
@@ -32,7 +33,7 @@ def _errors(answer: Any) -> dict[str, list[str]]:
 
 def test_a_pasted_graph_is_partitioned(reader: Client) -> None:
     answer = reader.post(ADDRESS, ASKED)
-    text = answer.content.decode()
+    text = plain(answer.content.decode())
     assert answer.status_code == 200
     assert "3-1: 36 ms a micro-batch with 2 stages on 4 workers, 3.08x of one worker." in text
     assert "Data parallelism alone takes 195 ms, 5.42x as long." in text

@@ -16,6 +16,7 @@ from dashboard import errors
 from dashboard.fields import Form
 from dashboard.ledger.models import Profile
 from dashboard.runs.services import Invalid
+from dashboard.studies.templatetags.quantities import whole_words
 from parallel_core import combinations
 from parallel_core.analysis.quantities import sentence_text
 from parallel_core.spec import RunSpec
@@ -100,3 +101,11 @@ def test_an_error_of_the_engine_at_a_field_of_a_page(reader: Client, alice: Any)
     profile: Profile = factory.profiled(alice, factory.worker(devices=1), spec)
     answer = reader.get("/partition/", {"profile": profile.pk, "cuts": "3, 2", "samples": "1"})
     assert "Cuts must rise strictly" in answer.content.decode()
+
+
+def test_a_sign_stays_with_its_number_and_a_long_word_may_break() -> None:
+    said = whole_words("0.3 s (22.1 %) by <ZeRO-3>, of a-folder-whose-name-is-longer-than-a-line; 7 % idle")
+    assert said == (
+        '0.3 s <span class="whole">(22.1 %)</span> by <span class="whole">&lt;ZeRO-3&gt;,</span> '
+        'of a-folder-whose-name-is-longer-than-a-line; <span class="whole">7 %</span> idle'
+    )

@@ -21,6 +21,7 @@ from dashboard.studies.ways import WAYS
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.plain import plain
 
 SPLITS = factory.SPLITS[:4]
 
@@ -201,7 +202,7 @@ def test_disturbance_is_counted_over_what_was_measured_and_warned_of_first(alice
     assert view.verdict[0].startswith("2 of 3 runs were disturbed: other processes took up to 41 %")
     listed = Client()
     listed.force_login(alice)
-    page = listed.get(f"/studies/{made.pk}/").content.decode()
+    page = plain(listed.get(f"/studies/{made.pk}/").content.decode())
     (first,) = re.findall(r'<p class="verdict">(.*?)</p>', page, re.S)
     said = [html.escape(sentence) for sentence in view.verdict]
     assert said[0] in first and said[1] in first and len(said) > 2

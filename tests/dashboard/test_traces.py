@@ -25,6 +25,7 @@ from parallel_core import limits
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from tests.dashboard.analysed import analyse_until, finish, lane_of, read_next
+from tests.dashboard.plain import plain
 from tests.parallel_core import profiled
 
 pytestmark = pytest.mark.django_db
@@ -63,7 +64,7 @@ def test_a_job_of_two_ranks_is_uploaded_read_and_shown(member: Client, real: lis
     trace, page = shown(member, ("rank0.json", real[0]), ("rank1.json.gz", gzip.compress(real[1])), name="Two ranks")
     assert trace.state == TraceState.READY
     assert trace.steps == [1, 2, 3]
-    text = page.content.decode()
+    text = plain(page.content.decode())
     assert "Two ranks" in text and "2 ranks, 3 steps" in text
     assert page.context["step"] == 2
     assert page.context["verdict"] in text and " a step: " in page.context["verdict"]

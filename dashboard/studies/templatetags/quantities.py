@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from django.template import Library
@@ -27,8 +28,19 @@ register.filter("percent1", _filter(lambda value: f"{value * 100:.1f} %"))
 register.filter("count", _filter(lambda value: quantities.count_text(round(value))))
 
 
+_WORD = re.compile(r"\S*\d %\S*|\S+")
+_LONGEST = 24
+"""Characters of a word that fit into a line on a phone whatever stands before it; a longer one may be broken."""
+
+
 @register.filter
 def whole_words(text: str) -> SafeString:
-    """No line ends at a hyphen, as in `ZeRO-3` or `2-1`. The hyphens stay what they are, for whoever copies them."""
-    words = (format_html('<span class="whole">{}</span>', word) if "-" in word else word for word in text.split(" "))
+    """No line ends at a hyphen, as in `ZeRO-3` or `2-1`, nor before the sign of `22.1 %`. What is copied stays as it
+    is: there are no other hyphens and spaces in it."""
+    words = (
+        format_html('<span class="whole">{}</span>', word)
+        if len(word) <= _LONGEST and ("-" in word or " " in word)
+        else word
+        for word in _WORD.findall(text)
+    )
     return format_html_join(" ", "{}", ((word,) for word in words))
