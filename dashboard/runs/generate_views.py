@@ -20,6 +20,8 @@ from parallel_core import limits
 from parallel_core.analysis.generated import text
 from parallel_core.wish import read_wish
 
+MOST_AT_FIRST = 64
+"""Tokens that the form asks for before anybody typed: fewer where the model's sequence is short."""
 _NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
 
 
@@ -34,7 +36,7 @@ class GenerateForm(Form):
         required=False,
         widget=forms.Textarea(attrs={"rows": 4, "spellcheck": "false"}),
     )
-    new = forms.CharField(label="Tokens to generate", initial="64", required=False)
+    new = forms.CharField(label="Tokens to generate", required=False)
     samples = forms.CharField(label="Texts", initial="1", required=False, help_text="of the same prompt, at a time")
     temperature = forms.CharField(
         label="Temperature", initial="0", required=False, help_text="0 takes the likeliest token; more is bolder"
@@ -63,6 +65,7 @@ class GenerateForm(Form):
         seq = run.spec["model"]["seq"]
         what = "text, read as bytes" if self.vocab <= 256 else f"numbers of tokens, 0 to {self.vocab - 1}, with commas"
         self.fields["prompt"].help_text = f"{what}; with what is generated at most {seq} tokens"
+        self.fields["new"].initial = str(max(1, min(MOST_AT_FIRST, seq // 2)))  # the rest is room for the prompt
         for name, made in self.fields.items():
             described = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
             made.widget.attrs |= {"aria-describedby": described}

@@ -119,6 +119,15 @@ def test_again_is_filled_with_what_was_asked(client: Client, source: Run, made: 
     assert client.get(f"/runs/{made.pk}/generate").status_code == 404, "it has no checkpoint"
 
 
+@pytest.mark.parametrize(("seq", "asked"), [(1024, "64"), (32, "16"), (1, "1")])
+def test_what_it_asks_for_at_first_leaves_room_for_a_prompt(client: Client, source: Run, seq: int, asked: str) -> None:
+    source.spec["model"]["seq"] = seq
+    source.save()
+    form = client.get(f"/runs/{source.pk}/generate").content.decode()
+    field = re.search(r'<input[^>]*name="new"[^>]*>', form)
+    assert field and f'value="{asked}"' in field[0]
+
+
 def test_a_cancelled_one_says_how_far_it_came(client: Client, made: Run) -> None:
     attempt = factory.start(made)
     tell(attempt, 0, b"su")

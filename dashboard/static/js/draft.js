@@ -20,6 +20,14 @@ function keep(form) {
   sessionStorage.setItem(KEY, JSON.stringify({ id: form.id, action, page: location.href, values }));
 }
 
+function notice(words) {
+  const note = document.createElement("p");
+  note.className = "notice warning";
+  note.setAttribute("role", "status");
+  note.textContent = words;
+  return note;
+}
+
 function fill(form, values) {
   for (const input of form.querySelectorAll("input[name], select[name], textarea[name]")) {
     if (["file", "hidden", "submit"].includes(input.type)) continue;
@@ -27,16 +35,15 @@ function fill(form, values) {
     if (["checkbox", "radio"].includes(input.type)) input.checked = own.includes(input.value);
     else if (own.length) [input.value] = own;
   }
-  const note = document.createElement("p");
-  note.className = "notice warning";
-  note.setAttribute("role", "status");
-  note.textContent = "This was not taken when you sent it. What you had typed is back; choose files again.";
-  form.before(note);
-  form.dispatchEvent(new Event("change", { bubbles: true })); // what depends on the values is asked for again
+  form.before(notice("This was not taken when you sent it. What you had typed is back; choose files again."));
+  // What depends on the values is asked for again; htmx, whose script runs after this one, hears of it only then.
+  window.addEventListener("load", () => form.dispatchEvent(new Event("change", { bubbles: true })));
 }
 
 const draft = read();
-if (draft && document.querySelector("form[data-sign-in], [data-not-taken]")) {
+const signIn = document.querySelector("form[data-sign-in]");
+if (draft && (signIn || document.querySelector("[data-not-taken]"))) {
+  signIn?.prepend(notice("You were signed out, so this was not taken. What you typed is kept in this tab: sign in, and it is back."));
   sessionStorage.setItem(KEY, JSON.stringify({ ...draft, signedOut: true }));
 } else if (draft?.signedOut && location.href === draft.page) {
   sessionStorage.removeItem(KEY);
@@ -48,6 +55,6 @@ if (draft && document.querySelector("form[data-sign-in], [data-not-taken]")) {
   sessionStorage.removeItem(KEY);
 }
 
-document.addEventListener("submit", ({ target }) => {
-  if (target.matches("form[data-draft][id]")) keep(target);
+document.addEventListener("submit", ({ target, defaultPrevented }) => {
+  if (!defaultPrevented && target.matches("form[data-draft][id]")) keep(target);
 });
