@@ -109,11 +109,6 @@ WHITENOISE_IMMUTABLE_FILE_TEST = "(?!)" if DEBUG else "^"
 WHITENOISE_ALLOW_ALL_ORIGINS = False
 STATIC_ROOT = HOME / "static"
 STATICFILES_DIRS = [BASE_DIR / "dashboard" / "static"]
-STATICFILES_FINDERS = [
-    "django.contrib.staticfiles.finders.FileSystemFinder",
-    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
-    "dashboard.static_files.PlotlyFinder",
-]
 MEDIA_ROOT = HOME / "files"
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},

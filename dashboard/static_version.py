@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent / "static"
-PACKAGES = ("django", "django-htmx", "plotly")
+PACKAGES = ("django", "django-htmx")
 """Wheels that bring static files of their own."""
 LENGTH = 10
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
-from dashboard.charts.waterfall import reach, stair
+from dashboard.charts.waterfall import GAP, reach, stair
 from parallel_core.analysis.losses import NAMES, Losses
 from parallel_core.analysis.quantities import minus_text, ns_text, ratio_text
 
@@ -28,17 +28,17 @@ def chart(found: Losses, source: str) -> Chart:
         ratio_text(found.speedup),
     ]
     values = [found.devices, *(change for _, change in steps), found.speedup]
-    trace = stair(values, texts, words, rising="accent", falling="bad")
+    traces = stair(values, texts, words, rising="accent", falling="bad")
     layout = theme.layout(
         330,
         xaxis=theme.axis("times as fast as one device", range=reach(values)),
         yaxis=theme.rows_axis(words),
-        waterfallgap=0.3,
+        bargap=GAP,
     )
     rows = [[WORDS[name], minus_text(f"{found.in_speedup(name):+.3f}"), _ns(getattr(found, name))] for name in NAMES]
     rows.append(["measured", f"{found.speedup:.3f}", ns_text(found.total)])
     subtitle = "What keeps the speedup below the number of devices, in multiples of one device; the parts add up"
-    figure = {"data": [trace], "layout": layout}
+    figure = {"data": traces, "layout": layout}
     return Chart("losses", title(found), subtitle, source, figure, ("loss", "of n", "device time"), rows)
 
 

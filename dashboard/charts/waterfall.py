@@ -18,27 +18,45 @@ ROOM = 1.12
 """Of the farthest bar's end, so that its number has room beside it."""
 
 
+GAP = 0.3
+"""Between two rows, as a part of one."""
+
+
 def stair(
     values: Sequence[float], texts: Sequence[str], words: Sequence[str], *, rising: str, falling: str, unit: str = ""
-) -> dict[str, Any]:
-    """A row for each of `values`, from the first through changes to the last; `rising` and `falling` name hues, and
-    `words` what a row is."""
-    return {
-        "type": "waterfall",
+) -> list[dict[str, Any]]:
+    """A row for each of `values`, from the first through changes to the last, and lines between their ends; `rising`
+    and `falling` name hues, and `words` what a row is. For a layout with `bargap` GAP."""
+    ends = [*accumulate(values[:-1]), values[-1]]
+    begins = [0.0, *ends[:-2], 0.0]
+    hues = ["bar", *(rising if change > 0 else falling for change in values[1:-1]), "bar"]
+    bars = {
+        "type": "bar",
         "orientation": "h",
         "y": list(range(len(values))),
-        "x": list(values),
-        "measure": ["absolute", *["relative"] * (len(values) - 2), "total"],
+        "base": [min(ends_of) for ends_of in zip(begins, ends, strict=True)],
+        "x": [abs(end - begin) for begin, end in zip(begins, ends, strict=True)],
+        "marker": {"color": [var(hue) for hue in hues]},
         "text": list(texts),
         "textposition": "outside",
         "textfont": {"color": var("ink")},
-        "connector": {"line": {"color": var("line-strong"), "width": 1}},
-        "increasing": {"marker": {"color": var(rising)}},
-        "decreasing": {"marker": {"color": var(falling)}},
-        "totals": {"marker": {"color": var("bar")}},
         "customdata": list(words),
         "hovertemplate": f"%{{customdata}}: %{{text}}{unit}<extra></extra>",
         "cliponaxis": False,
+    }
+    return [bars, _treads(ends)]
+
+
+def _treads(ends: Sequence[float]) -> dict[str, Any]:
+    """From the end of each row to where the next one begins."""
+    half = (1 - GAP) / 2
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [x for end in ends[:-1] for x in (end, end, None)],
+        "y": [y for row in range(len(ends) - 1) for y in (row + half, row + 1 - half, None)],
+        "line": {"color": var("line-strong"), "width": 1},
+        "hoverinfo": "skip",
     }
 
 
@@ -57,12 +75,10 @@ def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Ch
         *(minus_text(f"{change:+.1f}") if abs(change) >= 0.05 else "0" for _, change in changes),
         significant(values[-1]),
     ]
-    trace = stair(values, texts, words, rising="bad", falling="accent", unit=" ms")
-    layout = theme.layout(
-        330, xaxis=theme.axis("ms", range=reach(values)), yaxis=theme.rows_axis(words), waterfallgap=0.3
-    )
+    traces = stair(values, texts, words, rising="bad", falling="accent", unit=" ms")
+    layout = theme.layout(330, xaxis=theme.axis("ms", range=reach(values)), yaxis=theme.rows_axis(words), bargap=GAP)
     rows = [[word, significant(milliseconds(a, f)), significant(milliseconds(b, f))] for word, f, _ in PARTS]
     rows.append(["step", significant(a.total / 1e6), significant(b.total / 1e6)])
     subtitle = "Change of each part of the traced step from A to B, ms"
-    figure = {"data": [trace], "layout": layout}
+    figure = {"data": traces, "layout": layout}
     return Chart("waterfall", difference_sentence(a, b), subtitle, source, figure, ("part", "A, ms", "B, ms"), rows)

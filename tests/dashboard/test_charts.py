@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plotly.graph_objects import Figure
 
 from dashboard.charts import breakdown, gantt, heatmap, loss, losses, memory, speedup, tradeoff, waterfall
 from dashboard.charts import plans as plan_charts
@@ -25,6 +26,8 @@ from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
 CSS = (Path(__file__).parents[2] / "dashboard/static/css/trainyard.css").read_text()
+OF_THE_BUNDLE = {"bar", "scatter", "heatmap"}
+"""Traces that charts may use; the bundle that pages load has few more."""
 MEMORY = {"params": 1 << 20, "grads": 1 << 20, "optimizer": 2 << 20, "activations": 4 << 20, "buffers": 0}
 
 
@@ -56,6 +59,8 @@ def charts() -> list[Chart]:
         loss.chart([curve], "t", "s"),
         gantt.chart([("PP-1F1B", spans)], "t", "s"),
         waterfall.chart(a, b, ("A", "B"), "s"),
+        losses.chart(Losses(devices=2, single=100, bubble=30), "s"),
+        plan_charts.step({"compute": 0.05, "bubble": 0.01}, "t"),
     ]
 
 
@@ -66,6 +71,13 @@ def test_figures_are_valid_json_with_few_traces_and_known_colours(chart: Chart) 
     assert "shapes" not in chart.figure["layout"]
     assert all(f"{token}:" in CSS for token in re.findall(r"var\((--[\w-]+)\)", text))
     assert all(len(row) == len(chart.columns) for row in chart.rows)
+
+
+@pytest.mark.parametrize("chart", charts(), ids=lambda chart: chart.key)
+def test_figures_speak_the_language_of_the_library(chart: Chart) -> None:
+    coloured = re.sub(r"var\(--[\w-]+\)", "#000", json.dumps(chart.figure))
+    figure = Figure(**{key: value for key, value in json.loads(coloured).items() if key in {"data", "layout"}})
+    assert {trace.type for trace in figure.data} <= OF_THE_BUNDLE
 
 
 def test_breakdown_parts_cover_every_component_once() -> None:

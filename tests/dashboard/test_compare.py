@@ -46,10 +46,14 @@ def test_unlike_runs_are_named(other: dict[str, Any], words: str) -> None:
 def test_two_runs_get_a_waterfall_that_adds_up(reader: Client, alice: Any) -> None:
     a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2})
     page = reader.get(f"/compare/?runs={a.pk},{b.pk}&baseline={a.pk}")
-    trace = page.context["charts"]["waterfall"].figure["data"][0]
+    bars, _ = page.context["charts"]["waterfall"].figure["data"]
     right = page.context["charts"]["waterfall"].figure["layout"]["xaxis"]["range"][1]
-    assert right > 1.1 * max(trace["x"][0], trace["x"][-1]), "the numbers beside the bars have room"
-    assert sum(trace["x"][:-1]) == pytest.approx(trace["x"][-1])
+    assert right > 1.1 * max(bars["x"][0], bars["x"][-1]), "the numbers beside the bars have room"
+    here = 0.0
+    for low, long, hue in list(zip(bars["base"], bars["x"], bars["marker"]["color"], strict=True))[:-1]:
+        assert here == pytest.approx(low + long if "accent" in hue else low), "each row begins where the last one ended"
+        here = low if "accent" in hue else low + long
+    assert (bars["base"][-1], bars["x"][-1]) == pytest.approx((0, here))
     text = page.content.decode()
     assert "DP is 1.7" in text
     assert "Losses differ by at most" in text

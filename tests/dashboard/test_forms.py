@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.staticfiles.finders import find, get_finders
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
@@ -305,13 +304,6 @@ def test_a_silent_worker_is_no_device(member_client: Client, two_cpus: None) -> 
     assert "parallel.dp" not in submission.assess(wanted).errors
     Worker.objects.filter(pk=host.pk).update(heartbeat_at=timezone.now() - timedelta(minutes=1))
     assert "the fleet has 2" in submission.assess(wanted).errors["parallel.dp"]
-
-
-def test_of_the_plotly_wheel_one_file_is_served() -> None:
-    files = [path for finder in get_finders() for path, store in finder.list([]) if getattr(store, "prefix", "")]
-    assert files == ["plotly.min.js"]
-    assert find("plotly/plotly.min.js")
-    assert find("plotly/../plotly.min.js") is None
 
 
 def test_a_list_with_long_choices_has_a_line_of_its_own_on_a_phone(member_client: Client) -> None:
