@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parallel_core.analysis.quantities import plural_text
+from parallel_core.analysis.quantities import minus_text, plural_text
 from parallel_core.plan.cluster.published_orders import LIMITS, Searched
 from parallel_core.plan.cluster.zero_bubble import PREDICTED, BubbleRow
 from parallel_core.searches.bubbles import Answer
@@ -63,7 +63,13 @@ def _row_name(row: BubbleRow | Searched) -> str:
 
 
 def _against(ours: float, published: float, points: float) -> str:
-    return f"{_percent(ours)} against {_percent(published)} ({points:+.2f})"
+    return f"{_percent(ours)} against {_percent(published)} ({_points(points)})"
+
+
+def _points(points: float) -> str:
+    """A difference with its sign; none where it rounds to nothing."""
+    text = f"{points:+.2f}"
+    return "0.00" if float(text) == 0 else minus_text(text)
 
 
 def _percent(share: float) -> str:

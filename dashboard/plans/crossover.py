@@ -14,7 +14,7 @@ from dashboard.charts.crossover import Dot
 from dashboard.fields import Form, Number, WholeNumber
 from dashboard.plans.views import answered, framed
 from dashboard.runs.models import Run, State
-from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.plan.crossover import RANGES, Along, Case, limits
 from parallel_core.plan.strategy import family
 from parallel_core.spec import RunSpec
@@ -88,7 +88,7 @@ def sentences(case: Case) -> list[str]:
     both = {"TP": case.tensor(), "PP": case.pipeline()}
     fast, slow = sorted(both, key=lambda name: -both[name])
     first = (
-        f"{significant(both[fast])} times one device with {fast} on {case.devices} devices, "
+        f"{significant(both[fast])} times one device with {fast} on {count_text(case.devices)} devices, "
         f"{significant(both[slow])} with {slow}."
     )
     flips = (crossover_chart.title(case, along).partition(";")[0].rstrip(".") for along in RANGES)

@@ -25,6 +25,8 @@ def test_the_flip_and_the_limits_are_said(reader: Client) -> None:
     page = reader.get(PAGE)
     first = page.context["verdict"][0]
     assert "times one device with" in first and "on 8 devices" in first
+    many = reader.get(PAGE, {**page.context["form"].initial, "devices": "1000000"}).context["verdict"][0]
+    assert "on 1\N{NO-BREAK SPACE}000\N{NO-BREAK SPACE}000 devices" in many
     assert [chart.key for chart in page.context["charts"]] == ["along-hidden", "along-bandwidth", "along-micro_batches"]
     assert "TP is faster from 140 GB/s on; PP is faster from 4 micro-batches on." in page.context["verdict"][1]
     assert [name for name, _, _ in page.context["limits"]] == ["DP", "TP", "PP"]

@@ -98,11 +98,18 @@ def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
         Reason.DEVICES: f"It takes {count_text(plan.devices)} devices; there are {count_text(cluster.devices)}.",
         Reason.HEADS: f"TP {plan.tp} does not divide the {model.heads} heads{kv}; try {heads}.",
         Reason.LAYERS: f"{model.layers} layers do not divide over {cut}; try {stages or 1} stages.",
-        Reason.BATCH: f"A batch of {batch} does not divide over {plan.dp} replicas x {plan.micro_batch} a micro-batch.",
+        Reason.BATCH: f"A batch of {batch} does not divide over {plan.dp} replicas x {plan.micro_batch} a micro-batch; "
+        f"try {_multiples(job.batch, plan.dp * plan.micro_batch)}.",
         Reason.ROUNDS: f"Interleaving needs micro-batches in multiples of {plan.pp} stages; there are {m}.",
         Reason.FEW: f"{plan.schedule} needs at least {plan.pp} micro-batches, one a stage; there are {m}.",
         Reason.COLUMNS: "Columns are gathered whole within a tensor group: use TP 2 or more, without SP.",
     }
+
+
+def _multiples(batch: int, unit: int) -> str:
+    """The nearest batches below and above it that `unit` divides."""
+    below = batch // unit * unit
+    return " or ".join(count_text(found) for found in (below, below + unit) if found)
 
 
 def _too_large(job: Job, cluster: Cluster, plan: Plan, found: Memory) -> str:
