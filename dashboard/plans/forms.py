@@ -173,6 +173,7 @@ class PlannerForm(SetupForm):
     def __init__(self, given: dict[str, Any], measured: Sequence[tuple[str, str]] = ()) -> None:
         """`measured` = (number, name) of each profile of this fleet: clusters beside the presets."""
         super().__init__(given)
+        self.measured = bool(measured)
         self.fields["plan"].widget.attrs["placeholder"] = "TP 8 x PP 16 x DP 8, 1f1b, ZeRO-1, SP"
         if measured:
             own = [(f"{FLEET}{number}", name) for number, name in measured]

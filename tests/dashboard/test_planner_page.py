@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from typing import Any
 
 import pytest
 from django.test import Client
@@ -12,6 +13,7 @@ from django.test import Client
 from dashboard.plans.forms import PlannerForm
 from parallel_core.plan.cluster.hardware import GIB
 from parallel_core.plan.cluster.words import read
+from tests.dashboard import factory
 
 PAGE = "/planner/"
 
@@ -180,3 +182,10 @@ def test_never_more_plans_are_drawn_than_there_are(reader: Client, asked: dict[s
     )
     assert drawn <= whole
     assert ("asked about" in source) == ("plan" in asked)
+
+
+def test_the_way_to_this_fleet_says_whether_a_model_must_be_profiled_first(reader: Client, alice: Any) -> None:
+    assert "once a model is profiled" in reader.get(PAGE).content.decode()
+    factory.profiled(alice, factory.worker(), factory.PROFILED)
+    text = reader.get(PAGE).content.decode()
+    assert "once a model is profiled" not in text and "This fleet, measured" in text

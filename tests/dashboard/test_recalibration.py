@@ -119,3 +119,10 @@ def test_a_viewer_may_look_but_not_recalibrate(reader: Client, alice: Any) -> No
     row = _ran(alice, {})
     assert 'name="fit"' not in reader.get("/partition/record/").content.decode()
     assert reader.post("/partition/recalibrate", {"fit": [row.pk]}).status_code == 403
+
+
+def test_the_record_says_why_nothing_can_be_marked(member: Client, alice: Any) -> None:
+    _profiled(alice)
+    _ran(alice, {"dp": 2}, disturbed=True)
+    page = member.get("/partition/record/").content.decode()
+    assert 'name="fit"' not in page and "can recalibrate its table; none is among these" in page
