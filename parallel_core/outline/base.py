@@ -125,10 +125,9 @@ class Outline(ABC):
     def targets(self) -> int:
         """Most targets of one sample: 1 of an image, `seq` of a text."""
 
-    @property
     @abstractmethod
-    def sample_bytes(self) -> int:
-        """Bytes of one sample as a rank holds it, targets included; real numbers counted at fp32."""
+    def sample_bytes(self, real: int) -> int:
+        """Bytes of one sample as a rank holds it, targets included, where a real number has `real`."""
 
     @abstractmethod
     def check(self) -> None:

@@ -10,6 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from parallel_core.outline.base import Outline, UnitCost, apart
+from parallel_core.outline.onednn import lstm_bytes
 from parallel_core.rules import rule
 
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ class GnmtOutline(Outline):
     def targets(self) -> int:
         return self.model.seq
 
-    @property
-    def sample_bytes(self) -> int:
+    def sample_bytes(self, real: int) -> int:
         """Source, target shifted by one, and target."""
         return 3 * ID_BYTES * self.model.seq
 
@@ -96,44 +96,62 @@ class GnmtOutline(Outline):
         width, ways = (h // 2, 2) if i == 0 else (h, 1)
         inputs = 2 * h if i > count else h
         lstm = (GATES * width * inputs, GATES * width * width, GATES * width, GATES * width) * ways
-        one = ways * _workspace(spec, inputs, width) if _fused(spec) else rows * ways * (inputs + (GATES + 3) * width)
+        fused, wide = _fused(spec), spec.fp32_elements
+        one = rows * ways * (inputs + (GATES + 3) * width)
+        if fused:  # with its first and last states
+            size, samples = spec.element_bytes, spec.micro_batch_size
+            one = ways * (lstm_bytes(inputs, width, s, samples, size) // size + 4 * samples * width)
         parameters, inner, linear = lstm, one, 0
-        copied = entering if _fused(spec) and i > count else 0
-        if _fused(spec):
-            inner += rows * h + copied  # the first layer's input, or a later one's output
+        copied = entering if (i > count if fused else i != count) else 0
+        if fused:
+            inner += rows * h + copied if i > count else rows * h  # the first layer's input, or a later one's output
         if i == count:
             parameters = (self.model.vocab * h, *lstm, h * h, h)
-            inner, linear = inner + rows * (3 * h + (s if _fused(spec) else 2 * s)), 2 * rows * h  # the queries' layer
+            # States, scaled queries and keys, weights; in 16 bits all but the states in fp32, and values as well.
+            inner, linear = inner + rows * (h + wide * (2 * h + s)), 2 * rows * h  # the queries' layer
+            if wide > 1:
+                inner, copied = inner + wide * rows * h, entering
         passing = self._passing(spec, i, sum(lstm) // ways)
-        leaving = rows * h * (1 if i < count else 2) if _fused(spec) else 0
+        leaving = rows * h * (1 if i < count else 2) if fused else 0
         aside = entering + inner - linear
-        late = one if _fused(spec) and i not in (0, count) else 0  # those two add to other gradients before
-        return UnitCost(parameters, entering, inner, passing, leaving=leaving, copied=copied, aside=aside, late=late)
+        late = one if fused and i not in (0, count) else 0  # those two add to other gradients before
+        # All gates as the input makes them, and the states that are put together of each direction's.
+        forward = 0 if fused else rows * width * (GATES + ways) + copied
+        return UnitCost(
+            parameters,
+            entering,
+            inner,
+            passing,
+            leaving=leaving,
+            copied=copied,
+            forward=forward,
+            aside=aside,
+            late=late,
+        )
 
     def _passing(self, spec: RunSpec, i: int, weights: int) -> int:
         """In its backward beside the gradient of its output; `weights` are those of one direction."""
         h, count = self.model.hidden, self.model.layers
         rows = spec.micro_batch_size * self.model.seq
         if not _fused(spec):
-            return max(rows * h * GATES, weights)
-        if i == count:
-            return max(weights, 3 * rows * h)
-        return weights + rows * h * (2 if i > count else i == 0)
+            return self._by_position(rows, h if i else h // 2) + (2 * rows * h if i == count else 0)
+        entering = rows * h * (2 if i > count else 1)
+        # In 16 bits gradients come out of the kernel in fp32, and that of the input is rounded beside them.
+        rounded = spec.fp32_elements - 1
+        more = rounded * (weights + 2 * entering)
+        if i == count:  # gradients of states and of the encoder's are there, what was kept for them is not
+            let_go = rounded * rows * (3 * spec.fp32_elements * h + spec.fp32_elements * self.model.seq - 3 * h)
+            return max(weights + more - let_go, 3 * rows * h)
+        return weights + more + rows * h * (2 if i > count else i == 0)
+
+    def _by_position(self, rows: int, width: int) -> int:
+        """Where the backward goes position by position: of the state's weights the sum so far, the next part and their
+        sum; or, behind the first position, gates' gradients, which are put together, less what was kept."""
+        state = GATES * width**2
+        kept = GATES + 3
+        return max(3 * state, state + (2 * GATES - kept) * rows * width)
 
 
 def _fused(spec: RunSpec) -> bool:
     """Whether oneDNN's kernel for CPUs runs an LSTM as one operation: in bf16 on those with AVX-512 alone."""
     return spec.train.device == "cpu" and spec.train.precision in ("fp32", "bf16")
-
-
-def _workspace(spec: RunSpec, inputs: int, width: int) -> int:
-    """Elements that oneDNN keeps of an LSTM in one direction, and its first states: states and their gradients of every
-    position and one more, gates of every position. Rows begin at multiples of 64 bytes, and not of 1 KiB.
-
-    Found from its sizes for 12 shapes of inputs and widths from 32 to 1 024 in 4 batches, and within 2 % of them. In
-    bf16 it keeps about two thirds of those bytes (three shapes: 65, 66 and 71 %): sums stay in fp32.
-    """
-    positions, widest = spec.model.seq, max(inputs, width)
-    row = -(-widest // 16) * 16 + (0 if widest % 256 else 16)
-    each = (positions + 1) * (6 * row + 5 * width) + (GATES * positions + 2) * width
-    return (spec.micro_batch_size * each + 2560) * (4 if spec.fp32_elements > 1 else 3) // 3

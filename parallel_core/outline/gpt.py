@@ -32,8 +32,7 @@ class GptOutline(Outline):
     def targets(self) -> int:
         return self.model.seq
 
-    @property
-    def sample_bytes(self) -> int:
+    def sample_bytes(self, real: int) -> int:
         """Inputs, and targets beside them."""
         return 2 * _ID_BYTES * (self.model.seq + 1)
 

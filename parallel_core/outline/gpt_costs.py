@@ -98,7 +98,9 @@ class GptCosts:
     def _attention(self, again: bool = False) -> UnitCost:
         """With its core kept, or made `again`."""
         model, t, bsh, qkv = self.model, self.tp, self._bsh(), self._in_rows()
-        in_core = bsh + self._in_core_backward(again)
+        in_core = self._in_core_backward(again) + bsh
+        if self.spec.parallel.sequence:  # gathered for the second linear layer, and let go by the core's backward
+            in_core = max(in_core - bsh, bsh + bsh // t)
         gathered = gathers_columns(self.spec)
         passing = max(in_core - bsh, self._in_second(model.hidden)) if gathered else in_core
         return UnitCost(

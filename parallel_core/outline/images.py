@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 CLASSES = 10
 INDEX_BYTES = 8
-PIXEL_BYTES = 4
 FEWER = 32
 """VGG-16 and ResNet-50 halve the image's side five times."""
 
@@ -33,9 +32,8 @@ class ImageOutline(Outline):
     def targets(self) -> int:
         return 1
 
-    @property
-    def sample_bytes(self) -> int:
-        return PIXEL_BYTES * self.side**2 + INDEX_BYTES
+    def sample_bytes(self, real: int) -> int:
+        return real * self.side**2 + INDEX_BYTES
 
     def check_tensor(self, tp: int, field: str) -> None:
         raise rule((field, "model.kind"), f"tensor={tp} is not possible: {self.whole}; use tensor=1.")

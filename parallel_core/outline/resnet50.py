@@ -6,6 +6,7 @@ paper. A residual sum is inside one layer of the list, so one tensor passes betw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from parallel_core.outline.base import UnitCost
@@ -106,7 +107,7 @@ class ResNet50Outline(ConvolutionOutline):
         """Convolution, norm and ReLU at half the side, then a maximum that keeps where it came from."""
         w, index = self.model.width, INDEX_BYTES // spec.element_bytes
         out = spec.micro_batch_size * w * (self.side // 2) ** 2
-        inner = 2 * out + index * out // 4
+        inner = 2 * out + index * out // 4 + _moments(spec, [w])
         return UnitCost((STEM_KERNEL * w, w, w), 0, inner, 2 * out + STEM_KERNEL * w, aside=inner)
 
     def _cost(self, spec: RunSpec, unit: int, block: Bottleneck) -> UnitCost:
@@ -114,6 +115,12 @@ class ResNet50Outline(ConvolutionOutline):
         rows, before, after = spec.micro_batch_size, block.side**2, block.out_side**2
         out = rows * block.outputs * after
         inner = 2 * rows * block.inner * (before + after) + out * (2 if block.projected else 1)
+        inner += _moments(spec, block.channels)
         sizes = [s for pair in zip(block.weights, block.channels, strict=True) for s in (pair[0], pair[1], pair[1])]
         entering, passing = self.elements(spec, unit), 3 * out + max(block.weights)
         return UnitCost(tuple(sizes), entering, inner, passing, aside=entering + inner)
+
+
+def _moments(spec: RunSpec, channels: Sequence[int]) -> int:
+    """What norms keep of as many `channels`: means and inverse deviations, at least in fp32."""
+    return 2 * spec.fp32_elements * sum(channels)

@@ -18,7 +18,7 @@ that ranks of a host talk through, what gloo or NCCL hold until a collective is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from parallel_core.layout import Layout
@@ -97,7 +97,8 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
                 grads=main * mine[1] + size * live.grads,
                 optimizer=states * main * mine[0],
                 activations=size * live.kept,
-                buffers=size * live.passing + _batch_bytes(spec, place),
+                buffers=size * live.passing
+                + _batch_bytes(spec, place, (layers.names[unit] for units in stages.values() for unit in units)),
             )
         )
     return out
@@ -174,10 +175,13 @@ def unsharded(spec: RunSpec) -> tuple[list[int], list[int]]:
     return forward, [size * (b.stop - b.start) for b in buckets if not named[-1] & {*b.names}]
 
 
-def _batch_bytes(spec: RunSpec, place: int) -> int:
-    """Bytes of a replica's batch; of those of steps to come, too, where the stage already works on them."""
-    split = spec.parallel
+def _batch_bytes(spec: RunSpec, place: int, units: Iterable[str]) -> int:
+    """Bytes of a replica's batch, where one of the rank's `units` reads it; of those of steps to come, too, where the
+    stage already works on them."""
+    split, outline = spec.parallel, outline_of(spec.model)
+    if not outline.readers() & set(units):
+        return 0
     most = -(-split.per_step // split.copies[place])
     in_front = (sum(split.copies[place:]) - 1) // split.copies[place]
     batches = 1 + min(spec.train.steps - 1, 0 if split.flushes else -(-in_front // most))
-    return batches * outline_of(spec.model).sample_bytes * most * spec.micro_batch_size
+    return batches * outline.sample_bytes(spec.element_bytes) * most * spec.micro_batch_size

@@ -1,0 +1,33 @@
+"""What oneDNN, whose kernel runs an LSTM as one operation on CPUs, keeps from its forward for its backward."""
+
+from __future__ import annotations
+
+GATES = 4
+_FP32 = 4
+_LINE, _PAGE, _WAYS = 64, 4096, 256
+
+
+def lstm_bytes(inputs: int, width: int, positions: int, samples: int, size: int) -> int:
+    """Bytes of its workspace for one layer in one direction whose numbers have `size` bytes.
+
+    Of each position and one more: what enters and what leaves the layer, with gradients in fp32, states and cells; of
+    each position gates, and states again. Each of these parts begins at a page of its own.
+    """
+    enters = max(inputs, width)
+    once_more = (
+        2 * _row(enters, size),
+        2 * _row(enters, _FP32),
+        2 * _row(enters, _FP32),
+        2 * width * size,
+        2 * width * _FP32,
+    )
+    parts = [(positions + 1) * row for row in once_more]
+    parts += [positions * _row(GATES * width, size), positions * _row(width, size)]
+    return sum(-(-samples * part // _PAGE) * _PAGE for part in parts)
+
+
+def _row(numbers: int, size: int) -> int:
+    """Bytes from one row to the next: a multiple of a cache line, but not of 256 numbers, which would all fall into the
+    same lines of a cache."""
+    row = -(-numbers * size // _LINE) * _LINE
+    return row if row // size % _WAYS else row + _LINE
