@@ -1,16 +1,19 @@
-"""Cancelling several runs of the list: asked once, and what could not be done is said."""
+"""Cancelling several runs, of the list or of a study: asked once, and what could not be done is said."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from django.contrib import messages
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
+from dashboard.numbers import number
 from dashboard.runs import services
 from dashboard.runs.list_views import NONE_TICKED, back_to, ticked
 from dashboard.runs.models import ENDED, Run, State
@@ -18,17 +21,22 @@ from parallel_core.analysis.quantities import plural_text
 
 SHOWN = 12
 """Names that the question lists."""
+NONE_LEFT = "No run of this study is left to cancel."
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @member_required
 def cancel(request: HttpRequest) -> HttpResponse:
-    """GET asks once, for the ticked runs (`runs=1&runs=2`) that the asker may cancel; POST cancels them."""
-    wanted = ticked(request.POST if request.method == "POST" else request.GET)
-    found = list(Run.objects.filter(pk__in=wanted).select_related("owner").order_by("pk"))
-    back = back_to(request)
+    """GET asks once, for the ticked runs (`runs=1&runs=2`) or for what is left of a study (`study=1`), as far as the
+    asker may cancel them; POST cancels them, and leads back to where they were."""
+    study = number(request.GET.get("study"))
+    asked = Q(pk__in=ticked(request.POST if request.method == "POST" else request.GET))
+    if study is not None and request.method != "POST":
+        asked = Q(study=study) & ~Q(state__in=(*ENDED, State.CANCELLING))
+    found = list(Run.objects.filter(asked).select_related("owner").order_by("pk"))
+    back = back_to(request) if study is None else reverse("studies:page", args=[study])
     if not found:
-        messages.info(request, NONE_TICKED)
+        messages.info(request, NONE_TICKED if study is None else NONE_LEFT)
         return redirect(back)
     mine = [run for run in found if may_change(request.user, run)]
     able = [run for run in mine if run.state not in ENDED]

@@ -1,4 +1,5 @@
-"""Runs of a study that were disturbed, or cut off from outside, run again; and which then stands for its setting.
+"""Runs of a study that were disturbed, cut off from outside or cancelled, run again; and which then stands for its
+setting.
 
 Other processes' share of the devices is measured in each run, and it decides alone: of a setting the least disturbed
 run stands, however fast it was.
@@ -6,7 +7,7 @@ run stands, however fast it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any
 
@@ -22,10 +23,17 @@ from dashboard.studies.models import Study
 
 
 def standing(every: Iterable[Run]) -> list[Run]:
-    """Runs without those that another one of their setting stands for. What has not ended stands for itself."""
+    """Runs without those that another one of their setting stands for. What has not ended stands for itself, and for
+    what ended without success."""
     listed = list(every)
     best = {root: min(group, key=_rank) for root, group in _settings(listed).items()}
-    return [run for run in listed if run.state not in ENDED or run is best[root_of(run)]]
+    under_way = _under_way(listed)
+    return [
+        run
+        for run in listed
+        if run.state not in ENDED
+        or (run is best[root_of(run)] and (run.state == State.SUCCEEDED or root_of(run) not in under_way))
+    ]
 
 
 def stands_for(run: Run | None, every: Sequence[Run]) -> Run | None:
@@ -47,6 +55,11 @@ def cut_off(every: Iterable[Run]) -> list[Run]:
     return [run for run in _waiting(every) if _was_cut_off(run)]
 
 
+def cancelled(every: Iterable[Run]) -> list[Run]:
+    """Likewise those that somebody cancelled: a study that was stopped half way goes on with them."""
+    return [run for run in _waiting(every) if run.state == State.CANCELLED]
+
+
 def offer(every: Iterable[Run]) -> str:
     """What the button says: `Run the 2 disturbed and the 1 cut off again`; '' where nothing is to be repeated."""
     listed = list(every)
@@ -55,24 +68,34 @@ def offer(every: Iterable[Run]) -> str:
     return f"Run {' and '.join(named)} again" if named else ""
 
 
+def unfinished(every: Iterable[Run]) -> str:
+    """What the button says that goes on with a study; '' where no run was cancelled."""
+    count = len(cancelled(every))
+    return f"Run the {count} cancelled" if count else ""
+
+
 def _waiting(every: Iterable[Run]) -> list[Run]:
     """Those that stand, but for settings of which a run is under way."""
     listed = list(every)
-    under_way = {root_of(run) for run in listed if run.state not in ENDED}
+    under_way = _under_way(listed)
     return [run for run in standing(listed) if root_of(run) not in under_way]
 
 
+def repeatable(every: Iterable[Run]) -> list[Run]:
+    """What was disturbed or cut off."""
+    return [run for run in _waiting(every) if _is_disturbed(run) or _was_cut_off(run)]
+
+
 @transaction.atomic
-def run_again(*, study: Study, user: Any) -> list[Run]:
-    """Queues each run that was disturbed or cut off once more, in its place of the study. Raises PermissionDenied."""
+def run_again(*, study: Study, user: Any, which: Callable[[list[Run]], list[Run]] = repeatable) -> list[Run]:
+    """Queues each run of `which` once more, in its place of the study. Raises PermissionDenied."""
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may run it again.")
     if study.kind == fit.KIND:
         return []  # nothing is timed
     Study.objects.select_for_update().get(pk=study.pk)  # two that ask at once get it once
     listed = list(study.runs.order_by("position", "pk"))
-    orders = [_again(run, study) for run in _waiting(listed) if _is_disturbed(run) or _was_cut_off(run)]
-    return runs.submit_all(owner=user, orders=orders)
+    return runs.submit_all(owner=user, orders=[_again(run, study) for run in which(listed)])
 
 
 def _again(run: Run, study: Study) -> runs.Order:
@@ -91,6 +114,11 @@ def _again(run: Run, study: Study) -> runs.Order:
 def root_of(run: Run) -> int:
     """The run that was first of its setting."""
     return run.repeats_id or run.pk
+
+
+def _under_way(listed: Iterable[Run]) -> set[int]:
+    """The settings of which a run has not ended."""
+    return {root_of(run) for run in listed if run.state not in ENDED}
 
 
 def _settings(listed: Sequence[Run]) -> dict[int, list[Run]]:

@@ -132,6 +132,8 @@ def _status(run: Run, spec: RunSpec, wait: str) -> str:
         return f"running: step {0 if run.step is None else run.step + 1} of {spec.train.steps}"
     if run.state == State.QUEUED:
         return f"queued: {wait}" if wait else "queued"
+    if run.detail.lower().startswith(run.state):  # "Cancelled while it was queued …"
+        return run.detail
     return f"{run.state}: {run.detail}" if run.detail else str(run.state)
 
 

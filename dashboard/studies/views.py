@@ -44,6 +44,8 @@ PER_PAGE = 20
 MAX_GANTTS = 12
 _MEANT = Q(kind=fit.KIND, runs__cause=fit.OUT_OF_MEMORY)
 """A fit study runs into its limit on purpose."""
+_CANCELLED = Q(runs__state=State.CANCELLED, runs__repeated_as=None)
+"""Not those that were run again later."""
 
 
 def index(request: HttpRequest) -> HttpResponse:
@@ -72,6 +74,7 @@ def list_context(request: HttpRequest) -> dict[str, Any]:
             total=Count("runs", distinct=True),
             done=Count("runs", filter=Q(runs__state__in=ENDED), distinct=True),
             failed=Count("runs", filter=Q(runs__state__in=(State.FAILED, State.LOST)) & ~_MEANT, distinct=True),
+            cancelled=Count("runs", filter=_CANCELLED, distinct=True),
             under_way=Count("runs", filter=Q(runs__state__in=(State.STARTING, State.RUNNING)), distinct=True),
         )
     )
@@ -145,6 +148,8 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
         "verdict": scaling.verdict(study, view),
         "may_change": may_change(request.user, study),
         "again": again.offer(study.runs.all()) if may_change(request.user, study) else "",
+        "unfinished": again.unfinished(study.runs.all()) if may_change(request.user, study) else "",
+        "cancellable": may_change(request.user, study) and any(r.run.state != State.CANCELLING for r in view.open),
         "done": len([row for row in view.rows if row.run.state in ENDED]),
     }
 
@@ -226,10 +231,13 @@ def table_csv(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 def run_again(request: HttpRequest, pk: int) -> HttpResponse:
-    """Queues the runs that were disturbed or cut off once more."""
-    queued = again.run_again(study=get_object_or_404(Study, pk=pk), user=request.user)
+    """Queues the runs that were disturbed or cut off once more, or (`which=cancelled`) those that were cancelled."""
+    stopped = request.POST.get("which") == "cancelled"
+    which = again.cancelled if stopped else again.repeatable
+    queued = again.run_again(study=get_object_or_404(Study, pk=pk), user=request.user, which=which)
     if not queued:
-        messages.info(request, "Nothing was queued: no run was disturbed or cut off, or all are under way again.")
+        what = "cancelled" if stopped else "disturbed or cut off"
+        messages.info(request, f"Nothing was queued: no run was {what}, or all are under way again.")
     return redirect("studies:page", pk=pk)
 
 

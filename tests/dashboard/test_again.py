@@ -128,6 +128,26 @@ def test_what_was_cut_off_from_outside_is_run_again_and_stands_aside(study: Stud
     assert again.offer(study.runs.all()) == ""
 
 
+def test_a_study_that_was_cancelled_half_way_goes_on(study: Study, alice: Any) -> None:
+    """Only what was cancelled is run, and while it runs its cancelled run is not shown beside it."""
+    Run.objects.filter(study=study, label="TP").update(state=State.CANCELLED, cause="cancelled", summary={})
+    client = Client()
+    client.force_login(alice)
+    page = client.get(f"/studies/{study.pk}/").content.decode()
+    assert "1 cancelled</span>" in client.get("/studies/").content.decode()
+    assert "Run the 1 cancelled</button>" in page and "Run the 1 disturbed again</button>" in page
+    assert client.post(f"/studies/{study.pk}/again/", {"which": "cancelled"}).status_code == 302
+    (queued,) = Run.objects.filter(study=study, state=State.QUEUED)
+    assert (queued.label, queued.position) == ("TP", 2)
+    view = client.get(f"/studies/{study.pk}/").context["view"]
+    assert [row.run.pk for row in view.rows if row.run.label == "TP"] == [queued.pk] and len(view.rows) == 3
+    assert "cancelled</span>" not in client.get("/studies/").content.decode()
+    said = client.post(f"/studies/{study.pk}/again/", {"which": "cancelled"}, follow=True).content.decode()
+    assert "no run was cancelled, or all are under way again" in said
+    ran(queued, CALM)
+    assert labels(study)["TP"] == CALM and again.unfinished(study.runs.all()) == ""
+
+
 def labels_of_ended_well(study: Study) -> list[str]:
     return [run.label for run in again.standing(study.runs.all()) if run.state == State.SUCCEEDED]
 

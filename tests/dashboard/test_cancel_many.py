@@ -9,6 +9,8 @@ from django.http import QueryDict
 from django.test import Client
 
 from dashboard.runs.models import Run, State
+from dashboard.studies.models import Study
+from tests.dashboard import factory
 from tests.dashboard.test_list import make
 
 pytestmark = pytest.mark.django_db
@@ -46,6 +48,28 @@ def test_it_leads_back_to_the_list_as_it_was_filtered(client: Client, alice: Any
     assert done.headers["Location"] == back
     nothing = client.get("/runs/cancel?tag=x")
     assert nothing.status_code == 302 and nothing.headers["Location"] == "/runs/?tag=x"
+
+
+def test_what_is_left_of_a_study_is_cancelled_from_its_page(client: Client, alice: Any, bob: Any) -> None:
+    study = Study.objects.create(name="long", owner=alice, kind="matrix")
+    done = factory.finished(alice, study=study)
+    left = [factory.queued(alice, study=study) for _ in range(2)]
+    elsewhere = make(alice, "elsewhere")
+    client.force_login(alice)
+    address = f"/runs/cancel?study={study.pk}"
+    assert address in client.get(f"/studies/{study.pk}/").content.decode()
+    page = client.get(address)
+    assert [run.pk for run in page.context["runs"]] == [run.pk for run in left]
+    assert page.context["back"] == f"/studies/{study.pk}/"
+    answer = client.post(address, {"runs": [run.pk for run in left]})
+    assert answer.headers["Location"] == f"/studies/{study.pk}/"
+    assert states(done, *left, elsewhere) == ["succeeded", "cancelled", "cancelled", "queued"]
+    page = client.get(f"/studies/{study.pk}/").content.decode()
+    assert address not in page and "cancelled: Cancelled" not in page
+    assert "No run of this study is left to cancel." in client.get(address, follow=True).content.decode()
+    assert "2 cancelled</span>" in client.get("/studies/").content.decode()
+    client.force_login(bob)
+    assert client.get(address).status_code == 403
 
 
 def test_who_may_only_look_is_not_offered_it(client: Client, alice: Any, bob: Any) -> None:
