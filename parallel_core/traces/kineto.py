@@ -22,7 +22,7 @@ from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.traces import names
 from parallel_core.traces.collect import OPERATION, Collected
 from parallel_core.traces.meanings import of_device, of_host
-from parallel_core.traces.nesting import outermost_of
+from parallel_core.traces.nesting import crossing, outermost_of
 from parallel_core.traces.windows import EVER, Moments, Windows, marked, windows
 
 JOIN_NS = 2_000
@@ -86,6 +86,11 @@ def read(trace: Collected) -> RankTrace:
     out.stages, out.micro_batches = (len(np.unique(rows[name][rows[name] >= 0])) for name in ("stage", "micro_batch"))
     out.windows = windows(trace)
     _into_steps(out, trace, rows, moments)
+    if crossed := crossing(trace.host[trace.host["link"] >= OPERATION], JOIN_NS):
+        out.notes.append(
+            f"Operations that overlap another one of their thread without lying in it: {crossed}. Time that they share "
+            "is counted once."
+        )
     host = trace.host[outermost_of(trace.host, trace.host["link"] >= OPERATION)]
     out.operations = _sequences(trace, host, host["start"], out.windows, out.steps)
     out.kernels = _sequences(trace, work, moments, out.windows, out.steps) if len(trace.device) else {}

@@ -72,3 +72,14 @@ def holding(events: NDArray[np.void], inner: NDArray[np.bool_]) -> NDArray[np.bo
         low = np.searchsorted(begun, events["start"][here], side="left")
         out[here] = np.searchsorted(begun, events["end"][here], side="left") - low > inner[here]
     return out
+
+
+def crossing(events: NDArray[np.void], slack: int) -> int:
+    """How many events begin inside another of their thread and end behind it, both by more than `slack`: calls nest,
+    so their times are wrong. Events are sorted as in `parents`."""
+    found = 0
+    for thread in np.unique(events["thread"]):
+        own = events[events["thread"] == thread]
+        reach = np.maximum.accumulate(own["end"])[:-1]
+        found += int(((own["start"][1:] + slack < reach) & (own["end"][1:] > reach + slack)).sum())
+    return found

@@ -52,7 +52,7 @@ class EventStream:
 
     def __post_init__(self) -> None:
         self._text, self._at, self._done = "", 0, False
-        self._plain_from = 0
+        self._plain_from, self._refused = 0, False
         self._pieces = self._unpacked()
         self._decoder = json.JSONDecoder(strict=False)
 
@@ -90,7 +90,7 @@ class EventStream:
     def _events(self) -> Iterator[dict[str, Any]]:
         while (start := self._peek()) != "]":
             if not start:
-                self.notes.append(f"The file is cut off behind event {self.count}; what came before is shown.")
+                self._cut_off()
                 return
             if many := self._several():
                 self.count += len(many)
@@ -149,11 +149,16 @@ class EventStream:
         found = _NEXT_EVENT.search(self._text, self._at)
         if found is None:
             if self.count or not self._done:
-                self.notes.append(f"The file is cut off behind event {self.count}; what came before is shown.")
+                self._cut_off()
             self._stop()
             return False
         self.damaged, self._at = self.damaged + 1, found.end()
         return True
+
+    def _cut_off(self) -> None:
+        """Says so; not of a file that was not read on."""
+        if not self._refused:
+            self.notes.append(f"The file is cut off behind event {self.count}; what came before is shown.")
 
     def _peek(self) -> str:
         """The next character that is neither space nor comma; '' at the end."""
@@ -224,4 +229,5 @@ class EventStream:
             )
         else:
             return False
+        self._refused = True
         return True

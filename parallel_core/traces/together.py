@@ -90,22 +90,54 @@ def _missing(out: Together) -> None:
 def _one_clock(out: Together) -> None:
     """Moves a rank's spans so that its collectives end when those of the first rank do: all end together."""
     ends = {rank: _collective_ends(trace) for rank, trace in out.ranks.items()}
-    first = min((rank for rank, own in ends.items() if len(own)), default=None)
+    first = min((rank for rank, own in ends.items() if len(own)), default=min(ends, default=0))
     for rank, own in ends.items():
-        if first is None or rank == first or (out.ranks[rank].host and out.ranks[rank].host == out.ranks[first].host):
+        if rank == first or (out.ranks[rank].host and out.ranks[rank].host == out.ranks[first].host):
             continue  # one host, one clock
-        if not len(own) or len(own) != len(ends[first]):
-            if len(out.ranks) > 1 and len(own):
-                out.notes.append(
-                    f"Rank {rank} has other collectives than rank {first}: their clocks were not compared."
-                )
-            continue
-        skew = int(np.median(own - ends[first]))
-        if abs(skew) > SKEW_NS:
-            out.ranks[rank].move(-skew)
-            way = "ahead" if skew > 0 else "behind"
-            text = f"The clock of rank {rank} is {abs(skew) / 1e6:.3g} ms {way} of that of rank {first}"
-            out.notes.append(f"{text}; it was moved by the ends of {len(own)} collectives.")
+        if len(own) and len(own) != len(ends[first]):
+            out.notes.append(f"Rank {rank} has other collectives than rank {first}: their clocks were not compared.")
+        elif len(own):
+            _move(out, rank, first, own - ends[first])
+    _untold(out, ends, first)
+    _apart(out, first)
+
+
+def _move(out: Together, rank: int, first: int, apart: NDArray[np.int64]) -> None:
+    skew = int(np.median(apart))
+    if abs(skew) <= SKEW_NS:
+        return
+    out.ranks[rank].move(-skew)
+    way = "ahead" if skew > 0 else "behind"
+    text = f"The clock of rank {rank} is {abs(skew) / 1e6:.3g} ms {way} of that of rank {first}"
+    out.notes.append(f"{text}; it was moved by the ends of {len(apart)} collectives.")
+
+
+def _untold(out: Together, ends: Mapping[int, NDArray[np.int64]], first: int) -> None:
+    """Says of which ranks, on other hosts than the first one, no collective tells the clock."""
+    hosts = {rank: trace.host for rank, trace in out.ranks.items() if trace.host}
+    silent = [rank for rank in hosts if first in hosts and hosts[rank] != hosts[first] and not len(ends[rank])]
+    if silent:
+        where = f"On another host than rank {first}, and without a collective to tell by: {few_text(silent)}."
+        out.notes.append(f"{where} Their clocks were not compared.")
+
+
+def _apart(out: Together, first: int) -> None:
+    """Says which ranks are in no step while the first one is in it: what the timeline then shows is no waiting."""
+    base = out.ranks.get(first, RankTrace()).steps
+    far = [rank for rank, trace in out.ranks.items() if not _meets(trace.steps, base)]
+    if far:
+        out.notes.append(
+            f"At no time in the same step as rank {first}: {few_text(far)}. Their clocks differ, or they were recorded "
+            "one after another; the time between them is no waiting."
+        )
+
+
+def _meets(steps: Mapping[int, NDArray[np.void]], others: Mapping[int, NDArray[np.void]]) -> bool:
+    """Whether a step that both have overlaps; True where they have none in common."""
+    common = [(steps[step], others[step]) for step in steps.keys() & others.keys()]
+    return not common or any(
+        own["start"].min() < other["end"].max() and other["start"].min() < own["end"].max() for own, other in common
+    )
 
 
 def _collective_ends(trace: RankTrace) -> np.ndarray:
