@@ -1,24 +1,22 @@
-/* One multiplexed event stream a tab.
+/* News of the server, by one event stream that the tabs of a browser share (stream_share.js).
  *
  *   import { subscribe, onConnection } from "./stream.js";
  *   const stop = subscribe("run:12", (what) => { ... });   // what: ["points", "log"], or ["*"] = fetch everything
  *   onConnection((connected) => { ... });
  *
- * Topics: run:<id>, study:<id>, search:<id>, runs, fleet. When the stream has opened, at first or after a loss, every callback is
- * called once with ["*"], so that pages fetch what came between their rendering, or the loss, and now. The set of topics may change at any time; the stream then reopens and resumes
+ * Topics: run:<id>, study:<id>, search:<id>, runs, fleet. When the stream has opened, at first, after a loss or in the
+ * hands of another tab, every callback is called once with ["*"], so that pages fetch what came between their
+ * rendering, or the loss, and now. The set of topics may change at any time; the stream then reopens and resumes
  * behind the last message, missing nothing.
  */
 
-const FIRST_DELAY_MS = 500;
-const LONGEST_DELAY_MS = 15000;
+import { Share } from "./stream_share.js";
+
 const NOTE_AFTER_MS = 1000; // a connection that is back at once is not worth a word
 
 const listeners = new Map(); // topic -> Set of callbacks
 const watchers = new Set();
-let source = null;
-let lastId = "";
-let delay = FIRST_DELAY_MS;
-let timer = null;
+const share = new Share({ moved, opened, news: ({ topic, what }) => tell(topic, what), lost, signedOut: ended });
 let behind = true; // of what happened while no stream was open
 let connected = null;
 let signedOut = false;
@@ -27,7 +25,7 @@ let signedOut = false;
 export function subscribe(topic, callback) {
   if (!listeners.has(topic)) {
     listeners.set(topic, new Set());
-    schedule(0);
+    settle();
   }
   listeners.get(topic).add(callback);
   return () => {
@@ -36,7 +34,7 @@ export function subscribe(topic, callback) {
     group.delete(callback);
     if (group.size === 0) {
       listeners.delete(topic);
-      schedule(0);
+      settle();
     }
   };
 }
@@ -48,9 +46,10 @@ export function onConnection(callback) {
   return () => watchers.delete(callback);
 }
 
-function schedule(wait) {
-  clearTimeout(timer);
-  timer = setTimeout(open, wait);
+/* A tab that nobody sees asks for no news; what it missed it fetches when it is looked at again. */
+function settle(seen = !document.hidden) {
+  if (!seen) behind = true;
+  share.want(seen && !signedOut ? [...listeners.keys()] : []);
 }
 
 function setConnected(value) {
@@ -69,57 +68,28 @@ function tell(topic, what) {
   }
 }
 
-function close() {
-  if (source) source.close();
-  source = null;
+function moved() {
+  behind = true;
 }
 
-function open() {
-  close();
-  if (listeners.size === 0 || signedOut || document.hidden) return;
-  const query = new URLSearchParams({ topics: [...listeners.keys()].join(",") });
-  if (lastId) query.set("last", lastId);
-  const mine = new EventSource(`/live/stream?${query}`);
-  source = mine;
-  mine.addEventListener("hello", (event) => mine === source && opened(event));
-  mine.addEventListener("message", (event) => mine === source && received(event));
-  mine.addEventListener("bye", (event) => mine === source && ended(JSON.parse(event.data).why));
-  mine.addEventListener("error", () => mine === source && lost());
-}
-
-function opened(event) {
-  lastId = event.lastEventId;
-  delay = FIRST_DELAY_MS;
+function opened(topics) {
+  const mine = [...listeners.keys()];
+  if (!mine.every((topic) => topics.includes(topic))) return; // the stream opens again with those of this tab
   setConnected(true);
-  if (behind) {
-    behind = false;
-    for (const topic of [...listeners.keys()]) tell(topic, ["*"]);
-  }
-}
-
-function received(event) {
-  if (event.lastEventId) lastId = event.lastEventId;
-  const { topic, what } = JSON.parse(event.data);
-  tell(topic, what);
-}
-
-function ended(why) {
-  if (why === "signed-out") {
-    signedOut = true;
-    close();
-    setConnected(false);
-  } else {
-    lost();
-  }
+  if (!behind) return;
+  behind = false;
+  for (const topic of mine) tell(topic, ["*"]);
 }
 
 function lost() {
-  close();
   behind = true;
   setConnected(false);
-  // Spread over time: a restarted server is not met by all tabs at once.
-  schedule(delay * (0.5 + Math.random()));
-  delay = Math.min(delay * 2, LONGEST_DELAY_MS);
+}
+
+function ended() {
+  signedOut = true;
+  setConnected(false);
+  settle();
 }
 
 /* While nothing arrives the page says so, so that an old number is not taken for the newest. */
@@ -146,24 +116,10 @@ onConnection((up) => {
   else noteTimer = setTimeout(explain, NOTE_AFTER_MS);
 });
 
-window.addEventListener("online", () => {
-  if (!connected && !signedOut) schedule(0);
-});
-// A network that is gone leaves the stream open and silent for minutes: the browser knows it sooner.
-window.addEventListener("offline", () => {
-  if (source) lost();
-});
-/* A tab that nobody sees holds no stream: a browser opens six connections to one host, and the seventh page would wait
-   for ever. What it missed it fetches when it is looked at again. */
-document.addEventListener("visibilitychange", () => {
-  if (document.hidden) {
-    close();
-    behind = true;
-  } else {
-    schedule(0);
-  }
-});
-window.addEventListener("pagehide", close);
+window.addEventListener("online", () => share.online());
+window.addEventListener("offline", () => share.offline());
+document.addEventListener("visibilitychange", () => settle());
+window.addEventListener("pagehide", () => settle(false));
 window.addEventListener("pageshow", (event) => {
-  if (event.persisted) lost(); // back from the browser's page cache: the stream was closed
+  if (event.persisted) settle(); // back from the browser's page cache
 });

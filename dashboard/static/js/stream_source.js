@@ -1,0 +1,76 @@
+/* The event stream itself: opened again after a loss and where its topics change, resumed behind the last message.
+ *
+ *   const source = new Source({ opened, news, lost, signedOut });
+ *   source.follow(["runs", "run:12"]);   // none: the stream is closed
+ */
+
+const FIRST_DELAY_MS = 500;
+const LONGEST_DELAY_MS = 15000;
+const SETTLE_MS = 20; // tabs and parts of a page name their topics one after another
+
+export class Source {
+  constructor(on) {
+    this.on = on;
+    this.topics = [];
+    this.open = null; // the topics of a stream that said hello
+    this.lastId = "";
+    this.delay = FIRST_DELAY_MS;
+    this.timer = null;
+    this.events = null;
+  }
+
+  follow(topics) {
+    const wanted = [...new Set(topics)].sort();
+    if (!wanted.length) {
+      clearTimeout(this.timer);
+      this.topics = [];
+      this.close();
+    } else if (wanted.join() !== this.topics.join()) {
+      this.topics = wanted;
+      this.schedule(SETTLE_MS);
+    } else if (this.open) {
+      this.on.opened(this.open); // who asked for what is streamed already
+    }
+  }
+
+  schedule(wait) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.connect(), wait);
+  }
+
+  close() {
+    this.events?.close();
+    this.events = this.open = null;
+  }
+
+  connect() {
+    this.close();
+    const topics = this.topics;
+    const query = new URLSearchParams({ topics: topics.join(",") });
+    if (this.lastId) query.set("last", this.lastId);
+    const mine = new EventSource(`/live/stream?${query}`);
+    this.events = mine;
+    const hear = (name, then) => mine.addEventListener(name, (event) => mine === this.events && then(event));
+    hear("hello", ({ lastEventId }) => {
+      this.lastId = lastEventId;
+      this.delay = FIRST_DELAY_MS;
+      this.open = topics;
+      this.on.opened(topics);
+    });
+    hear("message", ({ lastEventId, data }) => {
+      if (lastEventId) this.lastId = lastEventId;
+      this.on.news(JSON.parse(data));
+    });
+    hear("bye", ({ data }) => (JSON.parse(data).why === "signed-out" ? this.on.signedOut() : this.lose()));
+    hear("error", () => this.lose());
+  }
+
+  lose() {
+    if (!this.topics.length) return;
+    this.close();
+    this.on.lost();
+    // Spread over time: a restarted server is not met by all browsers at once.
+    this.schedule(this.delay * (0.5 + Math.random()));
+    this.delay = Math.min(this.delay * 2, LONGEST_DELAY_MS);
+  }
+}
