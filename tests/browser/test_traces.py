@@ -34,14 +34,19 @@ def trace(rank: int) -> bytes:
     return json.dumps({"distributedInfo": {"rank": rank}, "traceEvents": events}).encode()
 
 
-def test_a_trace_is_uploaded_looked_at_and_deleted(page: Page, troubles: Troubles, tmp_path: Path) -> None:
+def upload(page: Page, name: str) -> None:
+    """As a person does, until it is read."""
     page.goto("/traces/")
     page.get_by_role("link", name="Upload a trace").click()
     files = [{"name": f"rank{r}.json", "mimeType": "application/json", "buffer": trace(r)} for r in (0, 1)]
     page.get_by_label("Files").set_input_files(files)  # type: ignore[arg-type]
-    page.get_by_label("Name").fill("Of another job")
+    page.get_by_label("Name").fill(name)
     page.get_by_role("button", name="Upload", exact=True).click()
     expect(page.locator("#verdict")).to_contain_text("a step:", timeout=RUN_MS)
+
+
+def test_a_trace_is_uploaded_looked_at_and_deleted(page: Page, troubles: Troubles, tmp_path: Path) -> None:
+    upload(page, "Of another job")
     expect(page.locator(".chart[data-chart=gantt] .main-svg").first).to_be_visible()
     expect(page.locator("#notes")).to_contain_text("Certain: stages")
     for size in (WIDE, PHONE):
@@ -95,3 +100,25 @@ def test_break_it_shows_what_belongs_to_a_fault_that_is_switched_on(page: Page) 
     expect(rank).to_be_visible()
     rank.fill("7")
     expect(page.locator("#error-inject__straggler__rank")).to_contain_text("There is no rank 7", timeout=RUN_MS)
+
+
+def test_what_if_says_when_it_gets_no_answer_and_when_its_trace_was_deleted_elsewhere(
+    page: Page, troubles: Troubles
+) -> None:
+    troubles.expected += ["ERR_FAILED", "Failed to fetch", "404"]
+    upload(page, "Deleted elsewhere")
+    links = page.locator("#whatif").get_by_label("Links", exact=True)
+    page.route("**/whatif/**", lambda route: route.abort())
+    links.select_option("2")
+    said = page.get_by_text("This change got no answer")
+    expect(said).to_have_count(1)
+    page.unroute("**/whatif/**")
+    links.select_option("4")
+    expect(said).to_have_count(0)
+    expect(page.locator("#whatif-result .verdict")).to_contain_text("4 times as fast")
+    other = page.context.new_page()
+    other.goto(f"{page.url.partition('?')[0]}delete/")
+    other.get_by_role("button", name="Delete the trace").click()
+    other.wait_for_url(re.compile(r"/traces/$"))
+    links.select_option("2")
+    expect(page.get_by_text("It may have been deleted")).to_be_visible()

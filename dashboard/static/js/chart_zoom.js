@@ -11,6 +11,7 @@ export function followZoom(entry, update) {
     const mine = ++asked;
     try {
       const answer = await fetch(src + part(entry), { headers: { Accept: "application/json" } });
+      if (answer.status === 404) return location.reload(); // deleted: the page says so
       if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
       const chart = await answer.json();
       if (mine === asked) await update({ [entry.element.dataset.chart]: chart });

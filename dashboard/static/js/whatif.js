@@ -65,6 +65,7 @@ async function answer(form) {
   old.setAttribute("aria-busy", "true");
   try {
     const got = await fetch(`${form.dataset.whatif}?${all}`, { headers: { Accept: "text/html" }, signal: asked.signal });
+    if (got.status === 404) return location.reload(); // deleted: the page says so
     const fresh = new DOMParser().parseFromString(await got.text(), "text/html").getElementById("whatif-result");
     if (!fresh) throw new Error(`what if: ${got.status}`);
     morph(old, fresh);
@@ -73,7 +74,18 @@ async function answer(form) {
     if (error.name === "AbortError") return; // a newer question is on its way
     console.warn(error);
     old.removeAttribute("aria-busy");
+    unanswered(old);
   }
+}
+
+/* What stands there answers another question: that is said, until the next answer takes its place. */
+function unanswered(old) {
+  const note = old.querySelector(":scope > [data-unanswered]") ?? document.createElement("p");
+  note.dataset.unanswered = "";
+  note.className = "notice warning";
+  note.setAttribute("role", "alert");
+  note.textContent = "This change got no answer: the yard could not be reached, or you are signed out. Below stands the answer before.";
+  old.prepend(note);
 }
 
 document.addEventListener("input", ({ target }) => {
