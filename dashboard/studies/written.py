@@ -8,9 +8,11 @@ from typing import NamedTuple
 from django.urls import reverse
 
 from dashboard.charts import capacity
+from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs import traces
 from dashboard.runs.traces import Trace
 from dashboard.studies import answers, streams
+from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align, sentence
@@ -163,19 +165,21 @@ def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], l
             continue  # a stream without a flush, or too long: its step cannot be walked again
         gain = measured.step / replay(trace.spec, measured, Change(links=FREE)).step
         now = row.entry.speed.ratio
-        said.append((now * gain, freed(row.entry.label, now, gain), row))
+        said.append((now * gain, freed(row.entry.label, now, gain, row.run.devices), row))
     said.sort(key=lambda one: one[0], reverse=True)
     if not said:
         return ["No traced step of several devices can be replayed."], []
-    return [text for _, text, _ in said], _to(said[0][2], tab="whatif")
+    noisy = [sentences.disturbed([taken_of(row.run) for _, _, row in said], DISTURBED_ABOVE)]
+    return [text for _, text, _ in said] + list(filter(None, noisy)), _to(said[0][2], tab="whatif")
 
 
-def freed(label: str, now: float, gain: float) -> str:
+def freed(label: str, now: float, gain: float, devices: int) -> str:
     """What free communication makes of a speedup of `now`, `gain` times as fast."""
     before, behind = ratio_text(now), ratio_text(now * gain)
     if before == behind:
         return f"{label} would stay at {before}: next to nothing of its step is communication that is not hidden."
-    return f"{label} would reach {behind} instead of {before}."
+    over = f", more than {devices} devices give at the baseline's pace" if now * gain > devices else ""
+    return f"{label} would reach {behind} instead of {before}{over}."
 
 
 def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], list[tuple[str, str]]]:

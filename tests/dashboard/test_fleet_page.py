@@ -14,7 +14,7 @@ from dashboard.fleet import selectors
 from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import timeline
 from dashboard.ledger import services as ledger
-from dashboard.runs.models import Attempt
+from dashboard.runs.models import Attempt, Run
 from parallel_core.spec import RunSpec
 from parallel_core.version import version
 from tests.dashboard import factory
@@ -49,6 +49,16 @@ def test_devices_show_their_run_and_the_queue_its_reason(client: Client, alice: 
     assert "Waits for" in said
     assert "in service" in said
     assert 'id="fleet"' in client.get(reverse("fleet:part")).content.decode()
+
+
+def test_runs_that_were_broken_on_purpose_wear_their_badge(client: Client, alice: Any) -> None:
+    """In their device, in the queue and in the table under the timeline."""
+    client.force_login(alice)
+    runs = [factory.queued(alice, {"dp": 2}, name="under way"), factory.queued(alice, name="waiting run")]
+    factory.start(runs[0])
+    assert 'data-state="broken"' not in page(client)
+    Run.objects.filter(pk__in=[run.pk for run in runs]).update(broken=["Straggler: rank 1 takes twice as long"])
+    assert page(client).count('data-state="broken"') == 4  # two devices, the queue, the table
 
 
 def test_runs_of_a_study_take_one_line_of_the_queue(client: Client, alice: Any) -> None:

@@ -144,8 +144,9 @@ def test_a_link_is_at_least_as_fast_as_its_fastest_message() -> None:
 
 
 def test_communication_that_costs_nothing_gains_nothing() -> None:
-    assert written.freed("DP", 1.5, 1.2) == "DP would reach 1.80x instead of 1.50x."
-    assert written.freed("DP", 1.5, 1.001).startswith("DP would stay at 1.50x: next to nothing")
+    assert written.freed("DP", 1.5, 1.2, 2) == "DP would reach 1.80x instead of 1.50x."
+    assert written.freed("TP", 1.5, 2.0, 2).endswith("1.50x, more than 2 devices give at the baseline's pace.")
+    assert written.freed("DP", 1.5, 1.001, 2).startswith("DP would stay at 1.50x: next to nothing")
 
 
 def test_every_answer_is_of_the_numbers(study: Study) -> None:
