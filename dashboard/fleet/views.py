@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dashboard.fleet import selectors, services
+from dashboard.fleet import refusals, selectors, services
 from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import HOURS, timeline
 from dashboard.runs import link_views
@@ -87,6 +87,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     waits = everyone_waiting() if queue else {}
     groups = [list(group) for _, group in groupby(queue, key=_turn)]
     workers = selectors.workers()
+    staff = request.user.is_staff  # type: ignore[union-attr]
     return {
         "workers": workers,
         "devices": sum(not worker.silent or device.run is not None for worker in workers for device in worker.devices),
@@ -97,5 +98,6 @@ def _context(request: HttpRequest) -> dict[str, Any]:
         "timeline": timeline(workers, hours),
         "hours": hours,
         "hours_choices": HOURS,
-        "may_drain": request.user.is_staff,  # type: ignore[union-attr]
+        "may_drain": staff,
+        "refusals": refusals.lately() if staff else [],
     }

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -264,7 +265,7 @@ def test_a_worker_of_another_version_is_told_apart(client: Client, bob: Any) -> 
         Worker.objects.filter(pk=host.pk).update(version=theirs)
         assert "Bring both to one version" not in page(client)
     Worker.objects.filter(pk=host.pk).update(version="0.0.<1>")
-    assert f"It runs version 0.0.&lt;1&gt;, the dashboard {version()}:" in page(client)
+    assert f"Its version is 0.0.&lt;1&gt;, the dashboard's {version()}:" in page(client)
 
 
 def test_a_worker_that_the_web_refuses_is_seen_with_its_setting(client: Client, bob: Any, admin: Any) -> None:
@@ -278,3 +279,25 @@ def test_a_worker_that_the_web_refuses_is_seen_with_its_setting(client: Client, 
     assert reverse("accounts:tokens") in client.get(reverse("fleet:part")).content.decode()
     Worker.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=5))
     assert "Runs over uploaded texts" not in page(client), "a silent one says nothing of now"
+
+
+def test_admins_see_whom_redis_turned_away(client: Client, bob: Any, admin: Any, redis_url: str) -> None:
+    broker = redis.Redis.from_url(redis_url)
+    broker.execute_command("ACL", "LOG", "RESET")
+    broker.execute_command("ACL", "SETUSER", "gpu7", "on", ">right", "~worker.gpu7*", "+@all")
+    try:
+        for password in ("wrong", "right"):
+            with pytest.raises((redis.AuthenticationError, redis.exceptions.NoPermissionError)):
+                redis.Redis.from_url(redis_url, username="gpu7", password=password).llen("worker.gpu8")
+        client.force_login(admin)
+        said = page(client)
+        assert said.count("Redis refused the user gpu7 from this host, just now.") == 2
+        assert "The user or the password in REDIS_URL there is wrong" in said
+        assert "It may not reach worker.gpu8: TRAINYARD_WORKER_NAME there must be" in said
+        factory.worker("gpu7")
+        assert page(client).count("Redis refused") == 1, "it got in since with another password"
+        client.force_login(bob)
+        assert "Redis refused" not in page(client), "an address is nobody's business but an admin's"
+    finally:
+        broker.execute_command("ACL", "DELUSER", "gpu7")
+        broker.execute_command("ACL", "LOG", "RESET")
