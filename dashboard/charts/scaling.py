@@ -111,7 +111,7 @@ def sentences(points: Sequence[Point]) -> list[str]:
     what = f"of what {cores}, shared by {most} devices" if best.shared else f"of ideal on {most} devices"
     out = [f"{percent_text(best.efficiency)} {what}: {best.name} scales best, {_times(best)}."]
     if worst is not best:
-        out.append(f"{percent_text(worst.efficiency)} is the least: {worst.name}, {_times(worst)}.")
+        out.append(f"{percent_text(worst.efficiency)} is the least on {most} devices: {worst.name}, {_times(worst)}.")
     return out
 
 

@@ -210,6 +210,8 @@ def fix(run: Run) -> str:
         return _less_memory(RunSpec.model_validate(run.spec))
     if "ReplicasDiffer" in run.detail:
         return "Go on from a checkpoint of before, on another device: a device or its memory changed a value by itself."
+    if run.resume_run and _of_its_checkpoint(run):
+        return _elsewhere(run.resume_run, run.resume_step, generates=run.generates)
     again = _again(run)
     return {
         "user_code": "Clone it and change what the traceback names; the log below has the lines before it.",
@@ -219,6 +221,20 @@ def fix(run: Run) -> str:
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
+
+
+def _of_its_checkpoint(run: Run) -> bool:
+    """Whether the checkpoint that it was to begin from is gone, damaged or another model's."""
+    return "CheckpointError" in run.detail or (run.cause == "refused" and "checkpoint" in run.detail.lower())
+
+
+def _elsewhere(source: Run, step: int | None, *, generates: bool) -> str:
+    """What to begin from instead of the source's checkpoint of `step`: its newest other one, else nothing."""
+    do = "Generate" if generates else "Resume it"
+    if others := [own for own in resuming.steps(source) if own != step]:
+        return f"{do} from another checkpoint of run {source.pk}: step {others[-1]}."
+    what = f"Clone run {source.pk}, which makes new ones" if generates else "Clone it with Resume from left empty"
+    return f"Run {source.pk} has no other checkpoint. {what}."
 
 
 def _again(run: Run) -> str:

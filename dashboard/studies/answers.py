@@ -44,7 +44,7 @@ def _memory(view: Overview) -> Answer | None:
     if not sizes:
         return None
     (least, label), (most, worst) = min(sizes), max(sizes)
-    detail = f"{label}; the most takes {worst} with {bytes_text(most)}."
+    detail = f"{label}; {worst} takes most, {bytes_text(most)}."
     return Answer("Least memory", bytes_text(least), detail, "memory")
 
 

@@ -15,7 +15,8 @@ from dashboard.control.placement import Wait, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
 from dashboard.runs import queue, services, spec_fields, states
-from dashboard.runs.models import Attempt, Checkpoint, Run
+from dashboard.runs.models import Attempt, Checkpoint, Run, State
+from dashboard.runs.page_verdict import fix
 from parallel_core.observe.records import encode
 from tests.dashboard import factory
 from tests.dashboard.test_api import bearer, post
@@ -194,3 +195,22 @@ def test_what_its_writer_kept_to_itself_waits_for_it(alice: Any, saved: Run) -> 
     factory.worker("yard-b")
     Worker.objects.update(shared_checkpoints=True)
     assert needed(run) == ("yard-a",)
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("refused", "The checkpoint step-00000020 is damaged: rank-0.bin has 1 bytes instead of 2."),
+        ("user_code", "Rank 0 failed before its first step in loading: CheckpointError: step-00000020 was changed."),
+    ],
+)
+def test_a_damaged_checkpoint_leads_to_another_one(alice: Any, saved: Run, cause: str, said: str) -> None:
+    run = factory.queued(alice, {"dp": 2}, resume_from={"run": saved.pk, "step": 20})
+    factory.start(run)
+    factory.end(run, State.FAILED, said, cause)
+    run = Run.objects.get(pk=run.pk)
+    assert fix(run) == f"Resume it from another checkpoint of run {saved.pk}: step 10."
+    Checkpoint.objects.filter(step=10).delete()
+    assert fix(run) == f"Run {saved.pk} has no other checkpoint. Clone it with Resume from left empty."
+    run.wish = {"prompt": [1]}
+    assert fix(run) == f"Run {saved.pk} has no other checkpoint. Clone run {saved.pk}, which makes new ones."

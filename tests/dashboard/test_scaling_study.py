@@ -143,7 +143,7 @@ def test_titles_follow_the_numbers() -> None:
     vgg = Point("VGG-16", "DP", "dp", "weak", 4, 1.2, 0.62)
     assert charts.sentences([*one, gpt, vgg]) == [
         "90 % of ideal on 4 devices: GPT, DP, weak scales best, 3.60x of one.",
-        "30 % is the least: VGG-16, DP, weak, 1.20x of one.",
+        "30 % is the least on 4 devices: VGG-16, DP, weak, 1.20x of one.",
     ]
     stalls = charts.stalls([*one, gpt, vgg], "s")
     assert stalls.title.startswith("62 % of a step stalls on communication: VGG-16, DP, weak on 4 devices")
