@@ -1,6 +1,6 @@
-"""Runs, their attempts, and the measurements that came back.
+"""Runs, their attempts, and what happened to them; the measurements that came back are of `measured`.
 
-State changes go through `dashboard.runs.states` alone; measurements are written by `dashboard.control` alone.
+State changes go through `dashboard.runs.states` alone.
 """
 
 from __future__ import annotations
@@ -8,7 +8,26 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import models
 
+from dashboard.runs.measured import Cursor, LogChunk, MemoryRecord, ProfilePart, RankInfo, SeriesChunk, SpanChunk
 from parallel_core.observe.asked import HOWS
+
+__all__ = [
+    "ACTIVE",
+    "ENDED",
+    "Attempt",
+    "Checkpoint",
+    "Corpus",
+    "Cursor",
+    "Event",
+    "LogChunk",
+    "MemoryRecord",
+    "ProfilePart",
+    "RankInfo",
+    "Run",
+    "SeriesChunk",
+    "SpanChunk",
+    "State",
+]
 
 
 class State(models.TextChoices):
@@ -158,125 +177,6 @@ class Checkpoint(models.Model):
     class Meta:
         ordering = ("step",)
         constraints = [models.UniqueConstraint(fields=("run", "worker", "step"), name="one_checkpoint_a_step")]
-
-
-class Cursor(models.Model):
-    """How far a file of an attempt's rank has arrived; moves in the transaction that stores what arrived."""
-
-    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="cursors")
-    rank = models.IntegerField()
-    channel = models.CharField(max_length=8)
-    offset = models.BigIntegerField(default=0)
-
-    class Meta:
-        constraints = [models.UniqueConstraint(fields=("attempt", "rank", "channel"), name="one_cursor_a_file")]
-
-
-class SeriesChunk(models.Model):
-    """Up to 500 points of one series of one rank (dtype records.POINT), ordered by step. Full chunks are closed."""
-
-    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="chunks")
-    rank = models.IntegerField()
-    name = models.CharField(max_length=60)
-    first_step = models.IntegerField()
-    last_step = models.IntegerField()
-    count = models.IntegerField()
-    closed = models.BooleanField(default=False)
-    data = models.BinaryField()
-
-    class Meta:
-        ordering = ("attempt", "rank", "name", "id")
-        indexes = [models.Index(fields=("attempt", "name", "rank", "first_step"))]
-
-
-class LogChunk(models.Model):
-    """Bytes [start, end) of a rank's log."""
-
-    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="logs")
-    rank = models.IntegerField()
-    start = models.BigIntegerField()
-    end = models.BigIntegerField()
-    data = models.BinaryField()
-
-    class Meta:
-        ordering = ("attempt", "rank", "start")
-        indexes = [models.Index(fields=("attempt", "rank", "start"))]
-
-
-class SpanChunk(models.Model):
-    """The spans of one rank in one traced step (dtype records.SPAN); `total` may be more than `count` rows kept."""
-
-    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="spans")
-    rank = models.IntegerField()
-    step = models.IntegerField()
-    count = models.IntegerField()
-    total = models.IntegerField()
-    clock_within = models.BigIntegerField(null=True)
-    """ns by which its times may be off those of rank 0; None on the host of rank 0, and where there is one host."""
-    data = models.BinaryField()
-
-    class Meta:
-        ordering = ("attempt", "step", "rank")
-        constraints = [models.UniqueConstraint(fields=("attempt", "step", "rank"), name="one_chunk_a_traced_step")]
-
-
-class MemoryRecord(models.Model):
-    """The metered step of one rank: the header of its `memory` frame, and the curve (dtype records.MEMORY)."""
-
-    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="memory")
-    rank = models.IntegerField()
-    step = models.IntegerField()
-    peak_total = models.BigIntegerField()
-    peak = models.JSONField(default=dict)
-    final = models.JSONField(default=dict)
-    rss_delta = models.BigIntegerField(default=0)
-    curve = models.BinaryField(default=bytes)
-
-    class Meta:
-        ordering = ("attempt", "rank", "step")
-        constraints = [models.UniqueConstraint(fields=("attempt", "step", "rank"), name="one_memory_a_step")]
-
-
-class ProfilePart(models.Model):
-    """Piece `part` of `of` of a file about a rank's step (`size` bytes); `of` = 0: it was too large to be kept.
-
-    The file is torch.profiler's trace (gzipped Chrome trace), or a snapshot of the CUDA allocator's history
-    (parallel_core.observe.snapshot).
-    """
-
-    class Kind(models.TextChoices):
-        PROFILE = "profile"
-        SNAPSHOT = "snapshot"
-
-    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="profiles")
-    kind = models.CharField(max_length=8, choices=Kind.choices, default=Kind.PROFILE)
-    rank = models.IntegerField()
-    step = models.IntegerField()
-    part = models.IntegerField()
-    of = models.IntegerField()
-    size = models.BigIntegerField()
-    data = models.BinaryField()
-
-    class Meta:
-        ordering = ("attempt", "step", "rank", "part")
-        constraints = [
-            models.UniqueConstraint(fields=("attempt", "kind", "step", "rank", "part"), name="one_piece_a_file")
-        ]
-
-
-class RankInfo(models.Model):
-    """The `hello` and `summary` frames of a rank, and what its `generated` frames told (analysis.generated)."""
-
-    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="ranks")
-    rank = models.IntegerField()
-    hello = models.JSONField(default=dict)
-    summary = models.JSONField(default=dict)
-    phase = models.CharField(max_length=16, blank=True)
-    generated = models.JSONField(default=dict, blank=True)
-
-    class Meta:
-        ordering = ("attempt", "rank")
-        constraints = [models.UniqueConstraint(fields=("attempt", "rank"), name="one_info_a_rank")]
 
 
 class Event(models.Model):

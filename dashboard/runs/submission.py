@@ -132,11 +132,7 @@ def submit(
 
     Raises services.Invalid with every wrong field, PermissionDenied for viewers.
     """
-    found = assess(spec, resume_from, over_hosts)
-    errors = dict(found.errors)
-    if found.memory_error and not anyway:
-        errors.setdefault("trace.memory_cap" if _cap_binds(found) else _size_field(found), found.memory_error)
-    if errors:
+    if errors := _against(assess(spec, resume_from, over_hosts), anyway):
         raise services.Invalid(errors)
     return services.submit(
         owner=owner,
@@ -148,6 +144,14 @@ def submit(
         over_hosts=over_hosts,
         **place,
     )
+
+
+def _against(found: Assessment, anyway: bool) -> dict[str, str]:
+    """What speaks against queuing it, by field; the predicted memory stands at the field that makes it too large."""
+    errors = dict(found.errors)
+    if found.memory_error and not anyway:
+        errors.setdefault("trace.memory_cap" if _cap_binds(found) else _size_field(found), found.memory_error)
+    return errors
 
 
 def _size_field(found: Assessment) -> str:

@@ -20,12 +20,6 @@ STRAGGLER = [{"kind": "straggler", "rank": 1, "factor": 3}]
 SENTENCE = "Straggler: rank 1 takes 3 times as long to compute"
 
 
-@pytest.fixture
-def member(client: Client, alice: Any) -> Client:
-    client.force_login(alice)
-    return client
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_fault_survives_the_way_through_the_form(kind: str) -> None:
     fault = KINDS[kind]().model_dump(mode="json")

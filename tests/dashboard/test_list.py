@@ -20,12 +20,6 @@ def make(owner: Any, name: str = "run", **changes: Any) -> Run:
     return Run.objects.create(name=name, owner=owner, **values | changes)
 
 
-@pytest.fixture
-def reader(client: Client, bob: Any) -> Client:
-    client.force_login(bob)
-    return client
-
-
 def names(client: Client, query: str = "") -> list[str]:
     return [run.name for run in client.get(f"/runs/{query}").context["page"]]
 

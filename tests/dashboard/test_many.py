@@ -21,12 +21,6 @@ def broker(redis_url: str) -> None:
     """Announcements have somewhere to go."""
 
 
-@pytest.fixture
-def reader(client: Client, bob: Any) -> Client:
-    client.force_login(bob)
-    return client
-
-
 def test_studies_stand_on_pages_newest_first(reader: Client, alice: Any) -> None:
     for i in range(PER_PAGE + 1):
         Study.objects.create(name=f"study {i}", owner=alice)

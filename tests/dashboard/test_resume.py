@@ -25,12 +25,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def member_client(client: Client, alice: Any) -> Client:
-    client.force_login(alice)
-    return client
-
-
-@pytest.fixture
 def saved(alice: Any) -> Run:
     """A run on yard-a with checkpoints at steps 10 and 20."""
     run = factory.queued(alice, {"dp": 2})
@@ -63,45 +57,45 @@ def test_a_retry_prefers_the_host_of_its_checkpoints(saved: Run) -> None:
     assert (request.prefer, request.needs) == ("yard-a", ())
 
 
-def test_a_later_attempt_says_where_it_began(member_client: Client, saved: Run) -> None:
+def test_a_later_attempt_says_where_it_began(member: Client, saved: Run) -> None:
     first = saved.attempts.get()
     Run.objects.filter(pk=saved.pk).update(retries_left=1)
     states.lose(first, "Its worker was lost.")
     second = states.place(saved, first.devices, Worker.objects.get(name="yard-a"))
     states.running(second, {"step": 20, "run": saved.pk, "attempt": first.pk, "why": ""})
     assert "resumed from step 20 of attempt 1" in saved.events.last().text
-    assert "resumed from step 20 of attempt 1" in member_client.get(f"/runs/{saved.pk}/").content.decode()
+    assert "resumed from step 20 of attempt 1" in member.get(f"/runs/{saved.pk}/").content.decode()
     Attempt.objects.filter(pk=second.pk).update(begins={"step": 0, "why": "no checkpoint of it is on yard-b"})
-    assert "from step 0: no checkpoint of it is on yard-b" in member_client.get(f"/runs/{saved.pk}/").content.decode()
+    assert "from step 0: no checkpoint of it is on yard-b" in member.get(f"/runs/{saved.pk}/").content.decode()
 
 
-def test_resume_as_fills_the_form(member_client: Client, saved: Run) -> None:
-    assert f"/runs/{saved.pk}/resume" in member_client.get(f"/runs/{saved.pk}/").content.decode()
-    page = member_client.get(f"/runs/{saved.pk}/resume").content.decode()
+def test_resume_as_fills_the_form(member: Client, saved: Run) -> None:
+    assert f"/runs/{saved.pk}/resume" in member.get(f"/runs/{saved.pk}/").content.decode()
+    page = member.get(f"/runs/{saved.pk}/resume").content.decode()
     assert f'value="{saved.pk}:20"' in page and "Resume “" in page
-    assert f'value="{saved.pk}:10"' in member_client.get(f"/runs/{saved.pk}/resume?step=10").content.decode()
+    assert f'value="{saved.pk}:10"' in member.get(f"/runs/{saved.pk}/resume?step=10").content.decode()
 
 
-def test_resume_as_of_a_run_that_is_done_has_steps_left(member_client: Client, saved: Run) -> None:
+def test_resume_as_of_a_run_that_is_done_has_steps_left(member: Client, saved: Run) -> None:
     """The form is not refused before anything was typed: the run goes on for as many steps again."""
     factory.feed(saved.attempts.get(), 0, frame(43, [20, 43]))
-    done = member_client.get(f"/runs/{saved.pk}/resume")
+    done = member.get(f"/runs/{saved.pk}/resume")
     assert done.context["form"].initial["train__steps"] == "86"
     assert not done.context["form"].assessment.errors and "as many again are filled in" in done.content.decode()
-    before = member_client.get(f"/runs/{saved.pk}/resume?step=20")
+    before = member.get(f"/runs/{saved.pk}/resume?step=20")
     assert before.context["form"].initial["train__steps"] == "43"
     assert "as many again" not in before.content.decode()
 
 
-def test_a_run_without_checkpoints_has_nothing_to_resume(member_client: Client, alice: Any) -> None:
+def test_a_run_without_checkpoints_has_nothing_to_resume(member: Client, alice: Any) -> None:
     run = factory.queued(alice)
-    assert "/resume" not in member_client.get(f"/runs/{run.pk}/").content.decode()
-    assert member_client.get(f"/runs/{run.pk}/resume").status_code == 404
+    assert "/resume" not in member.get(f"/runs/{run.pk}/").content.decode()
+    assert member.get(f"/runs/{run.pk}/resume").status_code == 404
 
 
-def test_another_layout_is_queued_and_its_worker_is_told(member_client: Client, saved: Run) -> None:
+def test_another_layout_is_queued_and_its_worker_is_told(member: Client, saved: Run) -> None:
     spec = {**saved.spec, "parallel": {"tp": 2}}
-    answer = member_client.post("/runs/new/", form_of(spec, resume_from=f"{saved.pk}:10"))
+    answer = member.post("/runs/new/", form_of(spec, resume_from=f"{saved.pk}:10"))
     assert answer.status_code == 302, answer.content.decode()
     run = Run.objects.latest("pk")
     assert (run.resume_run_id, run.resume_step) == (saved.pk, 10)
@@ -131,10 +125,10 @@ def test_what_it_waits_for_names_the_host(alice: Any, saved: Run) -> None:
     ],
 )
 def test_what_does_not_fit_is_said_at_its_field(
-    member_client: Client, saved: Run, named: str, path: str, value: str, field: str, told: str
+    member: Client, saved: Run, named: str, path: str, value: str, field: str, told: str
 ) -> None:
     form = form_of(saved.spec, resume_from=named.format(run=saved.pk), **{spec_fields.html_name(path): value})
-    answer = member_client.post("/runs/new/", form)
+    answer = member.post("/runs/new/", form)
     assert answer.status_code == 422
     page = answer.content.decode()
     at = page.index(f'id="error-{field}"')
@@ -142,15 +136,15 @@ def test_what_does_not_fit_is_said_at_its_field(
     assert Run.objects.count() == 1
 
 
-def test_what_was_refused_is_still_to_be_resumed(member_client: Client, saved: Run) -> None:
+def test_what_was_refused_is_still_to_be_resumed(member: Client, saved: Run) -> None:
     """Its heading, its checkpoints and all that was typed; what names no run's checkpoint is a new run."""
     form = form_of(saved.spec, resume_from=f"{saved.pk}:10", name="my words", tags="a, b", train__lr="fast")
-    page = member_client.post("/runs/new/", form).content.decode()
+    page = member.post("/runs/new/", form).content.decode()
     assert f"<h1>Resume “{saved.name}” as…</h1>" in page and "Put right what is marked below" in page
     assert f'href="/runs/{saved.pk}/resume?step=10" aria-current="true"' in page
     assert all(f'value="{typed}"' in page for typed in ("my words", "a, b", "fast", f"{saved.pk}:10"))
     for other in ("", "99999:1", "words"):
-        page = member_client.post("/runs/new/", form | {"resume_from": other}).content.decode()
+        page = member.post("/runs/new/", form | {"resume_from": other}).content.decode()
         assert "<h1>New run</h1>" in page
 
 

@@ -28,13 +28,6 @@ HX = {"HX-Request": "true"}
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def member(alice: Any) -> Client:
-    client = Client()
-    client.force_login(alice)
-    return client
-
-
 def asked(model: str = "1.5B") -> Search:
     return services.ask("bubbles", {"model": model}, lambda: {"model": model})
 

@@ -12,7 +12,7 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import RankInfo
-from dashboard.studies import method, written
+from dashboard.studies import figures, method, written
 from dashboard.studies.link_rates import Rate, rates
 from dashboard.studies.models import Study
 from dashboard.studies.report_views import SHARES
@@ -168,3 +168,13 @@ def test_answers_change_with_the_runs(alice: Any) -> None:
     assert "sends nothing" in said["Is there a reason to use the slowest?"]
     alone = factory.study(alice, "One", ({},), recompute=False)
     assert _answers(alone) == {}
+
+
+def test_report_needs_nothing_else_and_says_the_same(reader: Client, study: Study) -> None:
+    text = reader.get(f"/studies/{study.pk}/report/").content.decode()
+    view = overview(study.runs.all(), study.baseline)
+    assert all(html.escape(sentence) in text for sentence in view.verdict)
+    assert all(html.escape(chart.title) in text for chart in figures.of_overview(view).values())
+    assert not re.search(r"<script|<link[^>]*stylesheet|<img|src=", text)
+    assert "@media print" in text
+    assert all(run.label in text for run in study.runs.all())

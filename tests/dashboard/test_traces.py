@@ -41,12 +41,6 @@ def _files(settings: Any, tmp_path: Path) -> None:
     settings.MEDIA_ROOT = tmp_path
 
 
-@pytest.fixture
-def member(client: Client, alice: Any) -> Client:
-    client.force_login(alice)
-    return client
-
-
 def send(client: Client, *files: tuple[str, bytes], name: str = "") -> Any:
     uploads = [SimpleUploadedFile(file, data) for file, data in files]
     return client.post(reverse("traces:new"), {"name": name, "files": uploads})
