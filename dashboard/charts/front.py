@@ -29,7 +29,18 @@ def figure(points: Sequence[Point], x_title: str, y_title: str, units: tuple[str
         "x": [point.x for point in best],
         "y": [point.y for point in best],
     }
-    dots = {
+    widest = 1.06 * max((point.x for point in points), default=1.0)
+    layout = theme.layout(
+        360,
+        xaxis=theme.axis(x_title, range=[0, widest]),
+        yaxis=theme.axis(y_title, rangemode="tozero"),
+        hovermode="closest",
+    )
+    return {"data": [line, _dots(points, units)], "layout": layout}
+
+
+def _dots(points: Sequence[Point], units: tuple[str, str]) -> dict[str, Any]:
+    return {
         "type": "scatter",
         "mode": "markers",
         "x": [point.x for point in points],
@@ -42,11 +53,3 @@ def figure(points: Sequence[Point], x_title: str, y_title: str, units: tuple[str
         "customdata": [theme.name(point.label) for point in points],
         "hovertemplate": f"%{{customdata}}<br>%{{x:.3g}} {units[0]}, %{{y:.3g}} {units[1]}<extra></extra>",
     }
-    widest = 1.06 * max((point.x for point in points), default=1.0)
-    layout = theme.layout(
-        360,
-        xaxis=theme.axis(x_title, range=[0, widest]),
-        yaxis=theme.axis(y_title, rangemode="tozero"),
-        hovermode="closest",
-    )
-    return {"data": [line, dots], "layout": layout}

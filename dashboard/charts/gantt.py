@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
+from dashboard.charts.gantt_bars import BAR, Spans, bars, inside, length, longest
 from dashboard.charts.gantt_waits import LEAST_WAIT, WAITING, cut
 from dashboard.charts.gantt_words import HIDDEN, MEASURED, TRACED, Words, hover, number, waits_in
 from dashboard.charts.labels import covered
@@ -25,9 +26,6 @@ from dashboard.charts.updates import of_one
 from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.analysis.waits import Waited, among, origin
 from parallel_core.schedule.ir import INSIDE, P2P, Kind
-
-Spans = Mapping[int, NDArray[np.void]]
-"""global rank -> SPAN rows of one step."""
 
 ROW_PX = 56
 GAP = 0.4
@@ -67,25 +65,34 @@ def figure_of(
     ranks of the only run stand, in a few words.
     """
     rows, ticks, height = _rows(runs, words.row, places or {})
-    bars = [_bars(spans, rows[i], waits, window) for i, (_, spans, waits) in enumerate(_with_waits(runs, waited))]
-    table = np.concatenate(bars) if bars else np.empty(0, BAR)
-    kept = _longest(table, max_bars)
+    found = [bars(spans, rows[i], waits, window) for i, (_, spans, waits) in enumerate(_with_waits(runs, waited))]
+    table = np.concatenate(found) if found else np.empty(0, BAR)
+    kept = longest(table, max_bars)
     span_ms = max((length(spans) / 1e6 for _, spans in runs), default=0) or 1.0
     data = _data(kept, span_ms, window, words)
-    layout = theme.layout(
+    layout = _layout(words.axis, span_ms, ticks, height)
+    layout["meta"] = {
+        "shown": len(kept),
+        "inside": len(table),
+        "total": sum(len(rows) for _, own in runs for rows in own.values()),
+    }
+    return {"data": data, "layout": layout}
+
+
+def _layout(title: str, span_ms: float, ticks: Sequence[tuple[float, str]], height: float) -> dict[str, Any]:
+    """The whole step across, and rows of which the last ends at `height`, with their labels."""
+    return theme.layout(
         int(ROW_PX * height) + 56,
         barmode="overlay",
         bargap=0,
         uniformtext={"minsize": 9, "mode": "hide"},
-        xaxis=theme.axis(words.axis, range=[0, span_ms * 1.005], zeroline=False),
+        xaxis=theme.axis(title, range=[0, span_ms * 1.005], zeroline=False),
         yaxis={
             **theme.rows_axis([text for _, text in ticks]),
             "tickvals": [y for y, _ in ticks],
             "range": [height - 0.45, -0.55],
         },
-        meta={"shown": len(kept), "inside": len(table), "total": sum(len(r) for _, own in runs for r in own.values())},
     )
-    return {"data": data, "layout": layout}
 
 
 def _data(
@@ -146,25 +153,6 @@ def _counted(meta: Mapping[str, int]) -> str:
     return f"all {count_text(inside)} spans in view, of {count_text(total)}"
 
 
-BAR = np.dtype(
-    [
-        ("kind", "u1"),
-        ("y", "f8"),
-        ("rank", "i4"),
-        ("stage", "i2"),
-        ("micro_batch", "i4"),
-        ("version", "i4"),
-        ("start", "f8"),
-        ("end", "f8"),
-        ("bytes", "i8"),
-        ("waited", "f8"),  # ms
-        ("until", "f8"),  # when that ended, ms from the start of the step
-        ("known", "?"),  # whether waits are told from talk on its rank
-        ("for", "i4"),  # the rank it waited for
-        ("idle", "?"),
-        ("covered", "?"),  # no room for its number
-    ]
-)
 _PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimizer", "other")
 _ON = {"forward": "on-forward", "backward": "on-backward", "weight": "on-weight", "recompute": "on-forward"}
 """Colour of the numbers in bars whose fill asks for one."""
@@ -197,45 +185,6 @@ def _rows(
         places.append(place)
         at += GAP
     return places, ticks, max(at - GAP, 1)
-
-
-def inside(rows: NDArray[np.void], zero: int, window: tuple[float, float]) -> NDArray[np.bool_]:
-    """Which rows touch the window, ms from `zero`."""
-    low, high = (zero + side * 1e6 for side in window)
-    return np.logical_and(rows["end"] >= low, rows["start"] <= high)
-
-
-def length(spans: Spans) -> int:
-    """Nanoseconds from the first instant to the last."""
-    return max((int(rows["end"].max()) for rows in spans.values() if len(rows)), default=0) - origin(spans)
-
-
-def _bars(
-    spans: Spans, place: Mapping[int, float], waited: Mapping[int, Waited], window: tuple[float, float] | None
-) -> NDArray[np.void]:
-    parts, zero = [np.empty(0, BAR)], origin(spans)
-    for rank, every in spans.items():
-        chosen = slice(None) if window is None else inside(every, zero, window)
-        rows = of_one(every, len(spans))[chosen]
-        out = np.zeros(len(rows), BAR)
-        out["kind"], out["micro_batch"], out["rank"] = rows["kind"], rows["micro_batch"], rank
-        out["start"], out["end"] = (rows["start"] - zero) / 1e6, (rows["end"] - zero) / 1e6
-        out["y"], out["idle"] = place[rank], rows["kind"] == Kind.STEP
-        out["stage"], out["bytes"], out["version"] = rows["stage"], rows["bytes"], rows["version"]
-        if rank in waited:
-            out["waited"], out["for"] = waited[rank].ns[chosen] / 1e6, waited[rank].ranks[chosen]
-            out["known"] = True
-            out["until"] = (waited[rank].until[chosen] - zero) / 1e6
-        parts.append(out)
-    return np.concatenate(parts)
-
-
-def _longest(table: NDArray[np.void], most: int) -> NDArray[np.void]:
-    """At most `most` rows, the longest, in their own order; the steps themselves are always among them."""
-    if len(table) <= most:
-        return table
-    length = np.where(table["idle"], np.inf, table["end"] - table["start"])
-    return table[np.sort(np.argsort(-length, kind="stable")[:most])]
 
 
 def _lanes(phase: str, rows: NDArray[np.void]) -> NDArray[np.int64]:

@@ -12,8 +12,8 @@ LEAST_WAIT = 0.001
 
 
 def cut(bars: NDArray[np.void], least_ms: float) -> NDArray[np.void]:
-    """Takes the waiting out of messages and collectives (rows of `gantt.BAR`), in place; what was taken out, where it
-    lasts `least_ms`."""
+    """Takes the waiting out of messages and collectives (rows of `gantt_bars.BAR`), in place; what was taken out, where
+    it lasts `least_ms`."""
     chosen = bars["waited"] >= max(least_ms, np.finfo(float).tiny)
     out = bars[chosen]
     out["start"], out["end"] = out["until"] - out["waited"], out["until"]

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
-from dashboard.charts.gantt import ROW_PX, Spans
+from dashboard.charts.gantt import ROW_PX
+from dashboard.charts.gantt_bars import Spans
 from dashboard.charts.theme import Figure
 from parallel_core.analysis import waits
 from parallel_core.analysis.bins import Bins, bins

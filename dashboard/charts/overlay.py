@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
-from dashboard.charts.gantt import FULL, Spans
+from dashboard.charts.gantt import FULL
+from dashboard.charts.gantt_bars import Spans
 from dashboard.charts.theme import var
 from parallel_core.analysis.quantities import significant
 from parallel_core.analysis.waits import Waited, origin

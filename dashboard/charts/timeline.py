@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from dashboard.charts import gantt, heatmap
 from dashboard.charts.chart import Chart
-from dashboard.charts.gantt import MAX_BARS, Spans
+from dashboard.charts.gantt import MAX_BARS
+from dashboard.charts.gantt_bars import Spans, inside
 from dashboard.charts.heatmap import Window
 from dashboard.charts.theme import var
 from parallel_core.analysis.bins import Bins
@@ -135,7 +136,7 @@ class Step:
         if window is None:
             return self.total
         zero = origin(self.spans)
-        return sum(int(gantt.inside(rows, zero, window).sum()) for rows in self.spans.values())
+        return sum(int(inside(rows, zero, window).sum()) for rows in self.spans.values())
 
     def chart(self, title: str, source: str, window: Window | None = None, lit: Lit | None = None) -> Chart:
         """Bars, or a heatmap of more than MAX_BARS spans in view; a short step is always shown whole. Among bars `lit`
@@ -156,6 +157,12 @@ class Step:
 
 _kept: OrderedDict[Hashable, Step] = OrderedDict()
 _lock = threading.Lock()
+
+
+def forget() -> None:
+    """Lets go of every step that is remembered: where a key may come to name other content."""
+    with _lock:
+        _kept.clear()
 
 
 def kept(key: Hashable, read: Callable[[], Step]) -> Step:

@@ -11,7 +11,7 @@ from django import forms
 
 from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
-from dashboard.charts.gantt import length
+from dashboard.charts.gantt_bars import length
 from dashboard.charts.gantt_words import REPLAYED
 from dashboard.charts.timeline import Step
 from dashboard.fields import Choice, Form, Number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from tests.dashboard.peer import Peer
 
 
 @pytest.fixture(autouse=True)
-def _no_step_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_step_is_remembered() -> None:
     """A yard never gives a number twice; the tests' database does, and a long step is remembered by its run's."""
-    monkeypatch.setattr(timeline, "_kept", OrderedDict())
+    timeline.forget()
 
 
 def _signed_in(user: Any) -> Client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dashboard.charts.gantt import BAR
+from dashboard.charts.gantt_bars import BAR
 from dashboard.charts.labels import DOT, covered, legible, placed
 from dashboard.charts.labels import _box as box
 from dashboard.charts.labels import _met as met

@@ -1,0 +1,75 @@
+"""The bars of traced steps as one table: what each span is, and where it lies on the common axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dashboard.charts.updates import of_one
+from parallel_core.analysis.waits import Waited, origin
+from parallel_core.schedule.ir import Kind
+
+Spans = Mapping[int, NDArray[np.void]]
+"""global rank -> SPAN rows of one step."""
+
+BAR = np.dtype(
+    [
+        ("kind", "u1"),
+        ("y", "f8"),
+        ("rank", "i4"),
+        ("stage", "i2"),
+        ("micro_batch", "i4"),
+        ("version", "i4"),
+        ("start", "f8"),
+        ("end", "f8"),
+        ("bytes", "i8"),
+        ("waited", "f8"),  # ms
+        ("until", "f8"),  # when that ended, ms from the start of the step
+        ("known", "?"),  # whether waits are told from talk on its rank
+        ("for", "i4"),  # the rank it waited for
+        ("idle", "?"),
+        ("covered", "?"),  # no room for its number
+    ]
+)
+
+
+def inside(rows: NDArray[np.void], zero: int, window: tuple[float, float]) -> NDArray[np.bool_]:
+    """Which rows touch the window, ms from `zero`."""
+    low, high = (zero + side * 1e6 for side in window)
+    return np.logical_and(rows["end"] >= low, rows["start"] <= high)
+
+
+def length(spans: Spans) -> int:
+    """Nanoseconds from the first instant to the last."""
+    return max((int(rows["end"].max()) for rows in spans.values() if len(rows)), default=0) - origin(spans)
+
+
+def bars(
+    spans: Spans, place: Mapping[int, float], waited: Mapping[int, Waited], window: tuple[float, float] | None
+) -> NDArray[np.void]:
+    """BAR rows of one run, each rank at its `place`; of those in the `window` (ms) alone where given."""
+    parts, zero = [np.empty(0, BAR)], origin(spans)
+    for rank, every in spans.items():
+        chosen = slice(None) if window is None else inside(every, zero, window)
+        rows = of_one(every, len(spans))[chosen]
+        out = np.zeros(len(rows), BAR)
+        out["kind"], out["micro_batch"], out["rank"] = rows["kind"], rows["micro_batch"], rank
+        out["start"], out["end"] = (rows["start"] - zero) / 1e6, (rows["end"] - zero) / 1e6
+        out["y"], out["idle"] = place[rank], rows["kind"] == Kind.STEP
+        out["stage"], out["bytes"], out["version"] = rows["stage"], rows["bytes"], rows["version"]
+        if rank in waited:
+            out["waited"], out["for"] = waited[rank].ns[chosen] / 1e6, waited[rank].ranks[chosen]
+            out["known"] = True
+            out["until"] = (waited[rank].until[chosen] - zero) / 1e6
+        parts.append(out)
+    return np.concatenate(parts)
+
+
+def longest(table: NDArray[np.void], most: int) -> NDArray[np.void]:
+    """At most `most` rows, the longest, in their own order; the steps themselves are always among them."""
+    if len(table) <= most:
+        return table
+    length = np.where(table["idle"], np.inf, table["end"] - table["start"])
+    return table[np.sort(np.argsort(-length, kind="stable")[:most])]
