@@ -118,17 +118,21 @@ class LocalYard:
         folder.mkdir(parents=True, exist_ok=True)
         outcome, tail = Outcome(folder, time.monotonic()), Tail(events_path(folder, 0))
         self.server.start({**self._order(spec, folder, devices, corpora, resume), "wish": wish})
+        self._follow(outcome, lambda: tail.read(on_frame))
+        outcome.frames = {rank: read_file(events_path(folder, rank)) for rank in range(spec.parallel.world)}
+        return outcome
+
+    def _follow(self, outcome: Outcome, read: Callable[[], object]) -> None:
+        """Until the run is over; stopped by Ctrl-C it is waited for, too. `read` takes in what its ranks tell."""
         try:
             while not self._step(outcome):
-                tail.read(on_frame)
+                read()
         except KeyboardInterrupt:
             self.server.stop(self._attempt)
             while not self._step(outcome):
                 pass
             raise
-        tail.read(on_frame)
-        outcome.frames = {rank: read_file(events_path(folder, rank)) for rank in range(spec.parallel.world)}
-        return outcome
+        read()
 
     def _order(
         self, spec: RunSpec, folder: Path, devices: Sequence[int] | None, corpora: Path | None, resume: Path | None

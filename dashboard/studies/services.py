@@ -60,15 +60,8 @@ def create_matrix(
         "devices": devices,
         "timed_steps": timed_steps,
     }
-    return create(
-        owner=owner,
-        name=name,
-        kind="matrix",
-        base=base,
-        plan=variants.matrix(base, **asked),
-        asked=asked,
-        repeats=repeats,
-    )
+    plan = variants.matrix(base, **asked)
+    return create(owner=owner, name=name, kind="matrix", base=base, plan=plan, asked=asked, repeats=repeats)
 
 
 def create_sweep(

@@ -74,12 +74,7 @@ def run(rounds: int) -> dict[str, Any]:
     own = [row for row in rows if row["paced"] is not None]
     others = float(np.mean([row["others"] for row in rows]))
     same = [seconds for turn in turns for seconds in turn.same]
-    text = (
-        f"step times over {len(turns)} turns {_off(rows, 'error')}; a turn by itself "
-        f"{', '.join(f'{error:.1%}' for error in each)}; at the devices' own pace beside each run "
-        f"{_off(own, 'paced_error')}; others used {percent_text(others)} of the devices; the host itself: "
-        f"{label(spec_of(SAME))} took {', '.join(map(seconds_text, same))}, three times a turn"
-    )
+    text = _text(rows, each, own, others, same)
     return {
         "rows": rows,
         "turns": [turn.rows for turn in turns],
@@ -92,6 +87,22 @@ def run(rounds: int) -> dict[str, Any]:
         "same": same,
         "text": "\n".join([text, *map(_line, rows)]),
     }
+
+
+def _text(
+    rows: Sequence[dict[str, Any]],
+    each: Sequence[float],
+    own: Sequence[dict[str, Any]],
+    others: float,
+    same: Sequence[float],
+) -> str:
+    """What was found, in a line; `own` = the rows that are known at their own pace."""
+    return (
+        f"step times over {len(each)} turns {_off(rows, 'error')}; a turn by itself "
+        f"{', '.join(f'{error:.1%}' for error in each)}; at the devices' own pace beside each run "
+        f"{_off(own, 'paced_error')}; others used {percent_text(others)} of the devices; the host itself: "
+        f"{label(spec_of(SAME))} took {', '.join(map(seconds_text, same))}, three times a turn"
+    )
 
 
 class Turn(NamedTuple):

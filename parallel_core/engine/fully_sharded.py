@@ -106,11 +106,16 @@ class FullySharded(FlatParameters):
         self.size = self.slots[-1].stop
         self.held = [_local(parameter).view(-1) for _, parameter in found]
         self.values = torch.empty(0, dtype=main, device=device.torch)
-        self.grads = torch.zeros(sum(map(len, self.held)), dtype=main, device=device.torch)
-        self.mine = self.grads.split([len(part) for part in self.held])
         self.owned = [_owned(slot, part, self.mesh) for slot, part in zip(self.slots, self.held, strict=True)]
-        for slot, grad in zip(self.slots, self.mine, strict=True):
+        self.grads = torch.zeros(sum(map(len, self.held)), dtype=main, device=device.torch)
+        self.mine = self._sums_begin()
+
+    def _sums_begin(self) -> tuple[Tensor, ...]:
+        """The part of `grads` that the sums of each parameter go to."""
+        mine = self.grads.split([len(part) for part in self.held])
+        for slot, grad in zip(self.slots, mine, strict=True):
             self._sums_to(slot.parameter, grad)
+        return mine
 
     def _sums_to(self, parameter: nn.Parameter, grad: Tensor) -> None:
         """torch adds what a micro-batch's reduce-scatter brings to the gradient that is there."""

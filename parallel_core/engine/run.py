@@ -48,24 +48,28 @@ def run_rank(
     if spec.train.deterministic:
         be_deterministic()
     device = open_device(spec.train.device, rendezvous.sharing)
-    layout = Layout.of(spec)
     report = Reporter(spec, rank, sink, device, Asked(progress.folder))
     report.phase("building", 0)
     progress.at(-1, "connecting")
-    groups = connect(rendezvous, rank, layout, device.backend, spec.model.tied)
+    groups = connect(rendezvous, rank, Layout.of(spec), device.backend, spec.model.tied)
     with joined(), report.flushed():
         report.clock = open_clock(rendezvous, rank, groups.store)
         progress.at(-1, "building")
         trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
-        report.hello(trainer.flat, trainer.units, layout)
+        report.hello(trainer.flat, trainer.units, trainer.layout)
         first, saver = _take_up(trainer, saves, sink)
-        if rendezvous.node is not None and groups.store is not None:
-            _agree(groups.store, rank, None if saver is None else first)
-        if is_due(trainer):
-            progress.at(-1, "rehearsing")
-            rehearse(trainer, first)
-        neighbours = Neighbours(device, groups.world, layout.world, rendezvous.node or 0)
+        _prepare(trainer, first, saver is not None, groups.store if rendezvous.node is not None else None)
+        neighbours = Neighbours(device, groups.world, trainer.layout.world, rendezvous.node or 0)
         _train(trainer, report, neighbours, first, saver, Fingerprints(trainer, groups.world))
+
+
+def _prepare(trainer: Trainer, first: int, saves: bool, store: dist.Store | None) -> None:
+    """What comes before the step `first`: hosts agree on it by their `store` (None: there is one), devices rehearse."""
+    if store is not None:
+        _agree(store, trainer.rank, first if saves else None)
+    if is_due(trainer):
+        trainer.progress.at(-1, "rehearsing")
+        rehearse(trainer, first)
 
 
 def _take_up(trainer: Trainer, saves: SaveOrder | None, sink: Sink) -> tuple[int, checkpoint.Saver | None]:
@@ -126,15 +130,20 @@ def _train(
         if meter is not None and step == metered:
             report.memory(step, meter)
         stop = _tell(trainer, report, Done(step, first, known, took, meter is not None), prints)
-        if step >= timed_from and (done := beside.behind(took)) is not None:
-            report.reference(step, done[0])
-            times.leave_out(done[1])
-        if saver is not None:
-            _save(saver, report, step + 1, stop)
+        if step >= timed_from:
+            _refer(beside, report, times, step, took)
+        _save(saver, report, step + 1, stop)
     others = neighbours.share()
     _finish(trainer, report, metered, saver)
     report.summary(times, others)
     report.phase("done", spec.train.steps)
+
+
+def _refer(beside: Beside, report: Reporter, times: StepTimes, step: int, took: float) -> None:
+    """The reference work behind a timed step, where it is due; its time is no part of any step's."""
+    if (done := beside.behind(took)) is not None:
+        report.reference(step, done[0])
+        times.leave_out(done[1])
 
 
 def _finish(trainer: Trainer, report: Reporter, metered: int, saver: checkpoint.Saver | None) -> None:
@@ -171,7 +180,10 @@ def _begin_timed(trainer: Trainer, report: Reporter, neighbours: Neighbours, beh
         report.phase("timed", behind)
 
 
-def _save(saver: checkpoint.Saver, report: Reporter, done: int, stop: bool) -> None:
+def _save(saver: checkpoint.Saver | None, report: Reporter, done: int, stop: bool) -> None:
+    """What is due behind `done` steps; raises Stopped where they are the last ones. Without a saver nothing."""
+    if saver is None:
+        return
     if stop or saver.due(done):
         report.flush()  # no checkpoint runs ahead of the points: a kill in between would leave a gap that nothing fills
     saver.after_step(done)

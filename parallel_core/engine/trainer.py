@@ -57,15 +57,8 @@ class Trainer:
         self.place = self.layout.coords(rank)
         self.recorder = device.recorder(self.place.place, self.place.replica)
         self.scope = Scope(self.recorder, self.place.place, self.place.replica)
-        units = spec.model.units()
-        stages = {s: [units[i] for i in self.layout.stage_units[s]] for s in self.layout.stages_of(self.place.place)}
         self.faults = Injected(spec.inject, rank, device)
-        late = self.faults.collective_delay("tensor")
-        width = self.layout.widths[self.place.place]
-        tensor = TensorGroup(self.place.tensor, width, groups.tensor, self.scope, late)
-        shards = shard_group(rank, self.layout, groups.data) if spec.parallel.zero_backend == "fully_shard" else None
-        built = partial(progress.at, -1, "building")  # many parameters take minutes to draw
-        self.chunks = Chunks(spec, stages, tensor, groups.data, device, self.scope, shards, built)
+        self.chunks = self._make_chunks(groups)
         self.loss_scale = self.chunks.loss_scale
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
         self._numbers = numbers_of(spec, self.layout, self.place.place, groups.world, device)
@@ -76,6 +69,16 @@ class Trainer:
         self._versions: WeightVersions | None = None
         self._meter: MemoryMeter | None = None
         self.pace = self._make_pace(groups, progress)
+
+    def _make_chunks(self, groups: Groups) -> Chunks:
+        spec, layout, here = self.spec, self.layout, self.place
+        units = spec.model.units()
+        stages = {s: [units[i] for i in layout.stage_units[s]] for s in layout.stages_of(here.place)}
+        late = self.faults.collective_delay("tensor")
+        tensor = TensorGroup(here.tensor, layout.widths[here.place], groups.tensor, self.scope, late)
+        shards = shard_group(self.rank, layout, groups.data) if spec.parallel.zero_backend == "fully_shard" else None
+        built = partial(self.progress.at, -1, "building")  # many parameters take minutes to draw
+        return Chunks(spec, stages, tensor, groups.data, self.device, self.scope, shards, built)
 
     def _make_pace(self, groups: Groups, progress: Progress) -> Pace:
         spec, here, parts = self.spec, self.layout.pipeline_rank(self.rank), self._parts(groups)

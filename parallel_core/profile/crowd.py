@@ -43,16 +43,20 @@ def ratio(
         if alone:
             pacer.begin()
             plain += _at_pace(_passes(bench, _PASSES), pacer)
-        together()
-        if alone:
-            pacer.begin()
-        together()
-        took = _passes(bench, _PASSES + _COMPANY)[:_PASSES]
-        together()
-        if alone:
-            crowded += _at_pace(took, pacer)
+        crowded += _crowded(bench, pacer, alone, together)
     together()
     return expected(crowded) / expected(plain) / each if alone else None
+
+
+def _crowded(bench: LayerBench, pacer: Pacer, alone: bool, together: Callable[[], None]) -> list[float]:
+    """Passes of all ranks at once, at the pace around them; none of a rank that is not `alone`."""
+    together()
+    if alone:
+        pacer.begin()
+    together()
+    took = _passes(bench, _PASSES + _COMPANY)[:_PASSES]
+    together()
+    return _at_pace(took, pacer) if alone else []
 
 
 def _at_pace(took: Sequence[float], pacer: Pacer) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,7 @@ def build(spec: RunSpec, rank: int, cache: Path) -> Contestant:
         PipelineStage(model, stage, layout.stages, torch.device("cpu"))
         for model, stage in zip(models, numbers, strict=True)
     ]
-    name, count = spec.parallel.schedule, spec.parallel.micro_batches
-    schedule: Any = (
-        SINGLE[name](stages[0], count, loss_fn=mean_loss)
-        if name in SINGLE
-        else MULTI[name](list(stages), count, loss_fn=mean_loss)
-    )
-    walk = partial(schedule.step, return_outputs=False) if name in MULTI else schedule.step
+    walk = _walk(spec.parallel.schedule, stages, spec.parallel.micro_batches)
     whole = torch.nn.ModuleList(models)
     optimizer = adamw(whole, spec.train)
 
@@ -69,3 +64,11 @@ def build(spec: RunSpec, rank: int, cache: Path) -> Contestant:
         return float(torch.stack(losses).mean()) if losses else None
 
     return Contestant(step, metered(step, whole))
+
+
+def _walk(name: str, stages: list[PipelineStage], count: int) -> Callable[..., object]:
+    """One step of the schedule of that name over a rank's stages, `count` micro-batches of it."""
+    if name in SINGLE:
+        return SINGLE[name](stages[0], count, loss_fn=mean_loss).step
+    made: Any = MULTI[name](list(stages), count, loss_fn=mean_loss)
+    return partial(made.step, return_outputs=False)
