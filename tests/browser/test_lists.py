@@ -27,7 +27,7 @@ def column(page: Page, title: str) -> Any:
 def test_filters_and_order_stand_in_the_address_and_go_back(page: Page, stocked: dict[str, Any]) -> None:
     page.goto("/runs/")
     mark(page)
-    search, tag, owner = page.get_by_label("Search"), page.get_by_label("Tag"), page.get_by_label("Owner")
+    search, tag = page.get_by_label("Search"), page.get_by_label("Tag")
     search.press_sequentially("small")
     page.wait_for_url(re.compile(r"[?&]q=small"))
     expect(names(page)).to_have_text(["Small DP", "Small single"])
@@ -45,11 +45,16 @@ def test_filters_and_order_stand_in_the_address_and_go_back(page: Page, stocked:
     page.reload()
     expect(names(page)).to_have_text(["Small DP"])
     expect(search).to_have_value("small")
+
+
+def test_filters_that_leave_no_run_are_cleared_where_it_is_said(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto("/runs/?q=small&tag=pair")
+    expect(names(page)).to_have_text(["Small DP"])
     page.get_by_role("link", name="Clear").click()
     page.get_by_role("checkbox", name="Failed").check()
     page.wait_for_url(re.compile(r"state=failed"))
     expect(names(page)).to_have_text(["Too large"])
-    owner.select_option("admin")
+    page.get_by_label("Owner").select_option("admin")
     page.get_by_label("Strategy").select_option("DP")
     page.wait_for_url(re.compile(r"(?=.*owner=admin)(?=.*strategy=DP)(?=.*state=failed)"))
     expect(page.get_by_role("heading", name="No run matches")).to_be_visible()

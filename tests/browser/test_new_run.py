@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,11 @@ MIB = 2**20
 
 def field(page: Page, name: str) -> Any:
     return page.locator(f"#f-{name}")
+
+
+def fill(page: Page, values: Mapping[str, str]) -> None:
+    for name, value in values.items():
+        field(page, name).fill(value)
 
 
 def said(page: Page, name: str) -> Any:
@@ -88,8 +93,7 @@ def test_a_refused_form_keeps_everything_and_the_corrected_one_runs(
     typed = {"name": "From the form", "tags": "one, two", "model__layers": "2", "model__hidden": "32"}
     typed |= {"model__seq": "16", "parallel__micro_batches": "3", "train__steps": "6", "train__lr": "-1"}
     page.locator("summary", has_text="Optimiser and tracing").click()
-    for name, value in {**typed, "train__beta1": "2"}.items():
-        field(page, name).fill(value)
+    fill(page, {**typed, "train__beta1": "2"})
     field(page, "parallel__recompute").select_option("full")
     expect(said(page, "train__beta1")).to_contain_text("less than 1")
     with nothing_queued(client):
@@ -99,8 +103,7 @@ def test_a_refused_form_keeps_everything_and_the_corrected_one_runs(
         expect(field(page, name)).to_have_value(value)
     expect(said(page, "train__lr")).to_be_visible()
     expect(said(page, "train__beta1")).to_be_visible()
-    for name, value in {"parallel__micro_batches": "4", "train__lr": "0.001", "train__beta1": "0.9"}.items():
-        field(page, name).fill(value)
+    fill(page, {"parallel__micro_batches": "4", "train__lr": "0.001", "train__beta1": "0.9"})
     expect(page.get_by_text("Yes.")).to_be_visible()
     page.get_by_role("button", name="Queue run").click()
     page.wait_for_url("**/runs/*/")
@@ -173,8 +176,7 @@ def test_an_uploaded_text_is_what_the_run_trains_on(
     text.write_text("the hare and the tortoise " * 400)
     page.goto("/runs/new/")
     field(page, "upload").set_input_files(text)
-    for name, value in {"name": "Hare", "model__layers": "1", "model__seq": "16", "train__steps": "6"}.items():
-        field(page, name).fill(value)
+    fill(page, {"name": "Hare", "model__layers": "1", "model__seq": "16", "train__steps": "6"})
     page.get_by_role("button", name="Queue run").click()
     page.wait_for_url("**/runs/*/")
     expect(page.locator("#head")).to_have_attribute("data-state", "succeeded", timeout=RUN_MS)

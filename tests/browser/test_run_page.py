@@ -253,46 +253,6 @@ def test_a_tab_that_nobody_sees_holds_no_stream_and_catches_up(
     assert same_page(page)
 
 
-def test_a_slider_changes_what_if_and_its_chart_stays_the_same_element(page: Page, stocked: dict[str, Any]) -> None:
-    page.goto(f"/runs/{stocked['dp']}/?tab=whatif")
-    mark(page)
-    said = page.locator("#whatif-result .verdict")
-    expect(said).to_contain_text("as it was measured")
-    page.locator("#chart-whatif").evaluate("element => { element.kept = true; }")
-    device = page.get_by_role("slider", name="Device, times as fast")
-    device.focus()
-    page.keyboard.press("End")
-    expect(said).to_contain_text("a device 16 times as fast")
-    expect(page.get_by_label("Device, times as fast", exact=True)).to_have_value("16")
-    expect(page).to_have_url(re.compile("device=16"))
-    links = page.get_by_role("slider", name="Links")
-    links.focus()
-    page.keyboard.press("End")
-    expect(said).to_contain_text("free communication, a device 16 times as fast")
-    expect(links).to_have_attribute("aria-valuetext", "free")
-    assert page.locator("#chart-whatif").evaluate("element => element.kept === true")
-    assert same_page(page)
-    page.reload()
-    expect(device).to_have_value("4")  # the exponent: 2 to the 4th
-    expect(said).to_contain_text("free communication, a device 16 times as fast")
-
-
-def test_what_is_laid_open_stays_open_when_its_part_is_replaced(page: Page, stocked: dict[str, Any]) -> None:
-    address = f"/runs/{stocked['single']}/"
-    page.goto(address)
-    menu = page.locator("#export")
-    menu.locator("summary").click()
-    expect(menu).to_have_attribute("open", "")
-    for width in (1440, 390):
-        page.set_viewport_size({"width": width, "height": 900})
-        box = menu.locator(".menu-body").bounding_box()
-        assert box and box["x"] >= 0 and box["x"] + box["width"] <= width, f"all of the menu is seen at {width} px"
-    menu.evaluate("menu => menu.classList.add('older')")
-    swap = "address => htmx.ajax('GET', address, {target: '#export', select: '#export', swap: 'outerHTML'})"
-    page.evaluate(swap, address)
-    expect(page.locator("#export:not(.older)")).to_have_attribute("open", "")
-
-
 def test_what_analyses_gives_way_to_ranks_and_pages(yard: YardProcess) -> None:
     """As the kernel sees the processes of a yard that is up."""
     own = os.getpriority(os.PRIO_PROCESS, 0)

@@ -34,6 +34,9 @@ def trace(rank: int) -> bytes:
     return json.dumps({"distributedInfo": {"rank": rank}, "traceEvents": events}).encode()
 
 
+BOX = "document.querySelector('.chart[data-chart=gantt] .chart-box')"
+
+
 def upload(page: Page, name: str) -> None:
     """As a person does, until it is read."""
     page.goto("/traces/")
@@ -45,6 +48,21 @@ def upload(page: Page, name: str) -> None:
     expect(page.locator("#verdict")).to_contain_text("a step:", timeout=RUN_MS)
 
 
+def the_picture_has_an_edge_and_its_words(page: Page, path: Path) -> None:
+    """The timeline saved as PNG, to `path`."""
+    gantt = page.locator(".chart[data-chart=gantt]")
+    gantt.locator("summary").click()
+    with page.expect_download() as saved:
+        gantt.get_by_role("button", name="Save the picture as PNG").click()
+    saved.value.save_as(path)
+    picture = path.read_bytes()
+    assert picture.startswith(PNG)
+    wide, high = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
+    assert wide == 2 * (page.evaluate(f"Math.max({BOX}.clientWidth, 640)") + 2 * 16), "an edge round the chart"
+    assert high > 2 * page.evaluate(f"{BOX}.layout.height") + 2 * (20 + 18 + 16), "and its words above and below"
+    assert saved.value.suggested_filename == "Of another job gantt.png"
+
+
 def test_a_trace_is_uploaded_looked_at_and_deleted(page: Page, troubles: Troubles, tmp_path: Path) -> None:
     upload(page, "Of another job")
     expect(page.locator(".chart[data-chart=gantt] .main-svg").first).to_be_visible()
@@ -54,22 +72,11 @@ def test_a_trace_is_uploaded_looked_at_and_deleted(page: Page, troubles: Trouble
         assert not violations(page)
         assert not overflow(page)
     expect(page.locator("#whatif")).to_contain_text("Replayed unchanged")
-    box = "document.querySelector('.chart[data-chart=gantt] .chart-box')"
-    page.evaluate(f"window.Plotly.relayout({box}, {{'xaxis.range': [0.5, 1.5]}})")
+    page.evaluate(f"window.Plotly.relayout({BOX}, {{'xaxis.range': [0.5, 1.5]}})")
     page.wait_for_url("**from=0.5&to=1.5**")
     page.reload()
-    page.wait_for_function(f"{box}?.layout?.xaxis?.range?.join() === '0.5,1.5'")
-    gantt = page.locator(".chart[data-chart=gantt]")
-    gantt.locator("summary").click()
-    with page.expect_download() as saved:
-        gantt.get_by_role("button", name="Save the picture as PNG").click()
-    saved.value.save_as(tmp_path / "picture.png")
-    picture = (tmp_path / "picture.png").read_bytes()
-    assert picture.startswith(PNG)
-    wide, high = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
-    assert wide == 2 * (page.evaluate(f"Math.max({box}.clientWidth, 640)") + 2 * 16), "an edge round the chart"
-    assert high > 2 * page.evaluate(f"{box}.layout.height") + 2 * (20 + 18 + 16), "and its words above and below"
-    assert saved.value.suggested_filename == "Of another job gantt.png"
+    page.wait_for_function(f"{BOX}?.layout?.xaxis?.range?.join() === '0.5,1.5'")
+    the_picture_has_an_edge_and_its_words(page, tmp_path / "picture.png")
     page.goto(f"{page.url.partition('?')[0]}?links=free#whatif")
     expect(page.locator("#operators table")).to_be_visible()
     page.wait_for_function("Math.abs(document.getElementById('whatif').getBoundingClientRect().top) < 100")

@@ -121,36 +121,39 @@ def test_cancel_ends_every_process_and_says_so(yard: YardProcess, client: httpx.
     assert gone(pids)
 
 
+FIT: dict[str, Any] = {
+    "kind": "fit",
+    "name": "Fits",
+    "strategies": ["single", "1f1b"],
+    "recompute": "none",
+    "precisions": "fp32",
+    "micro_batches": "2",
+    "devices": "2",
+    "cap": "3",
+    "model__kind": "gpt",
+    "model__hidden": "32",
+    "model__heads": "2",
+    "model__seq": "32",
+    "model__vocab": "256",
+    "model__positions": "learned",
+    "model__activation": "gelu",
+    "model__norm": "layernorm",
+    "model__attention": "fused",
+    "model__rope_base": "10000",
+    "model__dropout": "0",
+    "model__bias": "on",
+    "train__global_batch": "8",
+    "train__lr": "0.001",
+    "train__seed": "7",
+    "train__device": "cpu",
+    "train__corpus": "stdlib",
+}
+"""The form of a small fit study: the most layers of two strategies under a cap."""
+
+
 def test_a_search_for_the_largest_model_goes_on_where_it_was(yard: YardProcess, client: httpx.Client) -> None:
     """Of a fit study: the runs that ended are all it knows, and one count is run once."""
-    asked: dict[str, Any] = {
-        "kind": "fit",
-        "name": "Fits",
-        "strategies": ["single", "1f1b"],
-        "recompute": "none",
-        "precisions": "fp32",
-        "micro_batches": "2",
-        "devices": "2",
-        "cap": "3",
-        "model__kind": "gpt",
-        "model__hidden": "32",
-        "model__heads": "2",
-        "model__seq": "32",
-        "model__vocab": "256",
-        "model__positions": "learned",
-        "model__activation": "gelu",
-        "model__norm": "layernorm",
-        "model__attention": "fused",
-        "model__rope_base": "10000",
-        "model__dropout": "0",
-        "model__bias": "on",
-        "train__global_batch": "8",
-        "train__lr": "0.001",
-        "train__seed": "7",
-        "train__device": "cpu",
-        "train__corpus": "stdlib",
-    }
-    answer = client.post("/studies/new/", data=asked)
+    answer = client.post("/studies/new/", data=FIT)
     assert answer.status_code == 200 and "Every search" in answer.text, answer.text
     study = int(answer.url.path.strip("/").split("/")[-1])
     runs = f"Run.objects.filter(study={study})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from parallel_core.schedule.round_robin import least_micro_batches
@@ -16,48 +18,56 @@ def run_specs(
     """Any combination of degrees, schedule, chunks, micro-batches, recomputation, precision and cuts that the rules
     allow; `drawn`: with the schedules, too, that cannot run and are only drawn; `in_turn`: some with other numbers of
     replicas, and of tensor ranks, on each stage."""
-    layers, tp = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 4]))
-    pp, schedule, chunks = draw(_pipelines(min(max_degree, 2 * layers + 2), 2 * layers + 2, drawn))
-    least = 2 * pp if TRAITS[schedule].pairs and pp > 1 else 1
+    layers = draw(st.integers(1, 5))
+    units = 2 * layers + 2
+    pp, schedule, chunks = draw(_pipelines(min(max_degree, units), units, drawn))
+    shares = draw(_shares(schedule, pp, max_degree, max_micro_batches, in_turn))
+    dp, tp = shares["dp"], shares["tp"]
     asynchronous = not flushes(schedule)
+    tied = not (asynchronous or shares["replicas"] or shares["widths"]) and draw(st.booleans())
+    parallel = {
+        **shares,
+        "pp": pp,
+        "cuts": draw(_cuts(pp * (chunks or 1), units)),
+        "schedule": schedule,
+        "chunks": chunks,
+        "zero": draw(st.integers(0, 2 if pp > 1 else 3)) if dp > 1 and not asynchronous else 0,
+        "recompute": draw(st.sampled_from(["none", "selective", "full"])),
+        **draw(_tensor_ways(tp)),
+    }
+    train = {
+        "global_batch": dp * shares["micro_batches"] * draw(st.integers(1, 3)),
+        "precision": draw(st.sampled_from(["fp32", "fp64", "bf16", "fp16"])),
+        "clip": "stage" if asynchronous else "global",
+    }
+    model = {"layers": layers, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64, "tied": tied}
+    return RunSpec.model_validate({"model": model, "parallel": parallel, "train": train}, context={DRAWN: drawn})
+
+
+@st.composite
+def _shares(draw: st.DrawFn, schedule: str, pp: int, most: int, most_micro_batches: int, in_turn: bool) -> Any:
+    """What shares out a batch and its layers: dp or replicas, tp or widths, and as many micro-batches as these and the
+    schedule need."""
+    least = 2 * pp if TRAITS[schedule].pairs and pp > 1 else 1
     if TRAITS[schedule].sync == "2bw":
         least = pp - 1
-    replicas = draw(_replicas(schedule, pp, max_degree)) if in_turn else None
+    replicas = draw(_replicas(schedule, pp, most)) if in_turn else None
     if replicas is not None:
         least = least_micro_batches(schedule, replicas)
     widths = draw(_widths(pp)) if in_turn else None
-    tp = 1 if widths else tp
-    dp = 1 if replicas else draw(st.integers(1, max_degree))
-    m = draw(st.integers(least, max(least, max_micro_batches)))
-    tied = not (asynchronous or replicas or widths) and draw(st.booleans())
-    stages = pp * (chunks or 1)
-    cut_sets = st.sets(st.integers(1, 2 * layers + 1), min_size=stages - 1, max_size=stages - 1)
-    cuts = draw(st.none() | cut_sets.map(lambda found: tuple(sorted(found))))
-    return RunSpec.model_validate(
-        {
-            "model": {"layers": layers, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64, "tied": tied},
-            "parallel": {
-                "dp": dp,
-                "tp": tp,
-                "pp": pp,
-                "micro_batches": m,
-                "cuts": cuts,
-                "replicas": replicas,
-                "widths": widths,
-                "schedule": schedule,
-                "chunks": chunks,
-                "zero": draw(st.integers(0, 2 if pp > 1 else 3)) if dp > 1 and not asynchronous else 0,
-                "recompute": draw(st.sampled_from(["none", "selective", "full"])),
-                **draw(_tensor_ways(tp)),
-            },
-            "train": {
-                "global_batch": dp * m * draw(st.integers(1, 3)),
-                "precision": draw(st.sampled_from(["fp32", "fp64", "bf16", "fp16"])),
-                "clip": "stage" if asynchronous else "global",
-            },
-        },
-        context={DRAWN: drawn},
-    )
+    return {
+        "replicas": replicas,
+        "widths": widths,
+        "tp": 1 if widths else draw(st.sampled_from([1, 2, 4])),
+        "dp": 1 if replicas else draw(st.integers(1, most)),
+        "micro_batches": draw(st.integers(least, max(least, most_micro_batches))),
+    }
+
+
+def _cuts(stages: int, units: int) -> st.SearchStrategy[tuple[int, ...] | None]:
+    """Between stages of at least a unit each; None: even ones."""
+    cut_sets = st.sets(st.integers(1, units - 1), min_size=stages - 1, max_size=stages - 1)
+    return st.none() | cut_sets.map(lambda found: tuple(sorted(found)))
 
 
 def _tensor_ways(tp: int) -> st.SearchStrategy[dict[str, object]]:

@@ -49,34 +49,35 @@ def rounded_once(given: list[torch.Tensor]) -> torch.Tensor:
     return ((first + second) + third).to(given[0].dtype)
 
 
+def _wrong(group: Any, rank: int, size: int, dtype: torch.dtype) -> list[str]:
+    """Which collectives under way at once, in parts of `size`, do not give the exact result."""
+    given = [drawn(100 * r + size % 7, RANKS * size, dtype) for r in range(RANKS)]
+    total = rounded_once(given)
+    summed, largest = given[rank].clone(), given[rank].clone()
+    part, whole = torch.empty(size, dtype=dtype), torch.empty(RANKS * size, dtype=dtype)
+    works = [
+        all_reduce(summed, group),
+        all_reduce(largest, group, dist.ReduceOp.MAX),
+        reduce_scatter(part, given[rank], group),
+        all_gather(whole, given[rank][:size], group),
+    ]
+    works[2].wait()  # and all before it
+    works[0].wait()  # which is over
+    pairs = {
+        "sum": (summed, total),
+        "max": (largest, torch.stack(given).amax(0)),
+        "part": (part, total[rank * size : (rank + 1) * size]),
+    }
+    works[3].wait()
+    pairs["whole"] = (whole, torch.cat([one[:size] for one in given]))
+    return [f"{what} of {size} {dtype}" for what, (got, want) in pairs.items() if not torch.equal(got, want)]
+
+
 def _talk(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     groups = connect(meeting, rank, Layout.of(of), "gloo")
-    group, wrong = groups.data, []
+    group = groups.data
     try:
-        for dtype in TYPES:
-            for size in SIZES:
-                given = [drawn(100 * r + size % 7, RANKS * size, dtype) for r in range(RANKS)]
-                total = rounded_once(given)
-                summed, largest = given[rank].clone(), given[rank].clone()
-                part, whole = torch.empty(size, dtype=dtype), torch.empty(RANKS * size, dtype=dtype)
-                works = [
-                    all_reduce(summed, group),
-                    all_reduce(largest, group, dist.ReduceOp.MAX),
-                    reduce_scatter(part, given[rank], group),
-                    all_gather(whole, given[rank][:size], group),
-                ]
-                works[2].wait()  # and all before it
-                works[0].wait()  # which is over
-                pairs = {
-                    "sum": (summed, total),
-                    "max": (largest, torch.stack(given).amax(0)),
-                    "part": (part, total[rank * size : (rank + 1) * size]),
-                }
-                works[3].wait()
-                pairs["whole"] = (whole, torch.cat([one[:size] for one in given]))
-                wrong += [
-                    f"{what} of {size} {dtype}" for what, (got, want) in pairs.items() if not torch.equal(got, want)
-                ]
+        wrong = [told for dtype in TYPES for size in SIZES for told in _wrong(group, rank, size, dtype)]
         meter, mine = MemoryMeter(), torch.ones(9)
         with meter.measure():
             all_reduce(mine, group).wait()

@@ -28,8 +28,9 @@ def cpu(cat: str, name: str, start: float, length: float, thread: int = 1, link:
     }  # fmt: skip
 
 
-def test_a_kernel_is_what_the_code_around_its_launch_was_doing() -> None:
-    made = [
+def launched() -> list[dict[str, Any]]:
+    """Step 4: what the host did, and the kernels that it launched meanwhile, which run later."""
+    return [
         cpu("user_annotation", "ProfilerStep#4", 0, 1000),
         cpu("user_annotation", "Forward 1", 10, 80),
         cpu("cuda_runtime", "cudaLaunchKernel", 20, 5, link=1),
@@ -50,7 +51,10 @@ def test_a_kernel_is_what_the_code_around_its_launch_was_doing() -> None:
         cpu("cuda_runtime", "cudaLaunchKernelExC", 515, 5, link=6),
         gpu("ncclDevKernel_SendRecv(ncclDevKernelArgs)", 1200, 30, 6),
     ]
-    found = kineto.read(Collected(made))
+
+
+def test_a_kernel_is_what_the_code_around_its_launch_was_doing() -> None:
+    found = kineto.read(Collected(launched()))
     assert found.device == "cuda"
     rows = found.steps[4]
     seen = {Kind(row["kind"]): (int(row["micro_batch"]), int(row["end"] - row["start"])) for row in rows}

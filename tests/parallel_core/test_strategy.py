@@ -1,0 +1,63 @@
+"""What a strategy is called, what of its devices it could bring at best, and what recomputation costs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from parallel_core.plan.strategy import family, ideal_speedup, label, model_flops, recompute_share
+from parallel_core.plan.units import parameter_count
+from parallel_core.spec import ModelSpec, RunSpec
+from tests.parallel_core.test_plan import spec
+
+
+@pytest.mark.parametrize(
+    ("split", "name", "kind"),
+    [
+        ({}, "Single", "single"),
+        ({"micro_batches": 4}, "Single x4 micro-batches", "single"),
+        ({"recompute": "full"}, "Single + AR", "single"),
+        ({"dp": 2}, "DP", "dp"),
+        ({"dp": 4}, "DP 4", "dp"),
+        ({"tp": 2, "micro_batches": 2}, "TP x2 micro-batches", "tp"),
+        ({"pp": 2, "schedule": "naive", "micro_batches": 4}, "Naive layer-wise", "pp"),
+        ({"pp": 2, "schedule": "gpipe"}, "PP-GPipe", "pp"),
+        ({"pp": 2, "schedule": "1f1b", "recompute": "full"}, "PP-1F1B + AR", "pp"),
+        ({"pp": 2, "schedule": "interleaved"}, "PP-Interleaved", "pp"),
+        ({"pp": 2, "schedule": "zb-v"}, "PP-ZB-V", "pp"),
+        ({"dp": 2, "tp": 2}, "DP 2 x TP 2", "combined"),
+        ({"dp": 2, "tp": 2, "pp": 2, "recompute": "full"}, "DP 2 x TP 2 x PP-1F1B 2 + AR", "combined"),
+    ],
+)
+def test_names_and_families(split: dict[str, Any], name: str, kind: str) -> None:
+    assert (label(spec(**split)), family(spec(**split))) == (name, kind)
+
+
+@pytest.mark.parametrize(
+    ("split", "ideal"),
+    [
+        ({}, 1.0),
+        ({"dp": 4}, 4.0),
+        ({"tp": 2, "dp": 2}, 4.0),
+        ({"pp": 2, "micro_batches": 4, "schedule": "gpipe"}, 2 * 4 / 5),
+        ({"pp": 2, "micro_batches": 4, "schedule": "naive"}, 1.0),
+        ({"pp": 2, "micro_batches": 4, "schedule": "interleaved"}, 2 * 8 / 9),
+        ({"pp": 2, "micro_batches": 4, "schedule": "zb-h1"}, 2 * 12 / 13),
+        ({"pp": 2, "micro_batches": 1, "schedule": "custom", "program": "0F0,0B0\n1F0,1B0"}, 1.0),
+    ],
+)
+def test_ideal_speedups(split: dict[str, Any], ideal: float) -> None:
+    assert math.isclose(ideal_speedup(spec(**split)), ideal)
+
+
+def test_recomputation_costs_up_to_a_third_more() -> None:
+    deep = RunSpec.model_validate({"model": {"layers": 1000, "vocab": 4}, "parallel": {"recompute": "full"}})
+    assert 0.33 < recompute_share(deep) < 1 / 3
+    assert math.isclose(ideal_speedup(deep), 1 / (1 + recompute_share(deep)))
+
+
+def test_model_flops_are_six_per_parameter_and_token_for_a_wide_model() -> None:
+    wide = ModelSpec(layers=4, hidden=4096, heads=32, seq=16, vocab=256)
+    assert math.isclose(model_flops(wide, 2), 6 * parameter_count(wide) * 2 * 16, rel_tol=0.02)
