@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from datetime import timedelta
 from typing import Any
@@ -212,13 +213,11 @@ def test_a_list_with_long_choices_has_a_line_of_its_own_on_a_phone(member: Clien
     assert re.search(r'class="field" id="field-model__layers"', page)
 
 
-def test_a_preset_that_cannot_run_here_is_marked_before_anything_is_typed(
-    member_client: Client, two_cpus: None
-) -> None:
-    answer = member_client.get("/runs/new/?preset=dp2tp2")
+def test_a_preset_that_cannot_run_here_is_marked_before_anything_is_typed(member: Client, two_cpus: None) -> None:
+    answer = member.get("/runs/new/?preset=dp2tp2")
     form: RunForm = answer.context["form"]
     assert answer.status_code == 200 and form.errors
     for name, (said,) in form.errors.items():
         assert re.search(rf'id="error-{name}">{re.escape(html.escape(said))}<', answer.content.decode())
     assert "Not queued." not in answer.content.decode(), "nothing was sent yet"
-    assert not member_client.get("/runs/new/?preset=dp2").context["form"].errors
+    assert not member.get("/runs/new/?preset=dp2").context["form"].errors
