@@ -93,7 +93,8 @@ class GptCosts:
     def _embed(self) -> UnitCost:
         model = self.model
         table, out = model.vocab * model.hidden // self.tp, self._bsh()
-        return UnitCost(self._parameters(0), 0, 0, out + table, drawn=drawn(self.spec, self._entering()))
+        kept, drawing = self._found(), drawn(self.spec, self._entering())
+        return UnitCost(self._parameters(0), 0, kept, out + table, drawn=drawing, aside=kept)
 
     def _attention(self, again: bool = False) -> UnitCost:
         """With its core kept, or made `again`."""
@@ -224,16 +225,28 @@ class GptCosts:
         return UnitCost(
             parameters=self._parameters(-1),
             boundary=self._entering(),
-            inner=self._norm() + self.spec.fp32_elements * logits,
+            inner=self._norm() + self.spec.fp32_elements * logits + self._found(),
             passing=passing,
             product=product,
             put_off=max(0, self._in_norm() - passing + product),
             gathered=self._foreign(),
             loss=apart(self.spec, logits),
-            forward=apart(self.spec, logits),  # as they came, in 16 bits
+            forward=apart(self.spec, logits) + self._sought(),  # as they came, in 16 bits
             ends=True,
-            aside=apart(self.spec, logits),  # of log-probabilities in fp32 their gradient is left, in 16 bits
+            # Of log-probabilities in fp32 their gradient is left, in 16 bits.
+            aside=apart(self.spec, logits) + self._found(),
         )
+
+    def _found(self) -> int:
+        """Where the group shares a vocabulary: of each token its row on this rank and whether it has one."""
+        return self.spec.micro_batch_size * self.model.seq * (8 + 1) // self.spec.element_bytes if self.tp > 1 else 0
+
+    def _sought(self) -> int:
+        """Lives there beside logits and what is kept: targets, the greatest logit of each, its target's and its sum of
+        weights, both again for the group's, and the loss in two parts."""
+        wide = self.spec.fp32_elements
+        rows = self.spec.micro_batch_size * self.model.seq
+        return rows * 8 // self.spec.element_bytes + 6 * wide * rows if self.tp > 1 else 0
 
     def _rows(self) -> int:
         """Positions of a micro-batch that norms and residual sums of one rank see."""

@@ -107,8 +107,10 @@ class ResNet50Outline(ConvolutionOutline):
         """Convolution, norm and ReLU at half the side, then a maximum that keeps where it came from."""
         w, index = self.model.width, INDEX_BYTES // spec.element_bytes
         out = spec.micro_batch_size * w * (self.side // 2) ** 2
-        inner = 2 * out + index * out // 4 + _moments(spec, [w])
-        return UnitCost((STEM_KERNEL * w, w, w), 0, inner, 2 * out + STEM_KERNEL * w, aside=inner)
+        places = index * out // 4  # let go by the time that ReLU's gradient is made of the maximum's
+        inner = 2 * out + places + _moments(spec, [w])
+        passing = 2 * out - places + STEM_KERNEL * w
+        return UnitCost((STEM_KERNEL * w, w, w), 0, inner, passing, leaving=out // 4, aside=inner)
 
     def _cost(self, spec: RunSpec, unit: int, block: Bottleneck) -> UnitCost:
         """Every convolution's output is kept by its norm, and what ReLU makes of the first two by the next one."""

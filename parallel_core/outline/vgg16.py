@@ -76,10 +76,13 @@ class Vgg16Outline(ConvolutionOutline):
         costs = []
         for i, conv in enumerate(self.convolutions()):
             out, weight = rows * conv.outputs * conv.side**2, KERNEL * conv.inputs * conv.outputs
-            inner = out + index * out // 4 if conv.pooled else 0
             entering = self.elements(spec, i)
+            inner, passing, leaving = 0, max(2 * out, out + entering + weight), out
+            if conv.pooled:  # a maximum's places are let go by the time that ReLU's gradient is made of its own
+                places = index * out // 4
+                inner, passing, leaving = out + places, max(2 * out, entering + weight) - places, out // 4
             sizes, aside = (weight, conv.outputs), entering + inner
-            costs.append(UnitCost(sizes, entering, inner, 2 * out + weight, aside=aside))
+            costs.append(UnitCost(sizes, entering, inner, passing, leaving=leaving, aside=aside))
         kept = rows * self.dense if self.model.dropout else 0
         for columns in (self.flat, self.dense):
             weight = columns * self.dense

@@ -158,7 +158,8 @@ def _in_backward(segments: Sequence[_Segment], output: int, in_flight: int, sent
         needed -= segment.weights
         behind = segments[i + 1].units[0].boundary if i < len(segments) - 1 else output
         live = segment.worst(behind, split)
-        instants.append(live._replace(kept=before + live.kept + split * needed))
+        received = output if i < len(segments) - 1 and not split else 0  # the gradient that came is held to the end
+        instants.append(live._replace(kept=before + live.kept + split * needed, passing=live.passing + received))
         before += segment.kept
     if not any(segment.recomputed for segment in segments):
         instants.append(Live(before + _in_forward(segments), 0))
