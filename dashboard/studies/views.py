@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.db.models import Count, Q
+from django.db.models import Count, F, Q
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -20,7 +20,7 @@ from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
-from dashboard.runs.models import ENDED, State
+from dashboard.runs.models import ACTIVE, ENDED, State
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import (
     again,
@@ -44,8 +44,9 @@ PER_PAGE = 20
 MAX_GANTTS = 12
 _MEANT = Q(kind=fit.KIND, runs__cause=fit.OUT_OF_MEMORY)
 """A fit study runs into its limit on purpose."""
-_CANCELLED = Q(runs__state=State.CANCELLED, runs__repeated_as=None)
-"""Not those that were run again later."""
+_LAST = Q(runs__repeated_as=None)
+"""Not a run that was run again later."""
+_OPEN = Q(runs__state__in=(State.QUEUED, *ACTIVE))
 
 
 def index(request: HttpRequest) -> HttpResponse:
@@ -71,10 +72,10 @@ def list_context(request: HttpRequest) -> dict[str, Any]:
         Study.objects.select_related("owner", "baseline")
         .order_by("-pk")
         .annotate(
-            total=Count("runs", distinct=True),
-            done=Count("runs", filter=Q(runs__state__in=ENDED), distinct=True),
-            failed=Count("runs", filter=Q(runs__state__in=(State.FAILED, State.LOST)) & ~_MEANT, distinct=True),
-            cancelled=Count("runs", filter=_CANCELLED, distinct=True),
+            total=Count("runs", filter=Q(runs__repeats=None), distinct=True),  # a setting counts once
+            done=F("total") - Count("runs", filter=_OPEN, distinct=True),
+            failed=Count("runs", filter=Q(runs__state__in=(State.FAILED, State.LOST)) & _LAST & ~_MEANT, distinct=True),
+            cancelled=Count("runs", filter=Q(runs__state=State.CANCELLED) & _LAST, distinct=True),
             under_way=Count("runs", filter=Q(runs__state__in=(State.STARTING, State.RUNNING)), distinct=True),
         )
     )

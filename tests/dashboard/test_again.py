@@ -141,11 +141,13 @@ def test_a_study_that_was_cancelled_half_way_goes_on(study: Study, alice: Any) -
     assert (queued.label, queued.position) == ("TP", 2)
     view = client.get(f"/studies/{study.pk}/").context["view"]
     assert [row.run.pk for row in view.rows if row.run.label == "TP"] == [queued.pk] and len(view.rows) == 3
-    assert "cancelled</span>" not in client.get("/studies/").content.decode()
+    listed = client.get("/studies/").content.decode()
+    assert "cancelled</span>" not in listed and "2 of 3 runs done" in listed
     said = client.post(f"/studies/{study.pk}/again/", {"which": "cancelled"}, follow=True).content.decode()
     assert "no run was cancelled, or all are under way again" in said
     ran(queued, CALM)
     assert labels(study)["TP"] == CALM and again.unfinished(study.runs.all()) == ""
+    assert "3 runs</span>" in client.get("/studies/").content.decode()
 
 
 def labels_of_ended_well(study: Study) -> list[str]:
