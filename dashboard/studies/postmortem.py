@@ -76,8 +76,9 @@ def _noise(rows: Sequence[Row]) -> str:
 
 
 def _told(case: Case, breakage: Breakage) -> list[Finding]:
-    """What the scenario is about is asked for even on busy devices: it was made large. The rest follows by its cost."""
-    found = [one for one in diagnose(case, breakage.about) if one.rule != "disturbed"]
+    """What the scenario is about, and what was lost against the run before, is asked for even on busy devices: it was
+    made large. The rest follows by its cost."""
+    found = [one for one in diagnose(case, (*breakage.about, "scaling")) if one.rule != "disturbed"]
     places = {rule: i for i, rule in enumerate(breakage.about)}
     return sorted(found, key=lambda one: places.get(one.rule, len(places)))
 

@@ -98,6 +98,7 @@ def test_busy_devices_are_a_caution_and_not_the_cause(client: Client, alice: Any
     found = postmortem.of_study(study, overview(study.runs.all(), study.baseline))
     assert found and [cause.rule for cause in found.causes] == ["few_micro_batches"]
     assert "disturbed" not in [finding.rule for finding in found.findings] and found.disturbed.startswith("50 %")
+    assert "scaling" in [finding.rule for finding in found.besides], "what was lost is told whatever else ran"
     assert "Read the times with care" in client.get(f"/studies/{study.pk}/findings/").content.decode()
 
 
