@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.test_everywhere import settle
-from tests.browser.watched import PHONE, drawn
+from tests.browser.watched import PHONE, Troubles, drawn
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -115,3 +115,14 @@ def test_names_of_rows_have_room_on_a_phone(window: Callable[..., Page], session
     assert names.count() > 10
     assert any("<tspan" in names.nth(i).inner_html() for i in range(names.count())), "none of two lines"
     assert page.evaluate(OVERLAPS) == []
+
+
+def test_a_text_too_long_for_a_tab_to_keep_is_refused_without_an_error_of_the_page(
+    page: Page, troubles: Troubles
+) -> None:
+    troubles.expected += ["status of 413", "status of 400"]
+    page.goto("/partition/graph/")
+    page.get_by_label("The file's text").evaluate("area => { area.value = 'x'.repeat(6e6); }")
+    page.get_by_role("button", name="Partition", exact=True).click()
+    expect(page.get_by_role("heading", name="Too large")).to_be_visible()
+    assert page.evaluate("sessionStorage.getItem('trainyard-draft')") is None

@@ -17,7 +17,11 @@ function read() {
 function keep(form) {
   const values = [...new FormData(form)].filter(([name, value]) => typeof value === "string" && name !== "csrfmiddlewaretoken");
   const action = new URL(form.action).pathname;
-  sessionStorage.setItem(KEY, JSON.stringify({ id: form.id, action, page: location.href, values }));
+  try {
+    sessionStorage.setItem(KEY, JSON.stringify({ id: form.id, action, page: location.href, values }));
+  } catch {
+    sessionStorage.removeItem(KEY); // more than a tab may keep, as of a pasted file: an older form must not come back for it
+  }
 }
 
 function notice(words) {
