@@ -56,6 +56,9 @@ class UnitCost:
     core: int = 0
     """What it lets go after the forward and makes again just before its backward (selective recomputation)."""
 
+    alone: int | None = None
+    """Most that its forward holds where no graph is kept; None = about what it would keep."""
+
     late: int = 0
     """Where the gradients of its parameters come all at once, out of a kernel: what that has let go of by then."""
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -116,18 +117,13 @@ class GnmtOutline(Outline):
         aside = entering + inner - linear
         late = one if fused and i not in (0, count) else 0  # those two add to other gradients before
         # All gates as the input makes them, and the states that are put together of each direction's.
-        forward = 0 if fused else rows * width * (GATES + ways) + copied
-        return UnitCost(
-            parameters,
-            entering,
-            inner,
-            passing,
-            leaving=leaving,
-            copied=copied,
-            forward=forward,
-            aside=aside,
-            late=late,
-        )
+        attended = inner - one if i == count else 0  # by then nothing of attention is there
+        forward = 0 if fused else max(0, rows * width * (GATES + ways) + copied - attended)
+        alone = (
+            None if fused else max(attended, rows * width * (GATES + 1 + ways))
+        )  # position by position, states alone
+        cost = UnitCost(parameters, entering, inner, passing, leaving=leaving, copied=copied, aside=aside, late=late)
+        return replace(cost, forward=forward, alone=alone)
 
     def _passing(self, spec: RunSpec, i: int, weights: int) -> int:
         """In its backward beside the gradient of its output; `weights` are those of one direction."""

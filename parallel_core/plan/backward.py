@@ -174,7 +174,8 @@ def _in_forward(segments: Sequence[_Segment]) -> int:
     for segment in reversed(segments):
         for i in reversed(range(len(segment.units))):
             unit = segment.units[i]
-            instants.append(unit.inner if segment.recomputed else unit.forward - behind)
+            alone = unit.inner if unit.alone is None else unit.alone
+            instants.append(alone if segment.recomputed else unit.forward - behind)
             behind += 0 if segment.recomputed else segment.saved(i)
     return max(instants)
 

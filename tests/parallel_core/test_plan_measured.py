@@ -146,6 +146,7 @@ def test_prediction_holds_for_others(yard: LocalYard, tmp_path: Path, model: dic
         ({**PIPELINE, "recompute": "full"}, "bf16"),
         ({**PIPELINE, "schedule": "zb-h1"}, "bf16"),
         ({**PIPELINE, "schedule": "interleaved"}, "fp16"),
+        ({"pp": 2, "schedule": "looped-bfs", "recompute": "full", "cuts": [2, 3, 4]}, "fp16"),
     ],
 )
 def test_prediction_holds_for_an_lstm_in_any_precision(
