@@ -10,7 +10,7 @@ from dashboard.charts import errors
 from dashboard.charts.chart import Chart
 from dashboard.ledger import selectors
 from parallel_core.analysis.quantities import signed_percent_text, significant
-from parallel_core.plan.cluster import accuracy
+from parallel_core.plan.cluster import accuracy, pipedream_2019
 from parallel_core.plan.cluster.fit import FREE
 from parallel_core.plan.cluster.store import table
 from parallel_core.plan.cluster.zero_bubble import models
@@ -65,6 +65,21 @@ def other_times() -> Section:
     return Section("layers", "One layer, and replicas", [text], [errors.chart("layers", text, [*layers, *replicas])])
 
 
+def pipedream() -> Section:
+    """PipeDream's own programme held against its speedups."""
+    found = pipedream_2019.speedups()
+    rows = [line.row for line in found]
+    title = f"PipeDream's speedup over data parallelism: {_errors(accuracy.summary(rows))}."
+    alike = sum(line.same_kind for line in found)
+    how = f"In {alike} of {len(found)} rows the programme chooses what was run: a pipeline, or data parallelism alone. "
+    how += (
+        "Its formula lets data parallelism hide its gradients behind computing as far as the links' rated speed goes;"
+    )
+    how += " what was measured beyond that it does not know."
+    charts = [errors.chart("pipedream", title, rows, right="predicted too large")]
+    return Section("pipedream", "PipeDream's speedups", [title, how], charts)
+
+
 def memory() -> Section:
     """Korthikanti's figures of memory."""
     first, seventh = accuracy.figure_1(), accuracy.figure_7()
@@ -104,7 +119,15 @@ def constants() -> Section:
     return Section("constants", "Constants", [text], template="plans/accuracy/constants.html", more={"rows": rows})
 
 
-SECTIONS: tuple[Callable[[], Section], ...] = (step_times, record, other_times, memory, bubbles, constants)
+SECTIONS: tuple[Callable[[], Section], ...] = (
+    step_times,
+    record,
+    other_times,
+    memory,
+    bubbles,
+    pipedream,
+    constants,
+)
 """In the order of the page."""
 
 

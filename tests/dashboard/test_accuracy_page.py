@@ -7,7 +7,7 @@ from django.test import Client
 
 from dashboard.charts import errors
 from dashboard.plans import accuracy_page
-from parallel_core.plan.cluster import accuracy
+from parallel_core.plan.cluster import accuracy, pipedream_2019
 from tests.dashboard.analysed import answered
 
 PAGE = "/planner/accuracy/"
@@ -30,6 +30,14 @@ def test_errors_in_and_out_of_the_fit_stand_apart(reader: Client) -> None:
         f"Out of the fit: 14 rows, mean error {100 * found.mean:.1f} %, worst {100 * found.worst:.1f} %"
     )
     assert "In the fit: 4 rows" in first
+
+
+def test_speedups_of_pipedream_stand_with_what_its_programme_says(reader: Client) -> None:
+    section = next(s for s in reader.get(PAGE).context["sections"] if s.key == "pipedream")
+    (chart,) = section.charts
+    assert [row[0] for row in chart.rows] == [line.row.key for line in pipedream_2019.speedups()]
+    assert [row[1] for row in chart.rows][:2] == ["5.28 times DP", "2.98 times DP"]
+    assert "mean error" in section.sentences[0] and "In 5 of 6 rows" in section.sentences[1]
 
 
 def test_bars_end_at_the_errors_and_fitted_rows_are_outlined() -> None:
