@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 from dashboard.charts import gantt, heatmap
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt import MAX_BARS
-from dashboard.charts.gantt_bars import Spans, inside
+from dashboard.charts.gantt_bars import Spans, inside, length
 from dashboard.charts.heatmap import Window
 from dashboard.charts.theme import var
 from parallel_core.analysis.bins import Bins
-from parallel_core.analysis.breakdown import Account, Breakdown, accounts
+from parallel_core.analysis.breakdown import Account, Breakdown, accounts, mean
+from parallel_core.analysis.quantities import ns_text
 from parallel_core.analysis.waits import Waited, origin, waited_if_whole
 from parallel_core.layout import Layout
 
@@ -60,6 +61,8 @@ def lit_of(given: Mapping[str, str]) -> Lit | None:
     return Lit(int(rank), *found) if found else None
 
 
+ALIKE = 0.98
+"""Of the axis: a mean rank's step that takes so much of it need not be told from it."""
 FRAME = 0.98
 """Height of the frame around a span."""
 
@@ -126,6 +129,12 @@ class Step:
     def accounts(self) -> Mapping[int, Account]:
         """Where the step of each rank went, and what stands beside that."""
         return accounts(self.spans, self.layout)
+
+    @property
+    def pace(self) -> str:
+        """How long a rank's step is. It is shorter than the axis where ranks begin or end apart."""
+        one, whole = mean(self.breakdown.values()).total, length(self.spans)
+        return f"{ns_text(one)} a step" + (", on average over the ranks" if one < ALIKE * whole else "")
 
     @property
     def breakdown(self) -> Mapping[int, Breakdown]:

@@ -95,7 +95,7 @@ def _found(step: Step) -> str:
     parts = {**found.as_dict()}
     second = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
     return (
-        f"{ns_text(found.total)} a step: {percent_text(found.share('compute'))} compute, "
+        f"{step.pace}: {percent_text(found.share('compute'))} compute, "
         f"{percent_text(found.share(second))} {COMPONENT_NAMES[second]}."
     )
 

@@ -31,13 +31,20 @@ class Setting:
     """Bytes of memory that a device of these runs has, or the cap of a spec."""
     details: bool = True
     """Without them nothing but the run's row is read, and nothing is predicted."""
+    cores: int = 0
+    """That all devices share; 0 where each has its own."""
+
+    def ideal(self, spec: RunSpec) -> float:
+        """The speedup over one device that nothing but sharing cores and the strategy itself keeps down."""
+        world = spec.parallel.world
+        return ideal_speedup(spec) * min(1.0, (self.cores or world) / world)
 
 
 def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
     step = step_of(run, spec, setting.base_spec, setting.details)
     done = run.state == State.SUCCEEDED
     same = spec.model == setting.base_spec.model  # of other models no speedup is ideal
-    ideal = ideal_speedup(spec) if same else None
+    ideal = setting.ideal(spec) if same else None
     shown = step is not None and setting.base_step is not None and (done or run.state not in ENDED)
     gain = speedup(setting.base_step, step) if shown and setting.base_step and step else None
     baseline = run.pk == setting.base.pk
@@ -49,7 +56,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         baseline=baseline,
         result=Result(label, step, ideal, _memory(run), _breakdown(run), run.devices, taken_of(run)) if step else None,
         speed=replace(gain, within_noise=False) if gain and baseline else gain,
-        ideal=ideal / ideal_speedup(setting.base_spec) if ideal else None,
+        ideal=ideal / setting.ideal(setting.base_spec) if ideal else None,
         others=run.summary.get("cpu_others"),
         ranks=spec.parallel.world,
         reference=_reference(run),

@@ -25,6 +25,11 @@ class Study(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def shared_cores(self) -> int:
+        """That all devices of the fleet shared when it was made; 0 where each had its own."""
+        return int(self.settings.get("cores", 0))
+
 
 class Once(models.Model):
     """What has happened in this yard and is not to happen again, whatever is deleted since: a row for each `what`."""

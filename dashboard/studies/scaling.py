@@ -135,7 +135,7 @@ def of_overview(study: Study, view: Overview) -> dict[str, Chart]:
     """Charts `scaling` and `stalls` of a scaling study; {} of any other."""
     if study.kind != KIND:
         return {}
-    found = points(view, _cores(study))
+    found = points(view, study.shared_cores)
     made = (charts.speedup(found, view.source), charts.stalls(found, view.source))
     return {chart.key: chart for chart in made}
 
@@ -144,14 +144,9 @@ def verdict(study: Study, view: Overview) -> list[str]:
     """What a study's page says first."""
     if study.kind != KIND:
         return view.verdict
-    found = points(view, _cores(study))
+    found = points(view, study.shared_cores)
     said = charts.sentences(found)
     return view.cautioned(said) if said else [f"{len(view.results)} of {len(view.rows)} runs have finished so far."]
-
-
-def _cores(study: Study) -> int:
-    """That the devices of the fleet shared when it was made."""
-    return int(study.settings.get("cores", 0))
 
 
 def like_for_like(kind: str, view: Overview) -> Overview:

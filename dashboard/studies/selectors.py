@@ -209,6 +209,7 @@ def _setting(base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], detai
         waits=waits_of(runs) if details else {},
         limit=limit_of(runs, specs) if details else None,
         details=details,
+        cores=base.study.shared_cores if base.study else 0,
     )
 
 

@@ -51,10 +51,7 @@ def sentence(found: Step, spec: RunSpec | None = None) -> str:
     named = {name: ns for name, ns in parts.as_dict().items() if name != "compute"}
     second = max(named, key=lambda name: named[name])
     word = _pauses(found, parts.other) if second == "other" and spec is None else COMPONENT_NAMES[second]
-    return (
-        f"{ns_text(parts.total)} a step: {percent_text(parts.share('compute'))} compute, "
-        f"{percent_text(parts.share(second))} {word}."
-    )
+    return f"{found.pace}: {percent_text(parts.share('compute'))} compute, {percent_text(parts.share(second))} {word}."
 
 
 def _pauses(found: Step, other: float) -> str:

@@ -105,7 +105,10 @@ def test_the_page_says_what_scales_and_what_stalls(client: Client, alice: Any) -
     client.force_login(alice)
     Study.objects.filter(pk=study.pk).update(settings={"cores": 1})
     assert "of what 1 core allows, shared by 2 devices" in client.get(f"/studies/{study.pk}/").content.decode()
+    study.refresh_from_db()
+    shared = overview(study.runs.all(), study.baseline)
     Study.objects.filter(pk=study.pk).update(settings={})
+    study.refresh_from_db()
     view = overview(study.runs.all(), study.baseline)
     found = {point.name: point for point in scaling.points(view)}
     assert set(found) == {"Single", *(f"{s}, {way}" for s in ("DP", "TP") for way in ("strong", "weak"))}
@@ -113,6 +116,8 @@ def test_the_page_says_what_scales_and_what_stalls(client: Client, alice: Any) -
     for name, label in (("DP, strong", "DP"), ("DP, weak", "DP, weak")):
         assert found[name].speedup == pytest.approx(rate[label] / rate["Single"])
         assert found[name].efficiency == pytest.approx(rate[label] / rate["Single"] / 2)
+    on_two = [row.entry.of_ideal for row in view.rows if row.run.devices == 2]
+    assert [row.entry.of_ideal for row in shared.rows if row.run.devices == 2] == pytest.approx([2 * x for x in on_two])
     page = client.get(f"/studies/{study.pk}/")
     best = max((p for p in found.values() if p.devices == 2), key=lambda p: p.efficiency)
     assert best.name in page.context["verdict"][0] and "of ideal on 2 devices" in page.content.decode()

@@ -184,3 +184,13 @@ def test_a_wait_inside_a_collective_is_idle_in_bars_and_bins_as_it_is_in_the_acc
     assert (shares["idle, % of the window"], shares["communication, % of the window"]) == ("50 %", "30 %")
     part = heatmap.chart(spans, "t", "s", (20.0, 100.0), None, step.waited)
     assert part.rows[0][1] == "62 %", "50 of 80 ms"
+
+
+@pytest.mark.parametrize(("later", "words"), [(0, "9 ms a step"), (3, "9 ms a step, on average over the ranks")])
+def test_a_step_of_ranks_that_begin_apart_is_said_to_be_a_mean(later: int, words: str) -> None:
+    begin, ms = (0, later), 1_000_000
+    spans = {
+        rank: np.array([(kind, 0, 0, -1, 0, 0, at * ms, (at + 9) * ms, 0) for kind in (Kind.STEP, Kind.BW)], SPAN)
+        for rank, at in enumerate(begin)
+    }
+    assert Step(spans, Layout.of(RunSpec.model_validate({"parallel": {"dp": 2}}))).pace == words
