@@ -11,6 +11,7 @@ from typing import Any
 from django.template import engines
 
 from parallel_core.processes import die_with
+from parallel_core.version import version
 
 worker_class = "uvicorn_worker.UvicornWorker"
 control_socket_disable = True
@@ -32,6 +33,7 @@ def post_worker_init(worker: Any) -> None:
 
 def get_ready() -> None:
     """What the first reader of a page would wait for else."""
+    version()
     importlib.import_module("numpy.ma")  # NumPy loads it with the first median: 50 ms
     compile_templates()
 

@@ -12,7 +12,7 @@ from django.shortcuts import render
 from dashboard.accounts.roles import may_change
 from dashboard.charts import fit as fit_chart
 from dashboard.charts.chart import Chart, Entry
-from dashboard.runs.models import Run
+from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies.entries import limit_of
 from dashboard.studies.fit import Hunt, hunts, sentences, single_of
 from dashboard.studies.models import Study
@@ -44,17 +44,20 @@ LIVE_PARTS = {"verdict": "verdict_words", "fit-table": "fit_table"}
 def page(request: HttpRequest, study: Study) -> HttpResponse:
     """The answer in a sentence, predicted against measured, and every run that was tried."""
     runs = list(study.runs.all())
-    live = live_context(study, runs)
+    live = live_context(request, study, runs)
     equal = _equal([line.hunt for line in live["lines"]], max((run.devices for run in runs), default=0))
-    context = {"runs": runs, "equal": equal, "may_change": may_change(request.user, study)}
+    context = {"runs": runs, "equal": equal}
     return render(request, "studies/fit.html", live | context)
 
 
-def live_context(study: Study, runs: Sequence[Run]) -> dict[str, Any]:
+def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dict[str, Any]:
     """What LIVE_PARTS are made of, and the chart."""
     found, limit = hunts(runs), _limit(runs)
+    mine = may_change(request.user, study)
     return {
         "study": study,
+        "may_change": mine,
+        "cancellable": mine and any(run.state not in {*ENDED, State.CANCELLING} for run in runs),
         "limit": limit,
         "verdict": sentences(found, limit),
         "lines": [_line(found, hunt) for hunt in found],

@@ -161,7 +161,7 @@ def changes(request: HttpRequest, pk: int) -> JsonResponse:
     """What of the page a browser does not have yet: see `live.changes`."""
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
     if study.kind == fit.KIND:
-        listed, context = fit_views.LIVE_PARTS, fit_views.live_context(study, list(study.runs.all()))
+        listed, context = fit_views.LIVE_PARTS, fit_views.live_context(request, study, list(study.runs.all()))
         drawn = {"fit": context["chart"]}
     else:
         listed, context = LIVE_PARTS, live_context(request, study)

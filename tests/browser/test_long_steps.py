@@ -124,6 +124,23 @@ def test_a_dragged_part_is_asked_for_and_a_double_click_shows_the_whole_again(
     assert page.evaluate(RANGE) == whole and "from=" not in page.url
 
 
+def test_a_part_that_cannot_be_fetched_is_said_until_one_can(
+    page: Page, troubles: Troubles, long: dict[str, str]
+) -> None:
+    troubles.expected.append("net::ERR_FAILED")
+    page.goto(long["a run"])
+    expect(page.locator(f"{BOX} .nsewdrag").first).to_be_attached(timeout=RUN_MS)
+    zoom = f"(range) => window.Plotly.relayout(document.querySelector('{BOX}'), {{'xaxis.range': range}})"
+    page.route("**/data/gantt.json*", lambda route: route.abort())
+    page.evaluate(zoom, [5.0, 5.4])
+    said = page.locator(".chart[data-chart=gantt] .zoom-note")
+    expect(said).to_contain_text("zoom again to try once more")
+    page.unroute("**/data/gantt.json*")
+    page.evaluate(zoom, [5.0, 5.3])
+    expect(canvas(page)).to_be_visible(timeout=RUN_MS)
+    expect(said).to_have_count(0)
+
+
 def test_new_numbers_another_width_and_the_printer_leave_the_reader_where_he_is(
     page: Page, troubles: Troubles, long: dict[str, str]
 ) -> None:

@@ -147,6 +147,14 @@ def test_wrong_predictions_are_searched_and_said(client: Client, study: Study) -
     assert client.get(f"/studies/{study.pk}/report/").url == f"/studies/{study.pk}/"
 
 
+def test_searches_under_way_can_be_cancelled_from_the_page(client: Client, study: Study, reader: Client) -> None:
+    address, cancel = f"/studies/{study.pk}/", f"/runs/cancel?study={study.pk}"
+    assert cancel in client.get(address).content.decode()
+    assert cancel not in reader.get(address).content.decode(), "who may not change it is not offered that"
+    finish(study, predictions(study))
+    assert cancel not in client.get(address).content.decode()
+
+
 def test_a_cancelled_run_ends_its_search_alone(client: Client, study: Study, alice: Any) -> None:
     single, other = study.runs.order_by("position")
     services.request_cancel(run=single, user=alice)

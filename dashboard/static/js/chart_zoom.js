@@ -14,11 +14,24 @@ export function followZoom(entry, update) {
       if (answer.status === 404) return location.reload(); // deleted: the page says so
       if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
       const chart = await answer.json();
-      if (mine === asked) await update({ [entry.element.dataset.chart]: chart });
+      if (mine !== asked) return;
+      await update({ [entry.element.dataset.chart]: chart });
+      note(entry);
     } catch (error) {
-      console.warn("zoom", error); // what is drawn stays; the next zoom asks again
+      note(entry, `This part could not be fetched: ${error.message} What is drawn is of the zoom before; zoom again to try once more.`);
     }
   });
+}
+
+/* Words under the chart; none: what stood there goes. */
+function note(entry, words) {
+  entry.element.querySelector(":scope > .zoom-note")?.remove();
+  if (!words) return;
+  const said = document.createElement("p");
+  said.className = "notice warning small zoom-note";
+  said.setAttribute("role", "status");
+  said.textContent = words;
+  entry.box.after(said);
 }
 
 /* A figure with meta.addressed is zoomed to ?from= and ?to= of the page's address, and writes there what it is zoomed to. */
