@@ -109,6 +109,8 @@ def _import(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from parallel_core.engine.llama import export_weights
 
+    if there := sorted(path.name for path in (*options.out.glob("*.safetensors"), *options.out.glob("config.json"))):
+        raise Wrong(f"--out: {options.out} holds {there[0]} already; name a folder without weights.")
     found, _ = checkpoint_of(options.checkpoint)
     try:
         size = export_weights(found, options.out)

@@ -223,5 +223,8 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["import-llama", str(folder), "--out", str(tmp_path / "ours"), "--seq", "16"]) == 0
     assert "--resume" in capsys.readouterr().out
     assert main(["export-llama", str(tmp_path / "ours"), "--out", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    assert main(["export-llama", str(tmp_path / "ours"), "--out", str(folder)]) == 2, "weights that are there stay"
+    assert f"{folder} holds config.json already" in capsys.readouterr().err
     assert main(["import-llama", str(tmp_path), "--out", str(tmp_path / "ours")]) == 2
     assert "config.json cannot be read" in capsys.readouterr().err
