@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from tests.browser.watched import HOSTILE, PHONE, WIDE, Troubles, overflow, violations
+from tests.browser.watched import HOSTILE, PHONE, WIDE, Troubles, overflow, until, violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 TABS = ("timeline", "accounts", "whatif", "operators", "memory", "metrics", "ranks", "logs", "spec", "events")
@@ -38,11 +38,12 @@ def addresses(stocked: dict[str, Any]) -> list[str]:
 def settle(page: Page) -> None:
     """Waits until the charts that are near the screen are drawn, or said to be empty."""
     page.wait_for_load_state("load")
-    page.wait_for_function(
+    until(
+        page,
         """() => [...document.querySelectorAll('.chart-box')].every((box) => {
           const at = box.getBoundingClientRect();
           return at.top > innerHeight || !at.height || !box.querySelector('.skeleton');
-        })"""
+        })""",
     )
 
 

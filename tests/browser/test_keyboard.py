@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.watched import STEPS, endless
+from tests.browser.watched import STEPS, endless, until
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -26,7 +26,7 @@ def tab_to(page: Page, target: Locator) -> None:
     target.wait_for()
     for _ in range(MOST_TABS):
         page.keyboard.press("Tab")
-        page.wait_for_function(SEEN)
+        until(page, SEEN)
         if target.evaluate("(e) => e === document.activeElement"):
             return
     raise AssertionError(f"{target} is not reached with {MOST_TABS} presses of Tab")

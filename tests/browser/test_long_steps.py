@@ -9,7 +9,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from parallel_core.analysis.quantities import count_text
 from tests.bench.timeline import seeded
-from tests.browser.watched import PHONE, RUN_MS, Troubles
+from tests.browser.watched import PHONE, RUN_MS, Troubles, until
 from tests.yard_process import YardProcess
 
 SPANS = 24_000
@@ -82,9 +82,10 @@ def test_bars_stand_where_the_axis_says_and_say_what_they_are(
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             wanted = page.evaluate(PART, (5.0, 5.4))["colour"]
-            page.wait_for_function(
+            until(
+                page,
                 f"([spot, colour]) => ({PIXEL})(document.querySelector('{BOX} canvas.bars'), spot) === colour",
-                arg=[spot, wanted],
+                [spot, wanted],
             )
         page.emulate_media(color_scheme="light")
         at = canvas(page).bounding_box()
@@ -161,6 +162,6 @@ def test_new_numbers_another_width_and_the_printer_leave_the_reader_where_he_is(
       const [bars, plot] = [at("canvas.bars"), at(".nsewdrag")];
       return plot.width < 390 && Math.abs(bars.left - plot.left) < 1 && Math.abs(bars.width - plot.width) < 1;
     }}"""
-    page.wait_for_function(same)
+    until(page, same)
     spot = [found["begin"] + 0.25 * found["wide"], found["down"] + 0.02]
     assert canvas(page).evaluate(PIXEL, spot) == found["colour"]

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from dashboard.analyst.child import NICENESS
-from tests.browser.watched import RUN_MS, Troubles, chart_points, drawn, endless, mark, same_page
+from tests.browser.watched import RUN_MS, Troubles, chart_points, drawn, endless, mark, same_page, until
 from tests.yard_process import YardProcess, tiny, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -55,9 +55,10 @@ def done(yard: YardProcess, client: httpx.Client, run: int) -> int:
 
 def wait_for_point(page: Page, step: int) -> list[float]:
     """The steps that the loss chart shows, once `step` is among them."""
-    page.wait_for_function(
+    until(
+        page,
         "(step) => document.querySelector('.chart[data-chart=loss] .chart-box')?.data?.[0]?.x?.at(-1) >= step",
-        arg=step,
+        step,
     )
     return chart_points(page, "loss")
 
@@ -95,7 +96,7 @@ def test_everything_on_the_page_moves_without_a_reload(page: Page, under_way: in
     expect(verdict).not_to_have_text(step)
     expect(tile(page, "Loss")).not_to_have_text(loss)
     expect(tile(page, "Step time")).not_to_have_text(time)
-    page.wait_for_function(f"(before) => ({gantt})() !== before", arg=before)
+    until(page, f"(before) => ({gantt})() !== before", before)
     expect(tile(page, "Memory, worst rank")).to_contain_text("MiB")
     assert same_page(page)
 

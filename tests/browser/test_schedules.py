@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.watched import until
+
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
@@ -20,7 +22,7 @@ def test_changes_are_simulated_and_the_slider_steps(window: Callable[..., Page],
     assert "b=zb-h1" in page.url
     expect(page.locator("#result .chart-box .plot-container").first).to_be_visible()
     slider = page.locator("#player-at")
-    page.wait_for_function("() => Number(document.getElementById('player-at').max) > 20")
+    until(page, "() => Number(document.getElementById('player-at').max) > 20")
     slider.press("Home")
     slider.press("ArrowRight")
     expect(page.locator("#player-now")).to_contain_text("device 0: forward 0")

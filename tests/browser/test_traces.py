@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import PHONE, RUN_MS, WIDE, Troubles, overflow, violations
-from tests.yard_process import wait_for
+from tests.browser.watched import PHONE, RUN_MS, WIDE, Troubles, overflow, until, violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -76,12 +75,11 @@ def test_a_trace_is_uploaded_looked_at_and_deleted(page: Page, troubles: Trouble
     page.evaluate(f"window.Plotly.relayout({BOX}, {{'xaxis.range': [0.5, 1.5]}})")
     page.wait_for_url("**from=0.5&to=1.5**")
     page.reload()
-    wait_for("the same window", lambda: page.evaluate(f"{BOX}?.layout?.xaxis?.range?.join()") == "0.5,1.5")
+    until(page, f"{BOX}?.layout?.xaxis?.range?.join() === '0.5,1.5'")
     the_picture_has_an_edge_and_its_words(page, tmp_path / "picture.png")
     page.goto(f"{page.url.partition('?')[0]}?links=free#whatif")
     expect(page.locator("#operators table")).to_be_visible()
-    top = "Math.abs(document.getElementById('whatif').getBoundingClientRect().top)"
-    wait_for("What if at the top of the view", lambda: page.evaluate(top) < 100)
+    until(page, "Math.abs(document.getElementById('whatif').getBoundingClientRect().top) < 100")
     page.get_by_role("link", name="Delete").click()
     page.get_by_role("button", name="Delete the trace").click()
     page.wait_for_url(re.compile(r"/traces/$"))

@@ -9,6 +9,8 @@ from typing import Any
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import ConsoleMessage, Page
 
+from tests.yard_process import wait_for
+
 WIDE = {"width": 1440, "height": 900}
 PHONE = {"width": 390, "height": 844}
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
@@ -84,6 +86,12 @@ def overflow(page: Page) -> list[str]:
             }"""
         )
     )
+
+
+def until(page: Page, expression: str, arg: Any = None) -> None:
+    """Waits until it is true in the page. Asked from outside: a poll inside the page would need the `eval` that the
+    policy of our pages forbids, unless its first answer is true."""
+    wait_for(expression, lambda: page.evaluate(expression, arg), LIVE_MS / 1e3)
 
 
 def mark(page: Page) -> None:
