@@ -110,6 +110,8 @@ WHITENOISE_ALLOW_ALL_ORIGINS = False
 STATIC_ROOT = HOME / "static"
 STATICFILES_DIRS = [BASE_DIR / "dashboard" / "static"]
 MEDIA_ROOT = HOME / "files"
+DATA_UPLOAD_MAX_MEMORY_SIZE = 8 * 1024 * 1024
+"""Of a form's fields without its files: what `body_limit.MAX_BODY` lets through, so that one limit is told."""
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},

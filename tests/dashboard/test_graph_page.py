@@ -41,6 +41,12 @@ def test_a_pasted_graph_is_partitioned(reader: Client) -> None:
     assert "node9 -- Linear(4096, 1000)" in text  # what was given stays in the form
 
 
+def test_a_pasted_text_may_be_as_long_as_a_form(reader: Client) -> None:
+    answer = reader.post(ADDRESS, {**ASKED, "text": ASKED["text"] + " " * (6 * 2**20)})
+    assert answer.status_code == 200 and "Too large" not in answer.content.decode()
+    assert answer.context["plan"] is not None
+
+
 def test_a_file_takes_the_place_of_the_text(reader: Client) -> None:
     file = SimpleUploadedFile("graph.txt", GRAPH.encode())
     answer = reader.post(ADDRESS, {**ASKED, "text": "nonsense", "groups": "2", "outer": "0.2", "file": file})
