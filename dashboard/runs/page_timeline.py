@@ -44,20 +44,28 @@ def _chart(trace: Trace, joined: np.ndarray) -> Chart:
 
 
 def _title(trace: Trace, joined: np.ndarray) -> str:
-    behind = late(joined)
+    drawn = joined[_computes(joined)]
+    behind = late(drawn)
+    if not len(behind):
+        return "No operation of this step was planned."
     worst = int(behind.argmax())
     lateness_ns, length = int(behind[worst]), trace.length
     if lateness_ns < 0.02 * length:
         return f"No operation ends more than {percent_text(0.02)} of the step later than planned."
-    row = joined[worst]
+    row = drawn[worst]
     which = _operation(row)
     return f"{ns_text(lateness_ns)} is the most that an operation is late: {which} on rank {row['rank']}."
+
+
+def _computes(joined: np.ndarray) -> np.ndarray:
+    """Which operations are drawn with their plan, and listed."""
+    return np.isin(joined["kind"], [int(kind) for kind in COMPUTE])
 
 
 def late_rows(joined: np.ndarray) -> list[dict[str, Any]]:
     """The operations that took longest beyond their plan, the worst first."""
     own = (joined["end"] - joined["start"]) - (joined["planned_end"] - joined["planned_start"])
-    working = np.isin(joined["kind"], [int(kind) for kind in COMPUTE])
+    working = _computes(joined)
     order = np.argsort(np.where(working, -own, np.iinfo(np.int64).max), kind="stable")[:SHOWN]
     return [
         {

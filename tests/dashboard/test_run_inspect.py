@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from django.test import Client
 
-from dashboard.runs import page_whatif, traces
+from dashboard.runs import page_timeline, page_whatif, traces
 from dashboard.runs.models import MemoryRecord, Run, SpanChunk
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.diagnosis import RULES
@@ -66,6 +66,17 @@ def test_the_timeline_has_the_plan_and_the_critical_path(client: Client, alice: 
     assert "Planned over measured, and the critical path" in said
     spans = traced(run)
     assert f"{spans.kept} of {spans.total} spans of step 10" in said
+
+
+def test_the_latest_operation_that_is_named_is_one_that_is_drawn_with_its_plan(alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    for chunk in SpanChunk.objects.filter(attempt__run=run):
+        rows = np.frombuffer(bytes(chunk.data), SPAN).copy()
+        rows["end"][rows["kind"] == Kind.OPT_STEP] += int(rows["end"].max())
+        SpanChunk.objects.filter(pk=chunk.pk).update(data=rows.tobytes())
+    found = page_timeline.context(run, None)
+    said = found["overlay"].title
+    assert "optimizer" not in said and ("is the most that an operation is late" in said or "No operation ends" in said)
 
 
 def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> None:
