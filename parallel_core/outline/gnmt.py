@@ -97,11 +97,7 @@ class GnmtOutline(Outline):
         width, ways = (h // 2, 2) if i == 0 else (h, 1)
         inputs = 2 * h if i > count else h
         lstm = (GATES * width * inputs, GATES * width * width, GATES * width, GATES * width) * ways
-        fused, wide = _fused(spec), spec.fp32_elements
-        one = rows * ways * (inputs + (GATES + 3) * width)
-        if fused:  # with its first and last states
-            size, samples = spec.element_bytes, spec.micro_batch_size
-            one = ways * (lstm_bytes(inputs, width, s, samples, size) // size + 4 * samples * width)
+        fused, wide, one = _fused(spec), spec.fp32_elements, ways * self._one_way(spec, inputs, width)
         parameters, inner, linear = lstm, one, 0
         copied = entering if (i > count if fused else i != count) else 0
         if fused:
@@ -119,11 +115,16 @@ class GnmtOutline(Outline):
         # All gates as the input makes them, and the states that are put together of each direction's.
         attended = inner - one if i == count else 0  # by then nothing of attention is there
         forward = 0 if fused else max(0, rows * width * (GATES + ways) + copied - attended)
-        alone = (
-            None if fused else max(attended, rows * width * (GATES + 1 + ways))
-        )  # position by position, states alone
+        alone = None if fused else max(attended, rows * width * (GATES + 1 + ways))  # states alone, one by one
         cost = UnitCost(parameters, entering, inner, passing, leaving=leaving, copied=copied, aside=aside, late=late)
         return replace(cost, forward=forward, alone=alone)
+
+    def _one_way(self, spec: RunSpec, inputs: int, width: int) -> int:
+        """What an LSTM keeps for its backward in one direction; of a fused one with its first and last states."""
+        samples, seq, size = spec.micro_batch_size, self.model.seq, spec.element_bytes
+        if not _fused(spec):
+            return samples * seq * (inputs + (GATES + 3) * width)
+        return lstm_bytes(inputs, width, seq, samples, size) // size + 4 * samples * width
 
     def _passing(self, spec: RunSpec, i: int, weights: int) -> int:
         """In its backward beside the gradient of its output; `weights` are those of one direction."""

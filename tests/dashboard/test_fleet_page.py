@@ -11,9 +11,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from dashboard.fleet import selectors
 from dashboard.fleet.models import Worker
-from dashboard.fleet.timeline import timeline
 from dashboard.ledger import services as ledger
 from dashboard.runs.models import Attempt, Run
 from parallel_core.spec import RunSpec
@@ -170,34 +168,6 @@ def test_draining_says_first_what_happens_to_the_run(client: Client, alice: Any,
     assert "“mine” finish; no new run starts here" in page(client)
 
 
-def test_timeline_bars_lie_where_the_attempts_were(alice: Any) -> None:
-    now = timezone.now()
-    run = factory.queued(alice, {"dp": 2})
-    attempt = factory.start(run)
-    at = {"sent_at": now - timedelta(minutes=30), "started_at": now - timedelta(minutes=27)}
-    Attempt.objects.filter(pk=attempt.pk).update(**at, ended_at=now - timedelta(minutes=15), over=True)
-    found = timeline(selectors.workers(), 1, now)
-    assert [len(row.bars) for row in found.rows] == [1, 1]
-    bar = found.rows[0].bars[0]
-    assert (bar.left, bar.width, bar.idle) == pytest.approx((50, 25, 20))
-    assert (found.shown, found.total) == (1, 1)
-
-
-def test_the_table_under_the_timeline_lists_the_newest_attempts(
-    client: Client, alice: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dashboard.fleet.timeline.MAX_LISTED", 2)
-    for name in ("oldest", "middle", "newest"):
-        factory.start(factory.queued(alice, {"dp": 2}, name=name))
-    found = timeline(selectors.workers(), 1)
-    assert [(held.bar.run.name, held.devices) for held in found.table] == [
-        ("newest", "yard-a cpu 0, 1"),
-        ("middle", "yard-a cpu 0, 1"),
-    ]
-    client.force_login(alice)
-    assert "Numbers: the newest 2 of 3" in page(client)
-
-
 def test_ages_and_sizes_are_in_words(client: Client, bob: Any) -> None:
     host = factory.worker()
     host.heartbeat_at, host.memory_total, host.memory_available = timezone.now() - timedelta(hours=3), 8 << 30, 6 << 30
@@ -209,23 +179,6 @@ def test_ages_and_sizes_are_in_words(client: Client, bob: Any) -> None:
     host.heartbeat_at = timezone.now()
     host.save()
     assert "1 GiB of 4 GiB" in page(client)
-
-
-def test_old_and_clipped_attempts(alice: Any) -> None:
-    now = timezone.now()
-    old, long = (factory.start(factory.queued(alice)) for _ in range(2))
-    Attempt.objects.filter(pk=old.pk).update(
-        sent_at=now - timedelta(hours=9), ended_at=now - timedelta(hours=8), over=True
-    )
-    Attempt.objects.filter(pk=long.pk).update(sent_at=now - timedelta(hours=9), started_at=now - timedelta(hours=9))
-    bars = [bar for row in timeline(selectors.workers(), 1, now).rows for bar in row.bars]
-    assert [(bar.left, bar.width) for bar in bars] == [pytest.approx((0, 100))]
-
-
-@pytest.mark.parametrize("query", ("?hours=24", "?hours=x", "?hours=-1"))
-def test_any_window_in_the_address(client: Client, bob: Any, query: str) -> None:
-    client.force_login(bob)
-    assert page(client, query)
 
 
 def test_load_on_a_free_device_is_explained(client: Client, bob: Any) -> None:

@@ -1,0 +1,63 @@
+"""The fleet's timeline: who held which device when, as bars and as a table."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.fleet import selectors
+from dashboard.fleet.timeline import timeline
+from dashboard.runs.models import Attempt
+from tests.dashboard import factory
+from tests.dashboard.test_fleet_page import page
+
+pytestmark = pytest.mark.usefixtures("redis_url")
+
+
+def test_timeline_bars_lie_where_the_attempts_were(alice: Any) -> None:
+    now = timezone.now()
+    run = factory.queued(alice, {"dp": 2})
+    attempt = factory.start(run)
+    at = {"sent_at": now - timedelta(minutes=30), "started_at": now - timedelta(minutes=27)}
+    Attempt.objects.filter(pk=attempt.pk).update(**at, ended_at=now - timedelta(minutes=15), over=True)
+    found = timeline(selectors.workers(), 1, now)
+    assert [len(row.bars) for row in found.rows] == [1, 1]
+    bar = found.rows[0].bars[0]
+    assert (bar.left, bar.width, bar.idle) == pytest.approx((50, 25, 20))
+    assert (found.shown, found.total) == (1, 1)
+
+
+def test_the_table_under_the_timeline_lists_the_newest_attempts(
+    client: Client, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboard.fleet.timeline.MAX_LISTED", 2)
+    for name in ("oldest", "middle", "newest"):
+        factory.start(factory.queued(alice, {"dp": 2}, name=name))
+    found = timeline(selectors.workers(), 1)
+    assert [(held.bar.run.name, held.devices) for held in found.table] == [
+        ("newest", "yard-a cpu 0, 1"),
+        ("middle", "yard-a cpu 0, 1"),
+    ]
+    client.force_login(alice)
+    assert "Numbers: the newest 2 of 3" in page(client)
+
+
+def test_old_and_clipped_attempts(alice: Any) -> None:
+    now = timezone.now()
+    old, long = (factory.start(factory.queued(alice)) for _ in range(2))
+    Attempt.objects.filter(pk=old.pk).update(
+        sent_at=now - timedelta(hours=9), ended_at=now - timedelta(hours=8), over=True
+    )
+    Attempt.objects.filter(pk=long.pk).update(sent_at=now - timedelta(hours=9), started_at=now - timedelta(hours=9))
+    bars = [bar for row in timeline(selectors.workers(), 1, now).rows for bar in row.bars]
+    assert [(bar.left, bar.width) for bar in bars] == [pytest.approx((0, 100))]
+
+
+@pytest.mark.parametrize("query", ("?hours=24", "?hours=x", "?hours=-1"))
+def test_any_window_in_the_address(client: Client, bob: Any, query: str) -> None:
+    client.force_login(bob)
+    assert page(client, query)
