@@ -75,7 +75,7 @@ def _predicted(key: str) -> Predicted:
     spec = spec_of(card)
     memory, whole = worst_stage(spec), _single(spec.model.attention)
     bars = [
-        Bar(name, CATEGORY_NAMES[name], bytes_text(size), round(100 * size / whole, 2))
+        Bar(name, CATEGORY_NAMES[name], bytes_text(size), round(100 * size / whole, 4))
         for name in CATEGORIES
         if (size := memory.as_dict()[name])
     ]
