@@ -61,7 +61,7 @@ def test_a_job_of_two_ranks_is_uploaded_read_and_shown(member: Client, real: lis
     text = plain(page.content.decode())
     assert "Two ranks" in text and "2 ranks, 3 steps" in text
     assert page.context["step"] == 2
-    assert page.context["verdict"] in text and " a step: " in page.context["verdict"]
+    assert page.context["verdict"] in text and " a step" in page.context["verdict"]
     assert len(page.context["where"].rows) == 2
     assert page.context["gantt"].figure["layout"]["meta"]["total"] == sum(
         len(np.frombuffer(row.data, SPAN)) for row in TraceSpans.objects.filter(step=2)
