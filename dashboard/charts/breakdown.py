@@ -26,7 +26,7 @@ COLUMNS = ("run", *(f"{word}, ms" for word, _, _ in PARTS), "traced step, ms", "
 
 def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
     """`entries` in drawing order, the same as in the speedup chart beside it."""
-    rows = [(y, e.result.breakdown) for y, e in enumerate(entries) if e.result and e.result.breakdown]
+    rows = [(y, e.compared.breakdown) for y, e in enumerate(entries) if e.compared and e.compared.breakdown]
     figure = {
         "data": [*(_trace(part, rows) for part in PARTS), _medians(entries)] if rows else [],
         "layout": theme.layout(
@@ -64,7 +64,8 @@ def _trace(part: tuple[str, tuple[str, ...], str], rows: list[tuple[int, Breakdo
 
 
 def _medians(entries: Sequence[Entry]) -> dict[str, Any]:
-    known = [(y, e.traced_median) for y, e in enumerate(entries) if e.traced_median and e.result and e.result.breakdown]
+    drawn = [(y, e) for y, e in enumerate(entries) if e.compared and e.compared.breakdown]
+    known = [(y, e.traced_median) for y, e in drawn if e.traced_median]
     return {
         "type": "scatter",
         "mode": "markers",
@@ -77,7 +78,7 @@ def _medians(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _row(entry: Entry) -> list[str]:
-    breakdown = entry.result.breakdown if entry.result else None
+    breakdown = entry.compared.breakdown if entry.compared else None
     median = significant(entry.traced_median * 1e3) if entry.traced_median else ""
     if breakdown is None:
         return [entry.label, *("" for _ in PARTS), entry.state or "not traced", median]

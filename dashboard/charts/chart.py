@@ -69,6 +69,8 @@ class Entry:
     reference: float | None = None
     """Seconds of the reference work beside the timed steps, mean of the ranks."""
     done: bool = True
+    ended: str = ""
+    """How it ended without a result (`failed`): its numbers are of the steps until then, and compared with none."""
     status: str = ""
     twin: str = ""
     """Equal in two entries that differ in recomputation alone."""
@@ -81,6 +83,16 @@ class Entry:
     layers: int = 0
     largest: int | None = None
     """Predicted: the most layers that would fit into a device's memory."""
+
+    @property
+    def compared(self) -> Result | None:
+        """What bars and titles hold against other runs."""
+        return None if self.ended else self.result
+
+    @property
+    def marked(self) -> str:
+        """The label, of a run that ended without a result with how it ended: where its own measurements are drawn."""
+        return f"{self.label}, {self.ended}" if self.ended else self.label
 
     @property
     def disturbed(self) -> bool:

@@ -20,7 +20,7 @@ COLUMNS = ("run", *(CATEGORY_NAMES[c] for c in CATEGORIES), "measured", "on rank
 
 def chart(entries: Sequence[Entry], title: str, source: str, limit: int | None = None) -> Chart:
     """`limit` = bytes of the device (or the cap), drawn as a line where it is near. Predictions are outlines."""
-    rows = [(y, e.result.memory) for y, e in enumerate(entries) if e.result and e.result.memory]
+    rows = [(y, e.compared.memory) for y, e in enumerate(entries) if e.compared and e.compared.memory]
     expected = [(y, e.predicted) for y, e in enumerate(entries) if e.predicted]
     largest = max([*(sum(memory.values()) for _, memory in rows), *(size for _, size in expected)], default=0)
     data = [_trace(category, rows) for category in CATEGORIES] if rows else []
@@ -109,7 +109,7 @@ def _limit(limit: int, rows: int) -> dict[str, Any]:
 
 
 def _row(entry: Entry) -> list[str]:
-    memory = entry.result.memory if entry.result else None
+    memory = entry.compared.memory if entry.compared else None
     expected = bytes_text(entry.predicted) if entry.predicted else ""
     if not memory:
         return [entry.label, *("" for _ in CATEGORIES), entry.state or "not metered", "", expected]

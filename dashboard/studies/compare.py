@@ -100,7 +100,8 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
         return view.cautioned(_of_other_models(view))
     if base is None or len(others) != 1 or view.base is None or not others[0].entry.done:
         like = view.like_for_like
-        said = [*like.verdict, like.parity_sentence] if len(like.results) > 1 else like.verdict
+        equal_all = [like.parity_sentence] if len(like.results) > 1 and like.parity_sentence else []
+        said = [*like.verdict, *equal_all]
         return said if len(like.rows) == len(view.rows) else [*said, NO_SPEEDUP]
     a, b = view.base, others[0].entry.result
     if b is None:
@@ -143,15 +144,14 @@ class Reached:
 
 def time_to_loss(view: Overview) -> tuple[str, list[Reached]]:
     """The lowest loss that every run reaches, as text, and when each did; ('', []) where there is none."""
-    curves = {row.run.pk: view.losses[row.run.pk] for row in view.rows if len(view.losses.get(row.run.pk, ()))}
+    rows = [row for row in view.rows if not row.entry.ended and len(view.losses.get(row.run.pk, ()))]
+    curves = {row.run.pk: view.losses[row.run.pk] for row in rows}
     lows = [np.nanmin(points["value"]) for points in curves.values() if np.isfinite(points["value"]).any()]
     if len(lows) < 2 or len(lows) < len(curves):
         return "", []
     target = max(lows)
     out = []
-    for row in view.rows:
-        if row.run.pk not in curves:
-            continue
+    for row in rows:
         points = curves[row.run.pk]
         at = int(np.argmax(points["value"] <= target))
         step = int(points["step"][at])

@@ -10,6 +10,7 @@ from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs.models import ENDED, Attempt, Run, State
 from dashboard.runs.queue import everyone_waiting
 from dashboard.runs.selectors import timed
+from dashboard.studies.left_out import ended_of
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats, speedup
@@ -61,6 +62,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         ranks=spec.parallel.world,
         reference=_reference(run),
         done=done,
+        ended=ended_of(run),
         status="" if done else _status(run, spec, setting.waits.get(run.pk, "")),
         twin=twin_of(spec) if setting.details else "",
         worst_rank=(run.summary.get("memory") or {}).get("rank"),

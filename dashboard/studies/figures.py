@@ -48,8 +48,8 @@ def speedups(view: Overview) -> Chart:
 
 
 def breakdowns(view: Overview) -> Chart:
-    traced = [entry for entry in view.entries if entry.result and entry.result.breakdown]
-    typical = all(_typical(row) for row in view.rows if row.entry.result and row.entry.result.breakdown)
+    rows = [row for row in view.rows if row.entry.compared and row.entry.compared.breakdown]
+    traced, typical = [row.entry for row in rows], all(map(_typical, rows))
     which = "the traced step nearest its median" if typical else "one traced step against the median"
     source = f"measured, of each run {which}{_nearness(traced)}"
     source += f", {len(traced)} of {len(view.rows)} runs"
@@ -69,7 +69,7 @@ def _nearness(traced: Sequence[Entry]) -> str:
 def memories(view: Overview) -> Chart:
     metered = sum(bool(result.memory) for result in view.results)
     source = f"measured on a metered step that is not timed, {metered} of {len(view.rows)} runs"
-    both = [(e.predicted, e.result.memory_total) for e in view.entries if e.result]
+    both = [(e.predicted, e.compared.memory_total) for e in view.entries if e.compared]
     off = [abs(predicted / measured - 1) for predicted, measured in both if predicted and measured]
     if off:
         source += f"; predictions off by {percent_text(max(off))} at most"
@@ -98,7 +98,7 @@ def _curve(row: Row, points: NDArray[np.void], origin: float | None = None) -> C
     start = origin if origin is not None else float(points["time"][0]) if len(points) else 0.0
     kept = points[thin(points["value"], LOSS_BUCKETS)] if len(points) > 3 * LOSS_BUCKETS else points
     return Curve(
-        label=row.entry.label,
+        label=row.entry.marked,
         step=kept["step"],
         seconds=kept["time"] - start,
         value=kept["value"],
@@ -134,12 +134,12 @@ def gantts(rows: Sequence[Row]) -> Chart:
     if drawn:
         row = max((row for row, _ in drawn), key=_bubble)
         parts = row.entry.result.breakdown if row.entry.result else None
-        title = sentences.gantt_title(row.entry.label, parts) if parts else f"{len(drawn)} traced steps on one axis."
+        title = sentences.gantt_title(row.entry.marked, parts) if parts else f"{len(drawn)} traced steps on one axis."
     steps = ", ".join(sorted({str(row.run.summary["breakdown_step"]) for row, _ in drawn if _typical(row)}, key=int))
     which = f"the traced step nearest each median (step {steps})" if steps else "the newest traced step"
     source = f"measured, {which}, {len(drawn)} of {len(rows)} runs"
     waits = [waited_if_whole(found, Layout.of(row.spec)) for row, found in drawn]
-    return gantt.chart([(row.entry.label, found) for row, found in drawn], title, source, waited=waits)
+    return gantt.chart([(row.entry.marked, found) for row, found in drawn], title, source, waited=waits)
 
 
 def _typical(row: Row) -> bool:
@@ -147,7 +147,7 @@ def _typical(row: Row) -> bool:
 
 
 def _bubble(row: Row) -> float:
-    parts = row.entry.result.breakdown if row.entry.result else None
+    parts = row.entry.compared.breakdown if row.entry.compared else None
     return parts.share("bubble") if parts else 0.0
 
 
@@ -163,8 +163,8 @@ def default_gantts(view: Overview, chosen: Sequence[int] = ()) -> list[Row]:
 
 def difference(a: Row, b: Row) -> Chart | None:
     """The waterfall from a to b, where both were traced."""
-    first = a.entry.result.breakdown if a.entry.result else None
-    second = b.entry.result.breakdown if b.entry.result else None
+    first = a.entry.compared.breakdown if a.entry.compared else None
+    second = b.entry.compared.breakdown if b.entry.compared else None
     if first is None or second is None:
         return None
     return waterfall.chart(

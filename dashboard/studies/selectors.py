@@ -13,7 +13,7 @@ from typing import Any
 from dashboard.charts.chart import Entry
 from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs.models import ENDED, Run, State
-from dashboard.studies import peaks
+from dashboard.studies import left_out, peaks
 from dashboard.studies.entries import Setting, entry_of, limit_of, step_of, waits_of
 from dashboard.studies.losses import Points, losses_of
 from parallel_core.analysis import sentences
@@ -88,7 +88,7 @@ class Overview:
     @cached_property
     def verdict(self) -> list[str]:
         if self.base is None:
-            return [self._without_baseline()]
+            return [self._without_baseline(), *self.left_out]
         return self.cautioned(sentences.verdict(self.results, self.base))
 
     def cautioned(self, said: Sequence[str]) -> list[str]:
@@ -96,7 +96,13 @@ class Overview:
         warning = sentences.disturbed([entry.others for entry in self.entries if entry.done], DISTURBED_ABOVE)
         before, behind = ([warning], [""]) if self.mostly_disturbed else ([self._baseline_warning], [warning])
         behind.append("" if self.mostly_disturbed else sentences.uneven(self.pace_spread))
+        behind += self.left_out
         return [sentence for sentence in (*before, *said, *behind) if sentence]
+
+    @property
+    def left_out(self) -> list[str]:
+        """Which runs are not compared, as they ended without a result, and why."""
+        return left_out.sentences([(row.entry.label, row.run) for row in self.rows])
 
     @property
     def _baseline_warning(self) -> str:
@@ -122,7 +128,8 @@ class Overview:
         done, every = len(self.results), len(self.rows)
         if self.baseline is None:
             return f"{done} of {every} runs have finished."
-        return f"{done} of {every} runs have finished; the baseline, {self.baseline.entry.label}, has no result yet."
+        yet = "" if self.baseline.entry.ended else " yet"
+        return f"{done} of {every} runs have finished; the baseline, {self.baseline.entry.label}, has no result{yet}."
 
     @property
     def like_for_like(self) -> Overview:
@@ -157,21 +164,31 @@ class Overview:
         )
 
     @property
+    def _compared(self) -> list[Row]:
+        """All runs but those that ended without a result; none over a baseline that did."""
+        if self.baseline and self.baseline.entry.ended:
+            return []
+        return [row for row in self.rows if not row.entry.ended]
+
+    @property
     def parities(self) -> dict[str, Parity]:
-        return {row.entry.label: row.parity for row in self.rows if row.parity and row is not self.baseline}
+        """Of the runs that are compared with the baseline."""
+        others = [row for row in self._compared if row is not self.baseline]
+        return {row.entry.label: row.parity for row in others if row.parity}
 
     @property
     def parity_sentence(self) -> str:
-        if self.baseline is None:
+        if self.baseline is None or not self._compared:
             return ""
-        if not self.parities and len(self.losses) > 1:
+        others = [row for row in self._compared if row is not self.baseline and row.run.pk in self.losses]
+        if not self.parities and others and self.baseline.run.pk in self.losses:
             return (
                 f"No other run is meant to compute what {self.baseline.entry.label} does: they update by other rules."
             )
         spec, label = self.baseline.spec, self.baseline.entry.label
         normed = outline_of(spec.model).batch_norm
-        others = sum(row.parity is None and row.run.pk in self.losses for row in self.rows if row is not self.baseline)
-        return sentences.parity_sentence(self.parities, label, TOLERANCES[spec.train.precision], normed, others)
+        unlike = sum(row.parity is None for row in others)
+        return sentences.parity_sentence(self.parities, label, TOLERANCES[spec.train.precision], normed, unlike)
 
 
 def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool = True) -> Overview:
@@ -205,7 +222,7 @@ def _setting(base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], detai
     return Setting(
         base=base,
         base_spec=spec,
-        base_step=step_of(base, spec, spec, details),
+        base_step=None if left_out.ended_of(base) else step_of(base, spec, spec, details),
         waits=waits_of(runs) if details else {},
         limit=limit_of(runs, specs) if details else None,
         details=details,

@@ -69,13 +69,14 @@ def _target(view: Overview, target: float | None) -> Chart:
 
 def race(view: Overview, target: float | None = None) -> Race:
     """To the loss `target`; None: the lowest one that every run reaches."""
-    points = {row.run.pk: view.losses[row.run.pk] for row in view.rows if len(view.losses.get(row.run.pk, ()))}
+    rows = [row for row in view.rows if not row.entry.ended and len(view.losses.get(row.run.pk, ()))]
+    points = {row.run.pk: view.losses[row.run.pk] for row in rows}
     over = window(len(own) for own in points.values())
     lows = {pk: least(own["value"], over) for pk, own in points.items()}
     finite = [low for low in lows.values() if np.isfinite(low)]
     goal = target if target is not None else max(finite, default=None)
     reaches = {}
-    for row in (row for row in view.rows if row.run.pk in points):
+    for row in rows:
         own = points[row.run.pk]
         at = None if goal is None else reached(own["value"], goal, over)
         step, seconds = (None, None) if at is None else (int(own["step"][at]), float(own["time"][at] - own["time"][0]))
@@ -101,4 +102,4 @@ def _against_dp(view: Overview, streams: Sequence[Row]) -> list[Answer]:
 
 
 def _memory(row: Row) -> int:
-    return (row.entry.result.memory_total if row.entry.result else None) or 0
+    return (row.entry.compared.memory_total if row.entry.compared else None) or 0

@@ -1,0 +1,34 @@
+"""Runs that ended without a result: what a page says of them, as they stand in no verdict, bar or count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dashboard.runs.models import ENDED, Run, State
+from parallel_core.analysis.quantities import listed_text
+
+EXPLAINED, NAMED = 2, 4
+"""Up to so many have their reason in the verdict; of more, so many are named."""
+_ENDS = {State.FAILED: "failed", State.CANCELLED: "cancelled", State.LOST: "lost"}
+_VERBS = {"failed": "failed", "cancelled": "was cancelled", "lost": "was lost"}
+
+
+def ended_of(run: Run) -> str:
+    """How the run ended without a result, as it is marked in charts; '' where it has one or goes on."""
+    return _ENDS.get(State(run.state), "") if run.state in ENDED else ""
+
+
+def sentences(runs: Sequence[tuple[str, Run]]) -> list[str]:
+    """Of (label, run): which of them are not compared, and why; [] where all are."""
+    cut = [(label, run) for label, run in runs if ended_of(run)]
+    if len(cut) <= EXPLAINED:
+        return [_explained(label, run) for label, run in cut]
+    named = [f"{label} {_VERBS[ended_of(run)]}" for label, run in cut[:NAMED]]
+    more = len(cut) - len(named)
+    listed = listed_text([*named, f"{more} more"] if more else named)
+    return [f"{len(cut)} runs are left out: {listed}; the table has their reasons."]
+
+
+def _explained(label: str, run: Run) -> str:
+    why = run.detail.strip().removesuffix(".")
+    return f"{label} {_VERBS[ended_of(run)]} and is left out{f': {why}' if why else ''}."
