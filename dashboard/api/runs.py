@@ -100,7 +100,7 @@ def generate(request: HttpRequest, run_id: RunId, payload: s.GenerateIn) -> Any:
     require_member(request)
     run = _run(run_id)
     asked = payload.model_dump(exclude={"step", "tp", "pp", "dp", "name", "ids", "prompt"})
-    step = payload.step if payload.step is not None else max(resuming.steps(run), default=0)
+    step = payload.step if payload.step is not None else resuming.first_choice(run) or 0
     vocab = run.spec.get("model", {}).get("vocab", 0)
     if payload.prompt and vocab > 256:
         raise services.Invalid({"prompt": f"The model has {vocab} tokens: give their numbers as ids."})
@@ -196,7 +196,7 @@ def detail(run: Run) -> dict[str, Any]:
         "retries_left": run.retries_left,
         "cancel_requested_at": run.cancel_requested_at,
         "resume_from": resume_from(run),
-        "checkpoints": resuming.steps(run),
+        "checkpoints": resuming.sound(run),
         "wish": run.wish,
         "generated": clean(generating.told(run)),
         "waits_for": selectors.waiting(run).sentence,

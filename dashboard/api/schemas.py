@@ -142,7 +142,7 @@ class RunDetail(RunOut):
     hosts: int = Field(description="over how many its ranks are spread evenly; 0: as few as it takes")
     placed: list[Placed] = Field(description="where its newest attempt is, or was; empty before the first")
     resume_from: ResumeFrom | None
-    checkpoints: list[int] = Field(description="steps at which it can be resumed")
+    checkpoints: list[int] = Field(description="steps at which it can be resumed; none that a run found damaged")
     wish: dict[str, Any] = Field(
         description="the text to generate, or the two workers whose `links` are timed; {} of a run that trains"
     )

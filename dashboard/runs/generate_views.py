@@ -14,6 +14,7 @@ from dashboard.accounts.guards import member_required
 from dashboard.fields import Choice, Form
 from dashboard.numbers import number
 from dashboard.runs import generate_panel, generating, resuming, services
+from dashboard.runs.damaged import damaged
 from dashboard.runs.models import Run
 from dashboard.runs.panel import Panel
 from parallel_core import limits
@@ -61,7 +62,10 @@ class GenerateForm(Form):
         self.run, self.vocab = run, run.spec["model"]["vocab"]
         step = self.fields["step"]
         assert isinstance(step, forms.ChoiceField)
-        step.choices = [(str(n), f"step {n}") for n in reversed(resuming.steps(run))]
+        bad = damaged(run)
+        ordered = sorted(resuming.steps(run), key=lambda n: (n in bad, -n))  # the first one is chosen: a sound one
+        doubts = {n: f", which run {one.by} found damaged" for n, one in bad.items()}
+        step.choices = [(str(n), f"step {n}{doubts.get(n, '')}") for n in ordered]
         seq = run.spec["model"]["seq"]
         what = "text, read as bytes" if self.vocab <= 256 else f"numbers of tokens, 0 to {self.vocab - 1}, with commas"
         self.fields["prompt"].help_text = f"{what}; with what is generated at most {seq} tokens"

@@ -231,7 +231,7 @@ def _of_its_checkpoint(run: Run) -> bool:
 def _elsewhere(source: Run, step: int | None, *, generates: bool) -> str:
     """What to begin from instead of the source's checkpoint of `step`: its newest other one, else nothing."""
     do = "Generate" if generates else "Resume it"
-    if others := [own for own in resuming.steps(source) if own != step]:
+    if others := [own for own in resuming.sound(source) if own != step]:
         return f"{do} from another checkpoint of run {source.pk}: step {others[-1]}."
     what = f"Clone run {source.pk}, which makes new ones" if generates else "Clone it with Resume from left empty"
     return f"Run {source.pk} has no other checkpoint. {what}."
@@ -241,7 +241,7 @@ def _again(run: Run) -> str:
     """How to do the rest of it."""
     if run.between:
         return "Time the links again on Fleet"
-    steps = resuming.steps(run)
+    steps = resuming.sound(run)
     return f"Resume it from step {steps[-1]}" if steps else "Clone it"
 
 

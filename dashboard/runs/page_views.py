@@ -17,6 +17,7 @@ from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import Lit, lit_of, window_of
 from dashboard.runs import generating, linking, next_trace, page_charts, resuming, selectors
+from dashboard.runs.damaged import damaged
 from dashboard.runs.findings import findings
 from dashboard.runs.models import ENDED, Run, SeriesChunk, State
 from dashboard.runs.page_starting import age_text, placed
@@ -96,7 +97,8 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
         "cause": CAUSES.get(run.cause, run.cause),
         "placed": placed(attempt) if attempt else "",
         "beginning": beginning(attempt) if attempt else "",
-        "checkpoints": resuming.steps(run),
+        "checkpoints": resuming.sound(run),
+        "damaged": damaged(run).values(),
         "may_generate": may_submit(request.user) and generating.able(run),
         "age": age_text(run),
         "ended": run.state in ENDED,

@@ -52,6 +52,7 @@ class Panel:
     devices: str = ""
     memory: str = ""
     waits: str = ""
+    doubt: str = ""
     fits: bool | None = None
     rows: list[Row] = field(default_factory=list)
     hidden: int = 0
@@ -77,6 +78,7 @@ class Panel:
             devices=_devices(found),
             memory=feasibility.sentence if feasibility else "",
             waits=found.waits,
+            doubt=found.doubt,
             fits=feasibility.fits if feasibility else None,
             rows=[_of_stage(found.spec, stage, full, found.limit) for stage in found.stages[:SHOWN_STAGES]],
             hidden=max(0, len(found.stages) - SHOWN_STAGES),

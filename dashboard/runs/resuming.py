@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from dashboard.runs.damaged import damaged
 from dashboard.runs.models import Checkpoint, Run
 from parallel_core.checkpoint.manifest import mismatches
 from parallel_core.limits import MAX_STEPS
@@ -30,6 +31,17 @@ def steps(run: Run) -> list[int]:
     return sorted(set(Checkpoint.objects.filter(run=run).values_list("step", flat=True)))
 
 
+def sound(run: Run) -> list[int]:
+    """Those of its `steps` that no run has found damaged."""
+    bad = damaged(run)
+    return [step for step in steps(run) if step not in bad]
+
+
+def first_choice(run: Run) -> int | None:
+    """The step to go on from where none is asked for: the newest that is sound, else the newest; None of none."""
+    return max(sound(run) or steps(run), default=None)
+
+
 def with_steps_left(spec: dict[str, Any], step: int) -> dict[str, Any]:
     """The spec as it is; where `step` is its end, with as many steps again, as none would be left."""
     train = spec.get("train", {})
@@ -47,3 +59,14 @@ def check(spec: RunSpec, named: ResumeFrom) -> dict[str, str]:
         some = f"it has steps {', '.join(map(str, have))}" if have else "it has none"
         return {FIELD: f"Run {run.pk} has no checkpoint at step {named['step']}; {some}."}
     return mismatches(run.spec, spec, named["step"])
+
+
+def doubt(named: ResumeFrom | None) -> str:
+    """What a person should know before a run begins from it: that another run found it damaged; '' where nothing."""
+    run = Run.objects.filter(pk=named["run"]).first() if named else None
+    bad = damaged(run).get(named["step"]) if run and named else None
+    if run is None or bad is None:
+        return ""
+    others = [step for step in sound(run) if step != bad.step]
+    instead = f"Step {others[-1]} is not known to be." if others else f"Run {run.pk} has no other checkpoint."
+    return f"Run {bad.by} was to begin from it and found: {bad.sentence} {instead}"

@@ -62,6 +62,8 @@ class Assessment:
     """How true the yard's predictions of step times were so far."""
     hosts: list[str] = field(default_factory=list)
     """The worker of each rank, where they would be on several."""
+    doubt: str = ""
+    """What another run found wrong with the checkpoint that it is to begin from."""
     waits: str = ""
     """Whom it would wait for, were nothing else in the queue."""
 
@@ -111,7 +113,8 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
     wrong = found.sentence if found.fits is False else ""
     where, waits = expected(asks, fleet), "" if errors else waits_for(asks, fleet)
     said, record = ledger.predicted(parsed, where), ledger.time_record().sentence()
-    return Assessment(parsed, errors, offered, needed(parsed), found, limit, wrong, said, record, where, waits)
+    doubt = "" if errors else resuming.doubt(resume_from)
+    return Assessment(parsed, errors, offered, needed(parsed), found, limit, wrong, said, record, where, doubt, waits)
 
 
 def submit(

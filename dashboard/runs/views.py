@@ -15,6 +15,7 @@ from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
 from dashboard.numbers import number
 from dashboard.runs import next_trace, resuming, services, spec_fields, submission
+from dashboard.runs.damaged import damaged
 from dashboard.runs.forms import RunForm, split_tags
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.panel import Panel
@@ -77,7 +78,10 @@ def _resumed(named: ResumeFrom | None) -> dict[str, Any]:
     """What the page says of the checkpoint that a run is to begin from; nothing of one that is not there."""
     run = Run.objects.filter(pk=named["run"]).first() if named else None
     steps = resuming.steps(run) if run else []
-    return {"source": run, "steps": steps, "step": named["step"]} if named and steps else {}
+    if not (named and run and steps):
+        return {}
+    bad = damaged(run)
+    return {"source": run, "steps": [(step, bad.get(step)) for step in steps], "step": named["step"]}
 
 
 @require_POST
@@ -108,11 +112,11 @@ def clone(request: HttpRequest, pk: int) -> HttpResponse:
 def resume(request: HttpRequest, pk: int) -> HttpResponse:
     """The form filled with a run's spec, to go on from its newest checkpoint (`?step=`: that one) under any layout."""
     run = get_object_or_404(Run, pk=pk)
-    steps = resuming.steps(run)
-    if not steps:
+    steps, first = resuming.steps(run), resuming.first_choice(run)
+    if first is None:
         raise Http404("no worker has a checkpoint of this run")
     asked = number(request.GET.get("step"))
-    step = asked if asked is not None and asked in steps else steps[-1]
+    step = asked if asked is not None and asked in steps else first
     name = f"{run.name} (from step {step})"[: limits.MAX_NAME]
     spec = resuming.with_steps_left(run.spec, step)
     form = _initial(spec, {"run": pk, "step": step}, run.over_hosts, name=name, tags=", ".join(run.tags))
