@@ -201,3 +201,18 @@ def test_clicks_in_quick_succession_queue_one_run(page: Page, client: httpx.Clie
     page.wait_for_url(re.compile(r"/runs/\d+/$"))
     page.goto("/runs/?q=Clicked+twice")
     expect(page.get_by_role("row").filter(has_text="Clicked twice")).to_have_count(1)
+
+
+def test_the_preset_is_marked_while_the_spec_is_as_it_made_it(page: Page) -> None:
+    page.goto("/runs/new/?preset=tiny")
+    current = page.locator("nav.presets [aria-current=true]")
+    changed = page.get_by_text("What stands below is not this preset any more.")
+    expect(current).to_have_count(1)
+    expect(changed).to_be_hidden()
+    first = field(page, "model__layers").input_value()
+    fill(page, {"name": "my own", "model__layers": "6"})
+    expect(current).to_have_count(0)
+    expect(changed).to_be_visible()
+    fill(page, {"model__layers": first})
+    expect(current).to_have_count(1)
+    expect(changed).to_be_hidden()

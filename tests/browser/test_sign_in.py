@@ -84,6 +84,8 @@ def test_what_was_typed_outlives_a_session_that_had_ended(
     expect(page.get_by_role("status")).to_contain_text("You were signed out, so this was not taken")
     sign_in(page, "admin", yard.password)
     expect(page.get_by_role("status").filter(has_text="What you had typed is back")).to_be_visible()
+    expect(page.locator("nav.presets [aria-current]")).to_have_count(0)
+    expect(page.get_by_text("What stands below is not this preset any more.")).to_be_visible()
     expect(page.get_by_label("Name", exact=True)).to_have_value("typed <b>before</b>")
     expect(page.get_by_label("Layers", exact=True)).to_have_value("6")
     expect(page.get_by_label("Pipeline schedule")).to_have_value("gpipe")
