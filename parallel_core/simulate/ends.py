@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 from parallel_core.layout import Layout
 from parallel_core.outline import UnitCost, aligned, outline_of
@@ -16,12 +17,28 @@ from parallel_core.plan.units import unit_costs
 from parallel_core.profile.curves import What
 from parallel_core.profile.table import CostTable, Fixed
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op
-from parallel_core.simulate.network import Network
+from parallel_core.simulate.network import Among, Exchange, Network
 from parallel_core.simulate.noise import lag
 from parallel_core.spec import MAIN_BYTES, RunSpec
 
 _NORM_BYTES = 8
 """Of one squared norm in the gather of the gradient norm."""
+
+
+class Seconds(NamedTuple):
+    """By stage and kind of operation: work, and time that passes without it; of the latter by kind of group, too, those
+    in which bytes are on a line between hosts."""
+
+    compute: dict[tuple[int, Kind], float]
+    waits: dict[tuple[int, Kind], float]
+    moving: dict[tuple[int, Kind, Among], float]
+
+    def add(self, stage: int, kind: Kind, among: Among, exchanges: Iterable[Exchange]) -> None:
+        """Collectives of an operation, one after the other."""
+        for one in exchanges:
+            into = self.waits if one.waited else self.compute
+            into[stage, kind] = into.get((stage, kind), 0.0) + one.seconds
+            self.moving[stage, kind, among] = self.moving.get((stage, kind, among), 0.0) + one.moving
 
 
 class Ends:
@@ -39,10 +56,9 @@ class Ends:
         stages = self._layout.stages_of(place)
         return places_of(self._spec, self._costs, [self._layout.stage_units[stage] for stage in stages])
 
-    def add(
-        self, program: Sequence[Op], compute: dict[tuple[int, Kind], float], waits: dict[tuple[int, Kind], float]
-    ) -> None:
-        """To `compute` and `waits` (seconds by stage and kind), those of a rank: once, however many stages it has."""
+    def add(self, program: Sequence[Op], known: Seconds) -> None:
+        """To those `known`, those of a rank: once, however many stages it has."""
+        compute, waits = known.compute, known.waits
         spec, table, place = self._spec, self._table, self._layout.place(program[0].stage)
         flat = self._places(place)
         own = -(-spec.parallel.per_step // spec.parallel.copies[place])
@@ -60,24 +76,26 @@ class Ends:
                 compute[key] = 2 * zero  # a copy: read and written
             elif op.kind in REPLICA_COLLECTIVES:
                 first = next(other.stage for other in program if other.kind is op.kind)
-                seconds, waited = self._reduction(op.kind, place, flat) if op.stage == first else (0.0, False)
-                (waits if waited else compute)[key] = seconds
+                compute[key] = 0.0
+                known.add(op.stage, op.kind, "data", self._reduction(op.kind, place, flat) if op.stage == first else ())
             elif op.kind is Kind.OPT_STEP:
                 last = [other.stage for other in program if other.kind is op.kind][-1]
                 compute[key] = self._optimizer(place, flat) if op.stage == last else 0.0
                 compute[key] += 0.0 if spec.parallel.flushes else zero  # behind every update, not once a step
+                if op.stage == last:
+                    self._add_shared(place, op.stage, known)
 
     def _reads(self, place: int) -> bool:
         units = self._spec.model.units()
         held = {units[unit] for stage in self._layout.stages_of(place) for unit in self._layout.stage_units[stage]}
         return bool(outline_of(self._spec.model).readers() & held)
 
-    def _reduction(self, kind: Kind, place: int, flat: Places) -> tuple[float, bool]:
-        """(seconds, whether they are a wait) of all buckets of a rank, one after the other; torch's `fully_shard` is
-        through with them at the end of each backward."""
+    def _reduction(self, kind: Kind, place: int, flat: Places) -> list[Exchange]:
+        """Of all buckets of a rank, one after the other; torch's `fully_shard` is through with them at the end of each
+        backward."""
         spec = self._spec
         if by_torch(spec):
-            return 0.0, False
+            return []
         size = spec.element_bytes if kind is Kind.GATHER else MAIN_BYTES[spec.train.precision]
         names: dict[Kind, What] = {
             Kind.ALLREDUCE: "all_reduce",
@@ -88,27 +106,27 @@ class Ends:
             self._network.exchange(names[kind], self._network.data(place), size * (bucket.stop - bucket.start))
             for bucket in flat.buckets
         ]
-        times = spec.parallel.micro_batches if spec.parallel.zero > 1 and kind is Kind.REDUCE_SCATTER else 1
-        return times * sum(one.seconds for one in each), any(one.waited for one in each)
+        return each * (spec.parallel.micro_batches if spec.parallel.zero > 1 and kind is Kind.REDUCE_SCATTER else 1)
 
     def meetings(self, stage: int, kind: Kind) -> int:
         """How often replicas wait for each other in one operation: for parameters, or for the sums of gradients."""
         gathers, sums = len(self._gathers(kind)), len(self._scattered(stage, kind))
         return gathers + sums if by_torch(self._spec) else max(gathers, sums)
 
-    def inside(self, stage: int, kind: Kind, seconds: float) -> tuple[float, float]:
-        """(work, time without work) of one operation whose layers take `seconds`, beside them: what ZeRO-2 and
-        3 do around their messages, the gathers of parameters under ZeRO-3, and each time the slowest replica is waited
-        for."""
-        waited = lag(seconds, self.meetings(stage, kind), self._spec.parallel.dp, self._table.noise)
+    def add_inside(self, stage: int, kind: Kind, known: Seconds) -> None:
+        """To those `known` of one operation's layers what is beside them: what ZeRO-2 and 3 do around their messages,
+        the gathers of parameters under ZeRO-3, and each time the slowest replica is waited for."""
+        key, seconds = (stage, kind), known.compute[stage, kind]
+        known.waits[key] += lag(seconds, self.meetings(stage, kind), self._spec.parallel.dp, self._table.noise)
         if by_torch(self._spec):
             work, more = self._torchs(stage, kind)
-            return work, waited + more
-        work = self._around(stage, kind)
-        for size in self._gathers(kind):
-            took = self._network.exchange("all_gather", self._network.data(self._layout.place(stage)), size)
-            work, waited = (work, waited + took.seconds) if took.waited else (work + took.seconds, waited)
-        return work, waited
+            known.compute[key] += work
+            known.waits[key] += more
+            return
+        known.compute[key] += self._around(stage, kind)
+        lie = self._network.data(self._layout.place(stage))
+        gathers = (self._network.exchange("all_gather", lie, size) for size in self._gathers(kind))
+        known.add(stage, kind, "data", gathers)
 
     def _around(self, stage: int, kind: Kind) -> float:
         """Seconds of work of ZeRO-2 and 3 around their messages, by the stage's share of the layers; of a profile that
@@ -150,16 +168,21 @@ class Ends:
         owned = flat.size / shards_of(spec)
         kind: Fixed = "optimizer" if spec.train.clip_norm is None else "scaled_optimizer"
         seconds = table.beside("norm", owned, self._busy)
-        seconds += table.beside(kind, owned, self._busy)
+        return seconds + table.beside(kind, owned, self._busy)
+
+    def _add_shared(self, place: int, stage: int, known: Seconds) -> None:
+        """The sums of gradients that a rank has in common with others than its replicas, in front of its optimizer."""
+        spec = self._spec
         if spec.parallel.sequence:
             together = self._summed_by_rows(place) / shards_of(spec) * MAIN_BYTES[spec.train.precision]
-            seconds += self._network.exchange("all_reduce", self._network.tensor(place), together).seconds
+            took = self._network.exchange("all_reduce", self._network.tensor(place), together)
+            known.add(stage, Kind.OPT_STEP, "tensor", [took])
         ends = {self._layout.place(0), self._layout.place(self._layout.stages - 1)}
         if spec.model.tied and len(ends) > 1 and place in ends:
             shared = aligned(outline_of(spec.model).shared() // self._layout.widths[0]) / shards_of(spec)
             size = shared * MAIN_BYTES[spec.train.precision]
-            seconds += self._network.exchange("all_reduce", self._network.ends(*sorted(ends)), size).seconds
-        return seconds
+            took = self._network.exchange("all_reduce", self._network.ends(*sorted(ends)), size)
+            known.add(stage, Kind.OPT_STEP, "ends", [took])
 
     def _summed_by_rows(self, place: int) -> int:
         """Elements of gradients of which each rank of a tensor group has its rows' part (`engine.shared`)."""

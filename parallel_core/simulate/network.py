@@ -1,7 +1,8 @@
 """What messages of a run cost where its ranks are: inside a host by the profile, between hosts by what was timed there.
 
 Two levels, as the fleet has: a group that leaves its host goes at the pace of the slowest pair of hosts in it. Replicas
-and tensor ranks that do the same at once meet behind it, so the slowest of them speaks for all.
+and tensor ranks that do the same at once meet behind it, so the slowest of them speaks for all; they share the line
+(`crossing`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import combinations
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from parallel_core.layout import Layout
 from parallel_core.profile.curves import Link, LinksBetween, What
@@ -20,14 +21,29 @@ from parallel_core.simulate.wires import Line, Passage
 
 Pattern = tuple[tuple[str, int], ...]
 """How many of a group's ranks are on each of its hosts."""
+Among = Literal["tensor", "data", "ends"]
+"""Ranks of a collective: a tensor group, the replicas of a place, or the ends of a pipeline that share parameters."""
 
 
 class Exchange(NamedTuple):
     """Seconds of a collective, and whether they pass without work: ranks that share a device wait, and so do those
-    whose messages are on their way between hosts."""
+    whose messages are on their way between hosts. For `moving` of them bytes are on the line between two."""
 
     seconds: float
     waited: bool
+    moving: float = 0.0
+
+    def work(self) -> float:
+        """Those of the seconds that are work."""
+        return 0.0 if self.waited else self.seconds
+
+    def waiting(self) -> float:
+        """Those of the seconds that are not."""
+        return self.seconds if self.waited else 0.0
+
+    def on_a_line(self) -> float:
+        """`moving`, as the other two are asked for."""
+        return self.moving
 
 
 class Network:
@@ -81,14 +97,24 @@ class Network:
 
     def data(self, place: int) -> frozenset[Pattern]:
         """Of the replicas of a place."""
-        layout = self._layout
-        copies = range(layout.replicas[place])
-        return self.patterns([layout.rank(place, r, t) for r in copies] for t in range(layout.widths[place]))
+        return self.patterns(self._copies(place))
 
     def ends(self, first: int, last: int) -> frozenset[Pattern]:
         """Of the ranks of two places that share parameters."""
-        layout, copies = self._layout, range(min(self._layout.replicas[first], self._layout.replicas[last]))
-        return self.patterns((layout.rank(first, r), layout.rank(last, r)) for r in copies)
+        both = range(min(self._layout.replicas[first], self._layout.replicas[last]))
+        return self.patterns(pair for replica in both for pair in self._pairs_of(first, last, replica))
+
+    def _copies(self, place: int) -> list[list[int]]:
+        """Global ranks that hold the same parameters, of each tensor rank of a place."""
+        layout = self._layout
+        copies = range(layout.replicas[place])
+        return [[layout.rank(place, r, t) for r in copies] for t in range(layout.widths[place])]
+
+    def _pairs_of(self, first: int, last: int, replica: int) -> list[list[int]]:
+        """Those of a replica at one end that share parameters with the other end."""
+        layout = self._layout
+        width = min(layout.widths[first], layout.widths[last])
+        return [[layout.rank(place, replica, t) for place in (first, last)] for t in range(width)]
 
     @property
     def world(self) -> frozenset[Pattern]:
@@ -102,12 +128,41 @@ class Network:
         ranks = sum(count for _, count in pattern)
         if len(pattern) > 1:
             links = (link for pair in self._pairs(pattern) if (link := pair.link(what, ranks)))
-            return Exchange(max((_ring(link, ranks, size) for link in links), default=0.0), True)
+            seconds, moving = max((_ring(link, ranks, size) for link in links), default=(0.0, 0.0))
+            return Exchange(seconds, True, moving)
         link = self._table.link(what, ranks)
         return Exchange(link.time.at(size), link.ranks > self._table.devices) if link else Exchange(0.0, False)
 
     def _pairs(self, pattern: Pattern) -> list[LinksBetween]:
         return [self._between[frozenset(pair)] for pair in combinations((host for host, _ in pattern), 2)]
+
+    def crossing(self, among: Among, pipeline_rank: int, seconds: float) -> Passage | None:
+        """How collectives that have bytes on a line for so many seconds alone go between hosts, those of all groups of
+        that kind at once which the pipeline rank takes part in; None where none of its groups leaves its host."""
+        place, replica = self._layout.seat(pipeline_rank)
+        groups, name = self._groups(among, place, replica)
+        lines: Counter[Line] = Counter()
+        for group in groups:
+            hosts = [self._hosts[rank] for rank in group]
+            ring = zip(hosts, [*hosts[1:], hosts[0]], strict=True)
+            lines.update({line for line in ring if line[0] != line[1]})
+        if not lines or seconds <= 0:
+            return None
+        link = self._between[frozenset(lines.most_common(1)[0][0])]
+        sizes = [one.time.sizes[-1] for one in link.links if _is_send(one)]
+        return Passage(lines, 1e9 * seconds, 0.0, _slower(link, max(sizes, default=0.0)), (among, name))
+
+    def _groups(self, among: Among, place: int, replica: int) -> tuple[Sequence[Sequence[int]], object]:
+        """Groups of one place whose ranks do the same at once, and what they are called in common."""
+        if among == "data":
+            return self._copies(place), place
+        if among == "tensor":
+            width = self._layout.widths[place]
+            first = self._layout.rank(place, replica)
+            return [range(first, first + width)], (place, replica)
+        first, last = (self._layout.place(stage) for stage in (0, self._layout.stages - 1))
+        shared = replica < min(self._layout.replicas[first], self._layout.replicas[last])
+        return self._pairs_of(first, last, replica) if shared else [], replica
 
     # Messages
 
@@ -139,9 +194,7 @@ class Network:
             return None
         latency = min(link.time.seconds[0], link.time.at(size))
         alone = link.time.at(size) - latency
-        wider = sorted((one for one in between.links if _is_send(one) and one.ranks > 2), key=lambda one: one.ranks)
-        known = [(one.ranks // 2, max(1.0, (one.time.at(size) - latency) / alone)) for one in wider] if alone else []
-        return Passage(line, streams, 1e9 * times * alone, 1e9 * times * latency, tuple(known))
+        return Passage({line: streams}, 1e9 * times * alone, 1e9 * times * latency, _slower(between, size))
 
     def _ranks(self, place: int) -> range:
         return range(self._layout.rank(place), self._layout.rank(place, self._layout.replicas[place]))
@@ -168,12 +221,24 @@ def _is_send(link: Link) -> bool:
     return (link.what, link.hosts) == ("send", 2)
 
 
-def _ring(link: Link, ranks: int, size: float) -> float:
-    """Seconds among `ranks` of a ring that `link` timed among others: each takes part in n - 1 turns (twice that in an
-    all-reduce), in which 1/n of the bytes go on."""
+def _slower(between: LinksBetween, size: float) -> tuple[tuple[int, float], ...]:
+    """(streams, how many times longer than alone each takes beyond its latency) as it was timed of so many bytes."""
+    link = between.link("send", 2)
+    if link is None:
+        return ()
+    latency = min(link.time.seconds[0], link.time.at(size))
+    alone = link.time.at(size) - latency
+    wider = sorted((one for one in between.links if _is_send(one) and one.ranks > 2), key=lambda one: one.ranks)
+    return tuple((one.ranks // 2, max(1.0, (one.time.at(size) - latency) / alone)) for one in wider) if alone else ()
+
+
+def _ring(link: Link, ranks: int, size: float) -> tuple[float, float]:
+    """(seconds, those of them beyond latency) among `ranks` of a ring that `link` timed among others: each takes part
+    in n - 1 turns (twice that in an all-reduce), in which 1/n of the bytes go on."""
     seconds = link.time.at(size)
-    if ranks == link.ranks:
-        return seconds
-    turns = (ranks - 1) / (link.ranks - 1)
     latency = min(link.time.seconds[0], seconds)
-    return latency * turns + (seconds - latency) * turns * link.ranks / ranks
+    if ranks == link.ranks:
+        return seconds, seconds - latency
+    turns = (ranks - 1) / (link.ranks - 1)
+    moving = (seconds - latency) * turns * link.ranks / ranks
+    return latency * turns + moving, moving

@@ -6,7 +6,7 @@ their size; zeroing, data, gradient norm and optimizer by theirs. Nothing is fit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -18,18 +18,18 @@ from parallel_core.plan.units import boundary_elements
 from parallel_core.profile.curves import Curve, Link, LinksBetween
 from parallel_core.profile.table import CostTable, Layers, Part
 from parallel_core.schedule import build
-from parallel_core.schedule.ir import SENDS, Kind, Op, Schedule
-from parallel_core.simulate import Costs, Spans, noise, steady
-from parallel_core.simulate.ends import Ends
+from parallel_core.schedule.ir import Kind, Op, Schedule
+from parallel_core.simulate import Costs, Spans, noise, steady, talks
+from parallel_core.simulate.ends import Ends, Seconds
 from parallel_core.simulate.needs import CannotPredict as CannotPredict
 from parallel_core.simulate.needs import require
-from parallel_core.simulate.network import Network, Pattern
-from parallel_core.simulate.shared import HostCosts, Sent, Sharing, simulate_shared
+from parallel_core.simulate.network import Exchange, Network, Pattern
+from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
 from parallel_core.simulate.spells import Spell, spells_of
-from parallel_core.simulate.wires import Passage
 from parallel_core.spec import RunSpec
 
 _PART: dict[Kind, Part] = {Kind.F: "forward", Kind.BW: "backward", Kind.B: "input", Kind.W: "weights"}
+Share = Callable[[Exchange], float]
 _MOST_SLOWDOWN = 8.0  # of a layer by other busy devices; more is noise of a layer that takes next to nothing
 
 
@@ -147,19 +147,18 @@ class Maker:
 
     def costs(self, schedule: Schedule) -> HostCosts:
         """In ns, of every (stage, kind) of `schedule`."""
-        compute: dict[tuple[int, Kind], float] = {}
-        waits: dict[tuple[int, Kind], float] = {}
+        known = Seconds({}, {}, {})
+        compute = known.compute
         operation = self._table.beside("operation")
         for stage in range(self._layout.stages):
             for kind in _PART:
                 compute[stage, kind] = self._stage(stage, kind, 1) + operation
-                waits[stage, kind] = self._waited(stage, kind)
-                work, waited = self._ends.inside(stage, kind, compute[stage, kind])
-                compute[stage, kind] += work
-                waits[stage, kind] += waited
+                known.waits[stage, kind] = self._inside(stage, kind, Exchange.waiting)
+                known.moving[stage, kind, "tensor"] = self._inside(stage, kind, Exchange.on_a_line)
+                self._ends.add_inside(stage, kind, known)
         for q, program in enumerate(schedule.programs):
             if self._layout.seat(q)[1] == 0:  # other replicas of a place cost the same
-                self._ends.add(program, compute, waits)
+                self._ends.add(program, known)
         messages = self._messages()
         for (stage, kind), (_, size) in messages.items():
             taken = stage + 1 if kind is Kind.SEND_ACT else stage - 1
@@ -167,10 +166,10 @@ class Maker:
             compute[taken, Kind(kind + 1)] = work = self._send_work(stage, taken, size // times)
             compute[stage, kind] = times * work
         ns = {key: round(seconds * 1e9) for key, seconds in compute.items()}
-        held = {key: round(seconds * 1e9) for key, seconds in waits.items()}
-        passages = self._passages(schedule, messages)
+        held = {key: round(seconds * 1e9) for key, seconds in known.waits.items()}
         prices = Costs(ns, norm=schedule.sync == "flush", norm_ns=round(self._ends.norm() * 1e9))
-        return HostCosts(prices, held, messages, passages)
+        passages = talks.messages(self.network, schedule, partial(self._bytes_to_each, messages))
+        return HostCosts(prices, held, messages, passages, talks.collectives(self.network, schedule, known.moving))
 
     # Layers
 
@@ -178,14 +177,18 @@ class Maker:
         """Seconds of work of one operation on a micro-batch, tensor collectives included where they are work."""
         return sum(self.unit(unit, kind, busy).at(self._spec.micro_batch_size) for unit in self._units(stage))
 
-    def _waited(self, stage: int, kind: Kind) -> float:
-        """Seconds of tensor collectives among more ranks than devices: measured with the turns they take."""
-        return sum(self.unit_wait(unit, kind) for unit in self._units(stage))
+    def _inside(self, stage: int, kind: Kind, part: Share) -> float:
+        """Seconds of one part of the tensor collectives of an operation."""
+        return sum(self._inside_unit(unit, kind, part) for unit in self._units(stage))
 
     def unit_wait(self, unit: int, kind: Kind) -> float:
-        """The same of one layer, for a micro-batch."""
+        """Seconds of a layer's tensor collectives that are no work, for a micro-batch: those between hosts, and those
+        among more ranks than devices, measured with the turns they take."""
+        return self._inside_unit(unit, kind, Exchange.waiting)
+
+    def _inside_unit(self, unit: int, kind: Kind, part: Share) -> float:
         found = self._rows(unit, 1)
-        curve = _curve(found, [self._talk(row, unit, kind, waits=True) for row in found])
+        curve = _curve(found, [self._talk(row, unit, kind, part) for row in found])
         return curve.at(self._spec.micro_batch_size)
 
     def _units(self, stage: int) -> tuple[int, ...]:
@@ -194,7 +197,9 @@ class Maker:
     def unit(self, unit: int, kind: Kind, busy: int) -> Curve:
         """Seconds of one layer by the samples of a micro-batch."""
         rows = self._rows(unit, busy) or self._rows(unit, 1)
-        return _curve(rows, [self._of_row(row, unit, kind) + self._talk(row, unit, kind, waits=False) for row in rows])
+        return _curve(
+            rows, [self._of_row(row, unit, kind) + self._talk(row, unit, kind, Exchange.work) for row in rows]
+        )
 
     @cached_property
     def _hows(self) -> tuple[str, ...]:
@@ -239,16 +244,15 @@ class Maker:
         """Whether the layer's recomputation is in the operation, but not in what was measured."""
         return self._hows[unit] == "full" and row.recompute == "none" and kind in (Kind.BW, Kind.B)
 
-    def _talk(self, row: Layers, unit: int, kind: Kind, waits: bool) -> float:
-        """Seconds of the tensor collectives of one operation, if they are waits, or work, as asked."""
+    def _talk(self, row: Layers, unit: int, kind: Kind, part: Share) -> float:
+        """Seconds of one part of a layer's tensor collectives."""
         tp = self._widths[unit]
         if tp == 1 or kind is Kind.W:
             return 0.0
         said = row.collectives("forward" if kind is Kind.F else "backward", unit)
         if self._adds_forward(row, unit, kind):
             said += row.collectives("forward", unit)
-        linked = (self.network.exchange(what, self._lie[unit], size) for what, size in said)
-        return sum(one.seconds for one in linked if waits == one.waited)
+        return sum(part(self.network.exchange(what, self._lie[unit], size)) for what, size in said)
 
     # Messages
 
@@ -267,20 +271,10 @@ class Maker:
                     out[sender, kind] = round(times * way * 1e9), times * size
         return out
 
-    def _passages(
-        self, schedule: Schedule, messages: Mapping[tuple[int, Kind], tuple[int, int]]
-    ) -> dict[Sent, Passage]:
-        """Of each SEND from one host to another, as it is between those two."""
-        if not self.network.homes:
-            return {}
-        out: dict[Sent, Passage] = {}
-        for q, program in enumerate(schedule.programs):
-            for stage, kind, peer in {(op.stage, op.kind, op.peer) for op in program if op.kind in SENDS}:
-                _, size = messages.get((stage, kind), (0, 0))
-                each = size // self._takers(stage, stage + 1 if kind is Kind.SEND_ACT else stage - 1)
-                if size and (passage := self.network.passage(q, peer, each)) is not None:
-                    out[q, stage, kind, peer] = passage
-        return out
+    def _bytes_to_each(self, messages: Mapping[tuple[int, Kind], tuple[int, int]], stage: int, kind: Kind) -> int:
+        """Of a SEND's bytes, those to each rank that takes them."""
+        size = messages.get((stage, kind), (0, 0))[1]
+        return size // self._takers(stage, stage + 1 if kind is Kind.SEND_ACT else stage - 1) if size else 0
 
     def _route(self, sender: int, taker: int, size: float) -> Link | None:
         return self.network.route(self._layout.place(sender), self._layout.place(taker), size)

@@ -1,8 +1,8 @@
 """`simulate` for ranks that share a host: those on one device take turns, and busy devices slow each other down.
 
 Work is a fluid: an operation has so many nanoseconds of work, and flows at a rate that changes whenever some rank
-starts or stops working. Waiting (for a message, for other ranks) takes no device. Messages between hosts are a fluid,
-too: those on one line share it. O(operations x ranks).
+starts or stops working. Waiting (for a message, for other ranks) takes no device. Messages and collectives between
+hosts are a fluid, too: those on one line share it. O(operations x ranks).
 """
 
 from __future__ import annotations
@@ -12,43 +12,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
 from parallel_core.schedule.ir import Kind, Op, Schedule
-from parallel_core.simulate import ROLE, ROLES, Costs, Spans, norm_row, span_rows
+from parallel_core.simulate import ROLE, ROLES, Spans, norm_row, span_rows
+from parallel_core.simulate.host_costs import HostCosts as HostCosts
 from parallel_core.simulate.wires import Passage, Wires
 
-Sent = tuple[int, int, Kind, int]
-"""(pipeline rank, stage, kind, the rank at the other end) of a SEND."""
 _COMPUTE, _SEND, _RECV, _REDUCE, _STEP = ROLES
 _NORM = (Kind.NORM, -1, 0)
 _DONE_NS = 1e-3
-
-
-@dataclass(frozen=True)
-class HostCosts:
-    """`compute` as in Costs, in ns of work; `waits[stage, kind]` is time that passes behind it without work.
-
-    `messages[stage, kind]` of a SEND is (ns until its tensor is there, bytes). What `compute` says of a RECV counts
-    where the tensor came before the rank did, alone. Those with a passage go between hosts, and are there when it has
-    brought them.
-    """
-
-    compute: Costs
-    waits: Mapping[tuple[int, Kind], int] = field(default_factory=lambda: MappingProxyType({}))
-    messages: Mapping[tuple[int, Kind], tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))
-    passages: Mapping[Sent, Passage] = field(default_factory=lambda: MappingProxyType({}))
-
-    def bytes_of(self, op: Op) -> int:
-        """What a SEND or RECV moves."""
-        back = {Kind.RECV_ACT: (op.stage - 1, Kind.SEND_ACT), Kind.RECV_GRAD: (op.stage + 1, Kind.SEND_GRAD)}
-        return self.messages.get(back.get(op.kind, (op.stage, op.kind)), (0, 0))[1]
-
-    def latency(self, op: Op) -> int:
-        """Nanoseconds from the begin of a SEND until its tensor is at the other end."""
-        known = self.messages.get((op.stage, op.kind))
-        return known[0] if known else self.compute.latency(op)
 
 
 @dataclass(frozen=True)
@@ -91,6 +66,20 @@ class Sharing:
         return own * ranks * (self.crowding[rank] if self.crowding else 1.0)
 
 
+class _Talk(NamedTuple):
+    """What a rank has on the wires while it is in a collective."""
+
+    rank: int
+
+
+class _Cost(NamedTuple):
+    """Ns of work; behind it the passages, one after the other, and then ns of nothing."""
+
+    work: float
+    wait: float = 0.0
+    passages: tuple[Passage, ...] = ()
+
+
 Stir = Callable[[int, Op, float], float]
 """Nanoseconds of work of an operation of a rank, this time, of what it takes on average."""
 
@@ -116,10 +105,11 @@ class _Fluid:
         self._work: dict[int, float] = {}
         self._until: dict[int, float] = {}
         self._after: dict[int, float] = {}
+        self._talks: dict[int, list[Passage]] = {}
         self._arrived: dict[object, float] = {}
         self._waiting: dict[object, list[int]] = defaultdict(list)
         self._came: dict[object, dict[int, float]] = defaultdict(dict)
-        self._met: dict[tuple[object, int], tuple[float, float]] = {}
+        self._met: dict[tuple[object, int], _Cost] = {}
         self._normed = 0.0
         self._wires = Wires()
 
@@ -156,26 +146,36 @@ class _Fluid:
             self._wires.soonest(),
         )
         self._clock += max(step, 0.0)
-        for what, latency in self._wires.flow(max(step, 0.0)):
-            self._bring(what, latency)
+        come = self._wires.flow(max(step, 0.0))
+        for what, latency in come:
+            if not isinstance(what, _Talk):
+                self._bring(what, latency)
         for rank in self._work:
             self._work[rank] -= step * rates[rank]
         through = [rank for rank, left in self._work.items() if left <= _DONE_NS]
         for rank in through:
             del self._work[rank]
+        through += [what.rank for what, _ in come if isinstance(what, _Talk)]
         through += [rank for rank, until in self._until.items() if until <= self._clock + _DONE_NS]
         for rank in through:
             self._until.pop(rank, None)
         return [rank for rank in through if not self._rest(rank)]
 
     def _rest(self, rank: int) -> bool:
-        """Begins the part of an operation that takes time but no work, if it has one; else the operation is over."""
-        wait = self._after.pop(rank, 0.0)
-        if wait > 0:
-            self._until[rank] = self._clock + wait
+        """Begins the next part of an operation that takes time but no work, if it has one; else it is over."""
+        if self._wait(rank):
             return True
         self._ends[rank].append(self._clock)
         return False
+
+    def _wait(self, rank: int) -> bool:
+        if talks := self._talks.get(rank):
+            self._wires.put(_Talk(rank), talks.pop(0))
+            return True
+        wait = self._after.pop(rank, 0.0)
+        if wait > 0:
+            self._until[rank] = self._clock + wait
+        return wait > 0
 
     def _rates(self) -> dict[int, float]:
         """Nanoseconds of work a nanosecond, of each rank that works."""
@@ -210,24 +210,27 @@ class _Fluid:
             return self._meet(what, self._schedule.placement[op.stage], rank, self._cost(op, rank))
         if role == _STEP and self._costs.compute.norm and rank not in self._came[_NORM]:
             ranks = range(self._schedule.pipeline_ranks)
-            return self._meet(_NORM, ranks, rank, (self._costs.compute.of(op), self._costs.compute.norm_ns))
+            return self._meet(_NORM, ranks, rank, self._normed_cost(op, rank))
         if role == _SEND:
             forward = op.kind is Kind.SEND_ACT
             self._send((forward, op.stage + (1 if forward else -1), op.micro_batch), op, rank)
-        return self._work_on(rank, *self._cost(op, rank))
+        return self._work_on(rank, self._cost(op, rank))
 
-    def _cost(self, op: Op, rank: int) -> tuple[float, float]:
-        """(work, time without work) in ns."""
+    def _cost(self, op: Op, rank: int) -> _Cost:
         work = self._costs.compute.of(op)
-        return self._stir(rank, op, work) if self._stir else work, self._costs.waits.get((op.stage, op.kind), 0)
+        return _Cost(self._stir(rank, op, work) if self._stir else work, *self._costs.without_work(op, rank))
 
-    def _work_on(self, rank: int, work: float, wait: float = 0.0) -> bool:
-        if work > 0:
-            self._work[rank] = work
-            self._after[rank] = wait
-        elif wait > 0:
-            self._until[rank] = self._clock + wait
-        return work > 0 or wait > 0
+    def _normed_cost(self, op: Op, rank: int) -> _Cost:
+        """Of an optimizer, with the norm in front of it."""
+        wait, passages = self._costs.without_work(op, rank)
+        return _Cost(self._costs.compute.of(op), wait + self._costs.compute.norm_ns, passages)
+
+    def _work_on(self, rank: int, cost: _Cost) -> bool:
+        self._after[rank], self._talks[rank] = cost.wait, [*cost.passages]
+        if cost.work > 0:
+            self._work[rank] = cost.work
+            return True
+        return self._wait(rank)
 
     def _await(self, what: object, op: Op, rank: int) -> bool:
         at = self._arrived.get(what)
@@ -237,7 +240,7 @@ class _Fluid:
         if at > self._clock:
             self._until[rank] = at
             return True
-        return self._work_on(rank, *self._cost(op, rank))
+        return self._work_on(rank, self._cost(op, rank))
 
     def _send(self, what: object, op: Op, rank: int) -> None:
         passage = self._costs.passages.get((rank, op.stage, op.kind, op.peer))
@@ -252,7 +255,7 @@ class _Fluid:
         for rank in self._waiting.pop(what, ()):
             self._until[rank] = at
 
-    def _meet(self, what: tuple[Kind, int, int], group: Sequence[int], rank: int, cost: tuple[float, float]) -> bool:
+    def _meet(self, what: tuple[Kind, int, int], group: Sequence[int], rank: int, cost: _Cost) -> bool:
         """The last one to come lets all of the group work on it; each one's own work, if costs differ."""
         came = self._came[what]
         came[rank] = self._clock
@@ -260,7 +263,7 @@ class _Fluid:
         if len(came) < len(group):
             return True
         for member in group:
-            if not self._work_on(member, *self._met.pop((what, member))):
+            if not self._work_on(member, self._met.pop((what, member))):
                 self._until[member] = self._clock
         if what == _NORM:
             self._normed = self._clock + self._costs.compute.norm_ns

@@ -1,8 +1,10 @@
-"""Messages on their way from one host to another: those on one line at the same time share it."""
+"""Messages and collectives on their way between hosts: those on one line at the same time share it."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -13,14 +15,15 @@ _DONE_NS = 1e-3
 
 
 class Passage(NamedTuple):
-    """Of a message: `streams` tensors that go over `line` at once take `transfer` ns each of it alone, and are there
-    `latency` ns later. `known` are (streams, how many times longer than alone) that were measured."""
+    """Of a message, or of a collective: `lines` says how many streams it has on each, of which any one takes `transfer`
+    ns alone; all is there `latency` ns later. `known` are (streams, how many times longer than alone) that were
+    measured. Ranks that are in one collective each have its passage, with the same `group`: it is on its lines once."""
 
-    line: Line
-    streams: int
+    lines: Mapping[Line, int]
     transfer: float
     latency: float
     known: tuple[tuple[int, float], ...] = ()
+    group: object = None
 
     def slower(self, streams: int) -> float:
         """How many times longer the transfer takes while so many streams are on the line. Where no more than one was
@@ -60,8 +63,11 @@ class Wires:
         return through
 
     def _rows(self) -> list[tuple[object, float, float]]:
-        """(what, ns left alone, how many times slower it goes now) of each."""
-        streams: dict[Line, int] = {}
-        for passage, _ in self._left.values():
-            streams[passage.line] = streams.get(passage.line, 0) + passage.streams
-        return [(what, left, one.slower(streams[one.line])) for what, (one, left) in self._left.items()]
+        """(what, ns left alone, how many times slower it goes now, on the fullest of its lines) of each."""
+        streams: Counter[Line] = Counter()
+        for one in {what if one.group is None else one.group: one for what, (one, _) in self._left.items()}.values():
+            streams.update(one.lines)
+        return [
+            (what, left, one.slower(max(streams[line] for line in one.lines)))
+            for what, (one, left) in self._left.items()
+        ]

@@ -17,7 +17,7 @@ HOSTS = ["a", "a", "b", "b"]
 
 
 def passage(transfer: float, streams: int = 1, line: Line = LINE, known: Sequence[tuple[int, float]] = ()) -> Passage:
-    return Passage(line, streams, transfer, 7.0, tuple(known))
+    return Passage({line: streams}, transfer, 7.0, tuple(known))
 
 
 def through(wires: Wires) -> list[tuple[object, float]]:
@@ -98,8 +98,8 @@ def test_replicas_that_are_on_a_host_each_share_nothing() -> None:
 def test_the_line_of_a_message_is_that_of_its_own_ranks() -> None:
     made = network(HOSTS, [timed(1.5)], tp=2, pp=2)
     found = made.passage(0, 1, 1e6)
-    assert found is not None and (found.line, found.streams) == (("a", "b"), 2)
+    assert found is not None and found.lines == {("a", "b"): 2}
     assert (found.transfer, found.latency) == (pytest.approx(1e15 * FAR_BYTE_S), pytest.approx(1e9 * FAR_S))
     assert found.known == ((2, pytest.approx(1.5)),)
     back = made.passage(1, 0, 1e6)
-    assert back is not None and back.line == ("b", "a")
+    assert back is not None and back.lines == {("b", "a"): 2}
