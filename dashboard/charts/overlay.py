@@ -33,7 +33,7 @@ def chart(
     """`joined` = LATE rows, `path` = LINK rows of the same step, `waited` = who waited for whom in it."""
     figure = gantt.figure(spans, waited=waited)
     rows = {rank: float(i) for i, rank in enumerate(sorted(spans))}
-    work = joined[np.isin(joined["kind"], [int(kind) for kind in COMPUTE - {Kind.R}])]
+    work = joined[outlined(joined)]
     figure["data"] += [_outlines(work[:MAX_OUTLINES], rows), _line(path, rows, origin(spans))]
     if len(work):
         reach = max(figure["layout"]["xaxis"]["range"][1], float(work["planned_end"].max()) / 1e6 * 1.005)
@@ -45,6 +45,11 @@ def chart(
         "the line is the critical path"
     )
     return Chart("overlay", title, subtitle, f"{source}; {counted}", figure, COLUMNS, _table(spans, joined, path))
+
+
+def outlined(joined: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which LATE rows are drawn with their plan: what computes. Recomputation is a part of its backward, which is."""
+    return np.isin(joined["kind"], [int(kind) for kind in COMPUTE - {Kind.R}])
 
 
 def _outlines(work: NDArray[np.void], rows: dict[int, float]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.lateness import late, lateness
 from parallel_core.analysis.quantities import ns_text, percent_text
 from parallel_core.analysis.waits import waited_if_whole
-from parallel_core.schedule.ir import COMPUTE, Kind
+from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.text import WORDS
 from parallel_core.simulate.replay import plan
 
@@ -44,7 +44,7 @@ def _chart(trace: Trace, joined: np.ndarray) -> Chart:
 
 
 def _title(trace: Trace, joined: np.ndarray) -> str:
-    drawn = joined[_computes(joined)]
+    drawn = joined[overlay.outlined(joined)]
     behind = late(drawn)
     if not len(behind):
         return "No operation of this step was planned."
@@ -57,15 +57,10 @@ def _title(trace: Trace, joined: np.ndarray) -> str:
     return f"{ns_text(lateness_ns)} is the most that an operation is late: {which} on rank {row['rank']}."
 
 
-def _computes(joined: np.ndarray) -> np.ndarray:
-    """Which operations are drawn with their plan, and listed."""
-    return np.isin(joined["kind"], [int(kind) for kind in COMPUTE])
-
-
 def late_rows(joined: np.ndarray) -> list[dict[str, Any]]:
     """The operations that took longest beyond their plan, the worst first."""
     own = (joined["end"] - joined["start"]) - (joined["planned_end"] - joined["planned_start"])
-    working = _computes(joined)
+    working = overlay.outlined(joined)
     order = np.argsort(np.where(working, -own, np.iinfo(np.int64).max), kind="stable")[:SHOWN]
     return [
         {

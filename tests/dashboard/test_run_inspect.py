@@ -79,6 +79,25 @@ def test_the_latest_operation_that_is_named_is_one_that_is_drawn_with_its_plan(a
     assert "optimizer" not in said and ("is the most that an operation is late" in said or "No operation ends" in said)
 
 
+def test_title_and_list_of_late_operations_are_of_what_is_outlined(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan may have recomputation as an operation of its own; it is drawn, and told, as part of its backward."""
+    run = factory.finished(alice, {**PIPELINE, "recompute": "full"})
+    whole = page_timeline.lateness
+
+    def with_late_recomputation(*args: Any) -> Any:
+        joined = whole(*args)
+        joined["end"][np.flatnonzero(joined["kind"] == Kind.BW)[0]] += 10**8
+        again = joined[joined["kind"] == Kind.BW].copy()
+        again["kind"], again["end"] = Kind.R, again["end"] + 10**9
+        return np.concatenate([joined, again])
+
+    monkeypatch.setattr(page_timeline, "lateness", with_late_recomputation)
+    found = page_timeline.context(run, None)
+    told = [found["overlay"].title, *(row["operation"] for row in found["late"])]
+    assert len(told) > 1 and all("backward" in words for words in told[:2])
+    assert not any("recompute" in words for words in told)
+
+
 def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> None:
     run = factory.finished(alice, PIPELINE)
     client.force_login(alice)
