@@ -20,46 +20,18 @@ What stays in fp32 where the rest has 16 bits (statistics of norms, log-sum-exp,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
 
 from parallel_core.outline.base import UnitCost, apart, drawn
+from parallel_core.outline.gpt_forward import GptForward
+from parallel_core.outline.gpt_sizes import fused_attention, gathers_columns
 from parallel_core.outline.recompute import recomputed
 from parallel_core.outline.splits import split_dim
 
-if TYPE_CHECKING:
-    from parallel_core.model_spec import ModelSpec
-    from parallel_core.outline.gpt import GptOutline
-    from parallel_core.spec import RunSpec
 
-
-def fused_attention(spec: RunSpec) -> bool:
-    """Whether attention runs without keeping its s x s matrix: PyTorch has no fused fp64 kernel on CUDA."""
-    if spec.model.attention == "plain":
-        return False
-    return spec.train.device == "cpu" or spec.train.precision != "fp64"
-
-
-def gathers_columns(spec: RunSpec) -> bool:
-    """Whether the second linear layers of a block gather what they take and what they make."""
-    return spec.parallel.tensor_split == "columns" and spec.parallel.tp > 1
-
-
-@dataclass(frozen=True)
-class GptCosts:
-    """Of the model of `outline` in the run `spec`. Numbers are elements; of activations those of one micro-batch."""
-
-    outline: GptOutline
-    spec: RunSpec
-
-    @property
-    def model(self) -> ModelSpec:
-        return self.outline.model
-
-    @property
-    def tp(self) -> int:
-        return self.spec.parallel.tp
+class GptCosts(GptForward):
+    """Of every layer, what it keeps and passes."""
 
     def units(self) -> list[UnitCost]:
         """Of every layer, in order."""
@@ -67,14 +39,18 @@ class GptCosts:
         blocks = [whole, mlp] * self.model.layers
         if self.spec.parallel.recompute == "selective":
             core, chosen = self._core(), recomputed(self.spec.parallel, self.outline.units())
-            rebuilt = replace(self._attention(again=True), inner=whole.inner - core, core=self._again(), aside=0)
+            rebuilt = replace(self._attention(again=True), inner=whole.inner - core, core=self._again())
+            rebuilt = replace(rebuilt, aside=self._statistics())
             blocks[::2] = [rebuilt if f"block.{i}" in chosen else whole for i in range(self.model.layers)]
         return [self._embed(), *blocks, self._head()]
 
     def _norm(self) -> int:
         """Elements that a norm keeps."""
-        numbers = 2 if self.model.norm == "layernorm" else 1
-        return self._rows() * (self.model.hidden + numbers * self.spec.fp32_elements)
+        return self._entering() + self._statistics()
+
+    def _statistics(self) -> int:
+        """Of each row, which the norm's own backward needs alone."""
+        return self._rows() * self.spec.fp32_elements * (2 if self.model.norm == "layernorm" else 1)
 
     def _in_norm(self) -> int:
         """Lives in a norm's backward: gradients of what it made and of what it took, or on a CPU the one, and what
@@ -111,10 +87,11 @@ class GptCosts:
             passing=passing,
             put_off=max(0, self._in_norm() - self._core() - passing),
             gathered=2 * self._foreign(),
-            let_go=bsh if gathered else 0,
-            aside=self._core(),
+            let_go=bsh - bsh // t if gathered else 0,
+            aside=self._core() + self._statistics(),
             drawn=self._drawn(),
             forward=self._in_core(),
+            alone=self._attending(),
         )
 
     def _in_core_backward(self, again: bool) -> int:
@@ -165,31 +142,6 @@ class GptCosts:
             return 0
         return self._matrix() + (0 if self._seen_through() else self._in_rows() + self._turned())
 
-    def _turned(self) -> int:
-        """Queries and keys that rotary positions make of those that came."""
-        turned = self._bsh() // self.tp * (self.outline.kv_heads + self.model.heads) // self.model.heads
-        return turned if self.model.positions == "rope" else 0
-
-    def _seen_through(self) -> bool:
-        """Whether a product of the plain core reads queries or values where the first linear layer made them: samples
-        or heads are its only batch, which any stride can step through."""
-        alone = self.outline.kv_heads == self.tp and self.model.positions != "rope"
-        straight = self.spec.micro_batch_size == 1 or self.model.heads == self.tp
-        return straight and (self.outline.kv_heads == self.model.heads or alone)
-
-    def _copied(self) -> int:
-        """Of queries, keys and values of one sample, those that are copies all the same: turned, or repeated."""
-        return 2 if self.model.positions == "rope" or self.outline.kv_heads < self.model.heads else 0
-
-    def _in_rows(self) -> int:
-        """Queries, keys and values as the first linear layer makes them."""
-        return self.spec.micro_batch_size * self.model.seq * self.outline.qkv_rows // self.tp
-
-    def _matrix(self) -> int:
-        """Probabilities, or in their place one log-sum-exp a query."""
-        rows = self.spec.micro_batch_size * self.model.seq * self.model.heads // self.tp
-        return rows * (self.spec.fp32_elements if fused_attention(self.spec) else self.model.seq)
-
     def _mlp(self) -> UnitCost:
         model, bsh = self.model, self._bsh()
         h, rows, f = model.hidden, self.spec.micro_batch_size * model.seq, self.outline.ffn // self.tp
@@ -211,8 +163,9 @@ class GptCosts:
             put_off=max(0 if gathered else rows * f, self._in_norm() - passing + product),
             gathered=2 * self._foreign(),
             let_go=bsh - bsh // self.tp if gathered else 0,
-            aside=rows * f if model.activation == "swiglu" else 0,  # SiLU of the gate
+            aside=self._statistics() + (rows * f if model.activation == "swiglu" else 0),  # SiLU of the gate
             drawn=self._drawn(),
+            alone=self._through_mlp(),
         )
 
     def _head(self) -> UnitCost:
@@ -234,7 +187,7 @@ class GptCosts:
             forward=apart(self.spec, logits) + self._sought(),  # as they came, in 16 bits
             ends=True,
             # Of log-probabilities in fp32 their gradient is left, in 16 bits.
-            aside=apart(self.spec, logits) + self._found(),
+            aside=apart(self.spec, logits) + self._found() + self._statistics(),
         )
 
     def _found(self) -> int:
@@ -248,13 +201,6 @@ class GptCosts:
         rows = self.spec.micro_batch_size * self.model.seq
         return rows * 8 // self.spec.element_bytes + 6 * wide * rows if self.tp > 1 else 0
 
-    def _rows(self) -> int:
-        """Positions of a micro-batch that norms and residual sums of one rank see."""
-        return self.spec.micro_batch_size * self.model.seq // (self.tp if self.spec.parallel.sequence else 1)
-
-    def _entering(self) -> int:
-        return self._rows() * self.model.hidden
-
     def _gathered(self) -> int:
         """A layer's input, or the gradient of its output, where a rank has its rows alone and gathers the others."""
         return self._bsh() if self.spec.parallel.sequence else 0
@@ -266,6 +212,3 @@ class GptCosts:
     def _foreign(self) -> int:
         """How much of that are other ranks' rows."""
         return self._bsh() - self._entering()
-
-    def _bsh(self) -> int:
-        return self.spec.micro_batch_size * self.model.seq * self.model.hidden

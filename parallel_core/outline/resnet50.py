@@ -109,7 +109,7 @@ class ResNet50Outline(ConvolutionOutline):
         out = spec.micro_batch_size * w * (self.side // 2) ** 2
         places = index * out // 4  # let go by the time that ReLU's gradient is made of the maximum's
         inner = 2 * out + places + _moments(spec, [w])
-        passing = 2 * out - places + STEM_KERNEL * w
+        passing = max(2 * out + STEM_KERNEL * w, _across(spec, out)) - places  # by the norm's, ReLU's output is gone
         return UnitCost((STEM_KERNEL * w, w, w), 0, inner, passing, leaving=out // 4, aside=inner)
 
     def _cost(self, spec: RunSpec, unit: int, block: Bottleneck) -> UnitCost:
@@ -119,8 +119,16 @@ class ResNet50Outline(ConvolutionOutline):
         inner = 2 * rows * block.inner * (before + after) + out * (2 if block.projected else 1)
         inner += _moments(spec, block.channels)
         sizes = [s for pair in zip(block.weights, block.channels, strict=True) for s in (pair[0], pair[1], pair[1])]
-        entering, passing = self.elements(spec, unit), 3 * out + max(block.weights)
+        entering, passing = self.elements(spec, unit), 2 * out + max(out + max(block.weights), _across(spec, out))
         return UnitCost(tuple(sizes), entering, inner, passing, aside=entering + inner)
+
+
+def _across(spec: RunSpec, out: int) -> int:
+    """Passes in the backward of a norm over all replicas' samples (`models.batchnorm`), at least in fp32: of 16 bits
+    the gradient that came, what was normalised, and three parts of the gradient that leaves."""
+    if spec.parallel.dp == 1:
+        return 0
+    return spec.fp32_elements * out * (5 if spec.fp32_elements > 1 else 4)
 
 
 def _moments(spec: RunSpec, channels: Sequence[int]) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, groupby
+from operator import add
 from typing import NamedTuple
 
 from parallel_core.outline import UnitCost, block_of
@@ -167,16 +168,20 @@ def _in_backward(segments: Sequence[_Segment], output: int, in_flight: int, sent
     return worst._replace(kept=(in_flight - 1) * before + sent * output + worst.kept)
 
 
-def _in_forward(segments: Sequence[_Segment]) -> int:
-    """Most that a forward holds beside what the micro-batch keeps when it is through; of one without a graph that is
-    about what the largest of its layers would keep."""
-    instants, behind = [0], 0
+def _in_forward(segments: Sequence[_Segment], output: int = 0) -> int:
+    """Most that a forward holds beside what the micro-batch keeps when it is through, its `output` among it; of one
+    without a graph what its layers say, or about what the largest would keep."""
+    instants, behind = [0], output
     for segment in reversed(segments):
+        if segment.recomputed:  # of its inputs it keeps that of the first layer
+            inputs = [unit.boundary if i else 0 for i, unit in enumerate(segment.units)]
+            alone = [unit.inner if unit.alone is None else unit.alone for unit in segment.units]
+            instants.append(max(map(add, inputs, alone)) - behind)
+            behind += segment.kept
+            continue
         for i in reversed(range(len(segment.units))):
-            unit = segment.units[i]
-            alone = unit.inner if unit.alone is None else unit.alone
-            instants.append(alone if segment.recomputed else unit.forward - behind)
-            behind += 0 if segment.recomputed else segment.saved(i)
+            instants.append(segment.units[i].forward - behind)
+            behind += segment.saved(i)
     return max(instants)
 
 
@@ -190,10 +195,11 @@ class _Part:
         self.weights = sum(segment.weights for segment in segments)
         self.product = max(unit.product for segment in segments for unit in segment.units)
         self.grads = max(grads for segment in segments for grads in segment.grads)
-        self.inside = _in_forward(segments)
         self.again = segments[-1].recomputed
         """Its output is made again; elsewhere it is the end of a graph that is kept."""
-        self.keeps = sum(segment.kept for segment in segments) + (0 if self.again else output)
+        ending = 0 if self.again else output
+        self.inside = _in_forward(segments, ending)
+        self.keeps = sum(segment.kept for segment in segments) + ending
 
 
 def _walked(

@@ -13,7 +13,7 @@ from typing import Any
 
 from parallel_core.layout import Layout
 from parallel_core.outline.gpt import GptOutline
-from parallel_core.outline.gpt_costs import fused_attention
+from parallel_core.outline.gpt_sizes import fused_attention
 from parallel_core.plan.peak import RankMemory, flat_bytes
 from parallel_core.spec import MAIN_BYTES, RunSpec
 from parallel_core.wish import texts_of

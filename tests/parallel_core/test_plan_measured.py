@@ -185,6 +185,19 @@ def test_rows_gathered_for_a_second_layer_are_let_go_by_a_core_made_again(yard: 
     _assert_predicted(yard, tmp_path, {**GPT, "layers": 5, "dropout": 0.1}, split, "bf16", within=0.02)
 
 
+def test_what_a_forward_without_a_graph_holds_is_counted(yard: LocalYard, tmp_path: Path) -> None:
+    """Between backwards: a layer that gathers has its input, and its columns before and behind they are put in order;
+    W keeps this rank's columns of the gradient."""
+    split = {**COLUMNS, **PIPELINE, "schedule": "v-min", "recompute": "full"}
+    _assert_predicted(yard, tmp_path, {**GPT, "layers": 4}, split, "fp16", within=0.01)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_norms_over_the_samples_of_all_replicas_are_counted(yard: LocalYard, tmp_path: Path, precision: str) -> None:
+    split = {**PIPELINE, "dp": 2, "recompute": "full"}
+    _assert_predicted(yard, tmp_path, {"kind": "resnet50", "width": 8}, split, precision, within=0.01)
+
+
 @pytest.mark.parametrize("shards", [{"zero": 2}, {"zero": 3}, {"zero": 3, "zero_backend": "fully_shard"}])
 @pytest.mark.parametrize("more", [{}, {"micro_batches": 4}, {"recompute": "full"}])
 def test_prediction_holds_for_an_lstm_whose_gradients_are_sharded(
