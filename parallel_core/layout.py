@@ -155,6 +155,11 @@ class Layout:
         place, _, tensor = self.coords(rank)
         return self.walkers(pipeline_rank)[tensor :: self.widths[place]]
 
+    def deaf(self, rank: int) -> frozenset[int]:
+        """Stages that take nothing from global rank `rank`: they have fewer tensor ranks, which take it from others."""
+        tensor = self.coords(rank).tensor
+        return frozenset(stage for stage, place in enumerate(self.places) if tensor >= self.widths[place])
+
     def neighbours(self, rank: int, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Global ranks of another `place`, whose stages are next to those of `rank`'s, that it receives from and that
         it sends to, for the micro-batches that it works on."""

@@ -52,21 +52,37 @@ class Live(NamedTuple):
     params: int = 0
 
 
-def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], whole: Whole) -> Live:
+class Seat(NamedTuple):
+    """What ranks of one place differ in: which replica they are, and stages that take nothing from them
+    (`Layout.deaf`)."""
+
+    replica: int
+    deaf: frozenset[int]
+
+
+def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], whole: Whole, seat: Seat) -> Live:
     """The worst instant of a rank that holds `stages` (number -> units), messages among what is passing."""
     edges = layers.edges
     parts = {n: (_segments(spec, layers, units, whole), edges[units[-1] + 1]) for n, units in stages.items()}
-    if len(stages) == 1 and spec.parallel.program is None and not TRAITS[spec.parallel.schedule].split:
+    if _in_closed_form(spec.parallel, len(stages)):
         ((stage, units),) = stages.items()
         segments, count = parts[stage][0], in_flight(spec, stage)
-        outputs = _unproven(spec, stage) if segments[-1].recomputed else count - 1  # else they end their graphs
+        sent = 0 if stage + 1 in seat.deaf else unproven(spec, stage)
+        outputs = sent if segments[-1].recomputed else count - 1  # else they end their graphs
         live = _in_backward(*parts[stage], count, outputs)
-        return _and_messages(live, _messages(spec, stage, edges[units[0]], edges[units[-1] + 1]))
-    return _walked(spec, stages, layers, {n: _Part(*part) for n, part in parts.items()}, whole)
+        return _and_messages(live, messages(spec, stage, edges[units[0]], edges[units[-1] + 1], seat.deaf))
+    return _walked(spec, stages, layers, {n: _Part(*part) for n, part in parts.items()}, whole, seat)
 
 
-def _and_messages(live: Live, messages: int) -> Live:
-    return live._replace(passing=live.passing + messages)
+def _in_closed_form(split: ParallelSpec, stages: int) -> bool:
+    """Whether what a rank holds of so many `stages` is known without a walk through its program. Replicas that take
+    turns and flush begin and end a step one by one, some with a micro-batch more than others."""
+    in_turn = split.replicas is not None and split.flushes
+    return stages == 1 and split.program is None and not in_turn and not TRAITS[split.schedule].split
+
+
+def _and_messages(live: Live, held: int) -> Live:
+    return live._replace(passing=live.passing + held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +219,12 @@ class _Part:
 
 
 def _walked(
-    spec: RunSpec, stages: Mapping[int, Sequence[int]], layers: Layers, parts: Mapping[int, _Part], whole: Whole
+    spec: RunSpec,
+    stages: Mapping[int, Sequence[int]],
+    layers: Layers,
+    parts: Mapping[int, _Part],
+    whole: Whole,
+    seat: Seat,
 ) -> Live:
     """The worst instant of a rank's program: what all its stages keep, with at most one in its backward, and what is in
     hand for others. Between backwards whole buckets are under way."""
@@ -213,7 +234,7 @@ def _walked(
     both = {n: edges[n + 1] for n, part in parts.items() if n + 1 in parts and not part.again}
     resting, worst, full = 0, Live(0, 0), whole.resting * spec.fp32_elements
     again = frozenset(n for n, part in parts.items() if part.again)
-    for op, in_hand in _walk(spec.parallel, next(iter(parts)), edges, again):
+    for op, in_hand in _walk(spec.parallel, next(iter(parts)), edges, again, seat):
         n = op.stage
         forward[n] += (op.kind is Kind.F) - (op.kind in (Kind.B, Kind.BW))
         held = sum(part.keeps * forward[i] + weights[i] * part.weights for i, part in parts.items())
@@ -232,10 +253,13 @@ def _walked(
     return worst
 
 
-def _walk(split: ParallelSpec, stage: int, edges: Mapping[int, int], again: frozenset[int]) -> Iterator[tuple[Op, int]]:
-    """The program of one replica of the rank that holds `stage`."""
+def _walk(
+    split: ParallelSpec, stage: int, edges: Mapping[int, int], again: frozenset[int], seat: Seat
+) -> Iterator[tuple[Op, int]]:
+    """The program of the rank that holds `stage`; replicas that do not take turns are alike."""
     made = _messaged(split)
-    return Hands(made, made.placement[stage][0], edges, again).walk()
+    here = made.placement[stage][seat.replica if split.replicas is not None else 0]
+    return Hands(made, here, edges, again, seat.deaf).walk()
 
 
 @lru_cache(maxsize=64)
@@ -243,13 +267,13 @@ def _messaged(split: ParallelSpec) -> Schedule:
     return communicate(plain(split))
 
 
-def _unproven(spec: RunSpec, stage: int) -> int:
+def unproven(spec: RunSpec, stage: int) -> int:
     """Outputs that the next stage had not taken when it sent the gradient that came first (`schedule.receipts`)."""
     behind = in_flight(spec, stage + 1) if stage + 1 < spec.parallel.pp else 0
     return max(0, in_flight(spec, stage) - behind) if behind else 0
 
 
-def _messages(spec: RunSpec, stage: int, entering: int, leaving: int) -> int:
+def messages(spec: RunSpec, stage: int, entering: int, leaving: int, deaf: frozenset[int]) -> int:
     """Most elements in the hands of the network while all micro-batches are in flight.
 
     In the backward of micro-batch k: receives posted ahead for what is still to come (activations unless this is the
@@ -259,7 +283,8 @@ def _messages(spec: RunSpec, stage: int, entering: int, leaving: int) -> int:
     split = spec.parallel
     in_all = micro_batches(spec, stage)
     # Where the stage before has one micro-batch in flight, each activation proves that the last gradient was taken.
-    window = unproven_gradients(split, stage) if stage and in_flight(spec, stage - 1) > 1 else 0
+    answered = stage and stage - 1 not in deaf and in_flight(spec, stage - 1) > 1
+    window = unproven_gradients(split, stage) if answered else 0
     to_come = in_all - in_flight(spec, stage)
 
     def held(k: int) -> int:

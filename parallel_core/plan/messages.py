@@ -21,11 +21,18 @@ class Hands:
     """Of the rank `here` of a schedule with its messages. `edges[s]` = elements that enter stage s.
 
     An output that was sent counts where its stage is one of `again`, which makes it again; elsewhere it ends a graph
-    that its stage keeps anyway.
+    that its stage keeps anyway. Stages that are `deaf` take nothing from this rank (`Layout.deaf`).
     """
 
-    def __init__(self, made: Schedule, here: int, edges: Mapping[int, int], again: frozenset[int]) -> None:
-        self._program, self._edges, self._again = made.programs[here], edges, again
+    def __init__(
+        self,
+        made: Schedule,
+        here: int,
+        edges: Mapping[int, int],
+        again: frozenset[int],
+        deaf: frozenset[int] = frozenset(),
+    ) -> None:
+        self._program, self._edges, self._again, self._deaf = made.programs[here], edges, again, deaf
         self._stages = {op.stage for op in self._program if op.kind not in RECVS | SENDS}
         self._proves = receipts(made, here)
         self._left: dict[Link, deque[int]] = {}
@@ -78,7 +85,8 @@ class Hands:
             self._sent.pop(sent, None)
 
     def _send(self, op: Op) -> None:
-        if op.kind is Kind.SEND_GRAD or op.stage in self._again:
+        back = op.kind is Kind.SEND_GRAD
+        if op.stage + (-1 if back else 1) not in self._deaf and (back or op.stage in self._again):
             self._sent[key(op)] = self._size(op)
 
     def _post(self, link: Link) -> None:

@@ -12,20 +12,21 @@ block at a time; embedding and head are not recomputed. `activations` are what i
 gradients of activations, messages and tokens. Without a flush, `params` are those of all weight versions that a stage
 keeps (Narayanan et al. 2019, section 3.3).
 
-All ranks of a stage need the same. Not counted: the framework itself, a CUDA context, workspace inside kernels, memory
-that ranks of a host talk through, what gloo or NCCL hold until a collective is collected, the allocator's rounding.
+Ranks of a place need the same, but where tensor groups differ in size and where replicas take turns. Not counted: the
+framework itself, a CUDA context, workspace inside kernels, memory that ranks of a host talk through, what gloo or NCCL
+hold until a collective is collected, the allocator's rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.plan import fully_sharded
-from parallel_core.plan.backward import Layers, at_peak
+from parallel_core.plan.backward import Layers, Seat, at_peak
 from parallel_core.plan.lean import NOTHING, Whole, whole_buckets, with_layers
 from parallel_core.plan.places import TIED, Home, Places, alone_of, bucket_bytes, gathers_ahead, home, shards_of
 from parallel_core.plan.places import place as place_all
@@ -66,42 +67,50 @@ class RankMemory:
 
 def predict(spec: RunSpec) -> list[RankMemory]:
     """Predicted peak of every global rank, in rank order (see `by_stage` where there may be very many)."""
-    return [
-        RankMemory(memory.rank + i, memory.stage, *memory.as_dict().values())
-        for memory in by_stage(spec)
-        for i in range(spec.parallel.copies[memory.stage] * spec.parallel.tensor_ranks[memory.stage])
-    ]
+    layout, layers = Layout.of(spec), Layers.of(spec)
+    alike: dict[Hashable, RankMemory] = {}
+    out = []
+    for rank in range(layout.world):
+        kind = layout.coords(rank).place, _seat(layout, rank)
+        if kind not in alike:
+            alike[kind] = _of_rank(spec, layout, layers, rank)
+        out.append(replace(alike[kind], rank=rank))
+    return out
 
 
 def by_stage(spec: RunSpec) -> list[RankMemory]:
-    """Predicted peak of the first rank of each place of the pipeline, which holds one stage or several; the others of
-    that place need the same."""
-    layout = Layout.of(spec)
+    """Predicted peak of the first rank of each place of the pipeline, which holds one stage or several; no other one of
+    that place needs more."""
+    layout, layers = Layout.of(spec), Layers.of(spec)
+    return [_of_rank(spec, layout, layers, layout.rank(place)) for place in range(layout.pp)]
+
+
+def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMemory:
+    place = layout.coords(rank).place
     size, main = BYTES_PER_ELEMENT[spec.train.precision], MAIN_BYTES[spec.train.precision]
     torchs = fully_sharded.by_torch(spec)
     states = _MOMENTS + (size != main and not torchs)  # torch's parameters are the master weights
-    layers = Layers.of(spec)
-    out = []
-    for place in range(layout.pp):
-        stages = {stage: layout.stage_units[stage] for stage in layout.stages_of(place)}
-        held = _parameters(spec, layers.costs, list(stages.values()))
-        mine = (
-            [fully_sharded.owned(spec, layers.costs)] * 3 if torchs else [held // _shards(spec, n) for n in (1, 2, 3)]
-        )
-        live = at_peak(spec, layers, stages, _whole(spec, layers.costs, stages))
-        out.append(
-            RankMemory(
-                rank=layout.rank(place),
-                stage=place,
-                params=(main if torchs else size) * mine[2] * (1 + copies(spec, place)) + size * live.params,
-                grads=main * mine[1] + size * live.grads,
-                optimizer=states * main * mine[0],
-                activations=size * live.kept,
-                buffers=size * live.passing
-                + _batch_bytes(spec, place, (layers.names[unit] for units in stages.values() for unit in units)),
-            )
-        )
-    return out
+    stages = {stage: layout.stage_units[stage] for stage in layout.stages_of(place)}
+    held = _parameters(spec, layers.costs, list(stages.values()))
+    mine = [fully_sharded.owned(spec, layers.costs)] * 3 if torchs else [held // _shards(spec, n) for n in (1, 2, 3)]
+    seat = _seat(layout, rank)
+    live = at_peak(spec, layers, stages, _whole(spec, layers.costs, stages), seat)
+    read = _batch_bytes(spec, place, seat.replica, (layers.names[unit] for of in stages.values() for unit in of))
+    return RankMemory(
+        rank=rank,
+        stage=place,
+        params=(main if torchs else size) * mine[2] * (1 + copies(spec, place)) + size * live.params,
+        grads=main * mine[1] + size * live.grads,
+        optimizer=states * main * mine[0],
+        activations=size * live.kept,
+        buffers=size * live.passing + read,
+    )
+
+
+def _seat(layout: Layout, rank: int) -> Seat:
+    """Replicas are alike, and therefore the first one, but where they take turns in steps that end."""
+    differ = layout.in_turn and layout.flushes
+    return Seat(layout.coords(rank).replica if differ else 0, layout.deaf(rank))
 
 
 def _shards(spec: RunSpec, stage: int) -> int:
@@ -175,13 +184,13 @@ def unsharded(spec: RunSpec) -> tuple[list[int], list[int]]:
     return forward, [size * (b.stop - b.start) for b in buckets if not named[-1] & {*b.names}]
 
 
-def _batch_bytes(spec: RunSpec, place: int, units: Iterable[str]) -> int:
+def _batch_bytes(spec: RunSpec, place: int, replica: int, units: Iterable[str]) -> int:
     """Bytes of a replica's batch, where one of the rank's `units` reads it; of those of steps to come, too, where the
     stage already works on them."""
     split, outline = spec.parallel, outline_of(spec.model)
     if not outline.readers() & set(units):
         return 0
-    most = -(-split.per_step // split.copies[place])
+    most = -(-(split.per_step - replica) // split.copies[place])
     in_front = (sum(split.copies[place:]) - 1) // split.copies[place]
     batches = 1 + min(spec.train.steps - 1, 0 if split.flushes else -(-in_front // most))
     return batches * outline.sample_bytes(spec.element_bytes) * most * spec.micro_batch_size

@@ -51,13 +51,11 @@ def peers(split: ParallelSpec, stage: int, step: int) -> int:
 
 
 def unproven_gradients(split: ParallelSpec, stage: int) -> int:
-    """Most gradients that a replica of `stage` (1 or more) has sent and that nothing proves to be taken, in a backward.
-
-    Of a pipeline that stays full: what a replica before sends forward proves that it took what came back for those as
-    many before as there are devices from it on (`schedule.receipts`). One that flushes drains: two at the end.
-    """
+    """Most gradients that a replica of `stage` (1 or more) has sent and that nothing proves to be taken, in a backward
+    of a pipeline that is full: what a replica before sends forward proves that it took what came back for those as
+    many before as there are devices from it on (`schedule.receipts`)."""
     if split.replicas is None:
-        return 2 if split.flushes else 1
+        return 1
     before, own = split.replicas[stage - 1], split.replicas[stage]
     ahead, ahead_before = sum(split.replicas[stage:]), sum(split.replicas[stage - 1 :])
     every, far = lcm(before, own), 4 * lcm(before, own) * ahead_before
@@ -70,5 +68,4 @@ def unproven_gradients(split: ParallelSpec, stage: int) -> int:
         received = k + (ahead - 1) // own * own
         return sum(not proven(gradient, received) for gradient in range(k - own, k - far, -own))
 
-    full = max(held(k) for k in range(far, far + every, own))
-    return max(2, full) if split.flushes else full
+    return max(held(k) for k in range(far, far + every, own))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
+from parallel_core.plan import backward
 from parallel_core.plan.messages import Hands
+from parallel_core.plan.under_way import in_flight
 from parallel_core.schedule import compute_only
 from parallel_core.schedule.ir import AHEAD, Kind
 from parallel_core.schedule.passes.communicate import communicate
+from parallel_core.spec import RunSpec
 
 BIG = 100
 
@@ -44,6 +49,14 @@ def test_gradients_that_nothing_answers_are_kept_to_the_end() -> None:
     assert [size for kind, *_, size in in_hand("gpipe", 1) if kind is Kind.BW] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(("here", "to"), [(0, 1), (1, 0)])
+def test_what_a_narrower_stage_takes_from_another_tensor_rank_is_in_no_hand(here: int, to: int) -> None:
+    """Only receives that were posted are."""
+    made = communicate(compute_only("gpipe", 2, 4))
+    walked = Hands(made, here, {0: 0, 1: 1, 2: 0}, frozenset({0, 1}), frozenset({to})).walk()
+    assert [size for op, size in walked if op.kind is Kind.BW] == ([2, 2, 1, 0] if here == 0 else [0] * 4)
+
+
 def test_between_stages_of_one_rank_nothing_is_sent() -> None:
     """The fold of a V: rank 1 of two holds stages 1 and 2."""
     made = communicate(compute_only("zb-v", 2, 4))
@@ -51,3 +64,27 @@ def test_between_stages_of_one_rank_nothing_is_sent() -> None:
     walked = list(Hands(made, 1, edges, frozenset()).walk())
     assert all(size in (0, BIG) for _, size in walked), "a gradient that waits for its stage, and no more"
     assert any(op.kind is Kind.F for op, _ in walked)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "naive"])
+def test_the_closed_form_is_what_a_walk_finds_while_all_is_in_flight(name: str, recompute: str) -> None:
+    for pp, m in product((2, 3, 4), (1, 2, 3, 4, 8, 12)):
+        split = {"pp": pp, "micro_batches": m, "schedule": name, "recompute": recompute}
+        spec = RunSpec.model_validate({"model": {"layers": 4}, "parallel": split, "train": {"global_batch": 24}})
+        made = communicate(compute_only(name, pp, m))
+        for stage in range(pp):
+            edges, again = {stage: int(stage > 0), stage + 1: int(stage < pp - 1)}, recompute == "full"
+            hands = Hands(made, stage, edges, frozenset({stage} if again else ()))
+            said = backward.messages(spec, stage, edges[stage], edges[stage + 1], frozenset())
+            assert said + again * backward.unproven(spec, stage) == _while_full(hands, in_flight(spec, stage))
+
+
+def _while_full(hands: Hands, most: int) -> int:
+    """Most in hand in a backward while `most` micro-batches are in flight."""
+    held, under_way = [], 0
+    for op, size in hands.walk():
+        under_way += op.kind is Kind.F
+        held += [size] * (op.kind is Kind.BW and under_way == most)
+        under_way -= op.kind is Kind.BW
+    return max(held)

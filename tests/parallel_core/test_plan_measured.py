@@ -175,6 +175,31 @@ def test_the_gradient_that_came_is_there_while_earlier_blocks_are_made_again(
     _assert_predicted(yard, tmp_path, GPT, split, "fp64", within=0.01)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "widths"), [("zb-h2", [2, 1]), ("v-half", [1, 2]), ("1f1b", [2, 1]), ("gpipe", [1, 2])]
+)
+def test_a_tensor_rank_that_sends_nothing_keeps_nothing_sent(
+    yard: LocalYard, tmp_path: Path, schedule: str, widths: list[int]
+) -> None:
+    """A stage with one tensor rank takes what it needs from the first one of the stage before it or behind it."""
+    split = {"pp": 2, "micro_batches": 8, "schedule": schedule, "widths": widths, "recompute": "full"}
+    _assert_predicted(yard, tmp_path, {**GPT, "hidden": 32, "heads": 2}, split, "fp32", within=0.01)
+
+
+@pytest.mark.parametrize(("replicas", "micro_batches"), [([2, 1], 3), ([1, 2, 1], 8)])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_replicas_that_take_turns_need_what_their_own_micro_batches_do(
+    yard: LocalYard, tmp_path: Path, replicas: list[int], micro_batches: int, recompute: str
+) -> None:
+    split = {"pp": len(replicas), "replicas": replicas, "micro_batches": micro_batches, "recompute": recompute}
+    _assert_predicted(yard, tmp_path, GPT, split, "fp32", within=0.01, batch=24)
+
+
+def test_a_gradient_that_the_next_activation_proves_taken_is_let_go(yard: LocalYard, tmp_path: Path) -> None:
+    split = {"pp": 2, "micro_batches": 8, "recompute": "full"}
+    _assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "fp32", within=0.005)
+
+
 def test_what_a_shared_vocabulary_looks_up_is_counted(yard: LocalYard, tmp_path: Path) -> None:
     split = {"pp": 2, "tp": 2, "schedule": "v-min", "cuts": [1, 5, 7]}
     _assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "bf16", within=0.01)
@@ -218,12 +243,13 @@ def _assert_predicted(
     split: dict[str, Any],
     precision: str,
     within: float = 0.03,
+    batch: int = 16,
 ) -> None:
     spec = RunSpec.model_validate(
         {
             "model": model,
             "parallel": split,
-            "train": {"steps": 3, "warmup_steps": 2, "global_batch": 16, "precision": precision},
+            "train": {"steps": 3, "warmup_steps": 2, "global_batch": batch, "precision": precision},
         }
     )
     for predicted, measured in zip(predict(spec), _metered(yard, tmp_path, spec), strict=True):
