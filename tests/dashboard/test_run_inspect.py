@@ -19,6 +19,7 @@ from parallel_core.analysis.diagnosis import RULES
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from tests.dashboard import factory
+from tests.dashboard.plain import plain
 
 PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
 
@@ -31,7 +32,7 @@ def broker(redis_url: str) -> None:
 def tab(client: Client, run: Run, query: str) -> str:
     answer = client.get(f"/runs/{run.pk}/?{query}")
     assert answer.status_code == 200
-    return re.sub(r"\s+", " ", answer.content.decode())
+    return re.sub(r"\s+", " ", plain(answer.content.decode()))
 
 
 def traced(run: Run) -> Trace:
@@ -109,6 +110,8 @@ def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> 
     assert "faster: free communication, a device 2 times as fast." in faster
     schedule = tab(client, run, "tab=whatif&schedule=zb-h1")
     assert "schedule ZB-H1" in schedule
+    marked = client.get(f"/runs/{run.pk}/?tab=whatif&schedule=zb-h1").content.decode()
+    assert 'schedule <span class="whole">ZB-H1' in marked
     assert "faster" in schedule
 
 

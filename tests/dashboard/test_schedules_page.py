@@ -20,6 +20,7 @@ from parallel_core.schedule.passes.reduce import reduce_and_step
 from parallel_core.schedule.table import from_csv, from_json
 from parallel_core.simulate.lesson import UNIT, lesson
 from parallel_core.spec import RunSpec
+from tests.dashboard.plain import plain
 
 
 def form(**given: Any) -> ScheduleForm:
@@ -31,7 +32,7 @@ def form(**given: Any) -> ScheduleForm:
 def page(client: Client, query: str = "", **headers: str) -> str:
     answer = client.get(f"/schedules/{query}", headers=headers)
     assert answer.status_code == 200
-    return re.sub(r"\s+", " ", answer.content.decode())
+    return re.sub(r"\s+", " ", plain(answer.content.decode()))
 
 
 @pytest.mark.parametrize("name", names())
@@ -141,6 +142,8 @@ def test_the_page_and_its_part(client: Client, bob: Any) -> None:
     part = page(client, "?a=zb-h1&b=1f1b&p=2", **{"HX-Request": "true"})
     assert "<html" not in part
     assert "ZB-H1 is" in part
+    again = client.get("/schedules/?a=zb-h1&b=1f1b&p=2", headers={"HX-Request": "true"}).content.decode()
+    assert '<span class="whole">ZB-H1</span> is' in again
     wrong = page(client, "?p=0&m=<b>", **{"HX-Request": "true"})
     assert "Nothing is simulated yet" in wrong
     assert "<b>" not in wrong
