@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from parallel_core.outline import UnitCost, block_of
 from parallel_core.outline.recompute import recomputed
+from parallel_core.plan import fully_sharded
 from parallel_core.plan.lean import Whole
 from parallel_core.plan.messages import Hands
 from parallel_core.plan.under_way import in_flight, micro_batches, peers, unproven_gradients
@@ -39,7 +40,10 @@ class Layers(NamedTuple):
     @classmethod
     def of(cls, spec: RunSpec) -> Layers:
         names = spec.model.units()
-        return cls(unit_costs(spec), [*boundary_elements(spec), 0], names, recomputed(spec.parallel, names))
+        costs: Sequence[UnitCost] = unit_costs(spec)
+        if fully_sharded.by_torch(spec):
+            costs = fully_sharded.let_go_late(spec, costs)
+        return cls(costs, [*boundary_elements(spec), 0], names, recomputed(spec.parallel, names))
 
 
 class Live(NamedTuple):

@@ -71,7 +71,7 @@ def predict(spec: RunSpec) -> list[RankMemory]:
     alike: dict[Hashable, RankMemory] = {}
     out = []
     for rank in range(layout.world):
-        kind = layout.coords(rank).place, _seat(layout, rank)
+        kind = layout.coords(rank).place, _seat(spec, layout, rank)
         if kind not in alike:
             alike[kind] = _of_rank(spec, layout, layers, rank)
         out.append(replace(alike[kind], rank=rank))
@@ -92,8 +92,9 @@ def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMe
     states = _MOMENTS + (size != main and not torchs)  # torch's parameters are the master weights
     stages = {stage: layout.stage_units[stage] for stage in layout.stages_of(place)}
     held = _parameters(spec, layers.costs, list(stages.values()))
-    mine = [fully_sharded.owned(spec, layers.costs)] * 3 if torchs else [held // _shards(spec, n) for n in (1, 2, 3)]
-    seat = _seat(layout, rank)
+    mine, seat = [held // _shards(spec, n) for n in (1, 2, 3)], _seat(spec, layout, rank)
+    if torchs:
+        mine = [fully_sharded.owned(spec, layers.costs, seat.replica)] * 2 + [fully_sharded.room(spec, layers.costs)]
     live = at_peak(spec, layers, stages, _whole(spec, layers.costs, stages), seat)
     read = _batch_bytes(spec, place, seat.replica, (layers.names[unit] for of in stages.values() for unit in of))
     return RankMemory(
@@ -107,9 +108,10 @@ def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMe
     )
 
 
-def _seat(layout: Layout, rank: int) -> Seat:
-    """Replicas are alike, and therefore the first one, but where they take turns in steps that end."""
-    differ = layout.in_turn and layout.flushes
+def _seat(spec: RunSpec, layout: Layout, rank: int) -> Seat:
+    """Replicas are alike, and therefore the first one, but where they take turns in steps that end, and where torch
+    cuts what they own by rows."""
+    differ = (layout.in_turn and layout.flushes) or fully_sharded.by_torch(spec)
     return Seat(layout.coords(rank).replica if differ else 0, layout.deaf(rank))
 
 

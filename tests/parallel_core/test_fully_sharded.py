@@ -18,9 +18,11 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.records import FileSink
+from parallel_core.plan import fully_sharded
 from parallel_core.plan.memory import by_stage
 from parallel_core.plan.peak import unsharded
 from parallel_core.plan.strategy import label
+from parallel_core.plan.units import parameter_count, unit_costs
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec, field_errors
 from tests.parallel_core import parity, ranks
@@ -99,6 +101,24 @@ def test_memory_is_what_is_predicted(precision: str, tmp_path: Path) -> None:
             assert peak["optimizer"] == predicted.optimizer
             assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.02)
             assert peak["grads"] < 0.62 * plain.grads
+
+
+def test_replicas_own_every_row_once_and_have_room_for_as_many() -> None:
+    """62 rows over four replicas: 16, 16, 16 and 14, each with room for 16."""
+    spec = sharded(MODEL | {"vocab": 62}, TORCH | {"dp": 4})
+    costs = unit_costs(spec)
+    own = [fully_sharded.owned(spec, costs, replica) for replica in range(4)]
+    missing = 2 * 2 * spec.model.hidden  # two rows of the embedding, two of the head
+    assert sum(own) == parameter_count(spec.model) and own == [own[0]] * 3 + [own[0] - missing]
+    assert fully_sharded.room(spec, costs) == own[0]
+    assert max(fully_sharded.whole(spec, costs).params.values()) >= 64 * spec.model.hidden
+
+
+def test_while_a_block_needs_most_only_its_last_linear_layer_has_a_gradient() -> None:
+    spec = sharded(MODEL, TORCH | {"recompute": "full"})
+    found = fully_sharded.whole(spec, unit_costs(spec))
+    h, mlp = spec.model.hidden, spec.model.units().index("block.0.mlp")
+    assert found.before[mlp] == 4 * h * h + h and found.at[mlp] == 8 * h * h + 7 * h
 
 
 def test_its_gathers_and_sums_have_spans(tmp_path: Path) -> None:

@@ -231,6 +231,13 @@ def test_prediction_holds_for_an_lstm_whose_gradients_are_sharded(
     _assert_predicted(yard, tmp_path, GNMT, {"dp": 2, **shards, **more}, "fp32")
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_replicas_of_fully_shard_own_what_rows_are_left(yard: LocalYard, tmp_path: Path, precision: str) -> None:
+    """Nothing of this model divides by three: the last replica owns less, and all have room for as many."""
+    split = {"dp": 3, "zero": 3, "zero_backend": "fully_shard"}
+    _assert_predicted(yard, tmp_path, GPT, split, precision, within=0.003, batch=24)
+
+
 def test_what_comes_out_of_the_only_bucket_is_counted(yard: LocalYard, tmp_path: Path) -> None:
     """All of a small model is sent at once; behind the first micro-batch its sum comes out beside what is kept."""
     _assert_predicted(yard, tmp_path, {"kind": "mlp"}, {"dp": 2, "zero": 2, "micro_batches": 2}, "fp32")
