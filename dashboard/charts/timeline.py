@@ -20,7 +20,8 @@ from dashboard.charts.heatmap import Window
 from dashboard.charts.theme import var
 from parallel_core.analysis.bins import Bins
 from parallel_core.analysis.breakdown import Account, Breakdown, accounts, mean
-from parallel_core.analysis.quantities import ns_text
+from parallel_core.analysis.names import COMPONENT_NAMES
+from parallel_core.analysis.quantities import ns_text, percent_text
 from parallel_core.analysis.waits import Waited, origin, waited_if_whole
 from parallel_core.layout import Layout
 
@@ -135,6 +136,15 @@ class Step:
         """How long a rank's step is. It is shorter than the axis where ranks begin or end apart."""
         one, whole = mean(self.breakdown.values()).total, length(self.spans)
         return f"{ns_text(one)} a step" + (", on average over the ranks" if one < ALIKE * whole else "")
+
+    def finding(self, untraced: Callable[[float], str] | None = None) -> str:
+        """The pace, and of what a rank's step is most; `untraced` names what no span covers, of its nanoseconds."""
+        parts = mean(self.breakdown.values())
+        named = {name: ns for name, ns in parts.as_dict().items() if name != "compute"}
+        second = max(named, key=lambda name: named[name])
+        word = untraced(parts.other) if untraced and second == "other" else COMPONENT_NAMES[second]
+        shares = percent_text(parts.share("compute")), percent_text(parts.share(second))
+        return f"{self.pace}: {shares[0]} compute, {shares[1]} {word}."
 
     @property
     def breakdown(self) -> Mapping[int, Breakdown]:

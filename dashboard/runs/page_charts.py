@@ -17,8 +17,7 @@ from dashboard.runs import selectors
 from dashboard.runs.metric_rows import Metric, metrics_of
 from dashboard.runs.models import ENDED, MemoryRecord, Run, State
 from dashboard.runs.spreading import hosts_of
-from parallel_core.analysis.breakdown import mean
-from parallel_core.analysis.names import CATEGORY_NAMES, COMPONENT_NAMES
+from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES, MEMORY
@@ -89,15 +88,9 @@ def _finding(run: Run, step: int, found: Step) -> str:
 
 def _found(step: Step) -> str:
     try:
-        found = mean(step.breakdown.values())
+        return step.finding()
     except (ValueError, KeyError, IndexError):
         return "One traced step"  # not all ranks have delivered it
-    parts = {**found.as_dict()}
-    second = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
-    return (
-        f"{step.pace}: {percent_text(found.share('compute'))} compute, "
-        f"{percent_text(found.share(second))} {COMPONENT_NAMES[second]}."
-    )
 
 
 def _add_memory(figure: dict[str, Any], record: MemoryRecord) -> None:

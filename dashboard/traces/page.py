@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from django.core.cache import cache
@@ -15,13 +16,11 @@ from dashboard.charts.timeline import Lit, Step, kept
 from dashboard.runs.findings import place_address, place_text
 from dashboard.traces.models import Trace
 from dashboard.traces.spans import step_of
-from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.diagnosis import recorded
 from parallel_core.analysis.diagnosis.case import Finding
 from parallel_core.analysis.diagnosis.imported import RULES, diagnose
 from parallel_core.analysis.diagnosis.place import place
 from parallel_core.analysis.gaps import gaps
-from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import count_text, ns_text, percent_text, plural_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats
@@ -47,11 +46,7 @@ class OfTrace:
 
 def sentence(found: Step, spec: RunSpec | None = None) -> str:
     """The finding of a step, number first; with the `spec` of its run nothing in it is untraced."""
-    parts = mean(found.breakdown.values())
-    named = {name: ns for name, ns in parts.as_dict().items() if name != "compute"}
-    second = max(named, key=lambda name: named[name])
-    word = _pauses(found, parts.other) if second == "other" and spec is None else COMPONENT_NAMES[second]
-    return f"{found.pace}: {percent_text(parts.share('compute'))} compute, {percent_text(parts.share(second))} {word}."
+    return found.finding(partial(_pauses, found) if spec is None else None)
 
 
 def _pauses(found: Step, other: float) -> str:

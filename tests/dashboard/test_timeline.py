@@ -12,6 +12,7 @@ from dashboard.charts import gantt, heatmap, memory_over_time, theme, timeline
 from dashboard.charts.timeline import Step, window_of
 from dashboard.runs.models import SpanChunk
 from parallel_core.analysis.bins import bins
+from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.bench.analysis import made
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
@@ -193,4 +194,17 @@ def test_a_step_of_ranks_that_begin_apart_is_said_to_be_a_mean(later: int, words
         rank: np.array([(kind, 0, 0, -1, 0, 0, at * ms, (at + 9) * ms, 0) for kind in (Kind.STEP, Kind.BW)], SPAN)
         for rank, at in enumerate(begin)
     }
-    assert Step(spans, Layout.of(RunSpec.model_validate({"parallel": {"dp": 2}}))).pace == words
+    step = Step(spans, Layout.of(RunSpec.model_validate({"parallel": {"dp": 2}})))
+    assert step.pace == words
+    assert step.finding().startswith(f"{words}: 100 % compute, 0 % ")
+
+
+def test_a_run_and_a_trace_say_the_same_of_a_step_but_for_what_nothing_covers() -> None:
+    """Of a run it is a part of the step like any other; of somebody else's trace the caller knows what it is."""
+    rows = [(Kind.STEP, 0, 0, -1, 0, 0, 0, 10_000_000, 0), (Kind.F, 0, 0, 0, 0, 0, 0, 6_000_000, 0)]
+    step = Step({0: np.array(rows, SPAN)})
+    name = COMPONENT_NAMES["other"]
+    assert step.finding() == f"10 ms a step: 60 % compute, 40 % {name}."
+    asked: list[float] = []
+    said = step.finding(lambda ns: asked.append(ns) or "between its operations")
+    assert (said, asked) == (step.finding().replace(name, "between its operations"), [4_000_000])
