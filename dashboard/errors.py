@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from django.core.exceptions import PermissionDenied, RequestDataTooBig
+from django.core.exceptions import DisallowedHost, PermissionDenied, RequestDataTooBig
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http.request import split_domain_port
 from django.shortcuts import render
 from django.template.loader import render_to_string
+from django.utils.log import log_response
 
 from parallel_core.analysis.quantities import sentence_text
 
@@ -29,6 +31,8 @@ CODES = {
 }
 RETRY_AFTER = 5
 """Seconds."""
+MOST_OF_A_HOST = 200
+"""Characters: a name has at most 253, and somebody may send anything."""
 
 
 def envelope(status: int, message: str, fields: dict[str, str] | None = None) -> dict[str, Any]:
@@ -53,7 +57,25 @@ def page(request: HttpRequest, status: int, title: str, message: str, **more: An
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     if isinstance(exception, RequestDataTooBig):
         return too_large(request)
+    if isinstance(exception, DisallowedHost):
+        return unknown_host(request)
     return page(request, 400, "That request makes no sense", "Something in the address or the form could not be read.")
+
+
+def unknown_host(request: HttpRequest) -> HttpResponse:
+    """Made without the request: whatever asks it for its host is refused again. One line of the log says it, too."""
+    sent = request.META.get("HTTP_HOST", "")[:MOST_OF_A_HOST]
+    host = split_domain_port(sent)[0] or sent
+    message = (
+        f"This yard does not serve the name {host!r}. Whoever runs it can add that name to the setting ALLOWED_HOSTS "
+        "of the web process."
+    )
+    if request.path.startswith("/api/"):
+        response: HttpResponse = json_error(400, message)
+    else:
+        response = HttpResponse(render_to_string("400.html", {"message": message}), status=400)
+    log_response("%s", message, response=response, request=request, level="warning")  # so Django adds no traceback
+    return response
 
 
 def not_allowed(request: HttpRequest, exception: Exception) -> HttpResponse:
