@@ -50,14 +50,12 @@ def _level(text: str) -> Level:
 def run(options: argparse.Namespace) -> int:
     """Exit code: 0 found, 2 the graph or what was asked cannot be."""
     from parallel_core.plan.graph_plan import plan_graph
-    from parallel_core.plan.layer_graph import GraphError, read_graph
+    from parallel_core.plan.layer_graph import MAX_TEXT, GraphError, decoded, read_graph
 
     try:
-        graph = read_graph(options.graph.read_text())
+        with options.graph.open("rb") as file:
+            graph = read_graph(decoded(file.read(MAX_TEXT + 1)))
         plan = plan_graph(graph, options.level, options.form, options.memory and options.memory * GIB)
-    except UnicodeDecodeError:
-        print(f"{options.graph}: no text", file=sys.stderr)
-        return 2
     except GraphError as error:
         print(f"{options.graph}: {error}", file=sys.stderr)
         return 2

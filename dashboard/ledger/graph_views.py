@@ -91,12 +91,19 @@ class NetworkForm(Form):
         return urlencode({name: self[name].value() for name in names})
 
 
+class _Text(forms.CharField):
+    """Whatever is wrong with it is for the reader of graphs to say, with its line."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.validators = []
+
+
 class GraphForm(NetworkForm):
     """The text of a graph, too."""
 
-    text = forms.CharField(
+    text = _Text(
         label="The file's text",
-        max_length=MAX_TEXT,
         strip=False,
         widget=forms.Textarea(attrs={"rows": 6, "spellcheck": "false"}),
         help_text="lines node1 -- name -- forward_compute_time=ms, …, then edges node1 -- node2",

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 MAX_LAYERS = 2_000
 MAX_STATES = 2_000
 MAX_TEXT = 16 * 2**20
+"""Bytes, and characters, of a file."""
 MAX_LINES = 1_000_000
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 MAX_EDGES = 200_000
@@ -111,19 +112,32 @@ class LayerGraph:
         return out
 
 
+def decoded(data: bytes) -> str:
+    """Of a file's first MAX_TEXT + 1 bytes: more are never looked at. Raises GraphError where they are no text."""
+    try:
+        return data[: MAX_TEXT + 1].decode()
+    except UnicodeDecodeError as error:
+        if error.start + 4 > MAX_TEXT:  # a character that the limit cuts in two
+            return data[: error.start].decode() + "\ufffd" * 4
+        line = data.count(b"\n", 0, error.start) + 1
+        raise GraphError(f"line {line}: no text: byte 0x{data[error.start]:02x} is no UTF-8.") from error
+
+
 def read_graph(text: str) -> LayerGraph:
     """PipeDream's profile: `nodeN -- description -- forward_compute_time=ms, ...` lines, then `nodeA -- nodeB` edges.
 
     The node 'Input' is dropped: its time is that of loading data. A `__getitem__` that nothing follows goes, too.
     `activation_size=[a; b]` is the sum. Raises GraphError.
     """
-    if len(text) > MAX_TEXT:
-        raise GraphError(f"the file has {len(text)} characters; at most {MAX_TEXT} are read.")
     layers: dict[str, GraphLayer] = {}
     edges: list[tuple[str, str, int]] = []
-    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+    read, number = 0, 0
+    for number, line in enumerate(text[: MAX_TEXT + 1].removeprefix("\ufeff").splitlines(keepends=True), 1):
+        read += len(line)
         if number > MAX_LINES:
             raise GraphError(f"line {number}: more than {MAX_LINES} lines.")
+        if read > MAX_TEXT:
+            raise GraphError(f"line {number}: more than {MAX_TEXT} characters in the file.")
         if line.strip():
             _take(line, number, layers, edges)
         if len(layers) > MAX_LAYERS:
@@ -138,6 +152,8 @@ def _take(line: str, number: int, layers: dict[str, GraphLayer], edges: list[tup
     parts = [part.strip() for part in line.split(" -- ")]
     if len(parts) not in (2, 3):
         raise GraphError(f"line {number}: neither a layer (name -- description -- fields) nor an edge (a -- b).")
+    if "\0" in line:
+        raise GraphError(f"line {number}: a null character, which is no text.")
     if not parts[0]:
         raise GraphError(f"line {number}: the name of the layer is missing.")
     if len(parts) == 2:
@@ -226,6 +242,20 @@ def _ordered(names: Sequence[str], edges: Sequence[tuple[str, str, int]]) -> lis
             if not missing[follower]:
                 ready.append(follower)
     if len(order) < len(names):
-        line = next(line for _, b, line in edges if missing[b])
-        raise GraphError(f"line {line}: the layers go round in a circle.")
+        raise _circle([name for name in names if missing[name]], edges)
     return order
+
+
+def _circle(left: Sequence[str], edges: Sequence[tuple[str, str, int]]) -> GraphError:
+    """Of layers `left` that each wait for one of them: what to say of a circle, found from layer to layer backwards."""
+    waiting = set(left)
+    before = {b: (a, line) for a, b, line in edges if a in waiting and b in waiting}
+    seen: dict[str, None] = {}
+    name = left[0]
+    while name not in seen:
+        seen[name] = None
+        name = before[name][0]
+    ring = list(seen)[list(seen).index(name) :]
+    line, last = min((before[name][1], name) for name in ring)
+    said = f"{before[last][0][:40]} -- {last[:40]} is one of its {len(ring)} edges"
+    return GraphError(f"line {line}: the layers go round in a circle: {said}.")

@@ -134,6 +134,7 @@ def test_the_empty_form_asks_for_a_graph(reader: Client) -> None:
     [
         ({"text": GRAPH.replace("25.000", "-1")}, "text", "Line 3: backward_compute_time must be at least 0"),
         ({"text": GRAPH + "\tnode9 -- node2\n"}, "text", "the layers go round in a circle"),
+        ({"text": GRAPH.replace("-- Add", "-- A\0d", 1)}, "text", "a null character, which is no text."),
         ({"text": "a -- A -- " + NO_WORK}, "text", "are 0 in all 1 layers: no stage has any work."),
         ({"memory": "0.001"}, "memory", "no partition fits"),
         ({"workers": "0"}, "workers", "Workers must be a whole number from 1 to 4 096; got 0."),
@@ -149,7 +150,10 @@ def test_what_cannot_be_stands_at_its_field(reader: Client, changed: dict[str, s
 
 
 def test_what_is_wrong_with_a_file_stands_at_the_file_and_its_text_is_not_sent_back(reader: Client) -> None:
-    for content, said in ((bytes(range(256)) * 4, "Null characters"), ((GRAPH + "what\n").encode(), "neither a layer")):
+    for content, said in (
+        (bytes(range(256)) * 4, "Line 1: neither a layer"),
+        ((GRAPH + "what\n").encode(), "neither a layer"),
+    ):
         answer = reader.post(ADDRESS, {**ASKED, "file": SimpleUploadedFile("graph.txt", content)})
         assert _errors(answer) == {} and said in answer.context["refused"][0]
         page = answer.content.decode()

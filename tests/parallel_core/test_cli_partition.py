@@ -63,4 +63,14 @@ def test_a_file_that_is_no_graph(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "g.txt").write_bytes(b"\xff\xfe\x00")
     assert main(["partition", str(tmp_path / "g.txt"), "--level", "2@1"]) == 2
     assert main(["partition", str(tmp_path / "none.txt"), "--level", "2@1"]) == 2
-    assert capsys.readouterr().err.splitlines()[0].endswith("g.txt: no text")
+    assert capsys.readouterr().err.splitlines()[0].endswith("g.txt: line 1: no text: byte 0xff is no UTF-8.")
+
+
+def test_of_a_file_that_is_far_too_long_its_beginning_alone_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Zeros that a sparse file does not hold: as a text they would not fit into memory."""
+    with (tmp_path / "g.txt").open("wb") as file:
+        file.truncate(2**40)
+    assert main(["partition", str(tmp_path / "g.txt"), "--level", "2@1"]) == 2
+    assert capsys.readouterr().err.endswith("g.txt: line 1: more than 16777216 characters in the file.\n")
