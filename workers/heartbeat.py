@@ -14,6 +14,7 @@ from parallel_core.data import token_file
 from parallel_core.version import version
 from workers import devices
 from workers.contract import HEARTBEAT_S, Device, HeartbeatBody
+from workers.outage import AWAY
 from workers.settings import Settings
 from workers.supervisor import Supervisor
 from workers.wire import Publisher
@@ -72,6 +73,8 @@ class Heartbeat(threading.Thread):
         try:
             if self._publisher.backlog() < MAX_BACKLOG:
                 self._publisher.add("heartbeat", self.body())
+        except AWAY:
+            pass  # told once for all threads, by the publisher
         except redis.RedisError as error:
             log.warning("no heartbeat: %s", error)
         except Exception:

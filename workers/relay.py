@@ -23,6 +23,7 @@ import redis
 
 from workers.contract import AttemptBody, BatchBody, Channel
 from workers.folder import Folder
+from workers.outage import AWAY
 from workers.tail import Tail, open_tail
 from workers.wire import MAX_BACKLOG, Backoff, Publisher
 
@@ -121,6 +122,8 @@ class Relay(threading.Thread):
                 self._publish()
                 backoff.reset()
                 wait = POLL_S if self._waiting() else IDLE_S
+            except AWAY:
+                wait = backoff.step()  # told once for all threads, by the publisher
             except redis.RedisError as error:
                 wait = backoff.step()
                 log.warning("the broker does not take events: %s; next try in %.2f s", error, wait)

@@ -14,6 +14,7 @@ from workers import checkpoints, door
 from workers.calibration import Calibration
 from workers.devices import Devices
 from workers.heartbeat import Heartbeat
+from workers.outage import Outage
 from workers.relay import Relay
 from workers.settings import Settings
 from workers.supervisor import Supervisor
@@ -43,12 +44,13 @@ class Station:
         settings.home.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(settings)
         devices = Devices(settings.cpu_devices, settings.gpu_shares)
-        self.relay = Relay(Publisher(settings), self._ended_published)
+        outage = Outage()
+        self.relay = Relay(Publisher(settings, outage), self._ended_published)
         calibration = Calibration(settings.home, devices.kind)
         self.supervisor = Supervisor(settings, self.relay, devices.read, calibration)
-        self.heartbeat = Heartbeat(Publisher(settings), self.supervisor, devices.read, settings)
+        self.heartbeat = Heartbeat(Publisher(settings, outage), self.supervisor, devices.read, settings)
         self.supervisor.on_running = self.heartbeat.poke
-        self.control = ControlReader(settings, self.supervisor.control)
+        self.control = ControlReader(settings, self.supervisor.control, outage)
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._left = threading.Event()
 

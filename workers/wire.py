@@ -13,6 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from workers.contract import EVENTS, ControlEntry, control_stream
+from workers.outage import AWAY, Outage
 from workers.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -53,16 +54,18 @@ class Backoff:
 class Publisher:
     """Adds entries to EVENTS in the name of this life of the worker. Every method may raise redis.RedisError."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._redis = connect(settings)
+    def __init__(self, settings: Settings, outage: Outage | None = None) -> None:
+        """`outage` = what this worker's threads share of it; None: its own."""
+        self._redis, self._outage = connect(settings), outage or Outage()
         self._fields = {"worker": settings.name, "boot": settings.boot}
 
     def add(self, kind: str, body: Mapping[str, Any], data: bytes | None = None) -> None:
-        self._redis.xadd(EVENTS, self._entry(kind, body, data))
+        with self._outage.watched():
+            self._redis.xadd(EVENTS, self._entry(kind, body, data))
 
     def add_all(self, entries: Iterable[tuple[str, Mapping[str, Any], bytes]]) -> None:
         """All of them or none, and whoever reads the stream finds them together."""
-        with self._redis.pipeline(transaction=True) as pipe:
+        with self._outage.watched(), self._redis.pipeline(transaction=True) as pipe:
             for entry in entries:
                 pipe.xadd(EVENTS, self._entry(*entry))
             pipe.execute()
@@ -73,7 +76,8 @@ class Publisher:
 
     def backlog(self) -> int:
         """Entries that the controller has not consumed: it removes what it has."""
-        return int(self._redis.xlen(EVENTS))
+        with self._outage.watched():
+            return int(self._redis.xlen(EVENTS))
 
 
 class ControlReader(threading.Thread):
@@ -83,10 +87,12 @@ class ControlReader(threading.Thread):
     twice or lost does no harm.
     """
 
-    def __init__(self, settings: Settings, on_entry: Callable[[ControlEntry], None]) -> None:
+    def __init__(
+        self, settings: Settings, on_entry: Callable[[ControlEntry], None], outage: Outage | None = None
+    ) -> None:
         super().__init__(name="control", daemon=True)
         self._stream = control_stream(settings.name)
-        self._redis = connect(settings)
+        self._redis, self._outage = connect(settings), outage or Outage()
         self._on_entry = on_entry
         self._leaving = threading.Event()
 
@@ -99,6 +105,8 @@ class ControlReader(threading.Thread):
             try:
                 self._read()
                 backoff.reset()
+            except AWAY:
+                self._leaving.wait(backoff.step())
             except redis.RedisError as error:
                 wait = backoff.step()
                 log.warning("control stream: %s; next try in %.1f s", error, wait)
@@ -106,7 +114,8 @@ class ControlReader(threading.Thread):
 
     def _read(self) -> None:
         """Waits for entries (at most BLOCK_MS), hands them over, and removes them."""
-        answer: Any = self._redis.xread({self._stream: "0"}, count=100, block=BLOCK_MS)
+        with self._outage.watched():
+            answer: Any = self._redis.xread({self._stream: "0"}, count=100, block=BLOCK_MS)
         streams = answer.values() if isinstance(answer, dict) else (rows for _, rows in answer or ())
         for rows in streams:
             entries = rows[0] if rows and isinstance(rows[0], list) else rows

@@ -54,7 +54,8 @@ def test_a_restart_repeats_an_end_that_was_not_settled(bench: Bench) -> None:
 def test_an_outage_of_the_broker_loses_nothing(bench: Bench) -> None:
     attempt = bench.send(ENDLESS)
     bench.wait_running(attempt)
-    bench.restart_broker()
+    said = len(bench.log())
+    bench.restart_broker(2.0)
     before = len(bench.heard)
     bench.wait("batches after the outage", lambda: any(entry.kind == "batch" for entry in bench.heard[before:]))
     bench.control("cancel", attempt)
@@ -62,6 +63,10 @@ def test_an_outage_of_the_broker_loses_nothing(bench: Bench) -> None:
     assert end["outcome"] == "cancelled", end
     assert all_arrived(bench, attempt)
     assert bench.wait_end(bench.send(tiny()))["outcome"] == "succeeded"
+    log = bench.log()[said:]
+    for words in ("Redis (REDIS_URL) does not answer", "Redis answers again"):
+        assert log.count(words) == 1, f"once for heartbeat, relay and control reader together:\n{log}"
+    assert not any(words in log for words in ("no heartbeat", "control stream:", "the broker does not take events"))
 
 
 def test_an_orderly_stop_interrupts_and_leaves_nothing(bench: Bench) -> None:

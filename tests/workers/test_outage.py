@@ -1,0 +1,55 @@
+"""An outage is told once, whatever number of threads run into it and however late they notice."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import redis
+
+from workers.outage import Outage
+
+
+def fail(outage: Outage) -> None:
+    with pytest.raises(redis.ConnectionError), outage.watched():
+        raise redis.ConnectionError("Connection refused.")
+
+
+def answer(outage: Outage) -> None:
+    with outage.watched():
+        pass
+
+
+def test_each_outage_has_one_beginning_and_one_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    outage = Outage()
+    answer(outage)
+    for _ in range(2):
+        for _ in range(3):
+            fail(outage)
+        answer(outage)
+        answer(outage)
+    said = [record.getMessage() for record in caplog.records]
+    assert [("does not answer: Connection refused." in one, "answers again" in one) for one in said] == [
+        (True, False),
+        (False, True),
+    ] * 2
+
+
+def test_what_was_asked_before_begins_and_ends_none(caplog: pytest.LogCaptureFixture) -> None:
+    """A thread that still waits for an answer when another has begun, or ended, an outage."""
+    caplog.set_level(logging.INFO)
+    outage = Outage()
+    with outage.watched():  # answered in the end, but asked before the others failed
+        fail(outage)
+    assert len(caplog.records) == 1
+    with pytest.raises(redis.TimeoutError), outage.watched():
+        answer(outage)
+        raise redis.TimeoutError("Timeout reading from socket")
+    assert [record.getMessage().startswith("Redis answers again") for record in caplog.records] == [False, True]
+
+
+def test_an_answer_that_refuses_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(redis.ResponseError), Outage().watched():
+        raise redis.ResponseError("NOPERM")
+    assert not caplog.records
