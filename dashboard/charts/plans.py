@@ -119,7 +119,8 @@ def step(parts: Mapping[str, float], title: str) -> Chart:
 def _falls(values: Sequence[float], phases: Sequence[str]) -> dict[str, Any]:
     """Each bar begins where the one above it ends; the last one, the whole, at zero."""
     starts = [sum(values[:i]) for i in range(len(phases))]
-    hatched = ["/" if phase == "idle" else "" for phase in phases]
+    fills = [*map(theme.phase_fill, phases), "rgba(0,0,0,0)"]
+    shapes = ["/" if phase == "idle" else "" for phase in phases]
     return {
         "type": "bar",
         "orientation": "h",
@@ -127,9 +128,9 @@ def _falls(values: Sequence[float], phases: Sequence[str]) -> dict[str, Any]:
         "x": list(values),
         "base": [*starts, 0],
         "marker": {
-            "color": [*map(theme.phase_fill, phases), "rgba(0,0,0,0)"],
+            "color": fills,
             "line": {"color": var("bar"), "width": 1.25},
-            "pattern": {**theme.hatch("", "phase-idle-line", 6), "shape": [*hatched, ""]},
+            "pattern": theme.hatches([*shapes, ""], fills, "phase-idle-line"),
         },
         "text": [seconds_text(ms / 1e3) for ms in values],
         "textposition": "outside",

@@ -50,6 +50,7 @@ def _bars(entries: Sequence[Entry]) -> dict[str, Any] | None:
     if not drawn:
         return None
     fastest = max(drawn, key=lambda item: item[2].ratio)[1]
+    fills = [_fill(entry, fastest) for _, entry, _ in drawn]
     return {
         "type": "bar",
         "orientation": "h",
@@ -66,9 +67,9 @@ def _bars(entries: Sequence[Entry]) -> dict[str, Any] | None:
             "width": 3,
         },
         "marker": {
-            "color": [_fill(entry, fastest) for _, entry, _ in drawn],
+            "color": fills,
             "line": {"color": [_edge(entry, fastest) for _, entry, _ in drawn], "width": 1.5},
-            "pattern": {**theme.hatch(""), "shape": [_pattern(entry) for _, entry, _ in drawn]},
+            "pattern": theme.hatches([_pattern(entry) for _, entry, _ in drawn], fills),
         },
         "customdata": [theme.name(entry.label) for _, entry, _ in drawn],
         "hovertemplate": "%{customdata}: %{x:.2f}x<extra></extra>",

@@ -51,6 +51,7 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int) -> Ch
 def _bars(runs: Sequence[Reach], base: float | None) -> dict[str, Any]:
     """One of each run that reaches the target, in the row that it has among all."""
     there = [(row, run) for row, run in enumerate(runs) if run.seconds is not None]
+    fills = [line_of(run.family) for _, run in there]
     return {
         "type": "bar",
         "orientation": "h",
@@ -61,8 +62,8 @@ def _bars(runs: Sequence[Reach], base: float | None) -> dict[str, Any]:
         "cliponaxis": False,
         "textfont": {"color": var("ink"), "size": 12},
         "marker": {
-            "color": [line_of(run.family) for _, run in there],
-            "pattern": {**theme.hatch(""), "shape": ["x" if run.others else "" for _, run in there]},
+            "color": fills,
+            "pattern": theme.hatches(["x" if run.others else "" for _, run in there], fills),
         },
         "customdata": [run.step for _, run in there],
         "hovertemplate": "%{x:.2f} s, step %{customdata}<extra></extra>",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from parallel_core.analysis.quantities import count_text, significant
@@ -77,6 +78,13 @@ def small(text: str) -> str:
 def hatch(shape: str, line: str = "surface", size: int = 6) -> dict[str, Any]:
     """Pattern over a fill; `shape` as Plotly spells it."""
     return {"shape": shape, "fgcolor": var(line), "size": size, "solidity": 0.3, "fillmode": "overlay"}
+
+
+def hatches(shapes: Sequence[str], fills: Sequence[str], line: str = "surface") -> dict[str, Any]:
+    """The same of each bar of a trace over its own fill. Laid over, Plotly would look for a line's hue that contrasts
+    with the list of fills, and warn that a list is no colour."""
+    told = {"shape": list(shapes), "bgcolor": list(fills), "fillmode": "replace", "fgopacity": 0.5}
+    return hatch("", line) | told
 
 
 def layout(height: int, left: int = 8, **more: Any) -> dict[str, Any]:

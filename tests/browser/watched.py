@@ -36,7 +36,7 @@ class Troubles:
         page.on("pageerror", lambda error: self.found.append(f"{page.url}: {error}"))
 
     def _console(self, message: ConsoleMessage) -> None:
-        if message.type in {"error", "warning"}:
+        if message.type in {"error", "warning", "trace"}:  # the chart library warns with a trace
             self.found.append(f"{message.location.get('url', '')}: {message.type}: {message.text}")
 
     @property
