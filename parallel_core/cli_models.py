@@ -28,6 +28,12 @@ MOST_RANKS = 2_048
 """Of pipelines whose programs are written out."""
 
 
+BYTES = 256
+"""The vocabulary of which a byte is its own token."""
+OWN = "own"
+"""The token file that the spec of an imported model names: nobody has it before it is packed."""
+
+
 class Wrong(Exception):
     """What the person gave cannot be used; the text says why."""
 
@@ -100,10 +106,24 @@ def _import(options: argparse.Namespace) -> int:
         spec, manifest = import_weights(options.weights, options.out, options.seq)
     except CheckpointError as error:
         raise Wrong(f"{options.weights} cannot be imported: {error}") from error
-    (options.out / "spec.json").write_text(spec.model_dump_json(indent=2))
     print(f"{len(manifest.tensors)} parameters, {bytes_text(manifest.bytes)}; go on from them with:")
-    print(f"python -m parallel_core train {options.out}/spec.json --resume {options.out}")
+    train = f"python -m parallel_core train {options.out}/spec.json --resume {options.out}"
+    if spec.model.vocab == BYTES:
+        print(train)
+    else:
+        spec = _with_own_tokens(spec)
+        print(f"python -m parallel_core pack-tokens FILE --vocab {spec.model.vocab} --name {OWN} --out DATA")
+        print(f"{train} --corpora DATA")
+        print(
+            f"Its {spec.model.vocab} tokens are no bytes: FILE holds the numbers that its own tokenizer makes of text."
+        )
+    (options.out / "spec.json").write_text(spec.model_dump_json(indent=2))
     return 0
+
+
+def _with_own_tokens(spec: RunSpec) -> RunSpec:
+    """It names a token file: a text read as bytes would be nonsense to a model whose tokens are another tokenizer's."""
+    return spec.model_copy(update={"train": spec.train.model_copy(update={"corpus": f"tokens:{OWN}"})})
 
 
 def _export(options: argparse.Namespace) -> int:

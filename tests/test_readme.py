@@ -92,7 +92,7 @@ def given(folder: Path) -> None:
     """What the page of the command line begins with: the examples, Llama weights and tokens, all of them small."""
     shutil.copytree(ROOT / "examples", folder / "examples")
     change(folder / "examples/pp2.json", steps=4)
-    put(folder / "weights", tensors(torch.float32))
+    put(folder / "weights", tensors(torch.float32, vocab=256), vocab_size=256)  # bytes, so a text will do
     (np.arange(5000) % 1000).astype("<u2").tofile(folder / "tokens.bin")
 
 

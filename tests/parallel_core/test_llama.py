@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,8 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import safetensors
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.cli import main
+from parallel_core.data.corpus import CorpusError
+from parallel_core.data.dataset import open_dataset
 from parallel_core.engine import checkpoint
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.llama import CONFIG, export_weights, import_weights
@@ -41,9 +44,9 @@ CONFIGURED: dict[str, Any] = {
 SEQ = 16
 
 
-def tensors(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+def tensors(dtype: torch.dtype = torch.float64, vocab: int = 64) -> dict[str, Tensor]:
     """Weights as Hugging Face names and shapes them."""
-    h, f, kv, vocab = 32, 48, 16, 64
+    h, f, kv = 32, 48, 16
     shapes = {"model.embed_tokens.weight": (vocab, h), "model.norm.weight": (h,), "lm_head.weight": (vocab, h)}
     for i in range(2):
         at = f"model.layers.{i}"
@@ -228,3 +231,27 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert f"{folder} holds config.json already" in capsys.readouterr().err
     assert main(["import-llama", str(tmp_path), "--out", str(tmp_path / "ours")]) == 2
     assert "config.json cannot be read" in capsys.readouterr().err
+
+
+def test_a_vocabulary_that_is_not_bytes_asks_for_a_token_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its spec does not train on a text as bytes: the file that it names is missing until it is packed, as told."""
+    folder, ours, data = put(tmp_path / "theirs", tensors(torch.float32)), tmp_path / "ours", tmp_path / "data"
+    assert main(["import-llama", str(folder), "--out", str(ours), "--seq", "16"]) == 0
+    said = capsys.readouterr().out
+    assert "pack-tokens FILE --vocab 64 --name own --out DATA" in said and "Its 64 tokens are no bytes" in said
+    spec = RunSpec.model_validate_json((ours / "spec.json").read_text())
+    with pytest.raises(CorpusError, match=r"tokens:own cannot be read: .* put it there with `pack-tokens`"):
+        open_dataset(spec, data)
+    (tmp_path / "raw").write_bytes(np.arange(64, dtype="<u2").tobytes())
+    packed = ["pack-tokens", str(tmp_path / "raw"), "--vocab", "64", "--name", "own", "--out", str(data)]
+    assert main(packed) == 0
+    assert open_dataset(spec, data).take(np.array([0]))[0].tolist() == [list(range(16))]
+
+
+def test_a_vocabulary_of_bytes_trains_on_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = put(tmp_path / "theirs", tensors(torch.float32, 256), vocab_size=256)
+    assert main(["import-llama", str(folder), "--out", str(tmp_path / "ours"), "--seq", "16"]) == 0
+    assert "pack-tokens" not in capsys.readouterr().out
+    assert RunSpec.model_validate_json((tmp_path / "ours" / "spec.json").read_text()).train.corpus == "stdlib"
