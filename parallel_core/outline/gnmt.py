@@ -93,9 +93,8 @@ class GnmtOutline(Outline):
     def _layer(self, spec: RunSpec, i: int, entering: int) -> UnitCost:
         """The layer with attention also keeps queries, keys, weights and context."""
         h, s, count = self.model.hidden, self.model.seq, self.model.layers
-        rows = spec.micro_batch_size * s
+        rows, inputs = spec.micro_batch_size * s, 2 * h if i > count else h
         width, ways = (h // 2, 2) if i == 0 else (h, 1)
-        inputs = 2 * h if i > count else h
         lstm = (GATES * width * inputs, GATES * width * width, GATES * width, GATES * width) * ways
         fused, wide, one = _fused(spec), spec.fp32_elements, ways * self._one_way(spec, inputs, width)
         parameters, inner, linear = lstm, one, 0
@@ -108,16 +107,16 @@ class GnmtOutline(Outline):
             inner, linear = inner + rows * (h + wide * (2 * h + s)), 2 * rows * h  # the queries' layer
             if wide > 1:
                 inner, copied = inner + wide * rows * h, entering
-        passing = self._passing(spec, i, sum(lstm) // ways)
-        leaving = rows * h * (1 if i < count else 2) if fused else 0
+        passing = self._passing(spec, i, sum(lstm) // ways, inner - one)
+        leaving = rows * h * (1 if i < count else 2)
         aside = entering + inner - linear
         late = one if fused and i not in (0, count) else 0  # those two add to other gradients before
         # All gates as the input makes them, and the states that are put together of each direction's.
         attended = inner - one if i == count else 0  # by then nothing of attention is there
         forward = 0 if fused else max(0, rows * width * (GATES + ways) + copied - attended)
         alone = None if fused else max(attended, rows * width * (GATES + 1 + ways))  # states alone, one by one
-        cost = UnitCost(parameters, entering, inner, passing, leaving=leaving, copied=copied, aside=aside, late=late)
-        return replace(cost, forward=forward, alone=alone)
+        cost = UnitCost(parameters, entering, inner, passing, leaving=leaving, copied=copied, aside=aside)
+        return replace(cost, late=late, forward=forward, alone=alone)
 
     def _one_way(self, spec: RunSpec, inputs: int, width: int) -> int:
         """What an LSTM keeps for its backward in one direction; of a fused one with its first and last states."""
@@ -126,12 +125,13 @@ class GnmtOutline(Outline):
             return samples * seq * (inputs + (GATES + 3) * width)
         return lstm_bytes(inputs, width, seq, samples, size) // size + 4 * samples * width
 
-    def _passing(self, spec: RunSpec, i: int, weights: int) -> int:
-        """In its backward beside the gradient of its output; `weights` are those of one direction."""
+    def _passing(self, spec: RunSpec, i: int, weights: int, let_go: int) -> int:
+        """In its backward beside the gradient of its output; `weights` are those of one direction, `let_go` is what it
+        keeps for attention."""
         h, count = self.model.hidden, self.model.layers
         rows = spec.micro_batch_size * self.model.seq
         if not _fused(spec):
-            return self._by_position(rows, h if i else h // 2) + (2 * rows * h if i == count else 0)
+            return self._by_position(rows, h if i else h // 2) + (2 * rows * h - let_go if i == count else 0)
         entering = rows * h * (2 if i > count else 1)
         # In 16 bits gradients come out of the kernel in fp32, and that of the input is rounded beside them.
         rounded = spec.fp32_elements - 1
@@ -143,10 +143,12 @@ class GnmtOutline(Outline):
 
     def _by_position(self, rows: int, width: int) -> int:
         """Where the backward goes position by position: of the state's weights the sum so far, the next part and their
-        sum; or, behind the first position, gates' gradients, which are put together, less what was kept."""
+        sum, two positions being through; or, behind the first position, gates' gradients, which are put together, less
+        what was kept."""
         state = GATES * width**2
         kept = GATES + 3
-        return max(3 * state, state + (2 * GATES - kept) * rows * width)
+        through = 2 * rows // self.model.seq * width * (kept - GATES - 1)
+        return max(3 * state - through, state + (2 * GATES - kept) * rows * width)
 
 
 def _fused(spec: RunSpec) -> bool:

@@ -157,6 +157,11 @@ def test_prediction_holds_for_an_lstm_in_any_precision(
     _assert_predicted(yard, tmp_path, {**GNMT, "layers": 3}, split, precision)
 
 
+def test_an_lstm_that_goes_back_by_positions_has_the_gradient_of_its_output(yard: LocalYard, tmp_path: Path) -> None:
+    """Where it is the last of its graph, too; what attention behind it kept is let go by then."""
+    _assert_predicted(yard, tmp_path, GNMT, {**PIPELINE, "recompute": "full"}, "fp64", within=0.01)
+
+
 @pytest.mark.parametrize("precision", ["fp64", "fp16"])
 def test_prediction_counts_images_in_their_precision_and_what_norms_keep(
     yard: LocalYard, tmp_path: Path, precision: str
