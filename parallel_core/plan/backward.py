@@ -80,9 +80,9 @@ def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], 
 
 def _in_closed_form(split: ParallelSpec, stages: int) -> bool:
     """Whether what a rank holds of so many `stages` is known without a walk through its program. Replicas that take
-    turns and flush begin and end a step one by one, some with a micro-batch more than others."""
-    in_turn = split.replicas is not None and split.flushes
-    return stages == 1 and split.program is None and not in_turn and not TRAITS[split.schedule].split
+    turns and flush begin and end a step one by one; of few micro-batches all is received for before the first."""
+    few = split.flushes and (split.replicas is not None or (split.pp > 1 and split.micro_batches <= AHEAD))
+    return stages == 1 and split.program is None and not few and not TRAITS[split.schedule].split
 
 
 def _and_messages(live: Live, held: int) -> Live:

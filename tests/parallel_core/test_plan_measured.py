@@ -205,6 +205,13 @@ def test_a_gradient_that_the_next_activation_proves_taken_is_let_go(yard: LocalY
     _assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "fp32", within=0.005)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_an_embedding_alone_needs_most_in_its_only_forward(yard: LocalYard, tmp_path: Path, schedule: str) -> None:
+    """What it finds, that with positions, and room for the gradient that is to come."""
+    split = {"pp": 2, "cuts": [1], "schedule": schedule}
+    _assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "fp32", within=0.005)
+
+
 def test_what_a_shared_vocabulary_looks_up_is_counted(yard: LocalYard, tmp_path: Path) -> None:
     split = {"pp": 2, "tp": 2, "schedule": "v-min", "cuts": [1, 5, 7]}
     _assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "bf16", within=0.01)
