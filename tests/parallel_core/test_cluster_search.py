@@ -247,7 +247,13 @@ def test_questions_that_search_again_keep_what_was_asked_for(found: search.Found
 
 @pytest.mark.parametrize(
     ("part", "total", "said"),
-    [(0.281, 15.814, "0.281 of 15.8 s"), (0.0046, 0.281, "4.6 of 281 ms"), (5.0, 200.0, "5 s of 3 min 20 s")],
+    [
+        (0.281, 15.814, "281 ms of 15.8 s"),
+        (1.5, 15.814, "1.5 of 15.8 s"),
+        (0.0046, 0.281, "4.6 of 281 ms"),
+        (5.0, 200.0, "5 s of 3 min 20 s"),
+        (200.0, 500.0, "3 min 20 s of 8 min 20 s"),
+    ],
 )
 def test_a_part_has_the_unit_of_its_step(part: float, total: float, said: str) -> None:
     assert part_text(part, total) == said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from parallel_core.analysis.quantities import percent_text, seconds_text, significant
+from parallel_core.analysis.quantities import percent_text, seconds_text
 from parallel_core.plan.cluster import step
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
@@ -45,11 +45,10 @@ def advise(job: Job, cluster: Cluster, plan: Plan, change: Change | None = None)
 
 
 def part_text(part: float, total: float) -> str:
-    """Both in the unit in which the step is told everywhere else."""
-    whole = seconds_text(total)
-    if not 1e-3 <= total < 60:
-        return f"{seconds_text(part)} of {whole}"
-    return f"{significant(part if total >= 1 else part * 1e3)} of {whole}"
+    """Each in its own unit, which is said once where they share it."""
+    own, whole = seconds_text(part), seconds_text(total)
+    number, unit = own.split(" ", 1)
+    return f"{number} of {whole}" if total < 60 and whole.endswith(f" {unit}") else f"{own} of {whole}"
 
 
 def _verb(what: str) -> str:
