@@ -70,8 +70,8 @@ class GptCosts(GptForward):
         model = self.model
         table, out = model.vocab * model.hidden // self.tp, self._bsh()
         kept, drawing = self._found(), drawn(self.spec, self._entering())
-        added = 2 * self._entering() if model.positions == "learned" else 0  # what is found, and that with positions
-        return UnitCost(self._parameters(0), 0, kept, out + table, drawn=drawing, aside=kept, forward=added)
+        forward = self._embedding()
+        return UnitCost(self._parameters(0), 0, kept, out + table, drawn=drawing, aside=kept, forward=forward)
 
     def _attention(self, again: bool = False) -> UnitCost:
         """With its core kept, or made `again`."""

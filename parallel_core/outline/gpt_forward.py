@@ -12,6 +12,14 @@ from parallel_core.outline.gpt_sizes import GptSizes, fused_attention, gathers_c
 class GptForward(GptSizes):
     """An argument lives until the function that it was given to is through, a layer's input until it is added."""
 
+    def _embedding(self) -> int:
+        """Rows of the table, the same with zeros for other ranks' where those share it, positions added, dropout."""
+        entering = self._entering()
+        mask = entering // self.spec.element_bytes if self.model.dropout else 0
+        added = 2 * entering + mask if self.model.positions == "learned" or mask else entering
+        shared = 2 * self._bsh() if self.tp > 1 else 0
+        return max(shared, added, entering + drawn(self.spec, entering))
+
     def _attending(self) -> int:
         """Norm, queries with keys and values, the core, the second linear layer, and the sum."""
         heads, rows = self._bsh() // self.tp, self._in_rows()
