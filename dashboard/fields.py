@@ -85,7 +85,7 @@ class NumberList(forms.CharField):
         except ValueError:
             raise forms.ValidationError(LISTED) from None
         if any(not 1 <= n <= limits.MAX_MICRO_BATCHES for n in numbers):
-            raise forms.ValidationError(f"Each must be 1 to {limits.MAX_MICRO_BATCHES}.")
+            raise forms.ValidationError(f"Each must be from 1 to {limits.MAX_MICRO_BATCHES}.")
         return list(dict.fromkeys(numbers))
 
     def prepare_value(self, value: Any) -> Any:

@@ -198,7 +198,7 @@ def _check(name: str, plan: Plan, repeats: int) -> None:
     elif "\x00" in name:
         errors["name"] = "Null characters cannot be stored."
     if not 1 <= repeats <= MAX_REPEATS:
-        errors["repeats"] = f"repeats must be 1 to {MAX_REPEATS}; got {repeats}."
+        errors["repeats"] = f"repeats must be from 1 to {MAX_REPEATS}; got {repeats}."
     if not plan.variants:
         why = f" {plan.skipped[0].name}: {plan.skipped[0].reason}" if plan.skipped else ""
         errors["plan"] = f"Nothing is left to run.{why}"

@@ -197,7 +197,7 @@ def _value(name: str, text: str | None, line: int) -> float:
     except ValueError as error:
         raise GraphError(f"line {line}: {name} must be a number, got {text[:40]}.") from error
     if not all(0 <= value <= MOST for value in (*values, sum(values))):  # NaN is not
-        raise GraphError(f"line {line}: {name} must be at least 0, and {MOST:g} at most, got {text[:40]}.")
+        raise GraphError(f"line {line}: {name} must be from 0 to {MOST:g}; got {text[:40]}.")
     return sum(values)
 
 

@@ -124,9 +124,9 @@ def graph(count: int, *edges: str) -> str:
     [
         ("", "no layers"),
         ("node1 -- x -- forward_compute_time=1", "line 1: backward_compute_time is missing"),
-        (LINE.format(1).replace("=3", "=-3"), "line 1: activation_size must be at least 0, and 1e.18 at most, got -3"),
+        (LINE.format(1).replace("=3", "=-3"), "line 1: activation_size must be from 0 to 1e.18; got -3"),
         (LINE.format(1).replace("=2", "=soon"), "line 1: backward_compute_time must be a number, got soon"),
-        (LINE.format(1).replace("=1", "=nan"), "line 1: forward_compute_time must be at least 0"),
+        (LINE.format(1).replace("=1", "=nan"), "line 1: forward_compute_time must be from 0 to 1e.18"),
         (graph(1, "\tnode0 -- node7"), "line 2: there is no layer node7"),
         (graph(2, "node0 -- node1", "node1 -- node0"), "line 3: the layers go round in a circle"),
         (
@@ -146,11 +146,11 @@ def graph(count: int, *edges: str) -> str:
         (graph(1, " -- x -- "), "line 2: the name of the layer is missing"),
         (LINE.format(1).replace("=3", "=3, activation_size=4"), "line 1: activation_size is there twice"),
         (LINE.format(1).replace("=3", "=3,5"), "line 1: '5' is no field"),
-        (LINE.format(1).replace("=3", "=[5; -3]"), "line 1: activation_size must be at least 0"),
+        (LINE.format(1).replace("=3", "=[5; -3]"), "line 1: activation_size must be from 0 to 1e.18"),
         (LINE.format(1).replace("=3", "=1_0"), "line 1: activation_size must be a number, got 1_0"),
         (
             LINE.format(1).replace("=3", "=1e308"),
-            "line 1: activation_size must be at least 0, and 1e.18 at most, got 1e308",
+            "line 1: activation_size must be from 0 to 1e.18; got 1e308",
         ),
         ("node1 -- x -- " + "forward_compute_time=[" * 100_000, "line 1: forward_compute_time must be a number"),
         ("node1 -- x -- " + "w" * 1_000_000, "line 1: 'www.* is no field"),

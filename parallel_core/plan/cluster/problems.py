@@ -22,14 +22,13 @@ class Problems:
 
     def whole(self, field: str, value: int, least: int, most: int) -> None:
         if not least <= value <= most:
-            self.add(field, f"Must be {count_text(least)} to {count_text(most)}; got {_short(value)}.")
+            self.add(field, f"Must be from {count_text(least)} to {count_text(most)}; got {_short(value)}.")
 
     def number(self, field: str, value: float, least: float, most: float, unit: str = "") -> None:
-        """Where `least` is 0 the value must be LEAST or more: nothing physical is 0."""
+        """Where `least` is 0 the value must be LEAST or more, and its message says so: nothing physical is 0."""
         floor = least or LEAST
         if not floor <= value <= most:  # NaN is neither
-            words = "more than 0" if least == 0 and not 0 < value < floor else f"at least {_bound(floor)}"
-            self.add(field, f"Must be {words} and at most {_bound(most)}{unit}; got {_short(value)}.")
+            self.add(field, f"Must be from {_bound(floor)} to {_bound(most)}{unit}; got {_short(value)}.")
 
     def divides(self, field: str, part: int, other: str, whole: int) -> None:
         if whole % part:

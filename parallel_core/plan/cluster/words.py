@@ -51,7 +51,7 @@ def _field(kind: str, word: str) -> dict[str, Any]:
     if kind == "number":
         name, value = re.fullmatch(r"([a-z-]+?)\s*=?\s*(\d+)", word).groups()  # type: ignore[union-attr]
         if not 1 <= int(value) <= MOST_WAYS:
-            raise ValueError(f"{name.upper()} must be 1 to {MOST_WAYS}; got {value}.")
+            raise ValueError(f"{name.upper()} must be from 1 to {MOST_WAYS}; got {value}.")
         return {_NUMBERS[name]: int(value)}
     if kind == "zero":
         return {"zero": int(word[-1])}
