@@ -91,7 +91,7 @@ class GptCosts(GptForward):
             let_go=bsh - bsh // t if gathered else 0,
             aside=self._core() + self._statistics(),
             drawn=self._drawn(),
-            forward=self._in_core(),
+            forward=max(self._in_core(), self._gathering(bsh)),
             alone=self._attending(),
         )
 
@@ -166,6 +166,7 @@ class GptCosts(GptForward):
             let_go=bsh - bsh // self.tp if gathered else 0,
             aside=self._statistics() + (rows * f if model.activation == "swiglu" else 0),  # SiLU of the gate
             drawn=self._drawn(),
+            forward=rows * f + self._gathering(rows * self.outline.ffn) if gathered else 0,  # what was activated, too
             alone=self._through_mlp(),
         )
 

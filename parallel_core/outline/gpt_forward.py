@@ -49,8 +49,14 @@ class GptForward(GptSizes):
         and are put side by side, first those of the input, then those of the product."""
         bsh = self._bsh()
         if gathers_columns(self.spec):
-            return mine + inputs + max(inputs, bsh // self.tp + 2 * bsh)
+            return mine + inputs + self._gathering(inputs)
         return mine + bsh + (self._entering() if self.spec.parallel.sequence else 0)
+
+    def _gathering(self, inputs: int) -> int:
+        """In the second linear layer beside its gathered `inputs`, which are kept where a graph is: columns that came
+        rank by rank, of the inputs or of the product, and those of that in order."""
+        bsh = self._bsh()
+        return max(inputs, bsh // self.tp + 2 * bsh) if gathers_columns(self.spec) else 0
 
     def _mixing(self) -> int:
         """In the core beside queries, keys and values as they came."""

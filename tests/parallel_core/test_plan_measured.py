@@ -229,6 +229,11 @@ def test_what_a_forward_without_a_graph_holds_is_counted(yard: LocalYard, tmp_pa
     _assert_predicted(yard, tmp_path, {**GPT, "layers": 4}, split, "fp16", within=0.01)
 
 
+def test_a_layer_that_gathers_in_a_forward_with_its_graph_has_columns_twice(yard: LocalYard, tmp_path: Path) -> None:
+    split = {**COLUMNS, **PIPELINE, "schedule": "v-half"}
+    _assert_predicted(yard, tmp_path, {**GPT, "layers": 4}, split, "fp32", within=0.01)
+
+
 def test_an_embedding_alone_has_its_rows_while_positions_are_added(yard: LocalYard, tmp_path: Path) -> None:
     split = {**PIPELINE, "micro_batches": 2, "schedule": "zb-h2", "recompute": "full", "cuts": [1]}
     _assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "fp64", within=0.01)
