@@ -63,7 +63,7 @@ class Choice(_Said, forms.ChoiceField):
         near = get_close_matches(given, keys, _NEAREST, 0.0)
         *most, last = [key for key in keys if key in near] or ["none"]
         listed = f"{', '.join(most)} or {last}" if most else last
-        return f"{listed} (of {len(keys)})" if len(keys) > len(near) else listed
+        return f"one of {len(keys)} names, such as {listed}" if len(keys) > len(near) else listed
 
 
 class TypedChoice(Choice, forms.TypedChoiceField):

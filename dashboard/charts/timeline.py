@@ -119,9 +119,12 @@ class Step:
         layout, out = self._layout, {}
         for rank in self.spans:
             here = layout.coords(rank)
-            degrees = (layout.pp, layout.replicas[here.place], layout.widths[here.place])
-            named = zip(("stage", "replica", "tensor"), degrees, here, strict=True)
-            split = [f"{name} {i}" for name, n, i in named if n > 1]
+            split = [_stages(layout.stages_of(here.place))] if layout.pp > 1 else []
+            named = (
+                ("replica", layout.replicas[here.place], here.replica),
+                ("tensor", layout.widths[here.place], here.tensor),
+            )
+            split += [f"{name} {i}" for name, n, i in named if n > 1]
             split += [self._hosts[rank]] if self._hosts else []
             out[rank] = ", ".join(split)
         return {rank: text for rank, text in out.items() if text}
@@ -176,6 +179,13 @@ class Step:
 
 _kept: OrderedDict[Hashable, Step] = OrderedDict()
 _lock = threading.Lock()
+
+
+def _stages(held: Sequence[int]) -> str:
+    """Those of a pipeline rank, which in a loop or a V has several."""
+    if len(held) == 1:
+        return f"stage {held[0]}"
+    return f"stages {held[0]}, {held[1]}" if len(held) == 2 else f"stages {held[0]} … {held[-1]}"
 
 
 def forget() -> None:

@@ -80,6 +80,16 @@ class Record:
         )
 
 
+def of_both(times: Record, memory: Record) -> tuple[str, str]:
+    """What is said of step times and of memory: once for both where neither has been settled."""
+    if not times.errors and not memory.errors:
+        return times.sentence(), ""
+    return (
+        f"Step times: {times.sentence()}" if times.errors else times.sentence("step times"),
+        f"Memory: {memory.sentence()}" if memory.errors else memory.sentence("peaks of memory"),
+    )
+
+
 ASKED_AT_MOST = 4
 """Profiles of one model that a prediction is sought in, newest first."""
 

@@ -133,14 +133,14 @@ def profile(request: HttpRequest) -> HttpResponse:
 @require_safe
 def record(request: HttpRequest) -> HttpResponse:
     """Every settled prediction beside what was measured."""
-    rows = list(selectors.settled()[:SHOWN])
+    rows, times = list(selectors.settled()[:SHOWN]), selectors.time_record()
     context = {
         "tabs": TABS,
         "tab": "record",
         "rows": rows,
         "total": selectors.settled().count(),
-        "times": selectors.time_record(),
-        "memory": selectors.memory_record(),
+        "times": times,
+        "both": selectors.of_both(times, selectors.memory_record()),
         "eligible": recalibration.among(rows) if may_submit(request.user) else (),
         "marked": set(numbers(",".join(request.GET.getlist("fit")))),
         "rule": recalibration.RULE,

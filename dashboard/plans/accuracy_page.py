@@ -9,7 +9,7 @@ from typing import Any
 from dashboard.charts import errors
 from dashboard.charts.chart import Chart
 from dashboard.ledger import selectors
-from parallel_core.analysis.quantities import signed_percent_text, significant
+from parallel_core.analysis.quantities import seconds_text, signed_percent_text, significant
 from parallel_core.plan.cluster import accuracy, pipedream_2019
 from parallel_core.plan.cluster.fit import FREE
 from parallel_core.plan.cluster.store import table
@@ -51,9 +51,9 @@ def record() -> Section:
     """This yard's own runs: each was predicted before it was queued, and settled by what it measured."""
     times, memory_of = selectors.time_record(), selectors.memory_record()
     settled = selectors.settled()
-    more = {"times": times, "memory": memory_of, "rows": settled[:RECORDED], "total": settled.count()}
+    more = {"times": times, "rows": settled[:RECORDED], "total": settled.count()}
     more["paced"] = selectors.paced_record()
-    text = f"Step times: {times.sentence()} Memory: {memory_of.sentence()}"
+    text = " ".join(selectors.of_both(times, memory_of)).rstrip()
     return Section("record", "Runs of this yard", [text], template="plans/accuracy/record.html", more=more)
 
 
@@ -111,10 +111,10 @@ def bubbles() -> Section:
 def constants() -> Section:
     """The constants, where each is from, and what nobody has checked."""
     data = table("efficiency")
-    rows = [
-        (name, significant(value), "fitted" if name in data["fitted"] else data["sources"].get(name, ""))
-        for name, value in data["constants"].items()
-    ]
+    rows = []
+    for name, value in data["constants"].items():
+        text = seconds_text(value) if name.endswith("latency") else significant(value)
+        rows.append((name, text, "fitted" if name in data["fitted"] else data["sources"].get(name, "")))
     text = f"{len(rows)} constants, {len(data['fitted'])} of them fitted, all on A100s: other devices are extrapolated."
     return Section("constants", "Constants", [text], template="plans/accuracy/constants.html", more={"rows": rows})
 

@@ -10,7 +10,7 @@ from dashboard.charts import plans as charts
 from dashboard.charts.chart import Chart
 from dashboard.plans.judge_forms import JudgeForm, query
 from dashboard.plans.setups import Setup
-from parallel_core.analysis.quantities import bytes_text, percent_text, ratio_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, ratio_text, seconds_text
 from parallel_core.plan.cluster.common import Shared, shared
 from parallel_core.plan.cluster.search import Space
 from parallel_core.plan.cluster.why import Judged, judge, time_sentence
@@ -137,11 +137,11 @@ def facts(case: Case) -> list[tuple[str, str]]:
     """(name, value) of a set-up's card."""
     job, cluster = case.setup
     rows: list[tuple[str, Any]] = [
-        ("Model", f"{job.model.name}, batch {job.batch}"),
-        ("Cluster", f"{cluster.devices} x {cluster.device.name}"),
+        ("Model", f"{job.model.name}, batch {count_text(job.batch)}"),
+        ("Cluster", f"{count_text(cluster.devices)} x {cluster.device.name}"),
         ("Plan", case.judged.plan.label()),
         ("Memory", case.judged.room),
-        ("Before gradients", bytes_text(case.judged.instants["built"])),
+        ("Parameters and state", bytes_text(case.judged.instants["built"])),
     ]
     if case.judged.seconds and case.judged.fits:
         rows.append(("Step", case.speed))

@@ -147,7 +147,7 @@ def lateness(stages: Mapping[str, Mapping[str, float]]) -> str:
     parts = [
         f"{significant(late['mean'])} on stage {stage} (at most {late['max']:.0f})" for stage, late in stages.items()
     ]
-    return f"Updates that the weights had moved on before a gradient came: {', '.join(parts)}."
+    return f"Gradients came late by so many updates of the weights: {', '.join(parts)}."
 
 
 def numerics(run: Run) -> str:

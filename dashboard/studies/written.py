@@ -100,7 +100,7 @@ def _goes(row: Row) -> list[str]:
     if parts is None:
         return []
     name = max(LOSSES, key=parts.share)
-    lost = f", the largest loss is {COMPONENT_NAMES[name]} with {percent_text(parts.share(name))}"
+    lost = f"; the largest loss is {COMPONENT_NAMES[name]} with {percent_text(parts.share(name))}"
     compute = f"{percent_text(parts.share('compute'))} of its traced step is compute"
     return [f"{compute}{lost if parts.share(name) else ''}."]
 

@@ -4,7 +4,7 @@ Walked from the last instant of the step backward. What an operation begins afte
 rank, except where it waited: a RECV waited for the rank that sent (from the moment that the SEND began), a collective
 for the last rank that came to it (`waits`). Making anything else faster leaves the step as long as it is.
 
-Spans inside others (R, TP_COLLECTIVE, UNSHARD, a PAIR around its halves) and buckets in flight are no links of the
+Spans inside others (R, collectives INSIDE, a PAIR around its halves) and buckets in flight are no links of the
 chain, so a wait inside such a collective counts to the operation that holds it.
 """
 

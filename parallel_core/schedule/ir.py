@@ -47,6 +47,7 @@ class Kind(IntEnum):
     SETUP = 36  # zeroing gradients and the like
     BUCKET = 37  # one asynchronous gradient bucket in flight, overlapping backward
     UNSHARD = 38  # child of a compute operation: a layer's parameters gathered from the replicas (ZeRO-3)
+    STATISTICS = 39  # child of a compute operation: those of a batch norm, of all replicas
 
 
 COMPUTE = frozenset({Kind.F, Kind.R, Kind.B, Kind.W, Kind.BW, Kind.PAIR})
@@ -54,9 +55,9 @@ SENDS = frozenset({Kind.SEND_ACT, Kind.SEND_GRAD})
 RECVS = frozenset({Kind.RECV_ACT, Kind.RECV_GRAD})
 P2P = SENDS | RECVS
 REPLICA_COLLECTIVES = frozenset({Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER})
-COLLECTIVES = REPLICA_COLLECTIVES | {Kind.TP_COLLECTIVE, Kind.NORM, Kind.BUCKET, Kind.UNSHARD}
-INSIDE = frozenset({Kind.TP_COLLECTIVE, Kind.UNSHARD})
+INSIDE = frozenset({Kind.TP_COLLECTIVE, Kind.UNSHARD, Kind.STATISTICS})
 """Collectives that stand inside a compute operation."""
+COLLECTIVES = REPLICA_COLLECTIVES | INSIDE | {Kind.NORM, Kind.BUCKET}
 
 
 AHEAD = 2

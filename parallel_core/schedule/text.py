@@ -21,13 +21,21 @@ WORDS = {
     Kind.ALLREDUCE: "gradient all-reduce",
     Kind.REDUCE_SCATTER: "gradient reduce-scatter",
     Kind.GATHER: "parameter gather",
+    Kind.STASH: "keep a weight version",
+    Kind.DROP: "let a weight version go",
     Kind.OPT_STEP: "optimizer",
+    Kind.OFFLOAD: "offload",
+    Kind.RELOAD: "reload",
+    Kind.FREE: "free",
+    Kind.PAIR: "forward beside a backward",
     Kind.TP_COLLECTIVE: "tensor-parallel collective",
     Kind.UNSHARD: "parameters of a layer gathered",
+    Kind.STATISTICS: "statistics of a batch norm gathered",
     Kind.NORM: "flush: gradient norm over all ranks",
     Kind.BUCKET: "gradient bucket in flight",
     Kind.DATA: "read data",
     Kind.SETUP: "set up",
+    Kind.STEP: "step",
 }
 _SPELT = re.compile(r"(\d+)([A-Z_]+)(\d*)")
 

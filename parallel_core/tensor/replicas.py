@@ -25,7 +25,7 @@ class ReplicaGroup:
         start = self._scope.mark()
         out = mine.new_empty(self._size * len(mine))
         all_gather(out, mine.contiguous(), self._group).wait()
-        self._scope.span(Kind.GATHER, LANE_COLLECTIVE, start, out.nbytes)
+        self._scope.span(Kind.STATISTICS, LANE_COLLECTIVE, start, out.nbytes)
         return out.view(self._size, -1)
 
 

@@ -19,7 +19,7 @@ STEP = re.compile(r"ProfilerStep#(\d+)")
 _OWN = re.compile(r"(?:PP:)?(\d+)(F|BW|B|I|W)(\d+)")
 _MESSAGE = re.compile(r"(?:PP:)?(\d+)(SEND|RECV)_(ACT|GRAD|F|B)(\d+)")
 _UPDATE = re.compile(r"\d+OPT_STEP")
-_SUMS = re.compile(r"\d+(ALLREDUCE|REDUCE_SCATTER|GATHER)|NORM|TP_COLLECTIVE|UNSHARD")
+_SUMS = re.compile(r"\d+(ALLREDUCE|REDUCE_SCATTER|GATHER)|NORM|TP_COLLECTIVE|UNSHARD|STATISTICS")
 NORM = "NORM"
 """Around what all ranks meet in before an update."""
 _PAIR = re.compile(r"(?:PP:)?\((\d+)F(\d+);(\d+)B(\d+)\)OVERLAP_F_B")

@@ -100,6 +100,13 @@ def test_a_run_is_predicted_when_queued_and_settled_when_done(profile: Profile, 
     assert selectors.time_record().sentence() == "No predictions settled yet (1 disturbed left out)."
 
 
+def test_what_is_not_settled_is_said_once() -> None:
+    none, one = selectors.Record(), selectors.Record((0.25,))
+    assert selectors.of_both(none, none) == ("No predictions settled yet.", "")
+    assert selectors.of_both(none, one)[0] == "No step times settled yet."
+    assert selectors.of_both(one, none)[0].startswith("Step times: 1 prediction, ")
+
+
 def test_a_run_on_a_slower_host_is_held_against_its_own_pace_too(worker: Worker, alice: Any, member: Client) -> None:
     """What was said before it stays, and counts: the second number says how much of its error was the host's."""
     asked = ask_profile(worker=worker, spec=SPEC, user=alice)

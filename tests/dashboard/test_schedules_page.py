@@ -91,7 +91,7 @@ def test_the_charts_share_their_axes() -> None:
         ({"a": "dualpipe-v", "p": 8, "m": 4}, "m", "at least 16 micro-batches"),
         ({"a": "interleaved", "v": 1}, "v", "use 2 or more"),
         ({"p": 32, "m": 256}, "m", f"use at most {MAX_OPERATIONS // 64}"),
-        ({"a": "nothing"}, "a", "(of 17); got nothing."),
+        ({"a": "nothing"}, "a", "one of 17 names, such as "),
         ({"forward": "nan"}, "forward", "Forward must be a number from 0.1 to 100; got nan."),
         ({"b": "found", "p": 16, "m": 128}, "m", "too many to search; use at most 62"),
         ({"b": "found-v", "keep": 0.5}, "keep", "must be a number from 1 to 256; got 0.5."),

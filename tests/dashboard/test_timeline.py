@@ -76,6 +76,16 @@ def test_rows_name_the_place_of_their_rank_and_lanes_part_messages_from_collecti
     assert len(lanes) == 3 and min(lanes) < 0 < max(lanes), "buckets above, messages below, tensor collectives inside"
 
 
+def test_a_rank_says_all_stages_that_it_holds() -> None:
+    def of(**parallel: Any) -> dict[int, str]:
+        spec = RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 4, **parallel}, "model": {"layers": 8}})
+        layout = Layout.of(spec)
+        return Step(made(layout, 800), layout).places
+
+    assert of(schedule="zb-v") == {0: "stages 0, 3", 1: "stages 1, 2"}
+    assert of(schedule="interleaved", chunks=4) == {0: "stages 0 … 6", 1: "stages 1 … 7"}
+
+
 def test_many_bars_and_parts_of_long_steps_are_painted_and_wait_in_hatches_as_whole_steps_do() -> None:
     few, many, long = (Step(made(LAYOUT, count), LAYOUT) for count in (200, 1_600, 24_000))
     part = long.chart("t", "s", (0.001, 0.002))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parallel_core.analysis.quantities import ratio_text
+from parallel_core.analysis.quantities import count_text, ratio_text
 from parallel_core.plan.cluster import search
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
@@ -73,5 +73,5 @@ def _sentence(judged: Judged, together: float | None, devices: int) -> str:
         text += (
             f" {ratio_text(ratio)} the time of the best combination" if ratio > 1.005 else " As fast as any combination"
         )
-        text += f", on {used} of {devices} devices." if used < devices else "."
+        text += f", on {count_text(used)} of {count_text(devices)} devices." if used < devices else "."
     return text
