@@ -91,7 +91,7 @@ class GptCosts(GptForward):
             let_go=bsh - bsh // t if gathered else 0,
             aside=self._core() + self._statistics(),
             drawn=self._drawn(),
-            forward=max(self._in_core(), self._gathering(bsh)),
+            forward=max(self._in_core(), self._gathering(bsh), self._added()),
             alone=self._attending(),
         )
 
@@ -166,7 +166,9 @@ class GptCosts(GptForward):
             let_go=bsh - bsh // self.tp if gathered else 0,
             aside=self._statistics() + (rows * f if model.activation == "swiglu" else 0),  # SiLU of the gate
             drawn=self._drawn(),
-            forward=rows * f + self._gathering(rows * self.outline.ffn) if gathered else 0,  # what was activated, too
+            forward=max(
+                self._added(), rows * f + self._gathering(rows * self.outline.ffn) if gathered else 0
+            ),  # what was activated, too
             alone=self._through_mlp(),
         )
 

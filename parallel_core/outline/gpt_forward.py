@@ -37,8 +37,14 @@ class GptForward(GptSizes):
         norm = entering + 2 * statistics
         if self.model.norm == "rmsnorm" and self.spec.train.device == "cpu":
             norm = entering * (2 if wide == 1 else 1 + 2 * wide) + statistics
+        return max(norm, self._added())
+
+    def _added(self) -> int:
+        """What is added to the input, with its dropout, and the sum; before, what each rank has for the rows of all."""
+        entering = self._entering()
         mask = entering // self.spec.element_bytes if self.model.dropout else 0
-        return max(norm, entering + drawn(self.spec, entering), 2 * entering + mask)
+        scattered = self._bsh() + entering if self.spec.parallel.sequence else 0
+        return max(scattered, entering + drawn(self.spec, entering), 2 * entering + mask)
 
     def _in_first(self, made: int) -> int:
         """What the norm made, with all rows of it where each rank has some, and what the layer makes of it."""
