@@ -28,6 +28,10 @@ MAX_PREDICTED_RANKS = 4096
 """Beyond this many ranks no memory is predicted: no fleet has them, and the panel says so anyway."""
 
 
+MOST_SHARING = 32
+"""Ranks for which sharing the cores of one worker is worth a word."""
+
+
 @dataclass(frozen=True)
 class Capacity:
     """What the workers that report offer of one kind of device: most on one host, on all, and bytes of the roomiest."""
@@ -179,7 +183,9 @@ def fleet_errors(spec: RunSpec, offered: Capacity, alone: str = "") -> dict[str,
     axis, shape = shape_of(spec.parallel)
     needs = f"{shape} needs {world} {word}s"
     if not alone:
-        return {f"parallel.{axis}": f"{needs}; the fleet has {offered.total}."}
+        share = f" A worker started with TRAINYARD_CPU_DEVICES={world} lets ranks share its cores."
+        hint = share if offered.kind == "cpu" and world <= MOST_SHARING else ""
+        return {f"parallel.{axis}": f"{needs}; the fleet has {offered.total}.{hint}"}
     return {f"parallel.{axis}": f"{needs} on one host, because {alone}; the largest worker has {offered.largest}."}
 
 

@@ -31,7 +31,8 @@ def filled(**changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def two_cpus(db: None) -> None:
     devices = [{"index": i, "kind": "cpu", "memory_total": 2**30} for i in range(2)]
-    Worker.objects.create(name="yard-a", devices=devices, heartbeat_at=timezone.now())
+    heard = timezone.now() + timedelta(hours=1)  # and not too old by the second request of a test on a busy host
+    Worker.objects.create(name="yard-a", devices=devices, heartbeat_at=heard)
 
 
 def test_every_leaf_of_the_spec_is_asked_for() -> None:
@@ -157,7 +158,7 @@ def test_the_live_check_says_the_meshes_of_stages(member: Client, two_cpus: None
     said = member.post("/runs/new/check", filled(**split, parallel__replicas="2, 1")).content.decode()
     assert "PP-1F1B 2-1 x TP 1-2" in said
     assert "4 CPU devices asked for, 2 × 1 + 1 × 2 by stage (replicas × tensor ranks)" in said
-    assert "2 × 1 + 1 × 2 needs 4 CPU devices; the fleet has 2." in said
+    assert "2 × 1 + 1 × 2 needs 4 CPU devices; the fleet has 2. A worker started with TRAINYARD_CPU_DEVICES=4" in said
     refused = member.post("/runs/new/", filled(**split, parallel__tp="2"))
     assert "leave widths empty" in str(refused.context["form"].errors["parallel__widths"])
 
