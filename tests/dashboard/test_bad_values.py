@@ -145,7 +145,11 @@ def test_every_number_and_choice_says_what_would_be_right() -> None:
         (Number(label="Devices", min_value=1e-6, max_value=1e6), "inf", "a number from 0.000001 to 1000000; got inf."),
         (Number(label="Devices"), "9" * 5000, f"a number; got {'9' * 24}…."),
         (Choice(label="Devices", choices=[("a", "A"), ("x", [("b", "B")])]), "c", "a or b; got c."),
-        (Choice(label="Devices", choices=[(f"a{i}", "") for i in range(9)]), "a9", "(of 9); got a9."),
+        (
+            Choice(label="Devices", choices=[(f"a{i}", "") for i in range(9)]),
+            "a9",
+            "one of 9 names, such as a5, a6, a7 or a8; got a9.",
+        ),
         (Choice(label="Devices"), "c", "none; got c."),
     ],
 )
