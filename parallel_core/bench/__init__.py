@@ -6,6 +6,7 @@
     memory   peak memory of runs of every strategy, predicted, against the meter's, rank by rank
     alpa     plans of Alpa's two levels, with equal meshes and with others, against measured steps
     analysis accounts, critical path and plan of a traced step of a million spans
+    simulate a step of a trillion parameters on 3 072 GPUs, by its operations
     whatif   schedules predicted from the traced steps of runs under other ones, against measured ones
     mfu      the share of one device's peak that a GPT gets: on a GPU where there is one
     single   plain PyTorch on one device
@@ -30,7 +31,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from parallel_core.bench import alpa, analysis, duel, limits, memory, mfu, predict, recompute, spans, start, whatif
+from parallel_core.bench import (
+    alpa,
+    analysis,
+    duel,
+    limits,
+    memory,
+    mfu,
+    predict,
+    recompute,
+    simulated,
+    spans,
+    start,
+    whatif,
+)
 
 Bench = Callable[[int], dict[str, Any]]
 """Rounds -> results, JSON-able, with the printed line under `text`."""
@@ -42,6 +56,7 @@ BENCHES: dict[str, Bench] = {
     "memory": memory.run,
     "alpa": alpa.run,
     "analysis": analysis.run,
+    "simulate": simulated.run,
     "whatif": whatif.run,
     "mfu": mfu.run,
     **duel.benches(),

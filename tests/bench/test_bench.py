@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from parallel_core import bench
-from parallel_core.bench import BENCHES, duel, limits, mfu, predict, recompute, whatif
+from parallel_core.bench import BENCHES, duel, limits, mfu, predict, recompute, simulated, whatif
 from parallel_core.layout import Layout
 from parallel_core.schedule import build
+from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.measured import Measured, measure
 
@@ -33,6 +34,15 @@ def test_both_contestants_train_the_same(name: str) -> None:
 def test_no_more_activations_are_live_than_with_pytorchs_own_pipeline() -> None:
     live = duel.activations(1)["live"]
     assert len(live) == 2 and all(0 < rank["ours"] <= rank["theirs"] for rank in live)
+
+
+def test_a_trillion_parameters_are_simulated_operation_by_operation() -> None:
+    found = simulated.run(1)
+    stages, micro_batches = simulated.SPLIT["pp"], simulated.SPLIT["micro_batches"]
+    assert found["operations"] >= 2 * stages * micro_batches
+    forward, backward = simulated.NS[Kind.F], simulated.NS[Kind.BW]
+    least = (micro_batches + stages - 1) * (forward + backward)
+    assert least <= found["step"] <= least + 2 * (simulated.NS[Kind.ALLREDUCE] + simulated.NS[Kind.OPT_STEP])
 
 
 @pytest.mark.full
