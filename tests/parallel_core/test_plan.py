@@ -73,7 +73,8 @@ def test_every_rank_is_predicted_once_and_in_order(run: RunSpec) -> None:
     assert [memory.rank for memory in memories] == list(range(layout.world))
     assert [memory.stage for memory in memories] == [layout.coords(rank).place for rank in range(layout.world)]
     assert all(memory.total == sum(memory.as_dict().values()) for memory in memories)
-    assert all(min(memory.as_dict().values()) > 0 for memory in memories)
+    # Where buckets are reduced no activation may be left: of a small model that is the peak.
+    assert all(memory.params > 0 and min(memory.as_dict().values()) >= 0 for memory in memories)
 
 
 @given(run_specs())
