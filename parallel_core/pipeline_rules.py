@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from parallel_core.rules import rule
 from parallel_core.schedule.check import ScheduleError
 from parallel_core.schedule.custom import read
+from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.table import TableError
 from parallel_core.schedule.traits import CUSTOM, TRAITS, allowed_chunks, runnable
 
@@ -52,11 +54,22 @@ def _check_program(split: ParallelSpec) -> None:
             raise rule((field, "parallel.program"), f"{name}={value} does not fit the program; use {right}.")
 
 
+def fewest_micro_batches(split: ParallelSpec) -> int:
+    """With which the schedule of `split` works."""
+    traits = TRAITS[split.schedule]
+    if split.replicas is not None:
+        return least_micro_batches(split.schedule, split.replicas)
+    if split.pp > 1 and traits.pairs:
+        return 2 * split.pp
+    return max(1, split.pp - 1) if traits.sync == "2bw" else 1
+
+
 def _check_micro_batches(split: ParallelSpec) -> None:
-    if TRAITS[split.schedule].pairs and split.pp > 1 and split.micro_batches < 2 * split.pp:
+    least = fewest_micro_batches(split)
+    if TRAITS[split.schedule].pairs and split.micro_batches < least:
         raise rule(
             ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
-            f"schedule={split.schedule} with pipeline={split.pp} needs at least {2 * split.pp} micro-batches, "
+            f"schedule={split.schedule} with pipeline={split.pp} needs at least {least} micro-batches, "
             f"got {split.micro_batches}.",
         )
 
@@ -71,10 +84,11 @@ def _check_stream(split: ParallelSpec) -> None:
             f"schedule={split.schedule} keeps a pipeline full, and pipeline=1 is none; use pipeline=2 or more, or "
             "schedule=1f1b.",
         )
-    if split.replicas is None and TRAITS[split.schedule].sync == "2bw" and split.micro_batches < split.pp - 1:
+    least = fewest_micro_batches(split)
+    if split.replicas is None and split.micro_batches < least:
         raise rule(
             ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
-            f"schedule={split.schedule} with pipeline={split.pp} needs at least {split.pp - 1} micro-batches, or two "
+            f"schedule={split.schedule} with pipeline={split.pp} needs at least {least} micro-batches, or two "
             f"versions do not last; got {split.micro_batches}.",
         )
 
@@ -109,18 +123,32 @@ def _check_stages(split: ParallelSpec, units: int) -> None:
     if cuts is None:
         return
     if len(cuts) != split.stages - 1:
-        raise rule(("parallel.cuts", "parallel.pp"), f"{shape} needs {split.stages - 1} cuts, got {len(cuts)}.")
-    if list(cuts) != sorted(set(cuts)) or (cuts and cuts[-1] >= units):
-        raise rule(("parallel.cuts",), f"cuts must rise strictly within 1 .. {units - 1}; got {list(cuts)}.")
+        message = f"{shape} needs {split.stages - 1} cuts, got {len(cuts)}; leave cuts empty, and they are balanced."
+        raise rule(("parallel.cuts", "parallel.pp"), message)
+    if list(cuts) != (near := _nearest_cuts(cuts, units)):
+        message = f"cuts must rise strictly within 1 .. {units - 1}; got {list(cuts)}; try {near}."
+        raise rule(("parallel.cuts", "model.layers"), message)
+
+
+def _nearest_cuts(cuts: Sequence[int], units: int) -> list[int]:
+    """The same, each at least one behind the one before and with room for those behind it; as they are where they
+    can be."""
+    near: list[int] = []
+    for i, cut in enumerate(sorted(cuts)):
+        near.append(min(max(cut, near[-1] + 1 if near else 1), units - len(cuts) + i))
+    return near
 
 
 def _fewer_stages(split: ParallelSpec, units: int) -> str:
     """What would bring the number of stages down to `units`."""
     if split.program is not None:
-        return "the model needs more layers"
+        return f"the program needs a model of at least {split.stages}"
     if split.chunks_per_rank == 1:
         return f"use at most {units}"
     ways = [f"chunks={units // split.pp}"] if units // split.pp >= TRAITS[split.schedule].least else []
     if units // split.chunks_per_rank > 1:
         ways.append(f"pipeline={units // split.chunks_per_rank}")
-    return f"use at most {' or '.join(ways)}" if ways else f"schedule={split.schedule} needs more layers"
+    if ways:
+        return f"use at most {' or '.join(ways)}"
+    least = 2 * TRAITS[split.schedule].least
+    return f"schedule={split.schedule} needs at least {least} of them; use schedule=1f1b, or more layers"

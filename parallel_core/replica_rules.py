@@ -7,6 +7,7 @@ from math import lcm
 from typing import TYPE_CHECKING
 
 from parallel_core.outline import outline_of
+from parallel_core.pipeline_rules import fewest_micro_batches
 from parallel_core.rules import divisors, few, rule
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.traits import TRAITS, round_robins
@@ -38,8 +39,34 @@ def check_batch(spec: RunSpec) -> None:
         raise rule(
             ("parallel.micro_batches", "train.global_batch"),
             f"{m} micro-batches do not divide the {batch // dp} samples of a "
-            f"{'replica' if spec.parallel.replicas is None else 'step'}; try {few(divisors(batch // dp), m)}.",
+            f"{'replica' if spec.parallel.replicas is None else 'step'}; {_other_numbers(spec)}.",
         )
+    _check_normalised(spec)
+
+
+def _other_numbers(spec: RunSpec) -> str:
+    """Numbers of micro-batches that divide the samples of a replica and are enough for the schedule."""
+    split, samples = spec.parallel, spec.train.global_batch // spec.parallel.dp
+    enough = [m for m in divisors(samples) if m >= fewest_micro_batches(split)]
+    return f"try {few(enough, split.micro_batches)}" if enough else f"try global_batch={split.per_step}"
+
+
+def _check_normalised(spec: RunSpec) -> None:
+    """Batch norm has more than one value of a channel to take the variance of, in the smallest picture, too."""
+    outline, split, batch = outline_of(spec.model), spec.parallel, spec.train.global_batch
+    if not outline.batch_norm:
+        return
+    side = min(shape[-1] for shape in outline.boundaries()[1:])
+    if batch // split.micro_batches * side**2 > 1:
+        return
+    fewer = [m for m in divisors(batch) if batch // m > 1]
+    advice = f"micro_batches={few(fewer, split.micro_batches)} or " if fewer else ""
+    raise rule(
+        ("parallel.micro_batches", "train.global_batch", "model.kind"),
+        f"kind={spec.model.kind} normalises over the samples of a micro-batch, and {split.micro_batches} micro-batches "
+        f"of global_batch={batch} leave one sample, of one pixel in the last layers; try {advice}"
+        f"global_batch={2 * split.micro_batches}.",
+    )
 
 
 def advice(replicas: tuple[int, ...], micro_batches: int) -> str:

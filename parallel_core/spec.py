@@ -291,5 +291,6 @@ def _check_steps(spec: RunSpec) -> None:
     if spec.train.steps <= spec.train.warmup_steps:
         raise rule(
             ("train.steps", "train.warmup_steps"),
-            f"steps={spec.train.steps} leaves none to time after {spec.train.warmup_steps} warm-up steps.",
+            f"steps={spec.train.steps} leaves none to time after {spec.train.warmup_steps} warm-up steps; use steps="
+            f"{spec.train.warmup_steps + 1} or more, or warmup_steps={spec.train.steps - 1} or fewer.",
         )

@@ -60,7 +60,9 @@ def check_recompute(spec: RunSpec, outline: Outline) -> None:
         )
     have, chosen = len(blocks(outline.units())), split.recompute_layers
     if list(chosen) != sorted(set(chosen)) or not chosen:
-        raise rule(("parallel.recompute_layers",), f"recompute_layers must rise strictly; got {list(chosen)}.")
+        right = f"try {sorted(set(chosen))}" if chosen else "leave it out for all"
+        message = f"recompute_layers must rise strictly; got {list(chosen)}; {right}."
+        raise rule(("parallel.recompute_layers",), message)
     if chosen[-1] >= have:
         near = few(range(have), chosen[-1])
         raise rule(

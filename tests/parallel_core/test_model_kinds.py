@@ -144,6 +144,17 @@ def test_recomputation_leaves_running_statistics_alone() -> None:
         ({"model": {"kind": "mlp"}, "train": {"corpus": "stdlib"}}, "train.corpus", "kind=mlp trains on 'digits'"),
         ({"model": {"kind": "gpt"}, "train": {"corpus": "digits"}}, "train.corpus", "'stdlib' or an uploaded text"),
         ({"model": {"kind": "alexnet"}}, "model.kind", "Must be"),
+        (
+            {"model": {"kind": "resnet50"}, "train": {"global_batch": 4}, "parallel": {"pp": 2, "micro_batches": 4}},
+            "parallel.micro_batches",
+            "leave one sample, of one pixel in the last layers; try micro_batches=1, 2 or global_batch=8.",
+        ),
+        ({"model": {"kind": "resnet50"}, "train": {"global_batch": 1}}, "parallel.micro_batches", "try global_batch=2"),
+        (
+            {"model": {"kind": "mlp", "layers": 1}, "parallel": {"pp": 2, "schedule": "zb-v", "micro_batches": 2}},
+            "parallel.chunks",
+            "schedule=zb-v needs at least 4 of them; use schedule=1f1b, or more layers.",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(rooms: dict[str, Any], field: str, words: str) -> None:
@@ -152,6 +163,19 @@ def test_what_cannot_be_is_refused(rooms: dict[str, Any], field: str, words: str
     found = field_errors(caught.value)
     assert list(found) == [field]
     assert words in found[field]
+
+
+@pytest.mark.parametrize(
+    "rooms",
+    [
+        {"model": {"kind": "resnet50", "image": 64}, "train": {"global_batch": 1}},
+        {"model": {"kind": "resnet50"}, "train": {"global_batch": 2}, "parallel": {"dp": 2}},
+        {"model": {"kind": "vgg16"}, "train": {"global_batch": 1}},
+    ],
+)
+def test_a_batch_norm_of_two_values_is_one(rooms: dict[str, Any]) -> None:
+    """Of several pixels, or of several replicas; other models have none."""
+    RunSpec.model_validate(rooms)
 
 
 def test_the_usual_corpus_needs_no_name() -> None:

@@ -64,7 +64,7 @@ def spec_of(replicas: tuple[int, ...] = (2, 1), train: dict[str, Any] | None = N
             "global_batch",
             6,
             "parallel.micro_batches",
-            "4 micro-batches do not divide the 6 samples of a step; try 1, 2, 3, 6.",
+            "4 micro-batches do not divide the 6 samples of a step; try 2, 3, 6.",
         ),
         (
             "parallel",
@@ -102,6 +102,11 @@ def test_refused(room: str, leaf: str, value: Any, field: str, message: str) -> 
     with pytest.raises(ValidationError) as caught:
         RunSpec.model_validate(spec)
     assert field_errors(caught.value) == {field: message}
+
+
+def test_numbers_of_micro_batches_that_are_offered_do() -> None:
+    with pytest.raises(ValidationError, match=r"samples of a step; try global_batch=4\."):
+        spec_of((4, 1), {"global_batch": 3})
 
 
 def test_2bw_needs_a_step_as_long_as_the_pipeline() -> None:

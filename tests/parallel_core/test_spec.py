@@ -60,7 +60,11 @@ def test_units_of_a_model() -> None:
             "parallel.pp",
             "pipeline=5 stages over 4 cuttable layers; use at most 4.",
         ),
-        ({"parallel": {"pp": 3, "cuts": [2]}}, "parallel.cuts", "pipeline=3 needs 2 cuts, got 1."),
+        (
+            {"parallel": {"pp": 3, "cuts": [2]}},
+            "parallel.cuts",
+            "pipeline=3 needs 2 cuts, got 1; leave cuts empty, and they are balanced.",
+        ),
         (
             {"parallel": {"pp": 2, "schedule": "1f1b", "chunks": 2}},
             "parallel.chunks",
@@ -84,7 +88,7 @@ def test_units_of_a_model() -> None:
         (
             {"parallel": {"recompute": "full", "recompute_layers": [1, 1]}},
             "parallel.recompute_layers",
-            "recompute_layers must rise strictly; got [1, 1].",
+            "recompute_layers must rise strictly; got [1, 1]; try [1].",
         ),
         (
             {"parallel": {"recompute": "full", "recompute_layers": [1, 4]}},
@@ -117,12 +121,12 @@ def test_units_of_a_model() -> None:
         (
             {"parallel": {"pp": 3, "cuts": [4, 4]}},
             "parallel.cuts",
-            "Cuts must rise strictly within 1 .. 9; got [4, 4].",
+            "Cuts must rise strictly within 1 .. 9; got [4, 4]; try [4, 5].",
         ),
         (
             {"parallel": {"pp": 2, "cuts": [10]}},
             "parallel.cuts",
-            "Cuts must rise strictly within 1 .. 9; got [10].",
+            "Cuts must rise strictly within 1 .. 9; got [10]; try [9].",
         ),
         (
             {"parallel": {"dp": 3}},
@@ -137,7 +141,7 @@ def test_units_of_a_model() -> None:
         (
             {"train": {"steps": 3, "warmup_steps": 3}},
             "train.steps",
-            "steps=3 leaves none to time after 3 warm-up steps.",
+            "steps=3 leaves none to time after 3 warm-up steps; use steps=4 or more, or warmup_steps=2 or fewer.",
         ),
         (
             {"train": {"corpus": "/etc/passwd"}},
@@ -169,7 +173,11 @@ def test_rules_name_the_field_and_what_would_be_right(rooms: dict[str, Any], fie
             "parallel.chunks",
             "pipeline=6 x chunks=2 = 12 stages over 10 cuttable layers; use at most pipeline=5.",
         ),
-        ({"cuts": [2]}, "parallel.cuts", "pipeline=2 x chunks=2 needs 3 cuts, got 1."),
+        (
+            {"cuts": [2]},
+            "parallel.cuts",
+            "pipeline=2 x chunks=2 needs 3 cuts, got 1; leave cuts empty, and they are balanced.",
+        ),
     ],
 )
 def test_rules_of_several_stages_a_rank(split: dict[str, Any], field: str, message: str) -> None:
