@@ -18,7 +18,7 @@ from parallel_core.analysis.meters import Work, step_shares
 from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.cli_models import Wrong, checkpoint_of, require_few
-from parallel_core.cli_numbers import places, whole
+from parallel_core.cli_numbers import above, places, whole
 from parallel_core.faults import parse, sentences
 from parallel_core.found import case_of
 from parallel_core.found import sentences as findings
@@ -29,6 +29,7 @@ from parallel_core.observe.host import cores
 from parallel_core.observe.records import Frame
 from parallel_core.outline import outline_of
 from parallel_core.spec import DRAWN, RunSpec, field_errors
+from parallel_core.standstill import NO_PROGRESS_S
 
 RANKS_A_CORE = 32
 """Most ranks that may share a core of this host: each is a process, whose share of the time falls with their number."""
@@ -66,6 +67,8 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     train.add_argument("--devices", type=places, help="device of each rank, e.g. 0,1 (default: 0 to ranks - 1)")
     train.add_argument("--corpora", type=Path, help="folder of uploaded texts, named by their sha256")
     train.add_argument("--resume", type=Path, help="a checkpoint, or a run's folder: its newest one; any layout")
+    still = "end the run when no rank has moved for so long (default: %(default)g)"
+    train.add_argument("--no-progress", type=above(0), default=NO_PROGRESS_S, metavar="SECONDS", help=still)
     inject_help = "break the run on purpose, e.g. straggler:rank=1,factor=2; may stand several times"
     train.add_argument("--inject", action="append", default=[], metavar="FAULT", help=inject_help)
     train.set_defaults(run=_train)
@@ -129,9 +132,16 @@ def _train(options: argparse.Namespace) -> int:
     _require_devices(spec, options.devices)
     resume = _checkpoint(options.resume, spec) if options.resume else None
     folder.mkdir(parents=True, exist_ok=True)
-    show = partial(_show, outline_of(spec.model).target)
     with LocalYard() as yard:
-        outcome = yard.run(spec, folder, devices=options.devices, corpora=options.corpora, resume=resume, on_frame=show)
+        outcome = yard.run(
+            spec,
+            folder,
+            devices=options.devices,
+            corpora=options.corpora,
+            resume=resume,
+            on_frame=partial(_show, outline_of(spec.model).target),
+            no_progress_s=options.no_progress,
+        )
     print(_ending(outcome, spec))
     if outcome.ok:
         print("\n".join(findings(case_of(spec, outcome))))
@@ -175,7 +185,8 @@ def _show(target: str, frame: Frame) -> None:
 
 def _ending(outcome: Outcome, spec: RunSpec) -> str:
     if not outcome.ok:
-        return f"{outcome.failure()}\nlogs and records: {outcome.folder}"
+        stood = f"{outcome.stood}\n" if outcome.stood else ""
+        return f"{outcome.failure()}\n{stood}logs and records: {outcome.folder}"
     summary: dict[str, Any] = outcome.last(0, "summary") or {}
     timed = summary.get("timed", {})
     text = f"median step {timed['median'] * 1e3:.1f} ms over {timed['n']} timed steps; " if timed else ""

@@ -9,6 +9,7 @@ The ranks are the very ones that a worker would start (`launch.ForkServer`), and
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from parallel_core.checkpoint.folder import CHECKPOINTS
 from parallel_core.launch import Event, ForkServer, Saves, StartOrder, Wish
 from parallel_core.observe.records import POINT, SPAN, Frame, decode, events_path, read_file
 from parallel_core.spec import RunSpec
+from parallel_core.standstill import Watch, marked, place, sentence
 
 POLL_S = 0.1
 
@@ -37,6 +39,8 @@ class Outcome:
     exits: list[tuple[int, int]] = field(default_factory=list)
     frames: dict[int, list[Frame]] = field(default_factory=dict)
     message: str = ""
+    stood: str = ""
+    """The schedule with the place of every rank marked, of a run that was ended for want of progress."""
 
     @property
     def ok(self) -> bool:
@@ -50,8 +54,7 @@ class Outcome:
             if code:
                 fault = self.last(rank, "fault")
                 what = f"{fault['type']}: {fault['message']}" if fault else launch.describe_exit(code)
-                where = f" at step {fault['step']} in {fault['op']}" if fault else ""
-                return f"Rank {rank} failed{where}: {what}"
+                return f"Rank {rank} failed{place(self.folder, rank)}: {what}"
         return ""
 
     def traceback(self) -> str:
@@ -107,18 +110,27 @@ class LocalYard:
         resume: Path | None = None,
         on_frame: Callable[[Frame], None] | None = None,
         wish: Wish | None = None,
+        no_progress_s: float = math.inf,
     ) -> Outcome:
         """Train to the end in `folder`, or with a `wish` generate text from `resume`; `on_frame` sees the records of
         rank 0 as they come.
 
         `corpora` holds uploaded texts by their sha256; `resume` is a checkpoint to begin from; new ones go to
-        `folder`/checkpoints. Ctrl-C (KeyboardInterrupt) stops the ranks, which save first, then goes on up.
+        `folder`/checkpoints. Ctrl-C (KeyboardInterrupt) stops the ranks, which save first, then goes on up. A run of
+        which no rank moves for `no_progress_s` is ended.
         """
         self._attempt += 1
         folder.mkdir(parents=True, exist_ok=True)
         outcome, tail = Outcome(folder, time.monotonic()), Tail(events_path(folder, 0))
         self.server.start({**self._order(spec, folder, devices, corpora, resume), "wish": wish})
-        self._follow(outcome, lambda: tail.read(on_frame))
+        watch = Watch(folder, range(spec.parallel.world), no_progress_s)
+
+        def look() -> None:
+            tail.read(on_frame)
+            if not outcome.stood and watch.due():
+                self._end_standing(outcome, spec, no_progress_s)
+
+        self._follow(outcome, look)
         outcome.frames = {rank: read_file(events_path(folder, rank)) for rank in range(spec.parallel.world)}
         return outcome
 
@@ -133,6 +145,14 @@ class LocalYard:
                 pass
             raise
         read()
+
+    def _end_standing(self, outcome: Outcome, spec: RunSpec, limit_s: float) -> None:
+        """Says where the ranks stand while they do, and ends them."""
+        ranks = range(spec.parallel.world)
+        outcome.message = sentence(outcome.folder, ranks, limit_s)
+        outcome.stood = marked(outcome.folder, ranks, spec)
+        self.server.dump(self._attempt)
+        self.server.stop(self._attempt)
 
     def _order(
         self, spec: RunSpec, folder: Path, devices: Sequence[int] | None, corpora: Path | None, resume: Path | None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
-from parallel_core import processes
+from parallel_core import processes, standstill
 from parallel_core.launch import StartOrder, Store
-from parallel_core.observe import progress
 from workers import ending
 from workers.contract import AttemptBody, Begins
 from workers.ending import Ending, Exit
@@ -89,8 +87,7 @@ class Attempt:
     def still_for(self) -> float:
         """Seconds since any rank last moved, or since the launch."""
         assert self.launched is not None
-        ages = [where.age for rank in self.order.ranks if (where := progress.read(self.folder.path, rank))]
-        return min([time.monotonic() - self.launched, *ages])
+        return standstill.still_for(self.folder.path, self.order.ranks, self.launched)
 
     def how_it_ended(self) -> Ending:
         """Our own stop, a refusal, or what exit codes and fault frames tell."""

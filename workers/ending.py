@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from parallel_core.launch import EXIT_PEER, EXIT_STOPPED, describe_exit
-from parallel_core.observe import progress, records
-from parallel_core.schedule.text import spoken
+from parallel_core.observe import records
+from parallel_core.standstill import place
 from workers.contract import AttemptBody, Cause, Outcome
 
 FAULT_WINDOW = 1 << 20
@@ -153,15 +153,6 @@ OTHERS_ENDED = Ending("failed", "", "Ended, as ranks on another host had.", peer
 
 def refused(reason: str) -> Ending:
     return Ending("failed", "refused", reason)
-
-
-def place(folder: Path, rank: int) -> str:
-    """' at step 12 in forward 3 of stage 1', '' where the rank never said."""
-    where = progress.read(folder, rank)
-    if where is None:
-        return ""
-    op = f" in {spoken(where.op)}" if where.op else ""
-    return f" at step {where.step}{op}" if where.step >= 0 else f" before its first step{op}"
 
 
 def last_fault(path: Path) -> dict[str, Any] | None:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from parallel_core.standstill import NO_PROGRESS_S
+
 ROOT = Path(__file__).resolve().parent.parent
 NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
-NO_PROGRESS_S = 60.0
 SAVE_S = 2.0
 Number = TypeVar("Number", int, float)
 
@@ -59,7 +60,9 @@ class Settings:
             shared=shared,
             cpu_devices=_number("TRAINYARD_CPU_DEVICES", cpus, int) if cpus else None,
             gpu_shares=_number("TRAINYARD_GPU_SHARES", shares, int),
-            no_progress_s=_number("TRAINYARD_NO_PROGRESS_S", env.get("TRAINYARD_NO_PROGRESS_S", "60"), float),
+            no_progress_s=_number(
+                "TRAINYARD_NO_PROGRESS_S", env.get("TRAINYARD_NO_PROGRESS_S", str(NO_PROGRESS_S)), float
+            ),
             save_s=_number("TRAINYARD_SAVE_S", env.get("TRAINYARD_SAVE_S", str(SAVE_S)), float),
             url=_web(env.get("TRAINYARD_URL", "")),
             token=env.get("TRAINYARD_TOKEN", ""),

@@ -24,6 +24,7 @@ from typing import Any
 
 from parallel_core.launch import Event, Store
 from parallel_core.observe.asked import Wish, ask, read_how
+from parallel_core.observe.wakeful import Wakeful
 from workers import checkpoints, corpora, ending, standstill
 from workers.attempt import Attempt, end_processes
 from workers.between import Between
@@ -38,7 +39,6 @@ from workers.recovery import publish_end, recover
 from workers.relay import Relay
 from workers.roll import Roll
 from workers.settings import Settings
-from workers.wakeful import Wakeful
 
 log = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from parallel_core import processes
 from parallel_core.cli import main
+from parallel_core.cli_models import checkpoint_of
 from parallel_core.local import LocalYard
 from parallel_core.observe import progress
 from parallel_core.observe.records import events_path, log_path, read_file
@@ -120,11 +122,12 @@ def test_schedule_prints_picture_grid_and_csv(written: Path) -> None:
 
 
 @pytest.fixture
-def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[int, int]]]:
-    """A run of two stages under way: its command, and the pid of each rank."""
+def endless(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[int, int]]]:
+    """A run of two stages under way, with the options that are asked for: its command, and the pid of each rank."""
     path, out = tmp_path / "spec.json", tmp_path / "out"
     path.write_text(json.dumps({**spec(pp=2), "train": {"steps": 1_000_000, "global_batch": 4}}))
-    running = command("train", str(path), "--out", str(out), start_new_session=True)
+    more = getattr(request, "param", ())
+    running = command("train", str(path), "--out", str(out), *more, start_new_session=True)
     deadline = time.monotonic() + LIMIT_S
     while not all((where := progress.read(out, rank)) and where.step > 2 for rank in (0, 1)):
         assert running.poll() is None and time.monotonic() < deadline
@@ -135,12 +138,34 @@ def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[int, i
 
 
 @pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
-def test_ctrl_c_leaves_no_process(endless: tuple[subprocess.Popen[str], dict[int, int]]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_term_save_and_leave_no_process(
+    endless: tuple[subprocess.Popen[str], dict[int, int]], number: int, tmp_path: Path
+) -> None:
     running, pids = endless
-    os.kill(running.pid, signal.SIGINT)
+    os.kill(running.pid, number)
     _, errors = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 130 and "no process is left" in errors
     assert not any(processes.alive(pid) for pid in pids.values())
+    found, manifest = checkpoint_of(tmp_path / "out")
+    assert found.is_dir() and manifest.step > 2
+
+
+@pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
+@pytest.mark.parametrize("endless", [("--no-progress", "4")], indirect=True)
+def test_a_run_that_stands_still_is_ended_with_the_place_of_every_rank(
+    endless: tuple[subprocess.Popen[str], dict[int, int]], tmp_path: Path
+) -> None:
+    running, pids = endless
+    os.kill(pids[1], signal.SIGSTOP)
+    told, _ = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 1
+    assert re.search(r"No rank moved for 4 s: rank 0 at step \d+ in .*; rank 1 at step \d+ in ", told)
+    grid = told[told.index("1f1b: operations ") :].splitlines()
+    for rank, line in enumerate(grid[1:3]):
+        assert re.match(rf"rank {rank} \| .*>\w+<", line)
+    assert not any(processes.alive(pid) for pid in pids.values())
+    assert "most recent call first" in log_path(tmp_path / "out", 0).read_text()
 
 
 @pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
@@ -148,7 +173,7 @@ def test_a_killed_rank_is_named_not_its_peer(endless: tuple[subprocess.Popen[str
     running, pids = endless
     os.kill(pids[1], signal.SIGKILL)
     told, _ = running.communicate(timeout=LIMIT_S)
-    assert running.returncode == 1 and "Rank 1 failed: signal 9 (SIGKILL)" in told
+    assert running.returncode == 1 and re.search(r"Rank 1 failed at step \d+ in .*: signal 9 \(SIGKILL\)", told)
     assert not any(processes.alive(pid) for pid in pids.values())
 
 
