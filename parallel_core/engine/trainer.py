@@ -162,6 +162,7 @@ class Trainer:
             *((tensor, "params") for tensor in (*self.chunks.flat.stores, *copies)),
             (self.chunks.flat.grads, "grads"),
             *((tensor, "optimizer") for tensor in self.optimizer.state()),
+            *((tensor, "buffers") for tensor in self.chunks.buffers().values()),
             *((tensor, "buffers") for tensor in (self.faults.held,) if tensor is not None),
         ):
             meter.register(tensor, category)

@@ -6,6 +6,7 @@ The engine builds the layers themselves (`parallel_core.models`); spec, layout, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -74,9 +75,21 @@ class UnitCost:
         return sum(aligned(size) for size in self.parameters)
 
 
-def apart(spec: RunSpec, matrix: int) -> int:
-    """Elements of a product for a weight before it is added to the sum: in 16 bits, which are narrower than that."""
-    return matrix if spec.fp32_elements > 1 else 0
+def apart(spec: RunSpec, elements: int) -> int:
+    """As many again where they have 16 bits, of what is made in those beside what it becomes in fp32."""
+    return elements if spec.fp32_elements > 1 else 0
+
+
+def product(spec: RunSpec, matrix: int) -> int:
+    """Elements of a linear layer's product for a weight before it is added to the sum, where that has another number
+    type: not in a layer that torch's fully_shard made whole."""
+    return 0 if spec.parallel.zero_backend == "fully_shard" else apart(spec, matrix)
+
+
+def made(spec: RunSpec, weight: int) -> int:
+    """Elements of a weight's gradient as autograd makes it, before it is added: to nothing under fully_shard, which
+    takes it for the sum."""
+    return 0 if spec.parallel.zero_backend == "fully_shard" else weight
 
 
 def at_once(device: str) -> int:
@@ -160,8 +173,17 @@ class Outline(ABC):
         """Of each layer the full shapes of its parameters by local name, in order; [] where only sizes are known."""
         return []
 
+    def rows(self) -> list[tuple[int, ...]]:
+        """Of each layer the rows (first dimensions) of its full parameters, in order."""
+        return [tuple(shape[0] for shape in named.values()) for named in self.matrices()]
+
     def core_flops(self) -> int:
         """FLOPs of one sample in the part of a block that selective recomputation runs again; 0 where there is none."""
+        return 0
+
+    def standing(self, units: Collection[str], real: int) -> int:
+        """Bytes that a rank's `units` have besides parameters, from the first step to the last, where a real number has
+        `real`."""
         return 0
 
     def readers(self) -> set[str]:

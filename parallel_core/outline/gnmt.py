@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from parallel_core.outline.base import Outline, UnitCost, apart
+from parallel_core.outline.base import Outline, UnitCost, apart, made, product
 from parallel_core.outline.onednn import lstm_bytes
 from parallel_core.rules import rule
 
@@ -78,16 +78,23 @@ class GnmtOutline(Outline):
         rest = [layer * 3 * h] * (count - 1)
         return (s * h, both, *([one] * (count - 1)), attending, *rest, 2 * s * h * self.model.vocab)
 
+    def rows(self) -> list[tuple[int, ...]]:
+        """A matrix for each direction's input and state, and two biases, has a row for each gate of each state."""
+        h, vocab, count = self.model.hidden, self.model.vocab, self.model.layers
+        lstm = (GATES * h,) * 4
+        more = [lstm] * (count - 1)
+        return [(vocab,), (GATES * h // 2,) * 8, *more, (vocab, *lstm, h, h), *more, (vocab,) * 2]
+
     def costs(self, spec: RunSpec) -> list[UnitCost]:
         h, vocab, rows = self.model.hidden, self.model.vocab, spec.micro_batch_size * self.model.seq
         logits, table = rows * vocab, vocab * h
-        costs = [UnitCost((table,), 0, 0, rows * h + table)]
+        costs = [UnitCost((table,), 0, 0, rows * h + made(spec, table))]
         for i in range(2 * self.model.layers):
             entering = spec.micro_batch_size * prod(self.boundaries()[i + 1])
             costs.append(self._layer(spec, i, entering))
-        product, loss = apart(spec, vocab * h), apart(spec, logits)
-        passing, kept = max(rows * h + product, 3 * rows * h - logits), spec.fp32_elements * logits
-        head = UnitCost((vocab * h, vocab), 2 * rows * h, kept, passing, loss=loss, aside=loss, product=product)
+        matrix, loss = product(spec, vocab * h), apart(spec, logits)
+        passing, kept = max(rows * h + matrix, 3 * rows * h - logits), spec.fp32_elements * logits
+        head = UnitCost((vocab * h, vocab), 2 * rows * h, kept, passing, loss=loss, aside=loss, product=matrix)
         return [*costs, head]
 
     def _layer(self, spec: RunSpec, i: int, entering: int) -> UnitCost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from parallel_core.outline.base import Outline, UnitCost
@@ -125,6 +126,13 @@ class GptOutline(Outline):
     def core_flops(self) -> int:
         """Of the scores and of what they weigh: 4 s^2 h."""
         return 4 * self.model.seq**2 * self.model.hidden
+
+    def standing(self, units: Collection[str], real: int) -> int:
+        """Where attention looks and how far it turns: tables that all layers share."""
+        if not any(unit.endswith(".attn") for unit in units):
+            return 0
+        mask = self.model.seq**2 if self.model.attention == "plain" else 0
+        return mask + (real * self.model.seq * self.head_dim if self.model.positions == "rope" else 0)
 
     def shared(self) -> int:
         return self.model.vocab * self.model.hidden if self.model.tied else 0

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from parallel_core.outline.base import UnitCost, apart, drawn
+from parallel_core.outline.base import UnitCost, apart, drawn, made, product
 from parallel_core.outline.gpt_forward import GptForward
 from parallel_core.outline.gpt_sizes import fused_attention, gathers_columns
 from parallel_core.outline.recompute import recomputed
@@ -71,7 +71,9 @@ class GptCosts(GptForward):
         table, out = model.vocab * model.hidden // self.tp, self._bsh()
         kept, drawing = self._found(), drawn(self.spec, self._entering())
         forward = self._embedding()
-        return UnitCost(self._parameters(0), 0, kept, out + table, drawn=drawing, aside=kept, forward=forward)
+        return UnitCost(
+            self._parameters(0), 0, kept, out + made(self.spec, table), drawn=drawing, aside=kept, forward=forward
+        )
 
     def _attention(self, again: bool = False) -> UnitCost:
         """With its core kept, or made `again`."""
@@ -111,7 +113,7 @@ class GptCosts(GptForward):
         that, a part of the gradient of all its `inputs`, and the sum of its own ones."""
         t, bsh = self.tp, self._bsh()
         made = self.spec.micro_batch_size * self.model.seq * inputs
-        return bsh // t + made + made // t + apart(self.spec, self.model.hidden * inputs // t) + self._masked()
+        return bsh // t + made + made // t + product(self.spec, self.model.hidden * inputs // t) + self._masked()
 
     def _masked(self) -> int:
         """The gradient behind a dropout, beside the one before it, which goes round the layer."""
@@ -147,10 +149,10 @@ class GptCosts(GptForward):
         model, bsh = self.model, self._bsh()
         h, rows, f = model.hidden, self.spec.micro_batch_size * model.seq, self.outline.ffn // self.tp
         wide = 2 * f if model.activation == "swiglu" else f
-        kept, gathered, product = 2 * rows * wide, gathers_columns(self.spec), apart(self.spec, h * wide)
-        passing = bsh + rows * wide + product
+        kept, gathered, matrix = 2 * rows * wide, gathers_columns(self.spec), product(self.spec, h * wide)
+        passing = bsh + rows * wide + matrix
         if gathered:
-            product = 0
+            matrix = 0
             kept += rows * (self.outline.ffn - f)
             passing = max(passing - rows * self.outline.ffn, self._in_second(self.outline.ffn))
         else:
@@ -160,8 +162,8 @@ class GptCosts(GptForward):
             boundary=self._entering(),
             inner=self._norm() + kept,
             passing=passing,
-            product=product,
-            put_off=max(0 if gathered else rows * f, self._in_norm() - passing + product),
+            product=matrix,
+            put_off=max(0 if gathered else rows * f, self._in_norm() - passing + matrix),
             gathered=2 * self._foreign(),
             let_go=bsh - bsh // self.tp if gathered else 0,
             aside=self._statistics() + (rows * f if model.activation == "swiglu" else 0),  # SiLU of the gate
@@ -175,17 +177,17 @@ class GptCosts(GptForward):
     def _head(self) -> UnitCost:
         model, t, bsh = self.model, self.tp, self._bsh()
         h, rows = model.hidden, self.spec.micro_batch_size * model.seq
-        logits, matrix = rows * model.vocab // t, model.vocab * h // t
-        product = apart(self.spec, matrix)
-        in_product = bsh + product + self._gathered() + self._scattered()
+        logits = rows * model.vocab // t
+        matrix = product(self.spec, model.vocab * h // t)
+        in_product = bsh + matrix + self._gathered() + self._scattered()
         passing = max(in_product, self._in_norm() - logits - self._entering())  # behind it those are gone
         return UnitCost(
             parameters=self._parameters(-1),
             boundary=self._entering(),
             inner=self._norm() + self.spec.fp32_elements * logits + self._found(),
             passing=passing,
-            product=product,
-            put_off=max(0, self._in_norm() - passing + product),
+            product=matrix,
+            put_off=max(0, self._in_norm() - passing + matrix),
             gathered=self._foreign(),
             loss=apart(self.spec, logits),
             forward=apart(self.spec, logits) + self._sought(),  # as they came, in 16 bits

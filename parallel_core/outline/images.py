@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-from parallel_core.outline.base import Outline, UnitCost, apart
+from parallel_core.outline.base import Outline, UnitCost, product
 from parallel_core.rules import rule
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class ImageOutline(Outline):
     def head(self, spec: RunSpec, width: int) -> UnitCost:
         """A linear layer of `width` inputs to the classes, and the loss."""
         rows = spec.micro_batch_size
-        logits, product = rows * CLASSES, apart(spec, CLASSES * width)
-        return UnitCost((CLASSES * width, CLASSES), rows * width, logits, rows * width + product, product=product)
+        logits, apart = rows * CLASSES, product(spec, CLASSES * width)
+        return UnitCost((CLASSES * width, CLASSES), rows * width, logits, rows * width + apart, product=apart)
 
     def elements(self, spec: RunSpec, unit: int) -> int:
         """Of what enters a layer, for one micro-batch; the first layer's input is the sample, which is not kept."""

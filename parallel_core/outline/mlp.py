@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from parallel_core.outline.base import UnitCost, apart
+from parallel_core.outline.base import UnitCost, product
 from parallel_core.outline.images import CLASSES, ImageOutline
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ class MlpOutline(ImageOutline):
         widths = [self.side**2, *([self.model.hidden] * self.model.layers), CLASSES]
         return tuple(2 * a * b for a, b in pairwise(widths))
 
+    def rows(self) -> list[tuple[int, ...]]:
+        return [*([(self.model.hidden,) * 2] * self.model.layers), (CLASSES,) * 2]
+
     def costs(self, spec: RunSpec) -> list[UnitCost]:
         h, rows = self.model.hidden, spec.micro_batch_size
         kept = rows * h if self.model.dropout else 0  # ReLU's output, where dropout makes another one of it
@@ -43,8 +46,8 @@ class MlpOutline(ImageOutline):
         def linear(i: int) -> UnitCost:
             columns = h if i else self.side**2
             # W needs the gradient of what ReLU made a new tensor of: nothing that the forward kept is as large.
-            product = apart(spec, columns * h)
-            passing, gathered = 2 * rows * h + product, rows * h - kept
-            return UnitCost((columns * h, h), self.elements(spec, i), kept, passing, gathered=gathered, product=product)
+            apart = product(spec, columns * h)
+            passing, gathered = 2 * rows * h + apart, rows * h - kept
+            return UnitCost((columns * h, h), self.elements(spec, i), kept, passing, gathered=gathered, product=apart)
 
         return [*(linear(i) for i in range(self.model.layers)), self.head(spec, h)]

@@ -6,10 +6,10 @@ paper. A residual sum is inside one layer of the list, so one tensor passes betw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from parallel_core.outline.base import UnitCost
+from parallel_core.outline.base import UnitCost, made
 from parallel_core.outline.images import CLASSES, INDEX_BYTES, ConvolutionOutline
 
 if TYPE_CHECKING:
@@ -92,6 +92,19 @@ class ResNet50Outline(ConvolutionOutline):
         stem = 2 * STEM_KERNEL * self.model.width * (self.side // 2) ** 2
         return (stem, *(self._flops(block) for block in self.bottlenecks()), 2 * self.features * CLASSES)
 
+    def rows(self) -> list[tuple[int, ...]]:
+        """A convolution and its norm's scales and shifts each have one for each of its outputs."""
+        return [*(tuple(out for out in channels for _ in range(3)) for channels in self._channels()), (CLASSES,) * 2]
+
+    def standing(self, units: Collection[str], real: int) -> int:
+        """Running means and variances."""
+        channels = dict(zip(self.units(), self._channels(), strict=False))
+        return 2 * real * sum(sum(channels.get(unit, [])) for unit in units)
+
+    def _channels(self) -> list[list[int]]:
+        """Of each layer but the last those that its norms have."""
+        return [[self.model.width], *(block.channels for block in self.bottlenecks())]
+
     def costs(self, spec: RunSpec) -> list[UnitCost]:
         costs = [self._stem(spec), *(self._cost(spec, i, b) for i, b in enumerate(self.bottlenecks(), 1))]
         rows, pooled = spec.micro_batch_size, self.elements(spec, len(costs))
@@ -109,7 +122,8 @@ class ResNet50Outline(ConvolutionOutline):
         out = spec.micro_batch_size * w * (self.side // 2) ** 2
         places = index * out // 4  # let go by the time that ReLU's gradient is made of the maximum's
         inner = 2 * out + places + _moments(spec, [w])
-        passing = max(2 * out + STEM_KERNEL * w, _across(spec, out)) - places  # by the norm's, ReLU's output is gone
+        weight = made(spec, STEM_KERNEL * w)
+        passing = max(2 * out + weight, _across(spec, out)) - places  # by the norm's, ReLU's output is gone
         return UnitCost((STEM_KERNEL * w, w, w), 0, inner, passing, leaving=out // 4, aside=inner)
 
     def _cost(self, spec: RunSpec, unit: int, block: Bottleneck) -> UnitCost:
@@ -119,7 +133,8 @@ class ResNet50Outline(ConvolutionOutline):
         inner = 2 * rows * block.inner * (before + after) + out * (2 if block.projected else 1)
         inner += _moments(spec, block.channels)
         sizes = [s for pair in zip(block.weights, block.channels, strict=True) for s in (pair[0], pair[1], pair[1])]
-        entering, passing = self.elements(spec, unit), 2 * out + max(out + max(block.weights), _across(spec, out))
+        entering, weight = self.elements(spec, unit), made(spec, max(block.weights))
+        passing = 2 * out + max(out + weight, _across(spec, out))
         return UnitCost(tuple(sizes), entering, inner, passing, aside=entering + inner)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from parallel_core.outline.base import UnitCost, apart
+from parallel_core.outline.base import UnitCost, made, product
 from parallel_core.outline.images import CLASSES, INDEX_BYTES, ConvolutionOutline
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ class Vgg16Outline(ConvolutionOutline):
         convolutions = [2 * KERNEL * c.inputs * c.outputs * c.side**2 for c in self.convolutions()]
         return (*convolutions, 2 * self.flat * self.dense, 2 * self.dense**2, 2 * self.dense * CLASSES)
 
+    def rows(self) -> list[tuple[int, ...]]:
+        return [(out, out) for out in (*(c.outputs for c in self.convolutions()), self.dense, self.dense, CLASSES)]
+
     def costs(self, spec: RunSpec) -> list[UnitCost]:
         """A convolution keeps its input, ReLU its output, which is the next one's input unless pixels are pooled."""
         rows = spec.micro_batch_size
@@ -77,16 +80,16 @@ class Vgg16Outline(ConvolutionOutline):
         for i, conv in enumerate(self.convolutions()):
             out, weight = rows * conv.outputs * conv.side**2, KERNEL * conv.inputs * conv.outputs
             entering = self.elements(spec, i)
-            inner, passing, leaving = 0, max(2 * out, out + entering + weight), out
+            inner, passing, leaving = 0, max(2 * out, out + entering + made(spec, weight)), out
             if conv.pooled:  # a maximum's places are let go by the time that ReLU's gradient is made of its own
                 places = index * out // 4
-                inner, passing, leaving = out + places, max(2 * out, entering + weight) - places, out // 4
+                inner, passing, leaving = out + places, max(2 * out, entering + made(spec, weight)) - places, out // 4
             sizes, aside = (weight, conv.outputs), entering + inner
             costs.append(UnitCost(sizes, entering, inner, passing, leaving=leaving, aside=aside))
         kept = rows * self.dense if self.model.dropout else 0
         for columns in (self.flat, self.dense):
             weight = columns * self.dense
-            entering, product = self.elements(spec, len(costs)), apart(spec, weight)
-            passing = rows * (columns + self.dense) + product
-            costs.append(UnitCost((weight, self.dense), entering, kept, passing, product=product))
+            entering, apart = self.elements(spec, len(costs)), product(spec, weight)
+            passing = rows * (columns + self.dense) + apart
+            costs.append(UnitCost((weight, self.dense), entering, kept, passing, product=apart))
         return [*costs, self.head(spec, self.dense)]

@@ -4,7 +4,9 @@ A parameter is cut by itself, by rows: each replica has room for as many as the 
 fewer or none. Gathers and sums are padded alike. In a layer's backward its parameters are whole, and those of the layer
 before it, the next one, are being gathered. Its gradients are there as autograd makes them, one linear layer after the
 other, in the number type of the layer; those of the layer behind it wait in their reduce-scatter in fp32, until the
-next one begins.
+layer is through. Then they are copied, summed, on a CPU in a copy of all, and what comes out is added.
+
+What is gathered is copied out; in a forward that holds the layer before's, too.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from parallel_core.outline import UnitCost, outline_of
+from parallel_core.outline import UnitCost, block_of, outline_of
 from parallel_core.outline.splits import split_dim
-from parallel_core.plan.lean import Whole
+from parallel_core.plan.lean import Turn, Whole
 from parallel_core.plan.places import shards_of
 from parallel_core.spec import RunSpec
 
@@ -44,14 +46,33 @@ def owned(spec: RunSpec, costs: Sequence[UnitCost], replica: int) -> int:
 
 def whole(spec: RunSpec, costs: Sequence[UnitCost]) -> Whole:
     """Elements at most, as `plan.lean` counts them: of gradients as wide as a sum, of parameters as a layer's."""
-    shards, named = shards_of(spec), [[*_parameters(spec, costs, unit)] for unit in range(len(costs))]
-    sizes = [shards * sum(_most(spec, *parameter) for parameter in parameters) for parameters in named]
-    ahead = [0, *sizes[:-1]] if spec.parallel.recompute != "full" else [0] * len(sizes)
-    behind = [*sizes[1:], 0] if spec.parallel.recompute != "full" else [0] * len(sizes)
-    grads = {u: behind[u] + sum(unit.parameters) // spec.fp32_elements for u, unit in enumerate(costs)}
-    params = {u: size + ahead[u] for u, size in enumerate(sizes)}
-    before = {u: behind[u] + size // spec.fp32_elements for u, size in enumerate(_first(spec, costs))}
-    return Whole(grads, 0, params, before=before)
+    units, wide, turns = range(len(costs)), spec.fp32_elements, _turns(spec, costs)
+    behind = [turns[unit].behind // wide for unit in units]
+    return Whole(
+        {unit: behind[unit] + sum(costs[unit].parameters) // wide for unit in units},
+        0,
+        {unit: turns[unit].params + turns[unit].ahead for unit in units},
+        before={unit: behind[unit] + size // wide for unit, size in enumerate(_first(spec, costs))},
+        turns=dict(enumerate(turns)),
+    )
+
+
+def _turns(spec: RunSpec, costs: Sequence[UnitCost]) -> list[Turn]:
+    """Of every layer. Where blocks are recomputed torch ends what it has begun behind each of them."""
+    shards, wide, names = shards_of(spec), spec.fp32_elements, spec.model.units()
+    again, copies = spec.parallel.recompute == "full", spec.train.device == "cpu"  # gloo sums a copy
+    sizes = [
+        shards * sum(_most(spec, *parameter) for parameter in _parameters(spec, costs, i)) for i in range(len(costs))
+    ]
+
+    def turn(i: int, size: int) -> Turn:
+        earlier, last = (sizes[i - 1] if i else 0), i == len(sizes) - 1
+        apart = last or (again and (block_of(names[i]) is None or block_of(names[i]) != block_of(names[i + 1])))
+        parts = (sum(costs[i].parameters) + wide * size, 0), (wide * (size + size // shards), copies * wide * size)
+        behind = 0 if apart else wide * sizes[i + 1]
+        return Turn(size, earlier, 0 if again else earlier, behind, max(parts, key=sum), last)
+
+    return [turn(i, size) for i, size in enumerate(sizes)]
 
 
 def let_go_late(spec: RunSpec, costs: Sequence[UnitCost]) -> Sequence[UnitCost]:
@@ -70,15 +91,12 @@ def _first(spec: RunSpec, costs: Sequence[UnitCost]) -> list[int]:
 
 
 def _parameters(spec: RunSpec, costs: Sequence[UnitCost], unit: int) -> Iterator[tuple[int, int]]:
-    """(rows, elements of each) of the parameters of a layer on a rank; single elements where shapes are not known."""
-    shapes = outline_of(spec.model).matrices()
-    if not shapes:
-        yield from ((size, 1) for size in costs[unit].parameters)
-        return
-    for (name, shape), size in zip(shapes[unit].items(), costs[unit].parameters, strict=True):
-        cut = split_dim(f".{name}", spec.parallel.tensor_split) == 0
-        rows = shape[0] // (spec.parallel.tp if cut else 1)
-        yield rows, size // rows
+    """(rows, elements of each) of the parameters of a layer on a rank."""
+    outline, split = outline_of(spec.model), spec.parallel
+    names = [*outline.matrices()[unit]] if outline.matrices() else ["."] * len(costs[unit].parameters)
+    for name, rows, size in zip(names, outline.rows()[unit], costs[unit].parameters, strict=True):
+        own = rows // (split.tp if split_dim(f".{name}", split.tensor_split) == 0 else 1)
+        yield own, size // own
 
 
 def _most(spec: RunSpec, rows: int, width: int) -> int:

@@ -16,17 +16,36 @@ from typing import NamedTuple
 from parallel_core.plan.places import TIED, Bucket, Places
 
 
+class Turn(NamedTuple):
+    """What torch's `fully_shard` makes of a layer when its turn comes: elements, of `params` and `grads` as of
+    activations (`plan.fully_sharded`)."""
+
+    params: int
+    """Its parameters, padded."""
+    earlier: int
+    """Those of the layer before, whose gather is held in a forward until these are copied out of theirs."""
+    ahead: int
+    """Those of the layer that is gathered ahead while this one goes back."""
+    behind: int
+    """Gradients of the layer behind it, in their reduce-scatter until this one is through."""
+    summed: tuple[int, int]
+    """(gradients, what their sum is made in) when it is."""
+    stays: bool
+    """Its backward comes at once, before it is let go."""
+
+
 class Whole(NamedTuple):
     """Elements at most: `at[unit]` while the layer's gradients come in, `before[unit]` until the first of them does,
     `resting` before the first of a backward.
     `params[unit]` = those of parameters in the layer's backward, `shared` of which all layers have; {} where they are
-    always there."""
+    always there. `turns[unit]`: where torch gathers and sums instead."""
 
     at: Mapping[int, int]
     resting: int
     params: Mapping[int, int] = {}
     shared: int = 0
     before: Mapping[int, int] = {}
+    turns: Mapping[int, Turn] = {}
 
 
 NOTHING = Whole({}, 0)

@@ -9,8 +9,8 @@ ZeRO-3 the parameters, too (section 5.3), but for the buckets that backward is f
 
 Activations peak in a backward (`plan.backward`). Full recomputation keeps only the input of each block and rebuilds one
 block at a time; embedding and head are not recomputed. `activations` are what is kept for a backward; `buffers` are
-gradients of activations, messages and tokens. Without a flush, `params` are those of all weight versions that a stage
-keeps (Narayanan et al. 2019, section 3.3).
+gradients of activations, messages, tokens, tables and running statistics. Without a flush, `params` are those of all
+weight versions that a stage keeps (Narayanan et al. 2019, section 3.3).
 
 Ranks of a place need the same, but where tensor groups differ in size and where replicas take turns. Not counted: the
 framework itself, a CUDA context, workspace inside kernels, memory that ranks of a host talk through, what gloo or NCCL
@@ -26,10 +26,11 @@ from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.plan import fully_sharded
-from parallel_core.plan.backward import Layers, Seat, at_peak
+from parallel_core.plan.backward import Seat, at_peak
 from parallel_core.plan.lean import NOTHING, Whole, whole_buckets, with_layers
 from parallel_core.plan.places import TIED, Home, Places, alone_of, bucket_bytes, gathers_ahead, home, shards_of
 from parallel_core.plan.places import place as place_all
+from parallel_core.plan.segments import Layers
 from parallel_core.plan.under_way import copies
 from parallel_core.plan.units import unit_costs
 from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, RunSpec
@@ -96,7 +97,8 @@ def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMe
     if torchs:
         mine = [fully_sharded.owned(spec, layers.costs, seat.replica)] * 2 + [fully_sharded.room(spec, layers.costs)]
     live = at_peak(spec, layers, stages, _whole(spec, layers.costs, stages), seat)
-    read = _batch_bytes(spec, place, seat.replica, (layers.names[unit] for of in stages.values() for unit in of))
+    units = [layers.names[unit] for of in stages.values() for unit in of]
+    other = _batch_bytes(spec, place, seat.replica, units) + outline_of(spec.model).standing(units, size)
     return RankMemory(
         rank=rank,
         stage=place,
@@ -104,7 +106,7 @@ def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMe
         grads=main * mine[1] + size * live.grads,
         optimizer=states * main * mine[0],
         activations=size * live.kept,
-        buffers=size * live.passing + read,
+        buffers=size * live.passing + other,
     )
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from parallel_core.data.images import Images, digits, enlarging
 from parallel_core.models.batchnorm import BatchNorm
 from parallel_core.models.passing import Passing
-from parallel_core.models.registry import parameter_shapes
+from parallel_core.models.registry import build_unit, parameter_shapes
 from parallel_core.outline import outline_of
 from parallel_core.plan.units import parameter_count, unit_costs
 from parallel_core.spec import ModelSpec, RunSpec, field_errors
@@ -50,6 +50,24 @@ def test_the_outline_is_what_is_built(model: ModelSpec) -> None:
     for name, cost in zip(outline.units(), costs, strict=True):
         built = [math.prod(shape) for full, shape in shapes.items() if full.startswith(f"{name}.")]
         assert sorted(cost.parameters) == sorted(built)
+
+
+@pytest.mark.parametrize("model", [*SMALL, ModelSpec(layers=2, heads=2, hidden=8, activation="swiglu")], ids=str)
+def test_rows_are_those_of_what_is_built(model: ModelSpec) -> None:
+    """Each beside the size of its parameter."""
+    outline, shapes = outline_of(model), parameter_shapes(model)
+    costs = unit_costs(RunSpec.model_validate({"model": model.model_dump()}))
+    for name, rows, cost in zip(outline.units(), outline.rows(), costs, strict=True):
+        built = [(shape[0], math.prod(shape)) for full, shape in shapes.items() if full.startswith(f"{name}.")]
+        assert sorted(zip(rows, cost.parameters, strict=True)) == sorted(built)
+
+
+def test_running_statistics_are_all_that_layers_have_besides() -> None:
+    model = ModelSpec(kind="resnet50", width=2)
+    outline = outline_of(model)
+    for name in outline.units():
+        buffers = build_unit(model, name, torch.float64).buffers()
+        assert outline.standing([name], 8) == sum(buffer.nbytes for buffer in buffers)
 
 
 def test_digits_are_there() -> None:

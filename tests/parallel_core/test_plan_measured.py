@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from parallel_core.local import LocalYard
-from parallel_core.plan.memory import predict
-from parallel_core.spec import RunSpec
+from tests.parallel_core.metered import assert_predicted
 
 PIPELINE = {"pp": 2, "micro_batches": 4}
 COLUMNS = {"tp": 2, "tensor_split": "columns"}
@@ -54,7 +53,7 @@ LLAMA = {**GPT, "kv_heads": 2, "positions": "rope", "activation": "swiglu", "nor
 def test_prediction_is_within_three_percent(
     yard: LocalYard, tmp_path: Path, split: dict[str, Any], precision: str, tied: bool
 ) -> None:
-    _assert_predicted(yard, tmp_path, {**GPT, "tied": tied}, split, precision)
+    assert_predicted(yard, tmp_path, {**GPT, "tied": tied}, split, precision)
 
 
 @pytest.mark.parametrize(
@@ -81,12 +80,12 @@ def test_prediction_is_within_three_percent(
 def test_prediction_holds_for_what_is_not_kept_whole(
     yard: LocalYard, tmp_path: Path, split: dict[str, Any], attention: str
 ) -> None:
-    _assert_predicted(yard, tmp_path, {**GPT, "attention": attention}, split, "fp32")
+    assert_predicted(yard, tmp_path, {**GPT, "attention": attention}, split, "fp32")
 
 
 @pytest.mark.parametrize("split", [{"tp": 2}, {**PIPELINE, "recompute": "full"}, {"tp": 2, "recompute": "selective"}])
 def test_prediction_holds_for_a_llama(yard: LocalYard, tmp_path: Path, split: dict[str, Any]) -> None:
-    _assert_predicted(yard, tmp_path, LLAMA, split, "fp32")
+    assert_predicted(yard, tmp_path, LLAMA, split, "fp32")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_prediction_holds_for_a_llama(yard: LocalYard, tmp_path: Path, split: di
 def test_prediction_holds_for_shared_keys_positions_and_dropout(
     yard: LocalYard, tmp_path: Path, more: dict[str, Any], split: dict[str, Any]
 ) -> None:
-    _assert_predicted(yard, tmp_path, {**GPT, "layers": 4, **more}, split, "fp32")
+    assert_predicted(yard, tmp_path, {**GPT, "layers": 4, **more}, split, "fp32")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +120,7 @@ def test_prediction_holds_for_shared_keys_positions_and_dropout(
 def test_prediction_holds_where_backward_is_split_and_layers_are_not_linear(
     yard: LocalYard, tmp_path: Path, model: dict[str, Any]
 ) -> None:
-    _assert_predicted(yard, tmp_path, model, {**PIPELINE, "schedule": "zb-h1"}, "fp32")
+    assert_predicted(yard, tmp_path, model, {**PIPELINE, "schedule": "zb-h1"}, "fp32")
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -135,7 +134,7 @@ def test_prediction_holds_where_backward_is_split_and_layers_are_not_linear(
     ],
 )
 def test_prediction_holds_for_others(yard: LocalYard, tmp_path: Path, model: dict[str, Any], recompute: str) -> None:
-    _assert_predicted(yard, tmp_path, model, {**PIPELINE, "recompute": recompute}, "fp32")
+    assert_predicted(yard, tmp_path, model, {**PIPELINE, "recompute": recompute}, "fp32")
 
 
 @pytest.mark.parametrize(
@@ -154,19 +153,19 @@ def test_prediction_holds_for_an_lstm_in_any_precision(
 ) -> None:
     if precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("this CPU has no kernel for LSTMs in bf16")
-    _assert_predicted(yard, tmp_path, {**GNMT, "layers": 3}, split, precision)
+    assert_predicted(yard, tmp_path, {**GNMT, "layers": 3}, split, precision)
 
 
 def test_an_lstm_that_goes_back_by_positions_has_the_gradient_of_its_output(yard: LocalYard, tmp_path: Path) -> None:
     """Where it is the last of its graph, too; what attention behind it kept is let go by then."""
-    _assert_predicted(yard, tmp_path, GNMT, {**PIPELINE, "recompute": "full"}, "fp64", within=0.01)
+    assert_predicted(yard, tmp_path, GNMT, {**PIPELINE, "recompute": "full"}, "fp64", within=0.01)
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp16"])
 def test_prediction_counts_images_in_their_precision_and_what_norms_keep(
     yard: LocalYard, tmp_path: Path, precision: str
 ) -> None:
-    _assert_predicted(
+    assert_predicted(
         yard, tmp_path, {"kind": "resnet50", "width": 8}, {**PIPELINE, "recompute": "full"}, precision, within=0.01
     )
 
@@ -177,7 +176,7 @@ def test_the_gradient_that_came_is_there_while_earlier_blocks_are_made_again(
 ) -> None:
     """A stage's last block is cut in two, so that an earlier one needs most."""
     split = {"pp": 2, "micro_batches": 2, "schedule": schedule, "cuts": cuts, "recompute": "full"}
-    _assert_predicted(yard, tmp_path, GPT, split, "fp64", within=0.01)
+    assert_predicted(yard, tmp_path, GPT, split, "fp64", within=0.01)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +187,7 @@ def test_a_tensor_rank_that_sends_nothing_keeps_nothing_sent(
 ) -> None:
     """A stage with one tensor rank takes what it needs from the first one of the stage before it or behind it."""
     split = {"pp": 2, "micro_batches": 8, "schedule": schedule, "widths": widths, "recompute": "full"}
-    _assert_predicted(yard, tmp_path, {**GPT, "hidden": 32, "heads": 2}, split, "fp32", within=0.01)
+    assert_predicted(yard, tmp_path, {**GPT, "hidden": 32, "heads": 2}, split, "fp32", within=0.01)
 
 
 @pytest.mark.parametrize(("replicas", "micro_batches"), [([2, 1], 3), ([1, 2, 1], 8)])
@@ -197,52 +196,52 @@ def test_replicas_that_take_turns_need_what_their_own_micro_batches_do(
     yard: LocalYard, tmp_path: Path, replicas: list[int], micro_batches: int, recompute: str
 ) -> None:
     split = {"pp": len(replicas), "replicas": replicas, "micro_batches": micro_batches, "recompute": recompute}
-    _assert_predicted(yard, tmp_path, GPT, split, "fp32", within=0.01, batch=24)
+    assert_predicted(yard, tmp_path, GPT, split, "fp32", within=0.01, batch=24)
 
 
 def test_a_gradient_that_the_next_activation_proves_taken_is_let_go(yard: LocalYard, tmp_path: Path) -> None:
     split = {"pp": 2, "micro_batches": 8, "recompute": "full"}
-    _assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "fp32", within=0.005)
+    assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "fp32", within=0.005)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_an_embedding_alone_needs_most_in_its_only_forward(yard: LocalYard, tmp_path: Path, schedule: str) -> None:
     """What it finds, that with positions, and room for the gradient that is to come."""
     split = {"pp": 2, "cuts": [1], "schedule": schedule}
-    _assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "fp32", within=0.005)
+    assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "fp32", within=0.005)
 
 
 def test_what_a_shared_vocabulary_looks_up_is_counted(yard: LocalYard, tmp_path: Path) -> None:
     split = {"pp": 2, "tp": 2, "schedule": "v-min", "cuts": [1, 5, 7]}
-    _assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "bf16", within=0.01)
+    assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "bf16", within=0.01)
 
 
 def test_rows_gathered_for_a_second_layer_are_let_go_by_a_core_made_again(yard: LocalYard, tmp_path: Path) -> None:
     split = {"pp": 2, "tp": 2, "schedule": "naive", "sequence": True, "recompute": "selective"}
-    _assert_predicted(yard, tmp_path, {**GPT, "layers": 5, "dropout": 0.1}, split, "bf16", within=0.02)
+    assert_predicted(yard, tmp_path, {**GPT, "layers": 5, "dropout": 0.1}, split, "bf16", within=0.02)
 
 
 def test_what_a_forward_without_a_graph_holds_is_counted(yard: LocalYard, tmp_path: Path) -> None:
     """Between backwards: a layer that gathers has its input, and its columns before and behind they are put in order;
     W keeps this rank's columns of the gradient."""
     split = {**COLUMNS, **PIPELINE, "schedule": "v-min", "recompute": "full"}
-    _assert_predicted(yard, tmp_path, {**GPT, "layers": 4}, split, "fp16", within=0.01)
+    assert_predicted(yard, tmp_path, {**GPT, "layers": 4}, split, "fp16", within=0.01)
 
 
 def test_a_layer_that_gathers_in_a_forward_with_its_graph_has_columns_twice(yard: LocalYard, tmp_path: Path) -> None:
     split = {**COLUMNS, **PIPELINE, "schedule": "v-half"}
-    _assert_predicted(yard, tmp_path, {**GPT, "layers": 4}, split, "fp32", within=0.01)
+    assert_predicted(yard, tmp_path, {**GPT, "layers": 4}, split, "fp32", within=0.01)
 
 
 def test_an_embedding_alone_has_its_rows_while_positions_are_added(yard: LocalYard, tmp_path: Path) -> None:
     split = {**PIPELINE, "micro_batches": 2, "schedule": "zb-h2", "recompute": "full", "cuts": [1]}
-    _assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "fp64", within=0.01)
+    assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "fp64", within=0.01)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_norms_over_the_samples_of_all_replicas_are_counted(yard: LocalYard, tmp_path: Path, precision: str) -> None:
     split = {**PIPELINE, "dp": 2, "recompute": "full"}
-    _assert_predicted(yard, tmp_path, {"kind": "resnet50", "width": 8}, split, precision, within=0.01)
+    assert_predicted(yard, tmp_path, {"kind": "resnet50", "width": 8}, split, precision, within=0.01)
 
 
 @pytest.mark.parametrize("shards", [{"zero": 2}, {"zero": 3}, {"zero": 3, "zero_backend": "fully_shard"}])
@@ -250,48 +249,16 @@ def test_norms_over_the_samples_of_all_replicas_are_counted(yard: LocalYard, tmp
 def test_prediction_holds_for_an_lstm_whose_gradients_are_sharded(
     yard: LocalYard, tmp_path: Path, more: dict[str, Any], shards: dict[str, Any]
 ) -> None:
-    _assert_predicted(yard, tmp_path, GNMT, {"dp": 2, **shards, **more}, "fp32")
+    assert_predicted(yard, tmp_path, GNMT, {"dp": 2, **shards, **more}, "fp32")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_replicas_of_fully_shard_own_what_rows_are_left(yard: LocalYard, tmp_path: Path, precision: str) -> None:
     """Nothing of this model divides by three: the last replica owns less, and all have room for as many."""
     split = {"dp": 3, "zero": 3, "zero_backend": "fully_shard"}
-    _assert_predicted(yard, tmp_path, GPT, split, precision, within=0.003, batch=24)
+    assert_predicted(yard, tmp_path, GPT, split, precision, within=0.003, batch=24)
 
 
 def test_what_comes_out_of_the_only_bucket_is_counted(yard: LocalYard, tmp_path: Path) -> None:
     """All of a small model is sent at once; behind the first micro-batch its sum comes out beside what is kept."""
-    _assert_predicted(yard, tmp_path, {"kind": "mlp"}, {"dp": 2, "zero": 2, "micro_batches": 2}, "fp32")
-
-
-def _assert_predicted(
-    yard: LocalYard,
-    tmp_path: Path,
-    model: dict[str, Any],
-    split: dict[str, Any],
-    precision: str,
-    within: float = 0.03,
-    batch: int = 16,
-) -> None:
-    spec = RunSpec.model_validate(
-        {
-            "model": model,
-            "parallel": split,
-            "train": {"steps": 3, "warmup_steps": 2, "global_batch": batch, "precision": precision},
-        }
-    )
-    for predicted, measured in zip(predict(spec), _metered(yard, tmp_path, spec), strict=True):
-        for category in ("params", "grads", "optimizer"):
-            assert measured["peak"][category] == predicted.as_dict()[category]
-        assert measured["peak_total"] == pytest.approx(predicted.total, rel=within)
-
-
-def _metered(yard: LocalYard, folder: Path, spec: RunSpec) -> list[dict[str, Any]]:
-    """Of each rank. Under `fully_shard` of the run of three in which it took least: gloo's thread lets go of a bucket
-    behind the end of its collective, on a busy host long behind it, and torch does not wait for that."""
-    runs = 3 if spec.parallel.zero_backend == "fully_shard" else 1
-    outcomes = [yard.run(spec, folder / str(i)) for i in range(runs)]
-    assert all(outcome.ok for outcome in outcomes), [outcome.failure() for outcome in outcomes]
-    of_ranks = [[outcome.last(rank, "memory") for outcome in outcomes] for rank in range(spec.parallel.world)]
-    return [min((one for one in of if one), key=lambda one: int(one["peak_total"])) for of in of_ranks]
+    assert_predicted(yard, tmp_path, {"kind": "mlp"}, {"dp": 2, "zero": 2, "micro_batches": 2}, "fp32")

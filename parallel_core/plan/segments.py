@@ -1,0 +1,193 @@
+"""A stage's layers as they go forward and backward together, and the worst instants of that, in elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from operator import add
+from typing import NamedTuple
+
+from parallel_core.outline import UnitCost, block_of
+from parallel_core.outline.recompute import recomputed
+from parallel_core.plan import fully_sharded
+from parallel_core.plan.lean import Turn, Whole
+from parallel_core.plan.units import boundary_elements, unit_costs
+from parallel_core.spec import RunSpec
+
+
+class Layers(NamedTuple):
+    """All layers of a run: their costs, the elements that enter each (0 behind the last), names, and which blocks
+    recompute."""
+
+    costs: Sequence[UnitCost]
+    edges: Sequence[int]
+    names: Sequence[str]
+    chosen: frozenset[str]
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Layers:
+        names = spec.model.units()
+        costs: Sequence[UnitCost] = unit_costs(spec)
+        if fully_sharded.by_torch(spec):
+            costs = fully_sharded.let_go_late(spec, costs)
+        return cls(costs, [*boundary_elements(spec), 0], names, recomputed(spec.parallel, names))
+
+
+class Live(NamedTuple):
+    """Elements at one instant: kept for backwards, passing (gradients of activations on their way), and gradients of
+    parameters, and parameters, in buckets that are whole for a while, in elements of activations."""
+
+    kept: int
+    passing: int
+    grads: int = 0
+    params: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Layers that go backward together; where they are recomputed only the input of the first is kept. `grads` are
+    what whole buckets take in the backward of each, `before` its first gradient, `resting` before that of the loss;
+    `params` those of parameters; `turns` where torch shards them."""
+
+    units: tuple[UnitCost, ...]
+    grads: tuple[int, ...]
+    before: tuple[int, ...]
+    params: tuple[int, ...]
+    recomputed: bool
+    resting: int = 0
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def kept(self) -> int:
+        """Elements kept of one micro-batch from forward to backward."""
+        if self.recomputed:
+            return self.units[0].boundary
+        return sum(self.saved(i) for i in range(len(self.units)))
+
+    def saved(self, i: int) -> int:
+        """Of the segment's layer `i`, where it is not recomputed."""
+        unit = self.units[i]
+        return unit.boundary + unit.inner - (unit.copied if i else 0)
+
+    @property
+    def weights(self) -> int:
+        """Elements that W needs of one micro-batch."""
+        return sum(unit.weights for unit in self.units)
+
+    def worst(self, output: int, split: bool) -> Live:
+        """The worst instant of its backward, which starts from its `output` and the gradient of that (0: the loss).
+
+        While a layer runs backward, those before it keep theirs and those behind it have let go, where the backward is
+        `split` of all but what W needs. Where the next layer behind is another one of this segment, the gradient of its
+        input is there, and that of the output until the end (`split`: W needs both anyway); the last layer counts them
+        as passing.
+        """
+        instants, before, behind = [], 0, self.weights
+        for i, unit in enumerate(self.units):
+            before += self.saved(i)
+            behind -= unit.weights
+            last = i == len(self.units) - 1
+            own = bool(unit.let_go or not unit.weights)  # a gradient that passes whole, of which W keeps part at most
+            gradient = 0 if last or (split and not own) else self.units[i + 1].boundary + output
+            gradient += unit.leaving if last else 0
+            gradient += output if last and (unit.gathered or unit.let_go) else 0  # of its rows, beside what it gathers
+            kept = before + unit.core + output + split * behind
+            passing, params = unit.passing + gradient + split * (unit.put_off - unit.product), self.params[i]
+            grads, resting = (0, 0) if split else (self.grads[i], self.resting)  # B fills no bucket
+            instants.append(Live(kept, max(unit.loss, unit.drawn) + gradient, resting, params))
+            if self.recomputed:
+                instants.append(Live(before + unit.forward, output, resting, params))
+            kept -= unit.loss  # of log-probabilities in fp32 their gradient is left
+            if unit.late and not split:
+                instants.append(Live(kept - unit.late, passing, grads, params))
+                grads = self.before[i]
+            instants.append(Live(kept, passing, grads, params))
+        return max((*instants, *self._turns(output)), key=sum)
+
+    def _turns(self, output: int) -> Iterator[Live]:
+        """Of its backward the instants at which torch has gathered a layer, and at which it sums its gradients: by then
+        the layer has let go of all but its input and the gradient of that."""
+        before, there = 0, 0
+        for i, (unit, turn) in enumerate(zip(self.units, self.turns, strict=False)):
+            gradient = output if i == len(self.units) - 1 else self.units[i + 1].boundary + output
+            if self.recomputed:  # those before it in its block have been made whole again, too
+                yield Live(before + unit.boundary, output, 0, there + (turn.earlier if i else 0) + 2 * turn.params)
+                yield Live(before + self.saved(i) + unit.forward, output, 0, there + 2 * turn.params)
+            elif not turn.stays:
+                yield Live(before + self.saved(i) + output, gradient, turn.behind, 2 * turn.params)
+            grads, copied = turn.summed
+            passing = unit.boundary + output + copied
+            yield Live(before + unit.boundary + output, passing, grads, there if self.recomputed else turn.ahead)
+            there += turn.params
+            before += self.saved(i)
+
+    def first_turns(self) -> Iterator[Live]:
+        """Of its first forward those at which torch has gathered a layer, and in which that works."""
+        before = 0
+        for i, (unit, turn) in enumerate(zip(self.units, self.turns, strict=False)):
+            yield Live(before + unit.boundary, 0, 0, turn.earlier + 2 * turn.params)
+            if not self.recomputed:
+                yield Live(before + self.saved(i) + unit.forward, 0, 0, 2 * turn.params)
+                before += self.saved(i)
+                continue
+            alone = unit.inner if unit.alone is None else unit.alone
+            before = self.units[0].boundary
+            yield Live((before if i else 0) + unit.boundary + alone, 0, 0, 2 * turn.params)
+
+
+def segments_of(spec: RunSpec, layers: Layers, units: Sequence[int], whole: Whole) -> list[Segment]:
+    """The stage's layers as the engine recomputes them, block by block; layers outside of blocks are not."""
+
+    def segment(of: Sequence[int], again: bool) -> Segment:
+        grads = tuple(whole.at.get(unit, 0) * spec.fp32_elements for unit in of)
+        before = tuple(whole.before.get(unit, whole.at.get(unit, 0)) * spec.fp32_elements for unit in of)
+        params = [whole.params.get(unit, 0) for unit in of]
+        if again:  # those before it have been made whole again, too
+            own = accumulate(max(0, count - whole.shared) for count in params)
+            params = [whole.shared + count for count in own]
+        costs = tuple(layers.costs[unit] for unit in of)
+        turns = tuple(whole.turns[unit] for unit in of if unit in whole.turns)
+        return Segment(costs, grads, before, tuple(params), again, whole.resting * spec.fp32_elements, turns)
+
+    if spec.parallel.recompute != "full":
+        return [segment(units, False)]
+    blocks = groupby(units, key=lambda unit: block_of(layers.names[unit]) or layers.names[unit])
+    return [segment(tuple(block), key in layers.chosen) for key, block in blocks]
+
+
+def in_backward(segments: Sequence[Segment], output: int, in_flight: int, sent: int, split: bool = False) -> Live:
+    """The worst instant of a backward (`split`: of a B), with `in_flight` micro-batches of which one runs backward.
+
+    The others keep everything, and `sent` of them their `output` (0 on the last stage).
+    """
+    instants, before, needed = [], 0, sum(segment.weights for segment in segments)
+    for i, segment in enumerate(segments):
+        needed -= segment.weights
+        behind = segments[i + 1].units[0].boundary if i < len(segments) - 1 else output
+        live = segment.worst(behind, split)
+        received = output if i < len(segments) - 1 and not split else 0  # the gradient that came is held to the end
+        instants.append(live._replace(kept=before + live.kept + split * needed, passing=live.passing + received))
+        instants += [turn._replace(kept=before + turn.kept) for turn in segment.first_turns()]
+        before += segment.kept
+    if not any(segment.recomputed for segment in segments):
+        instants.append(Live(before + in_forward(segments), 0))
+    worst = max(instants, key=sum)
+    return worst._replace(kept=(in_flight - 1) * before + sent * output + worst.kept)
+
+
+def in_forward(segments: Sequence[Segment], output: int = 0) -> int:
+    """Most that a forward holds beside what the micro-batch keeps when it is through, its `output` among it; of one
+    without a graph what its layers say, or about what the largest would keep."""
+    instants, behind = [0], output
+    for segment in reversed(segments):
+        if segment.recomputed:  # of its inputs it keeps that of the first layer
+            inputs = [unit.boundary if i else 0 for i, unit in enumerate(segment.units)]
+            alone = [unit.inner if unit.alone is None else unit.alone for unit in segment.units]
+            instants.append(max(map(add, inputs, alone)) - behind)
+            behind += segment.kept
+            continue
+        for i in reversed(range(len(segment.units))):
+            instants.append(segment.units[i].forward - behind)
+            behind += segment.saved(i)
+    return max(instants)

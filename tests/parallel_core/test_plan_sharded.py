@@ -1,0 +1,43 @@
+"""The predicted peak against the meter's where torch's fully_shard cuts models of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_core.local import LocalYard
+from tests.parallel_core.metered import assert_predicted
+
+TORCH = {"zero": 3, "zero_backend": "fully_shard"}
+MLP = {"kind": "mlp"}
+VGG = {"kind": "vgg16", "width": 8}
+
+
+@pytest.fixture(scope="module")
+def yard() -> Iterator[LocalYard]:
+    with LocalYard() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("model", [MLP, VGG, {"kind": "resnet50", "width": 8}], ids=["mlp", "vgg16", "resnet50"])
+def test_large_layers_need_most_when_they_are_gathered_or_summed(
+    yard: LocalYard, tmp_path: Path, model: dict[str, Any], recompute: str
+) -> None:
+    """A gather is copied out and, in a forward, held beside the next one; gradients are summed in a copy."""
+    split = {**TORCH, "dp": 2, "recompute": recompute}
+    assert_predicted(yard, tmp_path, model, split, "fp32", within=0.01, exact=["optimizer"])
+
+
+@pytest.mark.parametrize("model", [MLP, VGG], ids=["mlp", "vgg16"])
+def test_rows_of_any_layer_are_shared_out_over_three(yard: LocalYard, tmp_path: Path, model: dict[str, Any]) -> None:
+    split = {**TORCH, "dp": 3}
+    assert_predicted(yard, tmp_path, model, split, "fp32", within=0.007, batch=24, exact=["optimizer"])
+
+
+def test_in_sixteen_bits_a_gathered_layer_sums_its_gradients_in_them(yard: LocalYard, tmp_path: Path) -> None:
+    """No product stands beside the sum, which is as wide."""
+    assert_predicted(yard, tmp_path, MLP, {**TORCH, "dp": 2}, "bf16", within=0.002, exact=["optimizer"])
