@@ -102,11 +102,10 @@ def be_rank(seat: Seat, run_rank: RunRank) -> NoReturn:
     """Train, and leave with an exit code of `launch`. Never returns: exits without running the server's clean-up."""
     os.setsid()
     _log_to(log_path(seat.folder, seat.rank), keep=seat.listen_fd)
-    seat = _take_place(seat)
     sink, page = FileSink(seat.folder, seat.rank), progress.Progress(seat.folder, seat.rank)
     code = 0
     try:
-        run_rank(seat, sink, page)
+        run_rank(_take_place(seat), sink, page)
     except Stopped as error:
         sys.stderr.write(f"{error}\n")
         code = EXIT_STOPPED
@@ -150,7 +149,9 @@ def _take_place(seat: Seat) -> Seat:
     torch.set_num_threads(1)
     cap = seat.spec.trace.memory_cap
     if cap is not None and seat.order["device_kind"] == "cuda":
-        total = torch.cuda.get_device_properties(0).total_memory
+        from parallel_core.engine.device import first_gpu
+
+        total = torch.cuda.get_device_properties(first_gpu()).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
     return seat
 

@@ -83,8 +83,7 @@ class CudaDevice:
     def __init__(self, sharing: int = 1) -> None:
         """Ranks that share it exchange through the host (`staged`)."""
         self.sharing, self.backend = sharing, "gloo" if sharing > 1 else "nccl"
-        self.torch = torch.device("cuda", 0)
-        torch.cuda.set_device(self.torch)
+        self.torch = first_gpu()
         be_exact()
 
     @property
@@ -105,6 +104,19 @@ class CudaDevice:
 
     def recorder(self, stage: int, replica: int) -> SpanRecorder:
         return recorder_for("cuda", stage=stage, replica=replica)
+
+
+def first_gpu() -> torch.device:
+    """The first visible CUDA device, taken. Raises RuntimeError, with what would do, where PyTorch can use none."""
+    first = torch.device("cuda", 0)
+    try:
+        torch.cuda.set_device(first)
+    except (AttributeError, RuntimeError, AssertionError) as error:  # a build without CUDA lacks parts of itself
+        raise RuntimeError(
+            f"train.device=cuda, and PyTorch {torch.__version__} cannot use a CUDA device here ({error}); use "
+            "train.device=cpu, or a host with a GPU, its driver and a CUDA build of PyTorch."
+        ) from error
+    return first
 
 
 def be_exact() -> None:

@@ -14,6 +14,7 @@ import torch
 from parallel_core import launch, launch_rank
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.reporter import Reporter
+from parallel_core.local import LocalYard
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import FileSink
 from parallel_core.observe.scope import Scope
@@ -92,3 +93,14 @@ def test_settings_of_cuda_and_nccl_reach_the_ranks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
     seen = launch.environment()
     assert told.items() <= seen.items() and seen["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a host without CUDA")
+@pytest.mark.parametrize("trace", [{}, {"memory_cap": 1 << 30}])
+def test_a_host_without_cuda_says_so(trace: dict[str, int], tmp_path: Path) -> None:
+    spec = RunSpec.model_validate({"train": {"device": "cuda", "global_batch": 1}, "trace": trace})
+    with LocalYard() as yard:
+        outcome = yard.run(spec, tmp_path)
+    fault = outcome.last(0, "fault")
+    assert fault is not None and fault["type"] == "RuntimeError"
+    assert "train.device=cuda, and PyTorch" in fault["message"] and "use train.device=cpu" in fault["message"]
