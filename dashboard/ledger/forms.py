@@ -27,10 +27,10 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def models() -> dict[str, RunSpec]:
-    """Title -> a spec with that model: those of the presets, then of the newest runs; each model once, and once more
-    for each way of sharing layers over a tensor group that a profile measures only where its spec has it."""
+    """Title -> a spec with that model: those of the presets, then of the newest runs that train; each model once, and
+    once more for each way of sharing layers over a tensor group that a profile measures only where its spec has it."""
     specs = [RunSpec.model_validate(preset.spec) for preset in PRESETS]
-    for spec in Run.objects.order_by("-id").values_list("spec", flat=True)[:RECENT]:
+    for spec in Run.objects.filter(wish={}).order_by("-id").values_list("spec", flat=True)[:RECENT]:
         try:
             specs.append(RunSpec.model_validate(spec))
         except ValueError:  # of an older version

@@ -12,6 +12,7 @@ from dashboard.api.models import Scope
 from dashboard.control.orders import start_message
 from dashboard.fleet.models import Worker
 from dashboard.ledger import between
+from dashboard.ledger.forms import models
 from dashboard.ledger.models import LinksBetween
 from dashboard.runs import linking, queue, services
 from dashboard.runs.models import Run
@@ -39,6 +40,9 @@ def test_a_pair_is_timed_by_a_run_that_has_both_to_itself(member: Client, two_ho
     (request,) = queue.requests(queue.queued_runs())
     assert (request.among, request.hosts, request.exclusive) == (("yard-a", "yard-b"), 2, True)
     assert start_message(started(run))["wish"] == {"links": ["yard-a", "yard-b"]}
+    assert run.spec["model"] not in [spec.model.model_dump(mode="json") for spec in models().values()], (
+        "it has no model"
+    )
     again = member.post("/runs/links", {"first": "yard-a", "second": "yard-b"})
     assert again["Location"] == f"/runs/{run.pk}/" and Run.objects.count() == 1  # one is under way
 
