@@ -30,7 +30,7 @@ class LinksIn(Schema):
 
 class LinkOut(Schema):
     """One kind of message among `ranks` ranks on `hosts` hosts in equal numbers: `seconds` of each of `sizes` bytes,
-    and the nearest line through them."""
+    the latency of the smallest, and the rate from a sixteenth of the largest on."""
 
     what: str
     ranks: int

@@ -88,7 +88,7 @@ def sentence(run: Run) -> str:
 
 
 def line_text(link: Link) -> str:
-    """`0.21 ms and 940 MiB/s`: the latency and the rate of the nearest line."""
+    """`0.21 ms and 940 MiB/s`: the latency of the smallest size and the rate of the largest ones."""
     alpha, rate = _line(link)
     return f"{alpha} and {rate}"
 

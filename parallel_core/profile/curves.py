@@ -15,6 +15,8 @@ from parallel_core.spec import DeviceKind
 What = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Size = Annotated[float, Field(ge=0, le=1e15)]
+BULK = 16
+"""The rate of a link is that from a sixteenth of the largest size up to it."""
 HostName = Annotated[str, Field(max_length=200)]
 
 
@@ -52,14 +54,16 @@ class Curve(Value):
 
     @cached_property
     def line(self) -> tuple[float, float]:
-        """(alpha, beta): the latency in seconds and the seconds a byte of the nearest line, by relative error."""
-        if len(self.sizes) == 1:
+        """(alpha, beta): the latency in seconds, of the smallest size, and the seconds a byte of the largest sizes.
+
+        A line through all points would be neither: buffers and burst allowances let small messages pass faster than
+        the wire."""
+        smallest, largest = self.sizes[0], self.sizes[-1]
+        low = max((size for size in self.sizes if size <= largest / BULK), default=smallest)
+        if low == largest:
             return self.seconds[0], 0.0
-        x, y = np.array(self.sizes), np.array(self.seconds)
-        weights = 1 / np.maximum(y, 1e-9)
-        rows = np.stack([weights, weights * x], 1)
-        (alpha, beta), *_ = np.linalg.lstsq(rows, weights * y, rcond=None)
-        return float(max(alpha, 0.0)), float(max(beta, 0.0))
+        beta = max(0.0, self.at(largest) - self.at(low)) / (largest - low)
+        return max(0.0, self.seconds[0] - beta * smallest), beta
 
 
 class Link(Value):

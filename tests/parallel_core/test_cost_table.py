@@ -21,6 +21,14 @@ def test_curves_go_through_their_points_and_straight_on() -> None:
     assert (alpha, beta) == (pytest.approx(1e-4, rel=0.02), pytest.approx(1e-9, rel=0.02))
 
 
+def test_a_burst_that_passes_at_once_hides_no_rate() -> None:
+    """A wire of 50 MB/s that lets 128 KiB pass as they come, as traffic shapers do: small sizes say nothing of it."""
+    sizes = [1024.0 * 4**i for i in range(8)]
+    seconds = [1e-4 + max(0.0, size - 131072) / 50e6 for size in sizes]
+    alpha, beta = Curve(sizes=sizes, seconds=seconds).line
+    assert (alpha, 1 / beta) == (pytest.approx(1e-4, rel=0.5), pytest.approx(50e6, rel=1e-6))
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
