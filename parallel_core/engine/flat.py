@@ -75,10 +75,13 @@ class FlatParameters:
         sizes = {name: shape.numel() for name, shape in shapes.items()}
         places = shard.places(sizes, device, main.itemsize)
         self.lean, self.sliced, self.size = shard.lean, shard.sliced, places.size
+        self.sharded = shard.count > 1
         part = places.size // shard.count
         self.values = torch.zeros(part if shard.sliced else places.size, dtype=dtype, device=device.torch)
         self.grads = torch.zeros(part if shard.lean else places.size, dtype=main, device=device.torch)
         self.buckets = places.buckets
+        self.wired = places.pieces(main.itemsize)
+        """Their parts that are summed one by one where they go from one CPU host to another, nothing being sharded."""
         self.parts = [bucket.part(shard.index, shard.count) for bucket in places.buckets]
         """What this replica owns of each bucket."""
         self.owned = self.parts if shard.count > 1 else [slice(0, places.size)]

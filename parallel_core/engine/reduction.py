@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallel_core.engine.collectives import Group, all_gather, all_reduce, reduce_scatter
@@ -21,6 +22,7 @@ from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.injected import late
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
+from parallel_core.plan.places import Bucket as Place
 from parallel_core.schedule.ir import Kind
 
 
@@ -65,7 +67,7 @@ class GradientReducer:
         if group is None:
             return
         parameters = {slot.name: slot.parameter for slot in flat}
-        for place, part in zip(flat.buckets, flat.parts, strict=True):
+        for place, part in self._sums():
             held = [parameters[name] for name in place.names]
             grads = flat.grads[place.start : place.stop]
             bucket = _Bucket(grads, flat.grads[part], sum(arrivals[parameter] for parameter in held))
@@ -73,6 +75,14 @@ class GradientReducer:
             for parameter in held:
                 self._home[parameter] = bucket
                 parameter.register_post_accumulate_grad_hook(self.arrived)
+
+    def _sums(self) -> list[tuple[Place, slice]]:
+        """Each part of the buffer that is summed at a time, and what this replica owns of it. On a CPU only what goes
+        over a wire goes on while a core computes: there parts are small, so that the first ones start early."""
+        wired = self._flat.grads.device.type == "cpu" and isinstance(self._group, dist.ProcessGroup)
+        if wired and not self._flat.sharded:
+            return [(piece, slice(piece.start, piece.stop)) for piece in self._flat.wired]
+        return list(zip(self._flat.buckets, self._flat.parts, strict=True))
 
     def begin_step(self) -> None:
         for bucket in self._buckets:

@@ -20,6 +20,9 @@ BUCKET_BYTES = {"cpu": 16 * 2**20, "cuda": 25 * 2**20}
 few cores communication hides nothing, so fewer is better. CUDA's is that of DDP."""
 LEAN_BUCKET_BYTES = {"cpu": 2**18, "cuda": 25 * 2**20}
 """The same under ZeRO-2, where up to two buckets are whole at a time and what they take is not saved."""
+PIECE_BYTES = 2**20
+"""Size from which a part of a CPU's bucket goes between hosts, where the wire carries it while the core computes. That
+of DDP's first bucket."""
 GATHERS_AHEAD = {"cpu": False, "cuda": True}
 """Whether ZeRO-3 gathers the next layer's parameters while a layer works, by device kind. A core computes or
 communicates, so on a CPU it would only make the peak higher."""
@@ -44,6 +47,19 @@ class Bucket:
         size = (self.stop - self.start) // shards
         return slice(self.start + index * size, self.start + (index + 1) * size)
 
+    def pieces(self, starts: Mapping[str, int], elements: int) -> list[Bucket]:
+        """The bucket cut between parameters, behind at least so many elements each, in their order."""
+        cuts, first = [], 0
+        for number, name in enumerate(self.names):
+            if number > first and starts[name] - starts[self.names[first]] >= elements:
+                cuts.append(number)
+                first = number
+        edges = [0, *cuts, len(self.names)]
+        at = [self.start, *(starts[self.names[cut]] for cut in cuts), self.stop]
+        return [
+            Bucket(at[i], at[i + 1], self.names[edges[i] : edges[i + 1]], self.stage) for i in range(len(edges) - 1)
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -52,6 +68,10 @@ class Places:
     starts: dict[str, int]
     buckets: tuple[Bucket, ...]
     size: int
+
+    def pieces(self, item: int) -> list[Bucket]:
+        """What is summed at a time where a CPU's buckets go between hosts; a gradient has `item` bytes."""
+        return [piece for bucket in self.buckets for piece in bucket.pieces(self.starts, PIECE_BYTES // item)]
 
 
 def place(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
@@ -17,7 +17,8 @@ from parallel_core.plan.units import unit_costs
 from parallel_core.profile.curves import What
 from parallel_core.profile.table import CostTable, Fixed
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op
-from parallel_core.simulate.network import Among, Exchange, Network
+from parallel_core.simulate.behind import early, shortened
+from parallel_core.simulate.network import Among, Exchange, Network, Pattern
 from parallel_core.simulate.noise import lag
 from parallel_core.spec import MAIN_BYTES, RunSpec
 
@@ -42,11 +43,21 @@ class Seconds(NamedTuple):
 
 
 class Ends:
-    """Of the ranks of one run, while `busy` devices of the host are at work."""
+    """Of the ranks of one run, while `busy` devices of the host are at work.
 
-    def __init__(self, spec: RunSpec, table: CostTable, layout: Layout, busy: int, network: Network) -> None:
+    `of_layer(unit, kind)`: seconds of one layer in an operation of that kind, of one micro-batch."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        table: CostTable,
+        layout: Layout,
+        busy: int,
+        network: Network,
+        of_layer: Callable[[int, Kind], float],
+    ) -> None:
         self._spec, self._table, self._layout, self._busy = spec, table, layout, busy
-        self._network = network
+        self._network, self._of_layer = network, of_layer
 
     @cached_property
     def _costs(self) -> list[UnitCost]:
@@ -77,7 +88,8 @@ class Ends:
             elif op.kind in REPLICA_COLLECTIVES:
                 first = next(other.stage for other in program if other.kind is op.kind)
                 compute[key] = 0.0
-                known.add(op.stage, op.kind, "data", self._reduction(op.kind, place, flat) if op.stage == first else ())
+                sums = self._reduction(op.kind, place, flat, program) if op.stage == first else ()
+                known.add(op.stage, op.kind, "data", sums)
             elif op.kind is Kind.OPT_STEP:
                 last = [other.stage for other in program if other.kind is op.kind][-1]
                 compute[key] = self._optimizer(place, flat) if op.stage == last else 0.0
@@ -90,23 +102,36 @@ class Ends:
         held = {units[unit] for stage in self._layout.stages_of(place) for unit in self._layout.stage_units[stage]}
         return bool(outline_of(self._spec.model).readers() & held)
 
-    def _reduction(self, kind: Kind, place: int, flat: Places) -> list[Exchange]:
-        """Of all buckets of a rank, one after the other; torch's `fully_shard` is through with them at the end of each
-        backward."""
+    def _reduction(self, kind: Kind, place: int, flat: Places, program: Sequence[Op]) -> Sequence[Exchange]:
+        """Of all buckets of a rank, one after the other, as far as backward does not hide them; torch's `fully_shard`
+        is through with them at the end of each backward."""
         spec = self._spec
         if by_torch(spec):
             return []
-        size = spec.element_bytes if kind is Kind.GATHER else MAIN_BYTES[spec.train.precision]
+        item = spec.element_bytes if kind is Kind.GATHER else MAIN_BYTES[spec.train.precision]
         names: dict[Kind, What] = {
             Kind.ALLREDUCE: "all_reduce",
             Kind.REDUCE_SCATTER: "reduce_scatter",
             Kind.GATHER: "all_gather",
         }
-        each = [
-            self._network.exchange(names[kind], self._network.data(place), size * (bucket.stop - bucket.start))
-            for bucket in flat.buckets
-        ]
+        lie = self._network.data(place)
+        hidden = spec.parallel.zero < 2 and kind is not Kind.GATHER and self._goes_on(lie)
+        cut = hidden and spec.parallel.zero < 1 and self._table.device == "cpu"
+        sums = flat.pieces(item) if cut else flat.buckets
+        each = [self._network.exchange(names[kind], lie, item * (one.stop - one.start)) for one in sums]
+        if hidden:
+            return shortened(each, early(sums, self._last_backward(program)))
         return each * (spec.parallel.micro_batches if spec.parallel.zero > 1 and kind is Kind.REDUCE_SCATTER else 1)
+
+    def _goes_on(self, lie: frozenset[Pattern]) -> bool:
+        """Whether collectives go on while a rank computes: a GPU's do, and those on a wire; a core does one or the
+        other."""
+        return self._table.device == "cuda" or any(len(pattern) > 1 for pattern in lie)
+
+    def _last_backward(self, program: Sequence[Op]) -> dict[int, float]:
+        """Seconds of each layer in the last operation that adds to gradients."""
+        last = [part for op in program for part in op.parts() if part.kind in (Kind.BW, Kind.W)][-1]
+        return {unit: self._of_layer(unit, last.kind) for unit in self._layout.stage_units[last.stage]}
 
     def meetings(self, stage: int, kind: Kind) -> int:
         """How often replicas wait for each other in one operation: for parameters, or for the sums of gradients."""

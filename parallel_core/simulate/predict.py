@@ -104,7 +104,7 @@ class Maker:
         require(spec, table, self.network.busy)
         self._busy = min(self.network.busy, table.busy)
         self._widths = self._layout.unit_widths()
-        self._ends = Ends(spec, table, self._layout, self._busy, self.network)
+        self._ends = Ends(spec, table, self._layout, self._busy, self.network, self._of_layer)
         self._known: dict[tuple[int, str, int, bool], list[Layers]] = {}
 
     def schedule(self, steps: int = 1) -> Schedule:
@@ -190,6 +190,10 @@ class Maker:
         found = self._rows(unit, 1)
         curve = _curve(found, [self._talk(row, unit, kind, part) for row in found])
         return curve.at(self._spec.micro_batch_size)
+
+    def _of_layer(self, unit: int, kind: Kind) -> float:
+        """Seconds of one layer for a micro-batch, while all devices work."""
+        return self.unit(unit, kind, self._busy).at(self._spec.micro_batch_size) + self.unit_wait(unit, kind)
 
     def _units(self, stage: int) -> tuple[int, ...]:
         return self._layout.stage_units[stage]

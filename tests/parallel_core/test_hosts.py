@@ -24,8 +24,9 @@ from parallel_core.launch import Event, ForkServer, StartOrder
 from parallel_core.local import LocalYard, points
 from parallel_core.observe.host import interface_of, listen_at
 from parallel_core.observe.records import SPAN, Frame, events_path, read_file
+from parallel_core.plan.units import unit_costs
 from parallel_core.schedule.ir import Kind
-from parallel_core.spec import RunSpec
+from parallel_core.spec import ModelSpec, RunSpec
 
 LIMIT_S = 120.0
 SECOND = 1_000_000_000
@@ -124,6 +125,25 @@ def test_the_numbers_are_those_of_one_host(
     rows = {rank: np.frombuffer(found[-1].blob, SPAN) for rank, found in spans.items()}
     steps = [next(row for row in found if row["kind"] == Kind.STEP) for found in rows.values()]
     assert max(row["start"] for row in steps) < min(row["end"] for row in steps), "they trained it at the same time"
+
+
+@pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
+def test_sums_between_hosts_begin_while_backward_runs(
+    hosts: tuple[Host, Host], one_host: LocalYard, tmp_path: Path
+) -> None:
+    """Of a model of several MiB the gradients go in pieces, the first before the last backward is through."""
+    model = {"layers": 2, "hidden": 192, "heads": 2, "seq": 16}
+    spec = spec_of(dp=2).model_copy(update={"model": ModelSpec.model_validate(model)})
+    apart = over_two(hosts, spec, tmp_path / "apart", attempt=30)
+    together = one_host.run(spec, tmp_path / "together")
+    assert together.ok, together.failure()
+    np.testing.assert_allclose(points(apart[0], "loss")["value"], together.series("loss")["value"], rtol=1e-6)
+    for frames in apart.values():
+        rows = np.frombuffer([frame for frame in frames if frame.kind == "spans"][-1].blob, SPAN)
+        sums, backward = rows[rows["kind"] == Kind.BUCKET], rows[rows["kind"] == Kind.BW]
+        parameters = sum(sum(cost.parameters) for cost in unit_costs(spec))
+        assert len(sums) > 2 and parameters * 4 <= sums["bytes"].sum() < parameters * 4 * 1.1
+        assert sums["start"].min() < backward["end"].max()
 
 
 @pytest.mark.skipif(not processes.LINUX or not IPV6, reason="reads /proc; a host without IPv6")

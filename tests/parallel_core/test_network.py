@@ -8,6 +8,8 @@ import pytest
 
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
+from parallel_core.plan.peak import places_of
+from parallel_core.plan.units import unit_costs
 from parallel_core.profile.curves import Link, LinksBetween, What
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.network import Network
@@ -49,6 +51,23 @@ def test_replicas_on_two_hosts_sum_their_gradients_at_the_pace_between_them() ->
     apart, together = predicted(["a", "b"], dp=2), predicted(dp=2)
     reduced = FAR_S - ALPHA_S + gradients * (FAR_BYTE_S - BYTE_S)
     assert apart - together == pytest.approx(reduced + FAR_S - ALPHA_S, rel=0.01)
+
+
+def test_sums_that_go_over_the_wire_while_backward_works_cost_nothing() -> None:
+    """Of a model of several MiB, on a fast wire: what is left are the pieces of the first block and the embedding, less
+    the time that the embedding's own backward takes."""
+    large = ModelSpec(layers=4, hidden=256, heads=4, seq=16, vocab=64)
+    run = RunSpec.model_validate({"model": large, "parallel": {"dp": 2}, "train": {"global_batch": BATCH, "steps": 5}})
+    costs, known = unit_costs(run), table(large)
+    *_, block, embedding = places_of(run, costs, [range(len(costs))]).pieces(4)
+    one_sample = known.of(1, "none", 1)[0].seconds["backward"]
+
+    def step(beta: float) -> float:
+        return predict_step(run, known, where=Where(["a", "b"], (between("a", "b", 0.0, beta),))).seconds
+
+    beta = BATCH / 2 * sum(one_sample) / 100 / (4 * block.start)
+    left = 4 * (embedding.stop - block.start) * beta - BATCH / 2 * one_sample[0]
+    assert step(beta) - step(0.0) == pytest.approx(left, rel=0.02)
 
 
 def test_a_pipeline_over_two_hosts_pays_for_the_way_between_them() -> None:
