@@ -3,12 +3,13 @@ FROM python:3.11-slim-bookworm
 ARG TORCH_INDEX=""
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 TRAINYARD_HOME=/data
 WORKDIR /app
-COPY requirements.txt constraints.txt ./
-# torch first: the largest layer, and the one that changes least. TORCH_INDEX chooses a CPU-only build.
-RUN pip install -c constraints.txt "$(grep '^torch==' constraints.txt)" numpy ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
-    && pip install -c constraints.txt -r requirements.txt
-COPY . .
 RUN useradd --system --uid 10001 --home-dir /data trainyard && mkdir -p /data && chown trainyard /data
+COPY requirements.txt constraints.txt ./
+# TORCH_INDEX chooses another build of PyTorch: pip takes 2.x+cpu before the plain 2.x of PyPI.
+RUN pip install -c constraints.txt -r requirements.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
+COPY . .
+# Bytecode is not written at run time: without this every process of every start would compile the same sources.
+RUN python -m compileall -q .
 USER trainyard
 VOLUME /data
 EXPOSE 8000

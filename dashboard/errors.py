@@ -74,8 +74,13 @@ def unknown_host(request: HttpRequest) -> HttpResponse:
         response: HttpResponse = json_error(400, message)
     else:
         response = HttpResponse(render_to_string("400.html", {"message": message}), status=400)
-    log_response("%s", message, response=response, request=request, level="warning")  # so Django adds no traceback
+    _log_line(message, request, response)
     return response
+
+
+def _log_line(message: str, request: HttpRequest, response: HttpResponse) -> None:
+    """In place of what Django would log: a traceback that says no more."""
+    log_response("%s", " ".join(message.split()), response=response, request=request, level="warning")
 
 
 def not_allowed(request: HttpRequest, exception: Exception) -> HttpResponse:
@@ -105,20 +110,22 @@ def too_large(request: HttpRequest) -> HttpResponse:
 
 def server_error(request: HttpRequest) -> HttpResponse:
     """Uses neither the session nor the database: they may be what broke."""
-    if isinstance(sys.exc_info()[1], OperationalError | InterfaceError):
-        return database_away(request)
+    error = sys.exc_info()[1]
+    if isinstance(error, OperationalError | InterfaceError):
+        return database_away(request, error)
     if request.path.startswith("/api/"):
         return json_error(500, "The server could not answer; the error is in its log.")
     return HttpResponse(render_to_string("500.html"), status=500)
 
 
-def database_away(request: HttpRequest) -> HttpResponse:
-    """Nobody's mistake, and it passes: 503, and when to ask again."""
+def database_away(request: HttpRequest, error: Exception) -> HttpResponse:
+    """Nobody's mistake, and it passes: 503, and when to ask again. The log gets one line of it."""
     if request.path.startswith("/api/"):
         response: HttpResponse = json_error(503, "The database does not answer; ask again in a moment.")
     else:
         response = HttpResponse(render_to_string("503.html"), status=503)
     response["Retry-After"] = str(RETRY_AFTER)
+    _log_line(f"The database does not answer: {error}", request, response)
     return response
 
 

@@ -116,9 +116,8 @@ class Deployment(Web):
         for folder in (binary.parent, data):
             folder.mkdir()
         binary.symlink_to(get_binary_path())
-        command = list(self.services["redis"]["command"])
-        command[-1] = f"{self.place(command[-1])} --port {self.redis_port} --bind 127.0.0.1"
-        self._run("redis", command, self.environment("redis"), data)
+        command = [self.place(word) for word in self.services["redis"]["command"]]
+        self._run("redis", [*command, "--port", str(self.redis_port), "--bind", "127.0.0.1"], self.environment("redis"), data)
         wait_ready(self.environment("web")["REDIS_URL"])
 
     def _start_postgres(self) -> None:

@@ -29,6 +29,8 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 EVENTS = "trainyard:events"
 GROUP = "controller"
+NO_SUCH_BLOB = "0" * 64
+"""What a worker asks the web for to hear whether its token is good: "not found" says that it is."""
 LIVE = "trainyard:live"
 """Short 'new data' entries for the SSE reader: fields run, study (or ''), or search, and what (JSON list of topics)."""
 

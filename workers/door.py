@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import redis
 from redis.exceptions import NoPermissionError
 
-from workers.contract import EVENTS, control_stream, queue_of
+from workers.contract import EVENTS, NO_SUCH_BLOB, control_stream, queue_of
 from workers.settings import Settings
 from workers.wire import connect
 
@@ -26,7 +26,6 @@ AGAIN_S = 2.0
 REMIND_S = 60.0
 """What still bars the way is said again after this long."""
 ANSWER_S = 10.0
-NO_SUCH_BLOB = "0" * 64
 
 
 def wait(settings: Settings, say: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ from django.core.files.storage import default_storage
 from django.db.models import Count
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
+from django.utils.log import log_response
 from ninja import Path, Router, Status
 from ninja.errors import HttpError
 
@@ -19,12 +20,14 @@ from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, WORKER, require_member
 from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
 from dashboard.api.runs import clean, record
+from dashboard.errors import json_error
 from dashboard.fleet import selectors as fleet
 from dashboard.runs.corpora import storage_name
 from dashboard.runs.models import Corpus, Run
 from dashboard.runs.selectors import Filters, list_runs
 from dashboard.studies import removal
 from dashboard.studies.models import Study
+from workers.contract import NO_SUCH_BLOB
 
 router = Router()
 CHUNK = 256 * 1024
@@ -128,6 +131,8 @@ def _worker(view: fleet.WorkerView) -> dict[str, Any]:
 )
 def blob(request: HttpRequest, sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]) -> HttpResponse:
     """The bytes of an uploaded corpus. `Range: bytes=N-` resumes a transfer that broke off."""
+    if sha256 == NO_SUCH_BLOB:
+        return _token_is_good(request)
     corpus = get_object_or_404(Corpus, sha256=sha256)
     if not default_storage.exists(storage_name(sha256)):
         raise Http404
@@ -140,6 +145,13 @@ def blob(request: HttpRequest, sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{6
     if start:
         response.headers["Content-Range"] = f"bytes {start}-{corpus.size - 1}/{corpus.size}"
     return response  # type: ignore[return-value]
+
+
+def _token_is_good(request: HttpRequest) -> HttpResponse:
+    """Every worker asks once a minute: that is no warning in the log."""
+    answer = json_error(404, "No text has this name.")
+    log_response("%s", "a worker's token is good", response=answer, request=request, level="debug")
+    return answer
 
 
 def _start(header: str, size: int) -> int:

@@ -6,7 +6,8 @@ import signal
 from types import FrameType
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
+from django.db import InterfaceError, OperationalError
 
 from dashboard.analyst import searching
 from dashboard.analyst.child import give_way
@@ -27,4 +28,7 @@ class Command(BaseCommand):
         give_way()
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
-        analyst.run()
+        try:
+            analyst.run()
+        except (OperationalError, InterfaceError) as error:  # what keeps it running starts it again
+            raise CommandError(f"The database does not answer: {error}") from None
