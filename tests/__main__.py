@@ -25,6 +25,8 @@ KILLS = ("tests/faults", "tests/dashboard/test_postgres.py", "tests/workers/test
 SCHEMA = "tests/dashboard/test_api_schema.py"
 PLUGINS = {"playwright": BROWSER, "schemathesis": SCHEMA}
 """Plugins of pytest that one path alone needs: every other part would take seconds to load them."""
+ELSEWHERE = "not gpu and not docker"
+"""What needs more than a machine with Python is asked for: `./run test -m docker tests/test_docker.py`."""
 SLOWEST = "--durations=15"
 AT_A_TIME = 3
 LOOK_S = 0.2
@@ -127,13 +129,13 @@ def main() -> int:
     # Hundreds of processes import the same sources: without their bytecode each would compile all of them again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     bring_chromium()
-    wanted = "not gpu" if full else "not gpu and not full"
+    wanted = ELSEWHERE if full else f"{ELSEWHERE} and not full"
     if chosen:
         return int(step("pytest", pytest_of(wanted, *chosen)) != 0)
     wanted += " and not alone"
     failed = together([*lint(), *suite(wanted)])
     if full:
-        failed += step("pytest, measuring", pytest_of("alone and not gpu", "-s")) != 0
+        failed += step("pytest, measuring", pytest_of(f"alone and {ELSEWHERE}", "-s")) != 0
     return int(failed > 0)
 
 

@@ -117,7 +117,8 @@ class Deployment(Web):
             folder.mkdir()
         binary.symlink_to(get_binary_path())
         command = [self.place(word) for word in self.services["redis"]["command"]]
-        self._run("redis", [*command, "--port", str(self.redis_port), "--bind", "127.0.0.1"], self.environment("redis"), data)
+        own = ["--port", str(self.redis_port), "--bind", "127.0.0.1"]
+        self._run("redis", [*command, *own], self.environment("redis"), data)
         wait_ready(self.environment("web")["REDIS_URL"])
 
     def _start_postgres(self) -> None:

@@ -10,7 +10,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from urllib.parse import urlsplit
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import redis
 from redis.exceptions import NoPermissionError
@@ -43,6 +44,8 @@ def wait(settings: Settings, say: Callable[[str], None]) -> None:
 def barred_by(settings: Settings) -> str:
     """Why this worker cannot do its work at the broker, as a sentence; '' where it can."""
     there = address(settings.redis_url)
+    if unread := _unread_certificate(settings.redis_url):
+        return unread
     try:
         with connect(settings) as client:
             client.ping()
@@ -58,6 +61,16 @@ def barred_by(settings: Settings) -> str:
         return f"Redis at {there} (REDIS_URL) cannot be reached: {_words(error, there)}"
     except (redis.RedisError, OSError) as error:
         return f"Redis at {there} (REDIS_URL) does not serve this worker: {_words(error, there)}"
+
+
+def _unread_certificate(url: str) -> str:
+    """The client itself would only say "Permission denied", and not of what."""
+    for path in parse_qs(urlsplit(url).query).get("ssl_ca_certs", []):
+        try:
+            Path(path).open("rb").close()
+        except OSError as error:
+            return f"The file {path} (ssl_ca_certs in REDIS_URL) cannot be read: {error.strerror}."
+    return ""
 
 
 def _unreached(settings: Settings, client: redis.Redis) -> str:
@@ -101,6 +114,11 @@ def web_refusal(settings: Settings, error: Exception) -> str:
         return f"TRAINYARD_TOKEN {how}: {settings.url} hands out no uploaded text."
     if code == http.client.FORBIDDEN:
         return f"TRAINYARD_TOKEN is no worker's token: {settings.url} hands out no uploaded text."
+    if code == http.client.BAD_REQUEST:
+        name = urlsplit(settings.url).hostname
+        return (
+            f"TRAINYARD_URL={settings.url}: that web does not serve the name {name}. ALLOWED_HOSTS there must have it."
+        )
     said = error.reason if isinstance(error, urllib.error.URLError) else error
     return f"TRAINYARD_URL={settings.url} does not answer as a yard does: {said}."
 

@@ -71,3 +71,13 @@ def test_a_database_that_is_away_is_named(browser: Client) -> None:
 def test_the_api_names_it_too(browser: Client) -> None:
     response = browser.get("/api/v1/runs", headers={"authorization": "Bearer " + "x" * 40})
     assert (response.status_code, response.json()["error"]["code"]) == (503, "unavailable")
+
+
+@pytest.mark.usefixtures("no_database")
+@pytest.mark.parametrize("address", ["/runs/", "/api/v1/runs"])
+def test_the_log_gets_one_line_of_it(browser: Client, caplog: pytest.LogCaptureFixture, address: str) -> None:
+    browser.cookies["sessionid"] = "of an earlier visit"
+    browser.get(address, headers={"authorization": "Bearer " + "x" * 40})
+    (said,) = [record for record in caplog.records if record.name == "django.request"]
+    assert said.getMessage().startswith("The database does not answer: ")
+    assert not said.exc_info

@@ -10,12 +10,13 @@ from django.utils import timezone
 
 from dashboard.api.models import ApiToken, Scope
 from workers import corpora, door
+from workers.contract import NO_SUCH_BLOB
 from workers.settings import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def settings(url: str, token: str, home: Any = "/tmp") -> Settings:
+def of_worker(url: str, token: str, home: Any = "/tmp") -> Settings:
     given = {"TRAINYARD_URL": url, "TRAINYARD_TOKEN": token, "TRAINYARD_HOME": str(home)}
     return Settings.from_env({**given, "REDIS_URL": "redis://127.0.0.1:9/0"})
 
@@ -25,12 +26,22 @@ def token(user: Any, scope: str, days: int = 1) -> str:
 
 
 def test_its_own_token_is_good(live_server: Any, admin: Any) -> None:
-    assert door.refused_token(settings(live_server.url, token(admin, Scope.WORKER))) == ""
+    assert door.refused_token(of_worker(live_server.url, token(admin, Scope.WORKER))) == ""
+
+
+def test_that_it_is_good_is_no_warning_in_the_log_of_the_web(
+    client: Any, admin: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in (NO_SUCH_BLOB, "a" * 64):
+        bearer = {"authorization": f"Bearer {token(admin, Scope.WORKER)}"}
+        assert client.get(f"/api/v1/blobs/{name}", headers=bearer).status_code == 404
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "django.request"]
+    assert "a" * 64 in said
 
 
 def test_what_is_wrong_with_a_token_is_told(live_server: Any, admin: Any, tmp_path: Any) -> None:
     said = {
-        name: door.refused_token(settings(live_server.url, secret))
+        name: door.refused_token(of_worker(live_server.url, secret))
         for name, secret in {
             "none": "",
             "mistyped": "ty_mistyped",
@@ -42,9 +53,16 @@ def test_what_is_wrong_with_a_token_is_told(live_server: Any, admin: Any, tmp_pa
     assert said["mistyped"] == said["expired"] and "unknown there, expired or revoked" in said["expired"]
     assert said["another scope"].startswith("TRAINYARD_TOKEN is no worker's token")
     with pytest.raises(corpora.CorpusMissing, match="TRAINYARD_TOKEN is unknown there, expired or revoked"):
-        corpora.fetch(settings(live_server.url, "ty_mistyped", tmp_path), "blob:" + "a" * 64)
+        corpora.fetch(of_worker(live_server.url, "ty_mistyped", tmp_path), "blob:" + "a" * 64)
+
+
+def test_a_web_that_does_not_serve_the_name(live_server: Any, admin: Any, settings: Any) -> None:
+    settings.ALLOWED_HOSTS = ["yard.example.org"]
+    said = door.refused_token(of_worker(live_server.url, token(admin, Scope.WORKER)))
+    assert "does not serve the name" in said
+    assert "ALLOWED_HOSTS there must have it" in said
 
 
 def test_an_address_where_no_yard_is(live_server: Any, admin: Any) -> None:
-    assert door.refused_token(settings("http://127.0.0.1:9", "t")).startswith("TRAINYARD_URL=http://127.0.0.1:9 does")
-    assert door.refused_token(settings("", "t")) == "", "a worker beside the web needs none"
+    assert door.refused_token(of_worker("http://127.0.0.1:9", "t")).startswith("TRAINYARD_URL=http://127.0.0.1:9 does")
+    assert door.refused_token(of_worker("", "t")) == "", "a worker beside the web needs none"

@@ -121,6 +121,16 @@ def test_its_user_reaches_no_other_key_and_no_administration(door: tuple[Bench, 
             refused()
 
 
+def test_a_certificate_that_is_not_there_is_named(door: tuple[Bench, str], tmp_path: Path) -> None:
+    bench, url = door
+    missing = tmp_path / "server.crt"
+    settings = Settings(NAME, f"{url.split('&ssl_ca_certs')[0]}&ssl_ca_certs={missing}", bench.folder, bench.home)
+    assert (
+        barred_by(settings)
+        == f"The file {missing} (ssl_ca_certs in REDIS_URL) cannot be read: No such file or directory."
+    )
+
+
 def test_a_certificate_that_was_not_handed_out_is_not_trusted(door: tuple[Bench, str]) -> None:
     _, url = door
     with pytest.raises(redis.exceptions.ConnectionError, match="certificate verify failed"):

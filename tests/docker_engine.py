@@ -1,0 +1,105 @@
+"""The compose files on a Docker engine, under a project, an image and a port of their own: no real deployment of the
+same host is touched, and none of its `.env` is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.scratch import fresh_folder
+from tests.yard_process import ROOT, Web, free_port, wait_for
+
+IMAGE = "trainyard-test:latest"
+SECRETS = ("SECRET_KEY", "POSTGRES_PASSWORD", "REDIS_PASSWORD", "ADMIN_PASSWORD", "WORKER_TOKEN")
+PASSED_ON = re.compile(r"PATH|HOME|DOCKER_\w+|BUILDKIT_\w+|TORCH_INDEX|\w+_proxy|\w+_PROXY")
+"""Of the tests' own environment. What else is in it would go before the file of this project."""
+UP_LIMIT_S = 120.0
+COMMAND_LIMIT_S = 1500.0
+"""A first build installs everything."""
+KILL_MAIN = "import psutil; [child.kill() for child in psutil.Process(1).children()]"
+
+
+def engine() -> str:
+    """The version of the engine that answers; '' where none does."""
+    if not shutil.which("docker"):
+        return ""
+    command = ["docker", "version", "--format", "{{.Server.Version}}"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+class Compose(Web):
+    """`docker compose` of this checkout as one project. `values` is what a person's .env file would say besides."""
+
+    def __init__(self, **values: str) -> None:
+        self.folder: Path = fresh_folder("docker")
+        self.port = free_port()
+        self.secrets = {name: secrets.token_hex(24) for name in SECRETS}
+        told = {**self.secrets, "PORT": str(self.port), **values}
+        (self.folder / "env").write_text("".join(f"{name}={value}\n" for name, value in told.items()))
+        ours = [name for name, of in self._services().items() if of["image"] == "trainyard:latest"]
+        own = {"services": {name: {"image": IMAGE} for name in ours}}
+        (self.folder / "image.yml").write_text(yaml.safe_dump(own))
+
+    @staticmethod
+    def _services() -> dict[str, Any]:
+        return dict(yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"])
+
+    @property
+    def project(self) -> str:
+        return f"trainyard-test-{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def password(self) -> str:
+        return self.secrets["ADMIN_PASSWORD"]
+
+    def compose(self, *words: str) -> str:
+        """Output of `docker compose WORDS`; AssertionError with it where that fails."""
+        files = ["-f", str(ROOT / "docker-compose.yml"), "-f", str(self.folder / "image.yml")]
+        own = ["--project-name", self.project, "--env-file", str(self.folder / "env"), *files]
+        return self.docker("compose", *own, *words)
+
+    def docker(self, *words: str) -> str:
+        env = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
+        done = subprocess.run(
+            ["docker", *words], env=env, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False
+        )
+        assert done.returncode == 0, f"docker {' '.join(words)}\n{done.stdout}{done.stderr}"[-8000:]
+        return done.stdout
+
+    def up(self) -> Compose:
+        """What is not there yet is built; returns when the worker is on *Fleet*."""
+        self.compose("up", "-d")
+        with self.client() as client:
+            wait_for("an online worker", lambda: self._online(client), UP_LIMIT_S)
+        return self
+
+    def _online(self, client: httpx.Client) -> bool:
+        return any(not worker["silent"] for worker in client.get("/api/v1/workers").json()["data"])
+
+    def inspect(self, service: str) -> dict[str, Any]:
+        container = self.compose("ps", "-aq", service).strip()
+        return dict(json.loads(self.docker("inspect", container))[0])
+
+    def kill_main(self, service: str) -> None:
+        """KILL to what the service runs. `docker kill` would not do: an engine leaves dead what a person killed.
+        Nobody waits for the answer: the one that kills dies with the container."""
+        self.compose("exec", "--detach", service, "python", "-c", KILL_MAIN)
+
+    def close(self) -> None:
+        """Leaves neither container nor volume, network or image."""
+        self.compose("down", "--volumes", "--timeout", "20")
+        subprocess.run(["docker", "image", "rm", IMAGE], capture_output=True, check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)

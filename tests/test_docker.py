@@ -1,0 +1,89 @@
+"""A real deployment on a Docker engine: `./run test -m docker tests/test_docker.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.docker_engine import IMAGE, Compose, engine
+from tests.yard_process import paced, tiny, wait_for
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.faults,
+    pytest.mark.timeout(1800),  # the first build installs everything
+    pytest.mark.skipif(not engine(), reason="needs a Docker engine"),
+]
+LOOK = """
+import json, os, pathlib
+app = pathlib.Path("/app")
+print(json.dumps({"uid": os.getuid(), "names": sorted(path.name for path in app.iterdir()),
+                  "writable": [str(path) for path in app.rglob("*") if os.access(path, os.W_OK)]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def yard() -> Iterator[Compose]:
+    subject = Compose(CPU_DEVICES="1", TRAINYARD_STARTER="0")
+    try:
+        yield subject.up()
+    finally:
+        subject.close()
+
+
+@pytest.fixture
+def client(yard: Compose) -> Iterator[httpx.Client]:
+    with yard.client() as client:
+        yield client
+
+
+def saving(steps: int) -> dict[str, Any]:
+    spec = paced(steps)
+    return {**spec, "train": {**spec["train"], "checkpoint_every": 10}}
+
+
+def wait_saved(yard: Compose, client: httpx.Client, run: int) -> None:
+    wait_for("a checkpoint", lambda: yard.run_of(client, run)["checkpoints"])
+
+
+def test_the_image_holds_no_secret_and_runs_unprivileged(yard: Compose) -> None:
+    found = json.loads(yard.docker("run", "--rm", IMAGE, "python", "-c", LOOK))
+    assert found["uid"] == 10001
+    assert not found["writable"]
+    assert not {".git", ".env", ".venv", ".trainyard", "fleet", "tests", "docs"} & set(found["names"])
+    assert {"dashboard", "parallel_core", "workers", "templates", "manage.py"} <= set(found["names"])
+
+
+def test_a_run_through_the_published_port(yard: Compose, client: httpx.Client) -> None:
+    run = yard.submit(client, tiny(12))
+    assert yard.wait_state(client, run, "succeeded", "failed", "lost")["state"] == "succeeded"
+
+
+def test_a_killed_worker_comes_back_and_its_run_goes_on(yard: Compose, client: httpx.Client) -> None:
+    run = yard.submit(client, saving(150), retries=1)
+    wait_saved(yard, client, run)
+    before = yard.inspect("worker")["RestartCount"]
+    yard.kill_main("worker")
+    wait_for("a restart by the engine", lambda: yard.inspect("worker")["RestartCount"] > before)
+    ended = yard.wait_state(client, run, "succeeded", "failed", "lost")
+    assert (ended["state"], ended["retries_left"]) == ("succeeded", 0)
+
+
+def test_taken_down_and_brought_up_again_nothing_is_lost(yard: Compose, client: httpx.Client) -> None:
+    run = yard.submit(client, saving(300))
+    wait_saved(yard, client, run)
+    yard.compose("down")
+    yard.up()
+    with yard.client() as again:
+        assert yard.wait_state(again, run, "succeeded", "failed", "lost")["state"] == "succeeded"
+
+
+def test_what_the_services_log_holds_no_traceback_and_no_secret(yard: Compose, client: httpx.Client) -> None:
+    said = yard.compose("logs", "--no-color")
+    assert "Booting worker" in said
+    assert "Traceback" not in said
+    assert not [name for name, value in yard.secrets.items() if value in said]
