@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry, row_height
+from dashboard.charts.chart import Chart, Entry, row_height, standing
 from dashboard.charts.theme import var
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.quantities import significant
@@ -26,15 +26,16 @@ COLUMNS = ("run", *(f"{word}, ms" for word, _, _ in PARTS), "traced step, ms", "
 
 def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
     """`entries` in drawing order, the same as in the speedup chart beside it."""
-    rows = [(y, e.compared.breakdown) for y, e in enumerate(entries) if e.compared and e.compared.breakdown]
+    drawn = standing(entries)
+    rows = [(y, e.result.breakdown) for y, e in enumerate(drawn) if e.result and e.result.breakdown]
     figure = {
-        "data": [*(_trace(part, rows) for part in PARTS), _medians(entries)] if rows else [],
+        "data": [*(_trace(part, rows) for part in PARTS), _medians(drawn)] if rows else [],
         "layout": theme.layout(
-            row_height(len(entries)),
+            row_height(len(drawn)),
             barmode="stack",
             bargap=0.25,
             xaxis=theme.axis("ms, mean over the ranks", rangemode="tozero"),
-            yaxis=theme.rows_axis([entry.tick for entry in entries]),
+            yaxis=theme.rows_axis([entry.tick for entry in drawn]),
             meta={"sharesRows": True},
         ),
     }

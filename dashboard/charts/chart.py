@@ -130,6 +130,11 @@ def pairs(entries: Sequence[Entry]) -> list[tuple[Entry, Entry]]:
     return [(plain[e.twin], e) for e in entries if e.recompute and e.twin in plain]
 
 
+def standing(entries: Sequence[Entry]) -> list[Entry]:
+    """Those that charts of results give a row: all but what ended without one, which tables and verdicts name."""
+    return [entry for entry in entries if not entry.ended]
+
+
 def row_height(count: int) -> int:
     """Pixels for a chart of `count` rows: 330 (the first screen) for 5 to 12 of them, less for few, more for many."""
     return max(22 * count + 48, min(330, 56 * count + 64))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry, row_height
+from dashboard.charts.chart import Chart, Entry, row_height, standing
 from dashboard.charts.theme import var
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text
@@ -20,8 +20,9 @@ COLUMNS = ("run", *(CATEGORY_NAMES[c] for c in CATEGORIES), "measured", "on rank
 
 def chart(entries: Sequence[Entry], title: str, source: str, limit: int | None = None) -> Chart:
     """`limit` = bytes of the device (or the cap), drawn as a line where it is near. Predictions are outlines."""
-    rows = [(y, e.compared.memory) for y, e in enumerate(entries) if e.compared and e.compared.memory]
-    expected = [(y, e.predicted) for y, e in enumerate(entries) if e.predicted]
+    drawn = standing(entries)
+    rows = [(y, e.result.memory) for y, e in enumerate(drawn) if e.result and e.result.memory]
+    expected = [(y, e.predicted) for y, e in enumerate(drawn) if e.predicted]
     largest = max([*(sum(memory.values()) for _, memory in rows), *(size for _, size in expected)], default=0)
     data = [_trace(category, rows) for category in CATEGORIES] if rows else []
     if rows and expected:
@@ -30,15 +31,15 @@ def chart(entries: Sequence[Entry], title: str, source: str, limit: int | None =
     if rows:
         data.append(_totals(rows, expected))
         if near and limit:
-            data.append(_limit(limit, len(entries)))
+            data.append(_limit(limit, len(drawn)))
     figure = {
         "data": data,
         "layout": theme.layout(
-            row_height(len(entries)),
+            row_height(len(drawn)),
             barmode="stack",
             bargap=0.25,
             xaxis=theme.axis("MiB", range=[0, 1.12 * (max(largest, limit or 0) if near else largest) / MIB or 1]),
-            yaxis=theme.rows_axis([entry.tick for entry in entries]),
+            yaxis=theme.rows_axis([entry.tick for entry in drawn]),
         ),
     }
     subtitle = "Memory of the worst rank at its peak, MiB: solid measured by category, outline predicted"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry, row_height
+from dashboard.charts.chart import Chart, Entry, row_height, standing
 from dashboard.charts.theme import var
 from parallel_core.analysis.quantities import percent_text, ratio_text
 
@@ -22,18 +22,18 @@ COLUMNS = ("run", "speedup", "10 % to 90 %", "ideal", "of ideal", "CPU used by o
 def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
     """`entries` in drawing order. Measured bars are solid, those of running runs outlined; hatching "/" marks
     recomputation and "x" a measurement disturbed by other processes."""
-    labels = [entry.tick for entry in entries]
-    furthest, room = max(map(_reach, entries), default=1) or 1, _room(entries)
+    drawn = standing(entries)
+    furthest, room = max(map(_reach, drawn), default=1) or 1, _room(drawn)
     figure = {
-        "data": [trace for trace in (_bars(entries), _ideal(entries), _unity(entries), _words(entries)) if trace],
+        "data": [trace for trace in (_bars(drawn), _ideal(drawn), _unity(drawn), _words(drawn)) if trace],
         "layout": theme.layout(
-            row_height(len(entries)),
+            row_height(len(drawn)),
             xaxis=theme.axis(
                 "times the baseline",
                 range=[0, room * furthest],
                 ticksuffix="x",
             ),
-            yaxis=theme.rows_axis(labels),
+            yaxis=theme.rows_axis([entry.tick for entry in drawn]),
             bargap=0.25,
             meta={"narrow": {"xaxis": {"range": [0, NARROW * room * furthest]}}},
         ),

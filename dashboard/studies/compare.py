@@ -13,6 +13,7 @@ from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import NO_SPEEDUP, Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.quantities import bytes_text, difference_text, listed_text, seconds_text, significant
+from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
 UNLIKE = (
@@ -66,10 +67,11 @@ def _value(value: Any) -> str:
 def unlike(specs: Sequence[RunSpec]) -> str:
     """A warning where model, batch, data or precision differ; '' where the runs are like for like."""
     found = []
+    titles = list(dict.fromkeys(outline_of(spec.model).title for spec in specs))
     for prefix, word in UNLIKE:
         values = [{k: v for k, v in flat(spec).items() if k.startswith(prefix)} for spec in specs]
         if any(value != values[0] for value in values):
-            found.append(_named(word, [_short(value) for value in values]))
+            found.append(_named(word, titles if word == "model" else [_short(value) for value in values]))
     if not found:
         return ""
     batches = len({spec.train.global_batch for spec in specs}) > 1
@@ -90,13 +92,13 @@ def _short(values: Mapping[str, Any]) -> str:
 
 def _named(word: str, texts: list[str]) -> str:
     distinct = list(dict.fromkeys(texts))
-    return f"{word} {' against '.join(distinct[:3])}" if word != "model" else "the models differ"
+    return f"{word} {' against '.join(distinct[:3])}" if len(distinct) > 1 else f"the {word}s differ"
 
 
 def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
     """For two runs: speed, where it comes from, memory, exactness. For more: those of a study."""
     base = view.baseline
-    if len(others) and not any(row.alike for row in others):
+    if len(view.like_for_like.rows) < len(view.rows) and not held(others):
         return view.cautioned(_of_other_models(view))
     if base is None or len(others) != 1 or view.base is None or not others[0].entry.done:
         like = view.like_for_like
@@ -117,6 +119,12 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
         how = f"differ by at most {difference_text(equal.largest)}" if equal.largest else "are the same to the last bit"
         said.append(f"Losses {how} over {equal.steps} steps.")
     return view.cautioned(said)
+
+
+def held(others: Sequence[Row]) -> bool:
+    """Whether any of them can be held against a baseline: it trains the same kind of model, and has not ended without
+    a result."""
+    return any(row.alike and not row.entry.ended for row in others)
 
 
 def _of_other_models(view: Overview) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -9,6 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
+from dashboard.charts.chart import Chart
 from dashboard.charts.theme import LEGEND
 from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
@@ -110,13 +112,20 @@ def _compare_charts(view: Overview, rows: list[Row]) -> dict[str, Any]:
     like = view.like_for_like
     if len(like.rows) < len(rows):
         made |= {key: one for key, one in figures.of_overview(like).items() if key in ("speedup", "tradeoff")}
-    if len(like.rows) < 2 <= len(rows):
+    if len(like.rows) < len(rows) and not compare.held(rows[1:]):
         made |= {"speedup": None, "tradeoff": None}
     if len(rows) <= MAX_DRAWN:
-        made |= {"loss": figures.losses(view), "steps": figures.steps(view)}
+        made |= {"loss": _losses(view, rows), "steps": figures.steps(view)}
     if len(rows) == len(like.rows) == 2:
         made["waterfall"] = figures.difference(rows[0], rows[1])
     return made
+
+
+def _losses(view: Overview, rows: list[Row]) -> Chart:
+    chart = figures.losses(view)
+    if compare.same_task([row.spec for row in rows]):
+        return chart
+    return replace(chart, subtitle=f"{chart.subtitle}; of other models or data, a lower loss is not a better one")
 
 
 def _swapped(runs: list[Run]) -> str:

@@ -125,10 +125,12 @@ def waits_of(runs: Sequence[Run]) -> dict[int, str]:
 
 
 def limit_of(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> int | None:
-    """The smallest memory a rank of these runs may use: a cap of a spec, else the device's own size."""
-    caps = [spec.trace.memory_cap for spec in specs.values() if spec.trace.memory_cap]
-    if caps:
-        return min(caps)
+    """The memory that a rank of each of these runs may use: the cap of their specs where all that are compared have
+    the same one, else the smallest device's own size. The cap of one run is no limit of another."""
+    compared = [run for run in runs if not ended_of(run)] or runs
+    caps = {specs[run.pk].trace.memory_cap for run in compared}
+    if len(caps) == 1 and (cap := caps.pop()):
+        return cap
     attempt = Attempt.objects.filter(run__in=[run.pk for run in runs], worker__isnull=False).select_related("worker")
     newest = attempt.order_by("-pk").first()
     sizes = [d.get("memory_total", 0) for d in newest.worker.devices] if newest and newest.worker else []

@@ -15,6 +15,7 @@ from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies import left_out, peaks
 from dashboard.studies.entries import Setting, entry_of, limit_of, step_of, waits_of
+from dashboard.studies.labels import labels_of
 from dashboard.studies.losses import Points, losses_of
 from parallel_core.analysis import sentences
 from parallel_core.analysis.parity import Parity, parity
@@ -203,7 +204,7 @@ def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool 
     base = next((run for run in every if baseline and run.pk == baseline.pk), None) or _default_baseline(every)
     specs = {run.pk: RunSpec.model_validate(run.spec) for run in every}
     held, replaced = losses_of(every) if details else ({}, {})
-    labels = _labels(every)
+    labels = labels_of(every, specs)
     setting = _setting(base, every, specs, details)
     meters = peaks.over_one_peak(every) if details else {}
     rows = []
@@ -233,12 +234,6 @@ def _setting(base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], detai
 def _default_baseline(runs: Sequence[Run]) -> Run:
     done = [run for run in runs if run.state == State.SUCCEEDED]
     return min(done or runs, key=lambda run: (run.position, run.pk))
-
-
-def _labels(runs: Sequence[Run]) -> dict[int, str]:
-    """Names; two runs of one name are told apart by their number."""
-    names = [run.name for run in runs]
-    return {run.pk: f"{run.name} #{run.pk}" if names.count(run.name) > 1 else run.name for run in runs}
 
 
 def _order(row: Row) -> tuple[int, float, int]:

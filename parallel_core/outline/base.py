@@ -117,6 +117,8 @@ def block_of(unit: str) -> str | None:
 class Outline(ABC):
     """A kind of model at the sizes of `model`. One small file for each kind."""
 
+    name: ClassVar[str]
+    """What people call the kind."""
     fields: ClassVar[tuple[str, ...]]
     """Fields of ModelSpec that the kind reads, in the order of a form."""
     target: ClassVar[Target]

@@ -24,6 +24,7 @@ GATES = 4
 class GnmtOutline(Outline):
     """`embed, block.0.encoder, ..., block.L.decoder, ..., head`: 2 x layers + 2 layers."""
 
+    name = "GNMT"
     fields = ("layers", "hidden", "seq", "vocab", "dropout")
     target = "tokens"
     corpora = ("django",)
@@ -31,7 +32,7 @@ class GnmtOutline(Outline):
 
     @property
     def title(self) -> str:
-        return f"GNMT {self.model.layers} x {self.model.hidden}"
+        return f"{self.name} {self.model.layers} x {self.model.hidden}"
 
     @property
     def targets(self) -> int:

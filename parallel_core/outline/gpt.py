@@ -18,6 +18,7 @@ _ID_BYTES = 8
 class GptOutline(Outline):
     """`embed, block.0.attn, block.0.mlp, ..., head`: 2 x layers + 2 layers."""
 
+    name = "GPT"
     fields = (
         *("layers", "hidden", "heads", "kv_heads", "ffn", "seq", "vocab"),
         *("positions", "rope_base", "activation", "norm", "bias", "attention", "tied", "dropout"),
@@ -27,7 +28,7 @@ class GptOutline(Outline):
 
     @property
     def title(self) -> str:
-        return f"GPT {self.model.layers} x {self.model.hidden}"
+        return f"{self.name} {self.model.layers} x {self.model.hidden}"
 
     @property
     def targets(self) -> int:

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 class MlpOutline(ImageOutline):
     """`block.0.linear, ..., head`: layers + 1 layers."""
 
+    name = "MLP"
     fields = ("layers", "hidden", "image", "dropout")
     side_by_default = 8
     whole = "the MLP's layers are not split over tensors"
 
     @property
     def title(self) -> str:
-        return f"MLP {self.model.layers} x {self.model.hidden}"
+        return f"{self.name} {self.model.layers} x {self.model.hidden}"
 
     def check(self) -> None:
         return

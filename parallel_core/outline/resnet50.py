@@ -57,12 +57,13 @@ class Bottleneck(NamedTuple):
 class ResNet50Outline(ConvolutionOutline):
     """`stem, block.0.bottleneck, ..., block.15.bottleneck, head`: 18 layers."""
 
+    name = "ResNet-50"
     fields = ("width", "image")
     batch_norm = True
 
     @property
     def title(self) -> str:
-        return f"ResNet-50 width {self.model.width}, {self.side} px"
+        return f"{self.name} width {self.model.width}, {self.side} px"
 
     @property
     def features(self) -> int:

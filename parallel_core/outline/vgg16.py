@@ -31,11 +31,12 @@ class Convolution(NamedTuple):
 class Vgg16Outline(ConvolutionOutline):
     """`block.0.conv0, block.0.conv1, block.1.conv0, ..., fc.0, fc.1, head`: the 16 layers with weights."""
 
+    name = "VGG-16"
     fields = ("width", "image", "dropout")
 
     @property
     def title(self) -> str:
-        return f"VGG-16 width {self.model.width}, {self.side} px"
+        return f"{self.name} width {self.model.width}, {self.side} px"
 
     @property
     def dense(self) -> int:

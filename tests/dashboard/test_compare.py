@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from django.test import Client
 
-from dashboard.runs.models import Run
+from dashboard.runs.models import Run, State
 from dashboard.studies import compare, selectors
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -35,7 +35,8 @@ def test_only_differing_fields_are_listed() -> None:
             "Not like for like: batch 16 against 32; speedup uses samples/s, and a step in the table is 16 samples.",
         ),
         ({"train": {"precision": "fp64"}}, "Not like for like: precision fp32 against fp64."),
-        ({"model": {"layers": 2}}, "Not like for like: the models differ."),
+        ({"model": {"layers": 2}}, "Not like for like: model GPT 4 x 128 against GPT 2 x 128."),
+        ({"model": {"heads": 2}}, "Not like for like: the models differ."),
         ({"parallel": {"dp": 2}}, ""),
     ),
 )
@@ -177,3 +178,30 @@ def test_another_kind_of_model_has_no_ratio_over_the_baseline(reader: Client, al
     assert three.context["verdict"][-1] == selectors.NO_SPEEDUP
     changes = reader.get(f"/compare/changes.json?runs={a.pk},{c.pk}")
     assert changes.status_code == 200
+
+
+def test_beside_a_failed_run_of_its_kind_another_kind_of_model_is_no_rival(reader: Client, alice: Any) -> None:
+    """The failed one has no result to hold against the baseline, so there is nothing to draw a bar of."""
+    a, failed, c = factory.finished(alice), factory.queued(alice), factory.finished(alice)
+    factory.end(failed, State.FAILED, "Rank 0 ran out of memory.")
+    mlp = RunSpec.model_validate({"model": {"kind": "mlp"}, "train": {"corpus": "digits"}})
+    Run.objects.filter(pk=c.pk).update(spec=mlp.model_dump(mode="json"))
+    page = reader.get(f"/compare/?runs={a.pk},{failed.pk},{c.pk}")
+    verdict = " ".join(page.context["verdict"])
+    assert "A step takes: " in verdict and "only finished" not in verdict
+    assert "Single, MLP" in verdict and f"Single, GPT #{a.pk}" in verdict
+    assert page.context["charts"]["speedup"] is None and "No speedup</h2>" in page.content.decode()
+    assert "a lower loss is not a better one" in page.context["charts"]["loss"].subtitle
+
+
+def test_the_cap_of_one_run_is_no_limit_of_another(reader: Client, alice: Any) -> None:
+    a, b, failed = factory.finished(alice), factory.finished(alice, {"dp": 2}), factory.queued(alice)
+    capped = {**failed.spec, "trace": {**failed.spec["trace"], "memory_cap": 4_000_000}}
+    Run.objects.filter(pk=failed.pk).update(spec=capped)
+    factory.end(failed, State.FAILED, "Rank 0 ran out of memory.")
+    memory = reader.get(f"/compare/?runs={a.pk},{b.pk},{failed.pk}").context["charts"]["memory"]
+    assert "limit 4 GiB" in memory.subtitle and "above the limit" not in memory.title
+    Run.objects.filter(pk=b.pk).update(spec={**b.spec, "trace": capped["trace"]})
+    assert "limit 4 GiB" in reader.get(f"/compare/?runs={a.pk},{b.pk}").context["charts"]["memory"].subtitle
+    Run.objects.filter(pk=a.pk).update(spec={**a.spec, "trace": capped["trace"]})
+    assert "limit 3.8 MiB" in reader.get(f"/compare/?runs={a.pk},{b.pk}").context["charts"]["memory"].subtitle

@@ -108,3 +108,15 @@ def test_the_loss_that_all_reach_is_not_that_of_a_run_cut_off(alice: Any) -> Non
     done = [factory.finished(alice, split) for split in ({}, {"dp": 2})]
     goal = compare.time_to_loss(overview(done))
     assert compare.time_to_loss(overview([*done, cut(alice, {"tp": 2}, State.FAILED, REASON)])) == goal != ("", [])
+
+
+def test_it_takes_no_row_of_a_chart_and_keeps_its_row_of_numbers(study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    charts = figures.of_overview(view)
+    for key in ("speedup", "breakdown", "memory"):
+        axis, height = charts[key].figure["layout"]["yaxis"], charts[key].height
+        assert len(axis["ticktext"]) == 3 and not any("PP-GPipe" in tick for tick in axis["ticktext"]), key
+        assert height == charts["speedup"].height, "side by side they share their rows"
+        drawn = [trace["y"] for trace in charts[key].figure["data"] if trace.get("mode") != "lines"]
+        assert all(max(y, default=0) <= 2 for y in drawn), key
+        assert len(charts[key].rows) == 4
