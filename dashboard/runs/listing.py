@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from django.core.paginator import Page, Paginator
-from django.db.models import FloatField
+from django.db.models import F, FloatField
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast
 from django.http import QueryDict
@@ -36,6 +36,7 @@ COLUMNS = (
     Column("id", "#", True),
     Column("name", "Name"),
     Column("state", "State"),
+    Column("model", "Model"),
     Column("strategy", "Strategy"),
     Column("devices", "Devices", True),
     Column("step", "Steps", True, "steps done"),
@@ -118,7 +119,7 @@ class Listing:
 
     def read(self) -> Page[Run]:
         """The page of runs (two queries); a page that is not there gives the last one."""
-        told = {"model_kind": KT("spec__model__kind"), "others": Cast(KT("summary__cpu_others"), FloatField())}
+        told = {"model": F("spec__model"), "others": Cast(KT("summary__cpu_others"), FloatField())}
         rows: Any = list_runs(self.filters).annotate(**told).defer("spec", "summary")
         return Paginator(rows, PER_PAGE).get_page(self.page)
 

@@ -27,6 +27,7 @@ from dashboard.runs.page_verdict import CAUSES, verdict
 from dashboard.runs.states import beginning
 from dashboard.schedules.glossary import words_of
 from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, TRACED_SERIES
+from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
 SETTLED = timedelta(minutes=1)
@@ -87,6 +88,15 @@ def _made(run: Run) -> dict[str, Any]:
     return {"part": "runs/generated_text.html", "texts": texts, "figures": figures, "wish": run.wish}
 
 
+def _trains(run: Run) -> str:
+    """What it trains, in few words; of a run that makes text the model alone."""
+    spec = RunSpec.model_validate(run.spec)
+    title = outline_of(spec.model).title
+    if run.wish:
+        return title if run.generates else ""
+    return f"{title}, batch {spec.train.global_batch}, {spec.train.precision}"
+
+
 def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
     attempt = selectors.attempt_of(run)
     mine = may_change(request.user, run)
@@ -94,6 +104,7 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
         "run": run,
         "attempt": attempt,
         "verdict": verdict(run),
+        "trains": _trains(run),
         "cause": CAUSES.get(run.cause, run.cause),
         "placed": placed(attempt) if attempt else "",
         "beginning": beginning(attempt) if attempt else "",

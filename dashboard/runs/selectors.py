@@ -67,6 +67,7 @@ SORTS = {
     "name": "name",
     "state": "state",
     "owner": "owner__username",
+    "model": "spec__model__kind",
     "strategy": "label",
     "devices": "devices",
     "created": "created_at",

@@ -102,7 +102,7 @@ def clone(request: HttpRequest, pk: int) -> HttpResponse:
         return redirect(f"{reverse('runs:generate', args=[run.resume_run_id])}?like={run.pk}")
     if run.between:
         return redirect(f"{reverse('fleet:list')}#links")
-    name = f"{run.name} (copy)"[: limits.MAX_NAME]
+    name = _name_of_next(run, "copy")
     form = _initial(run.spec, name=name, tags=", ".join(run.tags), hosts=run.over_hosts)
     return _form_page(request, form, source=run)
 
@@ -117,10 +117,15 @@ def resume(request: HttpRequest, pk: int) -> HttpResponse:
         raise Http404("no worker has a checkpoint of this run")
     asked = number(request.GET.get("step"))
     step = asked if asked is not None and asked in steps else first
-    name = f"{run.name} (from step {step})"[: limits.MAX_NAME]
+    name = _name_of_next(run, f"from step {step}")
     spec = resuming.with_steps_left(run.spec, step)
     form = _initial(spec, {"run": pk, "step": step}, run.over_hosts, name=name, tags=", ".join(run.tags))
     return _form_page(request, form, **_resumed({"run": pk, "step": step}), longer=spec != run.spec)
+
+
+def _name_of_next(run: Run, how: str) -> str:
+    """Of a run made from this one; '' where this one is called by its strategy, as the next may have another."""
+    return "" if run.name == run.label else f"{run.name} ({how})"[: limits.MAX_NAME]
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -177,6 +177,13 @@ def test_cloning_fills_the_form(member: Client, alice: Any) -> None:
     assert (form["model__layers"].value(), form["name"].value(), form["tags"].value()) == ("6", "old (copy)", "t")
 
 
+def test_a_clone_is_not_called_by_the_strategy_of_its_source(member: Client, alice: Any) -> None:
+    """It may be split another way: without a name it is called by its own strategy."""
+    run = services.submit(owner=alice, spec={"parallel": {"dp": 2}})
+    assert run.name == "DP"
+    assert member.get(f"/runs/{run.pk}/clone").context["form"]["name"].value() == ""
+
+
 def test_cancel_asks_once_and_then_does(member: Client, alice: Any) -> None:
     run = services.submit(owner=alice, spec={})
     assert b"Cancel the run" in member.get(f"/runs/{run.pk}/cancel").content

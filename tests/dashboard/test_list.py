@@ -43,12 +43,12 @@ def test_only_who_may_submit_is_led_to_the_form_from_an_empty_list(client: Clien
         assert (b'href="/runs/new/"' in client.get("/runs/").content) is led
 
 
-@pytest.mark.parametrize("column", ["loss", "step_time", "memory", "name", "owner", "created", "tokens_per_s"])
+@pytest.mark.parametrize("column", ["loss", "step_time", "memory", "name", "owner", "created", "tokens_per_s", "model"])
 def test_every_column_sorts_both_ways(reader: Client, alice: Any, column: str) -> None:
     for i in range(3):
         make(alice, f"run {i}", loss=i, step_time=i, memory_peak=i, tokens_per_s=i)
     up, down = names(reader, f"?sort={column}"), names(reader, f"?sort=-{column}")
-    assert len(up) == 3 and (up == down[::-1] or column == "owner")
+    assert len(up) == 3 and (up == down[::-1] or column in ("owner", "model"))
 
 
 def test_a_disturbed_run_says_so_beside_its_step_time(reader: Client, alice: Any) -> None:
@@ -58,6 +58,16 @@ def test_a_disturbed_run_says_so_beside_its_step_time(reader: Client, alice: Any
     assert page.count("read the timing with care") == 1
     row = page[page.index(">disturbed</a>") :]
     assert "Other processes used 64 % of its devices" in row[: row.index("</tr>")]
+
+
+def test_runs_of_one_strategy_are_told_apart_by_their_models(reader: Client, alice: Any) -> None:
+    for model in ({"kind": "resnet50"}, {"layers": 2, "hidden": 64}, {"layers": 4, "hidden": 64}):
+        make(alice, "DP", spec={"model": model}, label="DP", tokens_per_s=5, step_time=1, step=1)
+    rows = reader.get("/runs/?sort=-id").content.decode().split('<tr id="run-')[1:]
+    for row, said in zip(rows, ("GPT 4 x 64", "GPT 2 x 64", "ResNet-50 width"), strict=True):
+        assert f'<td data-title="Model">{said}' in row
+    assert "images/s" in rows[2] and "tokens/s" in rows[1]
+    assert len(names(reader, "?sort=model")) == 3
 
 
 def test_the_filters_carry_the_order_with_them(reader: Client, alice: Any) -> None:

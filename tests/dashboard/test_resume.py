@@ -76,6 +76,13 @@ def test_resume_as_fills_the_form(member: Client, saved: Run) -> None:
     assert f'value="{saved.pk}:10"' in member.get(f"/runs/{saved.pk}/resume?step=10").content.decode()
 
 
+def test_resume_as_does_not_call_the_next_run_by_the_strategy_of_this_one(member: Client, saved: Run) -> None:
+    assert saved.name == saved.label
+    assert member.get(f"/runs/{saved.pk}/resume").context["form"]["name"].value() == ""
+    Run.objects.filter(pk=saved.pk).update(name="mine")
+    assert member.get(f"/runs/{saved.pk}/resume?step=10").context["form"]["name"].value() == "mine (from step 10)"
+
+
 def test_resume_as_of_a_run_that_is_done_has_steps_left(member: Client, saved: Run) -> None:
     """The form is not refused before anything was typed: the run goes on for as many steps again."""
     factory.feed(saved.attempts.get(), 0, frame(43, [20, 43]))

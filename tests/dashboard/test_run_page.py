@@ -69,6 +69,11 @@ def test_finished_run_says_its_step_time_and_memory(reader: Client, alice: Any) 
     assert said in html(reader, run)
 
 
+def test_the_head_says_what_is_trained(reader: Client, alice: Any) -> None:
+    page = reader.get(f"/runs/{factory.queued(alice).pk}/").content.decode()
+    assert "GPT 4 x 64, batch 16, fp32" in page[page.index("<h1>") : page.index('id="verdict"')]
+
+
 def test_queued_run_says_what_it_waits_for_and_who_is_ahead(reader: Client, alice: Any) -> None:
     first, run = factory.queued(alice, name="first in line"), factory.queued(alice, name="second")
     found = verdict(run)

@@ -12,7 +12,8 @@ from django.utils import timezone
 from dashboard.runs.models import Run
 from dashboard.runs.page_verdict import disturbance, rate_text, target_of
 from parallel_core.analysis import quantities
-from parallel_core.outline import KINDS
+from parallel_core.model_spec import ModelSpec
+from parallel_core.outline import Outline, outline_of
 
 register = template.Library()
 NOTHING = "—"
@@ -42,8 +43,21 @@ def throughput(run: Run) -> str:
     """`18.2 k tokens/s`: of the median step once a run has ended, of the newest one before."""
     if run.tokens_per_s is None:
         return NOTHING
-    kind = getattr(run, "model_kind", None)  # of a list, which leaves specs out
-    return rate_text(run.tokens_per_s, KINDS[kind].target if kind in KINDS else target_of(run))
+    outline = _outline(run)
+    return rate_text(run.tokens_per_s, outline.target if outline else target_of(run))
+
+
+@register.filter
+def model_title(run: Run) -> str:
+    """Of a row of a list: what it trains, in few words: GPT 4 x 128."""
+    outline = _outline(run)
+    return outline.title if outline and not run.between else NOTHING
+
+
+def _outline(run: Run) -> Outline | None:
+    """Of a row of a list, which leaves specs out but for the model's part; None of any other."""
+    model = getattr(run, "model", None)
+    return outline_of(ModelSpec.model_validate(model)) if model else None
 
 
 @register.filter
