@@ -6,12 +6,14 @@ comes twice is ignored by the claim on its attempt. Celery neither waits for run
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any
 
 from celery import Celery, bootsteps, signals
 from celery.app.amqp import AMQP
+from celery.worker.consumer import consumer
 from kombu import Connection
 
 from workers.contract import START_TASK, queue_of
@@ -56,6 +58,9 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
 )
+
+# Every two seconds of an outage; `Outage` tells its beginning and its end.
+logging.getLogger(consumer.__name__).addFilter(lambda record: record.msg != consumer.CONNECTION_ERROR)
 
 _station: Station | None = None
 

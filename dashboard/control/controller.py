@@ -64,6 +64,7 @@ class Controller:
         self._listened_at: float | None = None
         self._last: dict[str, float] = {}
         self._asked: dict[tuple[object, ...], float] = {}
+        self._away = ""
 
     def stop(self) -> None:
         self._stopping.set()
@@ -99,9 +100,14 @@ class Controller:
             self._look_after()
         else:
             self._listened_at = None  # a backlog: no silence is counted until it is read
+        if self._away:
+            log.warning("the broker and the database answer again")
+            self._away = ""
 
     def _recover(self, error: Exception) -> None:
-        log.warning("the broker or the database is away: %s", error)
+        if str(error) != self._away:  # it is tried all the time: once is enough
+            log.warning("the broker or the database is away: %s", error)
+        self._away = str(error)
         self._listened_at = None
         self._changes.forget()
         self._reader.start_over()

@@ -135,12 +135,14 @@ class Hub:
                     newest: Any = await self._redis.xrevrange(LIVE, count=1)
                     self._position = newest[0][0].decode() if newest else "0-0"
                 if interrupted:
+                    log.warning("the live stream is readable again")
                     self._tell_everything()
                     interrupted = False
                 self._ready.set()
                 rows = _rows(await self._redis.xread({LIVE: self._position}, count=READ_COUNT, block=BLOCK_MS))
             except (RedisError, OSError) as error:
-                log.warning("the live stream is not readable: %s", error)
+                if not interrupted:  # it is tried all the time: once is enough
+                    log.warning("the live stream is not readable: %s", error)
                 interrupted = True
                 await asyncio.sleep(RETRY_S)
                 continue

@@ -42,13 +42,18 @@ class Yard:
         make_database(folder, self.env, SEED)
 
     def start_controller(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([sys.executable, "manage.py", "controller"], cwd=ROOT, env=self.env)
+        with (self.folder / "controllers.log").open("ab") as log:
+            process = subprocess.Popen([sys.executable, "manage.py", "controller"], cwd=ROOT, env=self.env, stderr=log)
         self.controllers.append(process)
         return process
+
+    def log(self) -> str:
+        return (self.folder / "controllers.log").read_text()
 
     def restart_broker(self) -> None:
         self.server.kill()
         self.server.wait(10)
+        time.sleep(2)  # an outage of several tries
         self.server, _ = broker.start(self.folder)
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
@@ -125,6 +130,9 @@ def test_a_broker_that_restarts_costs_nothing(yard: Yard) -> None:
     peer.send(attempt, points_frame(10, 10))
     until(lambda: len(yard.stored_steps()) == 20, lambda: peer.beat(attempt))
     assert yard.state() == "running"
+    until(lambda: "answer again" in yard.log())
+    lines = [line for line in yard.log().splitlines() if "is away" in line]
+    assert lines and len(lines) == len({line.split("is away", 1)[1] for line in lines}), "each reason once"
 
 
 def test_the_second_takes_over_when_the_first_dies_and_stops_when_told(yard: Yard) -> None:

@@ -105,7 +105,9 @@ def test_resuming_from_what_is_no_longer_there_fetches_everything(redis_url: str
     with_hub(redis_url, body)
 
 
-def test_after_an_outage_everything_is_fetched(redis_url: str) -> None:
+def test_after_an_outage_everything_is_fetched(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its end is told, too."""
+
     async def body(hub: Hub) -> None:
         subscription = await hub.subscribe(frozenset({"fleet"}))
         news: dict[str, set[str]] = {}
@@ -116,6 +118,29 @@ def test_after_an_outage_everything_is_fetched(redis_url: str) -> None:
         assert news == {"fleet": {"*"}}
 
     with_hub(redis_url, body)
+    assert caplog.messages[-1] == "the live stream is readable again"
+
+
+def test_a_broker_that_is_away_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens there; it is tried several times."""
+    tries = 0
+
+    async def body(hub: Hub) -> None:
+        nonlocal tries
+        asked = hub._redis.xrevrange
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal tries
+            tries += 1
+            return asked(*args, **kwargs)
+
+        monkeypatch.setattr(hub._redis, "xrevrange", counted)
+        while tries < 4:
+            await asyncio.sleep(0.05)
+
+    monkeypatch.setattr("dashboard.live.hub.RETRY_S", 0.05)
+    with_hub("redis://127.0.0.1:1/0", body)
+    assert sum("is not readable" in text for text in caplog.messages) == 1
 
 
 def test_closing_ends_every_stream(redis_url: str) -> None:

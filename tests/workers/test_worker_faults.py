@@ -67,6 +67,7 @@ def test_an_outage_of_the_broker_loses_nothing(bench: Bench) -> None:
     for words in ("Redis (REDIS_URL) does not answer", "Redis answers again"):
         assert log.count(words) == 1, f"once for heartbeat, relay and control reader together:\n{log}"
     assert not any(words in log for words in ("no heartbeat", "control stream:", "the broker does not take events"))
+    assert "Cannot connect to" not in log, "nor does Celery say it at each try"
 
 
 def test_an_orderly_stop_interrupts_and_leaves_nothing(bench: Bench) -> None:
