@@ -88,7 +88,7 @@ class GptCosts(GptForward):
             boundary=self._entering(),
             inner=self._norm() + qkv + (bsh if gathered else bsh // t) + self._core(),
             passing=passing,
-            put_off=max(0, self._in_norm() - self._core() - passing),
+            put_off=max(0, self._in_norm() - self._core() - passing, self._put_together(again) - passing),
             gathered=2 * self._foreign(),
             let_go=bsh - bsh // t if gathered else 0,
             aside=self._core() + self._statistics(),
@@ -107,6 +107,18 @@ class GptCosts(GptForward):
             turned = self._turned() if again else self._in_rows()  # the turned ones are let go by then
             return heads + self._in_rows() + max(0, self._in_rows() - turned)
         return 2 * self._matrix() + (heads if again else -heads)
+
+    def _put_together(self, again: bool) -> int:
+        """Passes, with W to come, when gradients of queries, keys and values become one: the core has let go of what it
+        kept, but the mix is there, and where it was made `again` that one and its gradient."""
+        if not fused_attention(self.spec) or gathers_columns(self.spec):
+            return 0
+        held = 2 * self._bsh() // self.tp - self._again() if again else -self._core()
+        return 2 * self._in_rows() + held + self._bsh() + self._own_rows()
+
+    def _own_rows(self) -> int:
+        """The gradient of an output's rows that this rank has, beside all rows, which W needs."""
+        return self._entering() if self.spec.parallel.sequence else 0
 
     def _in_second(self, inputs: int) -> int:
         """Passes in the backward of a gathering linear layer beside the gradient of its output: its own columns of
@@ -163,7 +175,7 @@ class GptCosts(GptForward):
             inner=self._norm() + kept,
             passing=passing,
             product=matrix,
-            put_off=max(0 if gathered else rows * f, self._in_norm() - passing + matrix),
+            put_off=max(0 if gathered else rows * f + self._own_rows(), self._in_norm() - passing + matrix),
             gathered=2 * self._foreign(),
             let_go=bsh - bsh // self.tp if gathered else 0,
             aside=self._statistics() + (rows * f if model.activation == "swiglu" else 0),  # SiLU of the gate
