@@ -36,6 +36,8 @@ class UnitCost:
     """What W needs beyond what the layer keeps: other ranks' rows (sequence parallelism)."""
     copied: int = 0
     """Of its input, what it keeps a copy of and is let go, unless the layer is the first of its graph."""
+    outgoing: int = 0
+    """The gradient of its output, where `passing` has it."""
     leaving: int = 0
     """The gradient of its output, where `passing` has it not: whoever calls the last layer of a graph holds it."""
     loss: int = 0

@@ -24,13 +24,13 @@ from dataclasses import replace
 from math import prod
 
 from parallel_core.outline.base import UnitCost, apart, drawn, made, product
-from parallel_core.outline.gpt_forward import GptForward
+from parallel_core.outline.gpt_backward import GptBackward
 from parallel_core.outline.gpt_sizes import fused_attention, gathers_columns
 from parallel_core.outline.recompute import recomputed
 from parallel_core.outline.splits import split_dim
 
 
-class GptCosts(GptForward):
+class GptCosts(GptBackward):
     """Of every layer, what it keeps and passes."""
 
     def units(self) -> list[UnitCost]:
@@ -43,20 +43,6 @@ class GptCosts(GptForward):
             rebuilt = replace(rebuilt, aside=self._statistics())
             blocks[::2] = [rebuilt if f"block.{i}" in chosen else whole for i in range(self.model.layers)]
         return [self._embed(), *blocks, self._head()]
-
-    def _norm(self) -> int:
-        """Elements that a norm keeps."""
-        return self._entering() + self._statistics()
-
-    def _statistics(self) -> int:
-        """Of each row, which the norm's own backward needs alone."""
-        return self._rows() * self.spec.fp32_elements * (2 if self.model.norm == "layernorm" else 1)
-
-    def _in_norm(self) -> int:
-        """Lives in a norm's backward: gradients of what it made and of what it took, or on a CPU the one, and what
-        RMSNorm computes with (`models.layers`)."""
-        alone = self.model.norm == "rmsnorm" and self.spec.train.device == "cpu"
-        return self._entering() * (1 + 3 * self.spec.fp32_elements if alone else 2)
 
     def _parameters(self, unit: int) -> tuple[int, ...]:
         """Elements of each parameter of layer `unit` that a rank holds."""
@@ -78,17 +64,20 @@ class GptCosts(GptForward):
     def _attention(self, again: bool = False) -> UnitCost:
         """With its core kept, or made `again`."""
         model, t, bsh, qkv = self.model, self.tp, self._bsh(), self._in_rows()
-        in_core = self._in_core_backward(again) + bsh
-        if self.spec.parallel.sequence:  # gathered for the second linear layer, and let go by the core's backward
-            in_core = max(in_core - bsh, bsh + bsh // t)
         gathered = gathers_columns(self.spec)
-        passing = max(in_core - bsh, self._in_second(model.hidden)) if gathered else in_core
+        if gathered:
+            passing = max(self._in_core_backward(again), self._in_second(model.hidden))
+            put_off = max(0, self._in_norm() - self._core() - passing)
+        else:
+            passing = self._in_attention(again)
+            put_off = self._put_off_attention(again) - passing
         return UnitCost(
             parameters=self._parameters(1),
             boundary=self._entering(),
             inner=self._norm() + qkv + (bsh if gathered else bsh // t) + self._core(),
             passing=passing,
-            put_off=max(0, self._in_norm() - self._core() - passing, self._put_together(again) - passing),
+            put_off=put_off,
+            outgoing=0 if gathered else self._entering(),
             gathered=2 * self._foreign(),
             let_go=bsh - bsh // t if gathered else 0,
             aside=self._core() + self._statistics(),
@@ -97,59 +86,9 @@ class GptCosts(GptForward):
             alone=self._attending(),
         )
 
-    def _in_core_backward(self, again: bool) -> int:
-        """Passes in the core's backward. Fused: gradients of its mix and of what it is made of, which are there in
-        parts, too, where the core is made again. Plain: those of the probabilities and of what they were made of, and
-        of values, which are let go with the mix by then; where the core is made again, its mix and that one's gradient
-        are held."""
-        heads = self._bsh() // self.tp
-        if fused_attention(self.spec):
-            turned = self._turned() if again else self._in_rows()  # the turned ones are let go by then
-            return heads + self._in_rows() + max(0, self._in_rows() - turned)
-        return 2 * self._matrix() + (heads if again else -heads)
-
-    def _put_together(self, again: bool) -> int:
-        """Passes, with W to come, when gradients of queries, keys and values become one: the core has let go of what it
-        kept, but the mix is there, and where it was made `again` that one and its gradient."""
-        if not fused_attention(self.spec) or gathers_columns(self.spec):
-            return 0
-        held = 2 * self._bsh() // self.tp - self._again() if again else -self._core()
-        return 2 * self._in_rows() + held + self._bsh() + self._own_rows()
-
-    def _own_rows(self) -> int:
-        """The gradient of an output's rows that this rank has, beside all rows, which W needs."""
-        return self._entering() if self.spec.parallel.sequence else 0
-
-    def _in_second(self, inputs: int) -> int:
-        """Passes in the backward of a gathering linear layer beside the gradient of its output: its own columns of
-        that, a part of the gradient of all its `inputs`, and the sum of its own ones."""
-        t, bsh = self.tp, self._bsh()
-        made = self.spec.micro_batch_size * self.model.seq * inputs
-        return bsh // t + made + made // t + product(self.spec, self.model.hidden * inputs // t) + self._masked()
-
-    def _masked(self) -> int:
-        """The gradient behind a dropout, beside the one before it, which goes round the layer."""
-        return self._entering() if self.model.dropout else 0
-
     def _drawn(self) -> int:
         """Passes while a dropout's mask is drawn for the backward, the gradient before it among it."""
         return self._entering() + drawn(self.spec, self._entering()) if self.model.dropout else 0
-
-    def _core(self) -> int:
-        """What the core of attention keeps beyond queries, keys and values as they came, but the mix itself. The plain
-        core lets go of those where it keeps copies of all of them, which its products are made of."""
-        return self._again() - (0 if fused_attention(self.spec) or self._seen_through() else self._in_rows())
-
-    def _again(self) -> int:
-        """What it makes of them: copies, the turned ones, probabilities or log-sum-exp."""
-        heads, keys = self._bsh() // self.tp, self.outline.kv_heads // self.tp
-        if not fused_attention(self.spec):
-            return heads * (self._copied() if self._seen_through() else 3) + self._matrix()
-        mixed = heads if gathers_columns(self.spec) else 0  # else it is the second layer's own input
-        if self.model.positions == "rope":
-            return self._turned() + mixed + self._matrix()
-        gathered = heads if 1 < keys < self.model.heads // self.tp else 0  # of one group they lie in a row
-        return gathered + mixed + self._matrix()
 
     def _in_core(self) -> int:
         """Lives in the plain core beside what it keeps: scores, and queries, keys and values before they are copied."""
@@ -162,20 +101,21 @@ class GptCosts(GptForward):
         h, rows, f = model.hidden, self.spec.micro_batch_size * model.seq, self.outline.ffn // self.tp
         wide = 2 * f if model.activation == "swiglu" else f
         kept, gathered, matrix = 2 * rows * wide, gathers_columns(self.spec), product(self.spec, h * wide)
-        passing = bsh + rows * wide + matrix
         if gathered:
-            matrix = 0
             kept += rows * (self.outline.ffn - f)
-            passing = max(passing - rows * self.outline.ffn, self._in_second(self.outline.ffn))
+            passing = max(bsh + rows * (wide - self.outline.ffn) + matrix, self._in_second(self.outline.ffn))
+            matrix, put_off = 0, max(0, self._in_norm() - passing)
         else:
-            passing += self._masked()
+            passing = self._in_mlp(wide)
+            put_off = self._put_off_mlp(wide) - passing + matrix
         return UnitCost(
             parameters=self._parameters(2),
             boundary=self._entering(),
             inner=self._norm() + kept,
             passing=passing,
             product=matrix,
-            put_off=max(0 if gathered else rows * f + self._own_rows(), self._in_norm() - passing + matrix),
+            put_off=put_off,
+            outgoing=0 if gathered else self._entering(),
             gathered=2 * self._foreign(),
             let_go=bsh - bsh // self.tp if gathered else 0,
             aside=self._statistics() + (rows * f if model.activation == "swiglu" else 0),  # SiLU of the gate
@@ -218,10 +158,6 @@ class GptCosts(GptForward):
         wide = self.spec.fp32_elements
         rows = self.spec.micro_batch_size * self.model.seq
         return rows * 8 // self.spec.element_bytes + 6 * wide * rows if self.tp > 1 else 0
-
-    def _gathered(self) -> int:
-        """A layer's input, or the gradient of its output, where a rank has its rows alone and gathers the others."""
-        return self._bsh() if self.spec.parallel.sequence else 0
 
     def _scattered(self) -> int:
         """What a rank gets of a gradient of which each has its rows."""

@@ -89,9 +89,10 @@ class Segment:
             behind -= unit.weights
             last = i == len(self.units) - 1
             own = bool(unit.let_go or not unit.weights)  # a gradient that passes whole, of which W keeps part at most
-            gradient = 0 if last or (split and not own) else self.units[i + 1].boundary + output
+            gradient = 0 if last or (split and not own) else self.units[i + 1].boundary - unit.outgoing + output
             gradient += unit.leaving if last else 0
-            gradient += output if last and (unit.gathered or unit.let_go) else 0  # of its rows, beside what it gathers
+            beside = unit.let_go or (unit.gathered and not unit.outgoing)  # what it gathers, of its rows
+            gradient += output if last and beside else 0
             kept = before + unit.core + output + split * behind
             passing, params = unit.passing + gradient + split * (unit.put_off - unit.product), self.params[i]
             grads, resting = (0, 0) if split else (self.grads[i], self.resting)  # B fills no bucket
