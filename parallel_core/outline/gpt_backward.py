@@ -70,13 +70,13 @@ class GptBackward(GptForward):
         return 2 * self._matrix() + (heads if again else -heads)
 
     def _put_off_attention(self, again: bool) -> int:
-        """All that passes with W to come: the mix is there to the end. When gradients of queries, keys and values
-        become one, the core has let go of what it kept; a mix made `again` and its gradient are still held."""
+        """All that passes with W to come: the mix is there to the end. Where it was made `again`, queries, keys and
+        values are held while their gradients become one, as are that mix and its gradient."""
         heads, rows = self._bsh() // self.tp, self._in_rows()
         mix = heads if again or not fused_attention(self.spec) else 0
         most = self._in_core_backward(again) + mix
-        if fused_attention(self.spec):
-            most = max(most, 2 * rows + (2 * heads - self._again() if again else -self._core()))
+        if fused_attention(self.spec) and again:
+            most = max(most, 2 * rows + 2 * heads - self._again())
         return max(self._entering() + self._output() + most, self._in_norm() - self._core())
 
     def _put_off_mlp(self, wide: int) -> int:
