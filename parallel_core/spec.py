@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from parallel_core import limits
 from parallel_core.faults import AnyFault, check_faults
@@ -46,7 +46,12 @@ CORPUS_PATTERN = re.compile(r"(stdlib|digits|django|blob:[0-9a-f]{64}|tokens:[A-
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
-ByStage = Annotated[tuple[Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)], ...], Field(max_length=limits.MAX_STAGES)]
+Degree = Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)]
+ByStage = Annotated[
+    Annotated[tuple[Degree, ...], Field(max_length=limits.MAX_STAGES)] | None,
+    BeforeValidator(lambda value: None if value in ([], ()) else value),
+]
+"""A number for each stage; a list of none is as good as no list."""
 DRAWN = "drawn"
 """Context key of `RunSpec.model_validate`: the spec is only simulated and drawn, so its schedule need not run."""
 
@@ -65,9 +70,9 @@ class ParallelSpec(_Spec):
     `ModelSpec.units`) at which the stages 1, 2, .. begin; None lets the engine balance the devices by FLOPs.
     """
 
-    dp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
-    tp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
-    pp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
+    dp: Degree = 1
+    tp: Degree = 1
+    pp: Degree = 1
     schedule: ScheduleName = "1f1b"
     micro_batches: Annotated[int, Field(ge=1, le=limits.MAX_MICRO_BATCHES)] = 1
     chunks: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] | None = None
@@ -86,10 +91,10 @@ class ParallelSpec(_Spec):
     zero_backend: ZeroBackend = "own"
     """Who shards parameters under zero=3: this engine, or torch.distributed.fsdp.fully_shard (FSDP2)."""
     cuts: Annotated[tuple[Positive, ...], Field(max_length=limits.MAX_STAGES)] | None = None
-    replicas: ByStage | None = None
+    replicas: ByStage = None
     """Of each stage, where they differ (`schedule.round_robin`); `dp` is 1 then, and `micro_batches` counts over all of
     them. None = `dp` of every stage."""
-    widths: ByStage | None = None
+    widths: ByStage = None
     """Tensor ranks of each pipeline place, where they differ; `tp` is 1 then. None = `tp` of every place."""
 
     @property

@@ -29,7 +29,7 @@ def most_in_flight(replicas: Sequence[int], stage: int, micro_batches: int) -> i
 def least_micro_batches(name: str, replicas: Sequence[int]) -> int:
     """Fewest micro-batches a step: one for every replica and, under 2bw, so many that what is under way is of two steps
     at most."""
-    return max(*replicas, sum(replicas) - 1 if TRAITS[name].sync == "2bw" else 1)
+    return max([*replicas, sum(replicas) - 1 if TRAITS[name].sync == "2bw" else 1])
 
 
 def compute_only(

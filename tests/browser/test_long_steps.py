@@ -9,8 +9,8 @@ from playwright.sync_api import Locator, Page, expect
 
 from parallel_core.analysis.quantities import count_text
 from tests.bench.timeline import seeded
-from tests.browser.watched import PHONE, RUN_MS, Troubles, until
-from tests.yard_process import YardProcess
+from tests.browser.watched import LIVE_MS, PHONE, RUN_MS, Troubles, until
+from tests.yard_process import YardProcess, wait_for
 
 SPANS = 24_000
 BOX = ".chart[data-chart=gantt] .chart-box"
@@ -120,9 +120,19 @@ def test_a_dragged_part_is_asked_for_and_a_double_click_shows_the_whole_again(
     expect(page.locator(".chart[data-chart=gantt] .chart-source")).to_contain_text(
         f"spans in view, of {count_text(SPANS)}"
     )
-    page.mouse.dblclick(at["x"] + 300, middle)
-    expect(canvas(page)).to_have_count(0, timeout=RUN_MS)
+    # On a busy host a double-click may come as two clicks, too far apart to be one: a reader clicks again.
+    wait_for("the whole step", lambda: again(page, at["x"] + 300, middle), RUN_MS / 1000)
     assert page.evaluate(RANGE) == whole and "from=" not in page.url
+
+
+def again(page: Page, x: float, y: float) -> bool:
+    """Whether a double-click on a zoomed timeline shows the whole within the time that a busy host needs for it."""
+    page.mouse.dblclick(x, y)
+    try:
+        expect(canvas(page)).to_have_count(0, timeout=LIVE_MS / 4)
+    except AssertionError:
+        return False
+    return True
 
 
 def test_a_part_that_cannot_be_fetched_is_said_until_one_can(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from parallel_core.rules import divisors
-from parallel_core.schedule.traits import TRAITS
+from parallel_core.schedule.traits import TRAITS, ScheduleName
 from parallel_core.spec import DRAWN, ModelSpec, RunSpec, field_errors
 from tests.parallel_core.strategies import run_specs
 
@@ -255,6 +256,20 @@ def test_the_limits_themselves_are_allowed() -> None:
         {"train": {"steps": 10**7, "global_batch": 4096}, "parallel": {"micro_batches": 4096}}
     )
     assert spec.micro_batch_size == 1
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize("schedule", typing.get_args(ScheduleName))
+def test_numbers_of_no_stage_are_no_numbers_of_stages(pipeline: int, schedule: str) -> None:
+    split = {"pp": pipeline, "schedule": schedule, "micro_batches": 4}
+    assert answer({**split, "replicas": [], "widths": []}) == answer(split)
+
+
+def answer(split: dict[str, Any]) -> RunSpec | list[str]:
+    try:
+        return RunSpec.model_validate({"parallel": split})
+    except ValidationError as error:
+        return [one["msg"] for one in error.errors()]
 
 
 def test_a_spec_cannot_be_changed() -> None:

@@ -17,7 +17,7 @@ import { painted } from "./chart_colours.js";
 import { picture } from "./chart_picture.js";
 import { followAddress, followZoom, part, stay } from "./chart_zoom.js";
 
-const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset" };
+const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset", doubleClickDelay: 500 };
 const mounted = new Map(); // key -> {element, box, figure}
 let loading = null;
 
