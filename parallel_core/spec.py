@@ -49,9 +49,8 @@ NotNegative = Annotated[int, Field(ge=0)]
 Degree = Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)]
 ByStage = Annotated[
     Annotated[tuple[Degree, ...], Field(max_length=limits.MAX_STAGES)] | None,
-    BeforeValidator(lambda value: None if value in ([], ()) else value),
+    BeforeValidator(lambda value: None if value in ([], ()) else value),  # a list of none is no list
 ]
-"""A number for each stage; a list of none is as good as no list."""
 DRAWN = "drawn"
 """Context key of `RunSpec.model_validate`: the spec is only simulated and drawn, so its schedule need not run."""
 
