@@ -26,6 +26,7 @@ from parallel_core.plan.units import parameter_count, unit_costs
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec, field_errors
 from tests.parallel_core import parity, ranks
+from tests.parallel_core.metered import TRIES
 from tests.parallel_core.parity import MODEL
 from tests.parallel_core.test_zero3 import LLAMA, sharded, spec_of, train, whole
 
@@ -95,14 +96,30 @@ def test_memory_is_what_is_predicted(precision: str, tmp_path: Path) -> None:
     splits: list[dict[str, Any]] = [{}, {"recompute": "full", "micro_batches": 2}]
     specs = [sharded(deep, split | TORCH, precision=precision) for split in splits]
     plain = by_stage(spec_of(deep, {"precision": precision}, dp=2))[0]
-    tried = ranks.run_many(specs * 3, _peak, tmp_path)  # the least: gloo's thread may let go of a bucket late
-    for i, spec in enumerate(specs):
-        predicted = by_stage(spec)[0]
-        for times in zip(*tried[i :: len(specs)], strict=True):
-            peak = min((peak for peak, _ in times), key=lambda found: sum(found.values()))
+    expected = [by_stage(spec)[0] for spec in specs]
+    least = _least_peaks(specs, [1.02 * one.total for one in expected], tmp_path)
+    for predicted, of_ranks in zip(expected, least, strict=True):
+        for peak in of_ranks:
             assert peak["optimizer"] == predicted.optimizer
             assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.02)
             assert peak["grads"] < 0.62 * plain.grads
+
+
+def _least_peaks(specs: list[RunSpec], most: list[float], folder: Path) -> list[list[dict[str, int]]]:
+    """Of each spec's ranks in three runs, or in up to TRIES while one is above its `most`: gloo's thread may let go
+    of a bucket late."""
+    tried: list[list[Any]] = []
+    for _ in range(TRIES // 3):
+        tried += ranks.run_many(specs * 3, _peak, folder)
+        of_specs = [zip(*tried[i :: len(specs)], strict=True) for i in range(len(specs))]
+        least = [[min((peak for peak, _ in times), key=_total) for times in of_ranks] for of_ranks in of_specs]
+        if all(_total(peak) <= up for of_ranks, up in zip(least, most, strict=True) for peak in of_ranks):
+            break
+    return least
+
+
+def _total(peak: dict[str, int]) -> int:
+    return sum(peak.values())
 
 
 def test_replicas_own_every_row_once_and_have_room_for_as_many() -> None:
