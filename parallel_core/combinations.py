@@ -45,6 +45,9 @@ def _schedule(name: ScheduleName) -> Leaves:
     return leaves if flushes(name) else {**leaves, "train.clip": "stage"}
 
 
+OWN = "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3\n,1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3"
+"""1F1B over two stages and four micro-batches, with one warm-up forward more."""
+
 FEATURES: dict[str, Leaves] = {
     "data parallel": {"parallel.dp": 2},
     "ZeRO-1": {"parallel.dp": 2, "parallel.zero": 1},
@@ -55,6 +58,7 @@ FEATURES: dict[str, Leaves] = {
     "tensor split by columns": {"parallel.tp": 2, "parallel.tensor_split": "columns"},
     "sequence parallel": {"parallel.tp": 2, "parallel.sequence": True},
     **{f"pipeline {name}": _schedule(name) for name in typing.get_args(ScheduleName) if name != CUSTOM},
+    "own schedule": {**_schedule(CUSTOM), "parallel.program": OWN},
     "replicas 2-1": {"parallel.pp": 2, "parallel.replicas": [2, 1], "parallel.micro_batches": 4},
     "tensor ranks 1-2": {"parallel.pp": 2, "parallel.widths": [1, 2], "parallel.micro_batches": 4},
     "full recomputation": {"parallel.recompute": "full"},
@@ -127,10 +131,10 @@ def page() -> str:
         "# Which features go together\n\n"
         "Written by `python -m parallel_core.combinations docs/combinations.md` from the rules of `RunSpec`: edit "
         f"those.\n\nEvery pair of {len(names)} features. **✓** runs: {count} pairs, and the test of each is "
-        "`tests/parallel_core/test_combinations.py -k 'a + b'`, which holds its losses against those of one device "
-        "(schedules that do not flush are held against a replay in `test_parity_async.py`). **·** two choices of one "
-        "field. **r** refused, for the reason of that number below.\n\n"
-        + "\n".join([head, *rows, "", "## Refused, and why", "", *said, ""])
+        "`./run test --full 'tests/parallel_core/test_combinations.py::test_runs[a + b]'`, which holds its losses "
+        "against those of one device (schedules that do not flush are held against a replay in "
+        "`test_parity_async.py`). **·** two choices of one field. **r** refused, for the reason of that number below."
+        "\n\n" + "\n".join([head, *rows, "", "## Refused, and why", "", *said, ""])
     )
 
 

@@ -1,6 +1,7 @@
 """The page of combinations is up to date, and every pair that it says runs does run, with the losses of one device.
 
-All pairs of one number of ranks train in one launch. A part of them is run always, the rest with `--full`.
+All pairs of one number of ranks that are asked for train in one launch. A part of them is run always, the rest with
+`--full`.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[f
 
 
 @cache
-def _losses(world: int, every: bool) -> dict[str, list[list[float]]]:
+def _losses(world: int, asked: frozenset[str]) -> dict[str, list[list[float]]]:
     """By rank, of each pair."""
-    chosen = {n: s for n, s in RUNNING.items() if s.parallel.world == world and (every or _always(n))}
+    chosen = {n: s for n, s in RUNNING.items() if s.parallel.world == world and n in asked}
     return dict(zip(chosen, ranks.run_many(list(chosen.values()), _work, ranks.scratch()), strict=True))
 
 
@@ -63,9 +64,20 @@ def _single(spec: RunSpec) -> str:
     return RunSpec.model_validate(single).model_dump_json()
 
 
-def _check(name: str, every: bool) -> None:
+@pytest.fixture(scope="module")
+def asked(request: pytest.FixtureRequest) -> frozenset[str]:
+    """The pairs that this session runs."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
+    return frozenset(str(item.callspec.params["name"]) for item in items if item.originalname == test_runs.__name__)
+
+
+FULL = (pytest.mark.full, pytest.mark.timeout(1800))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if _always(name) else FULL) for name in RUNNING])
+def test_runs(name: str, asked: frozenset[str]) -> None:
     spec = RUNNING[name]
-    of_ranks = _losses(spec.parallel.world, every)[name]
+    of_ranks = _losses(spec.parallel.world, asked)[name]
     assert all(losses == of_ranks[0] for losses in of_ranks)
     assert all(map(math.isfinite, of_ranks[0]))
     if not spec.parallel.flushes:
@@ -74,18 +86,6 @@ def _check(name: str, every: bool) -> None:
     comparable = 1 if spec.train.clip == "stage" else STEPS
     want = _alone(_single(spec))[:comparable]
     assert of_ranks[0][:comparable] == pytest.approx(want, rel=BOUNDS[spec.train.precision])
-
-
-@pytest.mark.parametrize("name", [name for name in RUNNING if _always(name)])
-def test_runs(name: str) -> None:
-    _check(name, every=False)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", [name for name in RUNNING if not _always(name)])
-def test_the_others_run(name: str) -> None:
-    _check(name, every=True)
 
 
 def test_the_page_is_up_to_date() -> None:
