@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ def _train(options: argparse.Namespace) -> int:
             devices=options.devices,
             corpora=options.corpora,
             resume=resume,
-            on_frame=partial(_show, outline_of(spec.model).target),
+            on_frame=_shown(outline_of(spec.model).target),
             no_progress_s=options.no_progress,
         )
     print(_ending(outcome, spec))
@@ -170,17 +170,23 @@ def _checkpoint(path: Path, spec: RunSpec) -> Path:
     return found
 
 
-def _show(target: str, frame: Frame) -> None:
-    """A line a point of rank 0's run-level series, and one a checkpoint."""
-    if frame.kind == "checkpoint":
-        done, size, took = (frame.header[key] for key in ("step", "bytes", "seconds"))
-        print(f"checkpoint of {done} steps: {size:,} bytes in {took:.2f} s")
-    columns = [points([frame], name) for name in ("loss", "step_time", "tokens_per_s")]
-    for i, point in enumerate(columns[0]):
-        more = [column["value"][i] if i < len(column) else float("nan") for column in columns[1:]]
-        print(
-            f"step {point['step']:>6}  loss {point['value']:.6f}  {more[0] * 1e3:8.1f} ms  {more[1]:10.0f} {target}/s"
-        )
+def _shown(target: str) -> Callable[[Frame], None]:
+    """Prints a line a step of rank 0, and one a checkpoint. What a step took is told with it, its loss maybe later:
+    without a flush behind steps that follow."""
+    waiting: dict[str, dict[int, float]] = {"step_time": {}, "tokens_per_s": {}}
+
+    def show(frame: Frame) -> None:
+        if frame.kind == "checkpoint":
+            done, size, took = (frame.header[key] for key in ("step", "bytes", "seconds"))
+            print(f"checkpoint of {done} steps: {size:,} bytes in {took:.2f} s")
+        for name, values in waiting.items():
+            values.update((int(point["step"]), float(point["value"])) for point in points([frame], name))
+        for point in points([frame], "loss"):
+            seconds, rate = (values.pop(int(point["step"]), math.nan) for values in waiting.values())
+            loss = point["value"]
+            print(f"step {point['step']:>6}  loss {loss:.6f}  {seconds * 1e3:8.1f} ms  {rate:10.0f} {target}/s")
+
+    return show
 
 
 def _ending(outcome: Outcome, spec: RunSpec) -> str:

@@ -15,6 +15,7 @@ from dashboard.runs.page_starting import placed, starting
 from dashboard.runs.queue import queued_runs
 from dashboard.runs.submission import capacity
 from parallel_core.analysis.breakdown import mean
+from parallel_core.analysis.diagnosis.divergence import what_is_skipped
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text, significant
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import find_fixes, worst_stage
@@ -159,7 +160,9 @@ def numerics(run: Run) -> str:
         first_bad = loss.step[last_good[-1] + 1] if len(last_good) else loss.step[0]
         said.append(f"The loss is not a finite number from step {first_bad} on: try a lower learning rate.")
     if len(skipped) and skipped[-1]:
-        said.append(f"{skipped[-1]:.0f} of {len(skipped)} steps were skipped: their fp16 gradients overflowed.")
+        what, each = what_is_skipped(RunSpec.model_validate(run.spec))
+        of = each * len(skipped)
+        said.append(f"{skipped[-1]:.0f} of {of} {what} were skipped: their fp16 gradients overflowed.")
     return " ".join(said)
 
 

@@ -45,6 +45,13 @@ def test_skipped_steps_are_said_and_drawn(alice: Any) -> None:
     assert "Steps skipped so far: 2 at step 42, first 1" in titles
 
 
+def test_a_pipeline_that_stays_full_skips_updates(alice: Any) -> None:
+    split = {"pp": 2, "micro_batches": 4, "schedule": "1f1b-stash"}
+    run = factory.finished(alice, split, train={"precision": "fp16", "clip": "stage"})
+    add_series(run, "skipped_steps", [4.0] + [7.0] * 42)
+    assert numerics(run) == "7 of 172 updates of the first stage were skipped: their fp16 gradients overflowed."
+
+
 def test_other_runs_have_neither_chart_nor_sentence(alice: Any) -> None:
     run = factory.finished(alice)
     assert numerics(run) == ""

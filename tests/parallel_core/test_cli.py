@@ -18,7 +18,7 @@ import pytest
 from parallel_core import processes
 from parallel_core.cli import main
 from parallel_core.cli_models import checkpoint_of
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalYard, points
 from parallel_core.observe import progress
 from parallel_core.observe.records import events_path, log_path, read_file
 from parallel_core.schedule.table import from_json
@@ -74,6 +74,19 @@ def test_train_prints_each_step_and_leaves_the_records_of_every_rank(written: Pa
         assert f"rank {rank}: stage {rank}, replica 0" in log and "step 0:" in log and "step 3:" in log
         kinds = [frame.kind for frame in read_file(events_path(out, rank))]
         assert {"hello", "phase", "points", "spans", "memory", "summary"} <= set(kinds)
+
+
+def test_a_step_of_a_pipeline_that_stays_full_is_told_with_its_own_time(tmp_path: Path) -> None:
+    """Its loss is known steps later."""
+    path, out = tmp_path / "spec.json", tmp_path / "out"
+    full = spec(pp=2, schedule="1f1b-stash")
+    path.write_text(json.dumps({**full, "train": {**full["train"], "clip": "stage"}}))
+    done = finished("train", str(path), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    told = [float(line.split()[4]) for line in done.stdout.splitlines() if line.startswith("step")]
+    took = points(list(read_file(events_path(out, 0))), "step_time")
+    assert list(took["step"]) == [0, 1, 2, 3]
+    assert told == [round(float(value) * 1e3, 1) for value in took["value"]]
 
 
 def test_the_same_spec_trains_the_same_through_the_yard(tmp_path: Path) -> None:

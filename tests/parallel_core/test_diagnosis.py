@@ -222,6 +222,16 @@ def test_large_loss_scales_have_exponents() -> None:
     assert [one[0].evidence.split(" and is ")[1] for one in found] == ["32768 now.", "2e+23 now."]
 
 
+def test_a_pipeline_that_stays_full_skips_updates() -> None:
+    split = {"pp": 2, "micro_batches": 8, "schedule": "1f1b-stash"}
+    train = {"global_batch": 64, "steps": 40, "precision": "fp16", "clip": "stage"}
+    at_once = RunSpec.model_validate({"model": MODEL, "parallel": split, "train": train})
+    titles = [one.title for one in diagnose(healthy(at_once, skipped=np.minimum(np.arange(40.0) * 8, 100)))]
+    assert "100 of 320 updates of the first stage were skipped: fp16 overflows." in titles
+    few = diagnose(healthy(at_once, skipped=np.minimum(np.arange(40.0) * 8, 60)))
+    assert "divergence" not in [one.rule for one in few]
+
+
 def test_causes_of_a_divergence() -> None:
     nan = np.where(np.arange(40) < 25, 3.0, np.nan)
     (overflow,) = diagnose(healthy(spec("fp16"), loss=nan, skipped=np.arange(40.0), loss_scale=np.full(40, 1.0)))

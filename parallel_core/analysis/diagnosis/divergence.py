@@ -14,6 +14,7 @@ import numpy as np
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import significant
 from parallel_core.schedule.traits import TRAITS
+from parallel_core.spec import RunSpec
 
 SPRING, POINTS, LAST, MEAN = 1.5, 10, 3, 5
 SKIPPED, SKIPPED_SHARE = 3, 0.2
@@ -57,14 +58,23 @@ def _sprung(case: Case) -> tuple[float, int] | None:
     return low, int(means.argmin()) + MEAN - 1
 
 
+def what_is_skipped(spec: RunSpec) -> tuple[str, int]:
+    """What fp16 skips where it overflows, and how many of them a step has. Without a flush each stage skips updates of
+    its own, and rank 0, which reports, is on the first one."""
+    if spec.parallel.flushes:
+        return "steps", 1
+    return "updates of the first stage", spec.parallel.updates(0)
+
+
 def _overflowing(case: Case) -> Finding | None:
-    skipped, steps = float(case.skipped[-1]) if len(case.skipped) else 0.0, len(case.skipped)
-    if skipped <= SKIPPED or skipped < SKIPPED_SHARE * steps:
+    what, each = what_is_skipped(case.spec)
+    skipped, of = float(case.skipped[-1]) if len(case.skipped) else 0.0, each * len(case.skipped)
+    if skipped <= SKIPPED or skipped < SKIPPED_SHARE * of:
         return None
     scale = _large(float(case.loss_scale[-1])) if len(case.loss_scale) else "unknown"
     return Finding(
         "divergence",
-        f"{skipped:.0f} of {steps} steps were skipped: fp16 overflows.",
+        f"{skipped:.0f} of {of} {what} were skipped: fp16 overflows.",
         f"The loss scale began at {_large(case.spec.train.loss_scale)} and is {scale} now.",
         "Begin with a lower train.loss_scale, or train in bf16, whose range is that of fp32.",
         tab="metrics",
@@ -106,7 +116,7 @@ def _cause(case: Case, at: int) -> tuple[str, str]:
     skipped = float(case.skipped[min(at, len(case.skipped) - 1)]) if len(case.skipped) else 0.0
     if case.spec.train.precision == "fp16" and skipped > SKIPPED:
         return (
-            f"{skipped:.0f} steps had overflowed in fp16 before it.",
+            f"{skipped:.0f} {what_is_skipped(case.spec)[0]} had overflowed in fp16 before it.",
             "Begin with a lower train.loss_scale, or train in bf16.",
         )
     if TRAITS[case.spec.parallel.schedule].sync != "flush":
