@@ -30,6 +30,7 @@ from parallel_core.schedule.traits import TRAITS, ScheduleName, flushes
 from parallel_core.stream_rules import check_stream
 from parallel_core.tensor_rules import check_sequence, check_split, check_tensor
 from parallel_core.trace_rules import check_profile
+from parallel_core.train_rules import check_corpus, check_steps
 from parallel_core.width_rules import check_widths
 from parallel_core.zero_rules import check_zero
 
@@ -51,6 +52,8 @@ ByStage = Annotated[
     Annotated[tuple[Degree, ...], Field(max_length=limits.MAX_STAGES)] | None,
     BeforeValidator(lambda value: None if value in ([], ()) else value),  # a list of none is no list
 ]
+STORED = "stored"
+"""Context key of `RunSpec.model_validate`: see `RunSpec.stored`."""
 DRAWN = "drawn"
 """Context key of `RunSpec.model_validate`: the spec is only simulated and drawn, so its schedule need not run."""
 
@@ -233,9 +236,17 @@ class RunSpec(_Spec):
             return data
         return {**data, "train": {**train, "corpus": outline.corpora[0]}}
 
+    @classmethod
+    def stored(cls, spec: Any) -> Self:
+        """One that was accepted when it was stored. Rules that came later keep it from being run again, not from being
+        looked at: those between fields are not asked."""
+        return cls.model_validate(spec, context={STORED: True})
+
     @model_validator(mode="after")
     def _combinations(self, info: ValidationInfo) -> Self:
-        _check_corpus(self)
+        if (info.context or {}).get(STORED):
+            return self
+        check_corpus(self)
         check_tensor(self)
         check_pipeline(self.parallel, len(self.model.units()), drawn=bool((info.context or {}).get(DRAWN)))
         check_replicas(self)
@@ -246,7 +257,7 @@ class RunSpec(_Spec):
         check_sequence(self)
         check_zero(self)
         check_stream(self)
-        _check_steps(self)
+        check_steps(self)
         check_faults(self)
         check_profile(self)
         return self
@@ -279,22 +290,3 @@ class RunSpec(_Spec):
     @property
     def timed_steps(self) -> int:
         return self.train.steps - self.train.warmup_steps
-
-
-def _check_corpus(spec: RunSpec) -> None:
-    able, kind = outline_of(spec.model).corpora, spec.train.corpus.partition(":")[0]
-    if kind not in able:
-        named = {"blob": "an uploaded text", "tokens": "a token file (tokens:name)"}
-        words = " or ".join(named.get(word, f"'{word}'") for word in able)
-        raise rule(
-            ("train.corpus", "model.kind"), f"kind={spec.model.kind} trains on {words}; got '{spec.train.corpus}'."
-        )
-
-
-def _check_steps(spec: RunSpec) -> None:
-    if spec.train.steps <= spec.train.warmup_steps:
-        raise rule(
-            ("train.steps", "train.warmup_steps"),
-            f"steps={spec.train.steps} leaves none to time after {spec.train.warmup_steps} warm-up steps; use steps="
-            f"{spec.train.warmup_steps + 1} or more, or warmup_steps={spec.train.steps - 1} or fewer.",
-        )

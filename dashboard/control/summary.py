@@ -84,7 +84,7 @@ def _meters(run: Run, summaries: list[dict[str, Any]], timed: Stats | None) -> d
     if timed is None or not timed.median > 0:
         return None
     peak = next((s["peak"] for s in summaries if s.get("peak")), None) or {}
-    speeds = Work.of(RunSpec.model_validate(run.spec)).speeds(timed.median, peak.get("flops_per_s"))
+    speeds = Work.of(RunSpec.stored(run.spec)).speeds(timed.median, peak.get("flops_per_s"))
     about = {"peak_flops_per_s": peak.get("flops_per_s"), "peak_source": peak.get("source")}
     return {"mfu": None, "hfu": None, **speeds, **about}
 

@@ -29,7 +29,7 @@ def share_points(attempt: Attempt, steps: Mapping[int, float]) -> dict[tuple[int
     mine = SeriesChunk.objects.filter(attempt=attempt, rank=0, name=next(iter(SHARES)))
     last = mine.aggregate(last=Max("last_step"))["last"]
     points: dict[tuple[int, str], list[np.ndarray]] = {}
-    layout = Layout.of(RunSpec.model_validate(attempt.run.spec))
+    layout = Layout.of(RunSpec.stored(attempt.run.spec))
     for step in sorted(step for step in steps if last is None or step > last):
         for name, value in _shares(attempt, step, layout).items():
             points.setdefault((0, name), []).append(np.array([(step, steps[step], value)], POINT))

@@ -65,7 +65,7 @@ class FleetPage:
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.profile: Profile = values["profile"]
-        fleet, spec = Look.now(), RunSpec.model_validate(self.profile.spec)
+        fleet, spec = Look.now(), RunSpec.stored(self.profile.spec)
         own = FleetHosts.most(spec.train.device, fleet) or len(self.profile.worker.devices) or 1
         self.devices = min(values["devices"] or own, MOST_DEVICES)
         self._hosts = FleetHosts(spec, self.devices, fleet)

@@ -52,7 +52,7 @@ class Profile(models.Model):
     @property
     def title(self) -> str:
         """Model and precision, in few words."""
-        spec = RunSpec.model_validate(self.spec)
+        spec = RunSpec.stored(self.spec)
         return f"{outline_of(spec.model).title}, {spec.train.precision}"
 
 

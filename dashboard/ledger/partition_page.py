@@ -72,7 +72,7 @@ class Page:
 
     def __init__(self, profile: Profile, values: dict[str, Any]) -> None:
         self.table = CostTable.model_validate(profile.table)
-        spec = RunSpec.model_validate(profile.spec)
+        spec = RunSpec.stored(profile.spec)
         samples = values["samples"] or max(1, spec.train.global_batch // 4)
         self.layers = layers_of(self.table, samples)
         self.units = [layer.name for layer in self.layers]

@@ -102,7 +102,7 @@ def recalibrated(rows: Sequence[Prediction], user: Any) -> Profile:
 
 
 def _measured(rows: Sequence[Prediction] | QuerySet[Prediction]) -> list[tuple[RunSpec, float]]:
-    return [(RunSpec.model_validate(row.run.spec), float(row.measured_seconds or 0)) for row in rows]
+    return [(RunSpec.stored(row.run.spec), float(row.measured_seconds or 0)) for row in rows]
 
 
 def _mean(table: CostTable, runs: Sequence[tuple[RunSpec, float]]) -> float:

@@ -37,7 +37,7 @@ def take() -> Work | None:
 def _look(said: Prediction) -> None:
     """Keeps what is found, unless the run was quicker: nothing is foreseen of a step that was measured."""
     try:
-        found = foreseen(RunSpec.model_validate(said.run.spec), said.hosts)
+        found = foreseen(RunSpec.stored(said.run.spec), said.hosts)
     except ValueError:  # of an older version
         return
     if found is not None:
@@ -73,7 +73,7 @@ def _hosts(run: Run) -> list[str]:
 def _change(given: dict[str, Any], spec: RunSpec) -> Change | None:
     """What leads from the run of `given` to `spec`; None where a what-if does not, or nothing differs."""
     try:
-        before = RunSpec.model_validate(given)
+        before = RunSpec.stored(given)
     except ValueError:  # of an older version
         return None
     if before.model != spec.model or _fixed(before) != _fixed(spec) or before.inject or before.parallel.pp == 1:

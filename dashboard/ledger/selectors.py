@@ -203,7 +203,7 @@ def predicted(spec: RunSpec, hosts: Sequence[str] = ()) -> Predicted:
 def paced(run: Run, profile: Profile, hosts: Sequence[str] = ()) -> float | None:
     """Seconds a step by `profile` on devices that were as fast, and drifted, as the reference work found them beside
     the run; None where that is not known of either."""
-    spec, table = RunSpec.model_validate(run.spec), _table(profile.pk, profile.done_at)
+    spec, table = RunSpec.stored(run.spec), _table(profile.pk, profile.done_at)
     together = max(Counter(hosts).values(), default=run.devices)
     spells = spells_beside(metrics.by_rank(run, "reference_time", run.devices), table.usual(together))
     return predict_step(spec, table, where=where(spec, hosts), spells=spells).seconds if spells else None

@@ -35,7 +35,7 @@ def ask_profile(*, worker: Worker, spec: RunSpec, user: Any) -> Profile:
         raise PermissionDenied(MAY_NOT_SUBMIT)
     key = selectors.profile_key(spec)
     asked = Profile.objects.filter(worker=worker, key=key, state=ProfileState.ASKED)
-    waiting = next((one for one in asked if measured_with(spec, RunSpec.model_validate(one.spec))), None)
+    waiting = next((one for one in asked if measured_with(spec, RunSpec.stored(one.spec))), None)
     return waiting or Profile.objects.create(worker=worker, spec=spec.model_dump(mode="json"), key=key, asked_by=user)
 
 
@@ -60,7 +60,7 @@ def predict_all(runs: Sequence[Run]) -> list[Prediction]:
     """Written in the transaction that queues the runs; what another run's replay says of one comes from the analyst."""
     if not runs:
         return []
-    specs = [RunSpec.model_validate(run.spec) for run in runs]
+    specs = [RunSpec.stored(run.spec) for run in runs]
     fleet, sources = Look.now(), selectors.Sources(specs)
     asked = zip(runs, specs, requests(list(runs)), strict=True)
     return Prediction.objects.bulk_create(
@@ -113,7 +113,7 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     if run.state != State.SUCCEEDED or run.broken or said is None:
         return
     timed, memory, others = summary.get("timed"), summary.get("memory"), summary.get("cpu_others")
-    spec = RunSpec.model_validate(run.spec)
+    spec = RunSpec.stored(run.spec)
     hosts = spreading.hosts_of(run.attempts.order_by("-number").first())
     left_out = _elsewhere(said, hosts, spec.train.device)
     profile = Profile.objects.filter(prediction__run=run).defer("table").first() if not left_out else None

@@ -100,7 +100,7 @@ def dots(case: Case, along: Along) -> list[Dot]:
     equal to the case in all but `along` (links of one's own are what they are: none for that)."""
     if along == "bandwidth":
         return []
-    runs = [(run, RunSpec.model_validate(run.spec)) for run in _runs()]
+    runs = [(run, RunSpec.stored(run.spec)) for run in _runs()]
     alone = {_key(spec): _step(run) for run, spec in runs if family(spec) == "single" and _plain(spec)}
     found = []
     for run, spec in runs:

@@ -102,7 +102,7 @@ STEPPED = ("timeline", "accounts", "whatif")
 
 def case_of(run: Run, earlier: Run | None = None) -> Case:
     """The run as rules see it: as it was really trained, its newest whole traced steps, its curves and peaks."""
-    spec = broken(RunSpec.model_validate(run.spec)).model_copy(update={"inject": ()})
+    spec = broken(RunSpec.stored(run.spec)).model_copy(update={"inject": ()})
     loss = selectors.series(run, "loss")
     records = selectors.memory(run)
     timed = selectors.timed(run)

@@ -42,7 +42,7 @@ def _sentence(worst: RankMemory, limit: int) -> str:
 
 def figure(run: Run) -> tuple[str, str, str]:
     """(title, value, note): what the fullest rank took, and by how much the prediction was off."""
-    predicted = max(stage.total for stage in by_place(RunSpec.model_validate(run.spec), run.wish))
+    predicted = max(stage.total for stage in by_place(RunSpec.stored(run.spec), run.wish))
     measured = max((record.peak_total for record in selectors.memory(run).values()), default=0)
     if not measured:
         return "Memory of a rank", bytes_text(predicted), "predicted"

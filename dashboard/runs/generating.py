@@ -111,14 +111,14 @@ def ranks(run: Run) -> dict[int, Mapping[str, Any]]:
 
 def _replicas(run: Run) -> list[Mapping[str, Any]]:
     """What the replicas told; none before each of them has."""
-    layout = Layout.of(RunSpec.model_validate(run.spec))
+    layout = Layout.of(RunSpec.stored(run.spec))
     told = replicas(ranks(run), layout)
     return told if len(told) == layout.dp else []
 
 
 def texts(run: Run) -> list[Text]:
     """One a sample; before the first token the prompts alone."""
-    vocab, prompt = RunSpec.model_validate(run.spec).model.vocab, run.wish["prompt"]
+    vocab, prompt = RunSpec.stored(run.spec).model.vocab, run.wish["prompt"]
     told = _replicas(run)
     samples = merged(told)["tokens"] if told else [[] for _ in range(run.wish["samples"])]
     whole = [text([*prompt, *tokens], vocab) for tokens in samples]

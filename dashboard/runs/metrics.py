@@ -68,7 +68,7 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int) -> np.ndarray:
 
 def timed_values(run: Run) -> np.ndarray:
     """Seconds of each timed step: no warm-up, behind a resume neither, nor the metered extra step behind the last."""
-    spec = RunSpec.model_validate(run.spec)
+    spec = RunSpec.stored(run.spec)
     points = series(run, "step_time")
     timed = (points.step >= spec.train.warmup_steps) & (points.step < spec.train.steps)
     for begins in run.attempts.values_list("begins", flat=True):

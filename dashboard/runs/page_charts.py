@@ -52,7 +52,7 @@ def _step(run: Run, step: int) -> Step:
 
     def read() -> Step:
         attempt = selectors.attempt_of(run)
-        return Step(selectors.spans(run, step), Layout.of(RunSpec.model_validate(run.spec)), hosts_of(attempt))
+        return Step(selectors.spans(run, step), Layout.of(RunSpec.stored(run.spec)), hosts_of(attempt))
 
     return kept(("run", run.pk, run.queued_at, step, selectors.span_counts(run, step)), read)
 
@@ -126,7 +126,7 @@ def no_timeline(run: Run) -> Chart:
 
 
 def _expected(run: Run) -> str:
-    first = first_traced(RunSpec.model_validate(run.spec))
+    first = first_traced(RunSpec.stored(run.spec))
     if run.state in ENDED:
         return "This run ended before a traced step was complete."
     if first is None:
@@ -168,7 +168,7 @@ def _series(run: Run, metric: Metric, since: int = -1) -> selectors.Series:
 
 
 def _metric(run: Run, metric: Metric) -> Chart:
-    spec, found = RunSpec.model_validate(run.spec), _series(run, metric)
+    spec, found = RunSpec.stored(run.spec), _series(run, metric)
     curve = loss.Curve(
         label=run.label or run.name,
         step=found.step,

@@ -48,7 +48,7 @@ def over_time(run: Run) -> Chart | None:
 def _predicted(run: Run) -> dict[int, int]:
     """rank -> bytes; {} where the spec is of another version."""
     try:
-        spec = RunSpec.model_validate(run.spec)
+        spec = RunSpec.stored(run.spec)
     except ValidationError:
         return {}
     layout = Layout.of(spec)

@@ -82,7 +82,7 @@ def _layout(run: Run, rank: int, how: str) -> dict[str, Any]:
     """The picture, and what stands around a rank, or a split, in the address that chooses it; None where the spec is of
     another version."""
     try:
-        spec = RunSpec.model_validate(run.spec)
+        spec = RunSpec.stored(run.spec)
     except ValidationError:
         return {"layout": None}
     found = layout_picture.picture(spec, rank, how, Hosts(hosts_of(selectors.attempt_of(run))))

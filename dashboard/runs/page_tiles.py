@@ -100,7 +100,7 @@ def _throughput(run: Run, rate: selectors.Series) -> tuple[str, str]:
 
 def _memory(run: Run) -> Tile:
     """Measured peak solid, predicted in outline, on one axis from 0."""
-    plan = worst_stage(RunSpec.model_validate(run.spec))
+    plan = worst_stage(RunSpec.stored(run.spec))
     records, title = selectors.memory(run), "Memory, worst rank"
     worst = max(records.values(), key=lambda record: record.peak_total, default=None)
     if worst is None:

@@ -81,7 +81,7 @@ def _queued(run: Run) -> Verdict:
 
 
 def _running(run: Run) -> Verdict:
-    spec = RunSpec.model_validate(run.spec)
+    spec = RunSpec.stored(run.spec)
     if run.step is None:
         return Verdict(f"Running {placed(selectors.attempt_of(run))}: no step is done yet.")
     parts = [f"Step {run.step + 1:,} of {spec.train.steps:,}".replace(",", " ")]
@@ -123,7 +123,7 @@ def _succeeded(run: Run) -> Verdict:
     spread = f"{seconds_text(timed['p10'])} to {seconds_text(timed['p90'])}"
     first = f"{seconds_text(timed['median'])} a step ({spread} over {timed['n']} timed steps)"
     if timed["median"] > 0:
-        rate = RunSpec.model_validate(run.spec).tokens_per_step / timed["median"]
+        rate = RunSpec.stored(run.spec).tokens_per_step / timed["median"]
         first += f", {rate_text(rate, target_of(run))}"
     memory = run.summary.get("memory")
     second = f" Rank {memory['rank']} held most: {bytes_text(memory['peak_total'])}." if memory else ""
@@ -160,7 +160,7 @@ def numerics(run: Run) -> str:
         first_bad = loss.step[last_good[-1] + 1] if len(last_good) else loss.step[0]
         said.append(f"The loss is not a finite number from step {first_bad} on: try a lower learning rate.")
     if len(skipped) and skipped[-1]:
-        what, each = what_is_skipped(RunSpec.model_validate(run.spec))
+        what, each = what_is_skipped(RunSpec.stored(run.spec))
         of = each * len(skipped)
         said.append(f"{skipped[-1]:.0f} of {of} {what} were skipped: their fp16 gradients overflowed.")
     return " ".join(said)
@@ -210,7 +210,7 @@ def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
 def fix(run: Run) -> str:
     """The one change that would most likely mend a failed run."""
     if run.cause == "out_of_memory":
-        return _less_memory(RunSpec.model_validate(run.spec))
+        return _less_memory(RunSpec.stored(run.spec))
     if "ReplicasDiffer" in run.detail:
         return "Go on from a checkpoint of before, on another device: a device or its memory changed a value by itself."
     if run.resume_run and _of_its_checkpoint(run):
@@ -263,7 +263,7 @@ def _less_memory(spec: RunSpec) -> str:
 
 def target_of(run: Run) -> str:
     """What a run's speed counts: tokens or images."""
-    return outline_of(RunSpec.model_validate(run.spec).model).target
+    return outline_of(RunSpec.stored(run.spec).model).target
 
 
 def rate_text(rate: float, target: str = "tokens") -> str:

@@ -90,7 +90,7 @@ def _made(run: Run) -> dict[str, Any]:
 
 def _trains(run: Run) -> str:
     """What it trains, in few words; of a run that makes text the model alone."""
-    spec = RunSpec.model_validate(run.spec)
+    spec = RunSpec.stored(run.spec)
     title = outline_of(spec.model).title
     if run.wish:
         return title if run.generates else ""
@@ -132,7 +132,7 @@ def _first_screen(run: Run, step: int | None, lit: Lit | None) -> dict[str, Any]
         "step": step if step in steps else None,
         "findings": findings(run, wait=False),
         "legend": LEGEND,
-        "words": words_of([RunSpec.model_validate(run.spec)]),
+        "words": words_of([RunSpec.stored(run.spec)]),
         "metric_names": [*RUN_SERIES, *TRACED_SERIES, *RANK_SERIES],
     }
 

@@ -74,7 +74,7 @@ def _step(run: Run) -> dict[str, Any]:
     """The newest traced one."""
     spans, gantt = selectors.spans(run), page_charts.timeline(run)
     is_picture = bool(gantt and gantt.picture)
-    waited = None if is_picture else waited_if_whole(spans, Layout.of(RunSpec.model_validate(run.spec)))
+    waited = None if is_picture else waited_if_whole(spans, Layout.of(RunSpec.stored(run.spec)))
     drawn = [] if is_picture else strips(spans, waited)
     return {
         "strips": drawn,

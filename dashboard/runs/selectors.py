@@ -211,7 +211,7 @@ def memory(run: Run) -> dict[int, MemoryRecord]:
 def breakdown(run: Run, step: int | None = None) -> dict[int, Breakdown]:
     """rank -> where the time of one traced step went (None = the newest complete one); {} where there is none."""
     rows = spans(run, step)
-    return analyse(rows, Layout.of(RunSpec.model_validate(run.spec))) if rows else {}
+    return analyse(rows, Layout.of(RunSpec.stored(run.spec))) if rows else {}
 
 
 @dataclass(frozen=True)

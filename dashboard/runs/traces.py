@@ -31,7 +31,7 @@ class Trace:
 
     @cached_property
     def spec(self) -> RunSpec:
-        return RunSpec.model_validate(self.run.spec)
+        return RunSpec.stored(self.run.spec)
 
     @cached_property
     def layout(self) -> Layout:
@@ -100,9 +100,9 @@ def baseline(run: Run) -> tuple[Run, Breakdown] | None:
     study = run.study
     if study is None:
         return None
-    mine = RunSpec.model_validate(run.spec)
+    mine = RunSpec.stored(run.spec)
     for other in study.runs.filter(devices=1).exclude(pk=run.pk).order_by("position"):
-        spec, parts = RunSpec.model_validate(other.spec), (other.summary or {}).get("breakdown")
+        spec, parts = RunSpec.stored(other.spec), (other.summary or {}).get("breakdown")
         same = spec.model == mine.model and spec.train.global_batch == mine.train.global_batch
         plain = spec.parallel.micro_batches == 1 and spec.parallel.recompute == "none"
         if parts and same and plain and spec.train.precision == mine.train.precision:

@@ -150,10 +150,10 @@ def hunts(runs: Iterable[Run]) -> list[Hunt]:
     """The searches of a fit study, in the order in which they were asked for."""
     groups: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.position, run.pk)):
-        spec = RunSpec.model_validate(run.spec)
+        spec = RunSpec.stored(run.spec)
         alike = spec.model_copy(update={"model": spec.model.model_copy(update={"layers": 1})})
         groups.setdefault(alike.model_dump_json(), []).append(run)
-    specs = [RunSpec.model_validate(own[0].spec) for own in groups.values()]
+    specs = [RunSpec.stored(own[0].spec) for own in groups.values()]
     plain = [naming.label(spec) for spec in specs]
     return [
         _hunt(own, spec, label if plain.count(label) == 1 else f"{label}, {_detail(spec)}")

@@ -115,12 +115,12 @@ def _entry(hunt: Hunt) -> Entry:
 def _line(found: Sequence[Hunt], hunt: Hunt) -> Line:
     single = single_of(found, hunt)
     times = hunt.largest / single.largest if single and hunt.largest and single.largest else None
-    said = worst_stage(RunSpec.model_validate(hunt.best.spec)).total if hunt.best else None
+    said = worst_stage(RunSpec.stored(hunt.best.spec)).total if hunt.best else None
     return Line(hunt, times, said)
 
 
 def _limit(runs: Sequence[Run]) -> int | None:
-    return limit_of(runs, {run.pk: RunSpec.model_validate(run.spec) for run in runs})
+    return limit_of(runs, {run.pk: RunSpec.stored(run.spec) for run in runs})
 
 
 def _cap(runs: Sequence[Run]) -> int | None:

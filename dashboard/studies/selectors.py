@@ -202,7 +202,7 @@ def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool 
     if not every:
         return Overview([], None, None)
     base = next((run for run in every if baseline and run.pk == baseline.pk), None) or _default_baseline(every)
-    specs = {run.pk: RunSpec.model_validate(run.spec) for run in every}
+    specs = {run.pk: RunSpec.stored(run.spec) for run in every}
     held, replaced = losses_of(every) if details else ({}, {})
     labels = labels_of(every, specs)
     setting = _setting(base, every, specs, details)

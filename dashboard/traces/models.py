@@ -51,9 +51,9 @@ class Trace(models.Model):
 
     @cached_property
     def spec(self) -> RunSpec | None:
-        """That of the run that left these spans, where it came with them and still holds."""
+        """That of the run that left these spans, where it came with them and can be read."""
         try:
-            return RunSpec.model_validate(given) if (given := self.recorded.get("spec")) else None
+            return RunSpec.stored(given) if (given := self.recorded.get("spec")) else None
         except ValidationError:
             return None
 

@@ -1,0 +1,30 @@
+"""What a model trains on and for how long. Errors name the fields and what would be right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallel_core.outline import outline_of
+from parallel_core.rules import rule
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
+
+
+def check_corpus(spec: RunSpec) -> None:
+    able, kind = outline_of(spec.model).corpora, spec.train.corpus.partition(":")[0]
+    if kind not in able:
+        named = {"blob": "an uploaded text", "tokens": "a token file (tokens:name)"}
+        words = " or ".join(named.get(word, f"'{word}'") for word in able)
+        raise rule(
+            ("train.corpus", "model.kind"), f"kind={spec.model.kind} trains on {words}; got '{spec.train.corpus}'."
+        )
+
+
+def check_steps(spec: RunSpec) -> None:
+    if spec.train.steps <= spec.train.warmup_steps:
+        raise rule(
+            ("train.steps", "train.warmup_steps"),
+            f"steps={spec.train.steps} leaves none to time after {spec.train.warmup_steps} warm-up steps; use steps="
+            f"{spec.train.warmup_steps + 1} or more, or warmup_steps={spec.train.steps - 1} or fewer.",
+        )
