@@ -82,6 +82,15 @@ def test_taken_down_and_brought_up_again_nothing_is_lost(yard: Compose, client: 
         assert yard.wait_state(again, run, "succeeded", "failed", "lost")["state"] == "succeeded"
 
 
+def test_made_anew_with_redis_the_run_under_way_goes_on(yard: Compose, client: httpx.Client) -> None:
+    """As an upgrade of Redis or another setting of it does: the worker is stopped while it can tell nobody."""
+    run = yard.submit(client, saving(300))
+    wait_saved(yard, client, run)
+    yard.compose("up", "-d", "--force-recreate")
+    with yard.client() as again:
+        assert yard.wait_state(again, run, "succeeded", "failed", "lost")["state"] == "succeeded"
+
+
 def test_what_the_services_log_holds_no_traceback_and_no_secret(yard: Compose, client: httpx.Client) -> None:
     said = yard.compose("logs", "--no-color")
     assert "Booting worker" in said
