@@ -62,14 +62,17 @@ class Station:
         threading.Thread(target=self._leave_when_asked, name="leaver", daemon=True).start()
 
     def _ask_the_web(self) -> None:
-        """A token that is wrong is told now, not by the first run over an uploaded text; here and on Fleet."""
+        """A token that is wrong is told now, not by the first run over an uploaded text; here and on Fleet. A web that
+        starts beside this worker is asked again soon."""
+        again = door.AGAIN_S
         while self.settings.url:
             why = door.refused_token(self.settings)
             if why != self.heartbeat.refused:
                 log.warning("%s", why or "The web knows this worker's token now.")
                 self.heartbeat.refused = why
                 self.heartbeat.poke()
-            time.sleep(door.REMIND_S)
+            time.sleep(again if why else door.REMIND_S)
+            again = min(2 * again, door.REMIND_S) if why else door.AGAIN_S
 
     def accept(self, message: Any) -> bool:
         """A StartMessage from the queue; see Supervisor.accept."""
