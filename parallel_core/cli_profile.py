@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parallel_core.analysis.quantities import bytes_text, percent_text, plural_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
 from parallel_core.cli_numbers import above, whole
 
 if TYPE_CHECKING:
@@ -127,7 +127,6 @@ def _torchs_line(row: FullySharded) -> str:
     width = f" of tensor groups of {row.tp}" if row.tp > 1 else ""
     again = ", recomputing" if row.recompute == "full" else ""
     times = f"{seconds_text(row.forward)} to a forward and {seconds_text(row.backward)} to a backward"
-    times += f" of {plural_text(row.samples, 'sample')}"
     return f"fully_shard over {row.ranks} replicas{width}{again} adds {times}, {percent_text(row.work)} of it work"
 
 

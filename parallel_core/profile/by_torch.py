@@ -1,8 +1,7 @@
 """Times what torch's `fully_shard` adds to a pass through a model's layers, with the engine's own code around it.
 
-A pass with it and one without, in turns; the difference is the price. It depends little on how many samples a
-micro-batch has where nothing is hidden behind computation, on CPUs: what ranks wait for the slowest of them, and memory
-that others had in the meantime. A few and many of them are enough.
+A pass with it and one without, in turns; the difference is the price. It hardly depends on how many samples a
+micro-batch has where nothing is hidden behind computation: on CPUs few of them are enough.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class _Pass(NamedTuple):
 
 
 def measure(at: Meeting, specs: Sequence[RunSpec], devices: int, seconds: float) -> list[FullySharded]:
-    """Every rank of the world calls it; rank 0 gets what was found, the others nothing. `specs` differ in
-    recomputation, in samples, and in the width of the tensor group, whose collectives are not sent; `seconds` are spent
-    on each of them and each number of replicas. With a device each, time in which others had one is taken off."""
+    """Every rank of the world calls it; rank 0 gets what was found, the others nothing. `specs` differ in recomputation
+    and in the width of the tensor group, whose collectives are not sent; `seconds` are spent on each of them and each
+    number of replicas. With a device each, time in which others had one is taken off."""
     found = []
     for ranks in group_sizes(at.world):
         group = dist.new_group(list(range(ranks)))  # all ranks ask for it
@@ -71,13 +70,7 @@ def _added(
     split, both = spec.parallel, forward + backward
     work = min(1.0, worked / both) if both and at.device.kind == "cpu" else 1.0
     return FullySharded(
-        tp=split.tp,
-        recompute=split.recompute,
-        ranks=ranks,
-        samples=spec.micro_batch_size,
-        forward=forward,
-        backward=backward,
-        work=work,
+        tp=split.tp, recompute=split.recompute, ranks=ranks, forward=forward, backward=backward, work=work
     )
 
 

@@ -107,12 +107,10 @@ class _Rank:
 
     def _fully_sharded(self, meeting: links.Meeting) -> None:
         self.page.at(0, "fully_shard")
-        known = self.order.samples
-        # On CPUs one sample, and what each of two replicas has of the batch.
-        counts = known[-1:] if GATHERS_AHEAD[self.device.kind] else sorted({known[0], known[-2:][0]})
-        specs = [self._spec(tp, "none", samples) for tp in self.order.tps for samples in counts]
+        samples = self.order.samples[-1 if GATHERS_AHEAD[self.device.kind] else 0]
+        specs = [self._spec(tp, "none", samples) for tp in self.order.tps]
         if "full" in self.order.recompute:  # of the other widths it is what recomputation makes of the first
-            specs += [self._spec(self.order.tps[0], "full", samples) for samples in counts]
+            specs.append(self._spec(self.order.tps[0], "full", samples))
         for found in by_torch.measure(meeting, specs, self.order.devices, self.order.seconds / 2):
             self.sink.emit("profile", about="fully_sharded", row=found.model_dump(mode="json"))
 

@@ -88,17 +88,12 @@ class Layers(Value):
         return (sum(own) - self.whole[part]) / (len(own) - 1) if len(own) > 1 else 0.0
 
 
-_BETWEEN = ("forward", "backward", "work")
-
-
 class FullySharded(Value):
     """Seconds that torch's `fully_shard` over `ranks` replicas adds to a forward and to a backward through all layers
-    of a micro-batch: gathers, sums of gradients, the copies into and out of both, its hooks, and waits for the slowest,
-    which are longer the more `samples` there are. `work` is the share of them that a rank's processor is at work; else
-    it waits, or ranks that share its device have their turns."""
+    of a micro-batch: gathers, sums of gradients, the copies into and out of both, and its hooks. `work` is the share of
+    them that a rank's processor is at work; else it waits, or ranks that share its device have their turns."""
 
     tp: Count = 1
-    samples: Count = 1
     recompute: Recompute = "none"
     ranks: Annotated[int, Field(ge=2, le=limits.MAX_DEGREE)]
     forward: Seconds
@@ -225,20 +220,11 @@ class CostTable(Value):
         able = [link for link in self.links if link.what == what]
         return min(able, key=lambda link: (abs(link.ranks - ranks), link.ranks), default=None)
 
-    def by_torch(self, tp: int, ranks: int, recompute: Recompute, samples: int) -> FullySharded | None:
-        """What `fully_shard` adds at the nearest condition, between the numbers of samples that were measured there, or
-        at the nearest of them; None where it was never measured."""
-
-        def far(row: FullySharded) -> tuple[bool, int, int]:
-            return row.recompute != recompute, abs(row.tp - tp), abs(row.ranks - ranks)
-
-        near = min(map(far, self.fully_sharded), default=None)
-        rows = sorted((row for row in self.fully_sharded if far(row) == near), key=lambda row: row.samples)
-        if not rows:
-            return None
-        at = [row.samples for row in rows]
-        between = {name: np.interp(samples, at, [getattr(row, name) for row in rows]) for name in _BETWEEN}
-        return rows[0].model_copy(update={"samples": samples, **{name: float(one) for name, one in between.items()}})
+    def by_torch(self, tp: int, ranks: int, recompute: Recompute) -> FullySharded | None:
+        """What `fully_shard` adds at the nearest condition; None where it was never measured."""
+        rows = self.fully_sharded
+        near = [(row.recompute != recompute, abs(row.tp - tp), abs(row.ranks - ranks), i) for i, row in enumerate(rows)]
+        return rows[min(near)[-1]] if near else None
 
     def by_us(self, zero: int, recompute: Recompute) -> OwnShards | None:
         """What this engine's own ZeRO adds; None where it was not measured."""

@@ -20,7 +20,7 @@ from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op
 from parallel_core.simulate.behind import early, shortened
 from parallel_core.simulate.network import Among, Exchange, Network, Pattern
 from parallel_core.simulate.noise import lag
-from parallel_core.spec import MAIN_BYTES, Recompute, RunSpec
+from parallel_core.spec import MAIN_BYTES, RunSpec
 
 _NORM_BYTES = 8
 """Of one squared norm in the gather of the gradient norm."""
@@ -142,12 +142,12 @@ class Ends:
         """To those `known` of one operation's layers what is beside them: what ZeRO-2 and 3 do around their messages,
         the gathers of parameters under ZeRO-3, and each time the slowest replica is waited for."""
         key, seconds = (stage, kind), known.compute[stage, kind]
+        known.waits[key] += lag(seconds, self.meetings(stage, kind), self._spec.parallel.dp, self._table.noise)
         if by_torch(self._spec):
             work, more = self._torchs(stage, kind)
             known.compute[key] += work
             known.waits[key] += more
             return
-        known.waits[key] += lag(seconds, self.meetings(stage, kind), self._spec.parallel.dp, self._table.noise)
         known.compute[key] += self._around(stage, kind)
         lie = self._network.data(self._layout.place(stage))
         gathers = (self._network.exchange("all_gather", lie, size) for size in self._gathers(kind))
@@ -168,8 +168,7 @@ class Ends:
     def _torchs(self, stage: int, kind: Kind) -> tuple[float, float]:
         """(work, time without work) that `fully_shard` adds to one operation."""
         width, split = self._layout.widths[self._layout.place(stage)], self._spec.parallel
-        recompute: Recompute = "full" if split.recompute == "full" else "none"
-        known = self._table.by_torch(width, split.dp, recompute, self._spec.micro_batch_size)
+        known = self._table.by_torch(width, split.dp, "full" if split.recompute == "full" else "none")
         if known is None or kind not in (Kind.F, Kind.BW):
             return 0.0, 0.0
         seconds = known.forward if kind is Kind.F else known.backward

@@ -165,17 +165,6 @@ def test_torchs_sharding_costs_what_it_adds_to_each_micro_batch() -> None:
     assert predicted(four, **FULLY, tp=2) == pytest.approx(group + 0.75, rel=1e-6)
 
 
-def test_torchs_sharding_costs_more_the_more_samples_are_between_two_meetings() -> None:
-    rows = [{"ranks": 2, "samples": n, "forward": 1.0, "backward": 1.0 + n / 4} for n in (4, 2)]
-    free = [{"what": what, "ranks": 2, "time": {"sizes": [0], "seconds": [0]}} for what in LINKS]
-    known = table(MODEL, fully_sharded=rows, links=free)
-    alone, batch = predicted(known), spec().train.global_batch
-    for micro_batches in (2, 4, 8):  # as many samples as there are at most, between, and fewer than were measured
-        samples = min(4, max(2, batch // 2 // micro_batches))
-        price = micro_batches * (2.0 + samples / 4)
-        assert predicted(known, **FULLY, micro_batches=micro_batches) == pytest.approx(alone / 2 + price, rel=1e-6)
-
-
 @pytest.mark.parametrize("work", [0.0, 0.25])
 def test_torchs_sharding_among_more_ranks_than_devices_was_timed_with_their_turns(work: float) -> None:
     known = by_torch(devices=1, ranks=4, work=work)
