@@ -21,11 +21,17 @@ Found = TypeVar("Found")
 def undisturbed(act: Callable[[], Found], group: Group, device: Device) -> tuple[Found, float]:
     """(what `act` gives, the share of its time in which no process of others had the core). A group gets on only while
     none of its ranks is held up; None: it waits for nobody."""
-    began, before = time.perf_counter(), host.waited()
+    began, before, own = time.perf_counter(), host.waited(), _beside()
     found = act()
-    waited, lasted = host.waited() - before, time.perf_counter() - began
-    share = max(_LEAST_SHARE, 1.0 - waited / lasted)
+    waited, lasted = host.waited() - before - (_beside() - own), time.perf_counter() - began
+    share = max(_LEAST_SHARE, 1.0 - max(0.0, waited) / lasted)
     return found, share if group is None else _of_all(share, group, device)
+
+
+def _beside() -> float:
+    """Processor seconds of this process's other threads. They share the core: what this one waited for them is its own
+    work, as gloo's threads are that copy and add for it."""
+    return time.process_time() - time.thread_time()
 
 
 def _of_all(share: float, group: Group, device: Device) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -213,6 +215,7 @@ def _held_up(spec: RunSpec, rank: int, rendezvous: Rendezvous, folder: Path) -> 
     with (
         joined(),
         patch.object(calm, "time", SimpleNamespace(perf_counter=lambda: next(began))),
+        patch.object(calm, "_beside", lambda: 0.0),
         patch.object(host, "waited", lambda: next(held)),
     ):
         return undisturbed(lambda: None, groups.data, open_device("cpu"))[1]
@@ -221,6 +224,36 @@ def _held_up(spec: RunSpec, rank: int, rendezvous: Rendezvous, folder: Path) -> 
 def _rest() -> dict[Part, list[float]]:
     time.sleep(0.1)
     return {}
+
+
+def test_a_thread_of_ones_own_on_the_core_is_nobody_else() -> None:
+    """What a rank waits for gloo's threads is part of what its collectives take."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # of this thread, and of those that it starts
+    try:
+        before = host.waited()
+        (own, lasted), share = undisturbed(_worked_with_another, None, open_device("cpu"))
+        waited = host.waited() - before
+    finally:
+        os.sched_setaffinity(0, cores)
+    if not waited:
+        pytest.skip("this kernel does not tell how long a thread waited")
+    assert share > 1.0 - (waited - own / 2) / lasted, "others beside the tests may have had the core, too"
+
+
+def _worked_with_another() -> tuple[float, float]:
+    """(processor seconds of the other thread, seconds of both)."""
+    began, spent = time.perf_counter(), [0.0]
+
+    def work() -> None:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)  # without the interpreter's lock
+        spent[0] = time.thread_time()
+
+    other = threading.Thread(target=work)
+    other.start()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)
+    other.join()
+    return spent[0], time.perf_counter() - began
 
 
 def test_passes_that_others_held_up_count_without_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
