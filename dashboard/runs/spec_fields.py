@@ -211,7 +211,8 @@ def _mib_in(text: str) -> Any:
         return text
 
 
-def _mib_out(value: int) -> str:
+def mib_text(value: int) -> str:
+    """Bytes as a field in MiB shows them."""
     return _digits(value / MIB)
 
 
@@ -228,7 +229,7 @@ _IN: dict[str, Callable[[str], Any]] = {
 }
 _OUT: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys((*_NUMBERS, "trace.profile_steps"), _numbers_out),
-    "trace.memory_cap": _mib_out,
+    "trace.memory_cap": mib_text,
 }
 
 

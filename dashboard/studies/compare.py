@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.runs.spec_fields import ENTRIES
+from dashboard.runs.spec_fields import ENTRIES, mib_text
 from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import NO_SPEEDUP, Overview, Row
 from parallel_core.analysis import sentences
@@ -51,15 +51,17 @@ def differences(specs: Sequence[RunSpec]) -> tuple[list[Difference], int]:
     """The fields that are not the same in all specs, and how many are."""
     tables = [flat(spec) for spec in specs]
     out = [
-        Difference(field, [_value(table[field]) for table in tables])
+        Difference(field, [_value(field, table[field]) for table in tables])
         for field in (tables[0] if tables else {})
         if any(table[field] != tables[0][field] for table in tables)
     ]
     return out, len(tables[0]) - len(out) if tables else 0
 
 
-def _value(value: Any) -> str:
-    """As the New run form writes it: lists with commas, nothing as none."""
+def _value(field: str, value: Any) -> str:
+    """As the New run form writes it: lists with commas, a memory cap in MiB, nothing as none."""
+    if field == "trace.memory_cap" and value:
+        return mib_text(value)
     text = ", ".join(map(str, value)) if isinstance(value, list) else value
     return "none" if text in (None, "") else str(text)
 
