@@ -211,8 +211,7 @@ def _mib_in(text: str) -> Any:
         return text
 
 
-def mib_text(value: int) -> str:
-    """Bytes as a field in MiB shows them."""
+def mib_text(value: int) -> str:  # bytes, as a field in MiB shows them
     return _digits(value / MIB)
 
 
