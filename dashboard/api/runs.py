@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from django.http import Http404, HttpRequest
@@ -26,7 +26,13 @@ router = Router(tags=["runs"])
 MAX_SPANS = 20_000
 MAX_LOG_BYTES = 256 * 1024
 RunId = Annotated[s.Id, Path(description="number of the run")]
-Sort = Literal["id", "-id", "created", "-created", "name", "-name", "loss", "-loss", "step_time", "-step_time"]
+Sort = Annotated[
+    str,
+    Query(
+        pattern=f"^-?({'|'.join(selectors.SORTS)})$",
+        description="a column, with - the other way; those without it last",
+    ),
+]
 SeriesName = Annotated[str, Query(max_length=60, pattern=r"^[A-Za-z0-9_.\-/]+$", description="e.g. loss, step_time")]
 
 

@@ -9,7 +9,9 @@ from functools import partial
 
 from dashboard.runs.models import Run
 from dashboard.runs.page_verdict import rate_text, target_of
+from parallel_core.analysis.diagnosis.divergence import what_is_skipped
 from parallel_core.analysis.quantities import count_text, seconds_text, significant
+from parallel_core.spec import RunSpec
 
 
 def _four_digits(value: float) -> str:
@@ -121,10 +123,22 @@ METRICS = (
 
 
 def metrics_of(run: Run) -> list[Metric]:
-    """Those of `run`, in the order of the page, in the words of what its speed counts and its devices do."""
-    train, target = run.spec.get("train", {}), target_of(run)
-    found = [metric for metric in METRICS if metric.only in ("", train.get("precision"))]
-    return [_on_cpu(m) if m.name == "tflops" and train.get("device") != "cuda" else _counting(m, target) for m in found]
+    """Those of `run`, in the order of the page, in words that fit it."""
+    precision = run.spec.get("train", {}).get("precision")
+    return [_worded(metric, run) for metric in METRICS if metric.only in ("", precision)]
+
+
+def _worded(metric: Metric, run: Run) -> Metric:
+    if metric.name == "tflops" and run.spec.get("train", {}).get("device") != "cuda":
+        return _on_cpu(metric)
+    if metric.name == "skipped_steps":
+        return _skipping(metric, what_is_skipped(RunSpec.stored(run.spec))[0])
+    return _counting(metric, target_of(run)) if metric.name == "tokens_per_s" else metric
+
+
+def _skipping(metric: Metric, what: str) -> Metric:
+    """Without a flush it counts updates of the first stage."""
+    return replace(metric, title=f"{what.capitalize()} skipped so far", unit=what.split()[0])
 
 
 def _on_cpu(metric: Metric) -> Metric:
@@ -134,8 +148,5 @@ def _on_cpu(metric: Metric) -> Metric:
 
 def _counting(metric: Metric, target: str) -> Metric:
     """With `images` in place of tokens, where that is what the speed counts."""
-
-    if metric.name != "tokens_per_s":
-        return metric
     said = metric.measured.replace("tokens", target)
     return replace(metric, unit=f"{target}/s", measured=said, text=partial(rate_text, target=target))

@@ -19,6 +19,7 @@ from dashboard.api.models import ApiToken, Scope
 from dashboard.fleet.models import Worker
 from dashboard.runs import services
 from dashboard.runs.models import Corpus, Run
+from dashboard.runs.selectors import SORTS
 from tests.dashboard.analysed import read_next
 
 pytestmark = pytest.mark.django_db
@@ -175,6 +176,17 @@ def test_a_session_needs_the_csrf_token(alice: Any) -> None:
     page = browser.get("/accounts/password/")
     token = str(page.context["csrf_token"])
     assert post(browser, {"spec": TINY}, {"X-CSRFToken": token}).status_code == 201
+
+
+def test_runs_are_sorted_by_every_column_that_the_page_sorts_by(client: Client, alice: Any, bob: Any) -> None:
+    text = services.submit(owner=alice, spec=TINY)
+    image = services.submit(owner=alice, spec={**TINY, "model": {"kind": "mlp"}})
+    client.force_login(bob)
+    for column in SORTS:
+        found = client.get(f"/api/v1/runs?sort=-{column}").json()["data"]
+        assert {run["id"] for run in found} == {image.pk, text.pk}
+    for sort, order in {"model": [text.pk, image.pk], "-model": [image.pk, text.pk]}.items():
+        assert [run["id"] for run in client.get(f"/api/v1/runs?sort={sort}").json()["data"]] == order
 
 
 def test_a_session_reads(client: Client, bob: Any) -> None:

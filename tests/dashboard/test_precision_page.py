@@ -50,6 +50,7 @@ def test_a_pipeline_that_stays_full_skips_updates(alice: Any) -> None:
     run = factory.finished(alice, split, train={"precision": "fp16", "clip": "stage"})
     add_series(run, "skipped_steps", [4.0] + [7.0] * 42)
     assert numerics(run) == "7 of 172 updates of the first stage were skipped: their fp16 gradients overflowed."
+    assert "Updates of the first stage skipped so far: 7 at step 42, first 4" in [one.title for one in metrics(run)]
 
 
 def test_other_runs_have_neither_chart_nor_sentence(alice: Any) -> None:
