@@ -120,16 +120,16 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
             "hello": infos[rank].hello if rank in infos else {},
             "host": where[rank] if where else "",
             "phase": infos[rank].phase if rank in infos else "",
-            "progress": _place(attempt.progress.get(str(rank)) or {}),
+            "progress": _place(attempt.progress.get(str(rank)) or {}, ended_well=exits.get(str(rank)) == 0),
             "exit": _exit(exits.get(str(rank))),
         }
         for rank in range(run.devices)
     ]
 
 
-def _place(seen: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a heartbeat saw the rank, its operation in words."""
-    return {**seen, "op": spoken(seen["op"])} if seen.get("op") else dict(seen)
+def _place(seen: Mapping[str, Any], ended_well: bool) -> dict[str, Any]:
+    """Where a heartbeat saw the rank last, its operation in words; one that ended well is in none."""
+    return {**seen, "op": "" if ended_well else spoken(seen["op"])} if seen.get("op") else dict(seen)
 
 
 def _exit(code: int | None) -> str:

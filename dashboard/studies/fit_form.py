@@ -28,6 +28,7 @@ class FitForm(MatrixForm):
     """Which strategies, and within how much memory."""
 
     kind = fit.KIND
+    title = "Fit"
     base_fields_of_kind = (*MODEL_WITHOUT_DEPTH, *DETAIL, *TRAIN_OF_ONE)
 
     cap = WholeNumber(

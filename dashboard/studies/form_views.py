@@ -97,7 +97,7 @@ def _bound(form: StudyForm) -> StudyForm:
 
 
 def _preview(form: StudyForm) -> dict[str, Any] | None:
-    """What would run; None where the fields do not say it yet. A missing name does not stand in the way."""
+    """What would run; None where the fields do not say it yet. A name does not stand in the way."""
     if set(form.errors) - {"name"}:
         return None
     plan, table = form.plan(), form.calibration

@@ -23,6 +23,7 @@ from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
 from parallel_core import limits
+from parallel_core.outline import outline_of
 from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec, field_errors
 
 MODEL, DETAIL = (spec_fields.paths_of(group) for group in ("model", "architecture"))
@@ -36,6 +37,8 @@ class StudyForm(Form):
     """What every kind asks: a name, the base that all runs share, and how to measure."""
 
     kind: ClassVar[str]
+    title: ClassVar[str]
+    """Of the kind."""
     base_fields_of_kind: ClassVar[tuple[str, ...]] = (*MODEL, *DETAIL, *TRAIN)
     template_name_own: ClassVar[str]
 
@@ -43,12 +46,10 @@ class StudyForm(Form):
     """The base as a run by itself; set by a valid form."""
 
     name = forms.CharField(
+        required=False,
         max_length=limits.MAX_NAME,
-        help_text=f"at most {limits.MAX_NAME} characters",
-        error_messages={
-            "required": "Name the study, such as what it is to find out.",
-            "max_length": "A name has at most %(limit_value)d characters; this one has %(show_value)d.",
-        },
+        help_text=f"such as what it is to find out, at most {limits.MAX_NAME} characters; empty: its kind and model",
+        error_messages={"max_length": "A name has at most %(limit_value)d characters; this one has %(show_value)d."},
     )
     train__corpus = Choice(label="Corpus", initial="stdlib")
     timed_steps = WholeNumber(
@@ -112,11 +113,11 @@ class StudyForm(Form):
         raise NotImplementedError
 
     def common(self, owner: Any) -> dict[str, Any]:
-        """What every kind of study is created with."""
-        given: dict[str, Any] = {
-            name: self.cleaned_data[name] for name in ("name", "repeats") if name in self.cleaned_data
-        }
-        return {"owner": owner, "base": self.base(), **given}
+        """What every kind of study is created with. Needs a valid form."""
+        assert self.spec is not None
+        name = self.cleaned_data["name"] or f"{self.title}: {outline_of(self.spec.model).title}"
+        given = {"repeats": self.cleaned_data["repeats"]} if "repeats" in self.cleaned_data else {}
+        return {"owner": owner, "base": self.base(), "name": name[: limits.MAX_NAME], **given}
 
     def estimate(self) -> Estimate:
         specs = [variant.spec for variant in self.plan().variants]
@@ -128,10 +129,7 @@ class StudyForm(Form):
         return calibration(self.cleaned_data["train__device"], self.fleet)
 
     def clean(self) -> dict[str, Any]:
-        """The base must be a valid single run by itself, or every variant would fail for the same reason.
-
-        It is judged before there is a name too: the name is often typed last.
-        """
+        """The base must be a valid single run by itself, or every variant would fail for the same reason."""
         cleaned = super().clean() or self.cleaned_data
         asked = [path for path in self._paths if html_name(path) in cleaned]
         steps = cleaned.get("timed_steps", variants.MIN_TIMED_STEPS)
@@ -159,6 +157,7 @@ class StudyForm(Form):
 
 class MatrixForm(StudyForm):
     kind = "matrix"
+    title = "Matrix"
     template_name_own = "studies/new_matrix.html"
 
     strategies = forms.MultipleChoiceField(
@@ -208,6 +207,7 @@ class MatrixForm(StudyForm):
 
 class SweepForm(StudyForm):
     kind = "sweep"
+    title = "Sweep"
     template_name_own = "studies/new_sweep.html"
     base_fields_of_kind = (*MODEL, *DETAIL, *TRAIN, *SWEEP_SPLIT)
 

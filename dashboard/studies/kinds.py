@@ -16,9 +16,12 @@ class StudyKind:
     """`key` is the kind in the URL and on the row, `sentence` what the kind is for."""
 
     key: str
-    title: str
     sentence: str
     form: type[StudyForm]
+
+    @property
+    def title(self) -> str:
+        return self.form.title
 
 
 KINDS: dict[str, StudyKind] = {}
@@ -33,13 +36,12 @@ def register(kind: StudyKind) -> StudyKind:
 
 
 MATRIX = register(
-    StudyKind("matrix", "Matrix", "Strategies x recomputation x precision x micro-batches, all else equal.", MatrixForm)
+    StudyKind("matrix", "Strategies x recomputation x precision x micro-batches, all else equal.", MatrixForm)
 )
-SWEEP = register(StudyKind("sweep", "Sweep", "One field of the run over several values, all else equal.", SweepForm))
+SWEEP = register(StudyKind("sweep", "One field of the run over several values, all else equal.", SweepForm))
 STASHING = register(
     StudyKind(
         "stashing",
-        "What stashing buys",
         "1F1B with its flush against pipelines that stay full on older weights, and DP: time to a loss, and memory.",
         StashingForm,
     )
@@ -47,7 +49,6 @@ STASHING = register(
 SCALING = register(
     StudyKind(
         scaling.KIND,
-        "Scaling",
         "Speed against devices, strong and weak, and the share of a step that communication stalls.",
         ScalingForm,
     )
@@ -55,7 +56,6 @@ SCALING = register(
 FIT = register(
     StudyKind(
         fit.KIND,
-        "Fit",
         "The most layers that each strategy can hold, found by real runs, beside what the memory model says.",
         FitForm,
     )

@@ -23,6 +23,7 @@ class ScalingForm(StudyForm):
     """Strong and weak scaling of strategies over device counts, of one model or of several."""
 
     kind = scaling.KIND
+    title = "Scaling"
     template_name_own = "studies/new_matrix.html"
 
     strategies = forms.MultipleChoiceField(

@@ -24,6 +24,7 @@ class StashingForm(StudyForm):
     """What stashing buys: 1F1B with its flush, without one in all its kinds, and DP."""
 
     kind = "stashing"
+    title = "What stashing buys"
     template_name_own = "studies/new_matrix.html"
 
     devices = WholeNumber(label="Pipeline stages", min_value=2, max_value=limits.MAX_DEGREE, initial=2)

@@ -81,6 +81,14 @@ def test_its_page_shows_the_text_as_it_grows(client: Client, made: Run) -> None:
     assert client.get("/runs/").status_code == 200
 
 
+def test_a_text_of_white_space_is_told_from_none(client: Client, source: Run) -> None:
+    client.post(f"/runs/{source.pk}/generate", FORM | {"prompt": " \n "})
+    run = Run.objects.latest("pk")
+    tell(factory.start(run), 0, b"\n\n")
+    page = client.get(f"/runs/{run.pk}/").content.decode()
+    assert "2 of 8 tokens; the prompt is white space alone; what was generated is white space alone." in page
+
+
 def test_replicas_share_the_texts_out(client: Client, source: Run) -> None:
     """Texts of both stand one after the other, as far as the slower is; their tokens/s are summed."""
     answer = client.post(f"/runs/{source.pk}/generate", FORM | {"samples": "2", "dp": "2"})

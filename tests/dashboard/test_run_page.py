@@ -158,6 +158,17 @@ def test_a_killed_run_goes_on_from_its_checkpoint(reader: Client, alice: Any) ->
     assert verdict(run).fix.startswith("Resume it from step 20 as it is: the signal came from outside")
 
 
+def test_a_rank_that_ended_well_is_in_no_operation(reader: Client, alice: Any) -> None:
+    """Whatever the last heartbeat of a short run saw."""
+    run = factory.finished(alice, {"pp": 2})
+    (attempt,) = run.attempts.all()
+    attempt.progress = {rank: {"step": -1, "op": "connecting", "age": 0.1} for rank in "01"}
+    attempt.report = {**attempt.report, "exits": {"0": 0, "1": 1}}
+    attempt.save()
+    shown = html(reader, run, "?tab=ranks").split('id="tab"')[1]
+    assert shown.count("connecting") == 1 and "Last seen in" in shown
+
+
 def test_a_rank_that_failed_before_its_first_step_has_no_step_minus_one(reader: Client, alice: Any) -> None:
     run = failed(alice, "user_code", "Rank 1 failed.")
     Attempt.objects.filter(run=run).update(progress={"1": {"step": -1, "op": "building", "age": 1.0}})

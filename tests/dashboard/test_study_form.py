@@ -15,7 +15,8 @@ from dashboard.runs.spec_fields import ENTRIES, from_spec, html_name, part_of, t
 from dashboard.studies import kinds, services
 from dashboard.studies.forms import MatrixForm, StudyForm, SweepForm
 from dashboard.studies.models import Study
-from parallel_core.spec import RunSpec
+from parallel_core.outline import outline_of
+from parallel_core.spec import ModelSpec, RunSpec
 from tests.dashboard import factory
 
 MATRIX: dict[str, Any] = {
@@ -142,7 +143,6 @@ def test_sweep_names_the_value_it_leaves_out(member: Client) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     (
-        ("name", "", "Name the study"),
         ("micro_batches", "", "Write whole numbers"),
         ("name", "n" * 121, "at most 120 characters"),
         ("model__heads", "5", "does not divide hidden=32"),
@@ -173,10 +173,18 @@ def test_a_wrong_field_is_named_and_nothing_is_lost(member: Client, field: str, 
 
 
 def test_preview_answers_with_the_message_of_each_field(member: Client) -> None:
-    said = preview(member, {**MATRIX, "model__heads": "5", "name": ""})
+    said = preview(member, {**MATRIX, "model__heads": "5"})
     assert 'hx-swap-oob="true"' in said
     assert "does not divide hidden=32" in said.split('id="error-model__heads"')[1].split("</p>")[0]
-    assert "Name the study" not in said  # a name not yet typed is no mistake
+
+
+@pytest.mark.parametrize(("asked", "kind"), [(MATRIX, "Matrix"), (SWEEP, "Sweep")])
+def test_a_study_without_a_name_is_called_by_its_kind_and_model(
+    member: Client, asked: dict[str, Any], kind: str
+) -> None:
+    assert member.post(NEW, {**asked, "name": "  "}).status_code == 302
+    study = Study.objects.get()
+    assert study.name == f"{kind}: {outline_of(ModelSpec(**study.base['model'])).title}"
 
 
 def test_a_study_is_cloned_with_everything_it_asked_for(member: Client, alice: Any) -> None:
@@ -212,13 +220,14 @@ def test_viewers_are_refused(client: Client, bob: Any) -> None:
 def test_another_kind_plugs_in(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     class Other(MatrixForm):
         kind = "other"
+        title = "Other kind"
 
     monkeypatch.setattr(kinds, "KINDS", kinds.KINDS)
     monkeypatch.delitem(kinds.KINDS, "other", raising=False)
-    monkeypatch.setitem(kinds.KINDS, "other", kinds.StudyKind("other", "Other kind", "Said of it.", Other))
+    monkeypatch.setitem(kinds.KINDS, "other", kinds.StudyKind("other", "Said of it.", Other))
     assert "Said of it." in member.get(NEW, {"kind": "other"}).content.decode()
     with pytest.raises(ValueError, match="exists already"):
-        kinds.register(kinds.StudyKind("matrix", "", "", StudyForm))
+        kinds.register(kinds.StudyKind("matrix", "", StudyForm))
 
 
 def test_the_first_page_has_the_defaults_of_the_spec(db: None) -> None:
