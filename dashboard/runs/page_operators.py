@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from dashboard.numbers import number
@@ -78,7 +79,17 @@ def around_differences(found: Alignment) -> list[Row]:
 
 def _rows(found: Alignment, said: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     """(status, its word, left, right)."""
-    return [(row.status, said[row.status], _words(row.a), _words(row.b)) for row in around_differences(found)]
+    return folded((row.status, said[row.status], _words(row.a), _words(row.b)) for row in around_differences(found))
+
+
+def folded(rows: Iterable[tuple[str, str, str, str]]) -> list[tuple[str, str, str, str]]:
+    """Operations of one name that follow each other (a batch norm's in every layer) are one row, with their number."""
+    out = []
+    for (status, word, *sides), same in groupby(rows):
+        times = f" x {count}" if (count := len(list(same))) > 1 else ""
+        left, right = (f"{side}{times}" if side else "" for side in sides)
+        out.append((status, word, left, right))
+    return out
 
 
 def _words(name: Name | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dashboard.numbers import number
-from dashboard.runs.page_operators import around_differences, beside, status_words
+from dashboard.runs.page_operators import SHOWN, around_differences, beside, folded, status_words
 from dashboard.traces.models import Trace
 from dashboard.traces.spans import Spans, spans
 from parallel_core.analysis import align
@@ -41,6 +41,11 @@ class Side:
         f"{SEQUENCE}."
     )
 
+    @property
+    def shown(self) -> int:
+        """Operations in `rows`, where several of one name may be a row."""
+        return min(SHOWN, self.total)
+
 
 def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
     """`?a=` and `?b=` are ranks, `?level=` one of LEVELS."""
@@ -61,9 +66,9 @@ def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
     found, names = _aligned(left, right)
     who = (f"rank {a}", f"rank {b}")
     said = status_words(who)
-    rows = [
+    rows = folded(
         (row.status, said[row.status], _word(names, row.a), _word(names, row.b)) for row in around_differences(found)
-    ]
+    )
     sentence = _sentence(found, names, who, LEVELS[str(level)])
     return Side(sentence, "", ranks, a, b, str(level), levels, rows, len(found.rows))
 

@@ -14,6 +14,7 @@ from django.test import Client
 
 from dashboard.runs import page_timeline, page_whatif, traces
 from dashboard.runs.models import MemoryRecord, Run, SpanChunk
+from dashboard.runs.page_operators import folded
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.diagnosis import RULES
 from parallel_core.observe.records import SPAN
@@ -216,6 +217,15 @@ def test_two_ranks_operation_by_operation(client: Client, alice: Any) -> None:
     assert "against rank" in tab(client, run, "tab=operators&a=77&b=<b>&other=999999")
     waiting = factory.queued(alice, {"dp": 2})
     assert "Nothing to compare yet" in tab(client, waiting, "tab=operators")
+
+
+def test_operations_of_one_name_that_follow_each_other_are_one_row() -> None:
+    norm, other = ("same", "same", "statistics 0", "statistics 0"), ("only_a", "only on rank 0", "forward 0", "")
+    assert folded([norm, norm, norm, other, other, norm]) == [
+        ("same", "same", "statistics 0 x 3", "statistics 0 x 3"),
+        ("only_a", "only on rank 0", "forward 0 x 2", ""),
+        norm,
+    ]
 
 
 def test_a_step_of_many_spans_is_a_heatmap_until_it_is_zoomed(client: Client, alice: Any) -> None:

@@ -93,7 +93,7 @@ def test_ranks_are_held_against_each_other(member: Client, real: list[bytes]) ->
     address = reverse("traces:operators", args=(trace.pk,))
     alike = member.get(f"{address}?step=2").context["operators"]
     assert alike.sentence.startswith("The same ") and alike.sentence.endswith("in the same order on rank 0 and rank 1.")
-    assert alike.levels == {"operators": "operators (ATen)"} and alike.total == len(alike.rows) > 10
+    assert alike.levels == {"operators": "operators (ATen)"} and alike.total == alike.shown >= len(alike.rows) > 10
     differing = member.get(f"{address}?step=2&a=1&b=2").context["operators"]
     assert "2 are only on rank 1 (aten::relu), 2 are only on rank 2 (aten::gelu)" in differing.sentence
     assert {row[0] for row in differing.rows} == {"same", "only_a", "only_b"}
