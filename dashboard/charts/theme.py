@@ -20,6 +20,7 @@ PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimi
 LEGEND = (
     ("forward", "forward"),
     ("backward", "backward; compute as a whole"),
+    ("weight", "weight gradient on its own"),
     ("recompute", "recomputation"),
     ("communication", "communication"),
     ("optimizer", "optimizer"),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from plotly.graph_objects import Figure
 
-from dashboard.charts import breakdown, gantt, heatmap, loss, losses, memory, speedup, tradeoff, waterfall
+from dashboard.charts import breakdown, gantt, heatmap, loss, losses, memory, speedup, theme, tradeoff, waterfall
 from dashboard.charts import plans as plan_charts
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.loss import Curve
@@ -265,3 +265,7 @@ def test_words_of_a_row_do_not_stand_across_a_line() -> None:
     )
     totals = next(trace for trace in made.figure["data"] if trace.get("mode") == "text")
     assert totals["x"] == [78.0, 20.0]
+
+
+def test_the_legend_names_every_colour_of_a_timeline() -> None:
+    assert {phase for phase, _ in theme.LEGEND} >= {*theme.PHASES, *(theme.phase_of(kind) for kind in Kind)}
