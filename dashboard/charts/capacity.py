@@ -12,6 +12,8 @@ from parallel_core.analysis.quantities import bytes_text, count_text, ratio_text
 from parallel_core.limits import MAX_LAYERS
 
 _OUTSIDE = {"textposition": "outside", "textfont": {"size": 12, "color": var("ink-2")}, "cliponaxis": False}
+_WIDE, _NARROW = 0.75, 0.45
+"""Of a row: outline and solid bar. The solid one is narrower, so that an outline which ends inside it is still seen."""
 COLUMNS = ("run", "layers run", "largest predicted", "times the baseline")
 
 
@@ -37,7 +39,6 @@ def figure(entries: Sequence[Entry], found: bool = False) -> Figure:
         "layout": theme.layout(
             row_height(len(entries)),
             barmode="overlay",
-            bargap=0.25,
             xaxis=theme.axis("layers", range=[0, 1.2 * most], **({"dtick": 1} if most < 10 else {})),
             yaxis=theme.rows_axis([entry.tick for entry in entries]),
         ),
@@ -72,6 +73,7 @@ def _predicted(rows: Sequence[tuple[int, Entry, int]], found: bool) -> dict[str,
         "name": "predicted",
         "y": [y for y, _, _ in rows],
         "x": [most for _, _, most in rows],
+        "width": _WIDE,
         "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 1.5, "color": var("bar")}},
         "text": ["" if e.done and e.layers > most else _number(e, most, found) for _, e, most in rows],
         **_OUTSIDE,
@@ -80,7 +82,7 @@ def _predicted(rows: Sequence[tuple[int, Entry, int]], found: bool) -> dict[str,
 
 
 def _ran(rows: Sequence[tuple[int, Entry, int]], found: bool) -> dict[str, Any]:
-    """Where more ran than the outline says, the numbers stand behind this bar, which covers that one's end."""
+    """Where more ran than the outline says, the numbers stand behind this bar, which is the longer one."""
     ran = [(y, e.layers) for y, e, _ in rows if e.done]
     return {
         "type": "bar",
@@ -88,6 +90,7 @@ def _ran(rows: Sequence[tuple[int, Entry, int]], found: bool) -> dict[str, Any]:
         "name": "run",
         "y": [y for y, _ in ran],
         "x": [layers for _, layers in ran],
+        "width": _NARROW,
         "marker": {"color": var("bar"), "line": {"width": 0}},
         "text": [_number(e, most, found) if e.layers > most else "" for _, e, most in rows if e.done],
         **_OUTSIDE,

@@ -139,6 +139,7 @@ def test_wrong_predictions_are_searched_and_said(client: Client, study: Study) -
     below, above = client.get(f"/studies/{study.pk}/charts.json").json()["fit"]["figure"]["data"]
     assert above["text"] == [f" {truth['Single']}, predicted {said['Single']}", ""]
     assert below["text"] == ["", f" {truth['PP-1F1B']}, predicted {said['PP-1F1B']}"]
+    assert below["width"] > above["width"], "an outline that ends inside the solid bar is seen around it"
     rows = list(csv.DictReader(client.get(f"/studies/{study.pk}/table.csv").content.decode().splitlines()))
     assert [(row["strategy"], int(row["difference"]), row["state"]) for row in rows] == [
         ("Single", -1, "found"),
