@@ -90,7 +90,8 @@ def _title(grids: Sequence[Grid]) -> str:
     mixed = [grid.label for grid in grids if any(use.forward != use.backward for use in grid.uses)]
     if mixed:
         worst = plural_text(max(use.backward - use.forward for grid in grids for use in grid.uses), "micro-batch")
-        return f"{' and '.join(mixed)} goes backward through weights {worst} newer than forward."
+        go = "goes" if len(mixed) == 1 else "go"
+        return f"{' and '.join(mixed)} {go} backward through weights {worst} newer than forward."
     return f"{len(grids)} of {len(grids)} runs go backward through the weights of their forward."
 
 

@@ -155,6 +155,9 @@ def test_versions_are_those_of_the_schedule() -> None:
         ["Naive", "0", "0 0 1", "0 1 2", "0.667", "1"],
         ["Naive", "1", "0 1 2", "0 1 2", "0", "0"],
     ]
+    assert chart.title == "Naive goes backward through weights 1 micro-batch newer than forward."
+    both = versions.chart([versions.Grid("Naive", made), versions.Grid("Another", made)], "the schedule")
+    assert both.title.startswith("Naive and Another go backward through")
 
 
 def test_a_loss_counts_as_reached_when_its_mean_does() -> None:
