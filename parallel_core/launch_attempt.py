@@ -57,6 +57,11 @@ class Attempt:
         self.kill_at = min(begin + grace, self.kill_at or float("inf"))
         self.act()
 
+    def kill(self) -> None:
+        """KILL now, and no TERM in front of it: nothing is saved, and no other rank is told."""
+        self.stopping, self.term_at, self.kill_at = True, None, time.monotonic()
+        self.act()
+
     def act(self) -> None:
         """Send what is due."""
         now = time.monotonic()

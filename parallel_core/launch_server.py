@@ -72,26 +72,36 @@ class Server:
         for attempt in self.attempts.values():
             attempt.stop(FAIL_GRACE_S)
 
+    def abandon(self) -> None:
+        """The client died without a word. Its ranks must not leave in good order, and have those on other hosts do so
+        too: nobody is here to tell of it, and the run would pass for one that was interrupted."""
+        self.closing = True
+        for attempt in self.attempts.values():
+            attempt.kill()
+
     def report(self, **event: Any) -> None:
         line = memoryview((json.dumps(event) + "\n").encode())
         try:
             while line:
                 line = line[os.write(self.reports, line) :]
-        except BrokenPipeError:  # nobody listens any more: the end of the orders is about to be read too
-            self.closing = True
+        except BrokenPipeError:  # nobody listens any more
+            self.abandon()
 
     # Orders
 
     def _read_orders(self) -> None:
         data = os.read(self.orders, 1 << 16)
         if not data:
-            self.close()
+            self.abandon()
             return
         *lines, self._text = (self._text + data).split(b"\n")
         for line in filter(None, lines):
             self._obey(json.loads(line))
 
     def _obey(self, order: dict[str, Any]) -> None:
+        if order["do"] == "close":
+            self.close()
+            return
         attempt = self.attempts.get(order["attempt"])
         if order["do"] == "start":
             self._start(order)

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from dashboard.yard import broker as embedded
+from tests.yard_process import YardProcess
 
 # A shell that starts the suite in the background leaves SIGINT ignored, and every child would inherit that:
 # the tests of Ctrl-C need it as a terminal gives it.
@@ -27,6 +28,16 @@ NO_MISSING = "TRAINYARD_NO_MISSING"
 MISSING = "missing:"
 """How the reason of a skip for want of something begins; on a machine that has everything it is a failure."""
 _missing: list[str] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure beside a real yard is told with what the yard wrote: its folder is gone afterwards."""
+    report = yield
+    if report.failed:
+        for yard in YardProcess.open:
+            report.sections += [(f"the yard's {name}", text) for name, text in yard.tails()]
+    return report
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import httpx
 import psutil
@@ -119,20 +119,27 @@ class Web:
         return dict(answer.json()["data"])
 
     def wait_state(self, client: httpx.Client, run: int, *states: str, limit: float = 90.0) -> dict[str, Any]:
+        last: dict[str, Any] = {}
+
         def probe() -> dict[str, Any] | None:
             try:
-                found = self.run_of(client, run)
+                last.update(self.run_of(client, run))
             except httpx.TransportError:
                 return None
-            return found if found["state"] in states else None
+            return last if last["state"] in states else None
 
-        return wait_for(f"run {run} in {states}", probe, limit)
+        try:
+            return wait_for(f"run {run} in {states}", probe, limit)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {last.get('state')}: {last.get('detail')}") from None
 
 
 class YardProcess(Web):
     """`python -m dashboard.yard up`, its address, and a signed-in client of its API."""
 
     command: Sequence[str] = (sys.executable, "-m", "dashboard.yard", "up")
+    open: ClassVar[list[YardProcess]] = []
+    """Those that were started and not closed, for what is told of a test that fails."""
 
     def __init__(self, **env: str) -> None:
         self.home = fresh_folder("yard")
@@ -153,6 +160,8 @@ class YardProcess(Web):
     def up(self) -> YardProcess:
         with (self.home / "yard.out").open("wb") as out:
             self.process = subprocess.Popen(self.command, cwd=ROOT, env=self.env, stdout=out, stderr=subprocess.STDOUT)
+        if self not in self.open:
+            self.open.append(self)
         wait_for("the yard's address", self._greeted, UP_LIMIT_S)
         return self
 
@@ -167,6 +176,12 @@ class YardProcess(Web):
     def log(self, part: str) -> str:
         path = self.home / "logs" / f"{part}.log"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def tails(self, characters: int = 6000) -> Iterator[tuple[str, str]]:
+        """The name and the end of every log in its folder."""
+        for path in sorted((*self.home.glob("*.log"), *self.home.glob("logs/*.log"))):
+            if text := path.read_text(errors="replace")[-characters:]:
+                yield path.name, text
 
     def family(self) -> list[psutil.Process]:
         """Every process below the yard, ranks included (they are in sessions of their own, but still descendants)."""
@@ -219,6 +234,8 @@ class YardProcess(Web):
         return [p for p in psutil.wait_procs(family, timeout=15)[1] if p.status() != psutil.STATUS_ZOMBIE]
 
     def close(self) -> None:
+        if self in self.open:
+            self.open.remove(self)
         if self._questions is not None:
             self._questions.close()
         if self.process is not None and self.process.poll() is None:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
 from parallel_core.checkpoint import folder as folders
@@ -24,6 +25,7 @@ from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import storage
+from parallel_core.engine.collectives import Group, all_reduce
 from parallel_core.engine.flat import FlatParameters, Pieces
 from parallel_core.engine.shares import Box, Share, split
 from parallel_core.layout import Coords
@@ -111,8 +113,9 @@ class State:
 class Saver:
     """Saves the state of `trainer` into `order.folder`. Every rank has one and calls it at the same steps."""
 
-    def __init__(self, trainer: Trainer, order: SaveOrder, sink: Sink) -> None:
-        self._trainer, self._order, self._sink = trainer, order, sink
+    def __init__(self, trainer: Trainer, order: SaveOrder, sink: Sink, world: Group = None) -> None:
+        """`world` are all ranks."""
+        self._trainer, self._order, self._sink, self._world = trainer, order, sink, world
         self._state = State(trainer)
         self._every, self._keep = trainer.spec.train.checkpoint_every, trainer.spec.train.keep
         self._thread: threading.Thread | None = None
@@ -163,6 +166,18 @@ class Saver:
                 self._trainer.progress.at(self._last, "saving")
         if self._error is not None:
             raise self._error
+
+    def save_whole(self, done: int) -> None:
+        """Saves and returns when every rank's part is published: who says that it saved has a checkpoint to resume.
+
+        Raises CheckpointError where this rank could not save, and as a collective does where another one could not.
+        """
+        self.save(done)
+        self.wait()
+        if self._world is not None:
+            told = torch.zeros(1, device=self._trainer.device.torch)
+            all_reduce(told, self._world).wait()
+            told.item()  # a GPU's collective has only been queued
 
     def _write(
         self, done: int, copy: Buffers, stats: Mapping[str, Tensor], scalars: Mapping[str, float], blocked: float

@@ -12,6 +12,7 @@ from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import checkpoint
 from parallel_core.engine.beside import Beside
 from parallel_core.engine.clocks import open_clock
+from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import be_deterministic, open_device
 from parallel_core.engine.distributed import Rendezvous, connect, joined
 from parallel_core.engine.fingerprint import Fingerprints
@@ -57,7 +58,7 @@ def run_rank(
         progress.at(-1, "building")
         trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
         report.hello(trainer.flat, trainer.units, trainer.layout)
-        first, saver = _take_up(trainer, saves, sink)
+        first, saver = _take_up(trainer, saves, sink, groups.world)
         _prepare(trainer, first, saver is not None, groups.store if rendezvous.node is not None else None)
         neighbours = Neighbours(device, groups.world, trainer.layout.world, rendezvous.node or 0)
         _train(trainer, report, neighbours, first, saver, Fingerprints(trainer, groups.world))
@@ -72,14 +73,16 @@ def _prepare(trainer: Trainer, first: int, saves: bool, store: dist.Store | None
         rehearse(trainer, first)
 
 
-def _take_up(trainer: Trainer, saves: SaveOrder | None, sink: Sink) -> tuple[int, checkpoint.Saver | None]:
+def _take_up(
+    trainer: Trainer, saves: SaveOrder | None, sink: Sink, world: Group
+) -> tuple[int, checkpoint.Saver | None]:
     """(the first step to train, what saves) as `saves` says."""
     if saves is None:
         return 0, None
     first = 0
     if saves.resume is not None:
         first = checkpoint.load(trainer, saves.resume)
-    saver = checkpoint.Saver(trainer, saves, sink)
+    saver = checkpoint.Saver(trainer, saves, sink, world)
     trainer.stop.listen()
     return first, saver
 
@@ -188,6 +191,5 @@ def _save(saver: checkpoint.Saver | None, report: Reporter, done: int, stop: boo
         report.flush()  # no checkpoint runs ahead of the points: a kill in between would leave a gap that nothing fills
     saver.after_step(done)
     if stop:
-        saver.save(done)
-        saver.wait()
+        saver.save_whole(done)
         raise Stopped(done)

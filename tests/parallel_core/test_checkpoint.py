@@ -257,6 +257,33 @@ def test_sigterm_of_one_rank_saves_behind_the_same_step_everywhere(tmp_path: Pat
     assert manifests.read(folders.path_of(tmp_path / "run", steps[0])).scalars["steps"] == steps[0]
 
 
+def _run_unpublished(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> str:
+    """How the rank ends where rank 0 can publish nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            patch.setattr(folders, "publish", _no_space)
+        try:
+            _run_until_stopped(spec, rank, meeting, folder)
+        except CheckpointError as error:
+            return str(error)
+        except Exception as error:
+            return type(error).__name__
+    return "said that it had saved"
+
+
+def _no_space(*_: object) -> int:
+    raise OSError("No space left on device")
+
+
+def test_no_rank_says_that_it_saved_before_the_checkpoint_is_whole(tmp_path: Path) -> None:
+    """Behind a SIGTERM its exit code tells the yard to queue the run again from there."""
+    spec = spec_of({}, {"steps": 100_000}, dp=2)
+    ends = ranks.run(spec, _run_unpublished, tmp_path)
+    assert "No space left" in ends[0]
+    assert ends[1] != "said that it had saved"
+    assert folders.steps(tmp_path / "run") == []
+
+
 def _run_whole(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, resume: Path | None = None) -> None:
     order = SaveOrder(folder / "run", resume)
     run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), saves=order)

@@ -16,7 +16,16 @@ from typing import Any
 import pytest
 
 from parallel_core import processes
-from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, Event, ForkServer, ServerLost, StartOrder, describe_exit
+from parallel_core.launch import (
+    EXIT_FAULT,
+    EXIT_MEMORY,
+    Event,
+    ForkServer,
+    ServerLost,
+    StartOrder,
+    describe_exit,
+    environment,
+)
 from parallel_core.observe import progress
 from parallel_core.observe.records import events_path, log_path, read_file
 from parallel_core.spec import RunSpec
@@ -265,6 +274,21 @@ def test_closing_the_client_leaves_nothing(yard: Yard) -> None:
     yard.server.close()
     yard.until("lost")
     assert processes.wait_gone([*yard.ranks(1).values(), (yard.server.pid, 0)], 0) == []
+
+
+def test_a_client_that_dies_has_its_ranks_killed_without_a_word(tmp_path: Path) -> None:
+    """A TERM would let them, and with them ranks on other hosts, save and leave as if the run were only interrupted."""
+    (tmp_path / "behaviour.json").write_text('{"0": "wait", "1": "wait"}')
+    command = [*COMMAND, "--parent", str(os.getpid())]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True)
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write(json.dumps({"do": "start", **order(1, tmp_path, 2)}) + "\n")
+    server.stdin.flush()
+    eventually(lambda: where_waiting(tmp_path, 2))
+    server.stdin.close()
+    told = [json.loads(line) for line in server.stdout]
+    assert server.wait(LIMIT_S) == 0
+    assert sorted((e["rank"], e["code"]) for e in told if e["event"] == "exit") == [(0, -9), (1, -9)]
 
 
 PARENT = """
