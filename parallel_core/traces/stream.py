@@ -100,7 +100,7 @@ class EventStream:
             if isinstance(event, dict):
                 self.count += 1
                 yield event
-            elif not self._skip():
+            elif not self._skip(within=start == "{"):
                 return
             if self.count >= self.limits.events:
                 self.notes.append(f"Only the first {self.count} events were read.")
@@ -144,11 +144,11 @@ class EventStream:
                 self._at = end
                 return value
 
-    def _skip(self) -> bool:
-        """Goes to where the next event may begin; False where there is none."""
+    def _skip(self, within: bool) -> bool:
+        """Goes to where the next event may begin; False where there is none. `within`: here an event had begun."""
         found = _NEXT_EVENT.search(self._text, self._at)
         if found is None:
-            if self.count or not self._done:
+            if self.count or within or not self._done:
                 self._cut_off()
             self._stop()
             return False
@@ -157,8 +157,12 @@ class EventStream:
 
     def _cut_off(self) -> None:
         """Says so; not of a file that was not read on."""
-        if not self._refused:
+        if self._refused:
+            return
+        if self.count:
             self.notes.append(f"The file is cut off behind event {self.count}; what came before is shown.")
+        else:
+            self.notes.append("The file is cut off or damaged within its first event: none of it can be read.")
 
     def _peek(self) -> str:
         """The next character that is neither space nor comma; '' at the end."""

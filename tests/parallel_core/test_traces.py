@@ -163,6 +163,20 @@ def test_of_a_file_that_is_cut_off_the_rest_is_shown(real: list[Path], tmp_path:
     assert found.ranks[0].raw > 0
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"traceEvents": [{"ph": "X", "na', "within its first event"),
+        ('[{"ph": "X"', "within its first event"),
+        ("[1, 2, 3]", ""),
+    ],
+)
+def test_a_file_without_one_whole_event_says_why(text: str, said: str) -> None:
+    found, stream = events(text.encode())
+    assert not found
+    assert any(said in note for note in stream.notes) if said else not stream.notes
+
+
 def test_an_event_that_makes_no_sense_is_left_out(real: list[Path]) -> None:
     text = real[0].read_text()
     whole, _ = events(text.encode())
