@@ -46,7 +46,7 @@ def from_csv(text: str, name: str = "custom") -> Schedule:
     micro_batches = 0
     for q, op in _parts(programs):
         if homes.setdefault(op.stage, q) != q:
-            raise TableError(f"stage {op.stage} stands in rows {homes[op.stage]} and {q}; give it to one of them.")
+            raise TableError(f"stage {op.stage} is given to ranks {homes[op.stage]} and {q}; leave it in one row.")
         micro_batches = max(micro_batches, op.micro_batch + 1)
     missing = next((stage for stage in range(len(homes)) if stage not in homes), None)
     if missing is not None:
@@ -101,14 +101,14 @@ def _spell(op: Op, replicas: int) -> str:
     return f"{op.stage}{_THEIRS[op.kind]}{op.micro_batch // replicas}"
 
 
-def _parse(cell: str, row: int, column: int) -> Op:
+def _parse(cell: str, rank: int, column: int) -> Op:
     if match := _CELL.fullmatch(cell):
         return Op(_OURS[match[2]], int(match[1]), int(match[3]))
     if match := _PAIR.fullmatch(cell):
         return Op(Kind.PAIR, int(match[1]), int(match[2]), partner=(int(match[3]), int(match[4])))
     raise TableError(
-        f"row {row}, cell {column}: {cell[:40]!r} is no operation; write stage, kind (F, B, I or W) and micro-batch, "
-        "such as 2F0. Communication is added by itself."
+        f"cell {column + 1} of rank {rank}'s row: {cell[:40]!r} is no operation; write stage, kind (F, B, I or W) and "
+        "micro-batch, such as 2F0. Communication is added by itself."
     )
 
 

@@ -276,6 +276,15 @@ export function watch(root = document) {
   }
 }
 
+/* Printed is the whole page: charts that nobody has scrolled to, too, where their numbers are on the page. */
+window.addEventListener("beforeprint", () => {
+  for (const element of document.querySelectorAll(".chart[data-chart]:not([data-src])")) {
+    if (mounted.get(element.dataset.chart)?.element.isConnected || !element.offsetWidth) continue;
+    near.unobserve(element);
+    mount(element);
+  }
+});
+
 document.addEventListener("htmx:afterSettle", (event) => watch(event.target)); // parts of a page that came anew
 document.addEventListener("themechange", () => {
   for (const entry of mounted.values()) draw(entry);
