@@ -56,8 +56,10 @@ class Core(nn.Module):
         if self.plain:
             mixed = self._plain(q, k, v)
         else:
-            first = k.shape[2] == seq  # else one place that may look at all
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=first, enable_gqa=self.group > 1)
+            if self.group > 1 and shares_no_keys(q):
+                k, v = self._repeated(k), self._repeated(v)
+            first, shared = k.shape[2] == seq, k.shape[1] < q.shape[1]  # else one place that may look at all
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=first, enable_gqa=shared)
         return mixed.transpose(1, 2).reshape(batch, seq, -1)
 
     def _turns(self, seq: int, qkv: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,13 +78,23 @@ class Core(nn.Module):
         queries, k, v = groups.split([self.group, 1, 1], 3)
         return queries.flatten(2, 3), k.squeeze(3), v.squeeze(3)
 
+    def _repeated(self, shared: Tensor) -> Tensor:
+        """Keys or values (batch, kv heads, seq, dim) once for each head of queries."""
+        return shared.repeat_interleave(self.group, 1)
+
     def _plain(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q k^T / sqrt(dim) + causal mask) v (Vaswani et al. 2017, equation 1)."""
         if self.group > 1:
-            k, v = k.repeat_interleave(self.group, 1), v.repeat_interleave(self.group, 1)
+            k, v = self._repeated(k), self._repeated(v)
         scores = (q @ k.transpose(-2, -1)).mul_(self.head_dim**-0.5)
         scores = scores.masked_fill_(_future(k.shape[2], q.device)[-q.shape[2] :], -torch.inf)
         return torch.softmax(scores, -1) @ v
+
+
+def shares_no_keys(queries: Tensor) -> bool:
+    """Whether PyTorch has no fused kernel in which several of these queries' heads share keys and values. On CUDA that
+    is Flash, of 16 bits; in fp32 shared ones would fall back to the kernel that keeps the s x s matrix."""
+    return queries.is_cuda and queries.dtype == torch.float32
 
 
 class _Again(torch.autograd.Function):

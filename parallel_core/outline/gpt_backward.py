@@ -22,9 +22,11 @@ class GptBackward(GptForward):
         return self._rows() * self.spec.fp32_elements * (2 if self.model.norm == "layernorm" else 1)
 
     def _core(self) -> int:
-        """What the core of attention keeps beyond queries, keys and values as they came, but the mix itself. The plain
-        core lets go of those where it keeps copies of all of them, which its products are made of."""
-        return self._again() - (0 if fused_attention(self.spec) or self._seen_through() else self._in_rows())
+        """What the core of attention keeps beyond queries, keys and values as they came, but the mix itself. It lets go
+        of those where it keeps copies of all of them, which its products are made of."""
+        fused = fused_attention(self.spec)
+        copies = self._repeats() and self._copies_queries() if fused else not self._seen_through()
+        return self._again() - (self._in_rows() if copies else 0)
 
     def _again(self) -> int:
         """What it makes of them: copies, the turned ones, probabilities or log-sum-exp."""
@@ -32,6 +34,8 @@ class GptBackward(GptForward):
         if not fused_attention(self.spec):
             return heads * (self._copied() if self._seen_through() else 3) + self._matrix()
         mixed = heads if gathers_columns(self.spec) else 0  # else it is the second layer's own input
+        if self._repeats():
+            return heads * (3 if self._copies_queries() else 2) + mixed + self._matrix()
         if self.model.positions == "rope":
             return self._turned() + mixed + self._matrix()
         gathered = heads if 1 < keys < self.model.heads // self.tp else 0  # of one group they lie in a row
@@ -64,6 +68,8 @@ class GptBackward(GptForward):
         of values, which are let go with the mix by then; where the core is made again, its mix and that one's gradient
         are held."""
         heads = self._bsh() // self.tp
+        if self._repeats():
+            return 4 * heads
         if fused_attention(self.spec):
             turned = self._turned() if again else self._in_rows()  # the turned ones are let go by then
             return heads + self._in_rows() + max(0, self._in_rows() - turned)

@@ -7,8 +7,8 @@ b samples, s positions, width h, a heads of d = h/a, k heads of keys and values,
 
     attention   input bsh, norm bsh + 2bs, queries, keys and values bs(a + 2k)d/t, their mix bsh/t, log-sum-exp abs/t;
                 rotary positions add turned queries and keys bs(a + k)d/t, without them several shared keys a copy of
-                the queries bsh/t; with the s x s matrix abs^2/t in place of the log-sum-exp, queries, keys and values
-                are copies for the products, 3bsh/t in all
+                the queries bsh/t; shared keys and values repeated for CUDA's fp32 kernel 2bsh/t; with the s x s matrix
+                abs^2/t in place of the log-sum-exp, queries, keys and values are copies for the products, 3bsh/t in all
     MLP         input bsh, norm bsh + 2bs, before and behind GELU bsf/t each; SwiGLU gate, up, SiLU and product
     head        input bsh, norm bsh + 2bs, log-probabilities bsV/t
 

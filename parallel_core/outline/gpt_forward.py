@@ -72,9 +72,10 @@ class GptForward(GptSizes):
         turning = 0
         if turned:  # four halves at a time, of keys beside the queries that were turned
             turning, queries = max(queries + 2 * heads, queries + heads + 2 * (turned - heads)), 0
-        if fused_attention(self.spec):
-            return max(turning, turned + queries + heads + self._matrix())
-        repeated = 2 * heads if self.outline.kv_heads < self.model.heads else 0
+        fused = fused_attention(self.spec)
+        repeated = 2 * heads if self._repeats() or (not fused and self.outline.kv_heads < self.model.heads) else 0
+        if fused:
+            return max(turning, turned + queries + repeated + heads + self._matrix())
         copies = 0 if self._seen_through() else heads
         products = max(2 * copies + self._matrix(), 2 * self._matrix(), 2 * self._matrix() + copies + heads)
         return max(turning, turned + queries + repeated + products)

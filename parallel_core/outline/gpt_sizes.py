@@ -57,6 +57,15 @@ class GptSizes:
         turned = self._bsh() // self.tp * (self.outline.kv_heads + self.model.heads) // self.model.heads
         return turned if self.model.positions == "rope" else 0
 
+    def _repeats(self) -> bool:
+        """Whether each query gets keys and values of its own (`models.attention.shares_no_keys`)."""
+        shared, train = self.outline.kv_heads < self.model.heads, self.spec.train
+        return shared and train.device == "cuda" and train.precision == "fp32" and fused_attention(self.spec)
+
+    def _copies_queries(self) -> bool:
+        """Whether queries are apart from keys and values before the core's products: turned, or of several groups."""
+        return self.model.positions == "rope" or self.outline.kv_heads > self.tp
+
     def _matrix(self) -> int:
         """Probabilities, or in their place one log-sum-exp a query."""
         rows = self.spec.micro_batch_size * self.model.seq * self.model.heads // self.tp

@@ -13,6 +13,7 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.launch import EXIT_FAULT
 from parallel_core.local import LocalYard, Outcome
+from parallel_core.models.attention import Core
 from parallel_core.models.layers import RmsNorm, _RmsNorm
 from parallel_core.observe import host
 from parallel_core.observe.asked import Wish, ask
@@ -21,7 +22,7 @@ from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import FileSink, events_path, read_file
 from parallel_core.observe.scope import Scope
 from parallel_core.observe.snapshot import unpacked
-from parallel_core.spec import RunSpec
+from parallel_core.spec import ModelSpec, RunSpec
 from parallel_core.tensor.weights import WeightGradient, WeightGradients
 from tests.parallel_core.failing_ranks import failed
 
@@ -133,6 +134,19 @@ def test_the_norm_of_one_kernel_is_ours(dtype: torch.dtype, close: float) -> Non
         found.append((out.detach(), given.grad, norm.weight.grad))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_attention_keeps_no_matrix_of_probabilities(dtype: torch.dtype, kv_heads: int) -> None:
+    seq, hidden = 2048, 64
+    core = Core(ModelSpec(layers=1, hidden=hidden, heads=4, kv_heads=kv_heads, seq=seq))
+    qkv = torch.randn(1, seq, (4 + 2 * kv_heads) * 16, device="cuda", dtype=dtype, requires_grad=True)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    core(qkv).sum().backward()
+    matrix = 4 * seq**2 * dtype.itemsize
+    assert torch.cuda.max_memory_allocated() - before < matrix / 2
 
 
 def test_a_rank_that_fails_under_posted_receives_ends_the_run(tmp_path: Path) -> None:

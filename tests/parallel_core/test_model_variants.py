@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from parallel_core.models import attention
 from parallel_core.models.dropout import Dropout, uniform
 from parallel_core.models.passing import Passing
 from parallel_core.models.registry import build_unit, parameter_shapes
@@ -73,6 +74,21 @@ def test_llamas_layers_and_gradients_compute_the_formulas(name: str, formula: An
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
     grads = (torch.autograd.grad(out.square().sum(), inputs) for out in (got, want))
     torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_keys_repeated_for_their_queries_mix_what_shared_ones_do(
+    kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = attention.Core(LLAMA.model_copy(update={"kv_heads": kv_heads}))
+    qkv = torch.randn(2, LLAMA.seq, (4 + 2 * kv_heads) * 4, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(2, LLAMA.seq, LLAMA.hidden, dtype=torch.float64)
+    shared = core(qkv)
+    (gradient,) = torch.autograd.grad(shared, qkv, weights)
+    monkeypatch.setattr(attention, "shares_no_keys", lambda queries: True)  # else on CUDA alone
+    repeated = core(qkv)
+    torch.testing.assert_close(repeated, shared, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.autograd.grad(repeated, qkv, weights)[0], gradient, rtol=1e-12, atol=1e-12)
 
 
 def test_parameters_are_counted_as_built() -> None:
