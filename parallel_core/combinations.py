@@ -59,6 +59,7 @@ FEATURES: dict[str, Leaves] = {
     "sequence parallel": {"parallel.tp": 2, "parallel.sequence": True},
     **{f"pipeline {name}": _schedule(name) for name in typing.get_args(ScheduleName) if name != CUSTOM},
     "own schedule": {**_schedule(CUSTOM), "parallel.program": OWN},
+    "early gradients": {**_schedule("1f1b"), "parallel.early_gradients": True},
     "replicas 2-1": {"parallel.pp": 2, "parallel.replicas": [2, 1], "parallel.micro_batches": 4},
     "tensor ranks 1-2": {"parallel.pp": 2, "parallel.widths": [1, 2], "parallel.micro_batches": 4},
     "full recomputation": {"parallel.recompute": "full"},

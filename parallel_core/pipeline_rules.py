@@ -10,7 +10,7 @@ from parallel_core.schedule.check import ScheduleError
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.table import TableError
-from parallel_core.schedule.traits import CUSTOM, TRAITS, allowed_chunks, runnable
+from parallel_core.schedule.traits import CUSTOM, TRAITS, allowed_chunks, may_hand_back, runnable
 
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec
@@ -23,7 +23,7 @@ def check_pipeline(split: ParallelSpec, units: int, drawn: bool) -> None:
     """
     if not drawn:
         _check_runs(split)
-    for check in (_check_program, _check_micro_batches, _check_stream, _check_chunks):
+    for check in (_check_program, _check_early, _check_micro_batches, _check_stream, _check_chunks):
         check(split)
     _check_stages(split, units)
 
@@ -52,6 +52,32 @@ def _check_program(split: ParallelSpec) -> None:
     ):
         if value != right:
             raise rule((field, "parallel.program"), f"{name}={value} does not fit the program; use {right}.")
+
+
+def _check_early(split: ParallelSpec) -> None:
+    """Gradients that leave a stage early: there is a stage that waits, and a backward to part."""
+    if not split.early_gradients:
+        return
+    if split.pp == 1:
+        raise rule(
+            ("parallel.early_gradients", "parallel.pp"),
+            "early_gradients=true sends gradients to the stage before, and pipeline=1 has none; use pipeline=2 or "
+            "more, or early_gradients=false.",
+        )
+    fitting = may_hand_back()
+    if split.schedule not in fitting:
+        raise rule(
+            ("parallel.early_gradients", "parallel.schedule"),
+            f"early_gradients=true parts a backward, and schedule={split.schedule} {_whole(split.schedule)}; use "
+            f"{', '.join(fitting)}, or early_gradients=false.",
+        )
+
+
+def _whole(schedule: str) -> str:
+    """Why the backwards of `schedule` are not parted."""
+    if schedule == CUSTOM:
+        return "runs as it is written"
+    return "has parted it already" if TRAITS[schedule].split else "needs the whole of it for an update"
 
 
 def fewest_micro_batches(split: ParallelSpec) -> int:

@@ -79,6 +79,8 @@ class ParallelSpec(_Spec):
     micro_batches: Annotated[int, Field(ge=1, le=limits.MAX_MICRO_BATCHES)] = 1
     chunks: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] | None = None
     program: Annotated[str, Field(max_length=limits.MAX_PROGRAM)] | None = None
+    early_gradients: bool = False
+    """Stages send the gradient of their input before they make those of their weights (`schedule.passes.hand_back`)."""
     tensor_split: TensorSplit = "pairs"
     """How a tensor group cuts the linear layers of a block: Megatron's column-row pairs, or all of them by columns, the
     outputs gathered (`tensor.columns`)."""

@@ -142,6 +142,13 @@ PRESETS = (
     ),
     Preset("pp2", PIPELINE, "Tiny GPT, PP 2 (1F1B)", "two stages, 8 micro-batches", _pipelined("1f1b")),
     Preset(
+        "pp2-early",
+        PIPELINE,
+        "Tiny GPT, 1F1B, early gradients",
+        "they leave a stage before those of its weights are made",
+        _pipelined("1f1b", early_gradients=True),
+    ),
+    Preset(
         "pp2-tied",
         PIPELINE,
         "Tiny GPT, 1F1B, tied embeddings",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dashboard.runs import break_it
 from parallel_core.outline import KINDS
-from parallel_core.schedule.traits import round_robins
+from parallel_core.schedule.traits import may_hand_back, round_robins
 
 
 class Condition(NamedTuple):
@@ -24,6 +24,8 @@ def condition(path: str) -> Condition | None:
         return Condition(switch, ("true",))
     if path == "parallel.program":
         return Condition("parallel.schedule", ("custom",))
+    if path == "parallel.early_gradients":
+        return Condition("parallel.schedule", tuple(may_hand_back()))
     if path == "parallel.replicas":
         return Condition("parallel.schedule", tuple(round_robins()))
     if path == "parallel.recompute_layers":

@@ -68,6 +68,7 @@ GROUPS = (
             Entry("parallel.sequence", "Sequence parallel: a tensor group shares rows, too"),
             Entry("parallel.pp", "Pipeline stages"),
             Entry("parallel.schedule", "Pipeline schedule"),
+            Entry("parallel.early_gradients", "Early gradients: they leave a stage before W, the weights' own"),
             Entry("parallel.replicas", "Replicas of each stage", "where they differ, e.g. 2, 1; empty: data parallel"),
             Entry("parallel.widths", "Tensor ranks of each stage", "where they differ, e.g. 1, 2"),
             Entry("parallel.micro_batches", "Micro-batches", "for each replica"),

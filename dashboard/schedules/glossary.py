@@ -24,6 +24,13 @@ PARTS = Word("Micro-batches", "Parts of the batch", "They go through one by one;
 BUBBLE = Word("Bubble", "Idle time", "A device waits because what it needs is not there yet.")
 
 
+EARLY = Word(
+    "Early gradients",
+    "Sent before W",
+    "A stage sends the gradient that the one before it waits for, then makes those of its own weights.",
+)
+
+
 STREAMED = {
     "1f1b-naive": "1F1B without a flush that keeps no older weights: forward and backward of a micro-batch see others.",
     "1f1b-vertical": "PipeDream with one version for each micro-batch: the newest that all stages have.",
@@ -53,6 +60,8 @@ def _words(spec: RunSpec) -> Iterator[Word]:
         label = TRAITS[split.schedule].label
         if card := _pipeline(label):
             yield Word(label, card.title, STREAMED.get(split.schedule, card.idea), card.key)
+    if split.early_gradients:
+        yield EARLY
     if split.recompute != "none":
         yield _from("ar", "AR")
     if split.micro_batches > 1:

@@ -94,7 +94,14 @@ def _unsplit(row: Row, done: Sequence[Row]) -> Row | None:
 
     def rest(other: Row) -> object:
         split = other.spec.parallel.model_copy(
-            update={"pp": 1, "schedule": "1f1b", "chunks": None, "program": None, "cuts": None}
+            update={
+                "pp": 1,
+                "schedule": "1f1b",
+                "chunks": None,
+                "program": None,
+                "cuts": None,
+                "early_gradients": False,
+            }
         )
         return other.spec.model_copy(update={"parallel": split})
 

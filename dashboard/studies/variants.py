@@ -101,6 +101,13 @@ STRATEGIES: tuple[Strategy, ...] = (
     Strategy("tp-sp", "TP + SP", _from(2, 1, lambda n: {"tp": n, "sequence": True}), "at least 2 devices"),
     Strategy("gpipe", "PP-GPipe", _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True, "gpipe"),
     Strategy("1f1b", "PP-1F1B", _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True),
+    Strategy(
+        "1f1b-early",
+        "PP-1F1B + early gradients",
+        _from(2, 1, lambda n: {"pp": n, "early_gradients": True}),
+        "at least 2 devices",
+        True,
+    ),
     *(
         Strategy(name, TRAITS[name].label, _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True, name)
         for name in runnable()

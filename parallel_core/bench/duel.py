@@ -36,6 +36,8 @@ SPLITS: dict[str, dict[str, Any]] = {
     "tensor-wide": {"tp": 2},
     "gpipe": {"pp": 2, "schedule": "gpipe", "micro_batches": 4},
     "1f1b": {"pp": 2, "schedule": "1f1b", "micro_batches": 4},
+    "gpipe-early": {"pp": 2, "schedule": "gpipe", "micro_batches": 4, "early_gradients": True},
+    "1f1b-early": {"pp": 2, "schedule": "1f1b", "micro_batches": 4, "early_gradients": True},
     "interleaved": {"pp": 2, "schedule": "interleaved", "micro_batches": 4},
     "looped-bfs": {"pp": 2, "schedule": "looped-bfs", "micro_batches": 4},
     "zb-h1": {"pp": 2, "schedule": "zb-h1", "micro_batches": 4},

@@ -7,7 +7,7 @@ whose backward runs needs gradients on top. Under ZeRO-2 the buckets that it fil
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], 
     """The worst instant of a rank that holds `stages` (number -> units), messages among what is passing."""
     edges = layers.edges
     parts = {n: (segments_of(spec, layers, units, whole), edges[units[-1] + 1]) for n, units in stages.items()}
-    if _in_closed_form(spec.parallel, len(stages)):
+    if _in_closed_form(spec.parallel, stages):
         ((stage, units),) = stages.items()
         segments, count = parts[stage][0], in_flight(spec, stage)
         sent = 0 if stage + 1 in seat.deaf else unproven(spec, stage)
@@ -44,11 +44,12 @@ def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], 
     return _walked(spec, stages, layers, {n: _Part(*part) for n, part in parts.items()}, whole, seat)
 
 
-def _in_closed_form(split: ParallelSpec, stages: int) -> bool:
-    """Whether what a rank holds of so many `stages` is known without a walk through its program. Replicas that take
+def _in_closed_form(split: ParallelSpec, stages: Iterable[int]) -> bool:
+    """Whether what a rank holds of `stages` is known without a walk through its program. Replicas that take
     turns and flush begin and end a step one by one; of few micro-batches all is received for before the first."""
     few = split.flushes and (split.replicas is not None or (split.pp > 1 and split.micro_batches <= AHEAD))
-    return stages == 1 and split.program is None and not few and not TRAITS[split.schedule].split
+    in_two = TRAITS[split.schedule].split or (split.early_gradients and any(stages))
+    return len([*stages]) == 1 and split.program is None and not few and not in_two
 
 
 def _and_messages(live: Live, held: int) -> Live:

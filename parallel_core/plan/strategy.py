@@ -23,8 +23,8 @@ def label(spec: RunSpec) -> str:
     """Name of the strategy: `Single`, `DP`, `PP-1F1B`, `DP 2 x TP 2`, `TP 4`, `... + AR` with recomputation.
 
     A degree of 2 is left out where only one axis is split; micro-batches are named where they are mere accumulation.
-    `by columns` says that no linear layer is split by rows. `+ SP` is sequence parallelism. `+ ZeRO-1` says that
-    replicas share the optimizer's state.
+    `by columns` says that no linear layer is split by rows. `+ SP` is sequence parallelism, `+ early gradients` that
+    they leave a stage before W. `+ ZeRO-1` says that replicas share the optimizer's state.
     """
     split = spec.parallel
     axes = _axes(split)
@@ -37,6 +37,8 @@ def label(spec: RunSpec) -> str:
         text += " by columns"
     if split.sequence:
         text += " + SP"
+    if split.early_gradients:
+        text += " + early gradients"
     if split.zero:
         text += f" + ZeRO-{split.zero}" + (" (fully_shard)" if split.zero_backend == "fully_shard" else "")
     again = recompute_label(split)
@@ -91,13 +93,20 @@ def idle_share(split: ParallelSpec) -> float:
         return _in_turn(split.model_copy(update={"tp": 1, "widths": None, "cuts": None}))
     if split.pp == 1 or not split.flushes:
         return 0.0
+    if split.early_gradients:
+        return _simulated(_alike(split))
     if split.schedule == "naive":
         return split.pp - 1.0
     if split.program is None and not TRAITS[split.schedule].split and split.micro_batches % split.pp == 0:
         return (split.pp - 1) / (split.chunks_per_rank * split.micro_batches)
     if split.schedule in ("gpipe", "1f1b"):
         return (split.pp - 1) / split.micro_batches
-    return _simulated(split.model_copy(update={"dp": 1, "tp": 1, "widths": None, "cuts": None}))
+    return _simulated(_alike(split))
+
+
+def _alike(split: ParallelSpec) -> ParallelSpec:
+    """The same pipeline of one device a stage, however layers are cut."""
+    return split.model_copy(update={"dp": 1, "tp": 1, "widths": None, "cuts": None})
 
 
 @lru_cache(maxsize=256)

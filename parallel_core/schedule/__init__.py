@@ -28,6 +28,7 @@ from parallel_core.schedule.custom import read
 from parallel_core.schedule.held import states
 from parallel_core.schedule.ir import Op, Schedule
 from parallel_core.schedule.passes.communicate import communicate
+from parallel_core.schedule.passes.hand_back import hand_back
 from parallel_core.schedule.passes.reduce import reduce_and_step
 from parallel_core.schedule.passes.replicate import replicate
 from parallel_core.schedule.passes.versions import stamp, update
@@ -112,10 +113,12 @@ def compute_only(
 def plain(split: ParallelSpec, steps: int = 1) -> Schedule:
     """The compute-only schedule of one replica; of all, where stages have different numbers of them."""
     if split.replicas is not None:
-        return round_robin.compute_only(split.schedule, split.replicas, split.micro_batches, steps)
+        made = round_robin.compute_only(split.schedule, split.replicas, split.micro_batches, steps)
+        return hand_back(made) if split.early_gradients else made
     if split.program is not None:
         return read(split.program)
-    return compute_only(split.schedule, split.pp, split.micro_batches, chunks=split.chunks_per_rank, steps=steps)
+    one = compute_only(split.schedule, split.pp, split.micro_batches, chunks=split.chunks_per_rank, steps=steps)
+    return hand_back(one) if split.early_gradients else one
 
 
 def in_flight(name: str, stage: int, pp: int, micro_batches: int, chunks: int | None = None) -> int:

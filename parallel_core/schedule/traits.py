@@ -89,6 +89,12 @@ def round_robins() -> list[str]:
     return [name for name, traits in TRAITS.items() if traits.round_robin]
 
 
+def may_hand_back() -> list[str]:
+    """Schedules whose gradients may leave a stage early (`schedule.passes.hand_back`): backward is one operation, and
+    the weights are the same all along the step."""
+    return [name for name, traits in TRAITS.items() if traits.sync == "flush" and not traits.split and name != CUSTOM]
+
+
 def flushes(name: str) -> bool:
     """Whether the pipeline runs empty in every step; else it stays full from step to step (asynchronous)."""
     return TRAITS[name].sync == "flush"

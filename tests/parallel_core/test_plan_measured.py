@@ -94,6 +94,8 @@ def test_prediction_holds_for_a_llama(yard: LocalYard, tmp_path: Path, split: di
         ({"kv_heads": 2}, {}),
         ({"kv_heads": 2}, {"tp": 2, "sequence": True}),
         ({"kv_heads": 1}, {**PIPELINE}),
+        ({"kv_heads": 2}, {**PIPELINE, "schedule": "1f1b", "early_gradients": True}),
+        ({}, {**PIPELINE, "schedule": "gpipe", "early_gradients": True, "recompute": "full"}),
         ({"kv_heads": 1, "attention": "plain"}, {}),
         ({"kv_heads": 2, "attention": "plain"}, {"recompute": "selective"}),
         ({"positions": "rope"}, {}),

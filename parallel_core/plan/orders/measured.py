@@ -15,7 +15,7 @@ from parallel_core.profile.table import CostTable
 from parallel_core.schedule import places
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.table import to_csv
-from parallel_core.schedule.traits import CUSTOM
+from parallel_core.schedule.traits import CUSTOM, may_hand_back
 from parallel_core.simulate.predict import ALONE, Where, predict_step
 from parallel_core.simulate.stage_costs import message_times, stage_times
 from parallel_core.spec import RunSpec
@@ -54,6 +54,7 @@ def problem_of(spec: RunSpec, table: CostTable, keep: float, where: Where = ALON
 def with_schedule(spec: RunSpec, name: str, program: str | None = None) -> RunSpec:
     """The run under another schedule; its cuts stay where the stages are as many. Raises ValidationError."""
     split: dict[str, Any] = {**spec.parallel.model_dump(), "schedule": name, "program": program, "chunks": None}
+    split["early_gradients"] &= name in may_hand_back()
     made = RunSpec.model_validate(spec.model_dump() | {"parallel": {**split, "cuts": None}})
     if made.parallel.stages != spec.parallel.stages:
         return made
