@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,24 @@ from tests.dashboard.peer import Peer
 def _no_step_is_remembered() -> None:
     """A yard never gives a number twice; the tests' database does, and a long step is remembered by its run's."""
     timeline.forget()
+
+
+_ESCAPED_TWICE = re.compile(r"&amp;(?:#x27|#39|amp|lt|gt|quot);")
+
+
+@pytest.fixture(autouse=True)
+def _no_page_is_escaped_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No page that any test opens shows a reader the entity of a sign in place of the sign."""
+    asked = Client.request
+
+    def request(client: Client, **environ: Any) -> Any:
+        answer = asked(client, **environ)
+        if not answer.streaming and answer.get("Content-Type", "").startswith("text/html"):
+            found = _ESCAPED_TWICE.search(text := answer.content.decode())
+            assert not found, text[max(0, found.start() - 60) : found.end() + 60]
+        return answer
+
+    monkeypatch.setattr(Client, "request", request)
 
 
 def _signed_in(user: Any) -> Client:

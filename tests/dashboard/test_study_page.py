@@ -175,7 +175,7 @@ def test_recomputation_is_paired_by_spec_and_not_by_name(alice: Any) -> None:
     assert answer.detail.endswith("medians of 1 pair.")
 
 
-def test_a_host_that_drifted_between_runs_is_warned_of(alice: Any) -> None:
+def test_a_host_that_drifted_between_runs_is_warned_of(reader: Client, alice: Any) -> None:
     """Runs of as many ranks alone are held against each other: a device beside busy ones is another one."""
     made = Study.objects.create(name="Drift", owner=alice)
     factory.finished(alice, {}, study=made, reference=0.009)
@@ -184,6 +184,7 @@ def test_a_host_that_drifted_between_runs_is_warned_of(alice: Any) -> None:
     factory.finished(alice, {"tp": 2}, study=made, position=2, reference=0.0030)
     view = overview(made.runs.all())
     assert view.verdict[-1].startswith("The host's own pace differed by up to 20 % between runs of as many ranks")
+    assert "The host's own pace differed" in html.unescape(plain(reader.get(f"/studies/{made.pk}/").content.decode()))
     (line,) = [line.text for line in method.of_overview(view, []) if line.term == "Pace"]
     assert line.startswith("A fixed small work beside the timed steps of 3 of 3 runs took up to 20 % longer")
     made.runs.filter(position=2).update(summary={})
