@@ -28,6 +28,9 @@ class ChangeIn(Schema):
         None
     )
     micro_batches: Annotated[int | None, Field(ge=1, le=4096, description="of a pipeline")] = None
+    early_gradients: Annotated[
+        bool, Field(description="of a pipeline: the gradient of a stage's input leaves before those of its weights")
+    ] = False
     balanced: Annotated[bool, Field(description="stages of a pipeline take equal time")] = False
     no_recompute: Annotated[bool, Field(description="of a step that recomputes activations")] = False
 

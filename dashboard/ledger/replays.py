@@ -82,6 +82,7 @@ def _change(given: dict[str, Any], spec: RunSpec) -> Change | None:
     change = Change(
         schedule=split.schedule if split.schedule != other.schedule else "",
         micro_batches=split.micro_batches if split.micro_batches != other.micro_batches else 0,
+        early_gradients=split.early_gradients and not other.early_gradients,
     )
     try:
         reached = change.makes_a_program and changed(before, change).parallel == split

@@ -62,6 +62,7 @@ class WhatIfForm(Form):
     device = Number(label="Device, times as fast", min_value=0.1, max_value=100, required=False)
     schedule = Choice(label="Schedule", required=False)
     micro_batches = WholeNumber(label="Micro-batches", min_value=1, max_value=4096, required=False)
+    early_gradients = forms.BooleanField(label="Early gradients", required=False)
     balanced = forms.BooleanField(label="Balanced stages", required=False)
     no_recompute = forms.BooleanField(label="No recomputation", required=False)
 
@@ -75,6 +76,8 @@ class WhatIfForm(Form):
         if split.pp == 1:
             for name in ("schedule", "balanced", "micro_batches"):
                 del self.fields[name]
+        if split.pp == 1 or split.early_gradients:
+            del self.fields["early_gradients"]
         if split.recompute == "none":
             del self.fields["no_recompute"]
         if split.world == 1:
@@ -92,6 +95,7 @@ class WhatIfForm(Form):
             balanced=bool(asked.get("balanced")),
             schedule=asked.get("schedule") or "",
             micro_batches=asked.get("micro_batches") or 0,
+            early_gradients=bool(asked.get("early_gradients")),
         )
 
 
@@ -123,8 +127,10 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
 
 
 def run_address(change: Change, made: Replay) -> str:
-    """New run with what was changed, where that is a schedule or micro-batches alone, and can run; else ''."""
-    if not change.makes_a_program or change != Change(schedule=change.schedule, micro_batches=change.micro_batches):
+    """New run with what was changed, where that is the program alone, and can run; else ''."""
+    unchanged = Change()
+    others = replace(change, schedule="", micro_batches=0, early_gradients=False)
+    if change == unchanged or others != unchanged:
         return ""
     asked = made.spec.model_dump(mode="json", exclude_defaults=True)
     try:
@@ -196,6 +202,8 @@ def _candidates(spec: RunSpec) -> list[tuple[str, dict[str, Any], Change]]:
         out.append(("Balanced stages", {"balanced": "on"}, Change(balanced=True)))
         for m in (split.micro_batches * 2, split.micro_batches * 4):
             out.append((f"{m} micro-batches", {"micro_batches": m}, Change(micro_batches=m)))
+        if not split.early_gradients:
+            out.append(("Early gradients", {"early_gradients": "on"}, Change(early_gradients=True)))
         for name in TRIED:
             if name != split.schedule:
                 out.append((f"Schedule {CHOICE_LABELS[name]}", {"schedule": name}, Change(schedule=name)))
@@ -224,6 +232,7 @@ def _words(change: Change) -> list[str]:
         (change.balanced, "balanced stages"),
         (bool(change.schedule), f"schedule {CHOICE_LABELS.get(change.schedule, change.schedule)}"),
         (bool(change.micro_batches), f"{change.micro_batches} micro-batches"),
+        (change.early_gradients, "early gradients"),
     ]
     return [] if change == plain else [words for here, words in parts if here]
 

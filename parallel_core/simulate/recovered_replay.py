@@ -113,7 +113,7 @@ class Recovered:
             split |= {"schedule": change.schedule, "chunks": TRAITS[change.schedule].chunks, "program": None}
         if change.micro_batches:
             split["micro_batches"] = change.micro_batches
-        return split
+        return split | {"early_gradients": change.early_gradients}
 
     @property
     def step(self) -> int:

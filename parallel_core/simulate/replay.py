@@ -52,10 +52,12 @@ class Change:
     schedule: str = ""
     micro_batches: int = 0
     """A replica; 0 = as measured."""
+    early_gradients: bool = False
+    """They leave a stage before the gradients of its weights (`schedule.passes.hand_back`); False = as measured."""
 
     @property
     def makes_a_program(self) -> bool:
-        return self.balanced or bool(self.schedule) or bool(self.micro_batches)
+        return self.balanced or self.early_gradients or bool(self.schedule) or bool(self.micro_batches)
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,15 @@ class Replay:
 
 
 def changed(spec: RunSpec, change: Change) -> RunSpec:
-    """The spec with the schedule and micro-batches of `change`. Raises pydantic's ValidationError where they do not go
-    together; its schedule need not be one that can run."""
+    """The spec with the program of `change`. Raises pydantic's ValidationError where its parts do not go together; its
+    schedule need not be one that can run."""
     split: dict[str, Any] = spec.parallel.model_dump()
     if change.schedule and change.schedule != spec.parallel.schedule:
         split |= {"schedule": change.schedule, "chunks": None, "cuts": None, "program": None}
         split["early_gradients"] &= change.schedule in may_hand_back()
     if change.micro_batches:
         split["micro_batches"] = change.micro_batches
+    split["early_gradients"] |= change.early_gradients
     return RunSpec.model_validate(spec.model_dump() | {"parallel": split}, context={DRAWN: True})
 
 

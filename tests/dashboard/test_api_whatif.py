@@ -43,6 +43,7 @@ def test_a_run_is_replayed_with_a_change(asked: Any, alice: Any, redis_url: str)
         ("links=free&device=2", Change(links=FREE, device=2)),
         ("schedule=zb-h1", Change(schedule="zb-h1")),
         ("micro_batches=8&balanced=true", Change(micro_batches=8, balanced=True)),
+        ("schedule=1f1b&early_gradients=true", Change(schedule="1f1b", early_gradients=True)),
     ):
         status, answer = asked(f"/runs/{run.pk}/whatif?{query}")
         data = answer["data"]
@@ -57,7 +58,8 @@ def test_a_run_is_replayed_with_a_change(asked: Any, alice: Any, redis_url: str)
 @pytest.mark.parametrize(
     ("query", "field", "words"),
     [
-        ("no_recompute=true", "no_recompute", "links, device, schedule, micro_batches, balanced can be"),
+        ("no_recompute=true", "no_recompute", "links, device, schedule, micro_batches, early_gradients, balanced can be"),
+        ("early_gradients=true&schedule=zb-h1", "early_gradients", "has parted it already; use naive, gpipe, 1f1b"),
         ("micro_batches=5", "micro_batches", "do not divide"),
         ("schedule=nothing", "schedule", "Schedule must be"),
         ("device=0", "device", "at least 0.1"),

@@ -114,6 +114,10 @@ def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> 
     marked = client.get(f"/runs/{run.pk}/?tab=whatif&schedule=zb-h1").content.decode()
     assert 'schedule <span class="whole">ZB-H1' in marked
     assert "faster" in schedule
+    early = tab(client, run, "tab=whatif&early_gradients=on")
+    assert "faster: early gradients." in early and "Run it" in early
+    run = factory.finished(alice, {**PIPELINE, "early_gradients": True})
+    assert 'name="early_gradients"' not in tab(client, run, "tab=whatif"), "it has them"
 
 
 def test_ideas_are_sorted_and_lead_to_themselves(client: Client, alice: Any) -> None:

@@ -121,6 +121,10 @@ def test_changes_do_what_they_say() -> None:
     assert found.replay(Change(links=FREE)).step == pytest.approx(step_of(free), rel=1e-3)
     assert found.replay(Change(links=2)).step < found.step
     assert found.replay(Change(device=2)).step == pytest.approx(found.step / 2, rel=0.02)
+    early = spec("1f1b", early_gradients=True)
+    assert found.replay(Change(early_gradients=True)).step == pytest.approx(
+        step_of(simulate(build(early), costs(early))), rel=0.03
+    )
     uneven = recovered(of, last=0.5)
     evened = simulate(
         build(of), Costs({k: round(ns * 0.75) for k, ns in costs(of).compute.items()}, MESSAGE, norm=True)

@@ -158,6 +158,20 @@ def test_layers_that_move_to_more_tensor_ranks_take_less() -> None:
     assert work[0] + 2 * work[1] == pytest.approx((1 + 2) * 4 * 3000, rel=1e-3)
 
 
+@pytest.mark.parametrize(("before", "change"), [
+    ({"schedule": "1f1b"}, Change(early_gradients=True)),
+    ({"schedule": "zb-h1"}, Change(schedule="1f1b", early_gradients=True)),
+    ({"schedule": "gpipe", "early_gradients": True}, Change(schedule="1f1b")),
+    ({"schedule": "1f1b", "early_gradients": True}, Change(balanced=True)),
+])  # fmt: skip
+def test_gradients_that_leave_early_take_a_third_of_the_bubble_away(before: dict[str, Any], change: Change) -> None:
+    made = spec(pp=4, micro_batches=8, **before)
+    found = measured(made, Costs.uniform(4, 1000, 1000, 1000))
+    again = replay(made, found, change)
+    assert again.spec.parallel.schedule == "1f1b" and again.spec.parallel.early_gradients
+    assert again.step == pytest.approx(1000 * (3 * 8 + 2 * (4 - 1)))
+
+
 def test_balanced_stages_and_a_faster_device() -> None:
     made = spec(pp=2, micro_batches=4)
     slow_first = Costs({(0, Kind.F): 20, (0, Kind.BW): 40, (1, Kind.F): 10, (1, Kind.BW): 20})
