@@ -175,6 +175,19 @@ def _few(name: str) -> Case:
     return healthy(made)
 
 
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        ({"dp": 4}, "Raise parallel.micro_batches to 16."),
+        ({"dp": 16}, "Set parallel.early_gradients to true."),  # micro-batches of one sample
+        ({"dp": 16, "early_gradients": True}, ""),
+    ],
+)
+def test_where_no_more_micro_batches_are_to_be_had_gradients_may_leave_early(split: dict[str, Any], words: str) -> None:
+    found = diagnose(healthy(spec(pp=4, micro_batches=4, schedule="gpipe", **split)))
+    assert [one.change for one in found if one.rule == "few_micro_batches"] == ([words] if words else [])
+
+
 def _stretched(rows: np.ndarray, factor: float) -> np.ndarray:
     rows = rows.copy()
     for side in ("start", "end"):

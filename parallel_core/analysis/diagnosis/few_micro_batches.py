@@ -1,10 +1,14 @@
 """The pipeline has too few micro-batches to hide its warm-up and drain, or runs one stage at a time.
 
 Threshold: fewer than 4 micro-batches a stage ("negligible when M >= 4 K", Huang et al. 2019, section 2.3), a bubble of
-25 % of the step, and twice as many (or 1F1B in place of the naive schedule) would save 8 % of it.
+25 % of the step, and a change that would save 8 % of it: 1F1B in place of the naive schedule, or more micro-batches.
+Where the batch holds no more of them, gradients may leave their stage early (`schedule.passes.hand_back`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -15,6 +19,14 @@ from parallel_core.simulate.replay import Change
 ENOUGH, BUBBLE, MATTERS = 4, 0.25, 0.08
 
 
+class _Better(NamedTuple):
+    """A change, what it is called, and how it is made."""
+
+    change: Change
+    words: str
+    do: str
+
+
 def check(case: Case) -> Finding | None:
     split = case.spec.parallel
     bubble = case.share("bubble")
@@ -22,30 +34,35 @@ def check(case: Case) -> Finding | None:
     few = split.micro_batches < ENOUGH * split.pp
     if split.pp == 1 or case.typical is None or bubble < BUBBLE or not (few or naive):
         return None
-    change, words = _better(case, naive)
-    saved = case.saved(change) if change else 0
-    if change is None or saved < MATTERS * case.typical.step:
-        return None
     what = "the naive schedule runs one stage at a time" if naive else f"{split.micro_batches} micro-batches"
-    return Finding(
-        "few_micro_batches",
-        f"{percent_text(bubble)} of the step is bubble: {what} on {split.pp} stages.",
-        f"{words} would save {ns_text(saved)} of a step, by replaying the measured one.",
-        f"{'Set parallel.schedule to 1f1b' if naive else f'Raise parallel.micro_batches to {change.micro_batches}'}.",
-        effect_ns=saved,
-        tab="whatif",
-    )
+    for change, words, do in _better(case, naive):
+        if (saved := _saved(case, change)) >= MATTERS * case.typical.step:
+            return Finding(
+                "few_micro_batches",
+                f"{percent_text(bubble)} of the step is bubble: {what} on {split.pp} stages.",
+                f"{words} would save {ns_text(saved)} of a step, by replaying the measured one.",
+                do,
+                effect_ns=saved,
+                tab="whatif",
+            )
+    return None
 
 
-def _better(case: Case, naive: bool) -> tuple[Change | None, str]:
-    """What would be better and can be done with this batch."""
+def _better(case: Case, naive: bool) -> Iterator[_Better]:
+    """What could be better, the most thorough first."""
     if naive:
-        return Change(schedule="1f1b"), "Schedule 1F1B"
+        yield _Better(Change(schedule="1f1b"), "Schedule 1F1B", "Set parallel.schedule to 1f1b.")
+        return
     for factor in (4, 2):
         m = case.spec.parallel.micro_batches * factor
-        try:
-            case.saved(Change(micro_batches=m))
-        except ValidationError:
-            continue
-        return Change(micro_batches=m), f"{m} micro-batches"
-    return None, ""
+        yield _Better(Change(micro_batches=m), f"{m} micro-batches", f"Raise parallel.micro_batches to {m}.")
+    if not case.spec.parallel.early_gradients:
+        yield _Better(Change(early_gradients=True), "Early gradients", "Set parallel.early_gradients to true.")
+
+
+def _saved(case: Case, change: Change) -> int:
+    """Nanoseconds; 0 where it cannot be done with this batch or schedule."""
+    try:
+        return case.saved(change)
+    except ValidationError:
+        return 0
