@@ -24,8 +24,16 @@ from parallel_core.searches import Told, silent
 from parallel_core.simulate.predict import ALONE, CannotPredict, Where, predict_step
 from parallel_core.spec import RunSpec
 
-SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zb-v")
-"""GPipe is never faster than 1F1B, nor does it keep less."""
+EARLY = {"early_gradients": True}
+ORDERS: tuple[dict[str, Any], ...] = (
+    {"schedule": "1f1b"},
+    {"schedule": "1f1b"} | EARLY,
+    {"schedule": "interleaved"},
+    {"schedule": "interleaved"} | EARLY,
+    {"schedule": "zb-h1"},
+    {"schedule": "zb-v"},
+)
+"""GPipe is never faster than 1F1B, nor does it keep less. What leaves early is faster, and may need more memory."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 SHARDS: tuple[dict[str, Any], ...] = (*({"zero": n} for n in range(4)), {"zero": 3, "zero_backend": "fully_shard"})
 """What replicas keep a part of alone (ZeRO), and who sees to it."""
@@ -104,12 +112,12 @@ def _candidates(spec: RunSpec, devices: int) -> Iterator[RunSpec]:
             continue
         least = pp if pp > 1 else 1  # fewer micro-batches than stages leave some of them idle for good
         counts = [n for n in divisors(spec.train.global_batch // dp) if n in MICRO_BATCHES and n >= least]
-        names = SCHEDULES if pp > 1 else SCHEDULES[:1]
+        orders = ORDERS if pp > 1 else ORDERS[:1]
         shards = SHARDS if dp > 1 else SHARDS[:1]
-        for name, count, how, shard in product(names, counts, ("none", "full"), shards):
-            parallel = {"dp": dp, "tp": tp, "pp": pp, "schedule": name, "micro_batches": count}
+        for order, count, how, shard in product(orders, counts, ("none", "full"), shards):
+            parallel = {"dp": dp, "tp": tp, "pp": pp, "micro_batches": count, "recompute": how}
             with suppress(ValidationError):  # the model does not divide so, or the schedule cannot
-                yield _run(spec, parallel | {"recompute": how} | shard)
+                yield _run(spec, parallel | order | shard)
 
 
 def _run(spec: RunSpec, parallel: dict[str, Any]) -> RunSpec:

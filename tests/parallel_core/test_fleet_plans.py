@@ -30,6 +30,9 @@ def test_all_of_them_are_predicted_and_ranked(found: Splits) -> None:
     assert {"DP + ZeRO-2", "DP + ZeRO-3", "DP + ZeRO-3 (fully_shard)"} <= names
     assert {"Single", "DP", "TP", "DP + ZeRO-1 + AR", "PP-1F1B, 4 micro-batches", "PP-ZB-V, 8 micro-batches"} <= names
     assert any(split.spec.parallel.schedule == "custom" for split in found.able)
+    seconds = {split.name: split.seconds or 0 for split in found.able}
+    for order in ("PP-1F1B", "PP-Interleaved"):
+        assert seconds[f"{order} + early gradients, 4 micro-batches"] < seconds[f"{order}, 4 micro-batches"]
     for split in found.able[:: len(found.able) // 6]:
         assert split.seconds == predict_step(split.spec, COSTS).seconds
         assert split.memory == worst_stage(split.spec).total

@@ -15,12 +15,13 @@ from parallel_core.profile.table import CostTable
 from parallel_core.schedule import places
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.table import to_csv
-from parallel_core.schedule.traits import CUSTOM, may_hand_back
+from parallel_core.schedule.traits import CUSTOM
 from parallel_core.simulate.predict import ALONE, Where, predict_step
 from parallel_core.simulate.stage_costs import message_times, stage_times
 from parallel_core.spec import RunSpec
 
-BESIDE = ("1f1b", "zb-h1", "zb-v")
+BESIDE = (("1f1b", False), ("1f1b", True), ("zb-h1", False), ("zb-v", False))
+"""Handmade orders, and whether gradients leave their stage early."""
 SHAPES = {"line": "zb-h1", "v": "zb-v"}
 """A schedule whose stages lie so."""
 
@@ -51,10 +52,10 @@ def problem_of(spec: RunSpec, table: CostTable, keep: float, where: Where = ALON
     return Problem(micro_batches, home, f, b, w, whole, messages, share, share, (keep,) * ranks)
 
 
-def with_schedule(spec: RunSpec, name: str, program: str | None = None) -> RunSpec:
+def with_schedule(spec: RunSpec, name: str, program: str | None = None, early: bool = False) -> RunSpec:
     """The run under another schedule; its cuts stay where the stages are as many. Raises ValidationError."""
     split: dict[str, Any] = {**spec.parallel.model_dump(), "schedule": name, "program": program, "chunks": None}
-    split["early_gradients"] &= name in may_hand_back()
+    split["early_gradients"] = early
     made = RunSpec.model_validate(spec.model_dump() | {"parallel": {**split, "cuts": None}})
     if made.parallel.stages != spec.parallel.stages:
         return made
@@ -75,9 +76,10 @@ def ordered(
 
 
 def _handmade(spec: RunSpec, table: CostTable, where: Where) -> Iterator[Ordered]:
-    for name in BESIDE:
+    for name, early in BESIDE:
+        words = f"{name} + early gradients" if early else name
         try:
-            yield _row(name, with_schedule(spec, name), table, where)
+            yield _row(words, with_schedule(spec, name, early=early), table, where)
         except ValidationError:  # too few layers or micro-batches for it
             continue
 
