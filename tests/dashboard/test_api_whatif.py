@@ -58,7 +58,7 @@ def test_a_run_is_replayed_with_a_change(asked: Any, alice: Any, redis_url: str)
 @pytest.mark.parametrize(
     ("query", "field", "words"),
     [
-        ("no_recompute=true", "no_recompute", "links, device, schedule, micro_batches, early_gradients, balanced can be"),
+        ("no_recompute=true", "no_recompute", "schedule, micro_batches, early_gradients, balanced can be"),
         ("early_gradients=true&schedule=zb-h1", "early_gradients", "has parted it already; use naive, gpipe, 1f1b"),
         ("micro_batches=5", "micro_batches", "do not divide"),
         ("schedule=nothing", "schedule", "Schedule must be"),
