@@ -8,21 +8,27 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parallel_core.schedule.traits import CUSTOM, TRAITS
+from parallel_core.schedule.traits import CUSTOM, TRAITS, may_hand_back
 from parallel_core.spec import RunSpec
 
 MOST_RANKS = 4
 _KINDS = {"gpt": 12, "mlp": 1, "vgg16": 1, "resnet50": 1, "gnmt": 1}
 """How often each is drawn."""
+_EARLY = 0.4
+"""Of the pipelines whose gradients may leave a stage early, how many let them. Drawn apart from everything else, so that
+a seed's other draws are what they were before."""
 
 
 def draw(seed: int, steps: int = 3, warmup_steps: int = 2) -> Iterator[RunSpec]:
     """Valid specs without end, the same ones for the same seed; most of what is drawn is refused, and drawn anew."""
-    chance = Random(seed)
+    chance, early = Random(seed), Random(f"early {seed}")
     while True:
         train = _train(chance) | {"steps": steps, "warmup_steps": warmup_steps}
         model = _model(chance)
-        told = {"model": model, "parallel": _parallel(chance, model.get("layers", 4)), "train": train}
+        split = _parallel(chance, model.get("layers", 4))
+        if early.random() < _EARLY and split.get("schedule") in may_hand_back():
+            split["early_gradients"] = True
+        told = {"model": model, "parallel": split, "train": train}
         try:
             spec = RunSpec.model_validate({**told, "trace": {"fingerprint_every": 0, "trace_every": 0}})
         except ValidationError:
