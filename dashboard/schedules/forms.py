@@ -9,14 +9,14 @@ from pydantic_core import PydanticCustomError
 
 from dashboard.fields import Choice, Form, Number, WholeNumber
 from dashboard.schedules import searched
-from dashboard.schedules.words import LABELS
+from dashboard.schedules.words import EARLY_ONES, LABELS
 from parallel_core.pipeline_rules import check_pipeline
 from parallel_core.plan.orders.problem import OrderError
 from parallel_core.plan.orders.search import Found
 from parallel_core.schedule import names
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate import typed_stages
-from parallel_core.simulate.lesson import Lesson, lesson, lesson_at, lesson_of
+from parallel_core.simulate.lesson import EARLY, Lesson, lesson, lesson_at, lesson_of
 from parallel_core.simulate.typed_stages import Stage, StagesError, typed_lesson
 from parallel_core.spec import ParallelSpec
 
@@ -56,7 +56,7 @@ class ScheduleForm(Form):
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__({**self.DEFAULTS, **given}, auto_id="f-%s", use_required_attribute=False)
-        choices = [(name, LABELS[name]) for name in (*names(), *searched.SHAPES)]
+        choices = [(name, LABELS[name]) for name in (*names(), *EARLY_ONES, *searched.SHAPES)]
         self.fields["a"].choices = choices  # type: ignore[attr-defined]
         self.fields["b"].choices = [(NONE, "nothing"), *choices]  # type: ignore[attr-defined]
         for name, field in self.fields.items():
@@ -123,16 +123,17 @@ class ScheduleForm(Form):
             return self._typed(side, name, asked)
         if name in searched.SHAPES:
             return self._searched(name, asked)
-        p, m, traits = asked["p"], asked["m"], TRAITS[name]
+        p, m, early, plain = asked["p"], asked["m"], name in EARLY_ONES, name.removesuffix(EARLY)
+        traits = TRAITS[plain]
         chunks = asked["v"] if p > 1 and traits.most != 1 else None
         try:
-            split = ParallelSpec(schedule=name, pp=p, micro_batches=m, chunks=chunks)  # type: ignore[arg-type]
+            split = ParallelSpec(schedule=plain, pp=p, micro_batches=m, chunks=chunks, early_gradients=early)  # type: ignore[arg-type]
             check_pipeline(split, split.stages, drawn=True)
         except PydanticCustomError as error:
             field = next((FIELD_OF[f] for f in (error.context or {}).get("fields", ()) if f in FIELD_OF), "a")
             self.add_error(field, error.message())
             return None
-        each = split.stages * (3 if traits.split else 2)
+        each = split.stages * (3 if traits.split or early else 2)
         if each * m > MAX_OPERATIONS:
             self.add_error("m", f"{each * m} operations are too many to draw; use at most {MAX_OPERATIONS // each}.")
             return None

@@ -9,10 +9,17 @@ from urllib.parse import urlencode
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from parallel_core.analysis.quantities import percent_text, significant
 from parallel_core.plan.orders.search import Found
-from parallel_core.simulate.lesson import UNIT, Lesson
+from parallel_core.schedule.traits import may_hand_back
+from parallel_core.simulate.lesson import EARLY, UNIT, Lesson
 from parallel_core.simulate.typed_stages import Stage
 
-LABELS = {**CHOICE_LABELS, "found": "Found order", "found-v": "Found order as a V"}
+EARLY_ONES = [f"{name}{EARLY}" for name in may_hand_back()]
+LABELS = {
+    **CHOICE_LABELS,
+    **{name: f"{CHOICE_LABELS[name.removesuffix(EARLY)]}, early gradients" for name in EARLY_ONES},
+    "found": "Found order",
+    "found-v": "Found order as a V",
+}
 """Of every schedule that the page can show."""
 BARRIER = "… without a barrier at the end of the step"
 EXAMPLE = "text encoder, 1, forward only\ndenoiser, 2, 4, 2\ndecoder, 1, 2"
@@ -21,6 +28,7 @@ LESSONS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("Why micro-batches", "naive", "gpipe", {}),
     ("The same bubble, less memory", "gpipe", "1f1b", {}),
     ("Smaller chunks, smaller bubble", "1f1b", "interleaved", {}),
+    ("Gradients that leave early", "1f1b", f"1f1b{EARLY}", {}),
     ("Weight gradients fill the drain", "1f1b", "zb-h1", {}),
     ("No bubble at the same memory", "zb-h1", "zb-v", {}),
     ("No flush, older weights", "1f1b", "1f1b-stash", {}),

@@ -15,8 +15,8 @@ MOST_RANKS = 4
 _KINDS = {"gpt": 12, "mlp": 1, "vgg16": 1, "resnet50": 1, "gnmt": 1}
 """How often each is drawn."""
 _EARLY = 0.4
-"""Of the pipelines whose gradients may leave a stage early, how many let them. Drawn apart from everything else, so that
-a seed's other draws are what they were before."""
+"""Of the pipelines whose gradients may leave a stage early, how many let them. Drawn apart from the rest, so
+that the other draws of a seed are what they were."""
 
 
 def draw(seed: int, steps: int = 3, warmup_steps: int = 2) -> Iterator[RunSpec]:

@@ -7,7 +7,7 @@ operations. Numbers of micro-batches kept are shares of the same kind, so that s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
@@ -18,12 +18,15 @@ from parallel_core import schedule
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule.held import peak_in_flight, peak_kept
 from parallel_core.schedule.ir import COMPUTE, Kind, Op, Schedule
+from parallel_core.schedule.passes.hand_back import hand_back
 from parallel_core.schedule.traits import flushes
 from parallel_core.simulate import Costs, Prices, simulate
 from parallel_core.simulate.idle import bubble
 
 UNIT = 1_000_000
 """Nanoseconds that stand for one unit of cost."""
+EARLY = "-early"
+"""Behind the name of a schedule whose gradients leave a stage before those of its weights are made."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +111,15 @@ def lesson(
     chunks: int | None = None,
 ) -> Lesson:
     """`costs` = forward, backward for the input, backward for the weights, in units; `message` from stage to stage.
+    `name` may end in EARLY.
 
     The last ones are kept: who compares two changes one of them, and asks for its file.
     Raises KeyError for an unknown name; whether the numbers go together is `check_pipeline`'s to say.
     """
-    steps = 1 if flushes(name) or pp == 1 else 2 * -(-pp // micro_batches) + 3
-    return lesson_of(schedule.compute_only(name, pp, micro_batches, chunks=chunks, steps=steps), costs, message, steps)
+    plain = name.removesuffix(EARLY)
+    steps = 1 if flushes(plain) or pp == 1 else 2 * -(-pp // micro_batches) + 3
+    made = schedule.compute_only(plain, pp, micro_batches, chunks=chunks, steps=steps)
+    return lesson_of(made if name == plain else replace(hand_back(made), name=name), costs, message, steps)
 
 
 def lesson_of(made: Schedule, costs: tuple[float, float, float], message: float = 0, steps: int = 1) -> Lesson:

@@ -35,7 +35,7 @@ def page(client: Client, query: str = "", **headers: str) -> str:
     return re.sub(r"\s+", " ", plain(answer.content.decode()))
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", [*names(), *words.EARLY_ONES])
 def test_every_schedule_is_shown_whole(name: str) -> None:
     made = lesson(name, 4, 8)
     assert made.busy == 4 * 8 * 3 * UNIT
@@ -64,6 +64,11 @@ def test_sentences_change_with_the_numbers() -> None:
     assert words.comparison([one, zero]) == (
         "ZB-H1 is 1.22 times as fast as 1F1B: 3.56 of 4 devices busy, not 2.91. Both keep 4 micro-batches at most."
     )
+    early = lesson("1f1b-early", 4, 8)
+    assert words.comparison([early, one]) == (
+        "1F1B, early gradients is 1.1 times as fast as 1F1B: 3.2 of 4 devices busy, not 2.91. "
+        "Both keep 4 micro-batches at most."
+    )
     assert words.comparison([lesson("naive", 4, 1)]) == "1 of 4 devices are busy on average in Naive layer-wise."
     assert words.finding(lesson("naive", 2, 1)).endswith("1 micro-batch kept at most.")
 
@@ -91,7 +96,8 @@ def test_the_charts_share_their_axes() -> None:
         ({"a": "dualpipe-v", "p": 8, "m": 4}, "m", "at least 16 micro-batches"),
         ({"a": "interleaved", "v": 1}, "v", "use 2 or more"),
         ({"p": 32, "m": 256}, "m", f"use at most {MAX_OPERATIONS // 64}"),
-        ({"a": "nothing"}, "a", "one of 17 names, such as "),
+        ({"a": "1f1b-early", "p": 1}, "p", "sends gradients to the stage before, and pipeline=1 has none"),
+        ({"a": "nothing"}, "a", "one of 22 names, such as "),
         ({"forward": "nan"}, "forward", "Forward must be a number from 0.1 to 100; got nan."),
         ({"b": "found", "p": 16, "m": 128}, "m", "too many to search; use at most 62"),
         ({"b": "found-v", "keep": 0.5}, "keep", "must be a number from 1 to 256; got 0.5."),
