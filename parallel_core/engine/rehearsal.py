@@ -23,13 +23,16 @@ def is_due(trainer: Trainer) -> bool:
 
 
 def rehearse(trainer: Trainer, step: int) -> None:
-    """With the samples of `step` where some are read, else with zeros. All ranks do it: layers may talk."""
+    """With the samples of `step` where some are read, else with zeros. All ranks do it: layers may talk.
+
+    The reducer begins no step, so it sums nothing of replicas that do not have as many micro-batches: where one of
+    them is through with its own, it would wait for ever for another that is not.
+    """
     chunks, ids = trainer.chunks, trainer.layout.micro_batches_of(trainer.place.place, trainer.place.replica)
     if not ids:
         return
     before = {name: buffer.clone() for name, buffer in chunks.buffers().items()}
     chunks.begin_step([trainer.reader.read(step)])
-    trainer.reducer.begin_step()
     shapes = boundary_shapes(trainer.spec)
     for number, stage in chunks.stages.items():
         shape = shapes[trainer.layout.stage_units[number][0]]

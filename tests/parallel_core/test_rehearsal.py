@@ -23,12 +23,16 @@ CASES: dict[str, dict[str, Any]] = {
     "ZeRO-2, split backward": {"parallel": {**PIPE, "dp": 2, "zero": 2, "schedule": "zb-h1"}},
     "ZeRO-1, interleaved": {"parallel": {**PIPE, "dp": 2, "zero": 1, "schedule": "interleaved", "chunks": 2}},
     "tensor groups, recomputed": {"parallel": {**PIPE, "tp": 2, "recompute": "full"}},
+    "replicas with three micro-batches and two": {
+        "parallel": {"pp": 2, "replicas": [2, 1], "micro_batches": 5, "schedule": "1f1b"},
+        "train": {"global_batch": 10},
+    },
     "LSTM, stash": {
         "model": {"kind": "gnmt", "layers": 4, "hidden": 16, "seq": 8, "vocab": 32},
         "parallel": {**PIPE, "schedule": "1f1b-stash"},
     },
 }
-QUICK = {"1F1B, tied, fp16", "ZeRO-2, split backward"}
+QUICK = {"1F1B, tied, fp16", "ZeRO-2, split backward", "replicas with three micro-batches and two"}
 
 
 def spec_of(name: str) -> RunSpec:
