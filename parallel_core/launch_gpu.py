@@ -26,9 +26,10 @@ CONCURRENT = {
 
 def take_gpu(device: int, devices: Sequence[int], pipeline: bool) -> int:
     """Shows this process its GPU alone, the `device`-th of the host; how many of the ranks on `devices` are on the
-    fullest one. `pipeline`: ranks send each other activations."""
+    fullest one. `pipeline`: ranks send each other activations. Where the host was given none, none is shown."""
     found = gpus(open_nvml())
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible(device, found)
+    if found or "CUDA_VISIBLE_DEVICES" not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible(device, found)
     sharing = max(Counter(board(other, found) for other in devices).values())
     if pipeline and sharing == 1:
         os.environ.update(launching(os.environ))

@@ -149,6 +149,20 @@ def test_ranks_of_a_pipeline_launch_kernels_side_by_side(
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1 hangs a pipeline" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("nvml", [driver(2), None])
+def test_a_rank_takes_no_gpu_that_its_host_was_not_given(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_gpu, "open_nvml", lambda: nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    launch_gpu.take_gpu(0, [0], pipeline=False)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_where_gpus_are_left_out_no_process_sees_one(pytestconfig: pytest.Config) -> None:
+    if "not gpu" not in pytestconfig.getoption("markexpr"):
+        pytest.skip("GPUs are not left out")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def test_a_gpu_has_at_least_one_share() -> None:
     assert Settings.from_env({}).gpu_shares == 1
     with pytest.raises(ValueError, match="TRAINYARD_GPU_SHARES='0' must be above 0"):
