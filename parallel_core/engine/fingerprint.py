@@ -182,7 +182,7 @@ def fingerprint(tensor: Tensor, row: int = 0, column: int = 0) -> int:
     at_once = max(1, _BLOCK.get(matrix.device.type, _LARGE) // max(1, columns))
     total = torch.zeros((), dtype=torch.int64, device=matrix.device)
     for first in range(0, rows, at_once):
-        block = matrix[first : first + at_once].to(torch.int64) * b
+        block = matrix[first : first + at_once] * b  # widened as it is multiplied: no second block of 64 bits
         total += (block.sum(1) * a[first : first + at_once]).sum()
     return int(total) & _MASK
 

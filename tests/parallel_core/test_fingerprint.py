@@ -18,6 +18,7 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.fingerprint import Fingerprints, ReplicasDiffer, _origin, fingerprint
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
+from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path, read_file
 from parallel_core.outline.splits import TensorSplit
@@ -161,3 +162,13 @@ def test_the_order_of_the_sum_does_not_matter(shape: tuple[int, ...]) -> None:
     b = factors(0, matrix.shape[1], 2, full.device).numpy().astype(object)
     exact = sum(int(x) * int((row.astype(object) * b).sum()) for x, row in zip(a, matrix.numpy(), strict=True))
     assert fingerprint(full) == exact % 2**64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_block_is_widened_once(dtype: torch.dtype) -> None:
+    """On a GPU a fingerprint takes as long as its bytes do."""
+    tensor, meter = torch.ones(64, 1024, dtype=dtype), MemoryMeter()
+    fingerprint(tensor)  # keeps its factors
+    with meter.measure():
+        fingerprint(tensor)
+    assert meter.peak_total < tensor.nbytes + 1.1 * 8 * tensor.numel()
