@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,26 @@ def test_every_variable_of_the_guide_is_read_and_every_one_that_is_read_is_in_it
 def test_no_secret_of_the_operator_enters_the_image() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert {".env", "fleet", ".git"} <= set(ignored)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "named", "taken"),
+    [
+        (False, "https://download.pytorch.org/whl/cpu", True),
+        (True, "https://download.pytorch.org/whl/cpu/", False),
+        (True, "https://download.pytorch.org/whl/cu126", True),
+        (True, "", False),
+    ],
+)
+def test_pytorch_comes_from_where_it_was_said(
+    gpu: bool, named: str, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build for CPUs alone would leave a GPU unused; one of an older CUDA is what an older driver needs."""
+    monkeypatch.setenv("TRAINYARD_TORCH_INDEX", named)
+    run = runpy.run_path(str(ROOT / "run"))
+    asked: list[tuple[str, ...]] = []
+    scope = run["install"].__globals__
+    scope |= {"has_gpu": lambda: gpu, "pip": lambda *arguments: asked.append(arguments), "say": lambda text: None}
+    scope["importing"] = lambda code: nullcontext()
+    run["install"]("requirements.txt")
+    assert (asked[0][-2:] == ("--index-url", named)) == taken
