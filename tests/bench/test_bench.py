@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +15,9 @@ import pytest
 from parallel_core import bench
 from parallel_core.bench import BENCHES, duel, limits, mfu, predict, recompute, simulated, whatif
 from parallel_core.layout import Layout
+from parallel_core.models.registry import parameter_shapes
+from parallel_core.plan import peak
+from parallel_core.plan.strategy import model_flops
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
@@ -58,6 +62,17 @@ def test_the_share_of_the_peak_is_measured() -> None:
     assert 0 < found["mfu"] <= 1 and found["hfu"] == found["mfu"]  # nothing is recomputed
     assert found["mfu"] == pytest.approx(found["tflops"] * 1e12 / found["peak"], rel=0.2)  # medians of each
     assert mfu.spec_of(gpu=True, steps=2).train.precision == "bf16"
+
+
+def test_what_is_to_fill_a_gpu_fits_one_of_80_gb_and_is_mostly_products() -> None:
+    """At 700 TFLOP/s of products and 3.35 TB/s of memory, an H100's: what a step does to each parameter beside them
+    (50 bytes moved) is less than a tenth of it."""
+    spec = mfu.spec_of(gpu=True, steps=2)
+    (held,) = peak.predict(spec)
+    assert 45e9 < held.total < 70e9
+    products = model_flops(spec.model, spec.train.global_batch) / 700e12
+    beside = 50 * sum(math.prod(shape) for shape in parameter_shapes(spec.model).values()) / 3.35e12
+    assert beside < 0.1 * (products + beside)
 
 
 @pytest.mark.full
