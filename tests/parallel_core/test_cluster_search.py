@@ -150,6 +150,18 @@ def test_fewest_is_the_smallest_count_that_a_search_can_fill(found: search.Found
     assert not search.search(GPT3, replace(SELENE, devices=8)).timed
 
 
+@pytest.mark.parametrize(
+    ("model", "batch", "offload", "said"), [("gpt-175b", 1536, False, 48), ("gpt-1t", 3072, True, 96)]
+)
+def test_fewest_need_be_no_power_of_two(model: str, batch: int, offload: bool, said: int) -> None:
+    """Every count of whole hosts between the last that held nothing and its double is tried."""
+    job = Job(presets()[model], batch)
+    space = search.Space(offload=(False, True) if offload else (False,))
+    found = search.search(job, SELENE, space)
+    assert ask("fewest", job, SELENE, found).sentence.startswith(f"{said} devices are the fewest")
+    assert not any(search.search(job, replace(SELENE, devices=n), space).timed for n in range(8, said, 8))
+
+
 def test_advice_names_the_bottleneck_and_a_faster_neighbour() -> None:
     slow = Plan(8, 64, 2, micro_batch=1, sequence_parallel=True, recompute="full", zero=1)
     advice = advise(GPT3, SELENE, slow)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -16,6 +16,8 @@ from parallel_core.plan.cluster.search import Found, Space, search
 
 COUNTED = 24
 """Device counts tried for the fewest."""
+BETWEEN = 64
+"""Device counts tried between one that holds nothing and its double; a search takes some hundredths of a second."""
 
 
 def lean(space: Space) -> Space:
@@ -55,22 +57,39 @@ def what_fits(job: Job, cluster: Cluster, found: Found) -> Answer:
 
 
 def fewest(job: Job, cluster: Cluster, found: Found) -> Answer:
-    """The fewest devices that hold the model at this batch, whatever the time."""
+    """The fewest devices that hold the model at this batch, whatever the time: doubled until a plan fits, then every
+    count of whole hosts since the last that held none."""
     counts = [n for n in _counts(cluster) if n < cluster.devices] + [cluster.devices] * bool(found.timed)
+    high, few = _first(job, cluster, found, counts)
+    if few is None:
+        return Answer("Fewest GPUs?", f"Not even {count_text(cluster.devices)} devices hold it.")
+    below, less = _first(job, cluster, found, _between(cluster, max((n for n in counts if n < high), default=0), high))
+    count, few = (below, less) if less else (high, few)
+    i = few.best()[0]
+    text = f"{count_text(count)} devices are the fewest that hold it: {few.plans.row(i).label()}, "
+    text += f"{seconds_text(few.seconds[i])} a step."
+    return Answer("Fewest GPUs?", text)
+
+
+def _first(job: Job, cluster: Cluster, found: Found, counts: Iterable[int]) -> tuple[int, Found | None]:
+    """The first of some device counts on which a plan fits, and its plans."""
     for count in counts:
         few = search(job, replace(cluster, devices=count), lean(found.space))
         if few.timed:
-            i = few.best()[0]
-            text = f"{count_text(count)} devices are the fewest that hold it: {few.plans.row(i).label()}, "
-            text += f"{seconds_text(few.seconds[i])} a step."
-            return Answer("Fewest GPUs?", text)
-    return Answer("Fewest GPUs?", f"Not even {count_text(cluster.devices)} devices hold it.")
+            return count, few
+    return 0, None
 
 
 def _counts(cluster: Cluster) -> list[int]:
     """1, 2, 4 ... within a host, then whole hosts, doubling."""
     inside = [n for n in (2**i for i in range(COUNTED)) if n < cluster.per_host]
     return inside + [cluster.per_host * 2**i for i in range(COUNTED) if cluster.per_host * 2**i <= cluster.devices]
+
+
+def _between(cluster: Cluster, low: int, high: int) -> range:
+    """Device counts between two, each once where a host holds both, else whole hosts, and no more than BETWEEN."""
+    host = 1 if high <= cluster.per_host else cluster.per_host
+    return range(low + host, high, host * -(-(high - low) // (host * BETWEEN)))
 
 
 def free_communication(job: Job, cluster: Cluster, found: Found) -> Answer:
