@@ -28,7 +28,7 @@ BANDWIDTH, FLOPS, ALPHA = 1e9, 1e12, 1e-6
 class CrossoverForm(Form):
     """Everything stands in the address. Valid forms have `case`."""
 
-    devices = WholeNumber(label="Devices", min_value=2)
+    devices = WholeNumber(label="Devices", min_value=2, max_value=1 << 20)
     hidden = WholeNumber(label="Hidden size", min_value=1)
     layers = WholeNumber(label="Layers", min_value=1)
     seq = WholeNumber(label="Sequence length", min_value=1)

@@ -52,7 +52,7 @@ class Case:
         found.number("flops", self.flops / 1e12, 0, 1e6, " TFLOP/s")
         found.number("bandwidth", self.bandwidth / 1e9, 0, 1e6, " GB/s")
         if not 0 <= self.alpha <= 10:
-            found.add("alpha", f"Must be from 0 to 10 s; got {self.alpha:g}.")
+            found.add("alpha", f"Must be from 0 to 10000000 µs; got {1e6 * self.alpha:g}.")
         return found.messages
 
     @property

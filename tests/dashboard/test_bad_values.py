@@ -43,6 +43,13 @@ def profile(alice: Any) -> Profile:
         (f"{PLANNER}crossover/", {"hidden": "9" * 400}, "hidden", "Must be from 1 to 1048576"),
         (f"{PLANNER}crossover/", {"flops": "1e-308"}, "flops", "Must be from 0.000001 to "),
         (f"{PLANNER}crossover/", {"bandwidth": "1e-308"}, "bandwidth", "Must be from 0.000001 to "),
+        (f"{PLANNER}crossover/", {"alpha": "2e7"}, "alpha", "Must be from 0 to 10000000 µs; got 2e+07."),
+        (
+            f"{PLANNER}crossover/",
+            {"devices": "9" * 9},
+            "devices",
+            "Devices must be a whole number from 2 to 1\xa0048\xa0576;",
+        ),
         (f"{PLANNER}inference/", {"half": "1e-308"}, "half", "Must be from 0.000001 to "),
         (f"{PLANNER}inference/", {"per_host": "0"}, "per_host", "Must be from 1 to 1"),
     ],
