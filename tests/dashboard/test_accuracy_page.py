@@ -54,6 +54,7 @@ def test_bubble_rates_are_simulated_for_a_model_of_the_tables(reader: Client) ->
     assert "against 4.33" in text
     assert "at equal memory: shorter in 1 of 6, equal in 5, longer in none" in text
     assert "15.85 against 15.85 (0.00)" in text and "-0.00" not in text and "room for 2p, ZB-2p" in text
+    assert "table compact wide wrapped" in text, "the last of seven columns was cut off on a desktop"
     assert "Back to Accuracy" not in text
     assert "Back to Accuracy" in reader.get(f"{PAGE}bubbles/1.5B").content.decode()
     assert reader.get(f"{PAGE}bubbles/7B").status_code == 404
