@@ -218,7 +218,7 @@ CARDS: tuple[Card, ...] = (
         "Zero bubble",
         "Backward is two operations; gradients of weights wait for nobody, so they fill the drain.",
         "As 1F1B (H1); ZB-V lays two stages a device as a V and keeps as much.",
-        "As 1F1B.",
+        "As 1F1B (H1); ZB-V, drawn here, twice as many: two stages a device.",
         "H1: (p − 1) forwards; ZB-V: nothing but the optimizer's barrier, if the three times are equal.",
         "Ψ b / p + p micro-batches of activations",
         "2 m B s h a boundary",
