@@ -12,6 +12,7 @@ from dashboard.ledger.fleet_page import run_address
 from dashboard.ledger.models import Profile
 from parallel_core.analysis.quantities import bytes_text, seconds_text
 from parallel_core.outline.splits import IN_WORDS
+from parallel_core.plan.pipedream import Form
 from parallel_core.searches.alpa import MOST_DEVICES, Answer, Question
 from parallel_core.searches.alpa import Row as Found
 
@@ -31,10 +32,11 @@ class Row:
 
 
 class Part:
-    """`samples` of a micro-batch, `devices` of one host. Raises ValueError where the profile cannot say."""
+    """`samples` of a micro-batch, `devices` of one host; `form` = of PipeDream's costs, as on the page, so that both
+    name one optimum. Raises ValueError where the profile cannot say."""
 
-    def __init__(self, profile: Profile, samples: int, devices: int) -> None:
-        self.profile, self.samples, self.devices = profile, samples, min(devices, MOST_DEVICES)
+    def __init__(self, profile: Profile, samples: int, devices: int, form: Form) -> None:
+        self.profile, self.samples, self.devices, self.form = profile, samples, min(devices, MOST_DEVICES), form
         question = Question.model_validate(self._question())
         question.costs()  # what is wrong with them is said at once
         self.micro_batches = question.micro_batches
@@ -43,14 +45,16 @@ class Part:
         self.measured, self.missing = ([words for words, able in cuts if able is there] for there in (True, False))
 
     def _question(self) -> dict[str, Any]:
-        sizes = {"samples": self.samples, "devices": self.devices}
-        return {"spec": self.profile.spec, "table": self.profile.table, **sizes}
+        return {"spec": self.profile.spec, "table": self.profile.table, **self._asked()}
+
+    def _asked(self) -> dict[str, Any]:
+        return {"samples": self.samples, "devices": self.devices, "form": self.form}
 
     @cached_property
     def search(self) -> Search:
         """A finished profile never changes again."""
         about = {"profile": self.profile.pk, "done": str(self.profile.done_at)}
-        return ask("alpa", about | {"samples": self.samples, "devices": self.devices}, self._question)
+        return ask("alpa", about | self._asked(), self._question)
 
     @cached_property
     def found(self) -> Answer:

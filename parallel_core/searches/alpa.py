@@ -7,6 +7,7 @@ from typing import Any
 from parallel_core.plan.alpa.costs import LayerCosts, Measured
 from parallel_core.plan.alpa.inter import Mesh, Search
 from parallel_core.plan.alpa.plans import Named, beside, summary
+from parallel_core.plan.pipedream import Form
 from parallel_core.profile.table import CostTable
 from parallel_core.searches import Told, Value, silent
 from parallel_core.simulate.predict import predict_step
@@ -20,12 +21,13 @@ _OURS = "Alpa, "
 
 
 class Question(Value):
-    """Micro-batches of `samples`, on `devices` of one host."""
+    """Micro-batches of `samples`, on `devices` of one host. `form` = of the costs of PipeDream's programme."""
 
     spec: RunSpec
     table: CostTable
     samples: int
     devices: int
+    form: Form = "released"
 
     def costs(self) -> LayerCosts:
         """Raises ValueError where the profile has no costs of such micro-batches."""
@@ -62,7 +64,7 @@ class Answer(Value):
 def answer(question: Question, told: Told = silent) -> Answer:
     """Searches both levels. Raises ValueError where the devices cannot share out the micro-batches."""
     costs = question.costs()
-    found = beside(Search(costs, Mesh(1, question.devices), question.micro_batches))
+    found = beside(Search(costs, Mesh(1, question.devices), question.micro_batches), question.form)
     best = found[0].plan
     if best is None:
         raise ValueError(f"{question.devices} devices cannot share out these micro-batches.")

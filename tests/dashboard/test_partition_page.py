@@ -24,6 +24,8 @@ def test_alpas_plans_come_with_the_others(member: Client, profile: Profile) -> N
     page = member.get("/partition/", {"profile": profile.pk, "workers": 2, "samples": 4})
     address = page.context["page"].alpa
     assert address in page.content.decode().replace("&amp;", "&")
+    waits = member.get(address, headers={"HX-Request": "true"}).content.decode()
+    assert "Searching Alpa" in waits and 'id="alpa"' not in waits, "the answer takes its place: no card inside a card"
     answer = answered(member, address, part=True)
     rows = {row.name: row for row in answer.context["rows"]}
     assert {"Alpa's optimum", "Alpa, 2 replicas", "Alpa, 2 stages", "Alpa, 2 tensor ranks"} <= set(rows)
@@ -34,6 +36,18 @@ def test_alpas_plans_come_with_the_others(member: Client, profile: Profile) -> N
     assert member.get("/partition/alpa").status_code == 422
     odd = member.get("/partition/alpa", {"profile": profile.pk, "workers": 3, "samples": 4, "replicas": "3"})
     assert odd.status_code == 200
+
+
+def test_alpas_table_has_pipedreams_optimum_by_the_form_of_the_page(member: Client, profile: Profile) -> None:
+    cuts = {}
+    for form in ("paper", "released"):
+        page = member.get("/partition/", {"profile": profile.pk, "workers": 2, "samples": 4, "form": form}).context[
+            "page"
+        ]
+        rows = {row.name: row for row in answered(member, page.alpa, part=True).context["rows"]}
+        cuts[form] = rows["PipeDream's optimum"].cuts
+    paper = member.get("/partition/", {"profile": profile.pk, "workers": 2, "samples": 4}).context["page"]
+    assert paper.ways[1].chain.cuts == () and cuts == {"paper": "none", "released": "6"}
 
 
 def test_this_fleet_is_a_cluster_of_the_planner(member: Client, profile: Profile) -> None:

@@ -14,7 +14,7 @@ from parallel_core.outline.splits import IN_WORDS, Cut, cut_fields
 from parallel_core.plan.alpa.costs import CUTS, LayerCosts, uniform
 from parallel_core.plan.alpa.inter import Plan, Search, Stage
 from parallel_core.plan.layer_graph import GraphError, GraphLayer, LayerGraph
-from parallel_core.plan.pipedream import Level, partition
+from parallel_core.plan.pipedream import Form, Level, partition
 from parallel_core.plan.stages import balanced_cut, even_cut
 from parallel_core.spec import RunSpec
 
@@ -36,13 +36,14 @@ class Named:
     why_not: str = ""
 
 
-def beside(search: Search) -> list[Named]:
-    """Alpa's optimum, its best plans that are split as a run is (fastest first), then those of PipeDream and others."""
+def beside(search: Search, form: Form = "released") -> list[Named]:
+    """Alpa's optimum, its best plans that are split as a run is (fastest first), then those of PipeDream, by this form
+    of its costs, and others."""
     best = search.best()
     first = Named("Alpa's optimum", best, *_run(search, best)) if best else Named("Alpa's optimum", None, None, NOTHING)
     plain = sorted(chain(search.even(), search.uneven()), key=lambda plan: plan.seconds)
     able = [Named(f"Alpa, {_shape(plan)}", plan, *_run(search, plan)) for plan in plain]
-    return [first, *able, *_others(search)]
+    return [first, *able, *_others(search, form)]
 
 
 def summary(plan: Plan, units: Sequence[str]) -> list[str]:
@@ -105,12 +106,12 @@ def _split(plan: Plan, samples: int) -> dict[str, Any]:
     return found | {"replicas": dps, "micro_batches": plan.micro_batches * times}
 
 
-def _others(search: Search) -> Iterator[Named]:
+def _others(search: Search, form: Form) -> Iterator[Named]:
     """Other partitions over as many devices, priced as Alpa's."""
     devices, units = search.mesh.devices, search.costs.units
     layers = _graph(search.costs)
     stages = min(devices, len(units))
-    yield _pipedream(search, layers)
+    yield _pipedream(search, layers, form)
     for name, cut in (
         ("Exact min-max split", lambda: balanced_cut(layers, stages)),
         ("Megatron's even split", lambda: even_cut(units, stages)),
@@ -130,11 +131,11 @@ def _graph(costs: LayerCosts) -> list[GraphLayer]:
     ]
 
 
-def _pipedream(search: Search, layers: list[GraphLayer]) -> Named:
+def _pipedream(search: Search, layers: list[GraphLayer], form: Form) -> Named:
     name, machine = "PipeDream's optimum", search.costs.machine
     size = max((layer.activation for layer in layers), default=1.0) or 1.0
     try:
-        found = partition(LayerGraph.chain(layers), [Level(search.mesh.devices, size / machine.send(size))])
+        found = partition(LayerGraph.chain(layers), [Level(search.mesh.devices, size / machine.send(size))], form)
     except GraphError as error:
         return Named(name, None, None, str(error))
     cuts = tuple(stage.layers[0] for stage in found.stages[1:])
