@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from parallel_core.analysis.diagnosis.case import Finding
 from parallel_core.analysis.diagnosis.imported import RULES, diagnose
 from parallel_core.analysis.diagnosis.place import place
 from parallel_core.analysis.gaps import gaps
-from parallel_core.analysis.quantities import count_text, ns_text, percent_text, plural_text
+from parallel_core.analysis.quantities import count_text, ns_text, percent_text, plural_text, seconds_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats
 from parallel_core.spec import RunSpec
@@ -60,11 +61,13 @@ def _pauses(found: Step, other: float) -> str:
 
 
 def _least(found: Step, word: str) -> str:
-    """Which rank is idle most; `word` for being so."""
+    """Which rank is idle most, or that all are alike; `word` for being so."""
     idle = {rank: parts.share("other") + parts.share("bubble") for rank, parts in found.breakdown.items()}
     rank = max(idle, key=lambda rank: idle[rank])
     if len(idle) == 1:
         return f"{percent_text(idle[rank])} of the step is {word}"
+    if len({percent_text(share) for share in idle.values()}) == 1:
+        return f"Each rank is {word} for {percent_text(idle[rank])} of its step"
     return f"Rank {rank} is {word} most: {percent_text(idle[rank])} of its step"
 
 
@@ -93,16 +96,24 @@ def source_of(trace: Trace) -> str:
 
 def where(found: Step, source: str) -> Chart:
     """The parts of each rank's step."""
+    parts_of = {f"rank {rank}": parts for rank, parts in list(found.breakdown.items())[:DRAWN_RANKS]}
+    steps = {rank: parts.total / 1e9 for rank, parts in parts_of.items()}
     entries = [
-        Entry(f"rank {rank}", result=Result(f"rank {rank}", Stats(s, s, s, s, 1), breakdown=parts))
-        for rank, parts in list(found.breakdown.items())[:DRAWN_RANKS]
-        for s in [parts.total / 1e9]
+        Entry(rank, result=Result(rank, Stats(s, s, s, s, 1), breakdown=parts_of[rank])) for rank, s in steps.items()
     ]
-    longest = max(entries, key=lambda entry: entry.result.step.median if entry.result else 0)
-    title = f"The longest step is that of {longest.label}" if len(entries) > 1 else f"One step of {longest.label}"
-    made = chart_of_breakdown.chart(entries, title, source)
+    made = chart_of_breakdown.chart(entries, _longest(steps), source)
     made.figure["layout"]["xaxis"]["title"]["text"] = "ms"
     return replace(made, subtitle="Where the step of each rank goes, in ms: parts add up to it")
+
+
+def _longest(steps: Mapping[str, float]) -> str:
+    """Whose step is the longest, of seconds by rank, or that all are as long."""
+    rank = max(steps, key=lambda rank: steps[rank])
+    if len(steps) == 1:
+        return f"One step of {rank}"
+    if len({seconds_text(step) for step in steps.values()}) == 1:
+        return f"{seconds_text(steps[rank])}: the step of each rank is as long"
+    return f"The longest step is that of {rank}: {seconds_text(steps[rank])}"
 
 
 def findings(trace: Trace, step: int) -> OfTrace:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.traces import EXIT_MEMORY, kineto, own
 from parallel_core.traces.collect import Collected
 from parallel_core.traces.own_job import join_own
@@ -86,7 +87,7 @@ def _theirs(stream: EventStream, events: Iterable[dict[str, Any]]) -> kineto.Ran
     collected = Collected(events)
     trace = kineto.read(collected)
     if collected.odd:
-        stream.notes.append(f"{collected.odd} events without a sensible time were left out.")
+        stream.notes.append(f"Left out, for want of a sensible time: {plural_text(collected.odd, 'event')}.")
     missing = bool(stream.notes) and not trace.steps
     trace.notes = stream.notes if missing else stream.notes + trace.notes
     trace.host = str(stream.header.get("host_name", ""))

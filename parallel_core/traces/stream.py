@@ -210,7 +210,7 @@ class EventStream:
             if zipped and zipped.eof:
                 return
         if zipped and not zipped.eof:
-            self.notes.append("The gzip file is cut off; what could be unpacked is shown.")
+            self.notes.append("The gzip file is cut off; only what comes before could be unpacked.")
 
     def _inflate(self, zipped: Any, piece: bytes) -> Iterator[bytes]:
         """At most PIECE bytes at a time, however much is packed into a few."""
@@ -222,7 +222,7 @@ class EventStream:
                     return
                 piece = zipped.unconsumed_tail or b""
         except zlib.error as error:
-            self.notes.append(f"The gzip file is damaged ({error}); what could be unpacked before that is shown.")
+            self.notes.append(f"The gzip file is damaged ({error}); only what comes before could be unpacked.")
 
     def _too_much(self, packed: int, unpacked: int) -> bool:
         if unpacked > self.limits.unpacked:

@@ -29,6 +29,7 @@ from tests.dashboard.plain import plain
 from tests.parallel_core import profiled
 
 pytestmark = pytest.mark.django_db
+TORN, ODD = gzip.compress(b"[" * 99)[:15], b'[{"ph": "X", "name": "a", "ts": "x", "dur": 1, "pid": 0, "tid": 0}]'
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +171,8 @@ def test_files_go_once_they_are_read(member: Client, real: list[bytes]) -> None:
 def test_while_it_waits_the_page_says_so_and_asks_again(member: Client, real: list[bytes]) -> None:
     send(member, ("rank0.json", real[0]))
     address = reverse("traces:page", args=(Trace.objects.get().pk,))
-    assert "Waits to be read" in member.get(address).content.decode()
+    said = member.get(address).content.decode()
+    assert "Waits to be read" in said and "data-state" not in said, "only what asks again says the state"
     part = member.get(address, HTTP_HX_REQUEST="true")
     assert part.content.decode().lstrip().startswith('<div id="waiting"')
     Trace.objects.update(state=TraceState.READING, read=1, size=2)
@@ -180,13 +182,14 @@ def test_while_it_waits_the_page_says_so_and_asks_again(member: Client, real: li
     assert member.get(address, HTTP_HX_REQUEST="true").headers["HX-Refresh"] == "true"
 
 
-@pytest.mark.parametrize("data", [b"", b"not json", b"PK\x03\x04", b'{"traceEvents": []}'])
+@pytest.mark.parametrize("data", [b"", b"not json", b"PK\x03\x04", b'{"traceEvents": []}', TORN, ODD])
 def test_what_is_no_trace_is_told_so(member: Client, data: bytes) -> None:
     trace, page = shown(member, ("a.json", data))
     assert trace.state == TraceState.FAILED
     assert page.status_code == 200
     assert "Nothing could be read" in page.content.decode()
     assert trace.detail.startswith("a.json: ")
+    assert "is shown" not in trace.detail and " 1 events" not in trace.detail
 
 
 def test_of_a_damaged_one_the_rest_is_shown(member: Client, real: list[bytes]) -> None:
