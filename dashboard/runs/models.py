@@ -122,6 +122,11 @@ class Run(models.Model):
         return self.cause == "out_of_memory" and self.study is not None and self.study.kind == "fit"
 
     @property
+    def diverged(self) -> bool:
+        """Whether the loss of its newest step is not finite: a row keeps no such number."""
+        return self.step is not None and self.loss is None
+
+    @property
     def look(self) -> str:
         """What its badge looks like: its state, but for an end that was no failure."""
         return "answered" if self.answered else self.state

@@ -55,7 +55,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         family=family(spec),
         recompute=spec.parallel.recompute != "none",
         baseline=baseline,
-        result=Result(label, step, ideal, _memory(run), _breakdown(run), run.devices, taken_of(run)) if step else None,
+        result=_result(run, label, step, ideal) if step else None,
         speed=replace(gain, within_noise=False) if gain and baseline else gain,
         ideal=ideal / setting.ideal(setting.base_spec) if ideal else None,
         others=run.summary.get("cpu_others"),
@@ -71,6 +71,10 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         layers=spec.model.layers,
         largest=_largest(spec, setting),
     )
+
+
+def _result(run: Run, label: str, step: Stats, ideal: float | None) -> Result:
+    return Result(label, step, ideal, _memory(run), _breakdown(run), run.devices, taken_of(run), diverged=run.diverged)
 
 
 def taken_of(run: Run) -> float:

@@ -1,4 +1,5 @@
-"""Runs that ended without a result: what a page says of them, as they stand in no verdict, bar or count."""
+"""Runs that ended without a result, which stand in no verdict, bar or count, and those that train nothing any more:
+what a page says of them."""
 
 from __future__ import annotations
 
@@ -27,6 +28,15 @@ def sentences(runs: Sequence[tuple[str, Run]]) -> list[str]:
     more = len(cut) - len(named)
     listed = listed_text([*named, f"{more} more"] if more else named)
     return [f"{len(cut)} runs are left out: {listed}; the table has their reasons."]
+
+
+def diverged(labels: Sequence[str]) -> str:
+    """Of runs whose steps are as fast as ever, and learn nothing; '' where there are none."""
+    if not labels:
+        return ""
+    named = [*labels[:NAMED], f"{len(labels) - NAMED} more"] if len(labels) > NAMED else labels
+    one = len(labels) == 1
+    return f"The loss{'' if one else 'es'} of {listed_text(named)} {'is' if one else 'are'} not finite any more."
 
 
 def _explained(label: str, run: Run) -> str:

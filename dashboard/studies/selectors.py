@@ -14,6 +14,7 @@ from dashboard.charts.chart import Entry
 from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies import left_out, peaks
+from dashboard.studies.alike import same_updates, why_not
 from dashboard.studies.entries import Setting, entry_of, limit_of, step_of, waits_of
 from dashboard.studies.labels import labels_of
 from dashboard.studies.losses import Points, losses_of
@@ -90,13 +91,16 @@ class Overview:
     def verdict(self) -> list[str]:
         if self.base is None:
             return [self._without_baseline(), *self.left_out]
-        return self.cautioned(sentences.verdict(self.results, self.base))
+        told = self.results[0] if len(self.results) > 1 else None
+        return self.cautioned(sentences.verdict(self.results, self.base), told)
 
-    def cautioned(self, said: Sequence[str]) -> list[str]:
-        """Sentences on times, with what has to be known of the measurements: before them where all rests on it."""
+    def cautioned(self, said: Sequence[str], told: Result | None = None) -> list[str]:
+        """Sentences on times, with what has to be known of the measurements: before them where all rests on it.
+        `told` = the run of which they say whether its loss is finite."""
         warning = sentences.disturbed([entry.others for entry in self.entries if entry.done], DISTURBED_ABOVE)
         before, behind = ([warning], [""]) if self.mostly_disturbed else ([self._baseline_warning], [warning])
         behind.append("" if self.mostly_disturbed else sentences.uneven(self.pace_spread))
+        behind.append(left_out.diverged([r.label for r in self.results if r.diverged and r is not told]))
         behind += self.left_out
         return [sentence for sentence in (*before, *said, *behind) if sentence]
 
@@ -183,9 +187,8 @@ class Overview:
             return ""
         others = [row for row in self._compared if row is not self.baseline and row.run.pk in self.losses]
         if not self.parities and others and self.baseline.run.pk in self.losses:
-            return (
-                f"No other run is meant to compute what {self.baseline.entry.label} does: they update by other rules."
-            )
+            why = why_not(self.baseline.spec, [row.spec for row in others])
+            return f"No other run is meant to compute what {self.baseline.entry.label} does: {why}."
         spec, label = self.baseline.spec, self.baseline.entry.label
         normed = outline_of(spec.model).batch_norm
         unlike = sum(row.parity is None for row in others)
@@ -210,7 +213,7 @@ def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool 
     rows = []
     for run in every:
         entry = entry_of(run, specs[run.pk], labels[run.pk], setting)
-        equal = _parity(held, base, run) if _same_updates(specs[base.pk], specs[run.pk]) else None
+        equal = _parity(held, base, run) if same_updates(specs[base.pk], specs[run.pk]) else None
         why = setting.waits.get(run.pk) or run.detail
         alike = specs[run.pk].model.kind == specs[base.pk].model.kind
         rows.append(Row(run, specs[run.pk], entry, equal, why, meters.get(run.pk, {}), alike))
@@ -247,17 +250,6 @@ def _parity(losses: Mapping[int, Points], base: Run, run: Run) -> Parity | None:
         return None
     a, b = losses[base.pk], losses[run.pk]
     return parity(a["step"], a["value"], b["step"], b["value"])
-
-
-def _same_updates(a: RunSpec, b: RunSpec) -> bool:
-    """Whether both are to compute the same: one without a flush updates by other rules than any other schedule, and
-    stages that clip their own gradients take other steps than those that clip all."""
-    if (a.model, a.train.global_batch) != (b.model, b.train.global_batch) or a.parallel.flushes != b.parallel.flushes:
-        return False
-    if not a.parallel.flushes:
-        return a.parallel.schedule == b.parallel.schedule
-    pipelines = max(a.parallel.pp, b.parallel.pp) > 1
-    return not pipelines or a.train.clip_norm is None or a.train.clip == b.train.clip == "global"
 
 
 def held_equal(specs: Sequence[RunSpec], devices: int) -> str:

@@ -35,6 +35,8 @@ FIRST = 5
 """Lines of an answer that a page shows before it is unfolded."""
 MOST_NAMED = 4
 """Strategies whose largest model is named."""
+LOWER = 0.01
+"""Part of a loss from which another is worth a sentence: precisions differ by less."""
 LOSSES = tuple(name for name in COMPONENT_NAMES if name != "compute")
 
 
@@ -106,16 +108,34 @@ def _goes(row: Row) -> list[str]:
 
 
 def _slowest(view: Overview, done: Sequence[Row]) -> str:
-    """What it has that the fastest has not: memory, room for layers, quiet links, or an earlier loss."""
+    """What it has that the fastest has not: a lower loss, memory, room for layers, quiet links, or an earlier loss."""
     fast, slow = done[0], done[-1]
-    found = _lighter(slow, fast), _deeper(slow, fast), _quieter(slow, fast), _sooner(slow, fast, view)
+    found = (
+        _lower(slow, fast),
+        _lighter(slow, fast),
+        _deeper(slow, fast),
+        _quieter(slow, fast),
+        _sooner(slow, fast, view),
+    )
     reasons = [text for text in found if text]
     if not reasons:
         return (
             f"No number of this study speaks for {slow.entry.label}: {fast.entry.label} is faster, takes no more "
-            f"memory, holds as many layers and sends no more."
+            f"memory, holds no fewer layers and sends no more."
         )
     return f"Yes. Against {fast.entry.label}, {slow.entry.label} {listed_text(reasons)}."
+
+
+def _lower(slow: Row, fast: Row) -> str:
+    """Where both saw as many samples of one task, and what differs is more than rounding."""
+    (a, one), (b, other) = ((row.run.loss, row.spec) for row in (slow, fast))
+    seen = {row.steps_done * row.spec.train.global_batch for row in (slow, fast)}
+    if a is None or len(seen) > 1 or (one.model, one.train.corpus) != (other.model, other.train.corpus):
+        return ""
+    if fast.run.diverged:
+        return f"ends at loss {significant(a, 4)}, where that of {fast.entry.label} is not finite"
+    lower = b is not None and a < b * (1 - LOWER)
+    return f"ends at loss {significant(a, 4)} instead of {significant(b, 4)}" if lower and b is not None else ""
 
 
 def _lighter(slow: Row, fast: Row) -> str:

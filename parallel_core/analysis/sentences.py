@@ -41,6 +41,8 @@ class Result:
     devices: int = 1
     taken: float = 0.0
     """Share of its devices that other processes took in the timed steps, where that is enough to disturb them."""
+    diverged: bool = False
+    """Its newest loss is not finite."""
 
     @property
     def memory_total(self) -> int | None:
@@ -256,13 +258,12 @@ def _of_ideal(gain: Speedup, result: Result, baseline: Result) -> str:
 
 def _rivals(results: Sequence[Result], best: Result, baseline: Result) -> str:
     """Those that may as well be the fastest: their whiskers overlap those of the best."""
+    lost = "; its loss is not finite any more" if best.diverged else ""
     others = [r for r in results if r is not best and r is not baseline]
     close = [r for r in others if speedup(r.step, best.step).within_noise]
-    if not close:
-        return ""
     if len(close) == 1:
-        return f"; {close[0].label} is within noise"
-    return f"; {len(close)} others are within noise"
+        return f"{lost}; {close[0].label} is within noise"
+    return f"{lost}; {len(close)} others are within noise" if close else lost
 
 
 def _noise(gain: Speedup) -> str:

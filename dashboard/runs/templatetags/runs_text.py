@@ -39,6 +39,12 @@ def number_text(value: Any) -> str:
 
 
 @register.filter
+def loss_text(run: Run) -> str:
+    """The newest loss; in words where it is no number any more."""
+    return "not finite" if run.diverged else number_text(run.loss)
+
+
+@register.filter
 def throughput(run: Run) -> str:
     """`18.2 k tokens/s`: of the median step once a run has ended, of the newest one before."""
     if run.tokens_per_s is None:

@@ -1,0 +1,81 @@
+"""A run whose loss is no number any more is as fast as ever: wherever it is called so, it is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.runs.models import Run
+from dashboard.studies import written
+from dashboard.studies.models import Study
+from dashboard.studies.selectors import overview
+from parallel_core.analysis.sentences import Result, fastest
+from parallel_core.analysis.stats import Stats
+from tests.dashboard import factory
+from tests.dashboard.plain import plain
+
+NAN = float("nan")
+
+
+@pytest.fixture
+def study(alice: Any) -> Study:
+    made = Study.objects.create(name="Rates", owner=alice, kind="sweep", base=factory.BASE)
+    rates = ((0.001, 0.0), (0.01, 0.5), (30.0, NAN))
+    runs = [
+        factory.finished(alice, {}, study=made, position=i, name=f"lr = {lr:g}", train={"lr": lr}, loss_shift=shift)
+        for i, (lr, shift) in enumerate(rates)
+    ]
+    for run, median in zip(runs, (0.3, 0.2, 0.1), strict=True):
+        summary = {**run.summary, "timed": {**run.summary["timed"], "median": median, "p10": median, "p90": median}}
+        Run.objects.filter(pk=run.pk).update(summary=summary)
+    made.baseline = runs[0]
+    made.save(update_fields=("baseline",))
+    return made
+
+
+def test_the_fastest_of_a_study_is_said_to_have_no_loss(reader: Client, study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    first = next(text for text in view.verdict if "is fastest" in text)
+    assert first.startswith("lr = 30") and first.endswith("; its loss is not finite any more.")
+    assert not any(text.startswith("The loss of") for text in view.verdict), "said once"
+    assert "its loss is not finite any more" in plain(reader.get("/studies/").content.decode())
+
+
+def test_another_run_without_a_loss_is_named_behind(study: Study) -> None:
+    Run.objects.filter(study=study, name="lr = 0.01").update(loss=None)
+    view = overview(study.runs.all(), study.baseline)
+    assert "The loss of lr = 0.01 is not finite any more." in view.verdict
+
+
+def test_tables_tell_a_lost_loss_from_one_that_is_not_there_yet(reader: Client, alice: Any, study: Study) -> None:
+    factory.queued(alice, {})
+    lost = study.runs.get(name="lr = 30")
+    assert plain(reader.get(f"/studies/{study.pk}/").content.decode()).count("not finite") >= 1
+    rows = reader.get("/runs/").content.decode()
+    assert rows.count(">not finite<") == 1 and lost.diverged
+
+
+def test_a_lower_loss_is_a_reason_to_use_the_slowest(study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    said = {one.question: one.lines for one in written.of_overview(view, {})}
+    assert "ends at loss 2.731, where that of lr = 30 is not finite" in said["Is there a reason to use the slowest?"][0]
+    Run.objects.filter(study=study, name="lr = 30").delete()
+    view = overview(study.runs.all(), study.baseline)
+    said = {one.question: one.lines for one in written.of_overview(view, {})}
+    assert "ends at loss 2.731 instead of 3.231" in said["Is there a reason to use the slowest?"][0]
+
+
+def test_runs_of_other_rates_or_seeds_are_not_said_to_differ(alice: Any, study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    assert view.parities == {}
+    told = "No other run is meant to compute what lr = 0.001 does: they differ in learning rate."
+    assert view.parity_sentence == told
+    seeds = [factory.finished(alice, {}, name=f"seed = {seed}", train={"seed": seed}) for seed in (7, 8)]
+    assert overview(seeds, seeds[0]).parity_sentence.endswith(": they differ in seed.")
+
+
+def test_a_finite_fastest_says_nothing_of_its_loss() -> None:
+    quick, slow = (Result(name, Stats(t, t, t, t, 10)) for name, t in (("a", 1.0), ("b", 2.0)))
+    assert "finite" not in fastest([quick, slow], slow)
