@@ -93,8 +93,10 @@ def stalls(points: Sequence[Point], source: str) -> Chart:
     layout = _layout(sorted({point.devices for point in shown}), "% of the step", drawn)
     layout["yaxis"]["range"] = [0, max((1.1 * y for line in drawn for y in line["y"]), default=0) or 10]
     rows = [[p.name, str(p.devices), percent_text(p.stall or 0)] for p in shown]
+    whose = " of data parallelism" if len(shown) < len(known) else ""
     subtitle = (
-        "Communication that computing does not hide, share of a traced step; solid = strong, dashed = weak scaling"
+        f"Communication{whose} that computing does not hide, share of a traced step; solid = strong, dashed = weak "
+        "scaling"
     )
     figure = {"data": drawn, "layout": layout}
     return Chart("stalls", _stalled(shown), subtitle, source, figure, ("run", "devices", "stalled"), rows)

@@ -137,17 +137,22 @@ class Step:
     @property
     def pace(self) -> str:
         """How long a rank's step is. It is shorter than the axis where ranks begin or end apart."""
-        one, whole = mean(self.breakdown.values()).total, length(self.spans)
-        return f"{ns_text(one)} a step" + (", on average over the ranks" if one < ALIKE * whole else "")
+        return self._took("a step")
 
-    def finding(self, untraced: Callable[[float], str] | None = None) -> str:
-        """The pace, and of what a rank's step is most; `untraced` names what no span covers, of its nanoseconds."""
+    def _took(self, which: str) -> str:
+        one, whole = mean(self.breakdown.values()).total, length(self.spans)
+        return f"{ns_text(one)} {which}" + (", on average over the ranks" if one < ALIKE * whole else "")
+
+    def finding(self, untraced: Callable[[float], str] | None = None, number: int | None = None) -> str:
+        """The pace, and of what a rank's step is most; `untraced` names what no span covers, of its nanoseconds. Of a
+        run that has others beside it, the `number` of the step: its median may be another."""
         parts = mean(self.breakdown.values())
         named = {name: ns for name, ns in parts.as_dict().items() if name != "compute"}
         second = max(named, key=lambda name: named[name])
         word = untraced(parts.other) if untraced and second == "other" else COMPONENT_NAMES[second]
         shares = percent_text(parts.share("compute")), percent_text(parts.share(second))
-        return f"{self.pace}: {shares[0]} compute, {shares[1]} {word}."
+        pace = self.pace if number is None else self._took(f"in step {number}")
+        return f"{pace}: {shares[0]} compute, {shares[1]} {word}."
 
     @property
     def breakdown(self) -> Mapping[int, Breakdown]:

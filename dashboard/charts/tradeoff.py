@@ -9,7 +9,7 @@ from dashboard.charts import theme
 from dashboard.charts.chart import Chart, Entry, pairs
 from dashboard.charts.labels import CHARACTER, GAP, legible, placed
 from dashboard.charts.theme import line_of, var
-from parallel_core.analysis.quantities import bytes_text, seconds_text
+from parallel_core.analysis.quantities import apart_text, bytes_text, seconds_text
 
 MIB = 1 << 20
 NEAR = 0.06
@@ -64,7 +64,7 @@ def pareto(points: Sequence[Point]) -> list[Point]:
 def _title(points: Sequence[Point], best: Sequence[Point]) -> str:
     if not points:
         return "0 runs have both a time and a memory so far."
-    names = ", ".join(e.label for e, _, _ in best[:4]) + (" and more" if len(best) > 4 else "")
+    names = apart_text([e.label for e, _, _ in best[:4]]) + (" and more" if len(best) > 4 else "")
     verb = "is" if len(best) == 1 else "are"
     return f"{len(best)} of {len(points)} {verb} beaten by none in both time and memory: {names}."
 

@@ -104,6 +104,5 @@ def _losses(trace: Trace) -> Chart | None:
 def _why_no_losses(trace: Trace) -> str:
     if trace.layout.world == 1:
         return "One device has nothing to lose to splitting."
-    return (
-        "To see what the speedup lost, this run needs a run on one device in its study, with the same model and batch."
-    )
+    missing = "its study has none that finished" if trace.run.study_id else "this run is in no study"
+    return f"What the speedup lost is told beside a run on one device, of the same study, model and batch: {missing}."

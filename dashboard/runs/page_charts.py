@@ -82,13 +82,13 @@ def _tied(run: Run, step: int) -> str:
 def _finding(run: Run, step: int, found: Step) -> str:
     """Where the step went, largest part first; remembered for longer than the step itself."""
     counts = selectors.span_counts(run, step)
-    key = f"finding:{run.pk}:{run.queued_at.timestamp()}:{step}:{counts}".replace(" ", "")
-    return str(cache.get_or_set(key, lambda: _found(found), KEPT_S))
+    key = f"finding-of-step:{run.pk}:{run.queued_at.timestamp()}:{step}:{counts}".replace(" ", "")
+    return str(cache.get_or_set(key, lambda: _found(found, step), KEPT_S))
 
 
-def _found(step: Step) -> str:
+def _found(found: Step, number: int) -> str:
     try:
-        return step.finding()
+        return found.finding(number=number)
     except (ValueError, KeyError, IndexError):
         return "One traced step"  # not all ranks have delivered it
 

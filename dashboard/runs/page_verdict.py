@@ -51,6 +51,15 @@ class Verdict:
     traceback: str = ""
     traceback_label: str = "Traceback"
     ahead: list[Run] = field(default_factory=list)
+    further: int = 0
+    """Runs before those."""
+    holding: list[tuple[Run, str]] = field(default_factory=list)
+    """Who is on the hosts that a queued run waits for, each with how long it will take, '' where that is not known."""
+
+
+def cause_of(run: Run) -> str:
+    """Why it ended, in few words; '' of one that goes on, or did what was asked."""
+    return "replicas differ" if "ReplicasDiffer" in run.detail else CAUSES.get(run.cause, run.cause)
 
 
 def verdict(run: Run) -> Verdict:
@@ -77,7 +86,15 @@ def _queued(run: Run) -> Verdict:
     waiting = selectors.waiting(run)
     first = run.detail or waiting.sentence
     ahead = queued_runs()[max(0, waiting.ahead - AHEAD_SHOWN) : waiting.ahead] if waiting.ahead else []
-    return Verdict(first, more=waiting.sentence if run.detail else "", ahead=ahead)
+    more = waiting.sentence if run.detail else ""
+    holding = [(other, left_text(other)) for other in selectors.on_hosts(waiting.hosts)[:AHEAD_SHOWN]]
+    return Verdict(first, more=more, ahead=ahead, further=waiting.ahead - len(ahead), holding=holding)
+
+
+def left_text(run: Run) -> str:
+    """How long a running run will still take, `3 min left`; '' where no step of it is timed, or none is left."""
+    left = run.spec["train"]["steps"] - (run.step or 0) - 1
+    return f"{seconds_text(left * run.step_time)} left" if run.step_time and left > 0 and not run.wish else ""
 
 
 def _running(run: Run) -> Verdict:
@@ -87,9 +104,7 @@ def _running(run: Run) -> Verdict:
     parts = [f"Step {run.step + 1:,} of {spec.train.steps:,}".replace(",", " ")]
     if run.tokens_per_s:
         parts.append(rate_text(run.tokens_per_s, target_of(run)))
-    left = spec.train.steps - run.step - 1
-    if run.step_time and left > 0:
-        parts.append(f"{seconds_text(left * run.step_time)} left")
+    parts += filter(None, [left_text(run)])
     return Verdict(f"{', '.join(parts)}{_bubble(run, spec)}.", more=numerics(run))
 
 

@@ -23,7 +23,7 @@ from dashboard.runs.models import ENDED, Run, SeriesChunk, State
 from dashboard.runs.page_starting import age_text, placed
 from dashboard.runs.page_tabs import OF_TEXT, TABS, tab_context
 from dashboard.runs.page_tiles import tiles
-from dashboard.runs.page_verdict import CAUSES, verdict
+from dashboard.runs.page_verdict import cause_of, verdict
 from dashboard.runs.states import beginning
 from dashboard.schedules.glossary import words_of
 from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, TRACED_SERIES
@@ -105,7 +105,7 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
         "attempt": attempt,
         "verdict": verdict(run),
         "trains": _trains(run),
-        "cause": CAUSES.get(run.cause, run.cause),
+        "cause": cause_of(run),
         "placed": placed(attempt) if attempt else "",
         "beginning": beginning(attempt) if attempt else "",
         "checkpoints": resuming.sound(run),

@@ -13,13 +13,18 @@ from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.spreading import Files, why_alone
 from parallel_core.analysis.quantities import listed_text
 
+FULL = (Wait.BUSY, Wait.WHOLE_HOST, Wait.RESERVED)
+"""What ends when another run does."""
+
 
 @dataclass(frozen=True)
 class Waiting:
-    """`ahead` = queued runs that are served first. `sentence` is '' for a run that is not queued."""
+    """`ahead` = queued runs that are served first. `sentence` is '' for a run that is not queued. `hosts` = those
+    whose devices it waits for."""
 
     sentence: str = ""
     ahead: int = 0
+    hosts: tuple[str, ...] = ()
 
 
 def queued_runs() -> list[Run]:
@@ -136,7 +141,8 @@ def everyone_waiting() -> dict[int, Waiting]:
         why, names = outcome.waits.get(run.pk, (None, ()))
         more = f" {ahead} {'run' if ahead == 1 else 'runs'} ahead." if ahead else ""
         awaited = [by_name[name] for name in names if name in by_name]
-        out[run.pk] = Waiting(_sentence(run, why, awaited, fleet) + more, ahead)
+        full = tuple(host.name for host in awaited) if why in FULL else ()
+        out[run.pk] = Waiting(_sentence(run, why, awaited, fleet) + more, ahead, full)
     return out
 
 

@@ -7,6 +7,7 @@ re-exported here, so that this module is the one to import.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +120,12 @@ def _order(sort: str) -> tuple[Any, ...]:
 def attempt_of(run: Run) -> Attempt | None:
     """The newest attempt."""
     return run.attempts.order_by("-number").first()
+
+
+def on_hosts(names: Sequence[str]) -> list[Run]:
+    """The runs that hold devices there now."""
+    active = Attempt.objects.filter(over=False).select_related("run__owner").order_by("pk") if names else ()
+    return [attempt.run for attempt in active if any(node["worker"] in names for node in attempt.devices)]
 
 
 def ranks(run: Run) -> dict[int, RankInfo]:

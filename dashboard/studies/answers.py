@@ -44,7 +44,8 @@ def _memory(view: Overview) -> Answer | None:
     if not sizes:
         return None
     (least, label), (most, worst) = min(sizes), max(sizes)
-    detail = f"{label}; {worst} takes most, {bytes_text(most)}."
+    alike = len(sizes) > 1 and bytes_text(least) == bytes_text(most)
+    detail = "on the worst rank of every run." if alike else f"{label}; {worst} takes most, {bytes_text(most)}."
     return Answer("Least memory", bytes_text(least), detail, "memory")
 
 
@@ -55,7 +56,9 @@ def _largest(view: Overview) -> Answer | None:
         return None
     most, label = max(known, key=lambda one: one[0])  # of equals the first, as in the chart's title
     base = view.baseline.entry if view.baseline else None
-    against = f"; {base.label} {count_text(base.largest)}" if base and base.largest and base.label != label else ""
+    against = ""
+    if base and base.largest and base.label != label:
+        against = f"; {base.label} {'as many' if base.largest == most else count_text(base.largest)}"
     detail = f"predicted, {label}{against}; on {bytes_text(view.limit)} a device, all else equal."
     return Answer("Largest model", f"{count_text(most)} layer{'' if most == 1 else 's'}", detail, "capacity")
 

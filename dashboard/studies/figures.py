@@ -136,7 +136,8 @@ def gantts(rows: Sequence[Row]) -> Chart:
         parts = row.entry.result.breakdown if row.entry.result else None
         title = sentences.gantt_title(row.entry.marked, parts) if parts else f"{len(drawn)} traced steps on one axis."
     steps = ", ".join(sorted({str(row.run.summary["breakdown_step"]) for row, _ in drawn if _typical(row)}, key=int))
-    which = f"the traced step nearest each median (step {steps})" if steps else "the newest traced step"
+    near = _nearness([row.entry for row, _ in drawn if _typical(row)])
+    which = f"the traced step nearest each median{near}, step {steps}" if steps else "the newest traced step"
     source = f"measured, {which}, {len(drawn)} of {len(rows)} runs"
     waits = [waited_if_whole(found, Layout.of(row.spec)) for row, found in drawn]
     return gantt.chart([(row.entry.marked, found) for row, found in drawn], title, source, waited=waits)

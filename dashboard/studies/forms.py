@@ -115,9 +115,14 @@ class StudyForm(Form):
     def common(self, owner: Any) -> dict[str, Any]:
         """What every kind of study is created with. Needs a valid form."""
         assert self.spec is not None
-        name = self.cleaned_data["name"] or f"{self.title}: {outline_of(self.spec.model).title}"
+        name = self.cleaned_data["name"] or f"{self.called}: {outline_of(self.spec.model).title}"
         given = {"repeats": self.cleaned_data["repeats"]} if "repeats" in self.cleaned_data else {}
         return {"owner": owner, "base": self.base(), "name": name[: limits.MAX_NAME], **given}
+
+    @property
+    def called(self) -> str:
+        """What a study of it without a name is called, before its model. Needs a valid form."""
+        return self.title
 
     def estimate(self) -> Estimate:
         specs = [variant.spec for variant in self.plan().variants]
@@ -228,6 +233,10 @@ class SweepForm(StudyForm):
 
     def split_group(self) -> Iterator[forms.BoundField]:
         return self.group(SWEEP_SPLIT)
+
+    @property
+    def called(self) -> str:
+        return f"{self.title} of {self.cleaned_data['field']}"
 
     def clean_values(self) -> str:
         if not _split(self.cleaned_data["values"]):

@@ -36,14 +36,20 @@ def over_one_peak(runs: Sequence[Run]) -> dict[int, dict[str, Any]]:
 def sentence(runs: Sequence[Run], meters: Mapping[int, Mapping[str, Any]]) -> str:
     """What MFU is over; '' where no run has it, or none measured its peak."""
     measured = [run for run in runs if run.pk in meters and _measured(run.summary["meters"])]
-    each = {meters[run.pk]["peak_flops_per_s"] / run.devices for run in measured}
+    each = {(meters[run.pk]["peak_flops_per_s"] / run.devices, _what(run)) for run in measured}
     if not each:
         return ""
     found = sorted(run.summary["meters"]["peak_flops_per_s"] / run.devices for run in measured)
-    told = " or ".join(flops_text(peak) for peak in sorted(each))
-    spread = f" ({flops_text(found[0])} to {flops_text(found[-1])})" if len(found) > 1 else ""
+    several = len({what for _, what in each}) > 1
+    told = " or ".join(flops_text(peak) + (f" ({what})" if several else "") for peak, what in sorted(each))
+    spread = f" ({flops_text(found[0])} to {flops_text(found[-1])})" if len(found) > 1 and not several else ""
     which = "the highest that these runs measured" if len(each) == 1 else "the highest measured on the same hosts"
     return f"MFU and HFU are over {told} a device, {which}{spread}; a run's own page uses its own."
+
+
+def _what(run: Run) -> str:
+    """The precision of the work that told its peak: `fp32 matrix product, measured`."""
+    return str(run.summary["meters"].get("peak_source", "")).partition(" ")[0]
 
 
 def _measured(meters: Mapping[str, Any]) -> bool:

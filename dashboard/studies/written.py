@@ -18,6 +18,7 @@ from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align, sentence
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import (
+    apart_text,
     bytes_text,
     count_text,
     listed_text,
@@ -93,6 +94,8 @@ def _extremes(view: Overview, done: Sequence[Row]) -> list[str]:
     said = [sentences.fastest(view.results, view.base), *_goes(done[0])]
     said += [sentences.slowest(view.results, view.base), *_goes(done[-1])]
     first, last = (row.entry.result.breakdown if row.entry.result else None for row in (done[0], done[-1]))
+    if done[0].spec.train.global_batch != done[-1].spec.train.global_batch:
+        return said  # their steps do not do the same work
     return [*said, sentences.difference_sentence(last, first)] if first and last else said
 
 
@@ -234,8 +237,9 @@ def _layers(view: Overview) -> list[str]:
     known = sorted(found, key=lambda one: -one[0])  # of equals the first, as in the title
     said = [capacity.title(view.entries, view.limit)]
     if view.limit and len(known) > 1:
-        named = ", ".join(f"{label} {count_text(most)}" for most, label in known[1:MOST_NAMED])
+        named = apart_text([f"{label}: {count_text(most)}" for most, label in known[1:MOST_NAMED]])
         least, label = known[-1]
-        said.append(f"Next are {named}; " if len(known) > MOST_NAMED else "")
-        said[-1] += f"{label} holds the fewest, {count_text(least)}. All are predicted."
+        said += [f"Next are {named}."] if len(known) > MOST_NAMED and least < known[0][0] else []
+        fewest = f"{label} holds the fewest, {count_text(least)}. " if least < known[0][0] else ""
+        said.append(f"{fewest}All are predicted.")
     return said

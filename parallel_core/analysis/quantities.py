@@ -95,6 +95,11 @@ def listed_text(parts: Sequence[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
+def apart_text(parts: Sequence[str]) -> str:
+    """'a, b, c'; 'a, b; c' where a part has a comma of its own."""
+    return ("; " if any("," in part for part in parts) else ", ").join(parts)
+
+
 def plural_text(count: int, what: str) -> str:
     """`1 update`, `2 updates`, `3 micro-batches`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}{'es' if what.endswith('h') else 's'}"

@@ -119,7 +119,9 @@ def least_memory(results: Sequence[Result]) -> str:
     sizes = [(size, r.label) for r in results if (size := r.memory_total) is not None]
     if not sizes:
         return ""
-    size, label = min(sizes)
+    (size, label), (most, _) = min(sizes), max(sizes)
+    if len(sizes) > 1 and bytes_text(size) == bytes_text(most):
+        return f"Memory: {bytes_text(size)} on the worst rank of every run."
     return f"Least memory: {bytes_text(size)} on its worst rank, {label}."
 
 
@@ -161,10 +163,6 @@ def memory_title(results: Sequence[Result], limit: int | None = None) -> str:
     )
 
 
-def _every(count: int) -> str:
-    return "Both" if count == 2 else f"All {count}"
-
-
 def parity_sentence(
     parities: Mapping[str, Parity], baseline: str, tolerance: float, amplifies: bool = False, others: int = 0
 ) -> str:
@@ -177,7 +175,9 @@ def parity_sentence(
     label = max(compared, key=lambda name: compared[name].largest)
     worst, count = compared[label], len(compared)
     if worst.largest <= tolerance:
-        every = f"{count} of {count + others} other runs" if others else f"{_every(count)} runs"
+        every = (
+            f"{count} of {count + others} other runs" if others else f"{'Both' if count == 2 else f'All {count}'} runs"
+        )
         who = f"{every} equal" if count > 1 else f"{label} equals"
         how = f"within {difference_text(worst.largest)}" if worst.largest else "to the last bit (0 difference)"
         rest = f"; {others} {'is' if others == 1 else 'are'} not meant to" if others else ""

@@ -125,6 +125,14 @@ def test_pareto_holds_what_none_beats_in_both() -> None:
     assert [e.label for e, _, _ in tradeoff.pareto(points)] == ["a", "b"]
 
 
+def test_names_with_commas_are_told_apart() -> None:
+    light = {**MEMORY, "activations": 0}
+    named = [entry("Single, fp32", 60, 1), entry("DP, bf16", 90, 1, memory=light)]
+    assert tradeoff.chart(named, "s").title.endswith("memory: Single, fp32; DP, bf16.")
+    plainly = [entry("Single", 60, 1), entry("DP", 90, 1, memory=light)]
+    assert tradeoff.chart(plainly, "s").title.endswith("memory: Single, DP.")
+
+
 def test_gantt_draws_every_span_at_its_place() -> None:
     spans = factory.simulate(RunSpec.model_validate(factory.spec_of({"pp": 2, "micro_batches": 2})))
     figure = gantt.figure({rank: with_offset(rows, 5_000_000) for rank, rows in spans.items()})

@@ -107,6 +107,11 @@ def test_hosts_and_ways_of_measuring_keep_their_own_peak(alice: Any) -> None:
     assert over_one_peak([near, far])[near.pk]["mfu"] == near.summary["meters"]["mfu"]
     both = overview([near, far], near)
     assert "80 GFLOP/s or 100 GFLOP/s a device, the highest measured on the same hosts" in both.peak_sentence
+    half = with_peak(factory.finished(alice), 900e9)
+    half.summary["meters"]["peak_source"] = "bf16 matrix product, measured"
+    mixed = overview([near, half], near).peak_sentence
+    assert mixed.startswith("MFU and HFU are over 80 GFLOP/s (fp32) or 900 GFLOP/s (bf16) a device, the highest")
+    assert "80 GFLOP/s to" not in mixed, "no range over two precisions"
     listed = factory.finished(alice)
     listed.summary["meters"]["peak_source"] = "the catalogue"
     assert over_one_peak([near, listed])[listed.pk] == listed.summary["meters"]

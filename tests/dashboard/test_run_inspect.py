@@ -58,7 +58,10 @@ def test_accounts_add_up_and_name_what_the_speedup_lost(client: Client, alice: A
 def test_without_a_one_device_run_it_says_what_is_missing(client: Client, alice: Any) -> None:
     run = factory.finished(alice, PIPELINE)
     client.force_login(alice)
-    assert "this run needs a run on one device in its study" in tab(client, run, "tab=accounts")
+    said = "What the speedup lost is told beside a run on one device, of the same study, model and batch: "
+    assert f"{said}this run is in no study." in tab(client, run, "tab=accounts")
+    alone = factory.study(alice, splits=(PIPELINE,), recompute=False).runs.get()
+    assert f"{said}its study has none that finished." in tab(client, alone, "tab=accounts")
 
 
 def test_the_timeline_has_the_plan_and_the_critical_path(client: Client, alice: Any) -> None:

@@ -81,6 +81,28 @@ def test_queued_run_says_what_it_waits_for_and_who_is_ahead(reader: Client, alic
     assert found.ahead == [first]
     assert "first in line" in html(reader, run)
     assert found.sentence in html(reader, run, "?tab=logs").replace("&#x27;", "'")
+    later = [factory.queued(alice, name=f"later {i}") for i in range(5)][-1]
+    assert (len(verdict(later).ahead), verdict(later).further) == (5, 1)
+    assert "Ahead: 1 more, then " in html(reader, later)
+
+
+def test_queued_run_says_who_holds_its_devices_and_how_long(reader: Client, alice: Any) -> None:
+    held = factory.queued(alice, {"dp": 2}, name="long one")
+    factory.start(held)
+    run = factory.queued(alice, {"dp": 2})
+    assert [(other.pk, left) for other, left in verdict(run).holding] == [(held.pk, "")]
+    Run.objects.filter(pk=held.pk).update(step=2, step_time=30.0)
+    said = html(reader, run)
+    assert "There now: " in said and "long one" in said and "(alice, 20 min 0 s left)" in said
+
+
+def test_replicas_that_differ_are_no_error_in_the_code(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.start(run)
+    detail = "Rank 0 failed at step 19: ReplicasDiffer: Replicas differ behind step 19: head.weight of rank 1."
+    factory.end(run, State.FAILED, detail, "user_code")
+    said = html(reader, run)
+    assert "Failed: replicas differ" in said and "an error in the training code" not in said
 
 
 def test_requeued_run_says_so(alice: Any) -> None:

@@ -124,6 +124,7 @@ def test_the_page_says_what_scales_and_what_stalls(client: Client, alice: Any) -
     assert {p.way for p in found.values()} == {"", "strong", "weak"}
     stalls = page.context["charts"]["stalls"]
     assert stalls.figure["data"][0]["x"] == [1, 2]
+    assert stalls.subtitle.startswith("Communication of data parallelism that"), "TP is not drawn"
     assert stalls.figure["data"][0]["y"][1] == pytest.approx(100 * (found["DP, strong"].stall or 0))
     report = client.get(f"/studies/{study.pk}/report/").content.decode()
     assert page.context["charts"]["scaling"].title in report and stalls.title in report

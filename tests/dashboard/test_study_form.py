@@ -178,7 +178,7 @@ def test_preview_answers_with_the_message_of_each_field(member: Client) -> None:
     assert "does not divide hidden=32" in said.split('id="error-model__heads"')[1].split("</p>")[0]
 
 
-@pytest.mark.parametrize(("asked", "kind"), [(MATRIX, "Matrix"), (SWEEP, "Sweep")])
+@pytest.mark.parametrize(("asked", "kind"), [(MATRIX, "Matrix"), (SWEEP, "Sweep of train.global_batch")])
 def test_a_study_without_a_name_is_called_by_its_kind_and_model(
     member: Client, asked: dict[str, Any], kind: str
 ) -> None:

@@ -96,6 +96,11 @@ def test_verdict_of_a_study() -> None:
     ]
 
 
+def test_equal_memory_has_no_least() -> None:
+    alike = [replace(result, memory=SINGLE.memory) for result in ALL]
+    assert sentences.least_memory(alike).endswith(" on the worst rank of every run.")
+
+
 def test_verdict_names_the_baseline_where_it_wins() -> None:
     assert sentences.fastest(ALL, DP) == "DP, the baseline, is fastest: 63 ms a step."
 

@@ -98,6 +98,8 @@ def _before(case: Case, at: int) -> str:
     if not np.isfinite(earlier).any():
         return ""
     best = int(np.nanargmin(np.where(np.isfinite(earlier), earlier, np.nan)))
+    if not best:
+        return f"It began at {significant(float(earlier[best]))}. "
     return f"It had come down to {significant(float(earlier[best]))} at step {case.loss_steps[best]}. "
 
 
