@@ -13,10 +13,10 @@ from django.views.decorators.http import require_GET
 from dashboard.charts import svg
 from dashboard.charts.chart import Chart
 from dashboard.numbers import numbers
-from dashboard.studies import answers, figures, findings, fit, kept, method, postmortem, scaling, written
+from dashboard.studies import answers, figures, findings, fit, kept, method, postmortem, scaling, streams, written
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row, held_equal
-from dashboard.studies.views import view_of
+from dashboard.studies.views import target, view_of
 from parallel_core.analysis.quantities import percent_text
 
 SHARES = {
@@ -40,7 +40,7 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     if study.kind == fit.KIND:
         return redirect("studies:page", pk)  # its one table says it all
     download = bool(request.GET.get("download"))
-    asked = [request.GET.get(name, "") for name in ("baseline", "show")]
+    asked = [request.GET.get(name, "") for name in ("baseline", "show", "target")]
     told = kept.of_ended(study, ["report", request.build_absolute_uri("/"), *asked], lambda: _told(request, study))
     context = {**told, "study": study, "hatches": svg.hatches(), "made_at": timezone.now(), "kept": download}
     response = render(request, "studies/report.html", context)
@@ -52,11 +52,14 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
 def _told(request: HttpRequest, study: Study) -> dict[str, Any]:
     """What the report says: `body`, all below its first lines, and what those need of the runs."""
     view = view_of(request, study)
+    stream_charts, stream_answers = streams.of_overview(view, target(request))
+    said = _said(study, view)
     context = {
-        **_said(study, view),
+        **said,
+        "answers": [*said["answers"], *stream_answers],
         "judgement": findings.of_overview(view),
         "postmortem": postmortem.of_study(study, view),
-        "charts": _charts(request, study, view),
+        "charts": [*_charts(request, study, view), *stream_charts.values()],
         "origin": request.build_absolute_uri("/").removesuffix("/"),
         "address": request.build_absolute_uri(study_address(study, view)),
     }

@@ -116,6 +116,18 @@ def test_page_has_versions_target_and_memory(study: Study, alice: Any) -> None:
     assert all(row[2] != "never" for row in rows), "the usual target is one that every run reaches"
 
 
+def test_the_report_has_them_too(study: Study, alice: Any) -> None:
+    client = Client()
+    client.force_login(alice)
+    report = client.get(f"/studies/{study.pk}/report/").content.decode()
+    charts, told = streams.of_overview(overview(study.runs.all(), study.baseline), None)
+    assert set(charts) == {"versions", "target"} and told
+    assert [chart.title in report for chart in charts.values()] == [True, True]
+    assert [one.question in report for one in told] == [True]
+    assert '/report/?target=3">' in client.get(f"/studies/{study.pk}/?target=3").content.decode()
+    assert "reaches loss 5 " in page(client, f"/studies/{study.pk}/report/?target=5")
+
+
 def test_the_loss_to_reach_stands_in_the_address(study: Study, alice: Any) -> None:
     client = Client()
     client.force_login(alice)
