@@ -212,4 +212,6 @@ def _pace(view: Overview) -> str:
     how = f"A fixed small work beside the timed steps of {known} of {len(view.rows)} runs"
     if view.pace_spread is None:
         return f"{how}; no two have as many ranks."
-    return f"{how} took up to {percent_text(view.pace_spread)} longer in one run than in another with as many ranks."
+    longer = percent_text(view.pace_spread)
+    at_most = f"less than {longer.removeprefix('under ')}" if longer.startswith("under ") else f"up to {longer}"
+    return f"{how} took {at_most} longer in one run than in another with as many ranks."
