@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.rules import rule
 from parallel_core.schedule.check import ScheduleError
 from parallel_core.schedule.custom import read
@@ -149,7 +150,8 @@ def _check_stages(split: ParallelSpec, units: int) -> None:
     if cuts is None:
         return
     if len(cuts) != split.stages - 1:
-        message = f"{shape} needs {split.stages - 1} cuts, got {len(cuts)}; leave cuts empty, and they are balanced."
+        needs = plural_text(split.stages - 1, "cut")
+        message = f"{shape} needs {needs}, got {len(cuts)}; leave cuts empty, and they are balanced."
         raise rule(("parallel.cuts", "parallel.pp"), message)
     if list(cuts) != (near := _nearest_cuts(cuts, units)):
         message = f"cuts must rise strictly within 1 .. {units - 1}; got {list(cuts)}; try {near}."

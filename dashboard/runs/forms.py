@@ -22,7 +22,7 @@ def split_tags(text: str) -> list[str]:
     return [tag.strip() for tag in text.split(",") if tag.strip()]
 
 
-"""Kinds of models that read an uploaded text."""
+NAME_TOO_LONG = "A name has at most %(limit_value)d characters; this one has %(show_value)d."
 ACCEPT = "text/*,.txt,.md,.py,.csv,.json,.jsonl"
 
 
@@ -54,7 +54,12 @@ class Section:
 class RunForm(Form):
     """Carries text to RunSpec, and RunSpec's messages back to the fields. `assessment` is there after validation."""
 
-    name = forms.CharField(required=False, max_length=limits.MAX_NAME, help_text=spec_fields.NAME_HINT)
+    name = forms.CharField(
+        required=False,
+        max_length=limits.MAX_NAME,
+        help_text=spec_fields.NAME_HINT,
+        error_messages={"max_length": NAME_TOO_LONG},
+    )
     tags = forms.CharField(
         required=False, help_text=f"separated by commas; at most {MAX_TAGS}, of {MAX_TAG} characters each"
     )

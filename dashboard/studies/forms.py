@@ -15,6 +15,7 @@ from dashboard.fields import Choice, Form, NumberList, WholeNumber
 from dashboard.fleet.selectors import Look
 from dashboard.fleet.words import WORDS
 from dashboard.runs import corpora, spec_fields
+from dashboard.runs.forms import NAME_TOO_LONG
 from dashboard.runs.spec_fields import html_name
 from dashboard.runs.submission import capacity
 from dashboard.studies import services, sweepable, variants
@@ -49,7 +50,7 @@ class StudyForm(Form):
         required=False,
         max_length=limits.MAX_NAME,
         help_text=f"such as what it is to find out, at most {limits.MAX_NAME} characters; empty: its kind and model",
-        error_messages={"max_length": "A name has at most %(limit_value)d characters; this one has %(show_value)d."},
+        error_messages={"max_length": NAME_TOO_LONG},
     )
     train__corpus = Choice(label="Corpus", initial="stdlib")
     timed_steps = WholeNumber(

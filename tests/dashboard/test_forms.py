@@ -125,6 +125,11 @@ def test_a_bad_field_is_said_at_the_field_and_everything_kept(
     assert not Run.objects.exists()
 
 
+def test_a_name_that_is_too_long_is_counted(member: Client) -> None:
+    errors = member.post("/runs/new/", filled(name="x" * 121)).context["form"].errors
+    assert errors["name"] == ["A name has at most 120 characters; this one has 121."]
+
+
 def test_the_panel_names_the_field_of_each_message(member: Client) -> None:
     sent = filled(model__layers="abc", train__lr="-1", model__heads="5")
     panel = member.post("/runs/new/check", sent).context["panel"]

@@ -62,6 +62,11 @@ def test_units_of_a_model() -> None:
             "pipeline=5 stages over 4 cuttable layers; use at most 4.",
         ),
         (
+            {"parallel": {"pp": 2, "cuts": [2, 3]}},
+            "parallel.cuts",
+            "pipeline=2 needs 1 cut, got 2; leave cuts empty, and they are balanced.",
+        ),
+        (
             {"parallel": {"pp": 3, "cuts": [2]}},
             "parallel.cuts",
             "pipeline=3 needs 2 cuts, got 1; leave cuts empty, and they are balanced.",
