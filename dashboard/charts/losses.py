@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
-from dashboard.charts.waterfall import GAP, reach, stair
+from dashboard.charts.waterfall import GAP, narrow, reach, stair
 from parallel_core.analysis.losses import NAMES, Losses
 from parallel_core.analysis.quantities import minus_text, ns_text, ratio_text
 
@@ -34,6 +34,7 @@ def chart(found: Losses, source: str) -> Chart:
         xaxis=theme.axis("times as fast as one device", range=reach(values)),
         yaxis=theme.rows_axis(words),
         bargap=GAP,
+        meta=narrow(values),
     )
     rows = [[WORDS[name], minus_text(f"{found.in_speedup(name):+.3f}"), _ns(getattr(found, name))] for name in NAMES]
     rows.append(["measured", f"{found.speedup:.3f}", ns_text(found.total)])

@@ -12,6 +12,8 @@ from parallel_core.analysis.quantities import plural_text, significant
 from parallel_core.analysis.versions import Use
 
 ROW_PX = 30
+NARROW = 6
+"""Micro-batches on a phone: the cells of more have no room for `4 → 5`."""
 COLUMNS = ("run", "stage", "versions forward", "versions backward", "updates late, mean", "at most")
 
 
@@ -41,6 +43,7 @@ def chart(grids: Sequence[Grid], source: str) -> Chart:
             ROW_PX * max(len(rows), 1) + 70,
             xaxis=theme.axis("micro-batch, from the run's first", dtick=max(1, len(columns) // 16), zeroline=False),
             yaxis=theme.rows_axis([theme.name(f"{grid.label}, stage {stage}") for grid, stage in rows]),
+            meta={"narrow": {"xaxis": _narrow(columns)}},
         ),
     }
     subtitle = (
@@ -48,6 +51,14 @@ def chart(grids: Sequence[Grid], source: str) -> Chart:
         f"its gradient is late, at most {plural_text(most, 'update')}"
     )
     return Chart("versions", _title(grids), subtitle, source, figure, COLUMNS, [_row(*row) for row in rows])
+
+
+def _narrow(columns: Sequence[int]) -> dict[str, Any]:
+    """What of the axis is other on a phone."""
+    if len(columns) <= NARROW:
+        return {}
+    first = theme.axis(f"micro-batch, the first {NARROW} of {len(columns)}")
+    return {"range": [columns[0] - 0.5, columns[0] + NARROW - 0.5], "title": first["title"]}
 
 
 def _heatmap(columns: Sequence[int], cells: Sequence[dict[int, Use]], most: int) -> dict[str, Any]:
@@ -60,6 +71,7 @@ def _heatmap(columns: Sequence[int], cells: Sequence[dict[int, Use]], most: int)
         "text": [[_text(row.get(i)) for i in columns] for row in cells],
         "texttemplate": "%{text}",
         "textfont": {"size": 12, "color": var("ink")},
+        "meta": {"narrow": {"textfont": {"size": 10, "color": var("ink")}}},
         "customdata": [[_said(row.get(i)) for i in columns] for row in cells],
         "hovertemplate": "%{customdata}<extra></extra>",
         "colorscale": [[0, var("sunken")], [1, var("accent-soft")]],

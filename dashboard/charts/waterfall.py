@@ -17,6 +17,8 @@ from parallel_core.analysis.sentences import difference_sentence
 ROOM = 1.12
 """Of the farthest bar's end, so that its number has room beside it."""
 
+NARROW_ROOM = 1.34
+"""The same on a phone, where a number takes a larger part of the width."""
 
 GAP = 0.3
 """Between two rows, as a part of one."""
@@ -62,7 +64,16 @@ def _treads(ends: Sequence[float]) -> dict[str, Any]:
 
 def reach(values: Sequence[float]) -> list[float]:
     """The axis of a stair: as far as any of its bars goes, with room for a number."""
-    return [0.0, ROOM * (max(accumulate(values[:-1])) or 1.0)]
+    return [0.0, ROOM * _farthest(values)]
+
+
+def narrow(values: Sequence[float]) -> dict[str, Any]:
+    """Of a stair's layout, its `meta`: the same axis on a phone."""
+    return {"narrow": {"xaxis": {"range": [0.0, NARROW_ROOM * _farthest(values)]}}}
+
+
+def _farthest(values: Sequence[float]) -> float:
+    return max(accumulate(values[:-1])) or 1.0
 
 
 def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Chart:
@@ -76,7 +87,13 @@ def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Ch
         significant(values[-1]),
     ]
     traces = stair(values, texts, words, rising="bad", falling="accent", unit=" ms")
-    layout = theme.layout(330, xaxis=theme.axis("ms", range=reach(values)), yaxis=theme.rows_axis(words), bargap=GAP)
+    layout = theme.layout(
+        330,
+        xaxis=theme.axis("ms", range=reach(values)),
+        yaxis=theme.rows_axis(words),
+        bargap=GAP,
+        meta=narrow(values),
+    )
     rows = [[word, significant(milliseconds(a, f)), significant(milliseconds(b, f))] for word, f, _ in PARTS]
     rows.append(["step", significant(a.total / 1e6), significant(b.total / 1e6)])
     subtitle = "Change of each part of the traced step from A to B, ms"

@@ -125,6 +125,14 @@ def test_pareto_holds_what_none_beats_in_both() -> None:
     assert [e.label for e, _, _ in tradeoff.pareto(points)] == ["a", "b"]
 
 
+def test_a_waterfall_leaves_its_longest_bar_room_for_a_number_on_a_phone() -> None:
+    a, b = (entry(name, ms, 1).result for name, ms in (("A", 90), ("B", 60)))
+    assert a and b and a.breakdown and b.breakdown
+    layout = waterfall.chart(a.breakdown, b.breakdown, ("A", "B"), "s").figure["layout"]
+    wide, phone = layout["xaxis"]["range"][1], layout["meta"]["narrow"]["xaxis"]["range"][1]
+    assert phone > 1.15 * wide
+
+
 def test_names_with_commas_are_told_apart() -> None:
     light = {**MEMORY, "activations": 0}
     named = [entry("Single, fp32", 60, 1), entry("DP, bf16", 90, 1, memory=light)]

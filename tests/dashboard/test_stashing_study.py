@@ -172,6 +172,12 @@ def test_versions_are_those_of_the_schedule() -> None:
     assert both.title.startswith("Naive and Another go backward through")
 
 
+def test_a_phone_shows_as_many_micro_batches_as_can_be_read(study: Study) -> None:
+    charts, _ = streams.of_overview(overview(study.runs.all(), study.baseline), None)
+    axis = charts["versions"].figure["layout"]["meta"]["narrow"]["xaxis"]
+    assert axis["range"] == [-0.5, 5.5] and axis["title"]["text"] == "micro-batch, the first 6 of 16"
+
+
 def test_a_loss_counts_as_reached_when_its_mean_does() -> None:
     loss = np.array([9.0, 8, 1, 8, 8, 2, 2, 2, 2, 2])
     assert window([10, 300]) == 5
