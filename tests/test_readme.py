@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 
+from parallel_core.analysis.diagnosis import RULES
 from parallel_core.bench import BENCHES
 from parallel_core.cli import main
+from parallel_core.faults import KINDS as FAULTS
 from parallel_core.spec import RunSpec
 from tests.parallel_core.tables import table
 from tests.parallel_core.test_llama import put, tensors
@@ -55,6 +57,12 @@ def test_no_command_is_left_out() -> None:
     left = set(commands()) - set(ENGINE) - set(CURL) - ELSEWHERE.keys() - IN_THE_YARD
     assert not left
     assert len(ENGINE) == 12 and len(CURL) == 3
+
+
+def test_rules_and_faults_are_those_that_there_are() -> None:
+    assert f"{len(RULES)} rules look for" in README
+    named = README[README.index("--inject straggler") : README.index("each is a small file in `parallel_core/faults/`")]
+    assert set(re.findall(r"`(\w+)`", named)) == set(FAULTS)
 
 
 PAGES = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
