@@ -14,6 +14,7 @@ from parallel_core.plan.strategy import idle_share, label
 from parallel_core.schedule.check import check
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.passes.hand_back import hand_back
+from parallel_core.schedule.traits import may_hand_back
 from parallel_core.simulate import Costs, simulate
 from parallel_core.spec import ParallelSpec, RunSpec, field_errors
 
@@ -64,7 +65,7 @@ def test_of_the_bubble_a_third_is_gone(name: str, pp: int, micro_batches: int) -
     ("split", "said"),
     [
         ({}, "use pipeline=2 or more"),
-        ({"pp": 2, "schedule": "zb-h1"}, "has parted it already; use naive, gpipe, 1f1b"),
+        ({"pp": 2, "schedule": "zb-h1"}, f"has parted it already; use {', '.join(may_hand_back())}, or"),
         ({"pp": 2, "schedule": "1f1b-stash", "micro_batches": 4}, "needs the whole of it for an update; use naive"),
     ],
 )
