@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from dashboard.fleet.models import Worker
 from dashboard.runs import services, spec_fields, submission
+from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.runs.forms import RunForm
 from dashboard.runs.models import Run
 from dashboard.runs.presets import PRESETS, Preset
@@ -60,6 +61,10 @@ def test_a_kind_of_model_is_asked_for_its_own_fields_alone(kind: str) -> None:
     assert form.is_valid(), form.errors
     assert form.assessment.spec is not None
     assert (form.assessment.spec.model.heads == 7) == ("heads" in KINDS[kind].fields)
+
+
+def test_every_kind_of_model_has_words_in_the_form() -> None:
+    assert set(KINDS) <= set(CHOICE_LABELS)
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.key)

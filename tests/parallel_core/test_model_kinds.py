@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,13 +11,17 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from parallel_core import combinations
 from parallel_core.data.images import Images, digits, enlarging
+from parallel_core.model_spec import ModelKind
+from parallel_core.models import registry
 from parallel_core.models.batchnorm import BatchNorm
 from parallel_core.models.passing import Passing
 from parallel_core.models.registry import build_unit, parameter_shapes
-from parallel_core.outline import outline_of
+from parallel_core.outline import KINDS, outline_of
 from parallel_core.plan.units import parameter_count, unit_costs
 from parallel_core.spec import ModelSpec, RunSpec, field_errors
+from tests.parallel_core.test_model_parity import MODELS
 
 SMALL = [
     ModelSpec(kind="gnmt", layers=2, hidden=8, seq=6, vocab=30),
@@ -25,6 +29,15 @@ SMALL = [
     ModelSpec(kind="vgg16", width=2, dropout=0.5),
     ModelSpec(kind="resnet50", width=2, image=64),
 ]
+
+
+def test_every_kind_is_known_wherever_kinds_are() -> None:
+    """The page of combinations has a row of each, and the tests here and of parity try it."""
+    kinds = set(get_args(ModelKind))
+    for known in (KINDS, registry.KINDS, combinations.KINDS):
+        assert set(known) == kinds
+    assert {model.kind for model in SMALL} == kinds - {"gpt"}
+    assert {model.get("kind", "gpt") for model in MODELS.values()} == kinds
 
 
 def test_parameters_of_the_published_models() -> None:

@@ -40,7 +40,7 @@ WHOLE_SPLITS: dict[str, dict[str, Any]] = {
 }
 """Of models whose tensors stay whole. Batch norms see micro-batches, so the reference must have the same."""
 ALWAYS = {("llama", "dp-pp-ar"), ("llama", "tp-pp"), ("gpt-dropout", "dp-pp-ar")} | {
-    (name, "dp-pp-ar") for name in ("vgg16", "resnet50", "gnmt")
+    (name, "dp-pp-ar") for name, model in MODELS.items() if "kind" in model
 }
 
 
