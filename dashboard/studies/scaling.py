@@ -17,6 +17,7 @@ from dashboard.studies import variants
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
+from parallel_core.outline import KINDS
 from parallel_core.plan.strategy import family
 
 KIND = "scaling"
@@ -28,7 +29,6 @@ MODELS = {
     "gnmt": "GNMT, 2 x 128",
 }
 """Presets whose models a study can take beside its own."""
-TITLES = {"gpt": "GPT", "mlp": "MLP", "vgg16": "VGG-16", "resnet50": "ResNet-50", "gnmt": "GNMT"}
 STRATEGIES = ("dp", "zero1", "tp", "naive", "gpipe", "1f1b")
 
 
@@ -47,7 +47,7 @@ def plan(
     skipped: list[Skipped] = []
     cells = [(variants.BY_KEY[key], n) for key in strategies for n in sorted(set(counts)) if n > 1]
     for model in (_own(base), *(_preset(base, key) for key in models)):
-        head = f"{TITLES[model['model'].get('kind', 'gpt')]}, " if models else ""
+        head = f"{KINDS[model['model'].get('kind', 'gpt')].name}, " if models else ""
         _add(variants.with_steps(model, timed_steps), head, "", kept, skipped, "Single")
         for strategy, n in cells:
             degrees = strategy.split(n)
@@ -107,7 +107,7 @@ def _point(row: Row, base: Row | None, several: bool) -> Point | None:
     if batch not in (1, n):
         return None
     way = "" if n == 1 else "strong" if batch == 1 else "weak"
-    model, entry = TITLES[row.spec.model.kind] if several else "", row.entry
+    model, entry = KINDS[row.spec.model.kind].name if several else "", row.entry
     return Point(model, _label(row), family(row.spec), way, n, rate / one, entry.communication, entry.disturbed)
 
 
