@@ -7,7 +7,8 @@ from django.db import models
 
 
 class Study(models.Model):
-    """`kind` matrix | sweep | starter. `settings` holds what the form asked for, so that it can be cloned."""
+    """`kind` is one of `kinds.KINDS`, or says how else it came to be: starter, postmortem. `settings` holds what the
+    form asked for, so that it can be cloned."""
 
     name = models.CharField(max_length=120)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="studies")

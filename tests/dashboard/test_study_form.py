@@ -13,7 +13,7 @@ from django.utils import timezone
 from dashboard.runs.models import Run
 from dashboard.runs.spec_fields import ENTRIES, from_spec, html_name, part_of, to_spec
 from dashboard.studies import kinds, services
-from dashboard.studies.forms import MatrixForm, StudyForm, SweepForm
+from dashboard.studies.forms import MatrixForm, SweepForm
 from dashboard.studies.models import Study
 from parallel_core.outline import outline_of
 from parallel_core.spec import ModelSpec, RunSpec
@@ -217,6 +217,13 @@ def test_viewers_are_refused(client: Client, bob: Any) -> None:
     assert not Study.objects.exists()
 
 
+@pytest.mark.parametrize("key", kinds.KINDS)
+def test_every_kind_opens_under_its_own_name(member: Client, key: str) -> None:
+    answer = member.get(NEW, {"kind": key})
+    assert answer.status_code == 200
+    assert type(answer.context["form"]) is kinds.KINDS[key].form and kinds.KINDS[key].form.kind == key
+
+
 def test_another_kind_plugs_in(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     class Other(MatrixForm):
         kind = "other"
@@ -224,10 +231,10 @@ def test_another_kind_plugs_in(member: Client, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(kinds, "KINDS", kinds.KINDS)
     monkeypatch.delitem(kinds.KINDS, "other", raising=False)
-    monkeypatch.setitem(kinds.KINDS, "other", kinds.StudyKind("other", "Said of it.", Other))
+    monkeypatch.setitem(kinds.KINDS, "other", kinds.StudyKind("Said of it.", Other))
     assert "Said of it." in member.get(NEW, {"kind": "other"}).content.decode()
     with pytest.raises(ValueError, match="exists already"):
-        kinds.register(kinds.StudyKind("matrix", "", StudyForm))
+        kinds.register(kinds.StudyKind("", MatrixForm))
 
 
 def test_the_first_page_has_the_defaults_of_the_spec(db: None) -> None:
