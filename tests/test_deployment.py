@@ -101,6 +101,12 @@ def test_every_variable_of_the_guide_is_read_and_every_one_that_is_read_is_in_it
     assert {name for name, *_ in read} <= told
 
 
+def test_every_variable_that_a_worker_reads_is_in_the_guide() -> None:
+    read = set(re.findall(r"TRAINYARD_[A-Z_]+[A-Z]", (ROOT / "workers" / "settings.py").read_text()))
+    assert "TRAINYARD_URL" in read
+    assert read <= set(re.findall(r"TRAINYARD_[A-Z_]+[A-Z]", GUIDE + (ROOT / "README.md").read_text()))
+
+
 def test_no_secret_of_the_operator_enters_the_image() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert {".env", "fleet", ".git"} <= set(ignored)
