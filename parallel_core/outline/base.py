@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from parallel_core.rules import rule
+
 if TYPE_CHECKING:
     from parallel_core.model_spec import ModelSpec
     from parallel_core.spec import RunSpec
@@ -136,9 +138,9 @@ class Outline(ABC):
         self.model = model
 
     @property
-    @abstractmethod
     def title(self) -> str:
         """Name and size in few words."""
+        return f"{self.name} {self.model.layers} x {self.model.hidden}"
 
     @property
     @abstractmethod
@@ -149,13 +151,12 @@ class Outline(ABC):
     def sample_bytes(self, real: int) -> int:
         """Bytes of one sample as a rank holds it, targets included, where a real number has `real`."""
 
-    @abstractmethod
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - most kinds have no rule of their own
         """Raises a rule where its fields do not go together."""
 
-    @abstractmethod
     def check_tensor(self, tp: int, field: str) -> None:
-        """Raises a rule where its tensors cannot be split `tp` ways."""
+        """Raises a rule where its tensors cannot be split `tp` ways: here of a kind whose tensors stay whole."""
+        raise rule((field, "model.kind"), f"tensor={tp} is not possible: {self.whole}; use tensor=1.")
 
     @abstractmethod
     def units(self) -> list[str]:

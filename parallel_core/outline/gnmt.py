@@ -31,10 +31,6 @@ class GnmtOutline(Outline):
     whole = "LSTM layers are not split over tensors: each position needs the one before"
 
     @property
-    def title(self) -> str:
-        return f"{self.name} {self.model.layers} x {self.model.hidden}"
-
-    @property
     def targets(self) -> int:
         return self.model.seq
 
@@ -54,9 +50,6 @@ class GnmtOutline(Outline):
                 ("model.hidden",),
                 f"hidden={hidden} has no half for each direction of the first layer; try {hidden + 1}.",
             )
-
-    def check_tensor(self, tp: int, field: str) -> None:
-        raise rule((field, "model.kind"), f"tensor={tp} is not possible: {self.whole}; use tensor=1.")
 
     def units(self) -> list[str]:
         count = self.model.layers

@@ -27,10 +27,6 @@ class GptOutline(Outline):
     corpora = ("stdlib", "blob", "tokens")
 
     @property
-    def title(self) -> str:
-        return f"{self.name} {self.model.layers} x {self.model.hidden}"
-
-    @property
     def targets(self) -> int:
         return self.model.seq
 

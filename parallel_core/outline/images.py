@@ -35,9 +35,6 @@ class ImageOutline(Outline):
     def sample_bytes(self, real: int) -> int:
         return real * self.side**2 + INDEX_BYTES
 
-    def check_tensor(self, tp: int, field: str) -> None:
-        raise rule((field, "model.kind"), f"tensor={tp} is not possible: {self.whole}; use tensor=1.")
-
     def head(self, spec: RunSpec, width: int) -> UnitCost:
         """A linear layer of `width` inputs to the classes, and the loss."""
         rows = spec.micro_batch_size
@@ -54,6 +51,10 @@ class ConvolutionOutline(ImageOutline):
 
     side_by_default = FEWER
     whole = "convolutions are not split over tensors, and data or pipeline parallelism costs them less"
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} width {self.model.width}, {self.side} px"
 
     def check(self) -> None:
         if self.side % FEWER:

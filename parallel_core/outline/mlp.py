@@ -20,13 +20,6 @@ class MlpOutline(ImageOutline):
     side_by_default = 8
     whole = "the MLP's layers are not split over tensors"
 
-    @property
-    def title(self) -> str:
-        return f"{self.name} {self.model.layers} x {self.model.hidden}"
-
-    def check(self) -> None:
-        return
-
     def units(self) -> list[str]:
         return [*(f"block.{i}.linear" for i in range(self.model.layers)), "head"]
 

@@ -62,10 +62,6 @@ class ResNet50Outline(ConvolutionOutline):
     batch_norm = True
 
     @property
-    def title(self) -> str:
-        return f"{self.name} width {self.model.width}, {self.side} px"
-
-    @property
     def features(self) -> int:
         """Inputs of the last layer."""
         return EXPANSION * 8 * self.model.width

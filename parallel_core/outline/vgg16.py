@@ -35,10 +35,6 @@ class Vgg16Outline(ConvolutionOutline):
     fields = ("width", "image", "dropout")
 
     @property
-    def title(self) -> str:
-        return f"{self.name} width {self.model.width}, {self.side} px"
-
-    @property
     def dense(self) -> int:
         """Width of the linear layers."""
         return 64 * self.model.width
