@@ -23,19 +23,17 @@ def case_of(spec: RunSpec, outcome: Outcome) -> Case:
     loss = points(first, "loss")
     memory = {rank: [f for f in own if f.kind == "memory"][-1:] for rank, own in frames.items()}
     others = [f.header.get("cpu_others") for own in frames.values() for f in own if f.kind == "summary"]
-    summary = outcome.last(0, "summary") or {}
     return Case(
         broken(spec).model_copy(update={"inject": ()}),
         _traced(spec, frames),
-        loss["step"].astype(np.int64),
-        loss["value"],
-        points(first, "grad_norm")["value"],
-        points(first, "loss_scale")["value"],
-        points(first, "skipped_steps")["value"],
-        {rank: int(found[0].header["peak_total"]) for rank, found in memory.items() if found},
-        spec.trace.memory_cap,
-        max((share for share in others if share is not None), default=None),
-        summary.get("timed", {}).get("median"),
+        loss_steps=loss["step"].astype(np.int64),
+        loss=loss["value"],
+        grad_norm=points(first, "grad_norm")["value"],
+        loss_scale=points(first, "loss_scale")["value"],
+        skipped=points(first, "skipped_steps")["value"],
+        peaks={rank: int(found[0].header["peak_total"]) for rank, found in memory.items() if found},
+        limit=spec.trace.memory_cap,
+        others=max((share for share in others if share is not None), default=None),
         lr=points(first, "lr")["value"],
     )
 

@@ -105,20 +105,18 @@ def case_of(run: Run, earlier: Run | None = None) -> Case:
     spec = broken(RunSpec.stored(run.spec)).model_copy(update={"inject": ()})
     loss = selectors.series(run, "loss")
     records = selectors.memory(run)
-    timed = selectors.timed(run)
     return Case(
         spec,
         _steps(run, spec),
-        loss.step,
-        loss.value,
-        selectors.series(run, "grad_norm").value,
-        selectors.series(run, "loss_scale").value,
-        selectors.series(run, "skipped_steps").value,
-        {rank: record.peak_total for rank, record in records.items()},
-        memory_limit(run, selectors.attempt_of(run)),
-        (run.summary or {}).get("cpu_others"),
-        timed.median if timed else None,
-        case_of(earlier) if earlier else None,
+        loss_steps=loss.step,
+        loss=loss.value,
+        grad_norm=selectors.series(run, "grad_norm").value,
+        loss_scale=selectors.series(run, "loss_scale").value,
+        skipped=selectors.series(run, "skipped_steps").value,
+        peaks={rank: record.peak_total for rank, record in records.items()},
+        limit=memory_limit(run, selectors.attempt_of(run)),
+        others=(run.summary or {}).get("cpu_others"),
+        earlier=case_of(earlier) if earlier else None,
         lr=selectors.series(run, "lr").value,
         hosts=hosts_of(selectors.attempt_of(run)),
     )

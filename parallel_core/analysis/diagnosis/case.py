@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -56,6 +56,7 @@ class Case:
 
     spec: RunSpec
     traced: Sequence[Step] = ()
+    _: KW_ONLY
     loss_steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     loss: Floats = field(default_factory=lambda: NO_POINTS)
     grad_norm: Floats = field(default_factory=lambda: NO_POINTS)
@@ -64,7 +65,6 @@ class Case:
     peaks: Mapping[int, int] = field(default_factory=dict)
     limit: int | None = None
     others: float | None = None
-    median_s: float | None = None
     earlier: Case | None = None
     lr: Floats = field(default_factory=lambda: NO_POINTS)
     """The rate of each update, as it was taken."""
