@@ -21,11 +21,6 @@ def under_way(replicas: Sequence[int], stage: int) -> int:
     return -(-sum(replicas[stage:]) // replicas[stage])
 
 
-def most_in_flight(replicas: Sequence[int], stage: int, micro_batches: int) -> int:
-    """The same where there are only `micro_batches` (of one step, over all replicas)."""
-    return min(under_way(replicas, stage), -(-micro_batches // replicas[stage]))
-
-
 def least_micro_batches(name: str, replicas: Sequence[int]) -> int:
     """Fewest micro-batches a step: one for every replica and, under 2bw, so many that what is under way is of two steps
     at most."""
