@@ -50,7 +50,7 @@ def rank_of(header: Mapping[str, Any], name: str) -> int | None:
 def join(parts: Sequence[tuple[str, int | None, RankTrace]]) -> Together:
     """(file name, rank or None, trace) of every file, as one job."""
     out = Together()
-    free = iter(range(len(parts) + len(out.ranks) + 1))
+    free = iter(range(len(parts) + 1))
     taken = {rank for _, rank, _ in parts if rank is not None}
     for name, told, trace in parts:
         rank = told
@@ -153,12 +153,8 @@ def _pipeline(out: Together) -> None:
         out.notes.append(f"Certain: {stages}up to {most} micro-batches a rank are named by annotations in the traces.")
         _messages(out)
         return
-    messages = [
-        rank
-        for rank, trace in out.ranks.items()
-        if any(np.isin(rows["kind"], [*P2P]).any() for rows in trace.steps.values())
-    ]
-    if messages:
+    steps = (rows for trace in out.ranks.values() for rows in trace.steps.values())
+    if any(np.isin(rows["kind"], [*P2P]).any() for rows in steps):
         out.notes.append(_counted(out))
 
 
