@@ -1,4 +1,4 @@
-"""The command line of the engine: train, schedule, calibrate, profile, predict, plan, order, partition, bench."""
+"""The command line of the engine: train, schedule, calibrate and bench; the other commands stand in `cli_*`."""
 
 from __future__ import annotations
 

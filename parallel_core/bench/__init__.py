@@ -14,7 +14,8 @@
     fully_shard  torch.distributed.fsdp.fully_shard on two, against this engine's ZeRO-3
     tensor   DTensor tensor parallelism on two; tensor-wide: of a model twice as deep and wide
     gpipe    torch.distributed.pipelining's GPipe on two
-    1f1b ... and its 1F1B, interleaved, looped-bfs, zb-h1, zb-v and dualpipe-v
+    1f1b ... and its 1F1B, interleaved, looped-bfs, zb-h1, zb-v and dualpipe-v; gpipe-early and 1f1b-early: ours with
+             early gradients
     activations  bytes that 1F1B keeps live, here and there
     recompute  torch.utils.checkpoint on one device, at two depths: what is left of the activations, and its price
     limits   the engine's share of what two processes of this machine can do at most

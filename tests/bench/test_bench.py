@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -138,6 +139,7 @@ def test_an_unknown_benchmark_is_refused() -> None:
 def test_the_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.run(["list"], 1) == 0
     assert capsys.readouterr().out.split() == list(BENCHES)
+    assert set(BENCHES) <= set(re.findall(r"[\w-]+", bench.__doc__ or "")), "what each measures stands in the docstring"
 
 
 def test_a_prediction_is_held_against_the_mean_of_its_turns() -> None:
