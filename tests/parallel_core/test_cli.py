@@ -220,3 +220,23 @@ def test_a_file_of_brackets_alone_is_no_spec(tmp_path: Path, capsys: pytest.Capt
     path.write_text("[" * 100_000)
     assert main(["schedule", str(path)]) == 2
     assert "stand too deep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "inject", "said"),
+    [
+        ("{}", "warp", "--inject: there is no fault 'warp'; there are straggler,"),
+        ("{}", "straggler:speed=2", "--inject: 'speed=2' says nothing about a straggler; it takes rank="),
+        ("[1]", "straggler", "spec: An object with named fields is needed."),
+        ('{"inject": 5}', "straggler", "inject: "),
+        (None, "straggler", "spec.json cannot be read: No such file or directory"),
+    ],
+)
+def test_a_fault_that_cannot_be_injected_is_told_where_it_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, inject: str, said: str
+) -> None:
+    path = tmp_path / "spec.json"
+    if text is not None:
+        path.write_text(text)
+    assert main(["train", str(path), "--inject", inject]) == 2
+    assert said in capsys.readouterr().err
