@@ -18,7 +18,7 @@ from parallel_core.analysis.meters import Work, step_shares
 from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.cli_models import Wrong, checkpoint_of, require_few
-from parallel_core.cli_numbers import above, places, whole
+from parallel_core.cli_numbers import above, places, target, whole
 from parallel_core.faults import parse, sentences
 from parallel_core.found import case_of
 from parallel_core.found import sentences as findings
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="this engine against PyTorch's own, and its own costs")
     bench.add_argument("names", nargs="*", metavar="name", help="which benchmarks (default: all; 'list' names them)")
     bench.add_argument("--rounds", type=whole(1), default=5, help="turns each contestant gets")
-    bench.add_argument("--json", type=Path, help="write the results to this file too")
+    bench.add_argument("--json", type=target, help="write the results to this file too")
     bench.set_defaults(run=_bench)
     return parser
 

@@ -145,7 +145,7 @@ def _pack(options: argparse.Namespace) -> int:
         raise Wrong(f"--name is of letters, digits, '.', '_' and '-', at most 64; got {options.name!r}")
     try:
         count = token_file.pack(options.source, options.bytes, options.vocab, options.name, options.out)
-    except (CorpusError, OSError) as error:
+    except CorpusError as error:
         raise Wrong(str(error)) from error
     print(f"{count} tokens; train on them with corpus tokens:{options.name}")
     return 0

@@ -1,10 +1,11 @@
-"""Numbers on the command line, for argparse's `type`: a wrong one is told what would be right."""
+"""Numbers and files on the command line, for argparse's `type`: a wrong one is told what would be right."""
 
 from __future__ import annotations
 
 import argparse
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -35,6 +36,16 @@ def above(least: float) -> Callable[[str], float]:
         return value
 
     return read
+
+
+def target(text: str) -> Path:
+    """A file to write. Its folder must be there: what takes minutes is not to find out at its end that it is not."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"a file to write is needed; {text} is a folder")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent} to write {path.name} into")
+    return path
 
 
 def places(text: str) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
-from parallel_core.cli_numbers import above, whole
+from parallel_core.cli_numbers import above, target, whole
 
 if TYPE_CHECKING:
     from parallel_core.plan.orders.measured import Ordered
@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
     order.add_argument("--keep", type=above(0), help="micro-batches that a rank may keep (default: pp, as 1F1B)")
     order.add_argument("--effort", type=whole(1), default=1_000_000, help="operations timed in the search")
     order.add_argument("--csv", action="store_true", help="print the order alone, as PyTorch spells it")
-    order.add_argument("--out", type=Path, help="write the fastest as a spec that `train` takes")
+    order.add_argument("--out", type=target, help="write the fastest as a spec that `train` takes")
     order.set_defaults(run=run)
 
 

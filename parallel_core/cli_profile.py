@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
-from parallel_core.cli_numbers import above, whole
+from parallel_core.cli_numbers import above, target, whole
 
 if TYPE_CHECKING:
     from parallel_core.profile.curves import Link
@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
     """Adds the commands to the engine's."""
     profile = commands.add_parser("profile", help="time the layers of a spec's model, and this host's links")
     profile.add_argument("spec", type=Path, help="a RunSpec as JSON: its model, batch, precision and device")
-    profile.add_argument("--out", type=Path, help="write the cost table to this file")
+    profile.add_argument("--out", type=target, help="write the cost table to this file")
     profile.add_argument("--ranks", type=whole(1), help="ranks that links are timed between (default: 4, GPUs: all)")
     profile.add_argument("--seconds", type=above(0), default=2.0, help="of each condition of the layers, at least")
     profile.add_argument("--json", action="store_true", help="print the table as JSON")
@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
     predict.add_argument("--table", type=Path, required=True, help="what `profile --out` wrote")
     predict.add_argument(
         "--cut",
-        type=Path,
+        type=target,
         metavar="OUT",
         help="move the cuts between stages while that shortens the step; write the spec",
     )

@@ -175,8 +175,10 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
 def _config(path: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((path / CONFIG).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path / CONFIG} cannot be read: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path / CONFIG} cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path / CONFIG} is no JSON ({error}).") from error
     return config
 
 

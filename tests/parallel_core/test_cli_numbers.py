@@ -24,6 +24,10 @@ from parallel_core.cli import main
         ("plan --adapters -1", "--adapters: a whole number from 0 on"),
         ("profile s.json --seconds inf", "--seconds: a number above 0 is needed; got 'inf'"),
         ("profile s.json --ranks two", "--ranks: a whole number from 1 on"),
+        ("profile s.json --out nowhere/costs", "--out: there is no folder nowhere to write costs into"),
+        ("predict s.json --table t --cut nowhere/s.json", "--cut: there is no folder nowhere"),
+        ("order s.json --out /", "--out: a file to write is needed; / is a folder"),
+        ("bench ddp --json nowhere/b.json", "--json: there is no folder nowhere"),
         ("import-llama w --out o --seq 0", "--seq: a whole number from 1 on"),
     ],
 )
@@ -42,6 +46,12 @@ def test_a_folder_that_cannot_be_made_is_named(
     Path("spec.json").write_text("{}")
     assert main(["train", "spec.json", "--out", out]) == 2
     assert out in (said := capsys.readouterr().err) and "Traceback" not in said
+
+
+def test_tokens_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["pack-tokens", str(tmp_path / "none.bin"), "--vocab", "9", "--name", "web", "--out", str(tmp_path)]
+    assert main(line) == 2
+    assert capsys.readouterr().err == f"{tmp_path / 'none.bin'}: No such file or directory\n"
 
 
 def test_more_ranks_than_a_host_can_bear_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
