@@ -142,8 +142,7 @@ def _take_place(seat: Seat) -> Seat:
         pipeline = seat.spec.parallel.pp > 1
         seat = replace(seat, sharing=take_gpu(seat.device, seat.order["devices"], pipeline))
     elif hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[seat.device % len(cores)]})
+        os.sched_setaffinity(0, {host.core_of(seat.device)})
     import torch
 
     torch.set_num_threads(1)
