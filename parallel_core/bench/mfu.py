@@ -6,6 +6,7 @@ against the best matrix product that was measured on the same core just before.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,26 +15,50 @@ import numpy as np
 
 from parallel_core.local import LocalYard, Outcome
 from parallel_core.observe import host
+from parallel_core.observe.gpus import gpus, open_nvml
+from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 
-CHIP: dict[str, Any] = {"layers": 8, "hidden": 4096, "heads": 32, "seq": 2048, "vocab": 32_768}
-"""1.9 G parameters: 34 GB of state in mixed precision, and products of at least 16 384 x 4 096 x 4 096."""
-BATCH = 8
-"""Samples: 55 GB in all. Norm, clipping and update move 50 bytes a parameter whatever the batch, on an H100 some 28 ms:
-of half as many samples that is a sixth of the step."""
+CHIP: dict[str, Any] = {"hidden": 4096, "heads": 32, "seq": 2048, "vocab": 32_768}
+"""Of 8 layers 1.9 G parameters: 34 GB of state in mixed precision, and products of at least 24 576 x 4 096 x 4 096."""
+SIZES = ((8, 12), (8, 8), (8, 4), (4, 4), (2, 4), (1, 1))
+"""(layers, samples), the largest first: 65 GB in all. Norm, clipping and update move 50 bytes a parameter whatever the
+batch, on an H100 some 28 ms: a twentieth of the step of 12 samples, and a seventh of that of 4."""
+FILLED = 0.85
+"""Of a GPU's memory: what the model may take as predicted; libraries and the allocator take some, too."""
 CORE: dict[str, Any] = {"layers": 4, "hidden": 512, "heads": 8, "seq": 128, "vocab": 4096}
 
 
-def spec_of(gpu: bool, steps: int) -> RunSpec:
-    train = {"global_batch": BATCH, "precision": "bf16", "device": "cuda"} if gpu else {"global_batch": 4}
-    warmup = {"steps": steps + 2, "warmup_steps": 2}
-    return RunSpec.model_validate({"model": CHIP if gpu else CORE, "train": {**train, **warmup}})
+def spec_of(gpu: bool, steps: int, memory: float = math.inf) -> RunSpec:
+    """On a GPU of `memory` bytes the largest of SIZES that it holds."""
+    sizes = {"steps": steps + 2, "warmup_steps": 2}
+    if not gpu:
+        return RunSpec.model_validate({"model": CORE, "train": {"global_batch": 4, **sizes}})
+    train = {"precision": "bf16", "device": "cuda", **sizes}
+    specs = [
+        RunSpec.model_validate({"model": {"layers": layers, **CHIP}, "train": {"global_batch": batch, **train}})
+        for layers, batch in SIZES
+    ]
+    return next((spec for spec in specs if worst_stage(spec).total <= FILLED * memory), specs[-1])
+
+
+def _gpu_memory() -> float:
+    """Bytes of the first GPU; infinite where the driver does not tell."""
+    nvml = open_nvml()
+    handle = next((gpu.handle for gpu in gpus(nvml)), None)
+    if handle is None:
+        return math.inf
+    try:
+        return float(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except nvml.NVMLError:  # a GPU on the processor's own memory
+        return math.inf
 
 
 def run(rounds: int) -> dict[str, Any]:
     """Results: `mfu` (median over the steps, `rounds` of them), `hfu`, `tflops` and `peak` FLOP/s with its `source`;
     on a GPU `memory`, the meter's peak over the allocator's."""
-    spec = spec_of(bool(host.cuda_devices()), max(2, rounds))
+    gpu = bool(host.cuda_devices())
+    spec = spec_of(gpu, max(2, rounds), _gpu_memory() if gpu else math.inf)
     with LocalYard() as yard, tempfile.TemporaryDirectory() as folder:
         done = yard.run(spec, Path(folder) / "run")
     if not done.ok:

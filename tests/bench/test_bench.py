@@ -23,6 +23,7 @@ from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.measured import Measured, measure
+from parallel_core.spec import RunSpec
 
 RELATIVE = 1e-6
 """Largest difference of the losses after the same steps in fp32."""
@@ -74,6 +75,12 @@ def test_what_is_to_fill_a_gpu_fits_one_of_80_gb_and_is_mostly_products() -> Non
     products = model_flops(spec.model, spec.train.global_batch) / 700e12
     beside = 50 * sum(math.prod(shape) for shape in parameter_shapes(spec.model).values()) / 3.35e12
     assert beside < 0.1 * (products + beside)
+    sizes = [(spec.model.layers, spec.train.global_batch) for spec in map(_held_by, (80, 40, 24, 4))]
+    assert sizes == [(8, 12), (4, 4), (2, 4), (1, 1)], "a smaller GPU gets less to do, and the smallest the least"
+
+
+def _held_by(gib: int) -> RunSpec:
+    return mfu.spec_of(gpu=True, steps=2, memory=gib * 2.0**30)
 
 
 @pytest.mark.full
