@@ -12,7 +12,7 @@ from dashboard.runs.spec_fields import ENTRIES, mib_text
 from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import NO_SPEEDUP, Overview, Row
 from parallel_core.analysis import sentences
-from parallel_core.analysis.quantities import bytes_text, difference_text, listed_text, seconds_text, significant
+from parallel_core.analysis.quantities import bytes_text, difference_text, seconds_text, significant
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
@@ -132,7 +132,7 @@ def held(others: Sequence[Row]) -> bool:
 def _of_other_models(view: Overview) -> list[str]:
     """Of runs none of which trains what the baseline does: their steps side by side, over nothing."""
     done = [row.entry.result for row in view.rows if row.entry.done and row.entry.result]
-    steps = listed_text([f"{result.label} {seconds_text(result.step.median)}" for result in done[:SHOWN]])
+    steps = "; ".join(f"{result.label}: {seconds_text(result.step.median)}" for result in done[:SHOWN])
     batches = sorted({row.spec.train.global_batch for row in view.rows})
     of = f" of {view.baseline.spec.train.global_batch} samples" if view.baseline and len(batches) > 1 else ""
     rest = f" ({SHOWN} of {len(done)})" if len(done) > SHOWN else ""

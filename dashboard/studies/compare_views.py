@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
@@ -22,6 +22,7 @@ from dashboard.studies.selectors import Overview, Row, overview
 from dashboard.studies.views import gantt_src
 from parallel_core.analysis.diagnosis import scaling
 from parallel_core.analysis.diagnosis.case import Finding
+from parallel_core.analysis.quantities import listed_text
 
 MAX_COMPARED = 40
 MAX_DRAWN = 12
@@ -31,15 +32,16 @@ MAX_DRAWN = 12
 def compare_page(request: HttpRequest) -> HttpResponse:
     """?runs=1,2,3&baseline=1: at most MAX_COMPARED runs in the table. Of more than MAX_DRAWN there are no lines, and
     timelines of the first so many, as the address has them."""
-    runs, missing = _asked(request)
+    runs, untrained, missing = _asked(request)
+    told = {"missing": missing, "untrained": listed_text([run.name for run in untrained]) if untrained else ""}
     if not runs:
-        return render(request, "studies/compare.html", {"view": None, "missing": missing})
+        return render(request, "studies/compare.html", {"view": None, **told})
     live = live_context(runs)
     view, rows = live["view"], live["rows"]
     specs = [row.spec for row in rows]
     differing, same = compare.differences(specs)
     context = {
-        "missing": missing,
+        **told,
         "differing": differing,
         "same": same,
         "unlike": compare.unlike(specs),
@@ -79,20 +81,29 @@ def live_context(runs: list[Run]) -> dict[str, Any]:
 @priced
 def compare_changes(request: HttpRequest) -> JsonResponse:
     """What of the same comparison a browser does not have yet. 404 where none of its runs is left."""
-    runs, _ = _asked(request)
+    runs = _asked(request).runs
     if not runs:
         raise Http404("none of these runs exist")
     live = live_context(runs)
     return answer(request, "studies/parts", LIVE_PARTS, live, {key: one for key, one in live["charts"].items() if one})
 
 
-def _asked(request: HttpRequest) -> tuple[list[Run], list[int]]:
-    """The runs of the address, the baseline first, and the numbers of those that do not exist."""
+class Asked(NamedTuple):
+    """The runs of the address, the baseline first; those that train nothing (they generate text, or time links), which
+    nothing can be held against; and the numbers of those that do not exist."""
+
+    runs: list[Run]
+    untrained: list[Run]
+    missing: list[int]
+
+
+def _asked(request: HttpRequest) -> Asked:
     asked = numbers(request.GET.get("runs", "") or ",".join(request.GET.getlist("run")))[:MAX_COMPARED]
     found = {run.pk: run for run in Run.objects.filter(pk__in=asked).select_related("study")}
     base = number(request.GET.get("baseline"))
     runs = sorted((found[pk] for pk in asked if pk in found), key=lambda run: run.pk != base)
-    return runs, [pk for pk in asked if pk not in found]
+    trained, untrained = ([run for run in runs if bool(run.wish) is wish] for wish in (False, True))
+    return Asked(trained, untrained, [pk for pk in asked if pk not in found])
 
 
 def _in_order(view: Overview, runs: list[Run]) -> list[Row]:

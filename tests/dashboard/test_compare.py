@@ -194,7 +194,7 @@ def test_beside_a_failed_run_of_its_kind_another_kind_of_model_is_no_rival(reade
     page = reader.get(f"/compare/?runs={a.pk},{failed.pk},{c.pk}")
     verdict = " ".join(page.context["verdict"])
     assert "A step takes: " in verdict and "only finished" not in verdict
-    assert "Single, MLP" in verdict and f"Single, GPT #{a.pk}" in verdict
+    assert "Single, MLP: " in verdict and f"Single, GPT #{a.pk}: " in verdict and verdict.count("; ") >= 1
     assert page.context["charts"]["speedup"] is None and "No speedup</h2>" in page.content.decode()
     assert "a lower loss is not a better one" in page.context["charts"]["loss"].subtitle
 
@@ -210,3 +210,13 @@ def test_the_cap_of_one_run_is_no_limit_of_another(reader: Client, alice: Any) -
     assert "limit 4 GiB" in reader.get(f"/compare/?runs={a.pk},{b.pk}").context["charts"]["memory"].subtitle
     Run.objects.filter(pk=a.pk).update(spec={**a.spec, "trace": capped["trace"]})
     assert "limit 3.8 MiB" in reader.get(f"/compare/?runs={a.pk},{b.pk}").context["charts"]["memory"].subtitle
+
+
+def test_what_trains_nothing_is_left_out_and_said_so(reader: Client, alice: Any) -> None:
+    a, b, text = factory.finished(alice), factory.finished(alice, {"dp": 2}), factory.finished(alice, name="Generate")
+    Run.objects.filter(pk=text.pk).update(wish={"prompt": "def "})
+    page = reader.get(f"/compare/?runs={text.pk},{a.pk},{b.pk}")
+    assert [row.run.pk for row in page.context["rows"]] == [a.pk, b.pk]
+    assert "Left out, as they train nothing: Generate." in page.content.decode()
+    alone = reader.get(f"/compare/?runs={text.pk}").content.decode()
+    assert "None of these runs trains" in alone and "has no result yet" not in alone
