@@ -133,6 +133,13 @@ def _cause(case: Case, at: int) -> tuple[str, str]:
             f"The learning rate jumped {rates} at step {case.loss_steps[step]}.",
             f"Undo that jump of {factor:.3g} times, or warm the rate up over hundreds of steps.",
         )
+    rate, asked = float(case.lr[: at + 1].max(initial=0.0)), case.spec.train.lr
+    if rate >= JUMP * asked:
+        return (
+            f"The learning rate was {rate:g}, {significant(rate / asked)} times train.lr, at a batch of "
+            f"{case.spec.train.global_batch}.",
+            f"Train at train.lr, {asked:g}.",
+        )
     batch = f"train.lr is {case.spec.train.lr:g} at a batch of {case.spec.train.global_batch}"
     before = case.grad_norm[: at + 1][np.isfinite(case.grad_norm[: at + 1])]
     grew = float(before.max() / np.median(before)) if len(before) and np.median(before) > 0 else 1.0
