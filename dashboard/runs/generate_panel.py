@@ -13,7 +13,7 @@ from parallel_core.plan.generation import by_place
 from parallel_core.plan.peak import RankMemory
 from parallel_core.spec import RunSpec
 
-NAMES = {"params": "Weights", "activations": "Keys and values", "buffers": "Layer at work"}
+NAMES = {"params": "weights", "activations": "keys and values", "buffers": "layer at work"}
 
 
 def panel(spec: RunSpec, wish: Mapping[str, Any]) -> Panel:
@@ -32,7 +32,7 @@ def panel(spec: RunSpec, wish: Mapping[str, Any]) -> Panel:
 
 def _sentence(worst: RankMemory, limit: int) -> str:
     category, share = worst.largest()
-    most = f"Needs {bytes_text(worst.total)} on rank {worst.rank}; {NAMES[category].lower()} are {percent_text(share)}"
+    most = f"Needs {bytes_text(worst.total)} on rank {worst.rank}; {NAMES[category]} are {percent_text(share)}"
     if not limit:
         return f"{most}. The device's memory is not known."
     if worst.total <= limit:
@@ -46,5 +46,5 @@ def figure(run: Run) -> tuple[str, str, str]:
     measured = max((record.peak_total for record in selectors.memory(run).values()), default=0)
     if not measured:
         return "Memory of a rank", bytes_text(predicted), "predicted"
-    said = f"measured; {bytes_text(predicted)} predicted, {signed_percent_text(predicted / measured - 1)}"
+    said = f"measured; {bytes_text(predicted)} predicted, {signed_percent_text(predicted / measured - 1)} off"
     return "Memory of a rank", bytes_text(measured), said

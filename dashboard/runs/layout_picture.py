@@ -98,7 +98,7 @@ def picture(own: RunSpec, rank: int, how: str = "", hosts: Hosts = ALONE) -> Pic
     return Picture(
         sentence=_sentence(spec, rank, len(layers), spoken, hosts),
         rank=rank,
-        place=f"place {place} of the pipeline, replica {replica}, tensor rank {tensor}",
+        place=f"Place {place} of the pipeline, replica {replica}, tensor rank {tensor}",
         heads=[_head(layout, p) for p in range(min(layout.pp, DRAWN_PLACES))],
         rows=_mesh(layout, rank, spoken, hosts),
         drawn=_drawn(layout),

@@ -94,14 +94,14 @@ PRESETS = (
         "dp2-zero2",
         DATA,
         "Tiny GPT, DP 2 + ZeRO-2",
-        "and keep no more of the gradients than they update",
+        "replicas share the gradients, too: each keeps what it updates",
         _tiny(dp=2, zero=2, micro_batches=2),
     ),
     Preset(
         "dp2-zero3",
         DATA,
         "Tiny GPT, DP 2 + ZeRO-3",
-        "and gather each layer's parameters only while it works",
+        "replicas share the parameters, too, gathered while a layer works",
         _tiny(dp=2, zero=3),
     ),
     Preset(
@@ -228,7 +228,7 @@ PRESETS = (
         "pp2-vertical",
         STREAM,
         "Tiny GPT, PipeDream, vertical sync",
-        "and the same version of the weights on all stages",
+        "no flush; one version of the weights on all stages",
         _streamed("1f1b-vertical"),
     ),
     Preset(

@@ -130,6 +130,11 @@ def test_a_bad_field_is_said_at_the_field_and_everything_kept(
     assert not Run.objects.exists()
 
 
+def test_what_a_preset_is_stands_by_itself() -> None:
+    """Its words are read under its own name, not behind those of the preset before it."""
+    assert [preset.key for preset in PRESETS if preset.blurb.startswith("and ")] == []
+
+
 def test_a_name_that_is_too_long_is_counted(member: Client) -> None:
     errors = member.post("/runs/new/", filled(name="x" * 121)).context["form"].errors
     assert errors["name"] == ["A name has at most 120 characters; this one has 121."]

@@ -29,7 +29,9 @@ def test_every_rank_stands_once_and_the_chosen_one_has_its_groups() -> None:
     cells = {one.rank: one.role for row in drawn.rows for cell in row for one in cell}
     assert sorted(cells) == list(range(8))
     assert {rank: role for rank, role in cells.items() if role} == {3: "chosen", 2: "tensor", 1: "data", 7: "next"}
-    assert drawn.sentence.startswith("Rank 3 holds 5 of 10 layers")
+    assert drawn.sentence.startswith("Rank 3 holds 5 of 10 layers") and drawn.place.startswith(
+        "Place 0 of the pipeline"
+    )
     assert list(drawn.groups) == ["tensor", "data", "next"]
 
 
