@@ -58,7 +58,9 @@ class Verdict:
 
 
 def cause_of(run: Run) -> str:
-    """Why it ended, in few words; '' of one that goes on, or did what was asked."""
+    """Why it ended, in few words; '' of one that goes on, or of which its state says it."""
+    if run.state == State.LOST:
+        return ""
     return "replicas differ" if "ReplicasDiffer" in run.detail else CAUSES.get(run.cause, run.cause)
 
 
@@ -117,6 +119,8 @@ def _bubble(run: Run, spec: RunSpec) -> str:
     if not parts:
         return ""
     found = mean(parts.values())
+    if spec.parallel.world == 1:
+        return f"; {percent_text(found.share('compute'))} of the step is compute"
     if spec.parallel.pp == 1:
         return f"; {percent_text(found.share('communication'))} of the step is communication not hidden"
     return (

@@ -89,7 +89,7 @@ def place(run: Run, nodes: list[dict[str, Any]], worker: Any) -> Attempt:
         devices=nodes,
         sent_at=now,
     )
-    where = ", ".join(f"{node['worker']} devices {_list(node['devices'])}" for node in nodes)
+    where = ", ".join(f"{node['worker']} {_list(node['devices'])}" for node in nodes)
     record(run, "starting", f"Attempt {attempt.number} was placed on {where}.", attempt)
     return attempt
 
@@ -107,7 +107,9 @@ def running(attempt: Attempt, begins: dict[str, Any] | None = None) -> Run:
     run = _move(attempt.run_id, (State.STARTING,), State.RUNNING, started_at=now)
     Attempt.objects.filter(pk=attempt.pk).update(started_at=now, begins=attempt.begins)
     where = beginning(attempt)
-    text = f"All {run.devices} ranks of attempt {attempt.number} are running{', ' + where if where else ''}."
+    ranks = f"All {run.devices} ranks" if run.devices > 1 else "The only rank"
+    verb = "are" if run.devices > 1 else "is"
+    text = f"{ranks} of attempt {attempt.number} {verb} running{', ' + where if where else ''}."
     record(run, "running", text, attempt)
     return run
 
@@ -168,7 +170,7 @@ def lose(attempt: Attempt, detail: str, report: Any = None) -> Run:
     run = Run.objects.get(pk=attempt.run_id)
     if run.retries_left > 0 and run.cancel_requested_at is None:
         left = run.retries_left - 1
-        return _requeue(attempt, f"{detail} Queued again; {left} retries left.", {"retries_left": left})
+        return _requeue(attempt, f"{detail} Queued again; {_retries(left)} left.", {"retries_left": left})
     run = _move(attempt.run_id, ACTIVE, State.LOST, cause=WORKER_LOST, detail=detail, ended_at=now)
     record(run, State.LOST, detail, attempt)
     return run
@@ -202,4 +204,8 @@ def _require_live(attempt: Attempt) -> None:
 
 
 def _list(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))
+    return f"device{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+
+
+def _retries(left: int) -> str:
+    return f"{left} retries" if left > 1 else "1 retry" if left else "no retry"

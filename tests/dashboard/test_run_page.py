@@ -148,6 +148,18 @@ def test_running_run_counts_steps_and_names_the_bubble(alice: Any) -> None:
     assert said.startswith("Step 12 of 43, ")
     assert "left; " in said
     assert "(planned 20 %)" in said
+    alone = factory.queued(alice)
+    factory.feed_steps(factory.start(alone), 12)
+    alone.refresh_from_db()
+    assert verdict(alone).sentence.endswith("% of the step is compute.")  # it has nobody to talk to
+
+
+def test_a_lost_run_says_once_that_it_was_lost(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.start(run)
+    factory.end(run, State.LOST, "The worker was restarted while this ran.", "worker_lost")
+    said = html(reader, run)
+    assert ">Lost</span>" in said and "worker lost" not in said
 
 
 def test_planned_bubble_of_the_schedules() -> None:

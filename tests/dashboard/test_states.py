@@ -41,6 +41,8 @@ def test_the_way_to_success(run: Run, attempt: Attempt) -> None:
     states.finish(attempt, "succeeded")
     assert state_of(run) == State.SUCCEEDED
     assert list(run.events.values_list("kind", flat=True)) == ["queued", "starting", "running", "succeeded"]
+    said = list(run.events.values_list("text", flat=True))
+    assert said[1:3] == ["Attempt 1 was placed on yard-a device 0.", "The only rank of attempt 1 is running."]
 
 
 @pytest.mark.parametrize("outcome", ["succeeded", "failed", "cancelled"])
@@ -74,6 +76,7 @@ def test_a_lost_worker_uses_a_retry_where_one_is_left(run: Run, attempt: Attempt
     run.refresh_from_db()
     attempt.refresh_from_db()
     assert (run.state, run.retries_left) == (state, max(0, retries - 1))
+    assert state == State.LOST or run.detail.endswith("Queued again; 1 retry left.")
     assert (attempt.over, attempt.cause) == (True, "worker_lost")
 
 
