@@ -166,7 +166,11 @@ def _words_of(entry: Entry) -> str:
 
 
 def _short(status: str) -> str:
-    return status if len(status) <= MAX_WORDS else f"{status[: MAX_WORDS - 1]}…"
+    """Whole, or up to its last clause that has room."""
+    if len(status) <= MAX_WORDS:
+        return status
+    clause = max(status.rfind(mark, 0, MAX_WORDS) for mark in (": ", ", ", ". "))
+    return status[:clause] if clause > MAX_WORDS // 2 else f"{status[: MAX_WORDS - 1]}…"
 
 
 def _row(entry: Entry) -> list[str]:

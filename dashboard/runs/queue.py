@@ -161,7 +161,7 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
         away = f"which has {what}; it is away or draining" if one else f"one of which must be there for {what}"
         return f"Waits for {'worker ' if one else ''}{listed_text([host.name for host in awaited])}, {away}."
     if why is Wait.SIBLING:
-        return "Waits for the runs of its study in front of it: they go one after another."
+        return "Waits for other runs of its study: they go one after another."
     if not awaited:
         return "Starts now."
     names = listed_text([host.name for host in awaited])

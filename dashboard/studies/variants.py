@@ -113,18 +113,26 @@ STRATEGIES: tuple[Strategy, ...] = (
         for name in runnable()
         if name not in ("naive", "gpipe", "1f1b", CUSTOM)  # which stand above, or are not made by name
     ),
-    Strategy("dp-tp", "DP x TP", _from(4, 2, lambda n: {"dp": n // 2, "tp": 2}), "an even number from 4 devices"),
+    Strategy("dp-tp", "DP x TP", _from(4, 2, lambda n: {"dp": n // 2, "tp": 2}), "4 devices, or a larger even number"),
     Strategy(
-        "dp-pp", "DP x PP-1F1B", _from(4, 2, lambda n: {"dp": n // 2, "pp": 2}), "an even number from 4 devices", True
+        "dp-pp",
+        "DP x PP-1F1B",
+        _from(4, 2, lambda n: {"dp": n // 2, "pp": 2}),
+        "4 devices, or a larger even number",
+        True,
     ),
     Strategy(
-        "tp-pp", "TP x PP-1F1B", _from(4, 2, lambda n: {"tp": 2, "pp": n // 2}), "an even number from 4 devices", True
+        "tp-pp",
+        "TP x PP-1F1B",
+        _from(4, 2, lambda n: {"tp": 2, "pp": n // 2}),
+        "4 devices, or a larger even number",
+        True,
     ),
     Strategy(
         "dp-tp-pp",
         "DP x TP x PP-1F1B",
         _from(8, 4, lambda n: {"dp": n // 4, "tp": 2, "pp": 2}),
-        "a multiple of 4 from 8 devices",
+        "8 devices, or a larger multiple of 4",
         True,
     ),
 )

@@ -240,6 +240,5 @@ def _layers(view: Overview) -> list[str]:
         named = apart_text([f"{label}: {count_text(most)}" for most, label in known[1:MOST_NAMED]])
         least, label = known[-1]
         said += [f"Next are {named}."] if len(known) > MOST_NAMED and least < known[0][0] else []
-        fewest = f"{label} holds the fewest, {count_text(least)}. " if least < known[0][0] else ""
-        said.append(f"{fewest}All are predicted.")
+        said += [f"{label} holds the fewest, {count_text(least)}. All are predicted."] if least < known[0][0] else []
     return said

@@ -133,6 +133,14 @@ def test_a_waterfall_leaves_its_longest_bar_room_for_a_number_on_a_phone() -> No
     assert phone > 1.15 * wide
 
 
+def test_a_long_status_ends_with_a_clause() -> None:
+    waits = replace(
+        ENTRIES[0], result=None, speed=None, status="queued: Waits for other runs of its study: they go on."
+    )
+    words = json.dumps(speedup.chart([ENTRIES[1], waits], "t", "s").figure)
+    assert "queued: Waits for other runs of its study" in words and "they go" not in words and "\\u2026" not in words
+
+
 def test_names_with_commas_are_told_apart() -> None:
     light = {**MEMORY, "activations": 0}
     named = [entry("Single, fp32", 60, 1), entry("DP, bf16", 90, 1, memory=light)]

@@ -125,6 +125,17 @@ def test_what_is_wrong_is_said_at_its_field(member: Client, data: dict[str, Any]
     assert message in answer.content.decode()
 
 
+def test_a_study_of_which_nothing_can_run_says_so(member: Client) -> None:
+    said = preview(member, {**SWEEP, "values": "15, 17"})
+    assert "<strong>Nothing would run:</strong>" in said and "up to" not in said.split("</p>")[0]
+    assert " disabled>Queue 0 runs</button>" in said
+
+
+def test_products_that_need_more_devices_say_how_many(member: Client) -> None:
+    said = preview(member, {**MATRIX, "strategies": ["dp", "dp-tp"], "devices": "2"})
+    assert "needs 4 devices, or a larger even number; this study has 2." in said
+
+
 def test_a_split_that_cannot_be_is_named_by_its_strategy(member: Client) -> None:
     asked = {**MATRIX, "kind": "scaling", "strategies": ["dp"], "ways": ["strong"], "counts": "2, 3"}
     said = preview(member, {**asked, "micro_batches": "4"})
@@ -252,7 +263,7 @@ def test_a_sweep_leaves_out_what_no_worker_can_run(member: Client) -> None:
     assert "4 × 1 × 1 needs 4 CPU devices; the fleet has 2." in said
     large = {**MATRIX, "model__layers": "64", "model__hidden": "8192", "model__vocab": "100000"}
     said = preview(member, large)
-    assert "<strong>0 runs</strong>" in said
+    assert "<strong>Nothing would run:</strong>" in said
     assert "there is room for 4 GiB." in said
     answer = member.post(NEW, large)
     assert answer.status_code == 422
