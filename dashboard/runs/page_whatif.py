@@ -214,7 +214,7 @@ def sentence(change: Change, made: Replay, measured: float) -> str:
     """What the change does to a step of `measured` ns."""
     said = _words(change)
     if not said:
-        return f"{ns_text(made.step)} is the step as it was measured. Change something, or take a line of the table."
+        return f"{ns_text(measured)} is the step as it was measured. Change something, or take a line of the table."
     gain = measured / made.step
     if abs(gain - 1) < LEAST_GAIN:
         return f"{ns_text(made.step)} a step, as measured: {', '.join(said)} would change nothing."

@@ -19,6 +19,8 @@ from dashboard.runs.traces import Trace
 from parallel_core.analysis.diagnosis import RULES
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
+from parallel_core.simulate.replay import Change, Replay
+from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
 
@@ -101,6 +103,11 @@ def test_title_and_list_of_late_operations_are_of_what_is_outlined(alice: Any, m
     told = [found["overlay"].title, *(row["operation"] for row in found["late"])]
     assert len(told) > 1 and all("backward" in words for words in told[:2])
     assert not any("recompute" in words for words in told)
+
+
+def test_what_if_without_a_change_says_what_was_measured_not_what_was_replayed(alice: Any) -> None:
+    made = Replay(RunSpec.model_validate(factory.spec_of(PIPELINE)), {}, 395e6)
+    assert page_whatif.sentence(Change(), made, 398e6).startswith("398 ms is the step as it was measured.")
 
 
 def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> None:
