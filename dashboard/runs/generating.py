@@ -12,7 +12,7 @@ from dashboard.runs import generate_panel, resuming, selectors, services, submis
 from dashboard.runs.models import RankInfo, Run
 from dashboard.runs.spreading import Files, alone_because
 from parallel_core.analysis.generated import merged, rate, replicas, text
-from parallel_core.analysis.quantities import bytes_text, seconds_text, significant
+from parallel_core.analysis.quantities import bytes_text, rate_text, seconds_text
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec, field_errors
 from parallel_core.wish import inference, read_wish
@@ -141,7 +141,7 @@ def sentence(run: Run) -> str:
     several = f" in each of {samples} texts" if samples > 1 else ""
     out = f"{done}{of} token{'s' if wanted > 1 else ''}{several}: the first after {seconds_text(all_of_it['prefill'])}"
     if (speed := rate(told)) is not None:
-        out += f", then {seconds_text(speed[0])} each (median), {significant(speed[1])} tokens/s"
+        out += f", then {seconds_text(speed[0])} each (median), {rate_text(speed[1])}"
     return f"{out}."
 
 
@@ -155,7 +155,7 @@ def figures(run: Run) -> list[tuple[str, str, str]]:
     return [
         ("Prefill", seconds_text(first["prefill"]) if first else "–", f"{prompt} prompt token{'s' * (prompt > 1)}"),
         ("Time a token", seconds_text(speed[0]) if speed else "–", _spread(first)),
-        ("Speed", f"{significant(speed[1])} tokens/s" if speed else "–", f"{run.wish['samples']} at a time{over}"),
+        ("Speed", rate_text(speed[1]) if speed else "–", f"{run.wish['samples']} at a time{over}"),
         (
             "Keys and values",
             bytes_text(max(caches)) if caches else "–",

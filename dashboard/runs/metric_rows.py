@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from dashboard.runs.models import Run
-from dashboard.runs.page_verdict import rate_text, target_of
+from dashboard.runs.page_verdict import target_of
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
-from parallel_core.analysis.quantities import count_text, seconds_text, significant
+from parallel_core.analysis.quantities import count_text, rate_text, seconds_text, significant
 from parallel_core.spec import RunSpec
 
 

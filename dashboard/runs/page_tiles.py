@@ -10,8 +10,8 @@ import numpy as np
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors
 from dashboard.runs.models import ENDED, Attempt, Run
-from dashboard.runs.page_verdict import rate_text, target_of
-from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text, significant
+from dashboard.runs.page_verdict import target_of
+from parallel_core.analysis.quantities import bytes_text, percent_text, rate_text, seconds_text, significant
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 

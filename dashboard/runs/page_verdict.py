@@ -16,7 +16,7 @@ from dashboard.runs.queue import queued_runs
 from dashboard.runs.submission import capacity
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
-from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text, significant
+from parallel_core.analysis.quantities import bytes_text, percent_text, rate_text, seconds_text, significant
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import find_fixes, worst_stage
 from parallel_core.plan.strategy import idle_share
@@ -283,10 +283,3 @@ def _less_memory(spec: RunSpec) -> str:
 def target_of(run: Run) -> str:
     """What a run's speed counts: tokens or images."""
     return outline_of(RunSpec.stored(run.spec).model).target
-
-
-def rate_text(rate: float, target: str = "tokens") -> str:
-    """`18.2 k tokens/s`."""
-    if rate >= 1e6:
-        return f"{significant(rate / 1e6)} M {target}/s"
-    return f"{significant(rate / 1e3)} k {target}/s" if rate >= 1e3 else f"{rate:.0f} {target}/s"

@@ -95,6 +95,13 @@ def listed_text(parts: Sequence[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
+def rate_text(rate: float, target: str = "tokens") -> str:
+    """`18.2 k tokens/s`."""
+    if rate >= 1e6:
+        return f"{significant(rate / 1e6)} M {target}/s"
+    return f"{significant(rate / 1e3)} k {target}/s" if rate >= 1e3 else f"{rate:.0f} {target}/s"
+
+
 def apart_text(parts: Sequence[str]) -> str:
     """'a, b, c'; 'a, b; c' where a part has a comma of its own."""
     return ("; " if any("," in part for part in parts) else ", ").join(parts)

@@ -13,12 +13,12 @@ from django.urls import reverse
 
 from dashboard.runs import page_charts, page_tiles, selectors
 from dashboard.runs.models import Attempt, Run
-from dashboard.runs.page_verdict import rate_text, verdict
+from dashboard.runs.page_verdict import verdict
 from dashboard.studies.peaks import over_one_peak
 from dashboard.studies.selectors import overview
 from dashboard.studies.table import METERS
 from parallel_core.analysis.meters import Work
-from parallel_core.analysis.quantities import seconds_text, significant
+from parallel_core.analysis.quantities import rate_text, seconds_text, significant
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 

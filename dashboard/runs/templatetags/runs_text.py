@@ -10,7 +10,7 @@ from django.forms import BoundField
 from django.utils import timezone
 
 from dashboard.runs.models import Run
-from dashboard.runs.page_verdict import disturbance, rate_text, target_of
+from dashboard.runs.page_verdict import disturbance, target_of
 from parallel_core.analysis import quantities
 from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import Outline, outline_of
@@ -50,7 +50,7 @@ def throughput(run: Run) -> str:
     if run.tokens_per_s is None:
         return NOTHING
     outline = _outline(run)
-    return rate_text(run.tokens_per_s, outline.target if outline else target_of(run))
+    return quantities.rate_text(run.tokens_per_s, outline.target if outline else target_of(run))
 
 
 @register.filter
