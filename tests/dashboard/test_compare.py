@@ -220,3 +220,9 @@ def test_what_trains_nothing_is_left_out_and_said_so(reader: Client, alice: Any)
     assert "Left out, as they train nothing: Generate." in page.content.decode()
     alone = reader.get(f"/compare/?runs={text.pk}").content.decode()
     assert "None of these runs trains" in alone and "has no result yet" not in alone
+
+
+def test_runs_of_one_name_are_told_apart_by_their_precision(alice: Any) -> None:
+    runs = [factory.queued(alice, train={"precision": precision}) for precision in ("fp32", "bf16")]
+    labels = [row.entry.label for row in selectors.overview(runs).rows]
+    assert labels == ["Single, fp32", "Single, bf16"]
