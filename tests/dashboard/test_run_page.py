@@ -86,25 +86,6 @@ def test_queued_run_says_what_it_waits_for_and_who_is_ahead(reader: Client, alic
     assert "Ahead: 1 more, then " in html(reader, later)
 
 
-def test_queued_run_says_who_holds_its_devices_and_how_long(reader: Client, alice: Any) -> None:
-    held = factory.queued(alice, {"dp": 2}, name="long one")
-    factory.start(held)
-    run = factory.queued(alice, {"dp": 2})
-    assert [(other.pk, left) for other, left in verdict(run).holding] == [(held.pk, "")]
-    Run.objects.filter(pk=held.pk).update(step=2, step_time=30.0)
-    said = html(reader, run)
-    assert "There now: " in said and "long one" in said and "(alice, 20 min 0 s left)" in said
-
-
-def test_replicas_that_differ_are_no_error_in_the_code(reader: Client, alice: Any) -> None:
-    run = factory.queued(alice)
-    factory.start(run)
-    detail = "Rank 0 failed at step 19: ReplicasDiffer: Replicas differ behind step 19: head.weight of rank 1."
-    factory.end(run, State.FAILED, detail, "user_code")
-    said = html(reader, run)
-    assert "Failed: replicas differ" in said and "an error in the training code" not in said
-
-
 def test_requeued_run_says_so(alice: Any) -> None:
     run = factory.queued(alice)
     Run.objects.filter(pk=run.pk).update(detail="Interrupted by an orderly stop of its worker; queued again.")
@@ -152,14 +133,6 @@ def test_running_run_counts_steps_and_names_the_bubble(alice: Any) -> None:
     factory.feed_steps(factory.start(alone), 12)
     alone.refresh_from_db()
     assert verdict(alone).sentence.endswith("% of the step is compute.")  # it has nobody to talk to
-
-
-def test_a_lost_run_says_once_that_it_was_lost(reader: Client, alice: Any) -> None:
-    run = factory.queued(alice)
-    factory.start(run)
-    factory.end(run, State.LOST, "The worker was restarted while this ran.", "worker_lost")
-    said = html(reader, run)
-    assert ">Lost</span>" in said and "worker lost" not in said
 
 
 def test_planned_bubble_of_the_schedules() -> None:

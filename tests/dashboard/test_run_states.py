@@ -1,0 +1,42 @@
+"""What the head of a run's page says of a run that waits, and of one that ended otherwise than it should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.test import Client
+
+from dashboard.runs.models import Run, State
+from dashboard.runs.page_verdict import verdict
+from tests.dashboard import factory
+
+
+def html(client: Client, run: Run) -> str:
+    return client.get(f"/runs/{run.pk}/").content.decode()
+
+
+def test_queued_run_says_who_holds_its_devices_and_how_long(reader: Client, alice: Any) -> None:
+    held = factory.queued(alice, {"dp": 2}, name="long one")
+    factory.start(held)
+    run = factory.queued(alice, {"dp": 2})
+    assert [(other.pk, left) for other, left in verdict(run).holding] == [(held.pk, "")]
+    Run.objects.filter(pk=held.pk).update(step=2, step_time=30.0)
+    said = html(reader, run)
+    assert "There now: " in said and "long one" in said and "(alice, 20 min 0 s left)" in said
+
+
+def test_replicas_that_differ_are_no_error_in_the_code(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.start(run)
+    detail = "Rank 0 failed at step 19: ReplicasDiffer: Replicas differ behind step 19: head.weight of rank 1."
+    factory.end(run, State.FAILED, detail, "user_code")
+    said = html(reader, run)
+    assert "Failed: replicas differ" in said and "an error in the training code" not in said
+
+
+def test_a_lost_run_says_once_that_it_was_lost(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.start(run)
+    factory.end(run, State.LOST, "The worker was restarted while this ran.", "worker_lost")
+    said = html(reader, run)
+    assert ">Lost</span>" in said and "worker lost" not in said
