@@ -28,7 +28,7 @@ WRONG = [
     ("train__lr", "NaN", "A number is needed; got 'NaN'."),
     ("train__steps", "10000001", "Must be at most 10000000; got 10000001."),
     ("train__global_batch", "3.5", "A whole number is needed; got '3.5'."),
-    ("name", "x" * 121, "at most 120 characters (it has 121)"),
+    ("name", "x" * 121, "at most 120 characters; this one has 121"),
 ]
 BLIND = "[aria-invalid=true]"
 MIB = 2**20
