@@ -63,8 +63,12 @@ def _gpt2(model: dict[str, Any], **parallel: Any) -> dict[str, Any]:
     return {"model": model, "parallel": parallel, "train": {"global_batch": 8, "device": "cuda"}}
 
 
-def _digits(kind: str, model: dict[str, Any], **parallel: Any) -> dict[str, Any]:
-    return {"model": {"kind": kind, **model}, "parallel": parallel, "train": {"global_batch": 32, "lr": 1e-3}}
+def _digits(kind: str, model: dict[str, Any], lr: float = 1e-3, **parallel: Any) -> dict[str, Any]:
+    return {"model": {"kind": kind, **model}, "parallel": parallel, "train": {"global_batch": 32, "lr": lr}}
+
+
+VGG16 = _digits("vgg16", {}, lr=3e-4, pp=2, micro_batches=4)
+"""At a rate of 1e-3 its loss first rises to twice that of the untrained model."""
 
 
 GNMT = {
@@ -255,7 +259,7 @@ PRESETS = (
     ),
     Preset("llama", OTHERS, "Tiny Llama, DP 2", "RoPE, RMSNorm, SwiGLU, shared keys, no biases", _llama(dp=2)),
     Preset("mlp", OTHERS, "MLP on digits, DP 2", "four layers of 512", _digits("mlp", {"hidden": 512}, dp=2)),
-    Preset("vgg16", OTHERS, "VGG-16 on digits, PP 2", "two stages", _digits("vgg16", {}, pp=2, micro_batches=4)),
+    Preset("vgg16", OTHERS, "VGG-16 on digits, PP 2", "two stages", VGG16),
     Preset(
         "resnet50", OTHERS, "ResNet-50 on digits, DP 2", "batch norm over both replicas", _digits("resnet50", {}, dp=2)
     ),
