@@ -89,7 +89,8 @@ class Generator:
     ) -> None:
         """`tell` is called as the checkpoint is read."""
         self.spec, self._device = spec, device
-        layout, scope = Layout.of(spec), Scope(device.recorder(0, 0))
+        self._recorder = device.recorder(0, 0)
+        layout, scope = Layout.of(spec), Scope(self._recorder)
         place = layout.coords(rank)
         self._replica = place.replica
         self._group = TensorGroup(place.tensor, spec.parallel.tp, groups.tensor, scope)
@@ -166,6 +167,7 @@ class Generator:
         """(a token for each sample, seconds that it took), one after the other."""
         fresh = text
         for number in range(wish["new"]):
+            self._recorder.begin_step(number)  # nobody asks for spans: those of the token before are let go
             began = time.perf_counter()
             logits = self.logits(fresh, text.shape[1] - fresh.shape[1])
             drawn = self._relay.tokens(None if logits is None else self._draw(logits, number, wish), len(text))

@@ -100,6 +100,24 @@ def test_bytes_of_keys_and_values(tp: int, trained: dict[str, Path]) -> None:
         assert rank[0].prefill > 0
 
 
+def test_spans_of_collectives_do_not_pile_up_token_by_token(trained: dict[str, Path]) -> None:
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[int]:
+        device = open_device("cpu")
+        groups = connect(meeting, rank, Layout.of(spec), device.backend)
+        try:
+            made = Generator(spec, rank, groups, device, trained["gpt"])
+            kept = []
+            for new in (2, NEW):
+                made.generate({**WISH, "new": new})
+                kept.append(len(made._recorder._rows))
+            return kept
+        finally:
+            disconnect()
+
+    for few, many in ranks.run(spec_of("gpt", tp=2), work, ranks.scratch()):
+        assert few == many > 0
+
+
 @pytest.mark.parametrize("split", [{"tp": 2}, {"pp": 2}, {"dp": 2}], ids=str)
 def test_memory_is_what_is_predicted(split: dict[str, Any], trained: dict[str, Path]) -> None:
     """Weights and caches to the byte; what a layer works with, and so the whole, nearly."""
