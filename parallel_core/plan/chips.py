@@ -24,7 +24,7 @@ class Peak(NamedTuple):
 def listed(device: str, precision: Precision) -> Peak | None:
     """Peak of the device that the driver calls `device`; None where the catalogue does not know it."""
     tokens = device.replace("-", " ").split()
-    if "MIG" in tokens:  # a part of one
+    if not _OTHERS.isdisjoint(tokens):
         return None
     for row in _named():
         driver = row["driver"]
@@ -33,6 +33,10 @@ def listed(device: str, precision: Precision) -> Peak | None:
             rate = {"fp32": driver["fp32_tflops"], "fp64": driver["fp64_tflops"]}.get(precision, half)
             return None if rate is None else Peak(rate * 1e12, driver["source"])
     return None
+
+
+_OTHERS = frozenset({"MIG", "NVL"})
+"""In the name of a part of a GPU, and of one on a card that draws less power than the listed GPU of its name."""
 
 
 @lru_cache(maxsize=1)
