@@ -129,3 +129,20 @@ def test_what_if_says_when_it_gets_no_answer_and_when_its_trace_was_deleted_else
     other.wait_for_url(re.compile(r"/traces/$"))
     links.select_option("2")
     expect(page.get_by_text("It may have been deleted")).to_be_visible()
+
+
+def test_a_name_without_a_blank_widens_no_page_of_a_phone(page: Page) -> None:
+    page.set_viewport_size(PHONE)
+    upload(page, "z" * 120)
+    address = page.url.partition("?")[0]
+    for path in ("/traces/", address, f"{address}delete/"):
+        page.goto(path)
+        assert overflow(page) == [], path
+    page.goto("/traces/")
+    wide = "document.querySelector('.table tbody th').getBoundingClientRect().width"
+    assert page.evaluate(wide) < PHONE["width"] / 2, "its state is not out of sight"
+    page.goto("/accounts/tokens/")
+    page.get_by_label("What is it for?").fill("z" * 60)
+    page.get_by_role("button", name="Make token").click()
+    expect(page.get_by_text("is made. Copy it now")).to_be_visible()
+    assert overflow(page) == []
