@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
-from parallel_core.analysis.quantities import sentence_text
+from parallel_core.analysis.quantities import plural_text, sentence_text
 
 _MOST_SAID = 600
 """Characters of a message."""
@@ -92,6 +92,10 @@ def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
         return f"Must be {ctx['expected']}{got}."
     if kind == "string_too_long":
         return f"At most {ctx['max_length']} characters."
+    if kind == "string_too_short":
+        return f"At least {plural_text(ctx['min_length'], 'character')}."
+    if kind == "string_pattern_mismatch":
+        return f"Must be of the form {ctx['pattern']}{got}."
     if kind == "too_long":
         return f"At most {ctx['max_length']} entries."
     if kind == "union_tag_invalid":

@@ -21,10 +21,13 @@ from dashboard.traces.models import Trace, TraceState
 from dashboard.traces.spans import about, step_of
 from dashboard.traces.spans import spans as spans_of
 from dashboard.traces.whatif_pipeline import of_trace
+from parallel_core import limits
 
 router = Router(tags=["traces"])
 TraceId = Annotated[s.Id, Path(description="number of the trace")]
-Name = Annotated[str, Form(max_length=200, pattern=r"^[^\x00]*$", description="empty: the name of the first file")]
+Name = Annotated[
+    str, Form(max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$", description="empty: the name of the first file")
+]
 
 
 @router.get("", auth=READ, response={200: s.Envelope[list[t.TraceOut]], **s.refusals(*LISTS)})

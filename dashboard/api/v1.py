@@ -17,6 +17,11 @@ from dashboard.runs.services import Invalid
 from parallel_core.spec import describe
 
 log = logging.getLogger(__name__)
+OF_NINJA = {
+    "Unauthorized": "Sign in, or send a bearer token.",
+    "Cannot parse request body": "The body is no JSON; send an object with named fields.",
+}
+"""What ninja says by itself, in our words."""
 MOST_FIELDS = 50
 """Fields that a refusal names: nobody reads a hundred thousand."""
 
@@ -83,8 +88,7 @@ def unreadable(request: HttpRequest, error: Exception) -> HttpResponse:
 
 @api.exception_handler(HttpError)
 def refused(request: HttpRequest, error: HttpError) -> HttpResponse:
-    message = "Sign in, or send a bearer token." if error.status_code == 401 and str(error) == "Unauthorized" else None
-    return json_error(error.status_code, message or str(error))
+    return json_error(error.status_code, OF_NINJA.get(str(error), str(error)))
 
 
 @api.exception_handler(Exception)

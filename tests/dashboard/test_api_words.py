@@ -1,0 +1,40 @@
+"""What the API refuses is said in our words, with the limits that then hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+
+from dashboard.api.models import Scope
+from tests.dashboard.test_api import bearer
+
+pytestmark = pytest.mark.django_db
+JSON = "application/json"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "field", "said"),
+    [
+        ("runs?sort=nosuch", None, 422, "sort", "Must be of the form ^-?(id|name|"),
+        ("links", '{"first": "", "second": "b"}', 422, "first", "At least 1 character."),
+        ("runs", "{", 400, "", "The body is no JSON; send an object with named fields."),
+    ],
+)
+def test_refusals_are_in_our_words(
+    client: Client, alice: Any, path: str, body: str | None, status: int, field: str, said: str
+) -> None:
+    headers = bearer(alice, Scope.SUBMIT)
+    address = f"/api/v1/{path}"
+    answer = client.post(address, body, JSON, headers=headers) if body else client.get(address, headers=headers)
+    error = answer.json()["error"]
+    assert answer.status_code == status
+    assert (error["fields"][field] if field else error["message"]).startswith(said)
+
+
+def test_a_trace_has_the_same_longest_name_here_as_on_its_page(client: Client, alice: Any) -> None:
+    body = {"files": SimpleUploadedFile("a.json", b"{}"), "name": "n" * 201}
+    answer = client.post("/api/v1/traces", body, headers=bearer(alice, Scope.SUBMIT))
+    assert answer.json()["error"]["fields"] == {"name": "At most 120 characters."}
