@@ -107,28 +107,32 @@ def read_spec(path: Path, drawn: bool = False, inject: Sequence[str] = ()) -> Ru
 
     `drawn`: its schedule need not run. Raises Wrong with one line a wrong field.
     """
-    more = _faults(inject)
+    given = _json(path)
+    faults = [_fault(text) for text in inject]
+    if faults and isinstance(given, dict) and isinstance(own := given.get("inject", []), list):  # else it is refused
+        given["inject"] = own + faults
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text()
-        given = json.loads(text)
-        if more and isinstance(given, dict) and isinstance(given.get("inject", []), list):  # else the spec says why
-            given["inject"] = [*given.get("inject", []), *more]
         return RunSpec.model_validate(given, context={DRAWN: drawn})
     except ValidationError as error:
         lines = [f"{path} cannot be trained:", *(f"  {name}: {why}" for name, why in field_errors(error).items())]
         raise Wrong("\n".join(lines)) from error
+
+
+def _json(path: Path) -> Any:
+    """What a JSON file, or the standard input for `-`, holds."""
+    try:
+        return json.loads(sys.stdin.read() if str(path) == "-" else path.read_text())
     except OSError as error:
-        raise Wrong(f"{path} cannot be read: {error.strerror}") from error
+        raise Wrong(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise Wrong(f"{path} is no spec: {error}") from error
     except RecursionError as error:
         raise Wrong(f"{path} is no spec: its lists stand too deep in each other") from error
 
 
-def _faults(inject: Sequence[str]) -> list[dict[str, str]]:
-    """Each as a spec has it. Raises Wrong where one is not spelt so."""
+def _fault(text: str) -> dict[str, str]:
     try:
-        return [parse(text) for text in inject]
+        return parse(text)
     except ValueError as error:
         raise Wrong(f"--inject: {error}") from error
 

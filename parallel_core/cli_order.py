@@ -97,5 +97,5 @@ def _line(row: Ordered) -> str:
 
 def _proof(found: Found) -> str:
     if found.length <= found.bound:
-        return "proven: no order is shorter"
+        return f"proven: no order {found.laid} is shorter"
     return f"at most {percent_text(found.gap)} from the shortest"

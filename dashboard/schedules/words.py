@@ -70,15 +70,12 @@ def comparison(found: Sequence[Lesson]) -> str:
 
 
 def proof(found: Found) -> str:
-    """How near an order that was searched for is to the shortest there can be. Stages lie as they do in it: ZB-V may
-    well be shorter than every order with one stage a device."""
-    lone = found.schedule.stages == found.schedule.pipeline_ranks
-    like = "with one stage a device" if lone else "laid as a V"
+    """How near an order that was searched for is to the shortest there can be."""
     if found.length <= found.bound:
-        return f"Proven: no order {like} within this limit is shorter than the one found."
+        return f"Proven: no order {found.laid} within this limit is shorter than the one found."
     return (
         f"The order found is at most {percent_text(found.gap)} from the shortest: "
-        f"none {like} takes less than {units(found.bound)} units."
+        f"none {found.laid} takes less than {units(found.bound)} units."
     )
 
 

@@ -61,3 +61,23 @@ def test_more_ranks_than_a_host_can_bear_are_refused(tmp_path: Path, capsys: pyt
     said = capsys.readouterr().err
     assert "parallel.dp x tp x pp makes 16,384 ranks" in said and "at most; use fewer" in said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "said"),
+    [
+        (None, "", "s.json cannot be read: No such file or directory"),
+        ("[]", "--inject straggler", "An object with named fields is needed."),
+        ('{"inject": 5}', "--inject straggler", "inject: A list is needed; got 5."),
+        ("{}", "--inject nosuch", "--inject: there is no fault 'nosuch'; there are straggler, "),
+        ("{", "", "s.json is no spec: "),
+    ],
+)
+def test_what_is_wrong_is_named_the_file_its_content_or_the_option(
+    text: str | None, more: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "s.json"
+    if text is not None:
+        spec.write_text(text)
+    assert main(["train", str(spec), *more.split()]) == 2
+    assert said in (told := capsys.readouterr().err) and "Errno" not in told

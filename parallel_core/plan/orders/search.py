@@ -46,6 +46,13 @@ class Found:
         return self.problem.schedule(self.programs)
 
     @property
+    def laid(self) -> str:
+        """How its stages lie, in words: what is proven of it holds for orders that lie alike. ZB-V may be shorter than
+        any with one stage a device."""
+        lone = self.problem.ranks == len(self.problem.placement)
+        return "with one stage a device" if lone else "laid as a V"
+
+    @property
     def gap(self) -> float:
         """How much longer than the bound it is: 0 where it is proven to be the shortest."""
         return self.length / self.bound - 1 if self.bound else 0.0
