@@ -159,6 +159,7 @@ def test_what_is_wrong_with_a_file_stands_at_the_file_and_its_text_is_not_sent_b
         page = answer.content.decode()
         assert escape(answer.context["refused"][0]) in page and "Put right what is marked below" in page
         assert "Conv2d" not in page
+        assert [field.value() for field in answer.context["form"]][:2] == ["4", "1"], "what else was given stays"
 
 
 def test_layers_that_are_not_drawn_are_summed(reader: Client) -> None:
