@@ -14,6 +14,7 @@ from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import Transformer
 from parallel_core.plan.cluster.plans import Plan
 from parallel_core.rules import field_errors
+from parallel_core.schedule.traits import flushes
 from parallel_core.spec import RunSpec
 
 
@@ -34,22 +35,25 @@ def launch(job: Job, plan: Plan) -> tuple[str, str]:
 
 
 def run_of(job: Job, plan: Plan, device: str) -> RunSpec:
-    """The plan as a run on devices of that kind. Raises ValidationError where the engine has no such run."""
+    """The plan as a run on devices of that kind, without what changes nothing in it. Raises ValidationError where the
+    engine has no such run."""
     parallel: dict[str, Any] = {
         "dp": plan.dp,
         "tp": plan.tp,
         "pp": plan.pp,
         "schedule": plan.schedule,
         "micro_batches": max(1, job.batch // (plan.dp * plan.micro_batch)),
-        "sequence": plan.sequence_parallel,
+        "sequence": plan.sequence_parallel and plan.tp > 1,
         "tensor_split": "columns" if plan.by_columns else "pairs",
         "recompute": plan.recompute,
-        "zero": plan.zero,
+        "zero": plan.zero if plan.dp > 1 else 0,
     }
     if plan.schedule == "interleaved":
         parallel["chunks"] = plan.chunks
     precision = "fp32" if plan.precision == "fp32" else "bf16"
     train = {"global_batch": job.batch, "precision": precision, "device": device}
+    if not flushes(plan.schedule):
+        train["clip"] = "stage"  # the only clipping that there is
     return RunSpec.model_validate({"model": _model(job.model), "parallel": parallel, "train": train})
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
+from django.utils.html import format_html
 from django.views.decorators.http import require_safe
+from django.views.decorators.vary import vary_on_headers
 from pydantic import ValidationError
 
 from dashboard.plans import planner_page
@@ -17,6 +19,7 @@ from parallel_core.rules import field_errors
 
 
 @require_safe
+@vary_on_headers("HX-Request")
 def layout(request: HttpRequest) -> HttpResponse:
     """Of the plan in the address, as the run that *Launch this plan* makes of it; `?rank=` chooses a rank, `?split=`
     how tensor groups are cut."""
@@ -25,12 +28,12 @@ def layout(request: HttpRequest) -> HttpResponse:
         return HttpResponse(said(form), "text/plain", 422)
     judged = planner_page.looked_at(form)
     if judged is None:
-        return HttpResponse("Nothing fits, so there is nothing to draw.", "text/plain", 404)
+        return _undrawn(request, "Nothing fits, so there is nothing to draw.", 404)
     try:
         spec = run_of(form.setup[0], judged.plan, "cuda")
     except ValidationError as error:
         why = next(iter(field_errors(error).values()))
-        return HttpResponse(f"The engine has no such run to draw: {why}", "text/plain", 422)
+        return _undrawn(request, f"The engine has no such run to draw: {why}", 422)
     asked = request.GET.get("rank", "")
     rank = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
     found = picture(spec, rank, request.GET.get("split", ""), even(spec.parallel.world, form.setup[1].per_host))
@@ -41,3 +44,10 @@ def layout(request: HttpRequest) -> HttpResponse:
         "splits_at": (f"{page}&rank={found.rank}&split=", "#layout"),
     }
     return render(request, "runs/page_layout.html", context)
+
+
+def _undrawn(request: HttpRequest, why: str, status: int) -> HttpResponse:
+    """Why there is no picture; as a part of the page it takes the place of what says that ranks are being drawn."""
+    if request.headers.get("HX-Request"):
+        return HttpResponse(format_html('<p class="sub">{}</p>', why))
+    return HttpResponse(why, "text/plain", status)

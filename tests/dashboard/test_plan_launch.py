@@ -41,6 +41,32 @@ def test_a_plan_that_the_fleet_can_run_fills_in_a_run(fleet: Worker) -> None:
 
 
 @pytest.mark.parametrize(
+    ("plan", "field", "value"),
+    [
+        (Plan(pp=2, zero=1), "zero", 0),
+        (Plan(pp=2, sequence_parallel=True), "sequence", False),
+        (Plan(pp=2, schedule="1f1b-stash"), "schedule", "1f1b-stash"),
+    ],
+)
+def test_what_changes_nothing_in_a_plan_does_not_keep_it_from_running(
+    fleet: Worker, plan: Plan, field: str, value: Any
+) -> None:
+    address, why_not = launch(Job(replace(SMALL, tied=False), 8), plan)
+    assert not why_not
+    spec = RunSpec.model_validate_json(parse_qs(urlsplit(address).query)["spec"][0])
+    assert getattr(spec.parallel, field) == value
+
+
+def test_why_no_ranks_are_drawn_takes_the_place_of_the_picture(bob: Any, client: Client) -> None:
+    client.force_login(bob)
+    asked = {"plan": "TP 5 x PP 7"}
+    alone = client.get("/planner/layout", asked)
+    part = client.get("/planner/layout", asked, headers={"HX-Request": "true"})
+    assert (alone.status_code, part.status_code) == (422, 200), "only what succeeds is put into the page"
+    assert "no such run to draw: tensor=5 does not divide heads=96" in part.content.decode()
+
+
+@pytest.mark.parametrize(
     ("job", "plan", "said"),
     [
         (JOB, Plan(tp=8, pp=16), "This yard has 2 devices, the plan takes 128."),
