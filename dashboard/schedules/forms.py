@@ -103,8 +103,8 @@ class ScheduleForm(Form):
         plain = max(stage.replicas for stage in stages) == 1 and not typed_stages.silent(stages)
         possible = [*typed_stages.names(stages), *(["found"] if plain else [])]
         if name not in possible:
-            listed = ", ".join(LABELS[other] for other in possible)
-            self.add_error(side, f"{LABELS[name]} cannot have these stages; choose {listed}.")
+            listed = "; ".join(LABELS[other] for other in possible)  # some have commas
+            self.add_error(side, f"{LABELS[name]} cannot have these stages. Choose one of {listed}.")
         elif name in TRAITS and (why := typed_stages.wrong_count(name, stages, m)):
             self.add_error("m", f"{LABELS[name]}: {why}")
         elif m * (each := 3 * len(stages)) > MAX_OPERATIONS:

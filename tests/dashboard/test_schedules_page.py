@@ -128,7 +128,7 @@ def test_typed_stages_by_hand(client: Client, bob: Any) -> None:
     ("given", "field", "said"),
     [
         ({"stages": "a, 1\n\nb, x"}, "stages", "Line 3, forward: x is no number"),
-        ({"stages": "a, 1, 2, 2", "a": "interleaved"}, "a", "Interleaved cannot have these stages; choose"),
+        ({"stages": "a, 1, 2, 2", "a": "interleaved"}, "a", "stages. Choose one of Naive layer-wise; GPipe; 1F1B;"),
         ({"stages": "a, 1, 2, 2", "b": "zb-h1"}, "b", "ZB-H1 cannot have these stages"),
         ({"stages": "a, 1, 2, 3", "m": 2}, "m", "3 or more are needed"),
         ({"stages": "a, 1, 2, 3", "m": 4, "a": "1f1b-stash"}, "m", "use 6"),
