@@ -141,7 +141,7 @@ def facts(case: Case) -> list[tuple[str, str]]:
         ("Cluster", f"{count_text(cluster.devices)} x {cluster.device.name}"),
         ("Plan", case.judged.plan.label()),
         ("Memory", case.judged.room),
-        ("Parameters and state", bytes_text(case.judged.instants["built"])),
+        ("Parameters and optimizer", bytes_text(case.judged.instants["built"])),
     ]
     if case.judged.seconds and case.judged.fits:
         rows.append(("Step", case.speed))

@@ -25,6 +25,7 @@ def test_which_plan_trains_200_billion_on_40_gib_and_why_the_other_cannot(reader
     ]
     text = page.content.decode()
     assert text.index("B works") < text.index('id="judge-form"')
+    assert "Parameters and optimizer" in text, "2.5 TiB of the whole state, which has the gradients too"
     bars = page.context["chart"].figure["data"]
     assert {"parameters", "gradients", "optimizer state", "activations"} <= {trace.get("name") for trace in bars}
 
