@@ -75,7 +75,9 @@ def pack(source: Path, item: int, vocab: int, name: str, folder: Path) -> int:
     Raises CorpusError where the source is no whole number of tokens, or has one outside of the vocabulary.
     """
     size = source.stat().st_size
-    if size % item or not size:
+    if not size:
+        raise CorpusError(f"{source} is empty: it has no tokens.")
+    if size % item:
         raise CorpusError(f"{source} has {size} bytes, which is no whole number of tokens of {item} bytes.")
     tokens = np.memmap(source, TYPES[item], "r")
     folder.mkdir(parents=True, exist_ok=True)

@@ -183,7 +183,7 @@ class CostTable(Value):
     def read(cls, path: Path) -> CostTable:
         """Raises CostTableError where the file is none."""
         try:
-            return cls.parse(path.read_text())
+            return cls.parse(path.read_bytes())
         except OSError as error:
             raise CostTableError(f"{path} cannot be read: {error.strerror}") from error
 

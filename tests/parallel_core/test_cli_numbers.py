@@ -81,3 +81,22 @@ def test_what_is_wrong_is_named_the_file_its_content_or_the_option(
         spec.write_text(text)
     assert main(["train", str(spec), *more.split()]) == 2
     assert said in (told := capsys.readouterr().err) and "Errno" not in told
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("predict examples/pp2.json --table {odd}", "no cost table:"),
+        ("pack-tokens {none} --vocab 10 --name x --out {out}", "none: No such file or directory"),
+        ("pack-tokens {empty} --vocab 10 --name x --out {out}", "empty is empty: it has no tokens."),
+        ("import-llama {none} --out {out}", "config.json cannot be read: No such file or directory"),
+    ],
+)
+def test_a_file_of_another_kind_ends_no_command_with_a_trace(
+    line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: tmp_path / name for name in ("odd", "none", "empty", "out")}
+    files["odd"].write_bytes(b"\x89PNG")
+    files["empty"].touch()
+    assert main([word.format(**files) for word in line.split()]) == 2
+    assert said in (told := capsys.readouterr().err) and "Errno" not in told
