@@ -127,11 +127,15 @@ def tiles(made: View) -> list[tuple[str, str, str]]:
             count_text(round(rate)),
             f"{count_text(round(rate / judged.plan.devices))} a device",
         ),
-        ("Of the peak (MFU)", percent_text(share), f"{count_text(judged.plan.devices)} devices in use"),
+        ("Of the peak (MFU)", percent_text(share), _in_use(judged.plan.devices)),
         ("Memory", judged.room, f"fullest is the {'first' if judged.first_rank else 'last'} rank"),
         (f"Days{only}", _few(days), f"for {_few(values['tokens'])} billion tokens"),
         (f"Price{only}", _few(hours * values["price"]), f"{_few(hours)} device-hours at {_few(values['price'])} each"),
     ]
+
+
+def _in_use(devices: int) -> str:
+    return f"{count_text(devices)} device{'' if devices == 1 else 's'} in use"
 
 
 def _few(value: float) -> str:

@@ -189,3 +189,16 @@ def test_the_way_to_this_fleet_says_whether_a_model_must_be_profiled_first(reade
     factory.profiled(alice, factory.worker(), factory.PROFILED)
     text = reader.get(PAGE).content.decode()
     assert "once a model is profiled" not in text and "This fleet, measured" in text
+
+
+def test_one_device_and_what_does_not_fit_are_counted_alike(reader: Client) -> None:
+    asked = {"model": "gpt-125m", "cluster": "l4", "devices": "1", "batch": "1"}
+    assert "1 device in use" in reader.get("/planner/", asked).content.decode()
+    none = {"model": "gpt-1t", "devices": "8", "batch": "8"}
+    head, said = (
+        re.search(
+            r"0 of ([\d\s]+) plans fit", reader.get(f"/planner/{part}", none).content.decode().replace("\xa0", " ")
+        )
+        for part in ("", "questions")
+    )
+    assert head and said and head[1] == said[1]

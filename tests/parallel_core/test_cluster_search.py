@@ -144,6 +144,16 @@ def test_questions_are_answered_in_a_sentence(name: str, found: search.Found) ->
     assert ask(name, Job(presets()["gpt-1t"], 8), replace(SELENE, devices=8), nothing).sentence.endswith(".")
 
 
+def test_one_device_is_spoken_of_as_one() -> None:
+    alone = replace(SELENE, devices=1)
+    for model, said in (("gpt-125m", "1 device holds it: one device, "), ("gpt-1t", "Not even 1 device holds it.")):
+        job = Job(presets()[model], 1)
+        found = search.search(job, alone)
+        assert ask("fewest", job, alone, found).sentence.startswith(said)
+        fits = ask("fits", job, alone, found).sentence
+        assert f" of {found.timed + found.too_large} plans fit" in fits, "as many as the page counts"
+
+
 def test_fewest_is_the_smallest_count_that_a_search_can_fill(found: search.Found) -> None:
     sentence = ask("fewest", GPT3, SELENE, found).sentence
     assert sentence.startswith("16 devices")

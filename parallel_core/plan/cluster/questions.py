@@ -48,7 +48,7 @@ def what_fits(job: Job, cluster: Cluster, found: Found) -> Answer:
     if not found.timed:
         least = np.nanmin(found.peak) if found.too_large else np.nan
         needs = f"; the smallest plan needs {bytes_text(least)} a device" if np.isfinite(least) else ""
-        return Answer(question, f"0 of {count_text(len(found.plans))} plans fit {bytes_text(cluster.capacity)}{needs}.")
+        return Answer(question, f"0 of {count_text(found.too_large)} plans fit {bytes_text(cluster.capacity)}{needs}.")
     least = int(found.order[np.argmin(found.peak[found.order])])
     text = f"{count_text(found.timed)} of {count_text(found.timed + found.too_large)} plans fit; least memory: "
     text += f"{found.plans.row(least).label()}, {bytes_text(found.peak[least])} a device."
@@ -62,12 +62,13 @@ def fewest(job: Job, cluster: Cluster, found: Found) -> Answer:
     counts = [n for n in _counts(cluster) if n < cluster.devices] + [cluster.devices] * bool(found.timed)
     high, few = _first(job, cluster, found, counts)
     if few is None:
-        return Answer("Fewest GPUs?", f"Not even {count_text(cluster.devices)} devices hold it.")
+        held = f"{count_text(cluster.devices)} devices hold" if cluster.devices > 1 else "1 device holds"
+        return Answer("Fewest GPUs?", f"Not even {held} it.")
     below, less = _first(job, cluster, found, _between(cluster, max((n for n in counts if n < high), default=0), high))
     count, few = (below, less) if less else (high, few)
     i = few.best()[0]
-    text = f"{count_text(count)} devices are the fewest that hold it: {few.plans.row(i).label()}, "
-    text += f"{seconds_text(few.seconds[i])} a step."
+    text = f"{count_text(count)} devices are the fewest that hold it" if count > 1 else "1 device holds it"
+    text += f": {few.plans.row(i).label()}, {seconds_text(few.seconds[i])} a step."
     return Answer("Fewest GPUs?", text)
 
 
