@@ -49,6 +49,10 @@ def test_limits_are_said_in_words(reader: Client) -> None:
     assert "what is trained and how" in said and "model_validate" not in said
 
 
+def test_on_a_phone_a_sentence_is_scrolled_to_not_folded_into_single_words(reader: Client) -> None:
+    assert '<td class="said">what is trained and how' in page(reader)
+
+
 def test_strangers_are_sent_to_the_sign_in(client: Client) -> None:
     assert client.get("/api/").headers["Location"].startswith("/accounts/login/")
 
