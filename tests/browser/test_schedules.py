@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ def test_changes_are_simulated_and_the_slider_steps(window: Callable[..., Page],
     slider.press("Home")
     slider.press("ArrowRight")
     expect(page.locator("#player-now")).to_contain_text("device 0: forward 0")
+    expect(page.locator("#player-now")).to_contain_text(re.compile("1F1B: device 0.* ZB-H1: device 0"))
     assert "t=1" in page.url
     page.reload()
     expect(page.locator("#player-now")).to_contain_text("Until 1 units")

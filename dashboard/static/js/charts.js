@@ -262,10 +262,12 @@ const near = new IntersectionObserver(
   { rootMargin: `${NEAR_PX}px` },
 );
 
-/* Mounts what is near the screen now: the observer tells of it only after a first frame without it. */
+/* Mounts what is near the screen now: the observer tells of it only after a first frame without it. Charts that are
+ * stepped through together are all drawn at once: what is said of them needs each. */
 function begin(element) {
   const { width, top, bottom } = element.getBoundingClientRect();
-  if (width && bottom > -NEAR_PX && top < innerHeight + NEAR_PX) mount(element);
+  const seen = bottom > -NEAR_PX && top < innerHeight + NEAR_PX;
+  if (width && (seen || element.closest("[data-together]"))) mount(element);
   else near.observe(element);
 }
 
