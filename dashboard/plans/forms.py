@@ -95,7 +95,10 @@ class SetupForm(Form):
             return values
         job = Job(model_of(values), values["batch"], adapters=values.get("adapters") or 0)
         cluster = cluster_of(values)
-        for field, message in {**cluster.problems(), **job.problems()}.items():
+        wrong = {**cluster.problems(), **job.problems()}
+        if "hidden" in wrong and values["ffn"] is None:
+            wrong.pop("ffn", None)  # it follows from the hidden size: nobody gave it
+        for field, message in wrong.items():
             self.add_error(field if field in self.fields else None, message)
         self.setup = Setup(job, cluster)
         return values

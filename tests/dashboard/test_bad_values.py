@@ -60,6 +60,13 @@ def test_values_that_no_hardware_has(reader: Client, page: str, asked: dict[str,
     assert words in " ".join(answer.context["form"].errors[field])
 
 
+def test_only_what_was_given_is_marked(reader: Client) -> None:
+    """The MLP's width follows from the hidden size where it is left out."""
+    asked = {"hidden": "-1"}
+    assert list(reader.get(PLANNER, asked).context["form"].errors) == ["hidden"]
+    assert list(reader.get(PLANNER, {**asked, "ffn": "0"}).context["form"].errors) == ["hidden", "ffn"]
+
+
 def test_stages_that_would_need_too_many_steps_to_fill(reader: Client) -> None:
     stages = "\n".join(f"s{i}, 1, 2, 32" for i in range(32))
     asked = {"a": "1f1b-stash", "b": "", "m": "64", "stages": stages}

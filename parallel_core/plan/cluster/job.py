@@ -57,5 +57,7 @@ class Job:
     def problems(self) -> dict[str, str]:
         found = Problems()
         found.whole("batch", self.batch, 1, MOST_BATCH)
-        found.whole("adapters", self.adapters, 0, self.model.hidden)
-        return {**self.model.problems(), **found.messages}
+        model = self.model.problems()
+        if "hidden" not in model:
+            found.whole("adapters", self.adapters, 0, self.model.hidden)
+        return {**model, **found.messages}
