@@ -176,7 +176,7 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((path / CONFIG).read_text())
     except OSError as error:
-        raise CheckpointError(f"{path / CONFIG} cannot be read ({error.strerror}).") from error
+        raise CheckpointError(f"{path / CONFIG} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise CheckpointError(f"{path / CONFIG} is no JSON ({error}).") from error
     return config

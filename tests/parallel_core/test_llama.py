@@ -230,7 +230,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["export-llama", str(tmp_path / "ours"), "--out", str(folder)]) == 2, "weights that are there stay"
     assert f"{folder} holds config.json already" in capsys.readouterr().err
     assert main(["import-llama", str(tmp_path), "--out", str(tmp_path / "ours")]) == 2
-    assert "config.json cannot be read (No such file or directory)." in capsys.readouterr().err
+    assert "config.json cannot be read: No such file or directory" in capsys.readouterr().err
 
 
 def test_a_vocabulary_that_is_not_bytes_asks_for_a_token_file(
