@@ -22,11 +22,12 @@ from parallel_core.local import Outcome
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule import build
+from parallel_core.simulate.lesson import EARLY
 from parallel_core.simulate.measured import Measured, measure
-from parallel_core.simulate.replay import Change, replay
+from parallel_core.simulate.replay import Change, changed, replay
 from parallel_core.spec import RunSpec
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", f"1f1b{EARLY}")
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128}
 STEPS = 4
 """Of every schedule in a round."""
@@ -43,7 +44,12 @@ def run(rounds: int) -> dict[str, Any]:
 def against(steps: Steps) -> dict[str, Any]:
     """The same of these steps."""
     took = {name: np.array([one.step for one in own]) for name, own in steps.items()}
-    each = {f"{a} -> {b}": _predicted(a, b, steps[a]) / took[b] - 1 for a in steps for b in steps if a != b}
+    each = {
+        f"{a} -> {b}": _predicted(a, b, steps[a]) / took[b] - 1
+        for a in steps
+        for b in steps
+        if a != b and changed(spec_of(a), _change(b)) == spec_of(b)
+    }
     errors = {pair: float(np.median(own)) for pair, own in each.items()}
     by_round = {pair: np.median(own.reshape(-1, STEPS), axis=1) for pair, own in each.items()}
     sizes, single = np.abs(list(errors.values())), np.abs(list(by_round.values()))
@@ -83,10 +89,20 @@ def spec_of(schedule: str) -> RunSpec:
     return RunSpec.model_validate(
         {
             "model": MODEL,
-            "parallel": {"pp": 2, "micro_batches": 4, "schedule": schedule},
+            "parallel": {"pp": 2, "micro_batches": 4, **_schedule(schedule)},
             "train": {"global_batch": 16, "steps": 1_000},
         }
     )
+
+
+def _schedule(name: str) -> dict[str, Any]:
+    """Fields of a split, and of a change."""
+    return {"schedule": name.removesuffix(EARLY), "early_gradients": name.endswith(EARLY)}
+
+
+def _change(to: str) -> Change:
+    """Gradients that leave early in the measured step leave so in the other, where that has any that can."""
+    return Change(**_schedule(to))
 
 
 def _steps(outcome: Outcome) -> Steps:
@@ -105,7 +121,7 @@ def _steps(outcome: Outcome) -> Steps:
 
 def _predicted(a: str, b: str, steps: list[Measured]) -> NDArray[np.float64]:
     """ns of each step of `b`, from those of `a`."""
-    return np.array([replay(spec_of(a), one, Change(schedule=b)).step for one in steps])
+    return np.array([replay(spec_of(a), one, _change(b)).step for one in steps])
 
 
 def _unchanged(steps: Steps) -> float:
