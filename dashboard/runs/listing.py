@@ -119,7 +119,11 @@ class Listing:
 
     def read(self) -> Page[Run]:
         """The page of runs (two queries); a page that is not there gives the last one."""
-        told = {"model": F("spec__model"), "others": Cast(KT("summary__cpu_others"), FloatField())}
+        told = {
+            "model": F("spec__model"),
+            "precision": KT("spec__train__precision"),
+            "others": Cast(KT("summary__cpu_others"), FloatField()),
+        }
         rows: Any = list_runs(self.filters).annotate(**told).defer("spec", "summary")
         return Paginator(rows, PER_PAGE).get_page(self.page)
 

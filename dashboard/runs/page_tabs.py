@@ -120,16 +120,19 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
             "hello": infos[rank].hello if rank in infos else {},
             "host": where[rank] if where else "",
             "phase": infos[rank].phase if rank in infos else "",
-            "progress": _place(attempt.progress.get(str(rank)) or {}, ended_well=exits.get(str(rank)) == 0),
+            "progress": _place(attempt.progress.get(str(rank)) or {}, run, ended_well=exits.get(str(rank)) == 0),
             "exit": _exit(exits.get(str(rank))),
         }
         for rank in range(run.devices)
     ]
 
 
-def _place(seen: Mapping[str, Any], ended_well: bool) -> dict[str, Any]:
-    """Where a heartbeat saw the rank last, its operation in words; one that ended well is in none."""
-    return {**seen, "op": "" if ended_well else spoken(seen["op"])} if seen.get("op") else dict(seen)
+def _place(seen: Mapping[str, Any], run: Run, ended_well: bool) -> dict[str, Any]:
+    """Where a heartbeat saw the rank last, its operation in words. One that ended well is in none, and has taken every
+    step of the run: the last heartbeat came before its end."""
+    if ended_well and seen:
+        return {**seen, "op": "", "step": seen.get("step", -1) if run.step is None else run.step}
+    return {**seen, "op": spoken(seen["op"])} if seen.get("op") else dict(seen)
 
 
 def _exit(code: int | None) -> str:

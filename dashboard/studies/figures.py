@@ -122,7 +122,7 @@ def steps(view: Overview) -> Chart:
         curves.append(replace(curve, step=points.step, seconds=seconds, value=points.value * 1e3, total=points.total))
         timed = curves[-1].value[points.step >= row.spec.train.warmup_steps]
         tops += [ROOM * float(np.percentile(timed, USUAL))] if len(timed) else []
-    title = view.verdict[0] if view.results else "0 steps have been timed so far."
+    title = view.on_times if view.results else "0 steps have been timed so far."
     return loss.chart(curves, title, "measured", key="steps", unit="ms a step", top=max(tops, default=None))
 
 

@@ -94,6 +94,11 @@ class Overview:
         told = self.results[0] if len(self.results) > 1 else None
         return self.cautioned(sentences.verdict(self.results, self.base), told)
 
+    @property
+    def on_times(self) -> str:
+        """The first sentence of the verdict that is no warning."""
+        return self.verdict[1 if self.base is not None and self.warned_first else 0]
+
     def cautioned(self, said: Sequence[str], told: Result | None = None) -> list[str]:
         """Sentences on times, with what has to be known of the measurements: before them where all rests on it.
         `told` = the run of which they say whether its loss is finite."""

@@ -60,11 +60,16 @@ def test_a_disturbed_run_says_so_beside_its_step_time(reader: Client, alice: Any
     assert "Other processes used 64 % of its devices" in row[: row.index("</tr>")]
 
 
-def test_runs_of_one_strategy_are_told_apart_by_their_models(reader: Client, alice: Any) -> None:
-    for model in ({"kind": "resnet50"}, {"layers": 2, "hidden": 64}, {"layers": 4, "hidden": 64}):
-        make(alice, "DP", spec={"model": model}, label="DP", tokens_per_s=5, step_time=1, step=1)
+def test_runs_of_one_strategy_are_told_apart_by_their_models_and_precisions(reader: Client, alice: Any) -> None:
+    for model, precision in (
+        ({"kind": "resnet50"}, "fp32"),
+        ({"layers": 2, "hidden": 64}, "bf16"),
+        ({"layers": 4, "hidden": 64}, "fp32"),
+    ):
+        spec = {"model": model, "train": {"precision": precision}}
+        make(alice, "DP", spec=spec, label="DP", tokens_per_s=5, step_time=1, step=1)
     rows = reader.get("/runs/?sort=-id").content.decode().split('<tr id="run-')[1:]
-    for row, said in zip(rows, ("GPT 4 x 64", "GPT 2 x 64", "ResNet-50 width"), strict=True):
+    for row, said in zip(rows, ("GPT 4 x 64<", "GPT 2 x 64, bf16<", "ResNet-50 width"), strict=True):
         assert f'<td data-title="Model">{said}' in row
     assert "images/s" in rows[2] and "tokens/s" in rows[1]
     assert len(names(reader, "?sort=model")) == 3

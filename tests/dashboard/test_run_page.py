@@ -165,7 +165,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(reader: Client, alice: Any) ->
     assert verdict(run).fix.startswith("Resume it from step 20 as it is: the signal came from outside")
 
 
-def test_a_rank_that_ended_well_is_in_no_operation(reader: Client, alice: Any) -> None:
+def test_a_rank_that_ended_well_is_in_no_operation_and_behind_the_last_step(reader: Client, alice: Any) -> None:
     """Whatever the last heartbeat of a short run saw."""
     run = factory.finished(alice, {"pp": 2})
     (attempt,) = run.attempts.all()
@@ -174,6 +174,7 @@ def test_a_rank_that_ended_well_is_in_no_operation(reader: Client, alice: Any) -
     attempt.save()
     shown = html(reader, run, "?tab=ranks").split('id="tab"')[1]
     assert shown.count("connecting") == 1 and "Last seen in" in shown
+    assert run.step == 42 and shown.count('<td class="num">42</td>') == 1
 
 
 def test_a_rank_that_failed_before_its_first_step_has_no_step_minus_one(reader: Client, alice: Any) -> None:
@@ -181,6 +182,7 @@ def test_a_rank_that_failed_before_its_first_step_has_no_step_minus_one(reader: 
     Attempt.objects.filter(run=run).update(progress={"1": {"step": -1, "op": "building", "age": 1.0}})
     assert verdict(run).more == "Rank 1 was last seen building, before its first step."
     assert "-1" not in html(reader, run, "?tab=ranks").split('id="tab"')[1]
+    assert "nothing wrong" not in html(reader, run).lower(), "rules judge steps, and there is none"
 
 
 def test_an_ended_run_without_a_traced_step_promises_none(reader: Client, alice: Any) -> None:

@@ -215,6 +215,7 @@ def test_disturbance_is_counted_over_what_was_measured_and_warned_of_first(alice
     assert not any(sentence in first for sentence in said[2:]) and " ".join(said[2:]) in page
     assert all(len(sentence.split()) <= 25 for sentence in view.verdict)
     assert f"{view.verdict[0]} {html.escape(view.verdict[1])}" in plain(listed.get("/studies/").content.decode())
+    assert figures.steps(view).title == view.verdict[1], "a chart's title is a finding"
     bars = figures.speedups(view)
     shapes = bars.figure["data"][0]["marker"]["pattern"]["shape"]
     assert [shape == "x" for shape in shapes] == [row.entry.disturbed for row in view.rows[:3]]

@@ -55,9 +55,11 @@ def throughput(run: Run) -> str:
 
 @register.filter
 def model_title(run: Run) -> str:
-    """Of a row of a list: what it trains, in few words: GPT 4 x 128."""
-    outline = _outline(run)
-    return outline.title if outline and not run.between else NOTHING
+    """Of a row of a list: what it trains, in few words: GPT 4 x 128; `, bf16` where that is not in fp32."""
+    outline, precision = _outline(run), getattr(run, "precision", None)
+    if outline is None or run.between:
+        return NOTHING
+    return outline.title if precision in (None, "fp32") else f"{outline.title}, {precision}"
 
 
 def _outline(run: Run) -> Outline | None:
