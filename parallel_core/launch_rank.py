@@ -33,6 +33,8 @@ _MEMORY_WORDS = (
     *("cuda failure 2 'out of memory'", "cuda failure 'out of memory'"),  # NCCL's buffers
 )
 _PEER_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl")
+_OWN_WORDS = ("ncclinvalidusage", "ncclinvalidargument", "ncclunhandledcudaerror", "ncclinternalerror")
+"""What NCCL says of a fault that is the rank's own or its host's, not of one that another rank left behind."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,6 @@ def _peer_lost(error: BaseException) -> bool:
     import torch.distributed as dist
 
     told = str(error).lower()
-    return isinstance(error, (dist.DistError, RuntimeError, ConnectionError)) and any(
-        word in told for word in _PEER_WORDS
-    )
+    if not isinstance(error, (dist.DistError, RuntimeError, ConnectionError)):
+        return False
+    return any(word in told for word in _PEER_WORDS) and not any(word in told for word in _OWN_WORDS)

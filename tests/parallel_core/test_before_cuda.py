@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from parallel_core import launch, launch_rank
 from parallel_core.engine.device import CpuDevice
@@ -59,6 +60,22 @@ def test_what_the_fork_server_imports_asks_nothing_of_cuda() -> None:
 )
 def test_an_allocation_that_a_library_could_not_make_is_out_of_memory(told: str, memory: bool) -> None:
     assert launch_rank._out_of_memory(torch.AcceleratorError(told)) == memory
+
+
+@pytest.mark.parametrize(
+    ("told", "lost"),
+    [
+        (
+            "NCCL error in: x.cpp:4, remote process exited or there was a network error, ncclRemoteError",
+            True,
+        ),
+        ("NCCL communicator was aborted on rank 1.", True),
+        ("NCCL error in: x.cpp:4, invalid usage, ncclInvalidUsage: Duplicate GPU detected", False),
+        ("NCCL error in: x.cpp:9, unhandled cuda error, ncclUnhandledCudaError: Call to CUDA failed.", False),
+    ],
+)
+def test_a_fault_of_ones_own_set_up_is_no_peer_that_was_lost(told: str, lost: bool) -> None:
+    assert launch_rank._peer_lost(dist.DistBackendError(told)) == lost
 
 
 def test_on_a_gpu_fp32_is_not_rounded() -> None:
