@@ -23,7 +23,7 @@ CHIP: dict[str, Any] = {"hidden": 4096, "heads": 32, "seq": 2048, "vocab": 32_76
 """Of 8 layers 1.9 G parameters: 34 GB of state in mixed precision, and products of at least 24 576 x 4 096 x 4 096."""
 SIZES = ((8, 12), (8, 8), (8, 4), (4, 4), (2, 4), (1, 1))
 """(layers, samples), the largest first: 65 GB in all. Norm, clipping and update move 50 bytes a parameter whatever the
-batch, on an H100 some 28 ms: a twentieth of the step of 12 samples, and a seventh of that of 4."""
+batch, on an H100 some 28 ms by count: of 12 samples a sixteenth of the step, of 4 a sixth."""
 FILLED = 0.85
 """Of a GPU's memory: what the model may take as predicted; libraries and the allocator take some, too."""
 CORE: dict[str, Any] = {"layers": 4, "hidden": 512, "heads": 8, "seq": 128, "vocab": 4096}

@@ -88,7 +88,8 @@ def _counts(cluster: Cluster) -> list[int]:
 
 
 def _between(cluster: Cluster, low: int, high: int) -> range:
-    """Device counts between two, each once where a host holds both, else whole hosts, and no more than BETWEEN."""
+    """Device counts between two, each once where a host holds both, else whole hosts, and no more than BETWEEN: of far
+    more the next count that was tried stands for those just below it."""
     host = 1 if high <= cluster.per_host else cluster.per_host
     return range(low + host, high, host * -(-(high - low) // (host * BETWEEN)))
 

@@ -53,7 +53,8 @@ def problem_of(spec: RunSpec, table: CostTable, keep: float, where: Where = ALON
 
 
 def with_schedule(spec: RunSpec, name: str, program: str | None = None, early: bool = False) -> RunSpec:
-    """The run under another schedule; its cuts stay where the stages are as many. Raises ValidationError."""
+    """The run under another schedule; gradients leave stages `early` or not. Cuts stay where the stages are as many.
+    Raises ValidationError."""
     split: dict[str, Any] = {**spec.parallel.model_dump(), "schedule": name, "program": program, "chunks": None}
     split["early_gradients"] = early
     made = RunSpec.model_validate(spec.model_dump() | {"parallel": {**split, "cuts": None}})
