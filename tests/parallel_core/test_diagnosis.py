@@ -188,6 +188,13 @@ def test_where_no_more_micro_batches_are_to_be_had_gradients_may_leave_early(spl
     assert [one.change for one in found if one.rule == "few_micro_batches"] == ([words] if words else [])
 
 
+def test_one_micro_batch_of_the_naive_schedule_asks_for_both_more_and_another_schedule() -> None:
+    (few,) = (one for one in diagnose(healthy(spec(pp=2, schedule="naive"))) if one.rule == "few_micro_batches")
+    assert few.title.endswith("is bubble: 1 micro-batch on 2 stages.")
+    assert few.change == "Set parallel.schedule to 1f1b and parallel.micro_batches to 4."
+    assert "4 micro-batches in schedule 1F1B would save" in few.evidence
+
+
 def _stretched(rows: np.ndarray, factor: float) -> np.ndarray:
     rows = rows.copy()
     for side in ("start", "end"):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
-from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.quantities import ns_text, percent_text, plural_text
 from parallel_core.simulate.replay import Change
 
 ENOUGH, BUBBLE, MATTERS = 4, 0.25, 0.08
@@ -34,7 +34,7 @@ def check(case: Case) -> Finding | None:
     few = split.micro_batches < ENOUGH * split.pp
     if split.pp == 1 or case.typical is None or bubble < BUBBLE or not (few or naive):
         return None
-    what = "the naive schedule runs one stage at a time" if naive else f"{split.micro_batches} micro-batches"
+    what = "the naive schedule runs one stage at a time" if naive else plural_text(split.micro_batches, "micro-batch")
     for change, words, do in _better(case, naive):
         if (saved := _saved(case, change)) >= MATTERS * case.typical.step:
             return Finding(
@@ -55,7 +55,11 @@ def _better(case: Case, naive: bool) -> Iterator[_Better]:
         return
     for factor in (4, 2):
         m = case.spec.parallel.micro_batches * factor
-        yield _Better(Change(micro_batches=m), f"{m} micro-batches", f"Raise parallel.micro_batches to {m}.")
+        if case.spec.parallel.schedule == "naive":  # more of them alone would still run one after the other
+            do = f"Set parallel.schedule to 1f1b and parallel.micro_batches to {m}."
+            yield _Better(Change(schedule="1f1b", micro_batches=m), f"{m} micro-batches in schedule 1F1B", do)
+        else:
+            yield _Better(Change(micro_batches=m), f"{m} micro-batches", f"Raise parallel.micro_batches to {m}.")
     if not case.spec.parallel.early_gradients:
         yield _Better(Change(early_gradients=True), "Early gradients", "Set parallel.early_gradients to true.")
 
