@@ -29,7 +29,7 @@ from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule import names
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.traits import flushes
-from parallel_core.simulate.replay import FREE, Change, Replay, ideal_limit, replay
+from parallel_core.simulate.replay import ASSUMED, FREE, Change, Replay, ideal_limit, replay
 from parallel_core.spec import RunSpec, field_errors
 
 LINKS = (
@@ -121,6 +121,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         "settles": not Prediction.objects.filter(run=run, disturbed=True).exists(),
         "ideas": ideas(trace),
         "check": check(again.step, measured.step),
+        "assumed": ASSUMED,
         "times": Times(measured.step, again.step, made.step if made else None),
         "whatif_step": trace.step,
     }

@@ -9,14 +9,10 @@ from dashboard.charts.timeline import Step
 from dashboard.runs.page_whatif import Times, WhatIfForm, chart, check, replayed, sentence, single_changes
 from dashboard.runs.traces import measured
 from dashboard.traces.whatif import WhatIf
-from parallel_core.simulate.replay import Change, Replay, replay
+from parallel_core.simulate.replay import ASSUMED, Change, Replay, replay
 from parallel_core.spec import RunSpec
 
 _KNOWN = "As recorded: the schedule is that of the run's spec, every operation is named by the run itself."
-_FOOT = (
-    "Other schedules and micro-batches take the median cost of each stage's operations; smaller micro-batches are "
-    "assumed to cost in proportion, which small models miss."
-)
 
 
 def whatif(found: Step, step: int, given: Mapping[str, Any], spec: RunSpec) -> WhatIf:
@@ -36,7 +32,7 @@ def whatif(found: Step, step: int, given: Mapping[str, Any], spec: RunSpec) -> W
         known=_KNOWN,
         sentence=sentence(form.change(), made, costs.step) if made else "",
         check=check(again, costs.step),
-        foot=_FOOT,
+        foot=ASSUMED,
         ideas=single_changes(spec, costs.step, how, {"step": step}),
         times=Times(costs.step, again, made.step if made else None),
         chart=chart(found.spans, found.layout, costs.step, made, step) if made else None,

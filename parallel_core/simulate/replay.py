@@ -32,6 +32,12 @@ HALVES: dict[DeviceKind, float] = {"cpu": 1.06, "cuda": 1.0}
 """How many times as long a backward takes in two parts as whole. The second reads again what the first had at hand,
 which a core then fetches from memory: 1.02 to 1.10 times with this engine, ZB-H1 beside GPipe, 1F1B and interleaved
 1F1B of a GPT 4 x 128 (`bench whatif`). A GPU reads the factors of each product from its memory either way."""
+ASSUMED = (
+    "Other schedules and micro-batches take the median cost of each stage's operations; smaller micro-batches are "
+    "assumed to cost in proportion, which small models miss, and more of them in flight to cost the same, though a "
+    "CPU's caches then hold less of each."
+)
+"""What a replay takes for granted where it makes another program, for whoever reads one."""
 LEAST_INPUT, MOST_INPUT = 0.5, 0.8
 """Bounds of the part of a backward that is the gradient of the input (see `_halved`)."""
 
