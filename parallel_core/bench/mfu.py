@@ -22,8 +22,10 @@ from parallel_core.spec import RunSpec
 CHIP: dict[str, Any] = {"hidden": 4096, "heads": 32, "seq": 2048, "vocab": 32_768}
 """Of 8 layers 1.9 G parameters: 34 GB of state in mixed precision, and products of at least 24 576 x 4 096 x 4 096."""
 SIZES = ((8, 12), (8, 8), (8, 4), (4, 4), (2, 4), (1, 1))
-"""(layers, samples), the largest first: 65 GB in all. Norm, clipping and update move 50 bytes a parameter whatever the
-batch, on an H100 some 28 ms by count: of 12 samples a sixteenth of the step, of 4 a sixth."""
+"""(layers, samples of a micro-batch), the largest first: 65 GB in all."""
+MICRO_BATCHES = 4
+"""In a step. Norm, clipping and update move 50 bytes a parameter whatever the batch, on an H100 some 28 ms by count: a
+sixteenth of a step of 12 samples, a sixtieth of one of 48, which is still a small batch to train such a model with."""
 FILLED = 0.85
 """Of a GPU's memory: what the model may take as predicted; libraries and the allocator take some, too."""
 CORE: dict[str, Any] = {"layers": 4, "hidden": 512, "heads": 8, "seq": 128, "vocab": 4096}
@@ -36,8 +38,14 @@ def spec_of(gpu: bool, steps: int, memory: float = math.inf) -> RunSpec:
         return RunSpec.model_validate({"model": CORE, "train": {"global_batch": 4, **sizes}})
     train = {"precision": "bf16", "device": "cuda", **sizes}
     specs = [
-        RunSpec.model_validate({"model": {"layers": layers, **CHIP}, "train": {"global_batch": batch, **train}})
-        for layers, batch in SIZES
+        RunSpec.model_validate(
+            {
+                "model": {"layers": layers, **CHIP},
+                "parallel": {"micro_batches": MICRO_BATCHES},
+                "train": {"global_batch": samples * MICRO_BATCHES, **train},
+            }
+        )
+        for layers, samples in SIZES
     ]
     return next((spec for spec in specs if worst_stage(spec).total <= FILLED * memory), specs[-1])
 
