@@ -109,7 +109,7 @@ class StartOrder(TypedDict):
     wish: NotRequired[Wish | None]
     """Text to generate from the checkpoint that `saves` resumes from, instead of training."""
     links: NotRequired[bool]
-    """Messages between two hosts are timed (profile.between), instead of training."""
+    """Messages are timed instead of training: between two hosts (profile.between), or by a profile."""
 
 
 class Event(TypedDict):

@@ -1,7 +1,8 @@
 """What the process of a rank is told before CUDA starts in it: which GPU is its own, and how kernels are launched.
 
-A pipeline posts receives long before it needs them, and on a GPU such a receive is a kernel that waits for its sender.
-Whatever makes other work wait for that kernel closes a circle: the rank never sends what its peer needs to send.
+A pipeline posts receives long before it needs them, and so does who times its messages; on a GPU such a receive is a
+kernel that waits for its sender. Whatever makes other work wait for that kernel closes a circle: the rank never sends
+what its peer needs to send.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ CONCURRENT = {
 }
 
 
-def take_gpu(device: int, devices: Sequence[int], pipeline: bool) -> int:
+def take_gpu(device: int, devices: Sequence[int], ahead: bool) -> int:
     """Shows this process its GPU alone, the `device`-th of the host; how many of the ranks on `devices` are on the
-    fullest one. `pipeline`: ranks send each other activations. Where the host was given none, none is shown."""
+    fullest one. `ahead`: ranks post receives, and send behind them. Where the host was given none, none is shown."""
     found = gpus(open_nvml())
     if found or "CUDA_VISIBLE_DEVICES" not in os.environ:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(device, found)
     sharing = max(Counter(board(other, found) for other in devices).values())
-    if pipeline and sharing == 1:
+    if ahead and sharing == 1:
         os.environ.update(launching(os.environ))
     return sharing
 
@@ -40,7 +41,7 @@ def launching(told: Mapping[str, str]) -> Mapping[str, str]:
     """What the environment is to say, whatever it says: others of these values hang."""
     for name, value in CONCURRENT.items():
         if told.get(name, value) != value:
-            print(f"{name}={told[name]} hangs a pipeline over GPUs: {value} is used")  # noqa: T201
+            print(f"{name}={told[name]} hangs messages between GPUs: {value} is used")  # noqa: T201
     return CONCURRENT
 
 

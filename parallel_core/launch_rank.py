@@ -141,8 +141,9 @@ def _take_place(seat: Seat) -> Seat:
         _talk_through(seat.order.get("address", ""))
     _prefer_as_victim()
     if seat.order["device_kind"] == "cuda":
-        pipeline = seat.spec.parallel.pp > 1
-        seat = replace(seat, sharing=take_gpu(seat.device, seat.order["devices"], pipeline))
+        split = seat.spec.parallel
+        ahead = split.pp > 1 or (split.world > 1 and bool(seat.order.get("links")))
+        seat = replace(seat, sharing=take_gpu(seat.device, seat.order["devices"], ahead))
     elif hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {host.core_of(seat.device)})
     import torch

@@ -111,18 +111,19 @@ class LocalYard:
         on_frame: Callable[[Frame], None] | None = None,
         wish: Wish | None = None,
         no_progress_s: float = math.inf,
+        links: bool = False,
     ) -> Outcome:
         """Train to the end in `folder`, or with a `wish` generate text from `resume`; `on_frame` sees the records of
         rank 0 as they come.
 
         `corpora` holds uploaded texts by their sha256; `resume` is a checkpoint to begin from; new ones go to
         `folder`/checkpoints. Ctrl-C (KeyboardInterrupt) stops the ranks, which save first, then goes on up. A run of
-        which no rank moves for `no_progress_s` is ended.
+        which no rank moves for `no_progress_s` is ended. `links`: its ranks time messages.
         """
         self._attempt += 1
         folder.mkdir(parents=True, exist_ok=True)
         outcome, tail = Outcome(folder, time.monotonic()), Tail(events_path(folder, 0))
-        self.server.start({**self._order(spec, folder, devices, corpora, resume), "wish": wish})
+        self.server.start({**self._order(spec, folder, devices, corpora, resume), "wish": wish, "links": links})
         watch = Watch(folder, range(spec.parallel.world), no_progress_s)
 
         def look() -> None:

@@ -75,7 +75,7 @@ def measure(
         folder = Path(name)
         (folder / "order.json").write_text(json.dumps(asdict(order)))
         with LocalYard(command) as yard:
-            outcome = yard.run(spec, folder, devices=[rank % order.devices for rank in range(ranks)])
+            outcome = yard.run(spec, folder, devices=[rank % order.devices for rank in range(ranks)], links=True)
         if not outcome.ok:
             raise ProfileFailed(outcome.failure(), outcome.traceback())
         found = [frame.header for frames in outcome.frames.values() for frame in frames if frame.kind == "profile"]

@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from parallel_core import launch, launch_rank
+from parallel_core import launch, launch_rank, local
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.reporter import Reporter
 from parallel_core.local import LocalYard
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import FileSink
 from parallel_core.observe.scope import Scope
-from parallel_core.spec import RunSpec
+from parallel_core.profile.measure import ProfileFailed, measure
+from parallel_core.profile.order import Order
+from parallel_core.spec import ModelSpec, RunSpec
 
 WATCHED = """
 import torch
@@ -110,6 +114,41 @@ def test_settings_of_cuda_and_nccl_reach_the_ranks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
     seen = launch.environment()
     assert told.items() <= seen.items() and seen["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+
+
+class Refusing:
+    """A fork server that keeps its orders and starts nothing."""
+
+    given: list[dict[str, Any]] = []
+
+    def __init__(self, on_event: Callable[[dict[str, Any]], None], command: Any) -> None:
+        self._tell = on_event
+
+    def start(self, order: dict[str, Any]) -> None:
+        self.given.append(order)
+        self._tell({"event": "refused", "attempt": order["attempt"], "message": "not here"})
+        self._tell({"event": "gone", "attempt": order["attempt"]})
+
+    def close(self) -> None:
+        return
+
+
+@pytest.mark.parametrize(("ranks", "ahead"), [(1, False), (2, True)])
+def test_the_ranks_of_a_profile_post_receives_as_those_of_a_pipeline_do(
+    ranks: int, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receive of the answer, then the send that it waits for: over one connection of the GPU that never ends."""
+    monkeypatch.setattr(local, "ForkServer", Refusing)
+    with pytest.raises(ProfileFailed, match="not here"):
+        measure(ModelSpec(), Order((1,), devices=ranks), ranks=ranks, device="cuda")
+    order: Any = Refusing.given.pop()
+    seen: list[bool] = []
+    monkeypatch.setattr(launch_rank, "take_gpu", lambda device, devices, ahead: seen.append(ahead) or 1)
+    monkeypatch.setattr(launch_rank, "_prefer_as_victim", lambda: None)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    spec = RunSpec.model_validate(order["spec"])
+    launch_rank._take_place(launch_rank.Seat(order, spec, 0, 0, launch.Store(host="", port=0), None, True))
+    assert seen == [ahead]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a host without CUDA")

@@ -138,22 +138,22 @@ def test_ranks_of_a_pipeline_launch_kernels_side_by_side(
     for name in ("CUDA_MODULE_LOADING", "CUDA_LAUNCH_BLOCKING"):
         monkeypatch.setenv(name, "0")
         monkeypatch.delenv(name)
-    assert launch_gpu.take_gpu(1, [0, 1], pipeline=False) == 1
+    assert launch_gpu.take_gpu(1, [0, 1], ahead=False) == 1
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b1" and os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
-    assert launch_gpu.take_gpu(2, [0, 1, 2], pipeline=True) == 2  # through the host: nothing waits on the GPU
+    assert launch_gpu.take_gpu(2, [0, 1, 2], ahead=True) == 2  # through the host: nothing waits on the GPU
     assert "CUDA_MODULE_LOADING" not in os.environ
     os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
-    assert launch_gpu.take_gpu(0, [0, 1], pipeline=True) == 1
+    assert launch_gpu.take_gpu(0, [0, 1], ahead=True) == 1
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32" and os.environ["CUDA_MODULE_LOADING"] == "EAGER"
-    assert "CUDA_DEVICE_MAX_CONNECTIONS=1 hangs a pipeline" in capsys.readouterr().out
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1 hangs messages" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("nvml", [driver(2), None])
 def test_a_rank_takes_no_gpu_that_its_host_was_not_given(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_gpu, "open_nvml", lambda: nvml)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    launch_gpu.take_gpu(0, [0], pipeline=False)
+    launch_gpu.take_gpu(0, [0], ahead=False)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
