@@ -137,7 +137,7 @@ class Generator:
         for core in self._cores:
             core.cache = None
         prompt = self._prompts(wish)
-        meter = MemoryMeter()
+        meter = MemoryMeter(kind=self._device.kind)
         meter.register(self.flat.values, "params")
         with meter.measure():
             with meter.category("activations"):

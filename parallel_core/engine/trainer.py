@@ -156,7 +156,7 @@ class Trainer:
 
     def metered_step(self, step: int) -> tuple[list[Totals], MemoryMeter]:
         """A step with live storages followed; slower, the same numbers. What the one before left is still known."""
-        meter = self._meter = self._meter or MemoryMeter(self.spec.trace.memory_cap)
+        meter = self._meter = self._meter or MemoryMeter(self.spec.trace.memory_cap, self.device.kind)
         copies = self._versions.buffers() if self._versions else []
         for tensor, category in (
             *((tensor, "params") for tensor in (*self.chunks.flat.stores, *copies)),

@@ -49,10 +49,13 @@ class MemoryCapExceeded(MemoryError):
 
 
 class MemoryMeter:
-    """Live bytes by category. `cap` = bytes at which an allocation raises MemoryCapExceeded (None = never)."""
+    """Live bytes by category. `cap` = bytes at which an allocation raises MemoryCapExceeded (None = never).
 
-    def __init__(self, cap: int | None = None) -> None:
-        self.cap = cap
+    Storages are followed on devices of one `kind`: what a rank with a GPU makes on its host is none of the GPU's.
+    """
+
+    def __init__(self, cap: int | None = None, kind: str = "cpu") -> None:
+        self.cap, self.kind = cap, kind
         self._live = [0] * len(CATEGORIES)
         self._total = 0
         self._peak = tuple(self._live)
@@ -208,9 +211,8 @@ class _Follow(TorchDispatchMode):
 
     def _show(self, out: Any) -> None:
         if isinstance(out, torch.Tensor):
-            if out.is_meta:  # has a size, and holds nothing
-                return
-            self.meter.seen(out.untyped_storage())
+            if out.device.type == self.meter.kind:  # on meta it would have a size, and hold nothing
+                self.meter.seen(out.untyped_storage())
         elif isinstance(out, (tuple, list)):
             for item in out:
                 self._show(item)

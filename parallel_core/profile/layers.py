@@ -153,7 +153,7 @@ class LayerBench:
 
     def saved(self) -> list[int]:
         """Bytes that each stage's forward leaves alive, its output included."""
-        meter, live = MemoryMeter(), [0]
+        meter, live = MemoryMeter(kind=self.device.kind), [0]
         with meter.measure():
             self.scope.meter = meter
             x: Tensor | None = None

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from parallel_core.engine.device import CpuDevice
+from parallel_core.engine.distributed import Groups
+from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.memory import MemoryCapExceeded, MemoryMeter
+from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import CATEGORIES
+from parallel_core.spec import RunSpec
 
 BATCH, IN, HIDDEN, OUT = 16, 32, 64, 8
 W1, W2 = 4 * HIDDEN * IN, 4 * OUT * HIDDEN
@@ -181,3 +187,20 @@ def test_freeing_in_another_thread_is_seen() -> None:
         thread.start()
         thread.join()
     assert meter.final["buffers"] == 0
+
+
+class OnGpu(CpuDevice):
+    """Whose tensors are the host's all the same."""
+
+    kind = "cuda"
+
+
+def test_what_a_rank_makes_on_its_host_takes_no_memory_of_its_gpu(tmp_path: Path) -> None:
+    """Gradients that ranks of one GPU exchange through the host, and the odds that a token is drawn by."""
+    meter = MemoryMeter(kind="cuda")
+    with meter.measure():
+        kept = torch.zeros(1000)
+    assert kept.nbytes and meter.peak_total == 0
+    spec = RunSpec.model_validate({"model": {"layers": 1, "hidden": 16, "heads": 2, "seq": 8, "vocab": 16}})
+    _, followed = Trainer(spec, 0, Groups(), OnGpu(), Progress(tmp_path, 0)).metered_step(0)
+    assert followed.peak["activations"] == followed.peak["buffers"] == 0 < followed.peak["params"]
