@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from parallel_core.analysis.meters import Work, step_shares
+from parallel_core.engine import peak
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.peak import device_peak
 from parallel_core.layout import Layout
@@ -87,6 +89,29 @@ def test_what_is_not_listed_is_measured() -> None:
     peak = device_peak(CpuDevice(), "fp64")
     assert peak.flops_per_s > 1e7
     assert "measured" in peak.source
+
+
+class UnlistedGpu(CpuDevice):
+    """Of which the run has had 4 bytes at once, and the products that measure it take `took`."""
+
+    kind, name = "cuda", "NVIDIA H100 NVL"
+
+    def __init__(self, took: int) -> None:
+        self.torch, self._peaks = torch.device("cpu"), iter((4, max(4, took)))
+
+    def memory_peak(self) -> int:
+        return next(self._peaks)
+
+
+@pytest.mark.parametrize(("took", "forgotten"), [(2, []), (9, [torch.device("cpu")])])
+def test_products_that_measure_a_gpu_are_no_memory_of_the_run(
+    took: int, forgotten: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", done.append)
+    monkeypatch.setitem(peak.SIDES, "cuda", (8,))
+    assert device_peak(UnlistedGpu(took), "bf16").source == "bf16 matrix product, measured"
+    assert done == forgotten
 
 
 def test_bubble_of_1f1b_is_the_one_of_the_formula() -> None:
