@@ -33,7 +33,10 @@ _MEMORY_WORDS = (
     *("cuda failure 2 'out of memory'", "cuda failure 'out of memory'"),  # NCCL's buffers
 )
 _PEER_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl")
-_OWN_WORDS = ("ncclinvalidusage", "ncclinvalidargument", "ncclunhandledcudaerror", "ncclinternalerror")
+_OWN_WORDS = (
+    *("ncclinvalidusage", "ncclinvalidargument", "ncclunhandledcudaerror", "ncclinternalerror"),
+    "creating shared memory segment",  # of ncclSystemError, which a connection that was refused is, too
+)
 """What NCCL says of a fault that is the rank's own or its host's, not of one that another rank left behind."""
 
 

@@ -74,6 +74,12 @@ def test_an_allocation_that_a_library_could_not_make_is_out_of_memory(told: str,
             True,
         ),
         ("NCCL communicator was aborted on rank 1.", True),
+        ("ncclSystemError: System call failed.\nLast error:\nsocketStartConnect: Connection refused", True),
+        (
+            "ncclSystemError: System call failed.\nLast error:\nError while creating shared memory segment "
+            "/dev/shm/nccl-1YsMbG (size 9637888), error: No space left on device (28)",
+            False,
+        ),
         ("NCCL error in: x.cpp:4, invalid usage, ncclInvalidUsage: Duplicate GPU detected", False),
         ("NCCL error in: x.cpp:9, unhandled cuda error, ncclUnhandledCudaError: Call to CUDA failed.", False),
     ],
