@@ -23,6 +23,8 @@ FAULT_WINDOW = 1 << 20
 """The fault frame is the last, or nearly the last, of a file: it is looked for in so many bytes."""
 KILL_AFTER_S = 0.8
 """A SIGKILL so long after the first death is the fork server's own, for a rank that did not heed its TERM."""
+_LAST_ERROR = "\nLast error:\n"
+"""In what PyTorch tells of a fault of NCCL, in front of NCCL's own words."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def of_exits(folder: Path, ranks: Sequence[int], exits: Sequence[Exit], oom_kill
 
 def _of_fault(fault: Mapping[str, Any], guilty: Exit, where: str, codes: dict[str, int]) -> Ending:
     memory = fault.get("cause") == "out_of_memory"
-    first = str(fault.get("message") or "").partition("\n")[0]
+    first = _first_line(str(fault.get("message") or ""))
     said = first if memory and first else f"{fault.get('type', 'Error')}: {first}"
     if guilty.code == EXIT_PEER:
         detail = f"Rank {guilty.rank} lost the connection to another rank{where}."
@@ -116,6 +118,12 @@ def _of_fault(fault: Mapping[str, Any], guilty: Exit, where: str, codes: dict[st
         exits=codes,
         peer=guilty.code == EXIT_PEER,
     )
+
+
+def _first_line(message: str) -> str:
+    """What happened. A fault of NCCL begins with a place in PyTorch's sources, and says last what did not work."""
+    told, _, last = message.partition(_LAST_ERROR)
+    return (last.strip() or told).partition("\n")[0]
 
 
 def culprit(exits: Iterable[Exit]) -> Exit | None:

@@ -39,12 +39,12 @@ def test_a_kill_after_the_grace_is_our_own() -> None:
     assert found and found.rank == 0
 
 
-def fault(folder: Path, rank: int, cause: str) -> None:
+def fault(folder: Path, rank: int, cause: str, message: str = "no such thing\nmore") -> None:
     page = Progress(folder, rank)
     page.at(12, "1F3")
     sink = FileSink(folder, rank)
     sink.emit("points", blob=b"TY" * 500)
-    sink.emit("fault", type="ValueError", message="no such thing\nmore", traceback="Traceback: deep", cause=cause)
+    sink.emit("fault", type="ValueError", message=message, traceback="Traceback: deep", cause=cause)
 
 
 def test_an_exception_carries_the_ranks_own_traceback(tmp_path: Path) -> None:
@@ -53,6 +53,17 @@ def test_an_exception_carries_the_ranks_own_traceback(tmp_path: Path) -> None:
     assert (told.outcome, told.cause, told.rank, told.traceback) == ("failed", "user_code", 1, "Traceback: deep")
     assert told.detail == "Rank 1 failed at step 12 in forward 3 of stage 1: ValueError: no such thing"
     assert told.exits == {"1": EXIT_FAULT, "0": TERM}
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [("Duplicate GPU detected : rank 0\n", "Duplicate GPU detected : rank 0"), ("", "NCCL error in: x.cpp:268")],
+)
+def test_a_fault_of_nccl_says_what_did_not_work(last: str, said: str, tmp_path: Path) -> None:
+    message = f"NCCL error in: x.cpp:268\nncclInvalidUsage: This usually reflects invalid usage.\nLast error:\n{last}"
+    fault(tmp_path, 0, "user_code", message)
+    told = ending.of_exits(tmp_path, [0], [Exit(0, EXIT_FAULT, 0.0)], oom_kills=0)
+    assert f": ValueError: {said}" in told.detail and "\n" not in told.detail
 
 
 def test_a_fault_frame_is_evidence_of_memory(tmp_path: Path) -> None:
