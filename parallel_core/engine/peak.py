@@ -8,6 +8,7 @@ steps begin.
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 
 import torch
 
@@ -22,9 +23,14 @@ BUDGET_S = 0.015
 
 
 def device_peak(device: Device, precision: Precision) -> Peak:
-    """Of this rank's device."""
-    if device.kind != "cuda":
-        return measured(device, precision)
+    """Of this rank's device. On a GPU what was found once is kept (`of_gpu`)."""
+    return of_gpu(device, precision) if device.kind == "cuda" else measured(device, precision)
+
+
+@lru_cache(maxsize=1)
+def of_gpu(device: Device, precision: Precision) -> Peak:
+    """To be asked for while no receive is posted: a product that was never launched may wait until the device is idle
+    (see `rehearsal`)."""
     if (known := listed(device.name, precision)) is not None:
         return known
     before, found = device.memory_peak(), measured(device, precision)

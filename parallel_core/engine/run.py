@@ -18,7 +18,7 @@ from parallel_core.engine.distributed import Rendezvous, connect, joined
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.neighbours import Neighbours
 from parallel_core.engine.norm import Totals
-from parallel_core.engine.peak import device_peak
+from parallel_core.engine.peak import device_peak, of_gpu
 from parallel_core.engine.rehearsal import is_due, rehearse
 from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.stop import Stopped
@@ -71,6 +71,7 @@ def _prepare(trainer: Trainer, first: int, saves: bool, store: dist.Store | None
     if is_due(trainer):
         trainer.progress.at(-1, "rehearsing")
         rehearse(trainer, first)
+        of_gpu(trainer.device, trainer.spec.train.precision)  # a pipeline that stays full is never idle from now on
 
 
 def _take_up(

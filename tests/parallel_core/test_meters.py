@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from parallel_core.analysis.meters import Work, step_shares
-from parallel_core.engine import peak
+from parallel_core.engine import peak, run
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.peak import device_peak
 from parallel_core.layout import Layout
@@ -112,6 +114,20 @@ def test_products_that_measure_a_gpu_are_no_memory_of_the_run(
     monkeypatch.setitem(peak.SIDES, "cuda", (8,))
     assert device_peak(UnlistedGpu(took), "bf16").source == "bf16 matrix product, measured"
     assert done == forgotten
+
+
+def test_a_gpu_is_measured_once_before_its_pipeline_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first product of a size may wait until the device is idle, and receives that were posted keep it busy."""
+    asked: list[str] = []
+    found = peak.Peak(1.0, "measured")
+    monkeypatch.setattr(peak, "measured", lambda device, precision: asked.append("measured") or found)
+    monkeypatch.setattr(run, "rehearse", lambda trainer, step: asked.append("rehearsed"))
+    device = UnlistedGpu(4)
+    device.backend = "nccl"
+    trainer: Any = SimpleNamespace(device=device, layout=SimpleNamespace(pp=2), spec=spec_of(), progress=Mock())
+    run._prepare(trainer, 0, False, None)
+    assert device_peak(device, trainer.spec.train.precision) == found
+    assert asked == ["rehearsed", "measured"]
 
 
 def test_bubble_of_1f1b_is_the_one_of_the_formula() -> None:
