@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -114,6 +115,23 @@ def test_products_that_measure_a_gpu_are_no_memory_of_the_run(
     monkeypatch.setitem(peak.SIDES, "cuda", (8,))
     assert device_peak(UnlistedGpu(took), "bf16").source == "bf16 matrix product, measured"
     assert done == forgotten
+
+
+class LoadingGpu(UnlistedGpu):
+    """Whose first product takes longer than all that count may take."""
+
+    waits = 0
+
+    def synchronise(self) -> None:
+        self.waits += 1
+        time.sleep(2 * peak.BUDGET_S if self.waits == 1 else 0)
+
+
+def test_what_a_library_loads_first_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(peak.SIDES, "cuda", (8, 16))
+    device = LoadingGpu(4)
+    peak.measured(device, "fp32")
+    assert device.waits > 3, "the larger side was multiplied, too"
 
 
 def test_a_gpu_is_measured_once_before_its_pipeline_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
