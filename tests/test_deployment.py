@@ -132,4 +132,12 @@ def test_pytorch_comes_from_where_it_was_said(
     scope |= {"has_gpu": lambda: gpu, "pip": lambda *arguments: asked.append(arguments), "say": lambda text: None}
     scope["importing"] = lambda code: nullcontext()
     run["install"]("requirements.txt")
-    assert (asked[0][-2:] == ("--index-url", named)) == taken
+    assert (asked[0][-2:] == ("--extra-index-url", named)) == taken
+    exact, build = run["pinned"]("torch"), named.rpartition("/")[2]
+    assert asked[0][1] == (f"{exact}+{build}" if taken and sys.platform == "linux" else exact)
+
+
+@pytest.mark.parametrize("index", ["", "https://mirror.example/simple"])
+def test_an_index_of_no_build_is_asked_for_the_version_alone(index: str) -> None:
+    run = runpy.run_path(str(ROOT / "run"))
+    assert run["torch_from"](index)[0] == run["pinned"]("torch")
