@@ -21,6 +21,8 @@ from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import FileSink, events_path, read_file
 from parallel_core.observe.scope import Scope
 from parallel_core.observe.snapshot import unpacked
+from parallel_core.profile.measure import measure
+from parallel_core.profile.order import Order
 from parallel_core.spec import ModelSpec, RunSpec
 from parallel_core.tensor.weights import WeightGradient, WeightGradients
 from tests.parallel_core.failing_ranks import failed
@@ -132,6 +134,16 @@ def test_attention_keeps_no_matrix_of_probabilities(dtype: torch.dtype, kv_heads
     core(qkv).sum().backward()
     matrix = 4 * seq**2 * dtype.itemsize
     assert torch.cuda.max_memory_allocated() - before < matrix / 2
+
+
+@pytest.mark.skipif(len(host.cuda_devices()) < 2, reason="needs two GPUs")
+def test_a_profile_times_the_messages_between_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over one connection, which Megatron-LM asks for, a receive would hold up the send that its answer waits for."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    order = Order(samples=(1,), tps=(1, 2), devices=2, seconds=0.05, sizes=(1024, 65536))
+    table = measure(ModelSpec.model_validate(MODEL), order, ranks=2, device="cuda")
+    assert {link.what for link in table.links} == {"all_reduce", "all_gather", "reduce_scatter", "send"}
+    assert all(seconds > 0 for link in table.links for seconds in link.time.seconds)
 
 
 def test_a_rank_that_fails_under_posted_receives_ends_the_run(tmp_path: Path) -> None:
