@@ -41,6 +41,9 @@ class Device(Protocol):
 
     def recorder(self, stage: int, replica: int) -> SpanRecorder: ...
 
+    def __hash__(self) -> int:
+        """Each is its own: what was found of one is kept for it."""
+
 
 class CpuDevice:
     """One core and one thread."""
