@@ -73,7 +73,7 @@ def analysis(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None
     found, judged = step_of(trace, shown), page.findings(trace, shown)
     data = {
         "step": shown,
-        "verdict": page.sentence(found, trace.spec),
+        "verdict": page.sentence(trace, shown, found),
         "accounts": [
             {"rank": rank, "total": parts.total, "components": parts.as_dict()}
             for rank, parts in sorted(found.breakdown.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import mean
 from typing import Any
 
 from django.core.cache import cache
@@ -25,7 +26,7 @@ from parallel_core.analysis.gaps import gaps
 from parallel_core.analysis.quantities import count_text, ns_text, percent_text, plural_text, seconds_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats
-from parallel_core.spec import RunSpec
+from parallel_core.traces.together import few_text
 
 DRAWN_RANKS = 32
 JUDGED = 5
@@ -45,19 +46,29 @@ class OfTrace:
     rules: int = len(RULES)
 
 
-def sentence(found: Step, spec: RunSpec | None = None) -> str:
-    """The finding of a step, number first; with the `spec` of its run nothing in it is untraced."""
-    return found.finding(partial(_pauses, found) if spec is None else None)
+def sentence(trace: Trace, step: int, found: Step) -> str:
+    """What was found of a step, number first, and what of it is missing; with the spec of its run nothing in it is
+    untraced."""
+    said = found.finding(partial(_uncovered, found) if trace.spec is None else None)
+    return " ".join(filter(None, (said, missing(trace, step))))
 
 
-def _pauses(found: Step, other: float) -> str:
-    """What the time is that no span covers: mostly short pauses between operations, or idle."""
-    own = [gaps(rows) for rows in found.spans.values()]
-    many, ns = (sum(one[i] for one in own) / len(own) for i in range(2))
-    if ns < MOSTLY * other:
-        return "idle or not traced"
-    operations = count_text(round(many) + 1)
-    return f"between its {operations} operations: Python, autograd and the profiler, {ns_text(ns / many)} each"
+def _uncovered(found: Step, other: float) -> str:
+    """What the time is that no span covers. How many pauses there are and how long is the finding's to say, of several
+    steps (`diagnosis.imported`)."""
+    pauses = mean([gaps(rows).ns for rows in found.spans.values()])
+    return "idle or not traced" + (", mostly short pauses between operations" if pauses >= MOSTLY * other else "")
+
+
+def missing(trace: Trace, step: int) -> str:
+    """What of a step was not read, which then looks idle; '' where all of it was."""
+    if trace.recorded:
+        here = sum(rank["steps"].get(str(step), 0) for rank in trace.ranks.values())
+        of = trace.recorded.get("spans", {}).get(str(step), 0)
+        return f"{count_text(here)} of its {count_text(of)} spans are here: what is missing looks idle." * (here < of)
+    cut = sorted(int(rank) for rank, own in trace.ranks.items() if own.get("partial"))
+    who = f"rank{'s' * (len(cut) > 1)} {few_text(cut)}"
+    return f"Part of what {who} recorded could not be read: what is missing looks idle." if cut else ""
 
 
 def _least(found: Step, word: str) -> str:

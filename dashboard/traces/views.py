@@ -124,10 +124,11 @@ def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
     return page_accounts.table(found.accounts) | {
         "steps": trace.steps,
         "step": step,
-        "verdict": page.sentence(found, trace.spec),
+        "verdict": page.sentence(trace, step, found),
         "gantt": page.timeline(trace, step, lit=lit_of(request.GET)),
         "where": page.where(found, page.source_of(trace)),
         "findings": page.findings(trace, step),
+        "missing": page.missing(trace, step),
         "largest": page.largest(trace),
         "legend": LEGEND,
         "kernels": sum(rank["raw"] for rank in trace.ranks.values()),

@@ -86,6 +86,7 @@ def _one(path: Path, limits: Limits, progress: Progress) -> tuple[kineto.RankTra
 def _theirs(stream: EventStream, events: Iterable[dict[str, Any]]) -> kineto.RankTrace:
     collected = Collected(events)
     trace = kineto.read(collected)
+    trace.partial = bool(stream.notes)
     if collected.odd:
         stream.notes.append(f"Left out, for want of a sensible time: {plural_text(collected.odd, 'event')}.")
     missing = bool(stream.notes) and not trace.steps
@@ -113,6 +114,7 @@ def write(found: Together, folder: Path) -> None:
                 "raw": trace.raw,
                 "top": trace.top,
                 "counted": trace.counted,
+                "partial": trace.partial,
                 "steps": {step: len(rows) for step, rows in trace.steps.items()},
             }
             for rank, trace in sorted(found.ranks.items())

@@ -57,6 +57,8 @@ class RankTrace:
     """Of each step the names of its first SEQUENCE operators, as the host began them (ATen)."""
     kernels: dict[int, list[str]] = field(default_factory=dict)
     """The same of what the device did; {} without one."""
+    partial: bool = False
+    """Something of the file could not be read."""
 
     @property
     def pause(self) -> int:

@@ -7,6 +7,7 @@ import pytest
 
 from dashboard.charts.timeline import Step
 from dashboard.traces import page
+from dashboard.traces.models import Trace
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 
@@ -34,3 +35,40 @@ def step(*busy_ms: int, long_ms: int = 10) -> Step:
 def test_a_rank_is_named_only_where_it_stands_out(found: Step, idle: str, longest: str) -> None:
     assert page._least(found, "idle") == idle
     assert page.where(found, "").title == longest
+
+
+def of(ranks: dict[str, bool], spans: int = 0) -> Trace:
+    """Ranks with two spans each in step 2, of which part could not be read or could; exported where `spans` were
+    recorded."""
+    made = {rank: {"file": f"{rank}.json", "steps": {"2": 2}, "partial": cut} for rank, cut in ranks.items()}
+    return Trace(ranks=made, recorded={"spans": {"2": spans}} if spans else {})
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        (of({"0": False, "1": False}), ""),
+        (of({"0": False, "1": True}), "Part of what rank 1 recorded could not be read: what is missing looks idle."),
+        (of({"0": True, "1": True}), "Part of what ranks 0, 1 recorded could not be read: what is missing looks idle."),
+        (of({"0": True}, spans=2), ""),
+        (of({"0": False}, spans=5), "2 of its 5 spans are here: what is missing looks idle."),
+    ],
+)
+def test_the_headline_says_what_of_a_step_is_missing(trace: Trace, said: str) -> None:
+    assert page.missing(trace, 2) == said
+    assert page.sentence(trace, 2, step(6)).partition(". ")[2] == said
+
+
+@pytest.mark.parametrize(
+    ("pause_us", "word"),
+    [(400, "idle or not traced, mostly short pauses between operations"), (600, "idle or not traced")],
+)
+def test_pauses_are_counted_by_the_finding_alone(pause_us: int, word: str) -> None:
+    """The headline is of one step, the finding of several: two counts of the same pauses would not agree."""
+    rows = np.zeros(10, SPAN)
+    rows["kind"], rows["micro_batch"] = Kind.F, -1
+    rows["start"] = np.arange(10) * 1_000_000
+    rows["end"] = rows["start"] + 1_000_000 - pause_us * 1_000
+    rows["kind"][0], rows["start"][0], rows["end"][0] = Kind.STEP, 1_000_000, rows["end"][-1]
+    made = Step({0: rows})
+    assert page.sentence(of({"0": False}), 2, made).endswith(f" {word}.")

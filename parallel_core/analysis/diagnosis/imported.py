@@ -87,7 +87,7 @@ def _small(case: _Imported) -> Finding | None:
         return None
     return Finding(
         "tiny_kernels",
-        f"{percent_text(lost / case.step_ns)} of the step passes between operations, {ns_text(lost / many)} each.",
+        f"{percent_text(lost / case.step_ns)} of the step is pauses between operations, {ns_text(lost / many)} each.",
         f"A rank pauses {count_text(many)} times a step: Python, autograd and the profiler's own records take "
         f"{ns_text(lost)} of {ns_text(case.step_ns)}.",
         "Use larger micro-batches, or fuse operations (torch.compile, CUDA graphs); a step without the profiler loses "
