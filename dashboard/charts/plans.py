@@ -112,6 +112,8 @@ def step(parts: Mapping[str, float], title: str) -> Chart:
     )
     rows = [[word, significant(ms), f"{100 * ms / whole:.1f} %"] for word, ms in zip(words, values, strict=True)]
     subtitle = "What one step is made of on the rank that ends last, ms"
+    if parts.get("bubble"):
+        subtitle += "; bubble = what its schedule alone makes it wait for other stages, by formula"
     figure = {"data": [_falls(values, [phase for _, _, phase in named])], "layout": layout}
     return Chart("step", title, subtitle, SOURCE, figure, ("part", "ms", "of the step"), rows)
 

@@ -12,11 +12,12 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_words import PREDICTED
 from dashboard.plans.planner_page import View
 from dashboard.plans.setups import Setup
-from parallel_core.analysis.quantities import count_text, percent_text, seconds_text
+from parallel_core.analysis.quantities import count_text, ns_text, percent_text, seconds_text
 from parallel_core.plan.cluster import memory, search, step
 from parallel_core.plan.cluster.drawn import drawn
-from parallel_core.plan.cluster.plans import Plan
+from parallel_core.plan.cluster.plans import Plan, Plans
 from parallel_core.plan.cluster.why import Judged
+from parallel_core.schedule.traits import flushes
 
 DRAWN_FITTING, DRAWN_LARGE = 400, 150
 """Plans drawn in the scatter besides the Pareto front: evenly over those that fit, and over those that do not."""
@@ -85,6 +86,19 @@ def timeline(setup: Setup, plan: Plan) -> Chart:
     """The predicted step of one replica as a Gantt: the first ranks, and as many micro-batches as show the pattern."""
     made = drawn(setup.job, setup.cluster, plan)
     part = f"{made.micro_batches} of {made.of} micro-batches"
-    title = f"{percent_text(made.idle)} idle over busy on the worst stage with {part}."
-    source = f"simulated, {len(made.spans)} of {made.ranks} stages; collectives are inside the operations"
-    return gantt.chart([("", made.spans)], title, source, what=PREDICTED)
+    title = f"{ns_text(made.idle)} idle on the busiest stage, from the first operation of any stage to the last."
+    source = f"simulated, {len(made.spans)} of {made.ranks} stages, {part}; collectives are inside the operations"
+    return gantt.chart([("", made.spans)], title, f"{source}{_by_formula(setup, plan)}", what=PREDICTED)
+
+
+def _by_formula(setup: Setup, plan: Plan) -> str:
+    """What the parts of the plan's step count of that idle time, and why it may be less."""
+    if plan.pp == 1:
+        return ""
+    parts = step.of(*setup, Plans.of([plan])).parts(0)
+    said = f"; in the parts of the step {seconds_text(parts['bubble'])} of bubble, by formula, and "
+    said += f"{seconds_text(parts['messages'])} of messages"
+    if not flushes(plan.schedule):
+        return f"{said}: there the pipeline stays full from step to step"
+    without = f"{said}: there a stage begins its next step without waiting for the others"
+    return without if plan.schedule in ("zb-h2", "zb-v") else said

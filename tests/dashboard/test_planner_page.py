@@ -111,7 +111,11 @@ def test_answers_and_timeline_come_on_their_own(reader: Client) -> None:
     for question in ("What fits?", "Fewest GPUs?", "Free communication?", "Faster links?", "The next GPU?"):
         assert question in text
     chart = reader.get(PAGE + "timeline.json", {"plan": "TP 8 x PP 8 x DP 16, 1f1b"}).json()
-    assert "idle over busy" in chart["title"]
+    assert "idle on the busiest stage" in chart["title"]
+    assert " of bubble, by formula, and " in chart["source"] and "there" not in chart["source"]
+    for schedule, why in (("zb-h2", "without waiting for the others"), ("1f1b-2bw", "stays full from step to step")):
+        other = reader.get(PAGE + "timeline.json", {"plan": f"TP 8 x PP 8 x DP 16, {schedule}"}).json()
+        assert why in other["source"], schedule
     assert len(chart["figure"]["data"]) >= 3
     assert reader.get(PAGE + "timeline.json", {"plan": "PP 96 x DP 8", "batch": "64"}).status_code in (404, 422)
     none = reader.get(PAGE + "timeline.json", {"plan": "TP 7 x PP 8 x DP 16"})

@@ -16,7 +16,7 @@ from parallel_core.schedule import compute_only
 from parallel_core.schedule.ir import COMPUTE, Kind
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate import Costs, Spans, simulate
-from parallel_core.simulate.idle import bubble
+from parallel_core.simulate.idle import idle_times
 
 MOST_RANKS = 64
 """Stages of which a Gantt is simulated at most."""
@@ -29,12 +29,12 @@ MOST_ROWS = 8
 
 
 class Drawn(NamedTuple):
-    """`spans` = compute of some of the `ranks` stages, `micro_batches` of the `of` that a step has; `idle` = idle over
-    busy on the worst of all stages."""
+    """`spans` = compute of some of the `ranks` stages, `micro_batches` of the `of` that a step has; `idle` = ns of the
+    drawn step, from the first operation of any stage to the last, in which the busiest stage computes nothing."""
 
     spans: dict[int, Spans]
     ranks: int
-    idle: float
+    idle: int
     micro_batches: int
     of: int
 
@@ -57,7 +57,8 @@ def drawn(job: Job, cluster: Cluster, plan: Plan) -> Drawn:
     lines = max(2, min(MOST_ROWS, SHOWN // (shown * each)))
     ranks = np.unique(np.linspace(0, plan.pp - 1, lines).astype(int)).tolist()
     end = max(int(rows["end"].max()) for rows in spans.values())
-    return Drawn({rank: _picture(spans[rank], end) for rank in ranks}, plan.pp, bubble(spans), shown, m)
+    idle = end - max(times.busy for times in idle_times(spans).values())
+    return Drawn({rank: _picture(spans[rank], end) for rank in ranks}, plan.pp, idle, shown, m)
 
 
 def _picture(rows: Spans, end: int) -> Spans:
