@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from dashboard.accounts.patience import PatientAdmin
-from dashboard.accounts.roles import MEMBERS, role_of
+from dashboard.accounts.roles import MEMBERS, make_member, role_of
 
 admin.site.site_header = "Trainyard administration"
 admin.site.site_title = "Trainyard"
@@ -47,7 +47,7 @@ class YardUserAdmin(UserAdmin):
     @admin.action(description="Make members (may submit runs)")
     def make_members(self, request: HttpRequest, users: QuerySet[User]) -> None:
         for user in users:
-            user.groups.add(Group.objects.get_or_create(name=MEMBERS)[0])
+            make_member(user)
 
     @admin.action(description="Make viewers (may only look)")
     def make_viewers(self, request: HttpRequest, users: QuerySet[User]) -> None:

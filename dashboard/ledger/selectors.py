@@ -106,11 +106,6 @@ def profiles_of(spec: RunSpec) -> QuerySet[Profile]:
     return same.defer("table").order_by("-done_at")
 
 
-def latest_profile(spec: RunSpec) -> Profile | None:
-    """The newest of `profiles_of`."""
-    return profiles_of(spec).first()
-
-
 @lru_cache(maxsize=16)
 def _table(pk: int, done_at: datetime | None) -> CostTable:
     """Of a finished profile, which never changes again."""

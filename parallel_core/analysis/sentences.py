@@ -208,15 +208,6 @@ def gantt_title(label: str, breakdown: Breakdown) -> str:
     )
 
 
-def step_sentence(breakdown: Breakdown) -> str:
-    """Live verdict of a run from its newest traced step: the largest part that is not compute, where it matters."""
-    name = max(_LOSSES, key=breakdown.share)
-    if breakdown.share(name) < _MATTERS:
-        return f"{percent_text(breakdown.share('compute'))} of the step ({ns_text(breakdown.total)}) is compute."
-    share = percent_text(breakdown.share(name))
-    return f"{share} of the step ({ns_text(breakdown.total)}) is {COMPONENT_NAMES[name]}."
-
-
 def pair_sentence(a: Result, b: Result) -> str:
     """Comparison of two runs: the speed of b over a."""
     gain = speedup(a.step, b.step)
@@ -235,8 +226,6 @@ def difference_sentence(a: Breakdown, b: Breakdown) -> str:
     return f"Of {ns_text(abs(total))} {verb} between their traced steps: {named}, rest {_signed(sign * rest)}."
 
 
-_MATTERS = 0.05
-"""Share of a step from which a part is worth a sentence."""
 _LOSSES = tuple(name for name in COMPONENTS if name != "compute")
 
 

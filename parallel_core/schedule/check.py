@@ -32,27 +32,11 @@ def check(schedule: Schedule, ahead: int | None = None) -> None:
     program order, each at the latest when the rank comes to it.
 
     `ahead` proves more: it ends even if SEND blocked until its receive is posted, and each rank had posted that many
-    receives beyond those it has waited for, on every link (`receives_ahead` finds the least that will do).
+    receives beyond those it has waited for, on every link.
     """
     for prove in (_placed, _once, _fed, _paired, _ends, check_versions):
         prove(schedule)
     _terminates(schedule, ahead)
-
-
-def receives_ahead(schedule: Schedule) -> int:
-    """The least `ahead` of `check` with which `schedule` ends although SENDs block: 1 where it is never a matter.
-
-    Raises ScheduleError where it does not end even if they do not.
-    """
-    _terminates(schedule, None)
-    low, high = 1, max(map(len, schedule.programs))
-    while low < high:
-        middle = (low + high) // 2
-        if _Walk(schedule, middle).stuck():
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def _parts(program: Program) -> Iterator[tuple[int, Op]]:

@@ -72,24 +72,6 @@ def to_json(schedule: Schedule) -> str:
     )
 
 
-def from_json(text: str) -> Schedule:
-    """The inverse of `to_json`. Raises TableError where the text is not of that form."""
-    try:
-        data = json.loads(text)
-        return Schedule(
-            str(data["name"]),
-            int(data["stages"]),
-            int(data["micro_batches"]),
-            tuple(tuple(int(q) for q in ranks) for ranks in data["placement"]),
-            tuple(tuple(_op(cells) for cells in program) for program in data["programs"]),
-            data["sync"],
-            bool(data["vertical"]),
-            int(data.get("per_step", 0)),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise TableError(f"this is not a schedule in JSON: {error!r}.") from error
-
-
 def _parts(programs: tuple[tuple[Op, ...], ...]) -> Iterator[tuple[int, Op]]:
     return ((q, part) for q, program in enumerate(programs) for op in program for part in op.parts())
 
@@ -114,9 +96,3 @@ def _parse(cell: str, rank: int, column: int) -> Op:
 
 def _cells(op: Op) -> list[Any]:
     return [op.kind.name, *(getattr(op, name) for name in _FIELDS[1:]), op.partner]
-
-
-def _op(cells: list[Any]) -> Op:
-    kind, stage, micro_batch, replica, version, peer, partner = cells
-    pair = None if partner is None else (int(partner[0]), int(partner[1]))
-    return Op(Kind[kind], int(stage), int(micro_batch), int(replica), int(version), int(peer), pair)

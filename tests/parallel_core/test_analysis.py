@@ -143,11 +143,6 @@ def test_titles() -> None:
     assert ended == "Not finite after 43 steps: the loss of DP began at 5.54."
 
 
-def test_step_sentence_names_what_matters() -> None:
-    assert sentences.step_sentence(Breakdown(compute=80, bubble=20)) == "20 % of the step (100 ns) is bubble."
-    assert sentences.step_sentence(Breakdown(compute=98, optimizer=2)) == "98 % of the step (100 ns) is compute."
-
-
 def test_parity_sentence_counts_who_is_off() -> None:
     exact, off = parity([0], [1.0], [0], [1.0]), parity([0], [1.0], [0], [1.01])
     assert (
@@ -187,7 +182,6 @@ SENTENCES: list[Callable[[Result, Result], str]] = [
     lambda a, b: sentences.pair_sentence(a, b),
     lambda a, b: sentences.difference_sentence(a.breakdown or Breakdown(), b.breakdown or Breakdown()),
     lambda a, b: sentences.gantt_title(b.label, b.breakdown or Breakdown()),
-    lambda a, b: sentences.step_sentence(b.breakdown or Breakdown()),
     lambda a, b: sentences.loss_title(a.step.median, b.step.median, 43, b.label),
     lambda a, b: sentences.parity_sentence(
         {b.label: parity([0], [a.step.median], [0], [b.step.median])}, a.label, 1e-6

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_core import schedule
-from parallel_core.schedule.check import ScheduleError, check, receives_ahead
+from parallel_core.schedule.check import ScheduleError, check
 from parallel_core.schedule.ir import AHEAD, P2P, Kind, Op, Program, Schedule
 from parallel_core.spec import DRAWN, RunSpec
 from tests.parallel_core.strategies import run_specs
@@ -137,7 +137,6 @@ def test_sends_that_block_need_receives_posted_ahead() -> None:
         mixed = with_program(first, 1, made(micro_batches=micro_batches).programs[1])
         check(mixed)
         check(mixed, ahead)
-        assert receives_ahead(mixed) == ahead
     with pytest.raises(ScheduleError, match="deadlock: rank 0 waits in 0SEND_ACT3 for rank 1"):
         check(mixed, 1)
 

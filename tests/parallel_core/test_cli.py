@@ -21,8 +21,8 @@ from parallel_core.cli_models import checkpoint_of
 from parallel_core.local import LocalYard, points
 from parallel_core.observe import progress
 from parallel_core.observe.records import events_path, log_path, read_file
-from parallel_core.schedule.table import from_json
 from parallel_core.spec import RunSpec
+from tests.parallel_core.written import from_json
 
 MODEL = {"layers": 2, "hidden": 16, "heads": 2, "seq": 16}
 LIMIT_S = 120.0

@@ -191,11 +191,9 @@ class Summary:
     mean: float
     worst: float
     bias: float
-    worst_key: str
 
 
 def summary(found: Sequence[Row]) -> Summary:
     errors = [row.error for row in found]
-    worst = max(found, key=lambda row: abs(row.error))
     n = len(errors)
-    return Summary(n, sum(map(abs, errors)) / n, abs(worst.error), sum(errors) / n, worst.key)
+    return Summary(n, sum(map(abs, errors)) / n, max(map(abs, errors)), sum(errors) / n)

@@ -71,10 +71,6 @@ class Plan:
     def devices(self) -> int:
         return self.dp * self.tp * self.pp
 
-    @property
-    def bytes_of_state(self) -> State:
-        return _FP32 if self.precision == "fp32" else STATES[self.state]
-
     def label(self) -> str:
         """`TP 8 x PP 16 x DP 8, 1F1B` and what else is turned on."""
         axes = [f"{name} {n}" for name, n in (("TP", self.tp), ("PP", self.pp), ("DP", self.dp)) if n > 1]
