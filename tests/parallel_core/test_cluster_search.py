@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from parallel_core.cli import main
-from parallel_core.plan.cluster import memory, search, why
+from parallel_core.plan.cluster import memory, questions, search, why
 from parallel_core.plan.cluster.advice import advise, part_text
 from parallel_core.plan.cluster.hardware import GIB, clusters, devices
 from parallel_core.plan.cluster.job import Job
@@ -164,12 +164,22 @@ def test_fewest_is_the_smallest_count_that_a_search_can_fill(found: search.Found
     ("model", "batch", "offload", "said"), [("gpt-175b", 1536, False, 48), ("gpt-1t", 3072, True, 96)]
 )
 def test_fewest_need_be_no_power_of_two(model: str, batch: int, offload: bool, said: int) -> None:
-    """Every count of whole hosts between the last that held nothing and its double is tried."""
+    """Every count of whole hosts that a plan can split is tried."""
     job = Job(presets()[model], batch)
     space = search.Space(offload=(False, True) if offload else (False,))
     found = search.search(job, SELENE, space)
     assert ask("fewest", job, SELENE, found).sentence.startswith(f"{said} devices are the fewest")
     assert not any(search.search(job, replace(SELENE, devices=n), space).timed for n in range(8, said, 8))
+
+
+def test_fewest_are_found_among_thousands_of_devices() -> None:
+    """Where no power of two does, doubling went past them: it said 3 072."""
+    small = replace(SELENE, devices=3072, device=replace(SELENE.device, memory=6 * GIB))
+    space = search.Space(offload=(False,))
+    sentence = ask("fewest", GPT3, small, search.search(GPT3, small, space)).sentence
+    assert sentence.startswith("1\N{NO-BREAK SPACE}536 devices are the fewest")
+    few = questions.lean(space)
+    assert not any(search.search(GPT3, replace(small, devices=n), few).timed for n in range(8, 1536, 8))
 
 
 def test_advice_names_the_bottleneck_and_a_faster_neighbour() -> None:

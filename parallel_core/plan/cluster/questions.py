@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
 
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, ratio_text, seconds_text
-from parallel_core.plan.cluster import step
+from parallel_core.plan.cluster import memory, rules, step
 from parallel_core.plan.cluster.hardware import Cluster, devices
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.search import Found, Space, search
-
-COUNTED = 24
-"""Device counts tried for the fewest."""
-BETWEEN = 64
-"""Device counts tried between one that holds nothing and its double; a search takes some hundredths of a second."""
+from parallel_core.plan.cluster.search import Found, Space, grid, search
+from parallel_core.rules import divisors
 
 
 def lean(space: Space) -> Space:
@@ -57,41 +53,38 @@ def what_fits(job: Job, cluster: Cluster, found: Found) -> Answer:
 
 
 def fewest(job: Job, cluster: Cluster, found: Found) -> Answer:
-    """The fewest devices that hold the model at this batch, whatever the time: doubled until a plan fits, then every
-    count of whole hosts since the last that held none."""
-    counts = [n for n in _counts(cluster) if n < cluster.devices] + [cluster.devices] * bool(found.timed)
-    high, few = _first(job, cluster, found, counts)
-    if few is None:
+    """The fewest devices that hold the model at this batch, whatever the time: within a host any number, else whole
+    hosts. Every count that a plan can split is tried, from one device on."""
+    space, question = lean(found.space), "Fewest GPUs?"
+    count = next((n for n in _counts(job, cluster, space) if _holds(job, replace(cluster, devices=n), space)), 0)
+    if not count:
         held = f"{count_text(cluster.devices)} devices hold" if cluster.devices > 1 else "1 device holds"
-        return Answer("Fewest GPUs?", f"Not even {held} it.")
-    below, less = _first(job, cluster, found, _between(cluster, max((n for n in counts if n < high), default=0), high))
-    count, few = (below, less) if less else (high, few)
+        return Answer(question, f"Not even {held} it.")
+    few = search(job, replace(cluster, devices=count), space)
     i = few.best()[0]
     text = f"{count_text(count)} devices are the fewest that hold it" if count > 1 else "1 device holds it"
     text += f": {few.plans.row(i).label()}, {seconds_text(few.seconds[i])} a step."
-    return Answer("Fewest GPUs?", text)
+    return Answer(question, text)
 
 
-def _first(job: Job, cluster: Cluster, found: Found, counts: Iterable[int]) -> tuple[int, Found | None]:
-    """The first of some device counts on which a plan fits, and its plans."""
-    for count in counts:
-        few = search(job, replace(cluster, devices=count), lean(found.space))
-        if few.timed:
-            return count, few
-    return 0, None
+def _counts(job: Job, cluster: Cluster, space: Space) -> list[int]:
+    """Device counts that any plan can have, ascending: of some thousands they are some dozens, because heads, layers
+    and batch have to divide."""
+    whole = (1, *range(2, cluster.per_host), *range(cluster.per_host, cluster.devices, cluster.per_host))
+    able = np.array(sorted({*(n for n in whole if n < cluster.devices), cluster.devices}))
+    stages = [pp for pp in range(1, min(space.most_pp, job.model.layers) + 1) if memory.even(job.model.layers, pp)]
+    ways = [tp for tp in divisors(job.model.heads) if tp <= space.most_tp]
+    made = np.unique(np.multiply.outer(stages, ways))
+    return [int(n) for n in np.intersect1d(able, np.multiply.outer(made, divisors(job.batch)))]
 
 
-def _counts(cluster: Cluster) -> list[int]:
-    """1, 2, 4 ... within a host, then whole hosts, doubling."""
-    inside = [n for n in (2**i for i in range(COUNTED)) if n < cluster.per_host]
-    return inside + [cluster.per_host * 2**i for i in range(COUNTED) if cluster.per_host * 2**i <= cluster.devices]
-
-
-def _between(cluster: Cluster, low: int, high: int) -> range:
-    """Device counts between two, each once where a host holds both, else whole hosts, and no more than BETWEEN: of far
-    more the next count that was tried stands for those just below it."""
-    host = 1 if high <= cluster.per_host else cluster.per_host
-    return range(low + host, high, host * -(-(high - low) // (host * BETWEEN)))
+def _holds(job: Job, cluster: Cluster, space: Space) -> bool:
+    """Whether any plan fits. More sequences a micro-batch or more chunks a stage never take less memory, so that the
+    fewest of either tell."""
+    plain = ("1f1b",) if "1f1b" in space.schedules else space.schedules
+    plans = grid(job, cluster, replace(space, micro_batches=(min(space.micro_batches),), schedules=plain))
+    plans = plans.take(np.flatnonzero(rules.structure(job, cluster, plans) == 0))
+    return bool(len(plans) and (rules.bytes_of(cluster, plans, memory.of(job, plans)) == 0).any())
 
 
 def free_communication(job: Job, cluster: Cluster, found: Found) -> Answer:
