@@ -183,18 +183,18 @@ class CostTable(Value):
     def read(cls, path: Path) -> CostTable:
         """Raises CostTableError where the file is none."""
         try:
-            return cls.parse(path.read_bytes())
+            return cls.parse(path.read_bytes(), f"{path} is ")
         except OSError as error:
             raise CostTableError(f"{path} cannot be read: {error.strerror}") from error
 
     @classmethod
-    def parse(cls, text: str | bytes) -> CostTable:
-        """The table in this JSON; raises CostTableError with one line a wrong field."""
+    def parse(cls, text: str | bytes, said: str = "") -> CostTable:
+        """The table in this JSON; raises CostTableError with one line a wrong field, behind what is `said` of it."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
             wrong = [f"  {name}: {why}" for name, why in list(field_errors(error).items())[:5]]
-            raise CostTableError("\n".join(["no cost table:", *wrong])) from error
+            raise CostTableError("\n".join([f"{said}no cost table:", *wrong])) from error
 
     def dump(self) -> dict[str, Any]:
         """JSON-able."""

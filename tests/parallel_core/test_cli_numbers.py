@@ -86,7 +86,7 @@ def test_what_is_wrong_is_named_the_file_its_content_or_the_option(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("predict examples/pp2.json --table {odd}", "no cost table:"),
+        ("predict examples/pp2.json --table {odd}", "odd is no cost table:"),
         ("pack-tokens {none} --vocab 10 --name x --out {out}", "none: No such file or directory"),
         ("pack-tokens {empty} --vocab 10 --name x --out {out}", "empty is empty: it has no tokens."),
         ("import-llama {none} --out {out}", "config.json cannot be read: No such file or directory"),
