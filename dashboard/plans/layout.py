@@ -14,7 +14,7 @@ from dashboard.plans import planner_page
 from dashboard.plans.forms import PlannerForm, said
 from dashboard.plans.launch import run_of
 from dashboard.runs.layout_hosts import even
-from dashboard.runs.layout_picture import picture
+from dashboard.runs.layout_picture import asked_rank, picture
 from parallel_core.rules import field_errors
 
 
@@ -34,8 +34,7 @@ def layout(request: HttpRequest) -> HttpResponse:
     except ValidationError as error:
         why = next(iter(field_errors(error).values()))
         return _undrawn(request, f"The engine has no such run to draw: {why}", 422)
-    asked = request.GET.get("rank", "")
-    rank = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
+    rank = asked_rank(request.GET.get("rank"))
     found = picture(spec, rank, request.GET.get("split", ""), even(spec.parallel.world, form.setup[1].per_host))
     page = reverse("plans:page") + planner_page.address(form, plan=judged.plan.label())
     context = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dashboard.numbers import number
 from dashboard.runs.layout_boxes import Box, box_of
 from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.layout_splits import Splits, resplit, splits_of
@@ -20,6 +21,7 @@ from parallel_core.spec import MAIN_BYTES, RunSpec
 DRAWN_PLACES, DRAWN_REPLICAS, DRAWN_TENSOR = 16, 8, 8
 
 ALONE = Hosts()
+NO_RANK = -1
 GROUPS = {"tensor": "tensor group", "data": "replicas", "next": "next stage", "before": "stage before"}
 
 
@@ -64,6 +66,8 @@ class Picture:
 
     sentence: str
     rank: int
+    instead: str
+    """Why it is not the rank that was asked for; '' where it is."""
     place: str
     heads: list[str]
     rows: list[list[list[Cell]]]
@@ -87,17 +91,24 @@ class Picture:
         return {key: name for key, name in GROUPS.items() if key in there}
 
 
+def asked_rank(given: str | None) -> int:
+    """The rank of an address: 0 without one, NO_RANK where it is none."""
+    found = number(given)
+    return found if found is not None else NO_RANK if given else 0
+
+
 def picture(own: RunSpec, rank: int, how: str = "", hosts: Hosts = ALONE) -> Picture:
-    """`rank` beyond the run's last is taken as 0. `how` = the tensor split that is shown, where the run could have it;
-    else its own. `hosts` = where its ranks are."""
+    """Of a `rank` that there is not the first is shown, and it says so. `how` = the tensor split that is shown, where
+    the run could have it; else its own. `hosts` = where its ranks are."""
     layout = Layout.of(own)
-    rank = rank if rank < layout.world else 0
+    rank, instead = (rank, "") if 0 <= rank < layout.world else (0, _no_rank(rank, layout.world))
     spec = resplit(own, how)
     layers, spoken = held(spec, rank), talks(spec, rank)
     place, replica, tensor = layout.coords(rank)
     return Picture(
         sentence=_sentence(spec, rank, len(layers), spoken, hosts),
         rank=rank,
+        instead=instead,
         place=f"Place {place} of the pipeline, replica {replica}, tensor rank {tensor}",
         heads=[_head(layout, p) for p in range(min(layout.pp, DRAWN_PLACES))],
         rows=_mesh(layout, rank, spoken, hosts),
@@ -109,6 +120,12 @@ def picture(own: RunSpec, rank: int, how: str = "", hosts: Hosts = ALONE) -> Pic
         splits=splits_of(own, rank, spec.parallel.tensor_split),
         hosts=hosts,
     )
+
+
+def _no_rank(asked: int, world: int) -> str:
+    there = f"ranks are 0 to {count_text(world - 1)}" if world > 1 else "the only one is rank 0"
+    which = f"There is no rank {count_text(asked)}" if asked >= 0 else "The address names no rank"
+    return f"{which}: {there}. Rank 0 is shown."
 
 
 def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[Talk], hosts: Hosts) -> str:

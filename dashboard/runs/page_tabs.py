@@ -48,7 +48,7 @@ LOG_TAIL = 64 * 1024
 
 
 def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template of `tab` needs; `rank` matters to logs and layout, `step` to what shows one traced step,
+    """What the template of `tab` needs; `rank` matters to logs, `step` to what shows one traced step,
     `given` (the address) to what has questions of its own."""
     if tab == "timeline":
         return page_timeline.context(run, step)
@@ -69,7 +69,7 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
     if tab == "ranks":
         return {"profiles": profiles.listed(run), "ranks": rank_rows(run), "equal": equal_sentence(run)}
     if tab == "layout":
-        return _layout(run, rank, given.get("split", ""))
+        return _layout(run, layout_picture.asked_rank(given.get("rank")), given.get("split", ""))
     if tab == "logs":
         return _logs(run, rank)
     if tab == "spec":

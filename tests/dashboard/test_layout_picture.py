@@ -102,6 +102,7 @@ def test_parts_lie_within_their_matrix(run: RunSpec) -> None:
 def test_a_single_device_talks_to_nobody() -> None:
     alone = picture(spec(), 9)
     assert (alone.rank, alone.said) == (0, [])
+    assert alone.instead == "There is no rank 9: the only one is rank 0. Rank 0 is shown."
     assert alone.sentence.endswith("it talks to nobody.")
 
 
@@ -111,6 +112,8 @@ def test_on_the_page_a_rank_is_chosen_by_its_address(client: Client, alice: Any)
     run = factory.finished(alice, {"pp": 2, "schedule": "gpipe", "micro_batches": 4})
     page = client.get(reverse("runs:page", args=[run.pk]) + "?tab=layout&rank=1").content.decode()
     assert "What rank 1 holds" in page and "Draw" not in page
+    beyond = client.get(reverse("runs:page", args=[run.pk]) + "?tab=layout&rank=2").content.decode()
+    assert "There is no rank 2: ranks are 0 to 1. Rank 0 is shown." in beyond and "There is no" not in page
     assert re.search(r'rank=1#details" data-role="chosen"', page)
     assert "receives activations of stage 1&#x27;s input" in page
 

@@ -168,7 +168,14 @@ def test_the_layout_of_a_plan_is_drawn_with_the_rank_and_the_split_of_the_addres
     assert "&amp;rank=9&amp;split=pairs#layout" in drawn and "&amp;rank=8&amp;split=columns#layout" in drawn
     assert "&amp;rank=9" in reader.get(PAGE, {**asked, "rank": "9"}).content.decode()
     assert reader.get(f"{PAGE}layout", {"devices": "x"}).status_code == 422
-    assert "What rank 0 holds" in reader.get(f"{PAGE}layout", {**asked, "rank": "²"}).content.decode()
+    assert "notice" not in drawn and "notice" not in reader.get(f"{PAGE}layout", asked).content.decode()
+    for rank, said in (
+        ("99999", "There is no rank 99\N{NO-BREAK SPACE}999"),
+        ("²", "The address names no rank"),
+        ("-1", "The address"),
+    ):
+        text = reader.get(f"{PAGE}layout", {**asked, "rank": rank}).content.decode()
+        assert "What rank 0 holds" in text and said in text and ": ranks are 0 to 63. Rank 0 is shown." in text
 
 
 def test_what_cannot_be_cut_is_not_said_to_be_too_large(reader: Client) -> None:
