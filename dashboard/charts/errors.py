@@ -12,12 +12,16 @@ from parallel_core.analysis.quantities import signed_percent_text, significant
 from parallel_core.plan.cluster.accuracy import Row
 
 SLOW = "predicted too slow"
+ROOM = 1.35
+"""How far the axis reaches beyond the longest bar, for its number."""
+NARROW = 0.8
+"""Of that on a phone, where numbers stand across from their bars."""
 COLUMNS = ("row", "measured", "predicted", "error", "fitted on", "source")
 
 
 def chart(key: str, title: str, found: Sequence[Row], goal: float | None = None, right: str = SLOW) -> Chart:
     """`goal` = the largest error aimed at, drawn as two lines; `right` = what a positive error means."""
-    widest = 135 * max([abs(row.error) for row in found] + [goal or 0, 1e-4])
+    widest = ROOM * 100 * max([abs(row.error) for row in found] + [goal or 0, 1e-4])
     stroke = {"color": var("line-strong"), "dash": "dot"}
     line = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "line": stroke, "y": [-0.6, len(found) - 0.4]}
     goals = [{**line, "x": [side * 100 * goal] * 2} for side in (-1, 1)] if goal else []
@@ -29,7 +33,8 @@ def chart(key: str, title: str, found: Sequence[Row], goal: float | None = None,
     )
     subtitle = "(predicted - measured) / measured, %; outlined bars are the rows that constants were fitted on"
     subtitle += f", dotted = the {100 * goal:.0f} % aimed at" if goal else ""
-    figure = {"data": [_bars(found), *goals], "layout": layout}
+    layout["meta"] = {"narrow": {"xaxis": {"range": [-NARROW * widest, NARROW * widest]}}}
+    figure = {"data": [_bars(found), *goals, _across(found)], "layout": layout}
     return Chart(key, title, subtitle, _sources(found), figure, COLUMNS, table(found))
 
 
@@ -49,6 +54,23 @@ def _bars(found: Sequence[Row]) -> dict[str, Any]:
         "customdata": [f"{significant(row.predicted)} against {significant(row.measured)} {row.unit}" for row in found],
         "hovertemplate": "%{customdata}<extra></extra>",
         "cliponaxis": False,
+        "meta": {"narrow": {"textposition": "none"}},
+    }
+
+
+def _across(found: Sequence[Row]) -> dict[str, Any]:
+    """On a phone a number takes a quarter of the axis: it stands on the other side of zero, which is free, not over the
+    name of its row or the line that is aimed at."""
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": [0] * len(found),
+        "y": list(range(len(found))),
+        "text": [""] * len(found),
+        "textposition": ["middle left" if row.error > 0 else "middle right" for row in found],
+        "textfont": {"color": var("ink"), "size": 11},
+        "hoverinfo": "skip",
+        "meta": {"narrow": {"text": [f" {signed_percent_text(row.error)} " for row in found]}},
     }
 
 

@@ -16,8 +16,8 @@ from parallel_core.plan.cluster.step import WORDS
 GIB = 1 << 30
 FAR, CUT = 6.0, 3.0
 """Bars that reach beyond FAR times the limit are cut at CUT times: else what fits could not be seen beside them."""
-WORD = 0.13
-"""Of the axis: what a total in words takes."""
+WORD, NARROW_WORD = 0.13, 0.32
+"""Of the axis, and of that on a phone: what a total in words takes."""
 SOURCE = "predicted; constants fitted on four published A100 runs, none of them this one"
 _PHASES = {
     "compute": "backward",
@@ -185,18 +185,23 @@ def _category(part: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> dic
 def _totals(totals: Sequence[float], limits: Sequence[float], reach: float) -> dict[str, Any]:
     """The totals in words: behind their bar, or at the end of one that is cut; never across the line of the limit."""
     beyond = [total > reach for total in totals]
-    hit = [total <= limit < total + WORD * reach for total, limit in zip(totals, limits, strict=True)]
-    behind = [limit if near else total for total, limit, near in zip(totals, limits, hit, strict=True)]
+
+    def places(word: float) -> list[float]:
+        both = zip(totals, limits, strict=True)
+        behind = (limit if total <= limit < total + word * reach else total for total, limit in both)
+        return [min(end, reach) / GIB for end in behind]
+
     return {
         "type": "scatter",
         "mode": "text",
-        "x": [min(end, reach) / GIB for end in behind],
+        "x": places(WORD),
         "y": list(range(len(totals))),
         "text": [
             f"<b>{bytes_text(t)} →</b> " if far else f" {bytes_text(t)}" for t, far in zip(totals, beyond, strict=True)
         ],
         "textposition": ["middle left" if far else "middle right" for far in beyond],
         "textfont": {"size": 12, "color": [var("on-bar") if far else var("ink-2") for far in beyond]},
+        "meta": {"narrow": {"x": places(NARROW_WORD)}},
         "cliponaxis": False,
         "hoverinfo": "skip",
     }

@@ -48,6 +48,15 @@ def test_bars_end_at_the_errors_and_fitted_rows_are_outlined() -> None:
     assert hollow == [row.fitted for row in rows]
 
 
+def test_on_a_phone_numbers_stand_across_from_their_bars() -> None:
+    """There they reached over the names of the rows, and over the line that is aimed at."""
+    rows = accuracy.step_times()
+    bars, *_, words = errors.chart("times", "", rows, 0.08).figure["data"]
+    assert bars["meta"]["narrow"] == {"textposition": "none"} and not any(words["text"])
+    assert [text.strip() for text in words["meta"]["narrow"]["text"]] == bars["text"]
+    assert all((error > 0) == ("left" in side) for error, side in zip(bars["x"], words["textposition"], strict=True))
+
+
 def test_bubble_rates_are_simulated_for_a_model_of_the_tables(reader: Client) -> None:
     text = answered(reader, f"{PAGE}bubbles/1.5B", part=True).content.decode()
     assert "1.5B: 3 rows, worst 0.3" in text

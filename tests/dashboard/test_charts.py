@@ -289,6 +289,8 @@ def test_words_of_a_row_do_not_stand_across_a_line() -> None:
     )
     totals = next(trace for trace in made.figure["data"] if trace.get("mode") == "text")
     assert totals["x"] == [78.0, 20.0]
+    half = plan_charts.memory([("half", {"params": 55.0 * gib})], [78.0 * gib], "t").figure["data"][-1]
+    assert (half["x"], half["meta"]["narrow"]["x"]) == ([55.0], [78.0]), "words are wider on a phone"
 
 
 def test_the_legend_names_every_colour_of_a_timeline() -> None:

@@ -55,7 +55,7 @@ function fitted(figure, box) {
 
 /* A row's label on a phone: lines of about LABEL_CHARACTERS, so that the bars keep most of the width. */
 const LABEL_CHARACTERS = 16;
-const LABEL_LINE = 13; // px of a line of 10 px
+const [LABEL_LINE, LABEL_GAP] = [13, 6]; // px of a line of 10 px, and between rows: whose lines they are is seen
 
 /* Rows grow where their labels take more lines than they are high. */
 function roomy(layout) {
@@ -65,7 +65,7 @@ function roomy(layout) {
   const lines = Math.max(...yaxis.ticktext.map((label) => label.split("<br>").length));
   const part = yaxis.domain ? yaxis.domain[1] - yaxis.domain[0] : 1;
   const rows = Math.abs(yaxis.range[1] - yaxis.range[0]);
-  const short = rows * lines * LABEL_LINE - (layout.height - margin.t - margin.b) * part;
+  const short = rows * (lines * LABEL_LINE + LABEL_GAP) - (layout.height - margin.t - margin.b) * part;
   if (lines > 1 && short > 0) layout.height += Math.ceil(short / part);
 }
 
