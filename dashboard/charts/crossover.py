@@ -15,6 +15,8 @@ from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.plan.crossover import Along, Case, flip
 
 POINTS = 61
+CLOSE = 0.08
+"""Of the chart's height: names of lines that end closer than this would cover each other."""
 FAMILIES = ("tp", "pp")
 WORDS: dict[Along, tuple[str, str, float]] = {
     "hidden": ("width", "hidden size", 1.0),
@@ -45,7 +47,12 @@ def chart(case: Case, along: Along, dots: Sequence[Dot]) -> Chart:
     }
     turn = flip(case, along)
     highest = 1.1 * max([*lines["tp"], *lines["pp"], *(dot.speedup for dot in dots)])
-    data = [_line(family, values / unit, speedups) for family, speedups in lines.items()]
+    ends = {family: speedups[-1] for family, speedups in lines.items()}
+    close = abs(ends["tp"] - ends["pp"]) < CLOSE * highest
+    data = [
+        _line(family, values / unit, speedups, _side(ends[family], min(ends.values()), close))
+        for family, speedups in lines.items()
+    ]
     data += [_dots(family, [dot for dot in dots if dot.family == family]) for family in FAMILIES]
     if turn is not None and values[0] <= turn <= values[-1]:
         data.append(_mark(turn / unit, highest))
@@ -55,6 +62,7 @@ def chart(case: Case, along: Along, dots: Sequence[Dot]) -> Chart:
         yaxis=theme.axis("times as fast as one device", range=[0, highest]),
         hovermode="closest",
     )
+    layout["meta"] = {"narrow": {"xaxis": theme.narrow_log_axis(layout["xaxis"])}}
     picked = range(0, POINTS, 10)
     rows = [[significant(values[i] / unit), *(significant(lines[f][i]) for f in FAMILIES)] for i in picked]
     subtitle = f"Speedup against {axis}; lines predicted; measured: circles TP, diamonds PP; dashed: the flip"
@@ -82,17 +90,23 @@ def _value(along: Along, turn: float) -> str:
     return f"{count_text(whole)} micro-batches" if along == "micro_batches" else f"width {count_text(whole)}"
 
 
-def _line(family: str, x: Any, y: Sequence[float]) -> dict[str, Any]:
+def _side(end: float, lower: float, close: bool) -> str:
+    """Where a line is named: behind its end, off the other one where the two end close to each other."""
+    return "middle right" if not close else "bottom right" if end == lower else "top right"
+
+
+def _line(family: str, x: Any, y: Sequence[float], side: str) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines+text",
         "name": family.upper(),
-        "text": [*[""] * (len(y) - 8), family.upper(), *[""] * 7],
-        "textposition": "top center",
+        "text": [*[""] * (len(y) - 1), f" {family.upper()}"],
+        "textposition": side,
         "textfont": {"color": line_of(family), "size": 14},
         "x": x.tolist(),
         "y": list(y),
         "line": {"color": line_of(family), "width": 2.5},
+        "cliponaxis": False,
         "hovertemplate": f"{family.upper()}: %{{y:.3g}} times at %{{x:.3g}}<extra></extra>",
     }
 

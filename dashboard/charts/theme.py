@@ -120,12 +120,22 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
     }
 
 
+NARROW_CHARACTERS = 24
+"""Of all values of an axis that stand side by side on a phone."""
+
+
 def log_axis(title: str, low: float, high: float) -> dict[str, Any]:
     """A logarithmic axis with the values 1, 2 and 5 of each power between `low` and `high`, as plain numbers."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
     words = [count_text(round(tick)) if tick >= 1 else significant(tick) for tick in ticks]
     return axis(title, type="log", tickvals=ticks, ticktext=words)
+
+
+def narrow_log_axis(wide: dict[str, Any]) -> dict[str, Any]:
+    """What becomes of a `log_axis` on a phone: every other value where all of them would be written aslant."""
+    step = 2 if sum(map(len, wide["ticktext"])) > NARROW_CHARACTERS else 1
+    return {"tickangle": 0, "tickvals": wide["tickvals"][::step], "ticktext": wide["ticktext"][::step]}
 
 
 def rows_axis(labels: list[str], **more: Any) -> dict[str, Any]:

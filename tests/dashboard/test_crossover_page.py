@@ -6,6 +6,7 @@ from typing import Any
 
 from django.test import Client
 
+from dashboard.charts.crossover import _side
 from dashboard.plans.crossover import CrossoverForm, dots
 from dashboard.runs import services
 from dashboard.runs.models import Run, State
@@ -52,3 +53,19 @@ def test_bad_values_are_told_at_their_fields(reader: Client) -> None:
         page = reader.get(PAGE, {field: 0}, headers={"HX-Request": "true"})
         assert "These values cannot be" in page.content.decode()
         assert set(page.context["form"].errors) == {field}
+
+
+def test_lines_are_named_behind_their_ends_and_values_are_level_on_a_phone(reader: Client) -> None:
+    width, link, _ = reader.get(PAGE).context["charts"]
+    lines = [trace for trace in width.figure["data"] if trace["mode"] == "lines+text"]
+    assert [(trace["text"][-1], trace["textposition"]) for trace in lines] == [
+        (" TP", "middle right"),
+        (" PP", "middle right"),
+    ]
+    assert [_side(5.0, 4.9, True), _side(4.9, 4.9, True)] == ["top right", "bottom right"]
+    narrow = width.figure["layout"]["meta"]["narrow"]["xaxis"]
+    assert narrow["tickangle"] == 0 and [word.replace("\N{NO-BREAK SPACE}", "") for word in narrow["ticktext"]] == [
+        "500", "2000", "10000", "50000",
+    ]  # fmt: skip
+    all_of_them = link.figure["layout"]["meta"]["narrow"]["xaxis"]["ticktext"]
+    assert all_of_them == link.figure["layout"]["xaxis"]["ticktext"]
