@@ -44,6 +44,8 @@ class OfTrace:
     found: list[tuple[Finding, str, str, str]] = field(default_factory=list)
     why_not: str = ""
     rules: int = len(RULES)
+    over: str = ""
+    """The steps that were judged, where there are several: what is said of them is a median, not of the shown one."""
 
 
 def sentence(trace: Trace, step: int, found: Step) -> str:
@@ -149,7 +151,8 @@ def _judged(trace: Trace, step: int) -> OfTrace:
             found, rules = diagnose([own.spans for own in steps], steps[0].accounts), len(RULES)
     except ValueError as error:
         return OfTrace(why_not=f"Nothing was judged: {error}.")
-    return OfTrace([_placed(one, step, steps[0]) for one in found], rules=rules)
+    over = few_text(sorted(near)) if len(steps) > 1 else ""
+    return OfTrace([_placed(one, step, steps[0]) for one in found], rules=rules, over=over)
 
 
 def _placed(one: Finding, step: int, shown: Step) -> tuple[Finding, str, str, str]:
