@@ -45,6 +45,7 @@ def _dots(points: Sequence[Point], units: tuple[str, str]) -> dict[str, Any]:
         "mode": "markers",
         "x": [point.x for point in points],
         "y": [point.y for point in points],
+        "cliponaxis": False,  # those on an axis are whole
         "marker": {
             "symbol": ["circle" if point.best else "circle-open" for point in points],
             "size": 9,

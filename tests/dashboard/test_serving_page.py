@@ -13,6 +13,7 @@ def test_the_best_way_within_the_limit(reader: Client) -> None:
     assert any(row.chosen for row in page.context["rows"])
     quick = reader.get(PAGE, {"limit": 9}).context["rows"]
     assert next(row for row in quick if row.chosen) != next(row for row in page.context["rows"] if row.chosen)
+    assert page.context["chart"].figure["data"][1]["cliponaxis"] is False, "few tokens a second were half a dot"
     assert "No way is that quick" in reader.get(PAGE, {"limit": 0.01}).content.decode()
 
 
