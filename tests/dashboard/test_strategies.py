@@ -58,3 +58,10 @@ def test_the_page_links_to_runs_that_used_it(client: Client, alice: Any) -> None
     assert page.count("Seen in this yard") == 1
     for card in CARDS:
         assert f'id="{card.key}"' in page
+
+
+def test_every_word_of_a_card_begins_alike() -> None:
+    """A formula begins with its symbol, words with a capital."""
+    said = [word for card in CARDS for word in (card.holds, card.sends, card.waits, card.memory, card.traffic)]
+    assert [word for word in said if word[:2].isalpha() and word[0].islower()] == []
+    assert [word for word in said if word.startswith("a ")] == []
