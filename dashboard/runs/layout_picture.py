@@ -173,7 +173,7 @@ def _mesh(layout: Layout, chosen: int, spoken: list[Talk], hosts: Hosts) -> list
 def _drawn(layout: Layout) -> str:
     places = [*zip(layout.replicas, layout.widths, strict=True)][:DRAWN_PLACES]
     n = sum(min(count, DRAWN_REPLICAS) * min(width, DRAWN_TENSOR) for count, width in places)
-    return "" if n == layout.world else f"{n} of {layout.world:,} ranks drawn".replace(",", "\u202f")
+    return "" if n == layout.world else f"{count_text(n)} of {count_text(layout.world)} ranks drawn"
 
 
 def _layers(layers: list[Held]) -> list[Layers]:
