@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from parallel_core.data.corpus import CorpusError
+from parallel_core.outline.gnmt import MARKS
 
 LANGUAGE = "de"
-PADDING, BEGIN, END, UNKNOWN = range(4)
+PADDING, BEGIN, END, UNKNOWN = range(MARKS)
 _WORD = re.compile(r"\w+|[^\w\s]")
 _ENTRY = re.compile(r'^msgid ((?:".*"\n)+)msgstr ((?:".*"\n?)+)', re.MULTILINE)
 
@@ -48,10 +49,10 @@ def sentences() -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=4)
 def vocabulary(size: int) -> dict[str, int]:
-    """The most frequent words of both languages, numbered behind the four marks."""
+    """The most frequent words of both languages, numbered behind the marks."""
     counts = Counter(word for pair in sentences() for text in pair for word in words(text))
     often = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: number for number, word in enumerate(often[: max(size - 4, 0)], 4)}
+    return {word: number for number, word in enumerate(often[: size - MARKS], MARKS)}
 
 
 class Pairs:

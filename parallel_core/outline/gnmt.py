@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ID_BYTES = 8
 GATES = 4
+MARKS = 4
+"""Numbers of a vocabulary that are no word: padding, begin, end, unknown (`data.pairs`)."""
 
 
 class GnmtOutline(Outline):
@@ -49,6 +51,12 @@ class GnmtOutline(Outline):
             raise rule(
                 ("model.hidden",),
                 f"hidden={hidden} has no half for each direction of the first layer; try {hidden + 1}.",
+            )
+        if self.model.vocab < MARKS:
+            raise rule(
+                ("model.vocab",),
+                f"vocab={self.model.vocab} has no room for the {MARKS} marks of a sentence (padding, begin, end, "
+                f"unknown word); try {MARKS} or more.",
             )
 
     def units(self) -> list[str]:

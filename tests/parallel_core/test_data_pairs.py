@@ -12,7 +12,7 @@ import torch
 
 from parallel_core.data import pairs
 from parallel_core.data.corpus import CorpusError
-from parallel_core.data.pairs import BEGIN, END, PADDING, Pairs, parse, sentences, vocabulary
+from parallel_core.data.pairs import BEGIN, END, PADDING, UNKNOWN, Pairs, parse, sentences, vocabulary
 from parallel_core.models.initial import initial
 from parallel_core.models.passing import Passing, Sample, follow
 from parallel_core.models.registry import build_unit
@@ -59,6 +59,12 @@ def test_frequent_words_come_first() -> None:
     assert len(small) == 16
     assert min(small.values()) == 4
     assert all(large[word] == number for word, number in small.items())
+
+
+def test_the_smallest_vocabulary_is_marks_alone() -> None:
+    model = ModelSpec(kind="gnmt", seq=6, vocab=4)
+    inputs, targets = Pairs(model.seq, model.vocab).take(np.arange(20))
+    assert inputs.max() == targets.max() == UNKNOWN
 
 
 def test_targets_are_the_next_words_and_padding_does_not_count() -> None:

@@ -175,6 +175,7 @@ def test_recomputation_leaves_running_statistics_alone() -> None:
         ({"model": {"kind": "mlp"}, "parallel": {"tp": 2}}, "parallel.tp", "use tensor=1"),
         ({"model": {"kind": "gnmt"}, "parallel": {"tp": 2}}, "parallel.tp", "each position needs the one before"),
         ({"model": {"kind": "gnmt", "hidden": 7}}, "model.hidden", "try 8"),
+        ({"model": {"kind": "gnmt", "vocab": 3}}, "model.vocab", "no room for the 4 marks of a sentence"),
         ({"model": {"kind": "vgg16", "heads": 8}}, "model.heads", "kind=vgg16 has no field heads; it has width,"),
         ({"model": {"kind": "mlp"}, "train": {"corpus": "stdlib"}}, "train.corpus", "kind=mlp trains on 'digits'"),
         ({"model": {"kind": "gpt"}, "train": {"corpus": "digits"}}, "train.corpus", "'stdlib' or an uploaded text"),
