@@ -36,7 +36,10 @@ def to_csv(schedule: Schedule) -> str:
 
 def from_csv(text: str, name: str = "custom") -> Schedule:
     """The compute-only schedule of one replica in torch's spelling. Raises TableError; `check` proves the rest."""
-    rows = [row for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)]
+    try:  # any system's ends of lines
+        rows = [row for row in csv.reader(io.StringIO(text, newline=None)) if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise TableError(f"the program is no CSV: {error}.") from error
     if not rows:
         raise TableError("the program is empty; write one row for each pipeline rank, such as 0F0,0B0.")
     programs = tuple(

@@ -53,6 +53,11 @@ def test_spelling() -> None:
     assert [[op.kind for op in program] for program in made.programs] == [[Kind.F, Kind.B, Kind.W], [Kind.F, Kind.BW]]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_end_as_on_any_system(end: str) -> None:
+    assert from_csv(GPIPE.replace("\n", end)).programs == from_csv(GPIPE).programs
+
+
 def test_empty_cells_are_idle() -> None:
     assert from_csv("0F0,,,0B0\n,1F0,1B0\n\n").programs == from_csv("0F0,0B0\n1F0,1B0\n").programs
 
@@ -66,6 +71,7 @@ def test_empty_cells_are_idle() -> None:
         ("0F0,0B0\n0F1,0B1", "stage 0 is given to ranks 0 and 1; leave it in one row"),
         ("0F0,0B0\n2F0,2B0", "stage 1 is missing; stages are numbered 0 to 1 without a gap"),
         ("0F" + "9" * 4000, "is no operation"),
+        ("0F" + "9" * 200_000, r"the program is no CSV: field larger than field limit \(131072\)\."),
     ],
 )
 def test_wrong_csv_is_named(text: str, message: str) -> None:
