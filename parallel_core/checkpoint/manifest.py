@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from parallel_core.foreign import SPOILT
 from parallel_core.layout import Layout
 from parallel_core.spec import DRAWN, RunSpec
 
@@ -102,7 +103,7 @@ def read(folder: Path) -> Manifest:
         raw = json.loads((folder / FILE).read_text())
     except OSError as error:
         raise CheckpointError(f"{folder} is no checkpoint: {FILE} cannot be read ({error.strerror}).") from error
-    except ValueError as error:
+    except SPOILT as error:
         raise CheckpointError(f"The checkpoint {folder} is damaged: {FILE} is no JSON ({error}).") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise CheckpointError(f"{folder} is no checkpoint of this engine: its format is not {FORMAT}.")
@@ -111,7 +112,7 @@ def read(folder: Path) -> Manifest:
         raise CheckpointError(f"The checkpoint {folder} was changed: {FILE} does not match its own sha256.")
     try:
         manifest = _parse(raw)
-    except (KeyError, TypeError, ValueError) as error:
+    except SPOILT as error:
         raise CheckpointError(f"The checkpoint {folder} is damaged: {FILE} lacks or spoils {error}.") from error
     _check_files(folder, manifest)
     return manifest
@@ -171,12 +172,12 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def _parse(raw: dict[str, Any]) -> Manifest:
-    """Raises KeyError, TypeError or ValueError on what is no manifest."""
+    """Raises one of SPOILT on what is no manifest."""
     return Manifest(
         step=int(raw["step"]),
         run=int(raw["run"]),
         attempt=int(raw["attempt"]),
-        spec=dict(raw["spec"]),
+        spec=_sections(raw["spec"]),
         scalars={str(name): float(value) for name, value in raw["scalars"].items()},
         tensors={str(name): parse_stored(entry) for name, entry in raw["tensors"].items()},
         files={_plain(name): int(size) for name, size in raw["files"].items()},
@@ -184,14 +185,25 @@ def _parse(raw: dict[str, Any]) -> Manifest:
 
 
 def parse_stored(raw: Mapping[str, Any]) -> Stored:
-    """One tensor's entry. Raises KeyError, TypeError or ValueError where it is none."""
+    """One tensor's entry. Raises one of SPOILT where it is none."""
     if raw["dtype"] not in _BYTES:
         raise ValueError(f"element type {raw['dtype']!r}")
     pieces = tuple(
         Piece(_plain(p["file"]), int(p["start"]), _sizes(p["offsets"]), _sizes(p["sizes"]), str(p["sha256"]))
         for p in raw["pieces"]
     )
-    return Stored(raw["dtype"], _sizes(raw["shape"]), pieces)
+    shape = _sizes(raw["shape"])
+    if odd := next((p for p in pieces if not len(p.offsets) == len(p.sizes) == len(shape)), None):
+        raise ValueError(f"a piece of {odd.sizes} at {odd.offsets} of shape {shape}")
+    return Stored(raw["dtype"], shape, pieces)
+
+
+def _sections(raw: Any) -> dict[str, Any]:
+    """A spec, of any version, whose sections are such as a run is held against (`mismatches`)."""
+    spec = dict(raw)
+    if odd := next((name for name in ("model", "train") if not isinstance(spec.get(name, {}), dict)), None):
+        raise ValueError(f"spec.{odd}")
+    return spec
 
 
 def _sizes(raw: Any) -> tuple[int, ...]:

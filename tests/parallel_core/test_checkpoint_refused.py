@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,15 @@ def refusal(path: Path, spec: RunSpec | None = None) -> CheckpointError:
     return caught.value
 
 
+def _sealed(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """The manifest changed by somebody who knows its digest."""
+    file = folder / manifests.FILE
+    raw = json.loads(file.read_text())
+    del raw["digest"]
+    raw = change(raw)
+    file.write_text(json.dumps(raw | {"digest": manifests._digest(raw)}))
+
+
 def test_a_truncated_file_is_named(spoilt: Path) -> None:
     data = (spoilt / "rank-0.bin").read_bytes()
     (spoilt / "rank-0.bin").write_bytes(data[:-8])
@@ -68,6 +78,7 @@ def test_a_changed_byte_is_found_and_its_parameter_named(spoilt: Path) -> None:
         (lambda text: text.replace('"step":4', '"step":5'), "does not match its own sha256"),
         (lambda text: text[: len(text) // 2], "is no JSON"),
         (lambda text: '{"format": "another"}', "its format is not trainyard-checkpoint-1"),
+        (lambda text: "[" * 100_000, "is no JSON"),
     ],
 )
 def test_a_changed_manifest_is_refused(spoilt: Path, change: Callable[[str], str], told: str) -> None:
@@ -78,11 +89,27 @@ def test_a_changed_manifest_is_refused(spoilt: Path, change: Callable[[str], str
 
 def test_a_manifest_leads_to_no_other_file(spoilt: Path) -> None:
     """Even with a digest that fits: what the manifest names is checked."""
-    file = spoilt / manifests.FILE
-    raw = json.loads(file.read_text().replace("rank-0.bin", "../outside.bin"))
-    del raw["digest"]
-    file.write_text(json.dumps(raw | {"digest": manifests._digest(raw)}))
+    _sealed(spoilt, lambda raw: json.loads(json.dumps(raw).replace("rank-0.bin", "../outside.bin")))
     assert "file name '../outside.bin'" in str(refusal(spoilt))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": 1e999}, {"files": []}, {"scalars": "x"}, {"spec": {"model": "gpt"}}, {"tensors": {"value/a": []}}],
+    ids=["a step without end", "no files", "no numbers", "no model", "no tensor"],
+)
+def test_a_manifest_of_other_things_is_refused(spoilt: Path, change: dict[str, Any]) -> None:
+    _sealed(spoilt, lambda raw: raw | change)
+    assert "is damaged: manifest.json lacks or spoils" in str(refusal(spoilt))
+
+
+def test_a_piece_of_other_dimensions_is_refused(spoilt: Path) -> None:
+    def flat(raw: dict[str, Any]) -> dict[str, Any]:
+        raw["tensors"]["value/embed.token.weight"]["pieces"][0]["offsets"] = [0]
+        return raw
+
+    _sealed(spoilt, flat)
+    assert "a piece of (64, 32) at (0,) of shape (64, 32)" in str(refusal(spoilt))
 
 
 def test_another_models_checkpoint_is_refused_field_by_field(whole: Path) -> None:
