@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from parallel_core.checkpoint import folder as folders
@@ -21,9 +22,10 @@ from parallel_core.checkpoint import safetensors
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest, read
 from parallel_core.engine import storage
 from parallel_core.engine.shares import Box, Made, Share
+from parallel_core.foreign import SPOILT
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline.gpt import GptOutline
-from parallel_core.spec import ModelSpec, RunSpec
+from parallel_core.spec import ModelSpec, RunSpec, field_errors
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
@@ -62,10 +64,13 @@ def model_of(config: Mapping[str, Any], seq: int) -> dict[str, Any]:
             "tied": bool(config.get("tie_word_embeddings", False)),
             "rope_base": float(config.get("rope_theta", 10_000.0)),
         }
+        head = config.get("head_dim") or model["hidden"] // model["heads"]
+        fits = head * model["heads"] == model["hidden"]
     except KeyError as error:
         raise CheckpointError(f"{CONFIG} lacks {error}.") from error
-    head = config.get("head_dim") or model["hidden"] // model["heads"]
-    if head * model["heads"] != model["hidden"]:
+    except (*SPOILT, ZeroDivisionError) as error:
+        raise CheckpointError(f"{CONFIG} has a size that is no number of a model ({error}).") from error
+    if not fits:
         raise CheckpointError(f"{CONFIG} has head_dim={head}; this engine's is hidden_size / num_attention_heads.")
     llama = {"positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
     return {**model, **llama, "kind": "gpt", "seq": seq}
@@ -148,7 +153,7 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
 
     Raises CheckpointError where the weights are damaged, lack a tensor, or are no Llama of this engine's.
     """
-    spec = RunSpec.model_validate({"model": model_of(_config(path), seq)})
+    spec = _spec(_config(path), seq)
     files = safetensors.open_all(path)
 
     def get(name: str) -> Tensor:
@@ -157,8 +162,8 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
         entry = files[name].entries[name]
         if entry.dtype not in TYPES:
             raise CheckpointError(f"{path} holds {name} as {entry.dtype}; weights are {', '.join(TYPES)}.")
-        data = torch.frombuffer(bytearray(files[name].data(name)), dtype=TYPES[entry.dtype])
-        return data.view(entry.shape)
+        dtype, data = TYPES[entry.dtype], bytearray(files[name].data(name))
+        return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)).view(entry.shape)
 
     dtype = get("model.norm.weight").dtype  # small, and of the type of them all
     made: dict[str, Share] = {
@@ -172,18 +177,32 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
     return spec, manifest
 
 
+def _spec(config: Mapping[str, Any], seq: int) -> RunSpec:
+    """Raises CheckpointError where no run can have such a model."""
+    try:
+        return RunSpec.model_validate({"model": model_of(config, seq)})
+    except ValidationError as error:
+        said = " ".join(f"{field}: {why}" for field, why in field_errors(error).items())
+        raise CheckpointError(f"{CONFIG} describes no model of this engine. {said}") from error
+
+
 def _config(path: Path) -> dict[str, Any]:
     try:
-        config: dict[str, Any] = json.loads((path / CONFIG).read_text())
+        config = json.loads((path / CONFIG).read_text())
     except OSError as error:
         raise CheckpointError(f"{path / CONFIG} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except SPOILT as error:
         raise CheckpointError(f"{path / CONFIG} is no JSON ({error}).") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path / CONFIG} is no description of a model: it holds no names.")
     return config
 
 
 def _of_shape(model: ModelSpec, name: str, shape: tuple[int, ...], get: Get) -> Tensor:
-    tensor = ours(model, name, get)
+    try:
+        tensor = ours(model, name, get)
+    except RuntimeError as error:  # what it is put together from has other sizes
+        raise CheckpointError(f"The weights for {name} do not fit {CONFIG}: {error}.") from error
     if tuple(tensor.shape) != shape:
         raise CheckpointError(f"The weights for {name} have shape {tuple(tensor.shape)}; {CONFIG} says {shape}.")
     return tensor

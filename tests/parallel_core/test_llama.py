@@ -190,6 +190,11 @@ SPOILT: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda data: _header(data, lambda raw: raw["lm_head.weight"].update(shape=[65, 32])),
         "lm_head.weight does not lie where",
     ),
+    "shape without end": (
+        lambda data: _header(data, lambda raw: raw["lm_head.weight"].update(shape=[1e999, 32])),
+        "its header is spoilt",
+    ),
+    "deep lists": (lambda data: struct.pack("<Q", 100_000) + b"[" * 100_000, "its header is spoilt"),
     "missing": (
         lambda data: _header(data, lambda raw: raw.pop("lm_head.weight")),
         "does not lie where its header says",
@@ -213,12 +218,30 @@ def test_a_spoilt_file_is_refused(name: str, tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling="),
         ({"rms_norm_eps": 1e-6}, "rms_norm_eps=1e-06"),
         ({"head_dim": 16}, "head_dim=16"),
+        ({"num_attention_heads": 0}, "a size that is no number of a model"),
+        ({"hidden_size": "wide"}, "a size that is no number of a model"),
+        ({"rope_theta": 0.5}, "no model of this engine. model.rope_base: Must be at least 1; got 0.5"),
         ({"vocab_size": 128}, r"have shape \(64, 32\); config.json says \(128, 32\)"),
     ],
 )
 def test_another_model_is_refused(config: dict[str, Any], told: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=told):
         import_weights(put(tmp_path, tensors(), **config), tmp_path / "ours", SEQ)
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "[" * 100_000], ids=["a list", "a number", "deep lists"])
+def test_a_description_of_nothing_is_refused(text: str, tmp_path: Path) -> None:
+    (put(tmp_path, tensors()) / CONFIG).write_text(text)
+    with pytest.raises(CheckpointError, match=CONFIG):
+        import_weights(tmp_path, tmp_path / "ours", SEQ)
+
+
+@pytest.mark.parametrize("name", ["self_attn.q_proj", "input_layernorm"])
+def test_weights_of_other_sizes_are_refused(name: str, tmp_path: Path) -> None:
+    weights, spoilt = tensors(), f"model.layers.1.{name}.weight"
+    folder = put(tmp_path, weights | {spoilt: weights[spoilt][:0].clone()})
+    with pytest.raises(CheckpointError, match=r"The weights for block\.1\.attn"):
+        import_weights(folder, tmp_path / "ours", SEQ)
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
