@@ -85,6 +85,8 @@ def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
         limit = ctx[bound]
         whole = isinstance(limit, float) and limit.is_integer()
         return f"Must be {words[bound]} {int(limit) if whole else limit}{given}."
+    if kind == "string_unicode":
+        return f"Has a character that is none of Unicode's{got}."
     needed = next((what for start, what in _NEEDED.items() if kind.startswith(start)), None)
     if needed:
         return f"{needed} is needed{got}."

@@ -236,6 +236,7 @@ def test_numbers_out_of_range_are_refused_at_their_field(room: str, field: str, 
         ({"parallel": {"sequence": 1.5}}, "parallel.sequence", "True or false is needed; got 1.5."),
         ({"parallel": {"widths": "2-1"}}, "parallel.widths", "A list is needed; got '2-1'."),
         ({"train": {"corpus": 5}}, "train.corpus", "A text is needed; got 5."),
+        ({"train": {"steps": "\ud800"}}, "train.steps", "Has a character that is none of Unicode's; got '\\ud800'."),
         ({"inject": [5]}, "inject.0", "An object with named fields is needed."),
     ],
 )
