@@ -36,7 +36,7 @@ def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], 
     parts = {n: (segments_of(spec, layers, units, whole), edges[units[-1] + 1]) for n, units in stages.items()}
     if _in_closed_form(spec.parallel, stages):
         ((stage, units),) = stages.items()
-        segments, count = parts[stage][0], in_flight(spec, stage)
+        segments, count = parts[stage][0], in_flight(spec, stage, seat.replica)
         sent = 0 if stage + 1 in seat.deaf else unproven(spec, stage)
         outputs = sent if segments[-1].recomputed else count - 1  # else they end their graphs
         live = in_backward(*parts[stage], count, outputs)

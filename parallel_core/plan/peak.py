@@ -102,7 +102,7 @@ def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMe
     return RankMemory(
         rank=rank,
         stage=place,
-        params=(main if torchs else size) * mine[2] * (1 + copies(spec, place)) + size * live.params,
+        params=(main if torchs else size) * mine[2] * (1 + copies(spec, place, seat.replica)) + size * live.params,
         grads=main * mine[1] + size * live.grads,
         optimizer=states * main * mine[0],
         activations=size * live.kept,
@@ -111,9 +111,9 @@ def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMe
 
 
 def _seat(spec: RunSpec, layout: Layout, rank: int) -> Seat:
-    """Replicas are alike, and therefore the first one, but where they take turns in steps that end, and where torch
-    cuts what they own by rows."""
-    differ = (layout.in_turn and layout.flushes) or fully_sharded.by_torch(spec)
+    """Replicas are alike, and therefore the first one, but where they take turns, and where torch cuts what they own by
+    rows."""
+    differ = layout.in_turn or fully_sharded.by_torch(spec)
     return Seat(layout.coords(rank).replica if differ else 0, layout.deaf(rank))
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import gcd, lcm
+from typing import NamedTuple
 
 from parallel_core import schedule
-from parallel_core.schedule.held import peak_copies
+from parallel_core.schedule.held import peak_copies, peak_in_flight
 from parallel_core.schedule.passes.versions import update
 from parallel_core.schedule.round_robin import under_way
 from parallel_core.spec import ParallelSpec, RunSpec
 
 
-def in_flight(spec: RunSpec, stage: int) -> int:
-    """Most micro-batches whose activations a replica of `stage` keeps at once."""
+def in_flight(spec: RunSpec, stage: int, replica: int = 0) -> int:
+    """Most micro-batches whose activations this `replica` of `stage` keeps at once; no other one keeps more than the
+    first."""
     split, in_all = spec.parallel, micro_batches(spec, stage)
+    if split.replicas is not None and not split.flushes:
+        return _streamed(spec)[stage][replica].in_flight
     if split.replicas is not None:
         return min(under_way(split.replicas, stage), in_all)
     return schedule.in_flight(split.schedule, stage, split.pp, in_all)
@@ -26,20 +30,31 @@ def micro_batches(spec: RunSpec, stage: int) -> int:
     return own * (1 if spec.parallel.flushes else spec.train.steps)
 
 
-def copies(spec: RunSpec, place: int) -> int:
+def copies(spec: RunSpec, place: int, replica: int = 0) -> int:
     """Most older weight versions that a rank of `place` keeps; 0 where the pipeline flushes."""
-    if spec.parallel.flushes:
-        return 0
+    return 0 if spec.parallel.flushes else _streamed(spec)[place][replica].copies
+
+
+class _Kept(NamedTuple):
+    """Most micro-batches, and older weight versions, that a rank keeps at once."""
+
+    in_flight: int
+    copies: int
+
+
+def _streamed(spec: RunSpec) -> tuple[tuple[_Kept, ...], ...]:
+    """Of each place its replicas: one, where all are alike. Each step deals out its micro-batches anew, so that one
+    that does not come out even gives the first replicas its last ones, and soon the next step's first."""
     split = spec.parallel.model_copy(update={"dp": 1})
     few = -(-2 * sum(split.copies) // split.micro_batches) + 2  # steps after which it is full, and all is kept
-    return _stream_copies(split, min(spec.train.steps, few))[place]
+    return _stream(split, min(spec.train.steps, few))
 
 
 @lru_cache(maxsize=64)
-def _stream_copies(split: ParallelSpec, steps: int) -> tuple[int, ...]:
-    """Of the first replica of every place."""
+def _stream(split: ParallelSpec, steps: int) -> tuple[tuple[_Kept, ...], ...]:
     made = update(schedule.plain(split, steps))
-    return tuple(peak_copies(made.programs[ranks[0]]) for ranks in made.placement)
+    most = peak_in_flight(made)
+    return tuple(tuple(_Kept(most[q], peak_copies(made.programs[q])) for q in ranks) for ranks in made.placement)
 
 
 def peers(split: ParallelSpec, stage: int, step: int) -> int:

@@ -186,6 +186,7 @@ def test_a_run_that_was_stopped_goes_on_as_one_that_drained_there(name: str, tmp
         ("1f1b-vertical", {"recompute": "full"}, "fp32"),
         ("1f1b-2bw", {}, "fp32"),
         ("1f1b-stash", {"replicas": (2, 1)}, "fp32"),
+        ("1f1b-stash", {"replicas": (1, 3)}, "fp32"),  # the last and the first micro-batch of two steps are of one
     ],
 )
 def test_memory_is_as_predicted(name: str, parallel: dict[str, Any], precision: str, tmp_path: Path) -> None:
