@@ -12,6 +12,9 @@ block at a time; embedding and head are not recomputed. `activations` are what i
 gradients of activations, messages, tokens, tables and running statistics. Without a flush, `params` are those of all
 weight versions that a stage keeps (Narayanan et al. 2019, section 3.3).
 
+Where samples are large beside all of that, as images are beside a small MLP, memory peaks before the step, while they
+are read: real numbers come in fp32, whatever the precision of the run.
+
 Ranks of a place need the same, but where tensor groups differ in size and where replicas take turns. Not counted: the
 framework itself, a CUDA context, workspace inside kernels, memory that ranks of a host talk through, what gloo or NCCL
 hold until a collective is collected, the allocator's rounding.
@@ -98,16 +101,24 @@ def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMe
         mine = [fully_sharded.owned(spec, layers.costs, seat.replica)] * 2 + [fully_sharded.room(spec, layers.costs)]
     live = at_peak(spec, layers, stages, _whole(spec, layers.costs, stages), seat)
     units = [layers.names[unit] for of in stages.values() for unit in of]
-    other = _batch_bytes(spec, place, seat.replica, units) + outline_of(spec.model).standing(units, size)
-    return RankMemory(
+    batch, standing = _batch_bytes(spec, place, seat.replica, units), outline_of(spec.model).standing(units, size)
+    still = RankMemory(
         rank=rank,
         stage=place,
-        params=(main if torchs else size) * mine[2] * (1 + copies(spec, place, seat.replica)) + size * live.params,
-        grads=main * mine[1] + size * live.grads,
+        params=(main if torchs else size) * mine[2] * (1 + copies(spec, place, seat.replica)),
+        grads=main * mine[1],
         optimizer=states * main * mine[0],
-        activations=size * live.kept,
-        buffers=size * live.passing + other,
+        activations=0,
+        buffers=_batch_bytes(spec, place, seat.replica, units, reading=True) + standing,
     )
+    working = replace(
+        still,
+        params=still.params + size * live.params,
+        grads=still.grads + size * live.grads,
+        activations=size * live.kept,
+        buffers=batch + standing + size * live.passing,
+    )
+    return max(working, still, key=lambda memory: memory.total)
 
 
 def _seat(spec: RunSpec, layout: Layout, rank: int) -> Seat:
@@ -188,13 +199,16 @@ def unsharded(spec: RunSpec) -> tuple[list[int], list[int]]:
     return forward, [size * (b.stop - b.start) for b in buckets if not named[-1] & {*b.names}]
 
 
-def _batch_bytes(spec: RunSpec, place: int, replica: int, units: Iterable[str]) -> int:
+def _batch_bytes(spec: RunSpec, place: int, replica: int, units: Iterable[str], reading: bool = False) -> int:
     """Bytes of a replica's batch, where one of the rank's `units` reads it; of those of steps to come, too, where the
-    stage already works on them."""
+    stage already works on them. While it is `reading` one, nothing of a step that has ended is let go in a stream, and
+    real numbers are there as they are read, besides: a GPU gets them in the run's precision."""
     split, outline = spec.parallel, outline_of(spec.model)
     if not outline.readers() & set(units):
         return 0
     most = -(-(split.per_step - replica) // split.copies[place])
     in_front = (sum(split.copies[place:]) - 1) // split.copies[place]
-    batches = 1 + min(spec.train.steps - 1, 0 if split.flushes else -(-in_front // most))
-    return batches * outline.sample_bytes(spec.element_bytes) * most * spec.micro_batch_size
+    batches = min(spec.train.steps, 1 if split.flushes else 1 + reading - (-in_front // most))
+    copied = reading and spec.train.device == "cpu" and spec.train.precision != "fp32"
+    as_read = outline.sample_bytes(BYTES_PER_ELEMENT["fp32"]) - outline.sample_bytes(0) if copied else 0
+    return (batches * outline.sample_bytes(spec.element_bytes) + as_read) * most * spec.micro_batch_size

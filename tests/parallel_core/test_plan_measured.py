@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from parallel_core.local import LocalYard
-from tests.parallel_core.metered import assert_predicted
+from parallel_core.plan.memory import predict
+from parallel_core.spec import RunSpec
+from tests.parallel_core.metered import assert_predicted, metered
 
 PIPELINE = {"pp": 2, "micro_batches": 4}
 COLUMNS = {"tp": 2, "tensor_split": "columns"}
@@ -170,6 +172,23 @@ def test_prediction_counts_images_in_their_precision_and_what_norms_keep(
     assert_predicted(
         yard, tmp_path, {"kind": "resnet50", "width": 8}, {**PIPELINE, "recompute": "full"}, precision, within=0.01
     )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "precision"), [("1f1b", "bf16"), ("1f1b", "fp64"), ("1f1b-stash", "fp32"), ("1f1b-naive", "bf16")]
+)
+def test_images_that_are_large_beside_their_layers_are_counted_while_they_are_read(
+    yard: LocalYard, tmp_path: Path, schedule: str, precision: str
+) -> None:
+    """They come in fp32; in a stream the batches of steps that have ended are still there."""
+    train = {"steps": 4, "warmup_steps": 2, "global_batch": 64, "precision": precision, "clip_norm": None}
+    split = {"pp": 2, "micro_batches": 8, "schedule": schedule}
+    spec = RunSpec.model_validate(
+        {"model": {"kind": "mlp", "image": 64, "hidden": 16}, "parallel": split, "train": train}
+    )
+    expected = predict(spec)
+    for said, seen in zip(expected, metered(yard, tmp_path, spec, [0.0, 0.0]), strict=True):
+        assert seen["peak_total"] == pytest.approx(said.total, rel=0.01)
 
 
 @pytest.mark.parametrize(("schedule", "cuts"), [("gpipe", [4]), ("interleaved", [2, 4, 6])])
