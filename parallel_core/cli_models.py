@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from parallel_core import limits
 from parallel_core.analysis.generated import merged, replicas, text, timing, together
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.checkpoint import folder as folders
@@ -62,7 +63,7 @@ def add(commands: Any) -> None:
     pack = commands.add_parser("pack-tokens", help="make a token file of raw tokens, to train on as tokens:NAME")
     pack.add_argument("source", type=Path, help="little-endian numbers, one behind the other")
     pack.add_argument("--bytes", type=int, choices=(2, 4), default=2, help="of a token (default: 2)")
-    pack.add_argument("--vocab", type=whole(2), required=True, help="every token is below it")
+    pack.add_argument("--vocab", type=whole(2, limits.MAX_VOCAB), required=True, help="every token is below it")
     pack.add_argument("--name", required=True, help="what a spec calls it, behind 'tokens:'")
     pack.add_argument("--out", type=Path, required=True, help="data folder: --corpora of train, or a worker's corpora")
     pack.set_defaults(run=_pack)
@@ -180,11 +181,15 @@ def _inference(manifest: manifests.Manifest, options: argparse.Namespace) -> Run
         raise Wrong(str(error)) from error
 
 
-def _wish(options: argparse.Namespace, spec: RunSpec) -> Wish:
+def _numbers(ids: str) -> list[int]:
     try:
-        prompt = [int(part) for part in options.ids.split(",")] if options.ids else list(options.prompt.encode())
+        return [int(part) for part in ids.split(",")]
     except ValueError as error:
-        raise Wrong(f"--ids are numbers with commas between; got {options.ids!r}") from error
+        raise Wrong(f"--ids are numbers with commas between; got {ids!r}") from error
+
+
+def _wish(options: argparse.Namespace, spec: RunSpec) -> Wish:
+    prompt = _numbers(options.ids) if options.prompt is None else [*options.prompt.encode(errors="surrogateescape")]
     names = ("new", "samples", "temperature", "top_k", "seed")
     asked = {"prompt": prompt, "cached": not options.no_cache, **{name: getattr(options, name) for name in names}}
     wish, errors = read_wish(asked, spec)

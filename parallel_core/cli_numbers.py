@@ -8,16 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """A whole number from `least` on."""
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """A whole number from `least` on, to `most` at most."""
+    bounds = f"from {least} on" if most is None else f"from {least} to {most}"
 
     def read(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"a whole number from {least} on is needed; got {text[:40]!r}")
+        if value < least or (most is not None and value > most):
+            raise argparse.ArgumentTypeError(f"a whole number {bounds} is needed; got {text[:40]!r}")
         return value
 
     return read

@@ -214,7 +214,10 @@ def export_weights(path: Path, out: Path) -> int:
     Raises CheckpointError where the checkpoint is damaged or holds no Llama.
     """
     manifest = read(path)
-    model = RunSpec.model_validate(manifest.spec).model
+    try:
+        model = RunSpec.stored(manifest.spec).model
+    except ValidationError as error:
+        raise CheckpointError(f"Its spec is none of this engine's: {' '.join(field_errors(error).values())}") from error
     config = config_of(model)
     out.mkdir(parents=True, exist_ok=True)
 

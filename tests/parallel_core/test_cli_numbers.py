@@ -29,6 +29,7 @@ from parallel_core.cli import main
         ("order s.json --out /", "--out: a file to write is needed; / is a folder"),
         ("bench ddp --json nowhere/b.json", "--json: there is no folder nowhere"),
         ("import-llama w --out o --seq 0", "--seq: a whole number from 1 on"),
+        (f"pack-tokens t --vocab {10**23} --name x --out o", "--vocab: a whole number from 2 to 4194304 is needed"),
     ],
 )
 def test_a_wrong_number_is_told_what_is_right(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

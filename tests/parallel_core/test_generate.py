@@ -242,6 +242,11 @@ def test_command_line(trained: dict[str, Path], capsys: pytest.CaptureFixture[st
     for wrong, told in (
         (["--prompt", ""], "the prompt is empty"),
         (["--ids", "300"], "tokens 0 to 255"),
+        (["--ids", ""], "--ids are numbers with commas between; got ''"),
+        (
+            ["--prompt", "\udcff" * 49],
+            "the model's sequence is 48 tokens and the prompt has 49",
+        ),  # bytes that are no text
         (["--prompt", "a", "--new", "99"], "new can be at most 47"),
         (["--prompt", "a", "--tp", "3"], "tensor=3 does not divide"),
         (

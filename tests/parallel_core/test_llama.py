@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint import safetensors
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.cli import main
@@ -254,6 +255,17 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert f"{folder} holds config.json already" in capsys.readouterr().err
     assert main(["import-llama", str(tmp_path), "--out", str(tmp_path / "ours")]) == 2
     assert "config.json cannot be read: No such file or directory" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_no_spec_is_not_exported(tmp_path: Path) -> None:
+    import_weights(put(tmp_path / "theirs", tensors()), tmp_path / "ours", SEQ)
+    (file,) = (tmp_path / "ours").glob(f"*/{manifests.FILE}")
+    raw = json.loads(file.read_text())
+    raw["spec"]["model"]["layers"] = 0
+    del raw["digest"]
+    file.write_text(json.dumps(raw | {"digest": manifests._digest(raw)}))
+    with pytest.raises(CheckpointError, match=r"Its spec is none of this engine's: Must be at least 1; got 0\."):
+        export_weights(file.parent, tmp_path / "out")
 
 
 def test_a_vocabulary_that_is_not_bytes_asks_for_a_token_file(
