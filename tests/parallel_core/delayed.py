@@ -146,7 +146,8 @@ def _replayed(spec: RunSpec, trainer: Trainer) -> Trained:
 
 
 def _put(trainer: Trainer, stages: list[_Stage], version: Callable[[int], int]) -> None:
-    """Every stage's weights at the version it is to use."""
+    """Every stage's weights at the version it is to use, in the memory of those before: what autograd saved views of,
+    a backward sees as it is by then."""
     values = {n: v for s, stage in enumerate(stages) for n, v in stage.versions[version(s)].items()}
     for slot in trainer.flat:
-        slot.parameter.data = torch.from_numpy(values[slot.name])
+        slot.parameter.data.copy_(torch.from_numpy(values[slot.name]))

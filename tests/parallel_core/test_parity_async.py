@@ -95,11 +95,11 @@ def _assert_replayed(got: Trained, spec: RunSpec) -> None:
     assert_moved_alike(got, want)
 
 
-def test_an_lstm_goes_backward_through_the_weights_of_its_forward() -> None:
-    """Autograd saves views of its matrices, whose memory the next update changes."""
+def test_an_lstm_goes_backward_through_the_weights_of_its_schedule() -> None:
+    """Autograd saves views of its matrices, whose memory the next update changes: without a stash it sees that."""
     model = {"kind": "gnmt", "layers": 2, "hidden": 8, "seq": 12, "vocab": 50}
     train = parity.TRAIN | TRAIN
-    splits = [{"schedule": name, "pp": 2, "micro_batches": 4} for name in NAMES if name != "1f1b-naive"]
+    splits = [{"schedule": name, "pp": 2, "micro_batches": 4} for name in NAMES]
     specs = [RunSpec.model_validate({"model": model, "train": train, "parallel": split}) for split in splits]
     for spec, got in zip(specs, train_many(specs, _work), strict=True):
         _assert_replayed(got, spec)
