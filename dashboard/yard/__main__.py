@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Sequence
 
 from dashboard.yard.home import ADMIN, Home, default_home
 
@@ -16,15 +18,26 @@ def password(home: Home) -> int:
     return 0
 
 
+def up(home: Home, arguments: Sequence[str]) -> int:
+    from dashboard.yard.up import Yard, port_number
+
+    parser = argparse.ArgumentParser("./run", description="Starts everything and prints the address.")
+    parser.add_argument("--port", help="of the web (else TRAINYARD_PORT, else the first free one from 8000)")
+    if (wanted := parser.parse_args(arguments).port) is not None:
+        try:
+            os.environ["TRAINYARD_PORT"] = str(port_number(wanted))
+        except ValueError as error:
+            parser.error(f"--port: {error}.")
+    return Yard(home).run()
+
+
 def main(arguments: list[str]) -> int:
     command, *rest = arguments or ["up"]
     home = Home(default_home())
     if command == "password":
         return password(home)
     if command == "up":
-        from dashboard.yard.up import Yard
-
-        return Yard(home).run()
+        return up(home, rest)
     home.prepare()
     env = home.environment(port=0)
     os.execve(sys.executable, [sys.executable, "manage.py", command, *rest], env)

@@ -32,6 +32,9 @@ def die_with_parent() -> Callable[[], None] | None:
     return first
 
 
+LAST_BYTES = 4096
+
+
 @dataclass
 class Part:
     """One process of the yard. `stop_after` = how long TERM may take before KILL, seconds."""
@@ -86,6 +89,14 @@ class Part:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+def last_line(log: Path) -> str:
+    """The last line that says anything, at most 300 characters of it; empty where there is none."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip()[-300:] if lines else ""
 
 
 def stop_in_order(waves: Sequence[Sequence[Part]]) -> None:

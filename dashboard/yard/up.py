@@ -17,11 +17,12 @@ from typing import IO
 
 from dashboard.yard import broker
 from dashboard.yard.home import ADMIN, Home
-from dashboard.yard.processes import Part, stop_in_order
+from dashboard.yard.processes import Part, last_line, stop_in_order
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOST = "127.0.0.1"
 FIRST_PORT = 8000
+LAST_PORT = 65535
 WEB_LIMIT_S = 60.0
 
 
@@ -29,19 +30,31 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def port_number(text: str) -> int:
+    """The port that `text` names, 1 to 65535; ValueError otherwise."""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= LAST_PORT):
+        raise ValueError(f"a port is a whole number from 1 to {LAST_PORT}, not {text!r}")
+    return int(text)
+
+
 def free_port() -> int:
     """TRAINYARD_PORT if set (and free), else the first free one from 8000 on."""
-    wanted = os.environ.get("TRAINYARD_PORT")
-    candidates = [int(wanted)] if wanted else range(FIRST_PORT, FIRST_PORT + 100)
+    wanted = os.environ.get("TRAINYARD_PORT", "")
+    try:
+        candidates = [port_number(wanted)] if wanted else range(FIRST_PORT, FIRST_PORT + 100)
+    except ValueError as error:
+        raise SystemExit(f"TRAINYARD_PORT: {error}.") from None
     for port in candidates:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((HOST, port))
+            except PermissionError:
+                raise SystemExit(f"Only root may open port {port} on this host; use one above 1023.") from None
             except OSError:
                 continue
             return port
-    raise SystemExit(f"Port {wanted or '8000-8099'} is taken. Set TRAINYARD_PORT to a free one.")
+    raise SystemExit(f"Port {wanted or '8000-8099'} is taken. Name a free one: ./run --port NUMBER.")
 
 
 class Yard:
@@ -82,7 +95,9 @@ class Yard:
         return file
 
     def _told_exit(self, name: str, code: int) -> None:
-        say(f"{name} ended ({code}); starting it again. Its log: {self.home.logs / (name + '.log')}")
+        log = self.home.logs / f"{name}.log"
+        said = last_line(log) or "nothing"
+        say(f"{name} ended ({code}); starting it again. It said last: {said}\nIts log: {log}")
 
     def run(self) -> int:
         """Starts everything, watches it, and stops it on INT or TERM. Returns the exit status."""

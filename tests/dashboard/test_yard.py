@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dashboard.yard.__main__ import main
 from dashboard.yard.home import Home
-from dashboard.yard.processes import Part, stop_in_order
+from dashboard.yard.processes import Part, last_line, stop_in_order
+from dashboard.yard.up import free_port
 
 DEADLINE_S = 30.0
 STUBBORN = """
@@ -57,6 +60,41 @@ def test_a_second_yard_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         Yard(Home(tmp_path))
     first.lock.close()
     Yard(Home(tmp_path)).lock.close()
+
+
+@pytest.mark.parametrize("wanted", ["eight", "0", "65536", "8O80", "-1", "9" * 9])
+def test_a_port_that_is_none_is_refused_with_the_ports_that_are(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINYARD_PORT", wanted)
+    with pytest.raises(SystemExit, match=r"TRAINYARD_PORT: a port is a whole number from 1 to 65535, not"):
+        free_port()
+
+
+def test_options_of_up_are_read_and_others_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path))
+    for arguments, said in (["up", "--port=ten"], "--port: a port is"), (["up", "81"], "unrecognized arguments: 81"):
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments)
+        assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setenv("TRAINYARD_PORT", str(other.getsockname()[1]))
+        with pytest.raises(SystemExit, match=r"is taken\. Name a free one: \./run --port NUMBER"):
+            free_port()
+
+
+def test_the_last_line_of_a_log_is_the_last_that_says_anything(tmp_path: Path) -> None:
+    log = tmp_path / "part.log"
+    log.write_text("x" * 9000 + "\nbegun\nended: no such device \n\n  \n")
+    assert last_line(log) == "ended: no such device"
+    log.write_text("")
+    assert last_line(log) == ""
 
 
 def test_a_dead_part_is_started_again(tmp_path: Path) -> None:
