@@ -7,7 +7,8 @@ NumPy) apply it to the newest weights. It knows no program, no operation and no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.stage import Segment
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
@@ -124,6 +126,7 @@ def _replayed(spec: RunSpec, trainer: Trainer) -> Trained:
     ends = [round_ends(spec, s) for s in range(len(stages))]
     losses, norms = [], []
     model = trainer.chunks.stages[0]
+    model.segments = _cut(model.segments, [len(held) for held in layout.stage_units])
     for step in range(parity.STEPS):
         model.begin_step([trainer.reader.read(step)])
         loss, squares = 0.0, [list[float]() for _ in stages]
@@ -143,6 +146,17 @@ def _replayed(spec: RunSpec, trainer: Trainer) -> Trained:
         norms.append(float(np.sqrt(sum(map(np.mean, squares)))))
     after = {name: value for stage in stages for name, value in stage.versions[stage.newest].items()}
     return Trained([], before, after, losses, norms)
+
+
+def _cut(segments: Sequence[Segment], lengths: Sequence[int]) -> tuple[Segment, ...]:
+    """The same, none over a border between stages of so many layers: what a stage recomputes begins at what came to it
+    in the forward, whatever the weights of the stage before have become."""
+    stage_of = [stage for stage, length in enumerate(lengths) for _ in range(length)]
+    units = zip(stage_of, ((unit, i) for i, segment in enumerate(segments) for unit in segment.units), strict=True)
+    return tuple(
+        Segment(tuple(unit for _, (unit, _) in group), segments[number].recompute)
+        for (_, number), group in groupby(units, key=lambda held: (held[0], held[1][1]))
+    )
 
 
 def _put(trainer: Trainer, stages: list[_Stage], version: Callable[[int], int]) -> None:

@@ -32,6 +32,7 @@ def _cases(name: str) -> dict[str, Case]:
     return {
         f"{name}": two,
         f"{name}-recompute": two | {"recompute": "full"},
+        f"{name}-recompute-cut-in-a-block": two | {"recompute": "full", "cuts": (2,)},
         f"{name}-uneven": two | {"cuts": (2,), "micro_batches": 2},
         f"{name}-few": two | {"micro_batches": 1},
         f"{name}-dp": two | {"dp": 2, "micro_batches": 2},
@@ -52,10 +53,10 @@ def _round_robin(name: str) -> dict[str, Case]:
 
 def _more(name: str) -> dict[str, Case]:
     turns = {"schedule": name, "global_batch": 12}
-    whole = {"recompute": "full", "cuts": (3,)}  # of blocks: the replay makes one again from where it begins
+    again = {"recompute": "full", "cuts": (2,)}
     return {
         f"{name}-2-1": turns | {"replicas": (2, 1), "pp": 2, "micro_batches": 4},
-        f"{name}-1-2-short": turns | {"replicas": (1, 2), "pp": 2, "micro_batches": 3} | whole,
+        f"{name}-1-2-short": turns | {"replicas": (1, 2), "pp": 2, "micro_batches": 3} | again,
         f"{name}-3-1-short": turns | {"replicas": (3, 1), "pp": 2, "micro_batches": 7, "global_batch": 14},
         f"{name}-2-2": turns | {"replicas": (2, 2), "pp": 2, "micro_batches": 4},
         f"{name}-2-1-tp": turns | {"replicas": (2, 1), "pp": 2, "tp": 2, "micro_batches": 4},
