@@ -77,7 +77,7 @@ class Vgg16Outline(ConvolutionOutline):
         for i, conv in enumerate(self.convolutions()):
             out, weight = rows * conv.outputs * conv.side**2, KERNEL * conv.inputs * conv.outputs
             entering = self.elements(spec, i)
-            inner, passing, leaving = 0, max(2 * out, out + entering + made(spec, weight)), out
+            inner, passing, leaving = 0, out + entering + made(spec, weight + conv.outputs), out
             if conv.pooled:  # a maximum's places are let go by the time that ReLU's gradient is made of its own
                 places = index * out // 4
                 inner, passing, leaving = out + places, max(2 * out, entering + made(spec, weight)) - places, out // 4

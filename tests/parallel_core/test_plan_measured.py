@@ -141,6 +141,15 @@ def test_prediction_holds_for_others(yard: LocalYard, tmp_path: Path, model: dic
     assert_predicted(yard, tmp_path, model, {**PIPELINE, "recompute": recompute}, "fp32")
 
 
+@pytest.mark.parametrize("cuts", [(1,), (2, 3)])
+def test_prediction_holds_for_a_convolution_that_is_a_stage(
+    yard: LocalYard, tmp_path: Path, cuts: tuple[int, ...]
+) -> None:
+    """The first one, whose images need no gradient, and one with more channels than come in."""
+    split = {**PIPELINE, "pp": len(cuts) + 1, "cuts": cuts}
+    assert_predicted(yard, tmp_path, {"kind": "vgg16", "width": 8}, split, "fp32", within=0.002)
+
+
 @pytest.mark.parametrize(
     ("split", "precision"),
     [
