@@ -58,7 +58,7 @@ class ModelSpec(BaseModel):
         for name, info in type(self).model_fields.items():
             if name not in ("kind", *outline.fields) and getattr(self, name) != info.default:
                 own = ", ".join(outline.fields)
-                raise rule((f"model.{name}",), f"kind={self.kind} has no field {name}; it has {own}.")
+                raise rule((f"model.{name}",), f"kind={self.kind} has no field {name}; it has {own}; leave it out.")
         outline.check()
         return self
 

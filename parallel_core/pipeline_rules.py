@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import plural_text
-from parallel_core.rules import rule
+from parallel_core.rules import Way, refusal, rule
 from parallel_core.schedule.check import ScheduleError
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.round_robin import least_micro_batches
@@ -16,6 +16,8 @@ from parallel_core.schedule.traits import CUSTOM, TRAITS, allowed_chunks, may_ha
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec
 
+MORE_STAGES = Way("pipeline={} or more", "parallel.pp", range(2, 17))
+
 
 def check_pipeline(split: ParallelSpec, units: int, drawn: bool) -> None:
     """Raises the error of the first rule that `split` breaks for a model of `units` cuttable layers.
@@ -23,13 +25,14 @@ def check_pipeline(split: ParallelSpec, units: int, drawn: bool) -> None:
     `drawn`: it is only simulated and drawn, so its schedule need not run.
     """
     if not drawn:
-        _check_runs(split)
-    for check in (_check_program, _check_early, _check_micro_batches, _check_stream, _check_chunks):
+        check_runs(split)
+    for check in SPLIT_CHECKS:
         check(split)
-    _check_stages(split, units)
+    check_stages(split, units)
 
 
-def _check_runs(split: ParallelSpec) -> None:
+def check_runs(split: ParallelSpec) -> None:
+    """Raises where a run cannot use the schedule."""
     if reason := TRAITS[split.schedule].refused:
         others = ", ".join(runnable())
         raise rule(("parallel.schedule",), f"schedule={split.schedule} cannot run: {reason}; try {others}.")
@@ -60,10 +63,11 @@ def _check_early(split: ParallelSpec) -> None:
     if not split.early_gradients:
         return
     if split.pp == 1:
-        raise rule(
+        raise refusal(
             ("parallel.early_gradients", "parallel.pp"),
-            "early_gradients=true sends gradients to the stage before, and pipeline=1 has none; use pipeline=2 or "
-            "more, or early_gradients=false.",
+            "early_gradients=true sends gradients to the stage before, and pipeline=1 has none; use",
+            MORE_STAGES,
+            Way("early_gradients=false", "parallel.early_gradients", [False]),
         )
     fitting = may_hand_back()
     if split.schedule not in fitting:
@@ -97,7 +101,7 @@ def _check_micro_batches(split: ParallelSpec) -> None:
         raise rule(
             ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
             f"schedule={split.schedule} with pipeline={split.pp} needs at least {least} micro-batches, "
-            f"got {split.micro_batches}.",
+            f"got {split.micro_batches}; use micro_batches={least} or more.",
         )
 
 
@@ -106,17 +110,18 @@ def _check_stream(split: ParallelSpec) -> None:
     if split.flushes:
         return
     if split.pp == 1:
-        raise rule(
+        raise refusal(
             ("parallel.schedule", "parallel.pp"),
-            f"schedule={split.schedule} keeps a pipeline full, and pipeline=1 is none; use pipeline=2 or more, or "
-            "schedule=1f1b.",
+            f"schedule={split.schedule} keeps a pipeline full, and pipeline=1 is none; use",
+            MORE_STAGES,
+            Way("schedule={}", "parallel.schedule", ["1f1b"]),
         )
     least = fewest_micro_batches(split)
     if split.replicas is None and split.micro_batches < least:
         raise rule(
             ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
             f"schedule={split.schedule} with pipeline={split.pp} needs at least {least} micro-batches, or two "
-            f"versions do not last; got {split.micro_batches}.",
+            f"versions do not last; got {split.micro_batches}; use micro_batches={least} or more.",
         )
 
 
@@ -125,19 +130,23 @@ def _check_chunks(split: ParallelSpec) -> None:
     if split.chunks is None or split.program is not None:
         return
     if split.pp == 1 and split.chunks > 1:
-        raise rule(
+        raise refusal(
             ("parallel.chunks", "parallel.pp"),
-            f"chunks={split.chunks} needs a pipeline; leave it empty, or use pipeline=2 or more.",
+            f"chunks={split.chunks} needs a pipeline;",
+            Way("leave it empty", "parallel.chunks", [None]),
+            MORE_STAGES._replace(words="use pipeline={} or more"),
         )
     if split.pp > 1 and not traits.least <= split.chunks <= (traits.most or split.chunks):
-        allowed = allowed_chunks(split.schedule)
-        raise rule(
+        raise refusal(
             ("parallel.chunks", "parallel.schedule"),
-            f"chunks={split.chunks} does not fit schedule={split.schedule}; use {allowed}, or leave it empty.",
+            f"chunks={split.chunks} does not fit schedule={split.schedule};",
+            Way(f"use {allowed_chunks(split.schedule)}", "parallel.chunks", [traits.least]),
+            Way("leave it empty", "parallel.chunks", [None]),
         )
 
 
-def _check_stages(split: ParallelSpec, units: int) -> None:
+def check_stages(split: ParallelSpec, units: int) -> None:
+    """Every stage has a layer, and begins where `cuts` say."""
     cuts, v = split.cuts, split.chunks_per_rank
     shape = f"pipeline={split.pp}" if v == 1 else f"pipeline={split.pp} x chunks={v}"
     total = "" if v == 1 else f" = {split.stages}"
@@ -156,6 +165,10 @@ def _check_stages(split: ParallelSpec, units: int) -> None:
     if list(cuts) != (near := _nearest_cuts(cuts, units)):
         message = f"cuts must rise strictly within 1 .. {units - 1}; got {list(cuts)}; try {near}."
         raise rule(("parallel.cuts", "model.layers"), message)
+
+
+SPLIT_CHECKS = (_check_program, _check_early, _check_micro_batches, _check_stream, _check_chunks)
+"""Of what a model has no part in."""
 
 
 def _nearest_cuts(cuts: Sequence[int], units: int) -> list[int]:

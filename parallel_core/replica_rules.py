@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from parallel_core.outline import outline_of
 from parallel_core.pipeline_rules import fewest_micro_batches
-from parallel_core.rules import divisors, few, rule
+from parallel_core.rules import MOST_TOLD, Way, divisors, few, nearest, refusal, rule
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.traits import TRAITS, round_robins
 from parallel_core.stage_rules import REPLICAS, check_each_stage, name
@@ -31,24 +31,30 @@ def check_batch(spec: RunSpec) -> None:
     """Every micro-batch of every replica has as many samples."""
     dp, m, batch = spec.parallel.dp, spec.parallel.micro_batches, spec.train.global_batch
     if batch % dp:
-        raise rule(
+        raise refusal(
             ("parallel.dp", "train.global_batch"),
-            f"data={dp} does not divide the global batch {batch}; try {few(divisors(batch), dp)}.",
+            f"data={dp} does not divide the global batch {batch}; try",
+            Way("{}", "parallel.dp", nearest(divisors(batch), dp), MOST_TOLD),
+            Way("global_batch={}", "train.global_batch", [spec.parallel.per_step], spare=True),
         )
     if (batch // dp) % m:
-        raise rule(
+        raise refusal(
             ("parallel.micro_batches", "train.global_batch"),
             f"{m} micro-batches do not divide the {batch // dp} samples of a "
-            f"{'replica' if spec.parallel.replicas is None else 'step'}; {_other_numbers(spec)}.",
+            f"{'replica' if spec.parallel.replicas is None else 'step'}; try",
+            _other_numbers(spec),
+            Way("global_batch={}", "train.global_batch", [spec.parallel.per_step], spare=True),
         )
     _check_normalised(spec)
 
 
-def _other_numbers(spec: RunSpec) -> str:
+def _other_numbers(spec: RunSpec) -> Way:
     """Numbers of micro-batches that divide the samples of a replica and are enough for the schedule."""
     split, samples = spec.parallel, spec.train.global_batch // spec.parallel.dp
     enough = [m for m in divisors(samples) if m >= fewest_micro_batches(split)]
-    return f"try {few(enough, split.micro_batches)}" if enough else f"try global_batch={split.per_step}"
+    if not enough:
+        return Way("global_batch={}", "train.global_batch", [split.per_step])
+    return Way("{}", "parallel.micro_batches", nearest(enough, split.micro_batches), MOST_TOLD)
 
 
 def _check_normalised(spec: RunSpec) -> None:
@@ -95,7 +101,7 @@ def _check_micro_batches(split: ParallelSpec, text: str) -> None:
         raise rule(
             ("parallel.micro_batches", "parallel.replicas"),
             f"schedule={split.schedule} with replicas={text} needs at least {least} micro-batches a step, got "
-            f"{split.micro_batches}.",
+            f"{split.micro_batches}; use micro_batches={least} or more.",
         )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
@@ -15,6 +15,10 @@ _MOST_SAID = 600
 """Characters of a message."""
 
 
+MOST_TOLD = 6
+"""Values of a field that a message proposes."""
+
+
 def divisors(n: int) -> list[int]:
     """All divisors of n (n >= 1), ascending."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
@@ -22,9 +26,69 @@ def divisors(n: int) -> list[int]:
 
 
 def few(values: Iterable[int], around: int) -> str:
-    """The (at most six) values nearest to `around`, as text."""
-    near = sorted(sorted(values, key=lambda v: abs(v - around))[:6])
+    """The (at most MOST_TOLD) values nearest to `around`, as text."""
+    near = sorted(nearest(values, around)[:MOST_TOLD])
     return ", ".join(map(str, near))
+
+
+_VERBS = ("leave", "turn")
+"""With which a way may begin that needs no `use` before it."""
+
+
+class Way(NamedTuple):
+    """A way out of a refusal: `field` takes one of `values`, nearest first; `words` say it, with the values at `{}`."""
+
+    words: str
+    field: str
+    values: Sequence[Any]
+    shown: int = 1
+    """How many of the values are told at most."""
+    spare: bool = False
+    """Told only where no other way is left."""
+
+    def among(self, fits: Callable[[str, Any], bool]) -> Way:
+        """With the values alone that fit, and no more than are told."""
+        fitting: list[Any] = []
+        for value in self.values:
+            if len(fitting) == self.shown:
+                break
+            if fits(self.field, value):
+                fitting.append(value)
+        return self._replace(values=fitting)
+
+    @property
+    def text(self) -> str:
+        return self.words.format(", ".join(map(str, sorted(self.values[: self.shown]))))
+
+
+class Refusal(PydanticCustomError):
+    """A rule's error that knows the ways out: they are told once it is known which of them break no other rule."""
+
+    problem: str
+    ways: tuple[Way, ...]
+    fields: tuple[str, ...]
+
+    def among(self, fits: Callable[[str, Any], bool]) -> Refusal:
+        """The same with the ways alone that fit; with all where none does."""
+        fitting = [way for way in (way.among(fits) for way in self.ways) if way.values]
+        told = [way for way in fitting if not way.spare] or [way._replace(spare=False) for way in fitting]
+        return refusal(self.fields, self.problem, *told) if told else self
+
+
+def refusal(fields: tuple[str, ...], problem: str, *ways: Way) -> Refusal:
+    """An error of a rule between fields; the first named field is where a form shows it. `problem` ends with the word
+    that leads to the ways out: `tensor=3 does not divide heads=8; try`."""
+    told = ", or ".join(way.text for way in ways if not way.spare)
+    begin = problem.removesuffix(" use") if told.startswith(_VERBS) else problem
+    message = f"{begin} {told}."
+    made = Refusal("rule", "{message}", {"message": message, "fields": list(fields)})
+    made.problem, made.ways, made.fields = problem, ways, fields
+    return made
+
+
+def nearest(values: Iterable[int], around: int) -> list[int]:
+    """The same, those nearest to `around` first."""
+    return sorted(values, key=lambda value: abs(value - around))
 
 
 def rule(fields: tuple[str, ...], message: str) -> PydanticCustomError:

@@ -15,24 +15,17 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from parallel_core import limits
-from parallel_core.faults import AnyFault, check_faults
+from parallel_core.all_rules import check_all
+from parallel_core.faults import AnyFault
 from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import KINDS, outline_of
-from parallel_core.outline.recompute import Recompute, check_recompute
+from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut, TensorSplit
-from parallel_core.pipeline_rules import check_pipeline
-from parallel_core.replica_rules import check_batch, check_replicas
 from parallel_core.rules import describe as describe
 from parallel_core.rules import field_errors as field_errors
 from parallel_core.rules import rule
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.traits import TRAITS, ScheduleName, flushes
-from parallel_core.stream_rules import check_stream
-from parallel_core.tensor_rules import check_sequence, check_split, check_tensor
-from parallel_core.trace_rules import check_profile
-from parallel_core.train_rules import check_corpus, check_steps
-from parallel_core.width_rules import check_widths
-from parallel_core.zero_rules import check_zero
 
 Precision = Literal["fp32", "fp64", "bf16", "fp16"]
 DeviceKind = Literal["cpu", "cuda"]
@@ -248,20 +241,7 @@ class RunSpec(_Spec):
     def _combinations(self, info: ValidationInfo) -> Self:
         if (info.context or {}).get(STORED):
             return self
-        check_corpus(self)
-        check_tensor(self)
-        check_pipeline(self.parallel, len(self.model.units()), drawn=bool((info.context or {}).get(DRAWN)))
-        check_replicas(self)
-        check_widths(self)
-        check_recompute(self, outline_of(self.model))
-        check_batch(self)
-        check_split(self)
-        check_sequence(self)
-        check_zero(self)
-        check_stream(self)
-        check_steps(self)
-        check_faults(self)
-        check_profile(self)
+        check_all(self, drawn=bool((info.context or {}).get(DRAWN)))
         return self
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from parallel_core.rules import rule
+from parallel_core.rules import Way, refusal
 
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec
@@ -33,22 +33,24 @@ def check_each_stage(split: ParallelSpec, what: EachStage) -> None:
     """A number for each place of a pipeline, and the other field left alone."""
     values: tuple[int, ...] = getattr(split, what.leaf)
     text, count, whole = f"{what.leaf}={name(values)}", len(values), getattr(split, what.whole)
+    empty = Way(f"leave {what.leaf} empty", f"parallel.{what.leaf}", [None])
     if whole > 1:
-        raise rule(
+        raise refusal(
             (f"parallel.{what.leaf}", f"parallel.{what.whole}"),
-            f"{text} {what.says}, and {what.axis}={whole} says it again; use {what.axis}=1, or leave {what.leaf} "
-            "empty.",
+            f"{text} {what.says}, and {what.axis}={whole} says it again; use",
+            Way(f"{what.axis}={{}}", f"parallel.{what.whole}", [1]),
+            empty,
         )
+    as_many = Way("pipeline={}", "parallel.pp", [max(count, 2)])
     if split.pp == 1:
-        raise rule(
-            (f"parallel.{what.leaf}", "parallel.pp"),
-            f"{text} needs a pipeline, and pipeline=1 is none; use pipeline={max(count, 2)}, or leave {what.leaf} "
-            "empty.",
-        )
+        fields, problem = (f"parallel.{what.leaf}", "parallel.pp"), f"{text} needs a pipeline, and pipeline=1 is none"
+        raise refusal(fields, f"{problem}; use", as_many, empty)
     if count != split.pp:
-        example = ", ".join(map(str, (values + (1,) * split.pp)[: split.pp]))
-        raise rule(
+        example = (values + (1,) * split.pp)[: split.pp]
+        raise refusal(
             (f"parallel.{what.leaf}", "parallel.pp"),
-            f"{text} names {count} stages, and pipeline={split.pp} has {split.pp}; use {example}, or "
-            f"pipeline={max(count, 2)}.",
+            f"{text} names {count} stages, and pipeline={split.pp} has {split.pp}; use",
+            Way(", ".join(map(str, example)), f"parallel.{what.leaf}", [example]),
+            as_many,
+            empty._replace(spare=True),
         )

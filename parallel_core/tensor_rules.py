@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallel_core.outline import outline_of
-from parallel_core.rules import few, rule
+from parallel_core.rules import MOST_TOLD, Way, nearest, refusal, rule
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
 
+MORE_RANKS = Way("tensor={} or more", "parallel.tp", range(2, 9))
+
 
 def check_tensor(spec: RunSpec) -> None:
     """The model can be cut to every width that there is."""
-    field = "parallel.tp" if spec.parallel.widths is None else "parallel.widths"
-    for width in sorted({spec.parallel.tp, *(spec.parallel.widths or ())}):
-        if width > 1:
-            outline_of(spec.model).check_tensor(width, field)
+    outline = outline_of(spec.model)
+    if spec.parallel.tp > 1:
+        outline.check_tensor(spec.parallel.tp, "parallel.tp")
+    for width in sorted({*(spec.parallel.widths or ())} - {1}):
+        outline.check_tensor(width, "parallel.widths")
 
 
 def check_split(spec: RunSpec) -> None:
@@ -25,10 +28,11 @@ def check_split(spec: RunSpec) -> None:
     if split.tensor_split == "pairs":
         return
     if max(split.tensor_ranks) == 1:
-        raise rule(
+        raise refusal(
             ("parallel.tensor_split", "parallel.tp"),
-            "tensor_split=columns gathers columns within a tensor group, and tensor=1 has no group; use tensor=2 or "
-            "more, or tensor_split=pairs.",
+            "tensor_split=columns gathers columns within a tensor group, and tensor=1 has no group; use",
+            MORE_RANKS,
+            Way("tensor_split={}", "parallel.tensor_split", ["pairs"]),
         )
     if split.sequence:
         raise rule(
@@ -44,14 +48,15 @@ def check_sequence(spec: RunSpec) -> None:
     if not spec.parallel.sequence:
         return
     if tp == 1:
-        raise rule(
+        raise refusal(
             ("parallel.sequence", "parallel.tp"),
-            "sequence parallelism splits what a tensor group leaves whole, and tensor=1 has no group; "
-            "use tensor=2 or more, or turn it off.",
+            "sequence parallelism splits what a tensor group leaves whole, and tensor=1 has no group; use",
+            MORE_RANKS,
+            Way("turn it off", "parallel.sequence", [False]),
         )
     if samples * seq % tp:
-        raise rule(
+        raise refusal(
             ("parallel.sequence", "parallel.tp", "model.seq"),
-            f"tensor={tp} does not divide the {samples * seq} rows of a micro-batch ({samples} x seq={seq}); "
-            f"try seq={few((tp * n for n in range(1, seq // tp + 2)), seq)}.",
+            f"tensor={tp} does not divide the {samples * seq} rows of a micro-batch ({samples} x seq={seq}); try",
+            Way("seq={}", "model.seq", nearest((tp * n for n in range(1, seq // tp + 2)), seq), MOST_TOLD),
         )

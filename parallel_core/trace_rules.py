@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import few, rule
+from parallel_core.rules import Way, few, refusal, rule
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -15,8 +15,11 @@ def check_profile(spec: RunSpec) -> None:
     steps, world = spec.train.steps, spec.parallel.world
     late = next((step for step in spec.trace.profile_steps if step >= steps), None)
     if late is not None:
-        message = f"there is no step {late}: the last is {steps - 1}."
-        raise rule(("trace.profile_steps", "train.steps"), message)
+        raise refusal(
+            ("trace.profile_steps", "train.steps"),
+            f"there is no step {late}: the last is {steps - 1}; use an earlier one, or",
+            Way("steps={} or more", "train.steps", [late + 1]),
+        )
     beyond = next((rank for rank in spec.trace.profile_ranks or () if rank >= world), None)
     if beyond is not None:
         raise rule(

@@ -17,7 +17,8 @@ def check_corpus(spec: RunSpec) -> None:
         named = {"blob": "an uploaded text", "tokens": "a token file (tokens:name)"}
         words = " or ".join(named.get(word, f"'{word}'") for word in able)
         raise rule(
-            ("train.corpus", "model.kind"), f"kind={spec.model.kind} trains on {words}; got '{spec.train.corpus}'."
+            ("train.corpus", "model.kind"),
+            f"kind={spec.model.kind} trains on {words}, got '{spec.train.corpus}'; use corpus={able[0]}.",
         )
 
 

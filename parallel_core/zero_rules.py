@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import divisors, few, rule
+from parallel_core.rules import Way, divisors, refusal, rule
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -15,16 +15,20 @@ def check_zero(spec: RunSpec) -> None:
     _check_backend(spec)
     if spec.parallel.zero and spec.parallel.dp == 1:
         more = [degree for degree in divisors(spec.train.global_batch) if degree > 1]
-        raise rule(
+        raise refusal(
             ("parallel.zero", "parallel.dp"),
             f"zero={spec.parallel.zero} shards over data-parallel replicas, and data=1 leaves nothing to shard over; "
-            f"use zero=0{f' or data={few(more[:3], 2)}' if more else ''}.",
+            "use",
+            Way("zero=0", "parallel.zero", [0]),
+            *([Way("data={}", "parallel.dp", more, 3)] if more else []),
         )
     if spec.parallel.zero > 2 and spec.parallel.pp > 1:
-        raise rule(
+        raise refusal(
             ("parallel.zero", "parallel.pp"),
             "zero=3 gathers each layer's parameters for every forward and backward of a micro-batch, and a pipeline "
-            f"needs many of those; with pipeline={spec.parallel.pp} use zero=2 or less, or use pipeline=1.",
+            f"needs many of those; with pipeline={spec.parallel.pp}",
+            Way("use zero={} or less", "parallel.zero", [2, 1, 0]),
+            Way("use pipeline={}", "parallel.pp", [1]),
         )
 
 
@@ -32,10 +36,12 @@ def _check_backend(spec: RunSpec) -> None:
     if spec.parallel.zero_backend == "own":
         return
     if spec.parallel.zero < 3:
-        raise rule(
+        raise refusal(
             ("parallel.zero_backend", "parallel.zero"),
             f"fully_shard shards parameters, gradients and optimizer state, which is zero=3; got zero="
-            f"{spec.parallel.zero}: use zero=3, or zero_backend='own'.",
+            f"{spec.parallel.zero}: use",
+            Way("zero={}", "parallel.zero", [3]),
+            Way("zero_backend='own'", "parallel.zero_backend", ["own"]),
         )
     if spec.model.tied:
         raise rule(

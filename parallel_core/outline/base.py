@@ -156,7 +156,8 @@ class Outline(ABC):
 
     def check_tensor(self, tp: int, field: str) -> None:
         """Raises a rule where its tensors cannot be split `tp` ways: here of a kind whose tensors stay whole."""
-        raise rule((field, "model.kind"), f"tensor={tp} is not possible: {self.whole}; use tensor=1.")
+        right = "use tensor=1" if field == "parallel.tp" else "leave widths empty"
+        raise rule((field, "model.kind"), f"tensor={tp} is not possible: {self.whole}; {right}.")
 
     @abstractmethod
     def units(self) -> list[str]:

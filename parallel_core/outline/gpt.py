@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import gcd
 from typing import TYPE_CHECKING
 
 from parallel_core.outline.base import Outline, UnitCost
 from parallel_core.outline.gpt_costs import GptCosts
-from parallel_core.rules import divisors, few, rule
+from parallel_core.rules import MOST_TOLD, Way, divisors, few, nearest, refusal, rule
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -84,10 +85,16 @@ class GptOutline(Outline):
         shared = {"heads": model.heads, "kv_heads": self.kv_heads, "vocab": model.vocab, "ffn": self.ffn}
         for leaf, value in shared.items():
             if value % tp:
-                raise rule(
-                    (field, f"model.{leaf}"),
-                    f"tensor={tp} does not divide {leaf}={value}; try {few(divisors(value), tp)}.",
-                )
+                problem = f"tensor={tp} does not divide {leaf}={value}; try"
+                if field == "parallel.tp":
+                    ways = Way("{}", field, nearest(divisors(value), tp), MOST_TOLD)
+                    raise refusal((field, f"model.{leaf}"), problem, ways)
+                raise rule((field, f"model.{leaf}"), f"{problem} {few(self._widths(), tp)}.")
+
+    def _widths(self) -> list[int]:
+        """Tensor ranks that the model can be split over."""
+        model = self.model
+        return divisors(gcd(model.heads, self.kv_heads, model.vocab, self.ffn))
 
     def units(self) -> list[str]:
         blocks = (f"block.{i}.{part}" for i in range(self.model.layers) for part in ("attn", "mlp"))

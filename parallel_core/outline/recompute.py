@@ -42,30 +42,41 @@ def recompute_label(split: ParallelSpec) -> str:
     return f"{label} of {n} layer{'s' if n > 1 else ''}"
 
 
-def check_recompute(spec: RunSpec, outline: Outline) -> None:
-    """Raises the error of the first rule that the recomputation of `spec`, whose model has `outline`, breaks."""
-    split = spec.parallel
-    if split.recompute == "selective" and not outline.core_flops():
+def _check_core(spec: RunSpec, outline: Outline) -> None:
+    if spec.parallel.recompute == "selective" and not outline.core_flops():
         raise rule(
             ("parallel.recompute", "model.kind"),
             f"recompute=selective recomputes the core of attention, and a {spec.model.kind} model has none; "
-            "use full or none.",
+            f"use {'full or none' if spec.parallel.recompute_layers is None else 'full'}.",
         )
-    if split.recompute_layers is None:
-        return
-    if split.recompute == "none":
+
+
+def _check_chosen(spec: RunSpec, outline: Outline) -> None:
+    if spec.parallel.recompute_layers is not None and spec.parallel.recompute == "none":
+        able = "full or selective" if outline.core_flops() else "full"
         raise rule(
             ("parallel.recompute_layers", "parallel.recompute"),
-            "recompute=none has no layers to choose; use full or selective, or leave recompute_layers empty.",
+            f"recompute=none has no layers to choose; use {able}, or leave recompute_layers empty.",
         )
-    have, chosen = len(blocks(outline.units())), split.recompute_layers
-    if list(chosen) != sorted(set(chosen)) or not chosen:
+
+
+def _check_rising(spec: RunSpec, outline: Outline) -> None:
+    chosen = spec.parallel.recompute_layers
+    if chosen is not None and (list(chosen) != sorted(set(chosen)) or not chosen):
         right = f"try {sorted(set(chosen))}" if chosen else "leave it out for all"
         message = f"recompute_layers must rise strictly; got {list(chosen)}; {right}."
         raise rule(("parallel.recompute_layers",), message)
-    if chosen[-1] >= have:
-        near = few(range(have), chosen[-1])
+
+
+def _check_layers(spec: RunSpec, outline: Outline) -> None:
+    have, chosen = len(blocks(outline.units())), spec.parallel.recompute_layers or ()
+    if chosen and max(chosen) >= have:
+        near = few(range(have), max(chosen))
         raise rule(
             ("parallel.recompute_layers", "model.layers"),
-            f"recompute_layers={chosen[-1]} is no layer: they count from 0 to {have - 1}; try {near}.",
+            f"recompute_layers={max(chosen)} is no layer: they count from 0 to {have - 1}; try {near}.",
         )
+
+
+RECOMPUTE_CHECKS = (_check_core, _check_chosen, _check_rising, _check_layers)
+"""Each raises the error of a rule that the recomputation of a spec, whose model has the outline, breaks."""

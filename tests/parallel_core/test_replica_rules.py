@@ -57,7 +57,8 @@ def spec_of(replicas: tuple[int, ...] = (2, 1), train: dict[str, Any] | None = N
             "micro_batches",
             1,
             "parallel.micro_batches",
-            "schedule=1f1b with replicas=2-1 needs at least 2 micro-batches a step, got 1.",
+            "schedule=1f1b with replicas=2-1 needs at least 2 micro-batches a step, got 1; use micro_batches=2 or "
+            "more.",
         ),
         (
             "train",

@@ -199,7 +199,8 @@ def test_compute_alone_is_that_of_1f1b() -> None:
         (
             {"parallel": {"schedule": "1f1b-2bw", "pp": 4, "micro_batches": 2}},
             "parallel.micro_batches",
-            "schedule=1f1b-2bw with pipeline=4 needs at least 3 micro-batches, or two versions do not last; got 2.",
+            "schedule=1f1b-2bw with pipeline=4 needs at least 3 micro-batches, or two versions do not last; got 2; "
+            "use micro_batches=3 or more.",
         ),
         (
             {"parallel": {"schedule": "1f1b", "zero": 1, "dp": 2}},

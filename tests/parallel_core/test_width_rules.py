@@ -61,7 +61,7 @@ def spec_of(model: dict[str, Any] | None = None, **split: Any) -> RunSpec:
             {"kind": "mlp"},
             {},
             "parallel.widths",
-            "tensor=2 is not possible: the MLP's layers are not split over tensors; use tensor=1.",
+            "tensor=2 is not possible: the MLP's layers are not split over tensors; leave widths empty.",
         ),
         ({}, {"widths": (0, 2)}, "parallel.widths.0", "Must be at least 1; got 0."),
     ],

@@ -169,7 +169,7 @@ def test_one_replica_has_nothing_to_share() -> None:
         RunSpec.model_validate({"parallel": {"zero": 1}})
     assert field_errors(caught.value) == {
         "parallel.zero": "zero=1 shards over data-parallel replicas, and data=1 leaves nothing to shard over; "
-        "use zero=0 or data=2, 4, 8."
+        "use zero=0, or data=2, 4, 8."
     }
 
 

@@ -1,0 +1,91 @@
+"""All rules between the fields of a spec, in the order that they are asked: the first one that is broken is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticCustomError
+
+from parallel_core.faults import check_faults
+from parallel_core.outline import Outline, outline_of
+from parallel_core.outline.recompute import RECOMPUTE_CHECKS
+from parallel_core.pipeline_rules import SPLIT_CHECKS, check_runs, check_stages
+from parallel_core.replica_rules import check_batch, check_replicas
+from parallel_core.rules import Refusal
+from parallel_core.stream_rules import check_stream
+from parallel_core.tensor_rules import check_sequence, check_split, check_tensor
+from parallel_core.trace_rules import check_profile
+from parallel_core.train_rules import check_corpus, check_steps
+from parallel_core.width_rules import check_widths
+from parallel_core.zero_rules import check_zero
+
+if TYPE_CHECKING:
+    from parallel_core.spec import ParallelSpec, RunSpec
+
+
+def _of_split(check: Callable[[ParallelSpec], None], spec: RunSpec) -> None:
+    check(spec.parallel)
+
+
+def _of_outline(check: Callable[[RunSpec, Outline], None], spec: RunSpec) -> None:
+    check(spec, outline_of(spec.model))
+
+
+CHECKS: tuple[Callable[[RunSpec], None], ...] = (
+    check_corpus,
+    check_tensor,
+    *(partial(_of_split, check) for check in SPLIT_CHECKS),
+    lambda spec: check_stages(spec.parallel, len(spec.model.units())),
+    check_replicas,
+    check_widths,
+    *(partial(_of_outline, check) for check in RECOMPUTE_CHECKS),
+    check_batch,
+    check_split,
+    check_sequence,
+    check_zero,
+    check_stream,
+    check_steps,
+    check_faults,
+    check_profile,
+)
+"""Each raises the error of the first of its rules that is broken."""
+
+
+def check_all(spec: RunSpec, drawn: bool) -> None:
+    """Raises the error of the first rule that `spec` breaks, with the ways out that break no other rule. `drawn`: it is
+    only simulated and drawn, so its schedule need not run."""
+    if not drawn:
+        check_runs(spec.parallel)
+    try:
+        for check in CHECKS:
+            check(spec)
+    except Refusal as found:
+        left = broken(spec) - {found.fields}
+        raise found.among(lambda field, value: _fits(spec, field, value, left)) from None
+
+
+def broken(spec: RunSpec) -> set[tuple[str, ...]]:
+    """Fields of each rule that `spec` breaks, of each of CHECKS the first one."""
+    found: set[tuple[str, ...]] = set()
+    for check in CHECKS:
+        try:
+            check(spec)
+        except PydanticCustomError as error:
+            found.add(tuple((error.context or {})["fields"]))
+        except (ArithmeticError, LookupError, ValueError):
+            continue  # asked of what another rule, which is broken, would have kept from it
+    return found
+
+
+def _fits(spec: RunSpec, field: str, value: Any, left: set[tuple[str, ...]]) -> bool:
+    """Whether the spec with `value` for `field` breaks no rule beside those `left` to break."""
+    room, leaf = field.split(".")
+    old: BaseModel = getattr(spec, room)
+    try:
+        new = type(old).model_validate({**dict(old), leaf: value})
+    except ValidationError:
+        return False
+    return broken(spec.model_copy(update={room: new})) <= left

@@ -1,0 +1,138 @@
+"""Whoever is refused is told what would do: every refusal names its fields and a proposal; a proposal that is taken
+removes it and, where one change is enough, breaks no other rule. No run is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from parallel_core.all_rules import broken
+from parallel_core.outline import KINDS
+from parallel_core.schedule.traits import CUSTOM, TRAITS
+from parallel_core.spec import RunSpec
+from tests.parallel_core.proposals import Raw, proposals, taken
+
+DRAWS = 4000
+MODEL: dict[str, list[Any]] = {
+    "layers": [1, 2, 4, 6],
+    "hidden": [32, 48, 64],
+    "heads": [1, 2, 4, 8],
+    "kv_heads": [None, 1, 2],
+    "ffn": [None, 30, 64],
+    "seq": [1, 2, 7, 16],
+    "vocab": [4, 27, 64, 250],
+    "positions": ["learned", "rope"],
+    "activation": ["gelu", "swiglu"],
+    "tied": [False, True],
+    "width": [2, 3],
+    "image": [None, 32, 64],
+}
+PARALLEL: dict[str, list[Any]] = {
+    "dp": [1, 2, 3, 4, 5],
+    "tp": [1, 2, 3, 4],
+    "pp": [1, 2, 3, 4, 6, 12],
+    "schedule": [name for name in TRAITS if name != CUSTOM],
+    "micro_batches": [1, 2, 3, 4, 6, 8],
+    "chunks": [None, 1, 2, 3],
+    "early_gradients": [True],
+    "tensor_split": ["columns"],
+    "sequence": [True],
+    "recompute": ["selective", "full"],
+    "recompute_layers": [(0,), (1, 0), (0, 9), ()],
+    "zero": [1, 2, 3],
+    "zero_backend": ["fully_shard"],
+    "cuts": [(1,), (2, 2), (1, 3), (40,)],
+    "replicas": [(1, 2), (2, 1, 1), (2, 3, 1)],
+    "widths": [(1, 2), (2, 2), (2, 1, 3)],
+}
+TRAIN: dict[str, list[Any]] = {
+    "steps": [1, 3, 4, 10],
+    "warmup_steps": [0, 3, 4],
+    "global_batch": [1, 2, 4, 5, 6, 12],
+    "clip": ["stage"],
+    "clip_norm": [None],
+    "corpus": ["stdlib", "digits", "django"],
+}
+TRACE: dict[str, list[Any]] = {"profile_steps": [(2,), (3, 9)], "profile_ranks": [(0,), (1, 7)]}
+TOGETHER = 0.25
+"""Largest share of refusals with no clean way out: mistakes that hang together and need two changes."""
+
+
+def _draw(seed: int) -> Raw | None:
+    """A spec whose model is right; None where the draw made another one."""
+    random = Random(seed)
+
+    def some(of: dict[str, list[Any]], share: float) -> dict[str, Any]:
+        return {name: random.choice(values) for name, values in of.items() if random.random() < share}
+
+    kind = random.choice(["gpt", "gpt", "gpt", *KINDS])
+    sizes = {name: values for name, values in MODEL.items() if name in KINDS[kind].fields}
+    raw = {"model": {"kind": kind, **some(sizes, 0.3)}, "parallel": some(PARALLEL, 0.15)}
+    raw |= {"train": some(TRAIN, 0.15), "trace": some(TRACE, 0.1)}
+    return raw if _broken(raw) is not None else None
+
+
+def _broken(raw: Raw) -> set[tuple[str, ...]] | None:
+    """Fields of each rule that is broken; None where a field alone is wrong."""
+    try:
+        return broken(RunSpec.stored(raw))
+    except ValidationError:
+        return None
+
+
+def _refusals() -> Iterator[tuple[Raw, tuple[str, ...], str]]:
+    for raw in filter(None, map(_draw, range(DRAWS))):
+        try:
+            RunSpec.model_validate(raw)
+        except ValidationError as error:
+            (told,) = error.errors()
+            yield raw, tuple(told["ctx"]["fields"]), told["msg"]
+
+
+@pytest.fixture(scope="module")
+def refused() -> list[tuple[Raw, tuple[str, ...], str]]:
+    return list(_refusals())
+
+
+def test_each_names_its_fields_and_a_proposal(refused: list[tuple[Raw, tuple[str, ...], str]]) -> None:
+    assert len(refused) > DRAWS / 3
+    for raw, fields, message in refused:
+        assert fields and list(proposals(raw, fields[0], message)), message
+
+
+def test_a_proposal_that_is_taken_removes_it_and_makes_none(refused: list[tuple[Raw, tuple[str, ...], str]]) -> None:
+    stuck = 0
+    for raw, fields, message in refused:
+        before, ways = _broken(raw) or set(), list(proposals(raw, fields[0], message))
+        after = [_broken(taken(raw, way)) for way in ways]
+        for way, found in zip(ways, after, strict=True):
+            assert found is not None and fields not in found, f"{message} {way} in {raw}"
+        clean = [found <= before for found in after if found is not None]
+        assert all(clean) or not any(clean), f"{message} in {raw}: {list(zip(ways, after, strict=True))}"
+        stuck += not any(clean)
+    assert stuck <= TOGETHER * len(refused)
+
+
+def test_what_one_field_spoilt_is_mended_by_what_is_proposed() -> None:
+    """From a spec that is right, one field away, there is a clean way nearly always."""
+    random, asked, stuck = Random(0), 0, 0
+    for raw in filter(None, map(_draw, range(DRAWS))):
+        if _broken(raw):
+            continue
+        room, of = random.choice([("parallel", PARALLEL), ("train", TRAIN), ("trace", TRACE)])
+        leaf = random.choice(list(of))
+        spoilt = taken(raw, (f"{room}.{leaf}", random.choice(of[leaf])))
+        try:
+            RunSpec.model_validate(spoilt)
+        except ValidationError as error:
+            (told,) = error.errors()
+            asked += 1
+            ways = list(proposals(spoilt, told["ctx"]["fields"][0], told["msg"]))
+            before, after = _broken(spoilt) or set(), [_broken(taken(spoilt, way)) for way in ways]
+            stuck += not any(found is not None and found < before for found in after)
+    assert asked > 50
+    assert stuck <= TOGETHER / 4 * asked
