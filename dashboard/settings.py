@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import dj_database_url
@@ -20,14 +21,26 @@ def flag(name: str, default: bool) -> bool:
     return os.environ.get(name, "1" if default else "0").lower() in {"1", "true", "yes", "on"}
 
 
+def listed(name: str, default: str = "") -> list[str]:
+    """The values between commas, with or without spaces around them."""
+    return [value for part in os.environ.get(name, default).split(",") if (value := part.strip())]
+
+
 DEBUG = flag("DEBUG", False)
 SECRET_KEY = os.environ.get("SECRET_KEY", DEFAULT_SECRET)
 if SECRET_KEY == DEFAULT_SECRET and not DEBUG and not flag("TRAINYARD_TESTING", False):
     raise ImproperlyConfigured(
         "SECRET_KEY is not set. Set it to a long random string (./run does this itself), or DEBUG=1 to develop."
     )
-ALLOWED_HOSTS = os.environ.get("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]").split(",")
-CSRF_TRUSTED_ORIGINS = [o for o in os.environ.get("CSRF_TRUSTED_ORIGINS", "").split(",") if o]
+ALLOWED_HOSTS = listed("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+if wrong := [host for host in ALLOWED_HOSTS if "/" in host]:
+    raise ImproperlyConfigured(f"ALLOWED_HOSTS takes names alone, such as yard.example.org, not {wrong[0]!r}.")
+CSRF_TRUSTED_ORIGINS = listed("CSRF_TRUSTED_ORIGINS")
+if wrong := [origin for origin in CSRF_TRUSTED_ORIGINS if not re.fullmatch(r"https?://[^/\s]+", origin)]:
+    raise ImproperlyConfigured(
+        f"CSRF_TRUSTED_ORIGINS takes origins such as https://yard.example.org, not {wrong[0]!r}: every form would "
+        "be refused."
+    )
 
 INSTALLED_APPS = [
     "django.contrib.admin",

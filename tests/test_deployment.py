@@ -15,7 +15,7 @@ import compose_spec
 import pytest
 import yaml
 
-from tests.compose_process import VARIABLE, interpolate
+from tests.compose_process import DOCKERFILE, VARIABLE, interpolate
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
@@ -75,6 +75,35 @@ def test_settings_refuse_a_default_secret_without_debug() -> None:
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "SECRET_KEY is not set" in done.stderr
+
+
+def hosts_and_origins(**told: str) -> subprocess.CompletedProcess[str]:
+    code = "import dashboard.settings as s; print(s.ALLOWED_HOSTS, s.CSRF_TRUSTED_ORIGINS)"
+    env = {**os.environ, "SECRET_KEY": "secret", **told}
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def test_spaces_between_names_and_origins_are_no_part_of_them() -> None:
+    told = {
+        "ALLOWED_HOSTS": "a.example, .b.example",
+        "CSRF_TRUSTED_ORIGINS": "https://a.example, https://*.b.example:8443",
+    }
+    wanted = "['a.example', '.b.example'] ['https://a.example', 'https://*.b.example:8443']\n"
+    assert hosts_and_origins(**told).stdout == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "right"),
+    [
+        ("ALLOWED_HOSTS", "https://yard.example.org", "names alone, such as yard.example.org"),
+        ("CSRF_TRUSTED_ORIGINS", "yard.example.org", "origins such as https://yard.example.org"),
+        ("CSRF_TRUSTED_ORIGINS", "https://yard.example.org/", "origins such as https://yard.example.org"),
+    ],
+)
+def test_what_would_be_matched_by_no_request_is_refused_at_the_start(name: str, value: str, right: str) -> None:
+    done = hosts_and_origins(**{name: value})
+    assert done.returncode != 0
+    assert f"{name} takes {right}, not '{value}'" in done.stderr
 
 
 @pytest.mark.parametrize("names", ["", "yard.example.org"])
@@ -141,3 +170,28 @@ def test_pytorch_comes_from_where_it_was_said(
 def test_an_index_of_no_build_is_asked_for_the_version_alone(index: str) -> None:
     run = runpy.run_path(str(ROOT / "run"))
     assert run["torch_from"](index)[0] == run["pinned"]("torch")
+
+
+@pytest.mark.parametrize(
+    ("index", "build"),
+    [
+        ("", ""),
+        ("https://download.pytorch.org/whl/cpu", "+cpu"),
+        ("https://download.pytorch.org/whl/cu126/", "+cu126"),
+        ("https://mirror.example/simple", ""),
+    ],
+)
+def test_the_image_takes_the_build_of_pytorch_that_was_said(index: str, build: str, tmp_path: Path) -> None:
+    """The Dockerfile's own line, with a pip that tells what it was asked for: no other build may be taken silently."""
+    line = next(line for line in DOCKERFILE.splitlines() if line.startswith("RUN ") and "pip install" in line)
+    pinned = (ROOT / "constraints.txt").read_text()
+    (tmp_path / "constraints.txt").write_text(pinned)
+    (tmp_path / "pip").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "pip").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TORCH_INDEX": index}
+    command = ["sh", "-c", line.removeprefix("RUN ")]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert ("--extra-index-url" in done.stdout, index in done.stdout) == (bool(index), True)
+    exact = runpy.run_path(str(ROOT / "run"))["pinned"]("torch")
+    wanted = [f"{exact}{build}" if line == exact else line for line in pinned.splitlines()]
+    assert (tmp_path / "constraints.txt").read_text().splitlines() == wanted
