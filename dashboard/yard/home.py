@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from dataclasses import dataclass
@@ -13,6 +14,15 @@ ADMIN = "admin"
 def default_home() -> Path:
     root = Path(__file__).resolve().parent.parent.parent
     return Path(os.environ.get("TRAINYARD_HOME", root / ".trainyard")).resolve()
+
+
+def _said(path: Path) -> str:
+    """What the file holds; '' where there is none."""
+    return path.read_text().strip() if path.exists() else ""
+
+
+def _for_the_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 @dataclass(frozen=True)
@@ -42,15 +52,22 @@ class Home:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def secret(self, name: str) -> str:
-        """The secret in the file `name`, made on first use; readable by its owner only from its first byte on."""
+        """The secret in the file `name`, made on first use; readable by its owner only from its first byte on.
+
+        It gets its name when it is whole: who dies half-way leaves none, and who reads meanwhile sees all of it."""
         path = self.path / name
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return path.read_text().strip()
-        with os.fdopen(handle, "w") as file:
-            file.write(secrets.token_urlsafe(48 if name == "secret-key" else 12) + "\n")
-        return path.read_text().strip()
+        if not _said(path):
+            aside = path.with_name(f".{name}.{os.getpid()}")
+            with open(aside, "w", opener=_for_the_owner) as file:
+                file.write(secrets.token_urlsafe(48 if name == "secret-key" else 12) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            if path.exists():
+                path.unlink()  # empty: a loss of power took what was in it
+            with contextlib.suppress(FileExistsError):  # another process was first: its own is the secret
+                os.link(aside, path)
+            aside.unlink()
+        return _said(path)
 
     def admin_password(self) -> str:
         return self.secret(self.password_file.name)

@@ -45,6 +45,30 @@ def test_secrets_are_made_once_and_only_the_owner_reads_them(tmp_path: Path) -> 
     assert home.password_file.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_secret_that_was_being_made_when_its_maker_died_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of that name without a secret in it would keep the yard from ever starting again."""
+    home = Home(tmp_path)
+    with monkeypatch.context() as dying:
+        dying.setattr("dashboard.yard.home.secrets.token_urlsafe", lambda length: os._exit(1))
+        child = os.fork()
+        if child == 0:
+            home.admin_password()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1]
+    assert not home.password_file.exists()
+    assert len(home.admin_password()) >= 12
+
+
+def test_a_secret_that_a_loss_of_power_took_is_made_again(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.password_file.touch()
+    first = home.admin_password()
+    assert len(first) >= 12
+    assert (home.admin_password(), [path.name for path in tmp_path.iterdir()]) == (first, [home.password_file.name])
+
+
 def test_two_homes_have_different_secrets(tmp_path: Path) -> None:
     homes = [Home(tmp_path / name) for name in "ab"]
     for home in homes:
