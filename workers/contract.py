@@ -192,9 +192,9 @@ class ControlEntry(TypedDict):
     folder may go. store: where the first node's store listens. profile: measure the model of `spec` when nothing else
     runs; `attempt` is the number of the request. trace: let the ranks trace `step`, as `how`
     (parallel_core.observe.asked.How). drop: the checkpoints of a run that was deleted may go; `attempt` is the number
-    of the run."""
+    of the run. up: tell again that all its ranks have a process."""
 
-    kind: Literal["cancel", "end", "fence", "rewind", "settled", "store", "profile", "trace", "drop"]
+    kind: Literal["cancel", "end", "fence", "rewind", "settled", "store", "profile", "trace", "drop", "up"]
     attempt: int
     spec: NotRequired[dict[str, Any]]
     rank: NotRequired[int]

@@ -56,11 +56,7 @@ class Supervisor(threading.Thread):
     """Public methods may be called from any thread; those that take no lock also from a signal handler."""
 
     def __init__(
-        self,
-        settings: Settings,
-        relay: Relay,
-        devices: Callable[[], list[Device]],
-        calibration: Calibration,
+        self, settings: Settings, relay: Relay, devices: Callable[[], list[Device]], calibration: Calibration
     ) -> None:
         super().__init__(name="supervisor", daemon=True)
         self._settings, self._relay, self._devices = settings, relay, devices
@@ -233,6 +229,8 @@ class Supervisor(threading.Thread):
             self._settle(number)
         elif kind == "trace" and attempt is not None:
             ask(attempt.folder.path, Wish(int(entry["step"]), read_how(entry["how"])))
+        elif kind == "up" and attempt is not None and attempt.started:
+            self._relay.tell("attempt", attempt.running())
         elif kind == "store" and attempt is not None:
             attempt.store = Store(host=entry["host"], port=int(entry["port"]))
 

@@ -29,6 +29,9 @@ from workers.contract import LEASE_S, Channel, ControlEntry
 
 log = logging.getLogger(__name__)
 
+UP_LIMIT = timedelta(seconds=10)
+"""Well below START_LIMIT_S, and long enough that nobody is asked for what is on its way."""
+
 
 @dataclass
 class Heard:
@@ -135,6 +138,8 @@ class Ingest:
             self.orders.append((worker, store_at(attempt)))
         if together.failing(attempt.report):
             self.orders.append((worker, {"kind": "end", "attempt": pk}))
+        if progress and unsaid(attempt, worker):
+            self.orders.append((worker, {"kind": "up", "attempt": pk}))
         if attempt.run.cancel_requested_at:
             self.orders.append((worker, {"kind": "cancel", "attempt": pk}))
 
@@ -248,6 +253,13 @@ class Ingest:
         attempt.report = {**attempt.report, "store": address}
         attempt.save(update_fields=("report",))
         self.orders += [(node["worker"], store_at(attempt)) for node in attempt.devices[1:]]
+
+
+def unsaid(attempt: Attempt, worker: str) -> bool:
+    """Whether nobody has told for long that the worker's ranks have a process: a broker that lost what it held took
+    that with it, and an attempt that trains would end as one that never started."""
+    late = attempt.sent_at is not None and timezone.now() - attempt.sent_at > UP_LIMIT
+    return late and attempt.run.state == State.STARTING and worker in together.not_up(attempt.report, attempt.devices)
 
 
 def store_at(attempt: Attempt) -> ControlEntry:

@@ -12,6 +12,7 @@ from django.db import connection
 
 from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
+from dashboard.control.ingest import UP_LIMIT
 from dashboard.fleet.models import Worker
 from dashboard.fleet.services import drain, enable
 from dashboard.runs import services
@@ -204,6 +205,27 @@ def test_a_heartbeat_keeps_the_lease(redis_url: str, peer: Peer, alice: Any) -> 
     assert state_of(run) == State.RUNNING
     attempt.refresh_from_db()
     assert attempt.progress["0"]["op"] == "0F1"
+
+
+def test_the_word_that_ranks_run_is_asked_for_again_where_a_broker_lost_it(
+    peer: Peer, controller: Controller, alice: Any
+) -> None:
+    """Else a run that trains would end as one that never started."""
+    run = submit(alice)
+    peer.beat()
+    until(controller, lambda: bool(peer.tasks()))
+    attempt = run.attempts.get()
+    peer.beat(attempt.pk)
+    controller.turn()
+    assert peer.orders() == []  # it is on its way
+    Attempt.objects.update(sent_at=attempt.sent_at - 2 * UP_LIMIT)
+    peer.beat(attempt.pk)
+    controller.turn()
+    assert peer.orders() == [{"kind": "up", "attempt": attempt.pk}]
+    peer.running(attempt.pk)
+    peer.beat(attempt.pk)
+    controller.turn()
+    assert (state_of(run), peer.orders()) == (State.RUNNING, [])
 
 
 def test_a_restarted_controller_waits_a_full_lease(redis_url: str, peer: Peer, alice: Any) -> None:

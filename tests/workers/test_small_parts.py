@@ -272,3 +272,20 @@ def test_a_host_waits_for_the_store_as_long_as_the_controller_does(tmp_path: Pat
     assert not supervisor._live[order.attempt].meta.stop
     supervisor._control({"kind": "store", "attempt": order.attempt, "host": "a", "port": 4711})
     assert supervisor._live[order.attempt].ready()
+
+
+def test_that_ranks_run_is_told_again_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before all of them have a process."""
+    settings = Settings("a", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)
+    relay, told = Relay(Publisher(settings)), list[tuple[str, str]]()
+    supervisor = Supervisor(settings, relay, lambda: DEVICES, Calibration(tmp_path, "cpu"))
+    order = read_order(over_two(), "a", DEVICES)
+    folder = Folder.claim(settings.attempts, order.attempt)
+    assert folder is not None
+    supervisor._accepted(folder, order)
+    monkeypatch.setattr(relay, "tell", lambda kind, body: told.append((kind, body["state"])))
+    for ranks in (order.ranks[:0], order.ranks):
+        for rank in ranks:
+            supervisor._live[order.attempt].record(rank, (1, 1))
+        supervisor._control({"kind": "up", "attempt": order.attempt})
+    assert told == [("attempt", "running")]
