@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from parallel_core.limits import MAX_MICRO_BATCHES, MAX_STAGES
 from parallel_core.schedule.ir import COMPUTE, Kind, Op, Schedule
 
 _THEIRS = {Kind.F: "F", Kind.BW: "B", Kind.B: "I", Kind.W: "W"}
@@ -48,6 +49,7 @@ def from_csv(text: str, name: str = "custom") -> Schedule:
     homes: dict[int, int] = {}
     micro_batches = 0
     for q, op in _parts(programs):
+        _bounded(op, q)
         if homes.setdefault(op.stage, q) != q:
             raise TableError(f"stage {op.stage} is given to ranks {homes[op.stage]} and {q}; leave it in one row.")
         micro_batches = max(micro_batches, op.micro_batch + 1)
@@ -56,6 +58,15 @@ def from_csv(text: str, name: str = "custom") -> Schedule:
         raise TableError(f"stage {missing} is missing; stages are numbered 0 to {len(homes) - 1} without a gap.")
     placement = tuple((homes[stage],) for stage in range(len(homes)))
     return Schedule(name, len(homes), micro_batches, placement, programs)
+
+
+def _bounded(op: Op, rank: int) -> None:
+    """Before anything is built of it: what proves a schedule takes time by its micro-batches and stages."""
+    for number, most, what in ((op.stage, MAX_STAGES, "stages"), (op.micro_batch, MAX_MICRO_BATCHES, "micro-batches")):
+        if number >= most:
+            raise TableError(
+                f"{op} in rank {rank}'s row is numbered too high: {what} are numbered from 0 to {most - 1} at most."
+            )
 
 
 def to_json(schedule: Schedule) -> str:

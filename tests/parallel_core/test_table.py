@@ -71,6 +71,11 @@ def test_empty_cells_are_idle() -> None:
         ("0F0,0B0\n0F1,0B1", "stage 0 is given to ranks 0 and 1; leave it in one row"),
         ("0F0,0B0\n2F0,2B0", "stage 1 is missing; stages are numbered 0 to 1 without a gap"),
         ("0F" + "9" * 4000, "is no operation"),
+        (
+            "0F999999,0B999999",
+            "0F999999 in rank 0's row is numbered too high: micro-batches are numbered from 0 to 4095",
+        ),
+        ("999999F0", "999999F0 in rank 0's row is numbered too high: stages are numbered from 0 to 1025"),
         ("0F" + "9" * 200_000, r"the program is no CSV: field larger than field limit \(131072\)\."),
     ],
 )
