@@ -14,7 +14,7 @@ Link = tuple[int, int, bool]
 """Sending and receiving pipeline rank, and whether activations (or gradients) travel."""
 
 
-def check(schedule: Schedule, ahead: int | None = None) -> None:
+def check(schedule: Schedule) -> None:
     """Raises ScheduleError unless the schedule is right:
 
     1. every operation stands on the pipeline rank that holds its stage and replica;
@@ -30,13 +30,10 @@ def check(schedule: Schedule, ahead: int | None = None) -> None:
     ends). A rank waits in RECV and in sums over replicas alone. SEND returns at once, and its tensor is kept until the
     receive is posted, however many are under way: a transfer may be a rendezvous, as with gloo. Receives are posted in
     program order, each at the latest when the rank comes to it.
-
-    `ahead` proves more: it ends even if SEND blocked until its receive is posted, and each rank had posted that many
-    receives beyond those it has waited for, on every link.
     """
     for prove in (_placed, _once, _fed, _paired, _ends, check_versions):
         prove(schedule)
-    _terminates(schedule, ahead)
+    terminates(schedule, Walk(schedule))
 
 
 def _parts(program: Program) -> Iterator[tuple[int, Op]]:
@@ -190,18 +187,18 @@ def _unversioned(schedule: Schedule, rank: int) -> None:
             raise ScheduleError(f"{op} uses weight version {op.version} under flush.", schedule, rank, i)
 
 
-def _terminates(schedule: Schedule, ahead: int | None) -> None:
-    walk = _Walk(schedule, ahead)
+def terminates(schedule: Schedule, walk: Walk) -> None:
+    """Raises ScheduleError where ranks that walk so wait for good."""
     if stuck := walk.stuck():
         waits = "; ".join(map(walk.waiting, stuck))
         raise ScheduleError(f"deadlock: {waits}.", schedule, stuck[0], walk.at[stuck[0]])
 
 
-class _Walk:
+class Walk:
     """All ranks walking their programs under the rules of `check`, point 6."""
 
-    def __init__(self, schedule: Schedule, ahead: int | None) -> None:
-        self.schedule, self.ahead = schedule, ahead
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
         self.at = [0] * schedule.pipeline_ranks
         self.sent: Counter[Link] = Counter()
         self.received: Counter[Link] = Counter()
@@ -221,17 +218,14 @@ class _Walk:
     def advance(self, rank: int) -> bool:
         """Walks `rank` until it has to wait; says whether it moved."""
         start, program = self.at[rank], self.schedule.programs[rank]
-        while self.at[rank] < len(program) and self._may_pass(rank, program[self.at[rank]]):
+        while self.at[rank] < len(program) and self.may_pass(rank, program[self.at[rank]]):
             self.at[rank] += 1
         return self.at[rank] > start
 
-    def _may_pass(self, rank: int, op: Op) -> bool:
+    def may_pass(self, rank: int, op: Op) -> bool:
         forward = op.kind in (Kind.SEND_ACT, Kind.RECV_ACT)
         if op.kind in SENDS:
-            link = (rank, op.peer, forward)
-            if self.ahead is not None and self.sent[link] >= self.received[link] + self.ahead:
-                return False
-            self.sent[link] += 1
+            self.sent[rank, op.peer, forward] += 1
         elif op.kind in P2P:
             link = (op.peer, rank, forward)
             if self.received[link] >= self.sent[link]:
