@@ -14,6 +14,7 @@
 
 import { lift, paint } from "./chart_bars.js";
 import { painted } from "./chart_colours.js";
+import { emptyNote, failed } from "./chart_notes.js";
 import { picture } from "./chart_picture.js";
 import { followAddress, followZoom, part, stay } from "./chart_zoom.js";
 
@@ -100,20 +101,6 @@ async function draw(entry) {
 export function view(key) {
   const entry = mounted.get(key);
   return entry?.follows && entry.box.layout?.xaxis ? part(entry) : "";
-}
-
-function emptyNote(text) {
-  const note = document.createElement("p");
-  note.className = "empty small";
-  note.textContent = text ?? "Nothing to draw: there are no numbers so far.";
-  return note;
-}
-
-function failed(element, error) {
-  const note = document.createElement("p");
-  note.className = "empty small failed";
-  note.textContent = `This chart could not be shown: ${error.message} Reload the page to try again.`;
-  element.querySelector(".chart-box").replaceChildren(note);
 }
 
 async function fetched(element) {

@@ -1,0 +1,15 @@
+/* What stands in a chart's place where there is nothing to draw, or where it could not be drawn. */
+
+export function emptyNote(text) {
+  const note = document.createElement("p");
+  note.className = "empty small";
+  note.textContent = text ?? "Nothing to draw: there are no numbers so far.";
+  return note;
+}
+
+export function failed(element, error) {
+  const note = document.createElement("p");
+  note.className = "empty small failed";
+  note.textContent = `This chart could not be shown: ${error.message} Reload the page to try again.`;
+  element.querySelector(".chart-box").replaceChildren(note);
+}
