@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -13,6 +14,7 @@ from dashboard.plans.setups import Setup, searched
 from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
+    listed_text,
     percent_text,
     seconds_text,
     significant,
@@ -199,6 +201,16 @@ def alone(made: View) -> list[dict[str, Any]]:
         judged = judge(*made.setup, made.found.plans.row(best), mend=False)
         rows.append(_strategy(made, "Together", judged, "The best combination."))
     return rows
+
+
+def not_alone(made: View, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Which pure strategies of `rows` (`alone`) do not fit, and by how much, in a sentence behind the verdict; '' where
+    all do, or where the plan that is looked at cannot run."""
+    failing = [f"{row['word']} ({row['room']})" for row in rows if not row["fits"]]
+    if made.judged is None or not made.judged.fits or not failing:
+        return ""
+    do = "do" if len(failing) > 1 else "does"
+    return f"On {'their' if len(failing) > 1 else 'its'} own {listed_text(failing)} {do} not fit."
 
 
 def _strategy(made: View, word: str, judged: Judged, sentence: str) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def _of_fleet(form: PlannerForm) -> str:
 def _planned(form: PlannerForm) -> dict[str, Any]:
     made = planner_page.view(form)
     judged = made.judged
+    alone = planner_page.alone(made)
     rows = [row for row in accuracy.step_times() if not row.fitted]
     context: dict[str, Any] = {
         "view": made,
@@ -79,7 +80,8 @@ def _planned(form: PlannerForm) -> dict[str, Any]:
         "tiles": planner_page.tiles(made),
         "ranked": planner_page.ranked(made),
         "charts": planner_charts.all_charts(made),
-        "alone": planner_page.alone(made),
+        "alone": alone,
+        "not_alone": planner_page.not_alone(made, alone),
         "record": accuracy.summary(rows),
         "query": planner_page.address(form),
         "legend": LEGEND,

@@ -58,6 +58,8 @@ def test_why_replicas_alone_never_hold_it(reader: Client) -> None:
     assert rows["DP"]["sentence"] == "Every rank holds the whole state, 3.2 TiB; no number of GPUs helps."
     assert rows["ZeRO"]["fits"]
     assert "the time of the best combination" in rows["ZeRO"]["sentence"]
+    first = page.content.decode().partition('class="tiles"')[0]
+    assert "On their own DP (3.2 TiB of 38 GiB), TP (61 of 38 GiB) and PP (62 of 38 GiB) do not fit." in first
 
 
 def test_nothing_fits_is_a_designed_state(reader: Client) -> None:
