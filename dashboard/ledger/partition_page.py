@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from django.urls import reverse
 from pydantic import ValidationError
 
+from dashboard.form_words import in_form_words
 from dashboard.ledger.models import Profile
 from parallel_core.analysis.quantities import bytes_text, seconds_text, sentence_text
 from parallel_core.plan.layer_graph import GraphError, LayerGraph
@@ -220,7 +221,7 @@ class Page:
         try:
             RunSpec.model_validate(asked)
         except ValidationError as error:
-            return "", " ".join(field_errors(error).values())
+            return "", " ".join(map(in_form_words, field_errors(error).values()))
         return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked)})}", ""
 
 

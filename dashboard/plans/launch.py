@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dashboard.fleet.selectors import reporting
+from dashboard.form_words import first_error
 from dashboard.ledger.fleet_page import run_address
 from parallel_core.analysis.quantities import count_text
 from parallel_core.plan.cluster.job import Job
@@ -31,7 +32,7 @@ def launch(job: Job, plan: Plan) -> tuple[str, str]:
         asked = run_of(job, plan, kind).model_dump(mode="json", exclude_defaults=True)
         return run_address(asked), ""
     except ValidationError as error:
-        return "", f"This yard cannot run it: {next(iter(field_errors(error).values()))}"
+        return "", f"This yard cannot run it: {first_error(field_errors(error))}"
 
 
 def run_of(job: Job, plan: Plan, device: str) -> RunSpec:

@@ -8,6 +8,7 @@ from django import forms
 from pydantic_core import PydanticCustomError
 
 from dashboard.fields import Choice, Form, Number, WholeNumber
+from dashboard.form_words import in_form_words
 from dashboard.schedules import searched
 from dashboard.schedules.words import EARLY_ONES, LABELS
 from parallel_core.pipeline_rules import check_pipeline
@@ -26,6 +27,8 @@ MAX_SIMULATED = 5 * MAX_OPERATIONS
 """Of a schedule that needs several steps until all of its devices work: more take seconds."""
 NONE = ""
 FIELD_OF = {"parallel.pp": "p", "parallel.micro_batches": "m", "parallel.chunks": "v"}
+OWN_WORDS = {"parallel.pp": "Devices", "parallel.chunks": "Chunks", "parallel.schedule": "Schedule"}
+"""What this page calls fields that New run calls otherwise."""
 
 
 class ScheduleForm(Form):
@@ -131,7 +134,7 @@ class ScheduleForm(Form):
             check_pipeline(split, split.stages, drawn=True)
         except PydanticCustomError as error:
             field = next((FIELD_OF[f] for f in (error.context or {}).get("fields", ()) if f in FIELD_OF), "a")
-            self.add_error(field, error.message())
+            self.add_error(field, in_form_words(error.message(), OWN_WORDS))
             return None
         each = split.stages * (3 if traits.split or early else 2)
         if each * m > MAX_OPERATIONS:

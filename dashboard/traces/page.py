@@ -15,6 +15,7 @@ from dashboard.charts import breakdown as chart_of_breakdown
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.heatmap import Window
 from dashboard.charts.timeline import Lit, Step, kept
+from dashboard.form_words import in_form_words
 from dashboard.runs.findings import place_address, place_text
 from dashboard.traces.models import Trace
 from dashboard.traces.spans import step_of
@@ -26,6 +27,7 @@ from parallel_core.analysis.gaps import gaps
 from parallel_core.analysis.quantities import count_text, ns_text, percent_text, plural_text, seconds_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats
+from parallel_core.traces.own import NO_SPEC
 from parallel_core.traces.together import few_text
 
 DRAWN_RANKS = 32
@@ -71,6 +73,11 @@ def missing(trace: Trace, step: int) -> str:
     cut = sorted(int(rank) for rank, own in trace.ranks.items() if own.get("partial"))
     who = f"rank{'s' * (len(cut) > 1)} {few_text(cut)}"
     return f"Part of what {who} recorded could not be read: what is missing looks idle." if cut else ""
+
+
+def notes(trace: Trace) -> list[str]:
+    """What to know of a trace; fields of its run by their labels."""
+    return [in_form_words(note) if note.startswith(NO_SPEC) else note for note in trace.notes]
 
 
 def _least(found: Step, word: str) -> str:

@@ -65,6 +65,7 @@ def one(request: HttpRequest, pk: int) -> HttpResponse:
     if request.headers.get("HX-Request") and trace.state in OPEN:
         return render(request, "traces/waiting.html", context)
     context["may_change"] = may_change(request.user, trace)
+    context["notes"] = page.notes(trace)
     if trace.state == TraceState.READY:
         context |= _found(request, trace)
     response = render(request, "traces/page.html", context)

@@ -100,6 +100,10 @@ def largest(spans: Iterable[NDArray[np.void]]) -> list[dict[str, Any]]:
     return sorted(out, key=lambda row: -int(row["ns"]))
 
 
+NO_SPEC = "The spec of its run does not hold here"
+"""How the note begins that names fields of a spec."""
+
+
 def _other_format(mark: Any) -> str:
     given = {name: mark.get(name) for name in ("format", "clock")} if isinstance(mark, dict) else {"format": mark}
     said = ", ".join(f"{name} {str(value)[:40]}" for name, value in given.items())
@@ -116,7 +120,7 @@ def _take_spec(out: OwnStep, given: Any) -> None:
     except ValidationError as error:
         wrong = list(field_errors(error).items())
         said = "; ".join(f"{name}: {why}" for name, why in wrong[:SAID])
-        out.notes.append(f"The spec of its run does not hold here ({said}). {_WITHOUT}")
+        out.notes.append(f"{NO_SPEC} ({said}). {_WITHOUT}")
         return
     if spec.parallel.world > MOST_RANKS:
         world = count_text(spec.parallel.world)

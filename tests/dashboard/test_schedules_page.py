@@ -97,7 +97,11 @@ def test_the_charts_share_their_axes() -> None:
         ({"a": "dualpipe-v", "p": 8, "m": 4}, "m", "at least 16 micro-batches"),
         ({"a": "interleaved", "v": 1}, "v", "use 2 or more"),
         ({"p": 32, "m": 256}, "m", f"use at most {MAX_OPERATIONS // 64}"),
-        ({"a": "1f1b-early", "p": 1}, "p", "sends gradients to the stage before, and pipeline=1 has none"),
+        (
+            {"a": "1f1b-early", "p": 1},
+            "p",
+            "sends gradients to the stage before, and Devices\u00a0=\u00a01 has none",
+        ),
         ({"a": "nothing"}, "a", f"one of {len((*names(), *words.EARLY_ONES, *searched.SHAPES))} names, such as "),
         ({"forward": "nan"}, "forward", "Forward must be a number from 0.1 to 100; got nan."),
         ({"b": "found", "p": 16, "m": 128}, "m", "too many to search; use at most 62"),
