@@ -69,8 +69,8 @@ def _check_rising(spec: RunSpec, outline: Outline) -> None:
 
 
 def _check_layers(spec: RunSpec, outline: Outline) -> None:
-    have, chosen = len(blocks(outline.units())), spec.parallel.recompute_layers or ()
-    if chosen and max(chosen) >= have:
+    chosen = spec.parallel.recompute_layers
+    if chosen and max(chosen) >= (have := len(blocks(outline.units()))):
         near = few(range(have), max(chosen))
         raise rule(
             ("parallel.recompute_layers", "model.layers"),
