@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from dashboard.fleet.models import Worker
 from dashboard.ledger import services as ledger
-from dashboard.runs.models import Attempt, Run
+from dashboard.runs.models import Attempt, Run, State
 from parallel_core.spec import RunSpec
 from parallel_core.version import version
 from tests.dashboard import factory
@@ -75,7 +75,8 @@ def test_silent_worker_is_called_silent(client: Client, bob: Any) -> None:
     host.heartbeat_at = timezone.now() - timedelta(minutes=2)
     host.save()
     client.force_login(bob)
-    assert ">silent<" in page(client)
+    said = page(client)
+    assert ">silent<" in said and "Silent since " in said and "What ran here has ended as lost" in said
 
 
 def test_a_worker_that_went_in_good_order_has_left(client: Client, bob: Any) -> None:
@@ -254,3 +255,13 @@ def test_admins_see_whom_redis_turned_away(client: Client, bob: Any, admin: Any,
     finally:
         broker.execute_command("ACL", "DELUSER", "gpu7")
         broker.execute_command("ACL", "LOG", "RESET")
+
+
+def test_the_page_of_a_lost_run_leads_to_the_fleet(client: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.start(run)
+    client.force_login(alice)
+    leads = "See on Fleet</a> whether its worker is back"
+    assert leads not in client.get(f"/runs/{run.pk}/").content.decode()
+    factory.end(run, State.LOST, "Worker yard-a sent no heartbeat for 6 s.", "worker_lost")
+    assert leads in client.get(f"/runs/{run.pk}/").content.decode()
