@@ -149,12 +149,12 @@ def check_stages(split: ParallelSpec, units: int) -> None:
     """Every stage has a layer, and begins where `cuts` say."""
     cuts, v = split.cuts, split.chunks_per_rank
     shape = f"pipeline={split.pp}" if v == 1 else f"pipeline={split.pp} x chunks={v}"
-    total = "" if v == 1 else f" = {split.stages}"
+    count = "is more than" if v == 1 else f"makes {split.stages} stages, more than"
     if split.stages > units:
         field = "parallel.pp" if v == 1 else "parallel.chunks"
         raise rule(
             (field, "parallel.pp", "model.layers"),
-            f"{shape}{total} stages over {units} cuttable layers; {_fewer_stages(split, units)}.",
+            f"{shape} {count} the model's {units} cuttable layers; {_fewer_stages(split, units)}.",
         )
     if cuts is None:
         return

@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 from django.urls import reverse
 from pydantic import ValidationError
 
-from dashboard.form_words import in_form_words
 from dashboard.ledger.models import Profile
+from dashboard.runs.form_words import in_form_words
 from parallel_core.analysis.quantities import bytes_text, seconds_text, sentence_text
 from parallel_core.plan.layer_graph import GraphError, LayerGraph
 from parallel_core.plan.pipedream import Form, Level, partition
@@ -221,7 +221,7 @@ class Page:
         try:
             RunSpec.model_validate(asked)
         except ValidationError as error:
-            return "", " ".join(map(in_form_words, field_errors(error).values()))
+            return "", in_form_words(" ".join(field_errors(error).values()))
         return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked)})}", ""
 
 

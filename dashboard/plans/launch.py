@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from dashboard.fleet.selectors import reporting
-from dashboard.form_words import first_error
 from dashboard.ledger.fleet_page import run_address
+from dashboard.runs.form_words import first_error
 from parallel_core.analysis.quantities import count_text
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import Transformer

@@ -12,6 +12,7 @@ from django.http import HttpRequest
 
 from dashboard.fields import Choice, Form, WholeNumber
 from dashboard.runs import corpora, resuming, spec_fields
+from dashboard.runs.form_words import in_form_words
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS, Invalid
 from dashboard.runs.submission import Assessment, assess
 from parallel_core import limits
@@ -144,7 +145,8 @@ class RunForm(Form):
         for path, message in errors.items():
             name = spec_fields.form_name(path)
             known = name in self.fields
-            self.add_error(name if known else None, message if known else f"{path}: {message}")
+            said = in_form_words(message)
+            self.add_error(name if known else None, said if known else f"{path}: {said}")
 
     @classmethod
     def sent(cls, request: HttpRequest) -> RunForm:

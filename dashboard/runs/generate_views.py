@@ -15,6 +15,7 @@ from dashboard.fields import Choice, Form
 from dashboard.numbers import number
 from dashboard.runs import generate_panel, generating, resuming, services
 from dashboard.runs.damaged import damaged
+from dashboard.runs.form_words import in_form_words
 from dashboard.runs.models import Run
 from dashboard.runs.panel import Panel
 from parallel_core import limits
@@ -50,7 +51,7 @@ class GenerateForm(Form):
         label="Tensor parallel", initial="1", required=False, help_text="devices for each layer; divides the heads"
     )
     pp = forms.CharField(
-        label="Pipeline", initial="1", required=False, help_text="stages, one at work at a time: room, not speed"
+        label="Pipeline stages", initial="1", required=False, help_text="one at work at a time: room, not speed"
     )
 
     dp = forms.CharField(
@@ -115,7 +116,7 @@ class GenerateForm(Form):
     def _refused(self, errors: Mapping[str, str]) -> Panel:
         """Away from their fields, messages name them."""
         labels = {name: str(made.label) for name, made in self.fields.items()}
-        return Panel(errors=[f"{labels[name]}: {said}" if name in labels else said for name, said in errors.items()])
+        return Panel(errors=[_named(labels.get(name, ""), in_form_words(said)) for name, said in errors.items()])
 
     def _asked(self) -> tuple[int, dict[str, Any], generating.Split]:
         """(step, wish, split) of a valid form. Raises services.Invalid by field, ValueError for the prompt."""
@@ -133,7 +134,12 @@ class GenerateForm(Form):
     def _show(self, errors: Mapping[str, str]) -> None:
         for path, message in errors.items():
             name = path.partition(".")[0]
-            self.add_error(name if name in self.fields else None, message)
+            self.add_error(name if name in self.fields else None, in_form_words(message))
+
+
+def _named(label: str, said: str) -> str:
+    """A message away from its field, which it names."""
+    return f"{label}: {said}" if label else said
 
 
 def _degree(name: str, given: str) -> int:

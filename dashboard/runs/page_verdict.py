@@ -139,8 +139,8 @@ def _succeeded(run: Run) -> Verdict:
     timed = run.summary.get("timed")
     if not timed:
         return Verdict(f"{(run.step or 0) + 1} steps done; none was timed.")
-    spread = f"{seconds_text(timed['p10'])} to {seconds_text(timed['p90'])}"
-    first = f"{seconds_text(timed['median'])} a step ({spread} over {timed['n']} timed steps)"
+    spread = f"{seconds_text(timed['p10'])} to {seconds_text(timed['p90'])} over {timed['n']} timed steps"
+    first = f"{seconds_text(timed['median'])} a step ({spread if timed['n'] > 1 else 'the only one that was timed'})"
     if timed["median"] > 0:
         rate = RunSpec.stored(run.spec).tokens_per_step / timed["median"]
         first += f", {rate_text(rate, target_of(run))}"

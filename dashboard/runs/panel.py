@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dashboard.fleet.words import WORDS
+from dashboard.runs.form_words import in_form_words, short_label
 from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.layout_picture import Picture, picture
-from dashboard.runs.spec_fields import ENTRIES
 from dashboard.runs.submission import Assessment, shape_of
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, listed_text, percent_text, seconds_text
@@ -96,10 +96,9 @@ def _said(errors: Mapping[str, str]) -> list[str]:
     """Messages away from their fields: each names its own. A grid has its columns at its field alone."""
     said = []
     for path, message in errors.items():
-        first, _, grid = message.partition("\n")
-        entry = ENTRIES.get(path)
-        known = entry is None or path.rpartition(".")[2] in first or entry.label.lower() in first.lower()
-        name = "" if known or entry is None else f"{entry.label}: "
+        first, _, grid = in_form_words(message).partition("\n")
+        label = short_label(path)
+        name = f"{label}: " if label.lower() not in first.lower() else ""
         said.append(f"{name}{first}{' Its field shows where.' if grid else ''}")
     return said
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dashboard.runs import relevance
-from dashboard.runs.spec_fields import ENTRIES, text_of
+from dashboard.runs.form_words import value_words
+from dashboard.runs.spec_fields import ENTRIES
 from parallel_core.faults import spelt
 
 SECTIONS = {"parallel": "Parallelism", "train": "Training", "trace": "Tracing"}
@@ -44,9 +45,7 @@ def groups(spec: Mapping[str, Any]) -> list[Group]:
 def _line(path: str, value: Any) -> Line:
     entry, leaf = ENTRIES.get(path), path.split(".", 1)[1]
     words = entry.label if entry else _words(leaf)
-    if isinstance(value, bool):
-        return Line(words, path, "yes" if value else "no")
-    return Line(words, path, text_of(path, value) or "–")
+    return Line(words, path, value_words(path, value) or "–")
 
 
 def _words(leaf: str) -> str:

@@ -18,6 +18,7 @@ from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
 from dashboard.runs.models import Corpus, Run
 from dashboard.runs.spreading import Files, asked, expected, hosts_error, waits_for
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, needed, verdict
 from parallel_core.plan.strategy import label
@@ -180,8 +181,8 @@ def fleet_errors(spec: RunSpec, offered: Capacity, alone: str = "") -> dict[str,
         return {"train.device": f"No worker that reports has a {word}; choose the other kind."}
     if world <= offered.most(alone):
         return {}
-    axis, shape = shape_of(spec.parallel)
-    needs = f"{shape} needs {world} {word}s"
+    axis, _ = shape_of(spec.parallel)
+    needs = f"{ranks_text(spec.parallel)} need {world} {word}s"
     if not alone:
         share = f" A worker started with TRAINYARD_CPU_DEVICES={world} lets ranks share its cores."
         hint = share if offered.kind == "cpu" and world <= MOST_SHARING else ""
@@ -199,6 +200,17 @@ def shape_of(split: ParallelSpec) -> tuple[str, str]:
         return axis, f"{' + '.join(map(str, split.copies))}{f' × {split.tp}' if split.tp > 1 else ''}"
     shapes = zip(split.copies, split.widths, strict=True)
     return axis, " + ".join(f"{copies} × {width}" for copies, width in shapes)
+
+
+def ranks_text(split: ParallelSpec) -> str:
+    """The ranks of a run that needs several, in words: "2 replicas × 2 tensor ranks"; degrees of 1 are left out."""
+    if split.widths is not None:
+        return f"{shape_of(split)[1]} (replicas × tensor ranks of each stage)"
+    if split.replicas is not None:
+        wide = f", of {plural_text(split.tp, 'tensor rank')} each," if split.tp > 1 else ""
+        return f"{' + '.join(map(str, split.copies))} replicas of the stages{wide}"
+    degrees = ((split.dp, "replica"), (split.tp, "tensor rank"), (split.pp, "pipeline stage"))
+    return " × ".join(plural_text(degree, word) for degree, word in degrees if degree > 1) or "1 rank"
 
 
 def corpus_errors(spec: RunSpec) -> dict[str, str]:

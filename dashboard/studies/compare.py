@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.runs.spec_fields import ENTRIES, mib_text
+from dashboard.runs.form_words import value_words
+from dashboard.runs.spec_fields import ENTRIES
 from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import NO_SPEEDUP, Overview, Row
 from parallel_core.analysis import sentences
@@ -35,9 +36,8 @@ class Difference:
 
     @property
     def words(self) -> str:
-        """The field as the New run form calls it; '' of one that no form shows."""
-        entry = ENTRIES.get(self.field)
-        return entry.label if entry else ""
+        """The field as the New run form calls it."""
+        return ENTRIES[self.field].label if self.field in ENTRIES else "Broken on purpose"
 
 
 def flat(spec: RunSpec) -> dict[str, Any]:
@@ -59,11 +59,8 @@ def differences(specs: Sequence[RunSpec]) -> tuple[list[Difference], int]:
 
 
 def _value(field: str, value: Any) -> str:
-    """As the New run form writes it: lists with commas, a memory cap in MiB, nothing as none."""
-    if field == "trace.memory_cap" and value:
-        return mib_text(value)
-    text = ", ".join(map(str, value)) if isinstance(value, list) else value
-    return "none" if text in (None, "") else str(text)
+    """As the New run form shows it: the words of a choice, lists with commas, a memory cap in MiB; nothing as none."""
+    return value_words(field, value) or "none"
 
 
 def unlike(specs: Sequence[RunSpec]) -> str:

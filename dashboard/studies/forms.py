@@ -15,6 +15,7 @@ from dashboard.fields import Choice, Form, NumberList, WholeNumber
 from dashboard.fleet.selectors import Look
 from dashboard.fleet.words import WORDS
 from dashboard.runs import corpora, spec_fields
+from dashboard.runs.form_words import in_form_words, short_label
 from dashboard.runs.forms import NAME_TOO_LONG
 from dashboard.runs.spec_fields import html_name
 from dashboard.runs.submission import capacity
@@ -158,7 +159,7 @@ class StudyForm(Form):
         """Puts messages filed under dotted spec fields at their form fields; others stand above the form."""
         for dotted, message in errors.items():
             name = html_name(dotted)
-            self.add_error(name if name in self.fields else None, message)
+            self.add_error(name if name in self.fields else None, in_form_words(message))
 
 
 class MatrixForm(StudyForm):
@@ -237,7 +238,7 @@ class SweepForm(StudyForm):
 
     @property
     def called(self) -> str:
-        return f"{self.title} of {self.cleaned_data['field']}"
+        return f"{self.title} of {short_label(self.cleaned_data['field'])}"
 
     def clean_values(self) -> str:
         if not _split(self.cleaned_data["values"]):

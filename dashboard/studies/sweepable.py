@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from dashboard.runs.form_words import short_label
 from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec, TraceSpec, TrainSpec
 
 _SECTIONS: dict[str, type[BaseModel]] = {
@@ -22,9 +23,9 @@ _HELD_EQUAL = {"corpus", "steps"}
 
 
 def fields() -> dict[str, str]:
-    """`{dotted field: spelling}` of every field of a RunSpec with one number or choice in it."""
+    """`{dotted field: label of the New run form}` of every field of a RunSpec with one number or choice in it."""
     return {
-        f"{section}.{leaf}": f"{leaf.replace('_', ' ')} ({section})"
+        f"{section}.{leaf}": short_label(f"{section}.{leaf}")
         for section, model in _SECTIONS.items()
         for leaf in model.model_fields
         if leaf not in _NOT_ONE_VALUE | _HELD_EQUAL

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dashboard.runs.form_words import short_label
 from dashboard.studies.sweepable import parse
 from parallel_core.outline.recompute import RECOMPUTE_LABELS
 from parallel_core.plan import strategy as naming
@@ -191,6 +192,7 @@ def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_step
 def sweep(base: Spec, *, field: str, values: Iterable[str], timed_steps: int = 40) -> Plan:
     """One run a value of `field`, one of `sweepable.fields`; a value that the rules refuse is skipped with the rule."""
     section, leaf = field.split(".", 1)
+    label = short_label(field)
     variants: list[Variant] = []
     skipped: list[Skipped] = []
     for value in values:
@@ -198,7 +200,7 @@ def sweep(base: Spec, *, field: str, values: Iterable[str], timed_steps: int = 4
         spec.setdefault(section, {})[leaf] = parse(field, value)
         if field == "train.warmup_steps":
             spec["train"]["steps"] = _int(value, WARMUP_STEPS) + timed_steps
-        _keep(valid(spec, f"{leaf} = {value}"), variants, skipped, "", f"{leaf} = {value}")
+        _keep(valid(spec, name := f"{label} = {value}"), variants, skipped, "", name)
     return Plan(tuple(variants), tuple(skipped))
 
 

@@ -90,7 +90,7 @@ def test_selected_runs_are_compared(page: Page, stocked: dict[str, Any]) -> None
     page.wait_for_url(re.compile(r"/compare/\?runs="))
     said = page.locator("#verdict")
     expect(said).to_contain_text(re.compile(r"is \d+\.\d\dx"))
-    expect(page.get_by_role("region", name="Fields of the specs that differ")).to_contain_text("parallel.dp")
+    expect(page.get_by_role("region", name="Fields of the specs that differ")).to_contain_text("Data parallel")
     first = said.inner_text()
     page.get_by_role("link", name="Swap baseline").click()
     expect(said).not_to_have_text(first)

@@ -75,7 +75,7 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
     found = postmortem.of_study(study, overview(study.runs.all(), study.baseline))
     assert found and found.findings[0].rule == "few_micro_batches", "the scaling that it costs comes behind the cause"
     assert [cause.rule for cause in found.causes] == ["few_micro_batches"]
-    assert 'data-rule="few_micro_batches"' in part and "Set parallel.schedule to 1f1b." in part
+    assert 'data-rule="few_micro_batches"' in part and "Set “Pipeline schedule” to 1F1B." in part
     assert "bubble" in found.proof
     page = client.get(f"/studies/{study.pk}/").content.decode()
     assert page.count('id="findings"') == 1 and page.index('id="findings"') < page.index('id="verdict"'), "cause first"

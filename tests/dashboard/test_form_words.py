@@ -1,27 +1,88 @@
-"""Messages of the engine say on pages what forms call their fields."""
+"""Pages speak of fields by their labels; the names of the spec belong to API, CLI and JSON."""
 
 from __future__ import annotations
 
-import pytest
+import re
+from pathlib import Path
+from typing import Any
 
-from dashboard.form_words import first_error, in_form_words
+import pytest
+from django.test import Client
+
+from dashboard.runs.form_words import LABELS, first_error, in_form_words, short_label, value_words
+from dashboard.runs.spec_fields import ENTRIES, leaves
 from dashboard.traces.models import Trace
 from dashboard.traces.page import missing, notes
+from tests.dashboard import factory
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("spelt", "said"),
+    ("said", "read"),
     [
-        ("tensor=3 does not divide heads=8; try 2.", "Tensor parallel = 3 does not divide Attention heads = 8; try 2."),
-        ("schedule=zb-h1 with pipeline=1", "Pipeline schedule = ZB-H1 with Pipeline stages = 1"),
-        ("early_gradients=true needs recompute=none", "Early gradients = on needs Activation recomputation = None"),
-        ("(parallel.micro_batches: Must be at least 1.)", "(Micro-batches: Must be at least 1.)"),
+        (
+            "heads=5 does not divide hidden=128; try 1, 2.",
+            "Attention heads = 5 does not divide Hidden size = 128; try 1, 2.",
+        ),
+        ("use early_gradients=false, or pipeline=2.", "use Early gradients = off, or Pipeline stages = 2."),
+        ("use 1f1b, 1f1b-stash, or leave replicas empty.", "“1F1B async, stashed”, or leave “Replicas of each stage”"),
+        ("schedule=1f1b-2bw keeps a pipeline full", "Pipeline schedule = 2BW keeps a pipeline full"),
+        ("Set parallel.schedule to 1f1b.", "Set “Pipeline schedule” to 1F1B."),
+        ("Leave parallel.cuts empty: it is evener.", "Leave “Stage cuts” empty: it is evener."),
+        ("train.lr is 1 at a batch of 8.", "“Learning rate” is 1 at a batch of 8."),
+        ("use zero_backend='own', or untie them.", "use Parameters are sharded by = Trainyard, or untie them."),
+        ("use clip=stage, or leave clip_norm empty.", "or leave “Clip gradient norm” empty."),
+        ("data in place of replicas.", "“Data parallel” in place of “Replicas of each stage”."),
+        ("Cell 2.\ndp=1 schedule=1f1b", "Cell 2.\ndp=1 schedule=1f1b"),
+        ("(parallel.micro_batches: Must be at least 1.)", "(“Micro-batches”: Must be at least 1.)"),
         ("x=3 and train.nothing stay", "x=3 and train.nothing stay"),
-        ("replicas=2-1, global_batch=7.", "Replicas of each stage = 2-1, Global batch = 7."),
+        ("The rank of the model has layers and steps.", "The rank of the model has layers and steps."),
     ],
 )
-def test_a_field_is_called_as_its_form_calls_it(spelt: str, said: str) -> None:
-    assert in_form_words(spelt).replace("\N{NO-BREAK SPACE}", " ") == said
+def test_a_message_of_the_engine_is_read_in_the_words_of_the_form(said: str, read: str) -> None:
+    assert read in in_form_words(said)
+
+
+def test_every_leaf_has_a_label_and_no_two_sections_share_a_name() -> None:
+    names = [path.split(".", 1)[1] for path in leaves() if not path.startswith("inject.")]
+    assert len(set(names)) == len(names) and set(names) <= set(LABELS)
+    assert all(short_label(path) for path in ENTRIES)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "read"),
+    [
+        ("parallel.schedule", "1f1b-2bw", "2BW"),
+        ("model.bias", True, "yes"),
+        ("trace.memory_cap", 2 << 20, "2"),
+        ("parallel.cuts", [3, 6], "3, 6"),
+        ("model.kv_heads", None, ""),
+    ],
+)
+def test_values_are_those_of_the_fields(path: str, value: Any, read: str) -> None:
+    assert value_words(path, value) == read
+
+
+def test_spec_tab_and_compare_name_no_leaf(client: Client, alice: Any) -> None:
+    one, two = (factory.finished(alice, {"pp": 2, "micro_batches": 4, "schedule": n}) for n in ("gpipe", "1f1b"))
+    client.force_login(alice)
+    pages = [f"/runs/{one.pk}/?tab=spec", f"/compare/?runs={one.pk},{two.pk}"]
+    for page in (client.get(address).content.decode().partition("As JSON")[0] for address in pages):
+        assert "Pipeline schedule" in page and "GPipe" in page
+        assert not re.search(r">[^<>]*\b(parallel|train|trace)\.[a-z_]+", page)
+
+
+def test_no_comment_of_a_template_is_shown() -> None:
+    """`{# … #}` ends with its line: one that goes on is text of the page."""
+    opened = re.compile(r"\{#(?!.*#\})")
+    shown = [path for path in (ROOT / "templates").rglob("*.html") if opened.search(path.read_text())]
+    assert not shown
+
+
+def test_a_page_may_call_a_field_otherwise() -> None:
+    said = in_form_words("pipeline=3 needs heads=4, or parallel.pp.", {"parallel.pp": "Devices"})
+    assert said == "Devices = 3 needs Attention heads = 4, or “Devices”."
 
 
 def test_an_error_without_its_field_is_told_with_it() -> None:
@@ -32,7 +93,7 @@ def test_an_error_without_its_field_is_told_with_it() -> None:
 def test_notes_of_an_imported_trace_name_fields_of_its_run_alone() -> None:
     """What a file is called may look like a setting."""
     told = ["The spec of its run does not hold here (parallel.micro_batches: Must be 4).", "seed=7.json was not read."]
-    assert notes(Trace(notes=told)) == [told[0].replace("parallel.micro_batches", "Micro-batches"), told[1]]
+    assert notes(Trace(notes=told)) == [told[0].replace("parallel.micro_batches", "“Micro-batches”"), told[1]]
 
 
 def test_an_import_that_never_said_whether_it_is_whole_counts_as_whole() -> None:

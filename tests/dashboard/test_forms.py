@@ -164,7 +164,7 @@ def test_the_live_check_answers_with_messages_and_memory_and_queues_nothing(memb
     good = member.post("/runs/new/check", filled(parallel__pp="2", parallel__micro_batches="8")).content.decode()
     assert "PP-1F1B" in good and "Rank 1" in good and "activations" in good
     bad = member.post("/runs/new/check", filled(parallel__tp="3")).content.decode()
-    assert "tensor=3 does not divide heads=4; try 1, 2, 4." in bad
+    assert "Tensor parallel = 3 does not divide Attention heads = 4; try 1, 2, 4." in bad
     assert not Run.objects.exists()
 
 
@@ -173,9 +173,9 @@ def test_the_live_check_says_the_meshes_of_stages(member: Client, two_cpus: None
     said = member.post("/runs/new/check", filled(**split, parallel__replicas="2, 1")).content.decode()
     assert "PP-1F1B 2-1 x TP 1-2" in said
     assert "4 CPU devices asked for, 2 × 1 + 1 × 2 by stage (replicas × tensor ranks)" in said
-    assert "2 × 1 + 1 × 2 needs 4 CPU devices; the fleet has 2. A worker started with TRAINYARD_CPU_DEVICES=4" in said
+    assert "2 × 1 + 1 × 2 (replicas × tensor ranks of each stage) need 4 CPU devices; the fleet has 2. A " in said
     refused = member.post("/runs/new/", filled(**split, parallel__tp="2"))
-    assert "leave widths empty" in str(refused.context["form"].errors["parallel__widths"])
+    assert "leave “Tensor ranks of each stage” empty" in str(refused.context["form"].errors["parallel__widths"])
 
 
 def test_a_model_beyond_memory_is_queued_only_on_insistence(member: Client, two_cpus: None) -> None:

@@ -145,7 +145,7 @@ def test_a_split_that_cannot_be_is_named_by_its_strategy(member: Client) -> None
 def test_sweep_names_the_value_it_leaves_out(member: Client) -> None:
     said = preview(member, SWEEP)
     assert "<strong>2 runs</strong>" in said
-    assert "global_batch = 15" in said
+    assert "Global batch = 15" in said
     assert "does not divide the global batch 15" in said
     member.post(NEW, SWEEP)
     assert [run.spec["train"]["global_batch"] for run in Run.objects.order_by("position")] == [8, 16]
@@ -156,7 +156,7 @@ def test_sweep_names_the_value_it_leaves_out(member: Client) -> None:
     (
         ("micro_batches", "", "Write whole numbers"),
         ("name", "n" * 121, "at most 120 characters"),
-        ("model__heads", "5", "does not divide hidden=32"),
+        ("model__heads", "5", "does not divide Hidden size = 32"),
         ("model__layers", "-1", "at least 1; got -1"),
         ("model__layers", "two", "A whole number is needed"),
         ("train__lr", "nan", "A number is needed"),
@@ -186,10 +186,10 @@ def test_a_wrong_field_is_named_and_nothing_is_lost(member: Client, field: str, 
 def test_preview_answers_with_the_message_of_each_field(member: Client) -> None:
     said = preview(member, {**MATRIX, "model__heads": "5"})
     assert 'hx-swap-oob="true"' in said
-    assert "does not divide hidden=32" in said.split('id="error-model__heads"')[1].split("</p>")[0]
+    assert "does not divide Hidden size = 32" in said.split('id="error-model__heads"')[1].split("</p>")[0]
 
 
-@pytest.mark.parametrize(("asked", "kind"), [(MATRIX, "Matrix"), (SWEEP, "Sweep of train.global_batch")])
+@pytest.mark.parametrize(("asked", "kind"), [(MATRIX, "Matrix"), (SWEEP, "Sweep of Global batch")])
 def test_a_study_without_a_name_is_called_by_its_kind_and_model(
     member: Client, asked: dict[str, Any], kind: str
 ) -> None:
@@ -260,7 +260,7 @@ def test_a_sweep_leaves_out_what_no_worker_can_run(member: Client) -> None:
     sweep = {**SWEEP, "field": "parallel.dp", "values": "1, 2, 4"}
     said = preview(member, sweep)
     assert "<strong>2 runs</strong>" in said
-    assert "4 × 1 × 1 needs 4 CPU devices; the fleet has 2." in said
+    assert "4 replicas need 4 CPU devices; the fleet has 2." in said
     large = {**MATRIX, "model__layers": "64", "model__hidden": "8192", "model__vocab": "100000"}
     said = preview(member, large)
     assert "<strong>Nothing would run:</strong>" in said

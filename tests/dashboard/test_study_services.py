@@ -135,9 +135,9 @@ def test_sweep_of_any_field(alice: Any) -> None:
     )
     assert [run.spec["train"]["global_batch"] for run in study.runs.order_by("position")] == [8, 16]
     assert [name for name, _ in study.settings["skipped"]] == [
-        "global_batch = -1",
-        "global_batch = x",
-        "global_batch = 16",
+        "Global batch = -1",
+        "Global batch = x",
+        "Global batch = 16",
     ]
 
 

@@ -253,7 +253,7 @@ def test_command_line(trained: dict[str, Path], capsys: pytest.CaptureFixture[st
             ["--prompt", "a", "--new", "9", "--dp", "2"],
             "dp: data=2 replicas share samples=1, and each needs a text; use data=1 or",
         ),
-        (["--prompt", "a", "--pp", "9"], "pipeline=9 stages over 6 cuttable layers; use at most 6"),
+        (["--prompt", "a", "--pp", "9"], "pipeline=9 is more than the model's 6 cuttable layers; use at most 6"),
     ):
         assert main(["generate", path, *wrong]) == 2
         assert told in capsys.readouterr().err

@@ -59,7 +59,7 @@ def test_units_of_a_model() -> None:
         (
             {"model": {"layers": 1}, "parallel": {"pp": 5}},
             "parallel.pp",
-            "pipeline=5 stages over 4 cuttable layers; use at most 4.",
+            "pipeline=5 is more than the model's 4 cuttable layers; use at most 4.",
         ),
         (
             {"parallel": {"pp": 2, "cuts": [2, 3]}},
@@ -172,12 +172,13 @@ def test_rules_name_the_field_and_what_would_be_right(rooms: dict[str, Any], fie
         (
             {"pp": 4, "chunks": 3},
             "parallel.chunks",
-            "pipeline=4 x chunks=3 = 12 stages over 10 cuttable layers; use at most chunks=2 or pipeline=3.",
+            "pipeline=4 x chunks=3 makes 12 stages, more than the model's 10 cuttable layers; use at most chunks=2 or "
+            "pipeline=3.",
         ),
         (
             {"pp": 6},
             "parallel.chunks",
-            "pipeline=6 x chunks=2 = 12 stages over 10 cuttable layers; use at most pipeline=5.",
+            "pipeline=6 x chunks=2 makes 12 stages, more than the model's 10 cuttable layers; use at most pipeline=5.",
         ),
         (
             {"cuts": [2]},

@@ -9,6 +9,7 @@ from django.template import Library
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from dashboard.runs.form_words import in_form_words
 from parallel_core.analysis import quantities
 
 register = Library()
@@ -25,6 +26,7 @@ register.filter("bytes", _filter(quantities.bytes_text))
 register.filter("difference", _filter(quantities.difference_text))
 register.filter("number", _filter(lambda value: quantities.significant(value, 5)))
 register.filter("percent1", _filter(lambda value: f"{value * 100:.1f} %"))
+register.filter("form_words", in_form_words)
 register.filter("count", _filter(lambda value: quantities.count_text(round(value))))
 
 

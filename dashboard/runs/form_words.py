@@ -1,0 +1,89 @@
+"""Messages of the engine in the words of the New run form. The names of the spec belong to API, CLI and JSON."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from dashboard.runs import break_it
+from dashboard.runs.choice_labels import CHOICE_LABELS
+from dashboard.runs.spec_fields import ENTRIES, leaves, text_of
+from parallel_core.schedule.traits import TRAITS
+
+AXES = {
+    "data": "parallel.dp",
+    "tensor": "parallel.tp",
+    "pipeline": "parallel.pp",
+    "micro-batches": "parallel.micro_batches",
+}
+"""What the engine's messages spell otherwise than the spec does."""
+SWITCHED = {"true": "on", "false": "off"}
+
+
+def short_label(path: str) -> str:
+    """A field's label without what explains it: "Early gradients"; '' of a leaf that no form shows."""
+    return _short(ENTRIES[path].label) if path in ENTRIES else ""
+
+
+def _short(label: str) -> str:
+    return re.split(r"[:,] ", label)[0]
+
+
+PATHS = {path.split(".")[1]: path for path in ENTRIES if not break_it.is_part(path)} | AXES
+"""By the last part of a leaf's path, or by an axis. (No two sections have a leaf of the same name.)"""
+LABELS = {name: short_label(path) for name, path in PATHS.items()}
+_SHORT = {name: _short(label) for name, label in CHOICE_LABELS.items() if not name.isdigit()}
+_SCHEDULES = {name: f"“{label}”" if "," in (label := CHOICE_LABELS[name]) else label for name in TRAITS}
+VALUES: dict[str, str] = {**_SHORT, **_SCHEDULES, **SWITCHED}
+"""Choices as a sentence names them. A schedule keeps all of its name: what follows the comma tells it from others."""
+
+_NAME = "|".join(sorted(map(re.escape, LABELS), key=len, reverse=True))
+_PATH = rf"(?:model|parallel|train|trace)\.({_NAME})\b"
+_ASSIGNED = re.compile(rf"(?<![\w.])(?:(?:model|parallel|train|trace)\.)?({_NAME})='?((?:[\w-]|\.(?=\w))*)'?")
+_SET = re.compile(rf"{_PATH}(?: to ((?:[\w-]|\.(?=\w))+))?")
+_BARE = re.compile(
+    rf"(?<=leave )({_NAME})(?= empty)|(?<=in place of )({_NAME})\b|\b({_NAME})(?= in place of)"
+    rf"|(?<=has no field )({_NAME})\b|(?<![\w.=])({'|'.join(n for n in LABELS if '_' in n)})(?![\w=])"
+)
+_SCHEDULE = re.compile(
+    rf"(?<![\w.'-])({'|'.join(sorted((n for n in TRAITS if n not in ('naive', 'custom')), key=len, reverse=True))})"
+    r"(?![\w'-])|(?<![\w'-])(naive)(?=, )|(?<=, )(custom)\b"
+)
+
+
+def in_form_words(text: str, own: Mapping[str, str] = MappingProxyType({})) -> str:
+    """`heads=5 does not divide hidden=128` is "Attention heads = 5 does not divide Hidden size = 128"; a field without
+    a value is quoted. What follows the first line, such as the grid of a schedule, stays as it is.
+
+    `own` = {path: label} of a page that calls some fields otherwise.
+    """
+    called = {name: own.get(path) or LABELS[name] for name, path in PATHS.items()}
+    first, *rest = text.split("\n", 1)
+    first = _ASSIGNED.sub(lambda found: f"{called[found[1]]} = {_value(found[2])}".rstrip(" ="), first)
+    first = _SET.sub(lambda found: f"“{called[found[1]]}”" + (f" to {_value(found[2])}" if found[2] else ""), first)
+    first = _BARE.sub(lambda found: f"“{called[found[0]]}”", first)
+    return "\n".join([_SCHEDULE.sub(lambda found: VALUES[found[0]], first), *rest])
+
+
+def first_error(errors: Mapping[str, str]) -> str:
+    """The first of {path: message}, by the label of its field where the message does not name it."""
+    path, message = next(iter(errors.items()))
+    said, label = in_form_words(message), short_label(path)
+    return said if label.lower() in said.lower() else f"{label}: {said}"
+
+
+def value_words(path: str, value: Any) -> str:
+    """A leaf's value as its field shows it: the words of a choice, yes or no of a switch; '' of nothing."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    info = leaves().get(path)
+    if info is not None and value in typing.get_args(info.annotation):
+        return CHOICE_LABELS.get(str(value), str(value))
+    return str(text_of(path, value))
+
+
+def _value(text: str) -> str:
+    return VALUES.get(text, text)
