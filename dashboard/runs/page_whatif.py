@@ -20,7 +20,6 @@ from dashboard.fields import Choice, Form, Number, WholeNumber
 from dashboard.ledger.models import Prediction
 from dashboard.runs import traces
 from dashboard.runs.choice_labels import CHOICE_LABELS
-from dashboard.runs.form_words import in_form_words
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text, sentence_text, significant
@@ -157,7 +156,7 @@ def replayed(form: WhatIfForm, how: Callable[[Change], Replay]) -> Replay | None
     except ValidationError as error:
         for name, message in field_errors(error).items():
             field = name.removeprefix("parallel.")
-            form.add_error(field if field in form.fields else "schedule", in_form_words(message))
+            form.add_error(field if field in form.fields else "schedule", message)
         return None
 
 
