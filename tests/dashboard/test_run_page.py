@@ -314,3 +314,11 @@ def test_the_spec_is_said_in_the_words_of_the_form_and_only_what_counts(alice: A
     assert found["Model"]["model.kv_heads"][1] == found["Tracing"]["trace.profile_steps"][1] == "–"
     assert "model.image" not in found["Model"]  # of models that look at images
     assert "train.loss_scale" not in found["Training"]  # of fp16
+
+
+def test_one_timed_step_has_no_range(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, {})
+    Run.objects.filter(pk=run.pk).update(summary=run.summary | {"timed": {**run.summary["timed"], "n": 1}})
+    client.force_login(alice)
+    page = client.get(f"/runs/{run.pk}/").content.decode()
+    assert "a step (the only one that was timed)" in page and "1 timed steps" not in page
