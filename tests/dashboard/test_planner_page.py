@@ -172,7 +172,7 @@ def test_the_layout_of_a_plan_is_drawn_with_the_rank_and_the_split_of_the_addres
     large = reader.get(f"{PAGE}layout", {**asked, "devices": "1024", "plan": "TP 8 x DP 128"}).content.decode()
     many = "1\N{NO-BREAK SPACE}024 ranks"
     assert f"{many}: choose one" in large and f"64 of {many} drawn" in large, "numbers are spelt alike"
-    assert reader.get(f"{PAGE}layout", {"devices": "x"}).status_code == 422
+    assert reader.get(f"{PAGE}layout", {"devices": "x"}, headers={"HX-Request": "true"}).status_code == 422
     assert "notice" not in drawn and "notice" not in reader.get(f"{PAGE}layout", asked).content.decode()
     for rank, said in (
         ("99999", "There is no rank 99\N{NO-BREAK SPACE}999"),

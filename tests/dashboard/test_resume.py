@@ -123,9 +123,9 @@ def test_what_it_waits_for_names_the_host(alice: Any, saved: Run) -> None:
 @pytest.mark.parametrize(
     ("named", "path", "value", "field", "told"),
     [
-        ("{run}:10", "model.hidden", "256", "model__hidden", "The checkpoint was saved with hidden="),
-        ("{run}:10", "train.precision", "fp64", "train__precision", "The checkpoint was saved with precision=fp32"),
-        ("{run}:10", "train.steps", "10", "train__steps", "steps=10 leaves none to train"),
+        ("{run}:10", "model.hidden", "256", "model__hidden", "The checkpoint was saved with Hidden size = "),
+        ("{run}:10", "train.precision", "fp64", "train__precision", "The checkpoint was saved with Precision = fp32"),
+        ("{run}:10", "train.steps", "10", "train__steps", "Steps = 10 leaves none to train"),
         ("{run}:11", "train.lr", "0.1", "resume_from", "no checkpoint at step 11; it has steps 10, 20."),
         ("99999:1", "train.lr", "0.1", "resume_from", "There is no run 99999."),
         ("../../etc", "train.lr", "0.1", "resume_from", "Write the run&#x27;s number and the step"),

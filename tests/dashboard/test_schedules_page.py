@@ -100,7 +100,7 @@ def test_the_charts_share_their_axes() -> None:
         (
             {"a": "1f1b-early", "p": 1},
             "p",
-            "sends gradients to the stage before, and Devices\u00a0=\u00a01 has none",
+            "sends gradients to the stage before, and Devices = 1 has none",
         ),
         ({"a": "nothing"}, "a", f"one of {len((*names(), *words.EARLY_ONES, *searched.SHAPES))} names, such as "),
         ({"forward": "nan"}, "forward", "Forward must be a number from 0.1 to 100; got nan."),

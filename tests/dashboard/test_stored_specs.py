@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from dashboard.runs.models import Run
 from dashboard.runs.page_tabs import TABS
 from dashboard.studies.models import Study
+from parallel_core.all_rules import CHECKS
 from parallel_core.rules import rule
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -31,7 +32,7 @@ def old(alice: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
     study = Study.objects.create(name="Before", owner=alice, kind="matrix")
     factory.finished(alice, {}, study=study)
     run = factory.finished(alice, {"pp": 2, "schedule": "1f1b", "micro_batches": 4}, study=study)
-    monkeypatch.setattr("parallel_core.spec.check_batch", refuse)
+    monkeypatch.setattr("parallel_core.all_rules.CHECKS", (*CHECKS, refuse))
     with pytest.raises(ValidationError, match="came later"):
         RunSpec.model_validate(run.spec)
     return run
