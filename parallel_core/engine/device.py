@@ -36,6 +36,9 @@ class Device(Protocol):
     def memory_peak(self) -> int:
         """Largest value so far of `memory_used`."""
 
+    def forget_memory_peak(self) -> None:
+        """The largest value is from now on that of what comes; a CPU's, which the kernel keeps, stays."""
+
     def core(self) -> int | None:
         """The CPU core that is this device; None where it is none, or the process is bound to no single one."""
 
@@ -70,6 +73,9 @@ class CpuDevice:
     def memory_peak(self) -> int:
         return max(0, host.peak_rss() - self._imports)
 
+    def forget_memory_peak(self) -> None:
+        pass
+
     def core(self) -> int | None:
         bound = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         return next(iter(bound)) if len(bound) == 1 else None
@@ -101,6 +107,9 @@ class CudaDevice:
 
     def memory_peak(self) -> int:
         return torch.cuda.max_memory_allocated(self.torch)
+
+    def forget_memory_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.torch)
 
     def core(self) -> int | None:
         return None

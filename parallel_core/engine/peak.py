@@ -36,7 +36,7 @@ def of_gpu(device: Device, precision: Precision) -> Peak:
         return known
     before, found = device.memory_peak(), measured(device, precision)
     if device.memory_peak() > before:  # that of the products, up to 1 GiB: the run's own comes again with every step
-        torch.cuda.reset_peak_memory_stats(device.torch)
+        device.forget_memory_peak()
     return found
 
 
