@@ -26,9 +26,9 @@ def check_zero(spec: RunSpec) -> None:
         raise refusal(
             ("parallel.zero", "parallel.pp"),
             "zero=3 gathers each layer's parameters for every forward and backward of a micro-batch, and a pipeline "
-            f"needs many of those; with pipeline={spec.parallel.pp}",
-            Way("use zero={} or less", "parallel.zero", [2, 1, 0]),
-            Way("use pipeline={}", "parallel.pp", [1]),
+            f"needs many of those, as pipeline={spec.parallel.pp} does; use",
+            Way("zero={} or less", "parallel.zero", [2, 1, 0]),
+            Way("pipeline={}", "parallel.pp", [1]),
         )
 
 
