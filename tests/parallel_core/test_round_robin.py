@@ -15,7 +15,7 @@ from parallel_core.schedule.held import peak_copies, peak_in_flight
 from parallel_core.schedule.ir import AHEAD, P2P, Kind, Schedule
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.simulate import Costs, simulate
-from tests.parallel_core.test_check import damaged, drop
+from tests.parallel_core.test_check import damaged, drop, ends_though_sends_block
 
 NAMES = st.sampled_from(["1f1b", "1f1b-naive", "1f1b-stash", "1f1b-vertical"])
 REPLICAS = st.lists(st.integers(1, 5), min_size=1, max_size=4)
@@ -36,14 +36,14 @@ def test_noam(replicas: tuple[int, ...], held: list[int]) -> None:
     """Narayanan et al. 2019, section 3.2: NOAM = ceil(devices / replicas of the input stage); figure 8 has 2-1."""
     assert [round_robin.under_way(replicas, stage) for stage in range(len(replicas))] == held
     made = build("1f1b-stash", replicas, 30)
-    check(made, AHEAD)
+    ends_though_sends_block(made, AHEAD)
     assert peak_in_flight(made) == tuple(n for n, count in zip(held, replicas, strict=True) for _ in range(count))
 
 
 @given(NAMES, REPLICAS, st.integers(0, 12), st.integers(1, 3))
 def test_every_stream_is_right_and_ends(name: str, replicas: list[int], more: int, steps: int) -> None:
     """Any number of micro-batches, so the last round of a step may be short: no gradient of it is dropped."""
-    check(build(name, replicas, max(replicas) + more, steps), AHEAD)
+    ends_though_sends_block(build(name, replicas, max(replicas) + more, steps), AHEAD)
 
 
 @given(NAMES, REPLICAS, st.integers(0, 12))
@@ -73,7 +73,7 @@ def test_rounds_begin_anew_with_each_step() -> None:
 @given(REPLICAS, st.integers(1, 12), st.integers(1, 3))
 def test_2bw_keeps_two_versions(replicas: list[int], more: int, steps: int) -> None:
     micro_batches = round_robin.least_micro_batches("1f1b-2bw", replicas) + more - 1
-    check(build("1f1b-2bw", replicas, micro_batches, steps), AHEAD)
+    ends_though_sends_block(build("1f1b-2bw", replicas, micro_batches, steps), AHEAD)
 
 
 def test_vertical_sync_takes_the_newest_version_that_all_stages_have() -> None:
@@ -109,7 +109,7 @@ def test_balanced_stages_are_always_busy_once_it_is_full(replicas: tuple[int, ..
 def test_fifteen_to_one() -> None:
     """The paper's split of VGG-16: two micro-batches a replica of the first stage, one older version each."""
     made = build("1f1b-stash", (15, 1), 60, 2)
-    check(made, AHEAD)
+    ends_though_sends_block(made, AHEAD)
     assert [peak_copies(program) for program in made.programs] == [1] * 15 + [0]
     assert len({op.peer for op in made.programs[15] if op.kind in P2P}) == 15
 
