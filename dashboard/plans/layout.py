@@ -26,8 +26,8 @@ from parallel_core.rules import field_errors
 @vary_on_headers("HX-Request")
 def layout(request: HttpRequest) -> HttpResponse:
     """Of the plan in the address, as the run that *Launch this plan* makes of it; `?rank=` chooses a rank, `?split=`
-    how tensor groups are cut. Opened by itself it is a page
-    of its own; a question that cannot be planned is then the Planner's to refuse, at its fields."""
+    how tensor groups are cut. Opened by itself it is a page of its own; a question that cannot be planned is then the
+    Planner's to refuse, at its fields."""
     form = PlannerForm(request.GET.dict())
     if not form.is_valid():
         if not _is_part(request):

@@ -57,13 +57,13 @@ class Home:
         It gets its name when it is whole: who dies half-way leaves none, and who reads meanwhile sees all of it."""
         path = self.path / name
         if not _said(path):
-            aside = path.with_name(f".{name}.{os.getpid()}")
+            aside = path.with_name(f".{name}.{secrets.token_hex(8)}")
             with open(aside, "w", opener=_for_the_owner) as file:
                 file.write(secrets.token_urlsafe(48 if name == "secret-key" else 12) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            if path.exists():
-                path.unlink()  # empty: a loss of power took what was in it
+            if path.exists() and not _said(path):  # not what another process has just made
+                path.unlink()  # a loss of power took what was in it
             with contextlib.suppress(FileExistsError):  # another process was first: its own is the secret
                 os.link(aside, path)
             aside.unlink()

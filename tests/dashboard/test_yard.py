@@ -69,6 +69,20 @@ def test_a_secret_that_a_loss_of_power_took_is_made_again(tmp_path: Path) -> Non
     assert (home.admin_password(), [path.name for path in tmp_path.iterdir()]) == (first, [home.password_file.name])
 
 
+def test_a_secret_that_another_process_made_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, other = Home(tmp_path), Home(tmp_path)
+    made: list[str] = []
+
+    def late(_bytes: int) -> str:
+        monkeypatch.undo()
+        made.append(other.admin_password())
+        return "too-late"
+
+    monkeypatch.setattr("dashboard.yard.home.secrets.token_urlsafe", late)
+    assert home.admin_password() == made[0] == other.admin_password()
+    assert [path.name for path in tmp_path.iterdir()] == [home.password_file.name]
+
+
 def test_two_homes_have_different_secrets(tmp_path: Path) -> None:
     homes = [Home(tmp_path / name) for name in "ab"]
     for home in homes:
