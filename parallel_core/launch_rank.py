@@ -116,6 +116,7 @@ def be_rank(seat: Seat, run_rank: RunRank) -> NoReturn:
         code = EXIT_STOPPED
     except BaseException as error:
         code = _report(error, seat, sink)
+    sink.emit("exit", code=code)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

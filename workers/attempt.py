@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from parallel_core import processes, standstill
 from parallel_core.launch import StartOrder, Store
@@ -82,6 +82,7 @@ class Attempt:
     def mark_stop(self, reason: Stop, ended_by: Ending, kill_at: float) -> None:
         """Written down before anything is killed: a restarted worker still knows why."""
         self.meta.stop, self.ended_by, self.kill_at = reason, ended_by, kill_at
+        self.meta.stopped_as = asdict(ended_by)
         self.folder.save(self.meta)
 
     def still_for(self) -> float:

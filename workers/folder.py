@@ -31,13 +31,15 @@ Stop = Literal["", "cancelled", "ended", "interrupted", "fenced", "no_progress",
 
 @dataclass
 class Meta:
-    """What meta.json holds. `processes` = rank -> its process, as far as it was started."""
+    """What meta.json holds. `processes` = rank -> its process, as far as it was started; `stopped_as` = how it ends
+    because of `stop` (fields of ending.Ending)."""
 
     message: StartMessage | None = None
     ranks: list[int] = field(default_factory=list)
     processes: dict[int, Recorded] = field(default_factory=dict)
     stop: Stop = ""
     end: AttemptBody | None = None
+    stopped_as: dict[str, Any] = field(default_factory=dict)
 
 
 class Folder:
@@ -64,7 +66,8 @@ class Folder:
         """What was saved; an empty Meta where the worker died between the claim and the first save."""
         raw = read_json(self.path / "meta.json")
         processes = {int(rank): (pair[0], pair[1]) for rank, pair in raw.get("processes", {}).items()}
-        return Meta(raw.get("message"), raw.get("ranks", []), processes, raw.get("stop", ""), raw.get("end"))
+        told = (raw.get("stop", ""), raw.get("end"), raw.get("stopped_as", {}))
+        return Meta(raw.get("message"), raw.get("ranks", []), processes, *told)
 
     def save_published(self, offsets: dict[str, int]) -> None:
         write_json(self.path / "published.json", offsets)

@@ -14,9 +14,6 @@ from workers.roll import Roll
 
 log = logging.getLogger(__name__)
 
-_STOPPED = {"cancelled": ending.CANCELLED, "interrupted": ending.INTERRUPTED}
-"""An earlier life had begun to stop it for this reason: that is how it ended."""
-
 
 def publish_end(relay: Relay, folder: Folder, meta: Meta, how: Ending, none_left: bool) -> None:
     """Written down first: from here on a restart repeats this end and no other."""
@@ -39,4 +36,11 @@ def recover(folders: Iterable[Folder], relay: Relay, roll: Roll) -> None:
         if meta.end is not None:
             relay.finish(folder.attempt, meta.end)
         else:
-            publish_end(relay, folder, meta, _STOPPED.get(meta.stop, ending.WORKER_LOST), none_left)
+            publish_end(relay, folder, meta, _end_of(folder, meta), none_left)
+
+
+def _end_of(folder: Folder, meta: Meta) -> Ending:
+    """An earlier life had begun to stop it, or the ranks had all ended, or one had failed, before that life did."""
+    if meta.stopped_as:
+        return Ending(**meta.stopped_as)
+    return ending.of_files(folder.path, meta.ranks) or ending.WORKER_LOST

@@ -15,6 +15,7 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their f
     memory   step, peak: {category: bytes at the instant of the peak}, peak_total, rss_delta, final: {category: bytes};
              blob = MEMORY rows (the curve), may be empty
     fault    error: type, message, traceback, step, op, cause: user_code | out_of_memory | no_progress
+    exit     code: the last one of a rank that was not killed, the exit code it is about to leave with (see launch)
     checkpoint  step (steps done), bytes, seconds (to write it, beside training), blocked (seconds that training stood
              still), kept: [steps of all checkpoints of the run that are still there]; from rank 0
     generated  first (tokens of a sample that were told before), tokens (of each sample, behind those), prefill

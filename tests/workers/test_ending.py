@@ -55,6 +55,29 @@ def test_an_exception_carries_the_ranks_own_traceback(tmp_path: Path) -> None:
     assert told.exits == {"1": EXIT_FAULT, "0": TERM}
 
 
+def left(folder: Path, rank: int, code: int) -> None:
+    FileSink(folder, rank).emit("exit", code=code)
+
+
+def test_ends_that_nobody_saw_are_read_from_the_files(tmp_path: Path) -> None:
+    left(tmp_path, 0, 0)
+    assert ending.of_files(tmp_path, [0, 1]) is None  # rank 1 was cut off
+    left(tmp_path, 1, 0)
+    told = ending.of_files(tmp_path, [0, 1])
+    assert told and (told.outcome, told.exits) == ("succeeded", {"0": 0, "1": 0})
+    assert ending.of_files(tmp_path, []) is None  # none was ever started
+    assert ending.of_server_loss(tmp_path, [0, 1], KILL).outcome == "succeeded"
+
+
+def test_a_rank_that_failed_before_all_was_cut_off_is_the_cause(tmp_path: Path) -> None:
+    left(tmp_path, 0, EXIT_PEER)
+    assert ending.of_files(tmp_path, [0, 1, 2]) is None  # the peer that it lost may be one that was cut off
+    fault(tmp_path, 1, "out_of_memory")
+    left(tmp_path, 1, EXIT_MEMORY)
+    told = ending.of_files(tmp_path, [0, 1, 2])
+    assert told and (told.cause, told.rank, told.traceback) == ("out_of_memory", 1, "Traceback: deep")
+
+
 @pytest.mark.parametrize(
     ("last", "said"),
     [("Duplicate GPU detected : rank 0\n", "Duplicate GPU detected : rank 0"), ("", "NCCL error in: x.cpp:268")],

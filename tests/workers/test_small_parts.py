@@ -62,7 +62,7 @@ def test_a_folder_remembers(tmp_path: Path) -> None:
     folder = Folder.claim(tmp_path, 4)
     assert folder
     end = AttemptBody(attempt=4, state="ended")
-    meta = Meta(None, [0, 1], {0: (10, 20), 1: (11, 21)}, "cancelled", end)
+    meta = Meta(None, [0, 1], {0: (10, 20), 1: (11, 21)}, "cancelled", end, {"outcome": "cancelled"})
     folder.save(meta)
     assert Folder(folder.path).load() == meta
 

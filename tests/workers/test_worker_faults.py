@@ -42,6 +42,20 @@ def test_a_killed_worker_tells_the_rest_when_it_is_back(bench: Bench) -> None:
     assert len(bench.states(attempt, "starting")) == 1
 
 
+def test_what_ended_while_nobody_looked_is_told_as_it_was(bench: Bench) -> None:
+    attempt = bench.send(tiny(steps=1000))
+    recorded = bench.wait_running(attempt)
+    assert bench.worker
+    bench.worker.send_signal(signal.SIGSTOP)
+    bench.wait("end of the ranks", lambda: none_alive(recorded))
+    assert not bench.states(attempt, "ended")
+    bench.stop_worker(signal.SIGKILL)
+    bench.start_worker()
+    end = bench.wait_end(attempt)
+    assert (end["outcome"], end["exits"]) == ("succeeded", {"0": 0, "1": 0}), end
+    assert all_arrived(bench, attempt)
+
+
 def test_a_restart_repeats_an_end_that_was_not_settled(bench: Bench) -> None:
     attempt = bench.send(tiny())
     first = bench.wait_end(attempt)
