@@ -108,7 +108,18 @@ class Layout:
 
     def stages_of(self, place: int) -> tuple[int, ...]:
         """Stages that stand on `place`, ascending."""
-        return tuple(stage for stage, home in enumerate(self.places) if home == place)
+        return self._stages_at.get(place, ())
+
+    @cached_property
+    def _narrowest(self) -> int:
+        return min(self.widths)
+
+    @cached_property
+    def _stages_at(self) -> dict[int, tuple[int, ...]]:
+        at: dict[int, list[int]] = {}
+        for stage, home in enumerate(self.places):
+            at.setdefault(home, []).append(stage)
+        return {place: tuple(stages) for place, stages in at.items()}
 
     def unit_widths(self) -> tuple[int, ...]:
         """Tensor ranks of every unit of the model, in order."""
@@ -158,6 +169,8 @@ class Layout:
     def deaf(self, rank: int) -> frozenset[int]:
         """Stages that take nothing from global rank `rank`: they have fewer tensor ranks, which take it from others."""
         tensor = self.coords(rank).tensor
+        if tensor < self._narrowest:
+            return frozenset()
         return frozenset(stage for stage, place in enumerate(self.places) if tensor >= self.widths[place])
 
     def neighbours(self, rank: int, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

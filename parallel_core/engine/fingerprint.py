@@ -64,7 +64,7 @@ class Fingerprints:
         units = [[u for s in layout.stages_of(place) for u in _units(trainer, s)] for place in range(layout.pp)]
         self._names = [[*held(model, layout, p), *buffer_shapes(model, units[p])] for p in range(layout.pp)]
         self._shapes = {**parameter_shapes(model), **buffer_shapes(model)}
-        self._reads = [bool(outline_of(model).readers() & set(names)) for names in units]
+        self._reads = [bool(outline_of(model).readers & set(names)) for names in units]
         self._width = max(map(len, self._names)) + 2
         self._equal_at: int | None = None
 

@@ -35,7 +35,7 @@ class Reader:
         faults: Injected,
     ) -> None:
         self.sampler, self._ids, self._device, self._scope, self._faults = sampler, ids, device, scope, faults
-        self._reads = bool(outline_of(spec.model).readers() & set(units))
+        self._reads = bool(outline_of(spec.model).readers & set(units))
         self._dtype = DTYPES[spec.train.precision]
 
     def read(self, step: int) -> Batch:

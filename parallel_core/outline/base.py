@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from parallel_core.rules import rule
@@ -192,9 +193,10 @@ class Outline(ABC):
         `real`."""
         return 0
 
-    def readers(self) -> set[str]:
+    @cached_property
+    def readers(self) -> frozenset[str]:
         """Layers that read the samples themselves: inputs or targets."""
-        return {self.units()[0], "head"}
+        return frozenset({self.units()[0], "head"})
 
     def shared(self) -> int:
         """Parameters that `costs` lists twice."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -64,8 +65,9 @@ class GnmtOutline(Outline):
         blocks = (f"block.{i}.{'encoder' if i < count else 'decoder'}" for i in range(2 * count))
         return ["embed", *blocks, "head"]
 
-    def readers(self) -> set[str]:
-        return {"embed", self.first_decoder, "head"}
+    @cached_property
+    def readers(self) -> frozenset[str]:
+        return frozenset({"embed", self.first_decoder, "head"})
 
     def boundaries(self) -> list[tuple[int, ...]]:
         s, h, count = self.model.seq, self.model.hidden, self.model.layers

@@ -204,7 +204,7 @@ def _batch_bytes(spec: RunSpec, place: int, replica: int, units: Iterable[str], 
     stage already works on them. While it is `reading` one, nothing of a step that has ended is let go in a stream, and
     real numbers are there as they are read, besides: a GPU gets them in the run's precision."""
     split, outline = spec.parallel, outline_of(spec.model)
-    if not outline.readers() & set(units):
+    if not outline.readers & set(units):
         return 0
     most = -(-(split.per_step - replica) // split.copies[place])
     in_front = (sum(split.copies[place:]) - 1) // split.copies[place]

@@ -100,7 +100,7 @@ class Ends:
     def _reads(self, place: int) -> bool:
         units = self._spec.model.units()
         held = {units[unit] for stage in self._layout.stages_of(place) for unit in self._layout.stage_units[stage]}
-        return bool(outline_of(self._spec.model).readers() & held)
+        return bool(outline_of(self._spec.model).readers & held)
 
     def _reduction(self, kind: Kind, place: int, flat: Places, program: Sequence[Op]) -> Sequence[Exchange]:
         """Of all buckets of a rank, one after the other, as far as backward does not hide them; torch's `fully_shard`
