@@ -41,9 +41,11 @@ class Difference:
 
 
 def flat(spec: RunSpec) -> dict[str, Any]:
-    """`{dotted field: value}`."""
+    """`{dotted field: value}`; a run without a pipeline has no schedule, whatever its spec says of one."""
     sections = spec.model_dump(mode="json", exclude={"inject"})
     plain = {f"{section}.{leaf}": value for section, values in sections.items() for leaf, value in values.items()}
+    if spec.parallel.pp == 1:
+        plain["parallel.schedule"] = None
     return plain | {"inject": ", ".join(fault.spelt for fault in spec.inject) or None}
 
 
