@@ -30,6 +30,7 @@ ELSEWHERE = "not gpu and not docker"
 SLOWEST = "--durations=15"
 AT_A_TIME = 3
 LOOK_S = 0.2
+LAST_LINES = 15
 
 Step = tuple[str, Sequence[str]]
 """What it is called, and its command line."""
@@ -99,7 +100,16 @@ def together(steps: Sequence[Step]) -> int:
         for number, (title, command) in enumerate(steps):
             words = Path(folder, str(number))
             under_way.append((title, words, pool.submit(quietly, command, words)))
-        return sum(show(*each) != 0 for each in under_way)
+        failed = [(title, words) for title, words, status in under_way if show(title, words, status) != 0]
+        for title, words in failed:  # once more at the end: above them stand thousands of lines
+            print(f"== failed: {title}", *complaints(words), sep="\n", flush=True)
+    return len(failed)
+
+
+def complaints(words: Path) -> list[str]:
+    """What pytest's summary names; of any other step its last lines."""
+    lines = words.read_text(errors="replace").splitlines()
+    return [line for line in lines if line.startswith(("FAILED ", "ERROR "))] or lines[-LAST_LINES:]
 
 
 def quietly(command: Sequence[str], words: Path) -> int:
