@@ -7,7 +7,6 @@ kernel's count of out-of-memory kills rose while a rank was ended by SIGKILL.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,6 @@ from parallel_core.observe import records
 from parallel_core.standstill import place
 from workers.contract import AttemptBody, Cause, Outcome
 
-LAST_WINDOW = 1 << 20
-"""How a rank ended stands in the last frames of its file: they are looked for in so many bytes."""
 KILL_AFTER_S = 0.8
 """A SIGKILL so long after the first death is the fork server's own, for a rank that did not heed its TERM."""
 _LAST_ERROR = "\nLast error:\n"
@@ -86,7 +83,7 @@ def of_exits(folder: Path, ranks: Sequence[int], exits: Sequence[Exit], oom_kill
             return Ending("failed", "worker_lost", f"Nobody saw how rank {silent[0]} ended.", silent[0], exits=codes)
         return Ending("succeeded", exits=codes)
     rank, where = guilty.rank, place(folder, guilty.rank)
-    fault = last(records.events_path(folder, rank), "fault") if guilty.code > 0 else None
+    fault = records.last_of(folder, rank, "fault") if guilty.code > 0 else None
     if fault is not None:
         return _of_fault(fault, guilty, where, codes)
     if guilty.code > 0:
@@ -146,7 +143,7 @@ def culprit(exits: Iterable[Exit]) -> Exit | None:
 def of_files(folder: Path, ranks: Sequence[int]) -> Ending | None:
     """How ranks ended whose exits nobody saw, as they wrote it down themselves; None where one was cut off, and none
     failed by itself before."""
-    left = {rank: frame for rank in ranks if (frame := last(records.events_path(folder, rank), "exit"))}
+    left = {rank: frame for rank in ranks if (frame := records.last_of(folder, rank, "exit"))}
     exits = sorted((Exit(rank, frame["code"], frame["t"]) for rank, frame in left.items()), key=lambda one: one.at)
     guilty = culprit(exits)
     if not exits or (len(exits) < len(ranks) and (guilty is None or guilty.code == EXIT_PEER)):
@@ -174,18 +171,6 @@ OTHERS_ENDED = Ending("failed", "", "Ended, as ranks on another host had.", peer
 
 def refused(reason: str) -> Ending:
     return Ending("failed", "refused", reason)
-
-
-def last(path: Path, kind: str) -> dict[str, Any] | None:
-    """Header of the last frame of that kind near the end of a rank's file."""
-    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WINDOW))
-        data = file.read()
-        at = data.rfind(b'{"kind":"%s"' % kind.encode())
-        begin = data.rfind(records.MAGIC, 0, at) if at > 0 else -1
-        if begin >= 0:
-            return next((frame.header for frame in records.decode(data[begin:])), None)
-    return None
 
 
 def oom_kills() -> int:

@@ -38,7 +38,9 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their f
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import struct
 import time
 from collections.abc import Iterator
@@ -74,6 +76,8 @@ MEMORY = np.dtype([("t", "<i8"), *[(name, "<i8") for name in CATEGORIES]])
 
 _HEAD = struct.Struct("<2sII")
 MAGIC = b"TY"
+LAST_WINDOW = 1 << 20
+"""How a rank ended stands in the last frames of its file: they are looked for in so many bytes."""
 
 # Names of the metric series. Rank 0 alone emits the run-level ones; every rank emits RANK_SERIES. Loss scale and
 # skipped steps (how many so far) exist in fp16 alone; mfu and hfu (see analysis.meters) from the first timed step on;
@@ -158,3 +162,15 @@ def decode(data: bytes | memoryview, base: int = 0) -> Iterator[Frame]:
 def read_file(path: Path) -> list[Frame]:
     """All whole frames of a rank's file (an absent file has none)."""
     return list(decode(path.read_bytes())) if path.exists() else []
+
+
+def last_of(folder: Path, rank: int, kind: str) -> dict[str, Any] | None:
+    """Header of the last frame of that kind near the end of a rank's file, without reading all of it."""
+    with contextlib.suppress(OSError, ValueError), events_path(folder, rank).open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WINDOW))
+        data = file.read()
+        at = data.rfind(b'{"kind":"%s"' % kind.encode())
+        begin = data.rfind(MAGIC, 0, at) if at > 0 else -1
+        if begin >= 0:
+            return next((frame.header for frame in decode(data[begin:])), None)
+    return None

@@ -20,7 +20,7 @@ from parallel_core.cli import main
 from parallel_core.cli_models import checkpoint_of
 from parallel_core.local import LocalYard, points
 from parallel_core.observe import progress
-from parallel_core.observe.records import events_path, log_path, read_file
+from parallel_core.observe.records import events_path, last_of, log_path, read_file
 from parallel_core.spec import RunSpec
 from tests.parallel_core.written import from_json
 
@@ -122,7 +122,8 @@ def test_a_failing_run_says_which_rank_where_and_why(tmp_path: Path) -> None:
     done = finished("train", str(path), "--out", str(out))
     assert done.returncode == 1
     assert "Rank 0 failed at step" in done.stdout and "MemoryCapExceeded" in done.stdout
-    assert read_file(events_path(out, 0))[-1].header["cause"] == "out_of_memory"
+    fault = last_of(out, 0, "fault")
+    assert fault and fault["cause"] == "out_of_memory"
     assert "MemoryCapExceeded" in log_path(out, 0).read_text()
 
 

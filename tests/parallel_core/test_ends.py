@@ -16,7 +16,7 @@ import pytest
 from parallel_core import processes
 from parallel_core.launch import EXIT_MEMORY, Event, ForkServer
 from parallel_core.observe import progress
-from parallel_core.observe.records import events_path, read_file
+from parallel_core.observe.records import last_of
 from parallel_core.spec import RunSpec
 
 pytestmark = pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
@@ -102,8 +102,10 @@ def test_memory_that_runs_out_on_one_rank_ends_the_other_where_it_waits(bench: B
     hog = {"kind": "memory_hog", "rank": 1, "mib": 64}
     folder, pids = bench.start(spec_of(KINDS["pipeline"], inject=[hog], trace={"memory_cap": 32 << 20}))
     assert bench.end()[0] == (1, EXIT_MEMORY)
-    fault = read_file(events_path(folder, 1))[-1].header
-    assert fault["cause"] == "out_of_memory" and "cap" in fault["message"] and "Traceback" in fault["traceback"]
+    fault = last_of(folder, 1, "fault")
+    assert (
+        fault and fault["cause"] == "out_of_memory" and "cap" in fault["message"] and "Traceback" in fault["traceback"]
+    )
     assert not any(map(processes.alive, pids.values()))
 
 

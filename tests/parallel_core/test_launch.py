@@ -27,7 +27,7 @@ from parallel_core.launch import (
     environment,
 )
 from parallel_core.observe import progress
-from parallel_core.observe.records import events_path, log_path, read_file
+from parallel_core.observe.records import events_path, last_of, log_path, read_file
 from parallel_core.spec import RunSpec
 
 LIMIT_S = 60.0
@@ -117,11 +117,18 @@ def where_waiting(folder: Path, ranks: int) -> bool:
     return all(where is not None and where.step == 1 for where in seen)
 
 
+def told(folder: Path, rank: int, kind: str) -> dict[str, Any]:
+    found = last_of(folder, rank, kind)
+    assert found is not None, kind
+    return found
+
+
 def test_ranks_that_finish_are_reported_gone(shared: Yard) -> None:
     folder = shared.start(1, "finish", "finish")
     shared.until("gone", attempt=1)
     assert sorted(shared.exits(1)) == [(0, 0), (1, 0)]
-    assert read_file(events_path(folder, 1))[-1].header["phase"] == "done"
+    assert told(folder, 1, "phase")["phase"] == "done"
+    assert told(folder, 1, "exit")["code"] == 0
 
 
 def test_a_rank_is_in_its_place(shared: Yard) -> None:
@@ -139,7 +146,7 @@ def test_ranks_meet_at_the_store_on_a_free_port(shared: Yard) -> None:
     folder = shared.start(3, "meet", "meet", "meet")
     shared.until("gone", attempt=3)
     assert [code for _, code in shared.exits(3)] == [0, 0, 0]
-    assert [read_file(events_path(folder, rank))[-1].header["step"] for rank in range(3)] == [6, 6, 6]
+    assert [told(folder, rank, "phase")["step"] for rank in range(3)] == [6, 6, 6]
 
 
 def test_two_attempts_run_at_once(shared: Yard) -> None:
@@ -157,8 +164,9 @@ def test_the_first_failing_rank_ends_the_others_and_comes_first(shared: Yard) ->
     shared.until("gone", attempt=6)
     assert shared.exits(6)[0] == (1, EXIT_FAULT)
     assert dict(shared.exits(6))[2] == -signal.SIGKILL
-    fault = read_file(events_path(folder, 1))[-1].header
-    assert (fault["kind"], fault["cause"], fault["step"], fault["op"]) == ("fault", "user_code", 4, "1F3")
+    fault = told(folder, 1, "fault")
+    assert (fault["cause"], fault["step"], fault["op"]) == ("user_code", 4, "1F3")
+    assert told(folder, 1, "exit")["code"] == EXIT_FAULT
     assert "a fault of the rank's own code" in fault["traceback"]
     assert "raise ValueError" in log_path(folder, 1).read_text()
 
@@ -167,7 +175,7 @@ def test_out_of_memory_is_told_from_other_faults(shared: Yard) -> None:
     folder = shared.start(7, "run_out")
     shared.until("gone", attempt=7)
     assert shared.exits(7) == [(0, EXIT_MEMORY)]
-    assert read_file(events_path(folder, 0))[-1].header["cause"] == "out_of_memory"
+    assert told(folder, 0, "fault")["cause"] == "out_of_memory"
 
 
 def test_stop_kills_a_rank_that_ignores_term(shared: Yard) -> None:
