@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -18,12 +17,6 @@ from parallel_core.spec import RunSpec
 
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 3e-2, "fp16": 1e-2}
 STEPS = 3
-
-
-@pytest.fixture(scope="module")
-def yard() -> Iterator[LocalYard]:
-    with LocalYard() as opened:
-        yield opened
 
 
 def _losses(yard: LocalYard, spec: RunSpec, folder: Path) -> list[float]:

@@ -90,7 +90,7 @@ def _overflow(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> An
     return ranks.with_trainer(spec, rank, meeting, folder, use)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.full), "bf16"])
 def test_memory_is_what_is_predicted(precision: str, tmp_path: Path) -> None:
     deep = MODEL | {"layers": 12}
     splits: list[dict[str, Any]] = [{}, {"recompute": "full", "micro_batches": 2}]

@@ -93,13 +93,12 @@ def test_it_is_named() -> None:
     ],
     ids=["1f1b", "gpipe, recomputed", "interleaved x TP", "1f1b x ZeRO-2"],
 )
-def test_losses_and_parameters_keep_their_bits(tmp_path: Path, split: dict[str, Any]) -> None:
+def test_losses_and_parameters_keep_their_bits(yard: LocalYard, tmp_path: Path, split: dict[str, Any]) -> None:
     runs = []
-    with LocalYard() as yard:
-        for early in (False, True):
-            outcome = yard.run(spec(micro_batches=4, early_gradients=early, **split), tmp_path / str(early))
-            assert outcome.ok, outcome.failure()
-            runs.append(outcome)
+    for early in (False, True):
+        outcome = yard.run(spec(micro_batches=4, early_gradients=early, **split), tmp_path / str(early))
+        assert outcome.ok, outcome.failure()
+        runs.append(outcome)
     plain, parted = runs
     assert parted.series("loss")["value"].tolist() == plain.series("loss")["value"].tolist()
     (before,), (after,) = (outcome.headers(0, "summary") for outcome in runs)

@@ -51,16 +51,15 @@ GPT = {"hidden": 32, "heads": 2, "seq": 32, "vocab": 256}
 CAP = 3 << 20
 
 
-def test_real_runs_find_what_was_predicted(tmp_path: Path) -> None:
+def test_real_runs_find_what_was_predicted(yard: LocalYard, tmp_path: Path) -> None:
     spec = RunSpec.model_validate({"model": GPT, "train": {"global_batch": 8}})
     search = search_for(spec, CAP)
     assert least_layers(spec) < search.guess <= largest_layers(spec, CAP)
-    with LocalYard() as yard:
-        while (layers := search.following) is not None:
-            outcome = yard.run(trial(spec, layers, CAP), tmp_path / str(layers), corpora=tmp_path)
-            fault = outcome.last(0, "fault")
-            assert outcome.ok or (fault and fault["cause"] == "out_of_memory"), outcome.failure()
-            search = Search(search.guess, {**search.tried, layers: outcome.ok}, search.least)
-            if fault:
-                assert "above the cap of 3 MiB; " in fault["message"] and "% of it" in fault["message"]
+    while (layers := search.following) is not None:
+        outcome = yard.run(trial(spec, layers, CAP), tmp_path / str(layers), corpora=tmp_path)
+        fault = outcome.last(0, "fault")
+        assert outcome.ok or (fault and fault["cause"] == "out_of_memory"), outcome.failure()
+        search = Search(search.guess, {**search.tried, layers: outcome.ok}, search.least)
+        if fault:
+            assert "above the cap of 3 MiB; " in fault["message"] and "% of it" in fault["message"]
     assert search.largest is not None and search.largest - search.guess in (0, 1), "never above"

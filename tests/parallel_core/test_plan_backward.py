@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,6 @@ from tests.parallel_core.metered import assert_predicted
 
 GPT = {"layers": 4, "hidden": 64, "heads": 4, "seq": 64, "vocab": 256}
 SHARED = {"tp": 2, "sequence": True}
-
-
-@pytest.fixture(scope="module")
-def yard() -> Iterator[LocalYard]:
-    with LocalYard() as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("more", [{"positions": "rope"}, {"kv_heads": 2}], ids=["rope", "shared keys"])

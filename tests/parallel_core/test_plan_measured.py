@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,6 @@ from tests.parallel_core.metered import assert_predicted, metered
 
 PIPELINE = {"pp": 2, "micro_batches": 4}
 COLUMNS = {"tp": 2, "tensor_split": "columns"}
-
-
-@pytest.fixture(scope="module")
-def yard() -> Iterator[LocalYard]:
-    with LocalYard() as opened:
-        yield opened
 
 
 GPT = {"layers": 3, "hidden": 64, "heads": 4, "seq": 64, "vocab": 256}
@@ -61,21 +54,21 @@ def test_prediction_is_within_three_percent(
 @pytest.mark.parametrize(
     ("split", "attention"),
     [
-        ({"micro_batches": 2}, "plain"),
+        pytest.param({"micro_batches": 2}, "plain", marks=pytest.mark.full),
         ({"micro_batches": 2, "recompute": "selective"}, "plain"),
         ({"tp": 2, "recompute": "selective", "recompute_layers": [0, 2]}, "plain"),
         ({**PIPELINE, "recompute": "full", "recompute_layers": [1]}, "fused"),
-        ({**PIPELINE, "recompute": "selective"}, "plain"),
-        ({"tp": 2, "sequence": True}, "fused"),
+        pytest.param({**PIPELINE, "recompute": "selective"}, "plain", marks=pytest.mark.full),
+        pytest.param({"tp": 2, "sequence": True}, "fused", marks=pytest.mark.full),
         ({"tp": 2, "sequence": True, "micro_batches": 2, "recompute": "full"}, "fused"),
         ({"tp": 2, "sequence": True, "micro_batches": 2, "recompute": "selective"}, "plain"),
         ({**PIPELINE, "tp": 2, "sequence": True, "schedule": "1f1b"}, "fused"),
         ({**PIPELINE, "tp": 2, "sequence": True, "schedule": "zb-h1"}, "fused"),
-        (COLUMNS, "fused"),
+        pytest.param(COLUMNS, "fused", marks=pytest.mark.full),
         ({**COLUMNS, "micro_batches": 2, "recompute": "full"}, "fused"),
-        ({**COLUMNS, "recompute": "selective"}, "plain"),
+        pytest.param({**COLUMNS, "recompute": "selective"}, "plain", marks=pytest.mark.full),
         ({**COLUMNS, **PIPELINE, "schedule": "zb-h1"}, "fused"),
-        ({**COLUMNS, **PIPELINE, "recompute": "full"}, "fused"),
+        pytest.param({**COLUMNS, **PIPELINE, "recompute": "full"}, "fused", marks=pytest.mark.full),
         ({**COLUMNS, **PIPELINE, "recompute": "selective"}, "plain"),
     ],
 )
@@ -93,16 +86,16 @@ def test_prediction_holds_for_a_llama(yard: LocalYard, tmp_path: Path, split: di
 @pytest.mark.parametrize(
     ("more", "split"),
     [
-        ({"kv_heads": 2}, {}),
+        pytest.param({"kv_heads": 2}, {}, marks=pytest.mark.full),
         ({"kv_heads": 2}, {"tp": 2, "sequence": True}),
         ({"kv_heads": 1}, {**PIPELINE}),
         ({"kv_heads": 2}, {**PIPELINE, "schedule": "1f1b", "early_gradients": True}),
         ({}, {**PIPELINE, "schedule": "gpipe", "early_gradients": True, "recompute": "full"}),
         ({"kv_heads": 1, "attention": "plain"}, {}),
         ({"kv_heads": 2, "attention": "plain"}, {"recompute": "selective"}),
-        ({"positions": "rope"}, {}),
+        pytest.param({"positions": "rope"}, {}, marks=pytest.mark.full),
         ({"positions": "rope", "attention": "plain"}, {**PIPELINE}),
-        ({"dropout": 0.1}, {"recompute": "full"}),
+        pytest.param({"dropout": 0.1}, {"recompute": "full"}, marks=pytest.mark.full),
         ({"dropout": 0.1}, {**PIPELINE, "recompute": "full"}),
         ({"dropout": 0.1}, COLUMNS),
     ],
@@ -268,21 +261,23 @@ def test_an_embedding_alone_has_its_rows_while_positions_are_added(yard: LocalYa
     assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "fp64", within=0.01)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.full)])
 def test_norms_over_the_samples_of_all_replicas_are_counted(yard: LocalYard, tmp_path: Path, precision: str) -> None:
     split = {**PIPELINE, "dp": 2, "recompute": "full"}
     assert_predicted(yard, tmp_path, {"kind": "resnet50", "width": 8}, split, precision, within=0.01)
 
 
 @pytest.mark.parametrize("shards", [{"zero": 2}, {"zero": 3}, {"zero": 3, "zero_backend": "fully_shard"}])
-@pytest.mark.parametrize("more", [{}, {"micro_batches": 4}, {"recompute": "full"}])
+@pytest.mark.parametrize(
+    "more", [pytest.param({}, marks=pytest.mark.full), {"micro_batches": 4}, {"recompute": "full"}]
+)
 def test_prediction_holds_for_an_lstm_whose_gradients_are_sharded(
     yard: LocalYard, tmp_path: Path, more: dict[str, Any], shards: dict[str, Any]
 ) -> None:
     assert_predicted(yard, tmp_path, GNMT, {"dp": 2, **shards, **more}, "fp32")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.full), "bf16"])
 def test_replicas_of_fully_shard_own_what_rows_are_left(yard: LocalYard, tmp_path: Path, precision: str) -> None:
     """Nothing of this model divides by three: the last replica owns less, and all have room for as many."""
     split = {"dp": 3, "zero": 3, "zero_backend": "fully_shard"}

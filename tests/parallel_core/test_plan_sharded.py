@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,15 @@ MLP = {"kind": "mlp"}
 VGG = {"kind": "vgg16", "width": 8}
 
 
-@pytest.fixture(scope="module")
-def yard() -> Iterator[LocalYard]:
-    with LocalYard() as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("model", [MLP, VGG, {"kind": "resnet50", "width": 8}], ids=["mlp", "vgg16", "resnet50"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(MLP, id="mlp", marks=pytest.mark.full),
+        pytest.param(VGG, id="vgg16"),
+        pytest.param({"kind": "resnet50", "width": 8}, id="resnet50", marks=pytest.mark.full),
+    ],
+)
 def test_large_layers_need_most_when_they_are_gathered_or_summed(
     yard: LocalYard, tmp_path: Path, model: dict[str, Any], recompute: str
 ) -> None:

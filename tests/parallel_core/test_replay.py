@@ -261,9 +261,3 @@ def test_a_real_step_is_replayed_within_3_percent(split: dict[str, Any], tmp_pat
         if errors[-1] < 0.03:
             return
     pytest.fail(f"replayed {errors} off")
-
-
-@pytest.fixture(scope="module")
-def yard() -> Any:
-    with LocalYard() as made:
-        yield made

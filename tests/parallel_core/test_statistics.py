@@ -10,7 +10,7 @@ from parallel_core.schedule.text import WORDS
 from parallel_core.spec import RunSpec
 
 
-def test_statistics_of_a_batch_norm_are_no_gathers_of_parameters(tmp_path: Path) -> None:
+def test_statistics_of_a_batch_norm_are_no_gathers_of_parameters(yard: LocalYard, tmp_path: Path) -> None:
     spec = RunSpec.model_validate(
         {
             "model": {"kind": "resnet50", "width": 4},
@@ -19,8 +19,7 @@ def test_statistics_of_a_batch_norm_are_no_gathers_of_parameters(tmp_path: Path)
             "trace": {"trace_every": 1},
         }
     )
-    with LocalYard() as yard:
-        outcome = yard.run(spec, tmp_path)
+    outcome = yard.run(spec, tmp_path)
     assert outcome.ok, outcome.failure()
     for rows in outcome.traced().values():
         told = rows[rows["kind"] == Kind.STATISTICS]

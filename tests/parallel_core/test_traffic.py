@@ -58,17 +58,16 @@ SAID = {
 }
 
 
-def test_the_bytes_of_every_group_are_those_of_the_spans(tmp_path: Path) -> None:
-    with LocalYard() as yard:
-        for i, split in enumerate(SPLITS):
-            train = {"steps": 6, "warmup_steps": 2, "global_batch": 8, "clip_norm": None}
-            train |= {"precision": split.get("precision", "fp32")}
-            parallel = {name: value for name, value in split.items() if name != "precision"}
-            spec = RunSpec.model_validate({"model": MODEL, "parallel": parallel, "train": train})
-            outcome = yard.run(spec, tmp_path / str(i))
-            assert outcome.ok, outcome.failure()
-            for rank, rows in outcome.traced().items():
-                assert _measured(spec, rows) == _predicted(spec, rank), (split, rank)
+def test_the_bytes_of_every_group_are_those_of_the_spans(yard: LocalYard, tmp_path: Path) -> None:
+    for i, split in enumerate(SPLITS):
+        train = {"steps": 6, "warmup_steps": 2, "global_batch": 8, "clip_norm": None}
+        train |= {"precision": split.get("precision", "fp32")}
+        parallel = {name: value for name, value in split.items() if name != "precision"}
+        spec = RunSpec.model_validate({"model": MODEL, "parallel": parallel, "train": train})
+        outcome = yard.run(spec, tmp_path / str(i))
+        assert outcome.ok, outcome.failure()
+        for rank, rows in outcome.traced().items():
+            assert _measured(spec, rows) == _predicted(spec, rank), (split, rank)
 
 
 def _measured(spec: RunSpec, rows: Any) -> Counter[str]:
