@@ -14,7 +14,7 @@ import pytest
 from tests.faults.test_kills import gone, pids_of, series
 from tests.yard_process import YardProcess, tiny, wait_for
 
-pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.timeout(600)]
 STEPS = 1500
 ROUNDS = 40
 HARMLESS = {"controller": "manage.py controller", "broker": "unixsocket", "web": "gunicorn"}
@@ -42,7 +42,7 @@ def test_one_kill_at_a_random_moment(yard: YardProcess, client: httpx.Client, nu
     run = yard.submit(client, tiny(STEPS, **dice.choice(LAYOUTS)), retries=retries)
     time.sleep(dice.uniform(0, 4))
     kill(yard, victim)
-    found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=120)
+    found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=300)
     where = f"round {number}: {victim} killed, {found['state']} {found['cause']} {found['detail']}"
     if victim in HARMLESS or (victim == "worker" and retries):  # a retry is for a worker that was lost
         assert found["state"] == "succeeded", where

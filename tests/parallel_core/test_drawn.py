@@ -14,6 +14,7 @@ from parallel_core.local import LocalYard, Outcome
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import predict
 from parallel_core.spec import RunSpec
+from tests.parallel_core.metered import no_kernel
 
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 3e-2, "fp16": 1e-2}
 STEPS = 3
@@ -21,7 +22,8 @@ STEPS = 3
 
 def _losses(yard: LocalYard, spec: RunSpec, folder: Path) -> list[float]:
     outcome, errors = _ran(yard, spec, folder)
-    assert np.abs(errors).max() < 0.1, f"{spec.model_dump_json()}: {errors}"
+    known = not no_kernel(spec.model.kind, spec.train.precision)
+    assert not known or np.abs(errors).max() < 0.1, f"{spec.model_dump_json()}: {errors}"
     return [float(value) for value in outcome.series("loss")["value"]]
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from parallel_core.local import LocalYard
 from parallel_core.plan.memory import predict
 from parallel_core.spec import RunSpec
-from tests.parallel_core.metered import assert_predicted, metered
+from tests.parallel_core.metered import assert_predicted, metered, no_kernel
 
 PIPELINE = {"pp": 2, "micro_batches": 4}
 COLUMNS = {"tp": 2, "tensor_split": "columns"}
@@ -157,7 +156,7 @@ def test_prediction_holds_for_a_convolution_that_is_a_stage(
 def test_prediction_holds_for_an_lstm_in_any_precision(
     yard: LocalYard, tmp_path: Path, split: dict[str, Any], precision: str
 ) -> None:
-    if precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if no_kernel("gnmt", precision):
         pytest.skip("this CPU has no kernel for LSTMs in bf16")
     assert_predicted(yard, tmp_path, {**GNMT, "layers": 3}, split, precision)
 
