@@ -36,10 +36,10 @@ def recover(folders: Iterable[Folder], relay: Relay, roll: Roll) -> None:
         if meta.end is not None:
             relay.finish(folder.attempt, meta.end)
         else:
-            publish_end(relay, folder, meta, _end_of(folder, meta), none_left)
+            publish_end(relay, folder, meta, end_of(folder, meta), none_left)
 
 
-def _end_of(folder: Folder, meta: Meta) -> Ending:
+def end_of(folder: Folder, meta: Meta) -> Ending:
     """An earlier life had begun to stop it, or the ranks had all ended, or one had failed, before that life did."""
     if meta.stopped_as:
         return Ending(**meta.stopped_as)

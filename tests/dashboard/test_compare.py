@@ -27,6 +27,11 @@ def test_only_differing_fields_are_listed() -> None:
     assert same == len(compare.flat(spec())) - 2
 
 
+def test_a_run_without_a_pipeline_has_no_schedule() -> None:
+    found, _ = compare.differences([spec(parallel={"dp": 2}), spec(parallel={"pp": 2, "schedule": "1f1b"})])
+    assert ("parallel.schedule", ["none", "1F1B"]) in [(d.field, d.values) for d in found]
+
+
 def test_a_memory_cap_is_in_the_unit_of_its_label() -> None:
     found, _ = compare.differences([spec(trace={"memory_cap": 96 * 2**20}), spec()])
     assert [(d.words, d.values) for d in found] == [("Memory cap, MiB a rank", ["96", "none"])]

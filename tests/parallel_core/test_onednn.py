@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from parallel_core.outline.onednn import GATES, lstm_bytes
+from tests.parallel_core.metered import no_kernel
 
 
 def _kept(inputs: int, width: int, positions: int, samples: int, dtype: torch.dtype) -> int:
@@ -25,7 +26,7 @@ def _kept(inputs: int, width: int, positions: int, samples: int, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_lstm_keeps_what_is_said_to_the_byte(dtype: torch.dtype) -> None:
-    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if no_kernel("gnmt", "bf16" if dtype is torch.bfloat16 else "fp32"):
         pytest.skip("this CPU has no kernel for LSTMs in bf16")
     size = dtype.itemsize
     for shape in itertools.product((32, 64, 256), (16, 48, 64, 256), (24, 33), (2, 8)):

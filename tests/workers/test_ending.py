@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from parallel_core.observe.records import FileSink
 from parallel_core.spec import RunSpec
 from workers import ending
 from workers.ending import Exit
+from workers.folder import Folder, Meta
+from workers.recovery import end_of
 from workers.standstill import report
 
 KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
@@ -67,6 +70,17 @@ def test_ends_that_nobody_saw_are_read_from_the_files(tmp_path: Path) -> None:
     assert told and (told.outcome, told.exits) == ("succeeded", {"0": 0, "1": 0})
     assert ending.of_files(tmp_path, []) is None  # none was ever started
     assert ending.of_server_loss(tmp_path, [0, 1], KILL).outcome == "succeeded"
+
+
+def test_how_an_attempt_was_being_stopped_outlives_the_worker(tmp_path: Path) -> None:
+    how = ending.Ending("failed", "no_progress", "No rank moved for 60 s.", 1, exits={"0": TERM}, traceback="the grid")
+    folder = Folder.claim(tmp_path, 4)
+    assert folder
+    folder.save(Meta(ranks=[0, 1], stop="no_progress", stopped_as=asdict(how)))
+    left(folder.path, 0, EXIT_PEER)
+    assert end_of(folder, folder.load()) == how
+    folder.save(Meta(ranks=[0, 1]))
+    assert end_of(folder, folder.load()) == ending.WORKER_LOST
 
 
 def test_a_rank_that_failed_before_all_was_cut_off_is_the_cause(tmp_path: Path) -> None:
