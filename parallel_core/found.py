@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from parallel_core.analysis.diagnosis import RULES, Case, diagnose
+from parallel_core.analysis.diagnosis.case import paces
 from parallel_core.faults import broken
 from parallel_core.local import Outcome, points
 from parallel_core.observe.records import SPAN, Frame
@@ -35,6 +36,7 @@ def case_of(spec: RunSpec, outcome: Outcome) -> Case:
         limit=spec.trace.memory_cap,
         others=max((share for share in others if share is not None), default=None),
         lr=points(first, "lr")["value"],
+        paces=paces({rank: points(own, "reference_time")["value"] for rank, own in frames.items()}),
     )
 
 

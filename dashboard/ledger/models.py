@@ -6,7 +6,7 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
-from parallel_core.analysis.quantities import ratio_text, signed_percent_text
+from parallel_core.analysis.quantities import range_text, ratio_text, signed_percent_text
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
@@ -84,6 +84,9 @@ class Prediction(models.Model):
     profile = models.ForeignKey(Profile, null=True, on_delete=models.SET_NULL)
     """The profile that the step was simulated from; None: from the worker's calibration, or not at all."""
     seconds = models.FloatField(null=True)
+    low_seconds = models.FloatField(null=True)
+    high_seconds = models.FloatField(null=True)
+    """Between which eight of ten such runs lie, by how the devices drifted in the profile (`simulate.spells.drift`)."""
     memory = models.BigIntegerField(null=True)
     replayed = models.ForeignKey("runs.Run", null=True, on_delete=models.SET_NULL, related_name="foresaw")
     """A run that differs by its schedule or micro-batches alone; what replaying it said is `replayed_seconds`."""
@@ -111,6 +114,18 @@ class Prediction(models.Model):
     def time_error(self) -> str:
         """`+3.1 %`: predicted over measured, less 1; '' where either is missing."""
         return signed_error(self.seconds, self.measured_seconds)
+
+    @property
+    def likely(self) -> str:
+        """`95.1 ms to 120 ms`; '' where the drift of the devices was not known."""
+        return range_text(self.low_seconds, self.high_seconds) if self.low_seconds and self.high_seconds else ""
+
+    @property
+    def as_likely(self) -> bool | None:
+        """Whether the step lay in that range; None where one of them is missing."""
+        if not (self.low_seconds and self.high_seconds and self.measured_seconds):
+            return None
+        return self.low_seconds <= self.measured_seconds <= self.high_seconds
 
     @property
     def paced_error(self) -> str:

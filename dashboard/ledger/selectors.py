@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
 from statistics import median
@@ -39,6 +39,8 @@ class Predicted:
 
     seconds: float | None = None
     profile: Profile | None = None
+    likely: tuple[float, float] | None = None
+    """Seconds between which eight of ten such runs lie, by how its devices drifted while they were profiled."""
     why_not: str = ""
     untimed: tuple[str, str] | None = None
     unprofiled: bool = False
@@ -51,6 +53,8 @@ class Record:
     errors: tuple[float, ...] = ()
     disturbed: int = 0
     """Settled too, but left out: others used the devices."""
+    as_likely: tuple[bool, ...] = ()
+    """Of those of which a range was said, whether the step lay in it."""
 
     @property
     def mean(self) -> float:
@@ -67,6 +71,10 @@ class Record:
     @property
     def above(self) -> int:
         return sum(error > 0 for error in self.errors)
+
+    @property
+    def inside(self) -> int:
+        return sum(self.as_likely)
 
     def sentence(self, what: str = "predictions") -> str:
         """`212 predictions, mean error 3.1 %, bias −0.4 %, worst −9.0 %`."""
@@ -182,7 +190,8 @@ class Sources:
         why_not, untimed = "", None
         for i, profile in enumerate(profiles[:ASKED_AT_MOST]):
             try:
-                return Predicted(predict_step(spec, _table(profile.pk, profile.done_at), where=lie).seconds, profile)
+                said = predict_step(spec, _table(profile.pk, profile.done_at), where=lie)
+                return Predicted(said.seconds, profile, said.likely)
             except ValueError as error:  # CannotPredict, or programs that the simulator does not know
                 if i == 0:
                     why_not = str(error) if isinstance(error, CannotPredict) else "it cannot be simulated"
@@ -212,7 +221,9 @@ def settled() -> QuerySet[Prediction]:
 def time_record(rows: Sequence[Prediction] | None = None) -> Record:
     """Of step times that were simulated from a profile."""
     known = settled().filter(seconds__isnull=False, measured_seconds__gt=0)
-    return _of_times(list(known[:NEWEST]) if rows is None else rows, "seconds")
+    listed = list(known[:NEWEST]) if rows is None else rows
+    told = (row.as_likely for row in listed if not row.disturbed)
+    return replace(_of_times(listed, "seconds"), as_likely=tuple(inside for inside in told if inside is not None))
 
 
 def paced_record() -> Record:

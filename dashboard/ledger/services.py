@@ -71,12 +71,15 @@ def predict_all(runs: Sequence[Run]) -> list[Prediction]:
 def _prediction(run: Run, spec: RunSpec, hosts: list[str], sources: selectors.Sources) -> Prediction:
     """Of a run whose ranks are to be on `hosts`."""
     found = sources.predicted(spec, hosts)
+    low, high = found.likely or (None, None)
     memory = worst_stage(spec).total if spec.trace.memory and spec.parallel.world <= selectors.MOST_RANKS else None
     return Prediction(
         run=run,
         profile=found.profile,
         hosts=hosts,
         seconds=found.seconds,
+        low_seconds=low,
+        high_seconds=high,
         to_replay=replays.conceivable(spec),
         memory=memory,
     )

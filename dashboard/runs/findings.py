@@ -13,6 +13,7 @@ from dashboard.runs.models import Run
 from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose
+from parallel_core.analysis.diagnosis.case import paces
 from parallel_core.analysis.diagnosis.place import Place, place
 from parallel_core.analysis.quantities import bytes_text, ns_text, significant
 from parallel_core.faults import broken
@@ -119,7 +120,14 @@ def case_of(run: Run, earlier: Run | None = None) -> Case:
         earlier=case_of(earlier) if earlier else None,
         lr=selectors.series(run, "lr").value,
         hosts=hosts_of(selectors.attempt_of(run)),
+        paces=paces(_references(run, spec)),
     )
+
+
+def _references(run: Run, spec: RunSpec) -> dict[int, np.ndarray]:
+    """Seconds of the reference work by rank; it is done on CPUs alone."""
+    ranks = range(spec.parallel.world if spec.train.device == "cpu" else 0)
+    return {rank: selectors.series(run, "reference_time", rank).value for rank in ranks}
 
 
 def _steps(run: Run, spec: RunSpec) -> list[dict[int, np.ndarray]]:

@@ -11,7 +11,7 @@ from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.layout_picture import Picture, picture
 from dashboard.runs.submission import Assessment, shape_of
 from parallel_core.analysis.names import CATEGORY_NAMES
-from parallel_core.analysis.quantities import bytes_text, listed_text, percent_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, listed_text, percent_text, range_text, seconds_text
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import outline_of
@@ -134,7 +134,8 @@ def _step(found: Assessment) -> str:
     said = found.predicted
     if said.seconds is None or said.profile is None:
         return f"not predicted: {said.why_not}" if said.why_not else ""
-    text = f"{seconds_text(said.seconds)} predicted, simulated from the profile of {said.profile.worker.name}"
+    drift = f" ({range_text(*said.likely)} as its devices drift)" if said.likely else ""
+    text = f"{seconds_text(said.seconds)} predicted{drift}, simulated from the profile of {said.profile.worker.name}"
     names = listed_text(sorted(set(found.hosts)))
     return f"{text} and what was timed between {names}" if found.hosts else text
 

@@ -43,6 +43,11 @@ def ns_text(nanoseconds: float) -> str:
     return seconds_text(nanoseconds / 1e9)
 
 
+def range_text(low: float, high: float) -> str:
+    """Two durations: `95.1 ms to 1.2 s`."""
+    return f"{seconds_text(low)} to {seconds_text(high)}"
+
+
 def flops_text(flops_per_s: float) -> str:
     """A rate in the largest unit that it fills: `159 GFLOP/s`, `1.2 TFLOP/s`."""
     scale, unit = next(((s, u) for s, u in _RATES if abs(flops_per_s) >= s), _RATES[-1])

@@ -62,8 +62,9 @@ def spec_of(split: dict[str, Any]) -> RunSpec:
 
 def run(rounds: int) -> dict[str, Any]:
     """Results: rows (one a strategy, over all turns), turns (its rows of each), mean_error, bias, above (of all) of the
-    rows, each_error (mean error of each turn by itself), paced_mean_error, others (share of the devices), same (seconds
-    of one run, three times a turn).
+    rows, each_error (mean error of each turn by itself), paced_mean_error, others (share of the devices), inside (how
+    many of `ranges` runs lay in the range said for the drift of their devices), same (seconds of one run, three times a
+    turn).
 
     A run lasts seconds, and so long a shared host runs at one pace; its next one is another. So everything takes turns,
     the profile too, and a strategy's prediction and measurement are the means of theirs over all turns.
@@ -74,7 +75,8 @@ def run(rounds: int) -> dict[str, Any]:
     own = [row for row in rows if row["paced"] is not None]
     others = float(np.mean([row["others"] for row in rows]))
     same = [seconds for turn in turns for seconds in turn.same]
-    text = _text(rows, each, own, others, same)
+    inside = [row["inside"] for turn in turns for row in turn.rows if row["inside"] is not None]
+    text = _text(rows, each, own, others, same, inside)
     return {
         "rows": rows,
         "turns": [turn.rows for turn in turns],
@@ -84,6 +86,8 @@ def run(rounds: int) -> dict[str, Any]:
         "each_error": each,
         "paced_mean_error": float(np.mean([abs(row["paced_error"]) for row in own])) if own else None,
         "others": others,
+        "inside": sum(inside),
+        "ranges": len(inside),
         "same": same,
         "text": "\n".join([text, *map(_line, rows)]),
     }
@@ -95,13 +99,15 @@ def _text(
     own: Sequence[dict[str, Any]],
     others: float,
     same: Sequence[float],
+    inside: Sequence[bool],
 ) -> str:
     """What was found, in a line; `own` = the rows that are known at their own pace."""
     return (
         f"step times over {len(each)} turns {_off(rows, 'error')}; a turn by itself "
         f"{', '.join(f'{error:.1%}' for error in each)}; at the devices' own pace beside each run "
         f"{_off(own, 'paced_error')}; others used {percent_text(others)} of the devices; the host itself: "
-        f"{label(spec_of(SAME))} took {', '.join(map(seconds_text, same))}, three times a turn"
+        f"{label(spec_of(SAME))} took {', '.join(map(seconds_text, same))}, three times a turn; "
+        f"{sum(inside)} of {len(inside)} runs lay in the range said for the drift of their devices"
     )
 
 
@@ -211,13 +217,15 @@ def held(spec: RunSpec, table: CostTable, taken: Taken) -> dict[str, Any]:
     slower = (
         tuple(np.average([spell.slower for spell in spells], 0, [spell.share for spell in spells])) if spells else ()
     )
-    predicted = predict_step(spec, table).seconds
+    said = predict_step(spec, table)
+    predicted, likely = said.seconds, said.likely
     paced = predict_step(spec, table, spells=spells).seconds if spells else None
     return {
         "predicted": predicted,
         "measured": taken.seconds,
         "error": predicted / taken.seconds - 1,
         "others": taken.others,
+        "inside": likely[0] <= taken.seconds <= likely[1] if likely else None,
         "paced": paced,
         "paced_error": paced / taken.seconds - 1 if paced else None,
         "slower": slower,

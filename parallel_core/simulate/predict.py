@@ -25,7 +25,7 @@ from parallel_core.simulate.needs import CannotPredict as CannotPredict
 from parallel_core.simulate.needs import require
 from parallel_core.simulate.network import Exchange, Network, Pattern
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
-from parallel_core.simulate.spells import Spell, spells_of
+from parallel_core.simulate.spells import Spell, drift, spells_of
 from parallel_core.spec import RunSpec
 
 _PART: dict[Kind, Part] = {Kind.F: "forward", Kind.BW: "backward", Kind.B: "input", Kind.W: "weights"}
@@ -50,6 +50,14 @@ class Prediction:
 
     seconds: float
     spans: dict[int, Spans]
+    drift: tuple[float, float] | None = None
+    """How many times `seconds` a run takes while its devices are as fast, or as slow, as in a tenth of the moments of
+    the profile (`spells.drift`); None where that is not known, or they were said to be as fast as they are."""
+
+    @property
+    def likely(self) -> tuple[float, float] | None:
+        """Seconds between which eight of ten runs lie by the drift of the devices alone."""
+        return (self.seconds * self.drift[0], self.seconds * self.drift[1]) if self.drift else None
 
 
 def predict_step(
@@ -67,9 +75,11 @@ def predict_step(
     bound = devices or made.network.devices()
     at_pace = partial(_at_pace, spec, made, table, bound)
     known = spells or spells_of(table.spells, bound)
+    likely = None if spells else drift(table.spells, bound)
     if not known:
-        return at_pace((), 1)
-    return Prediction(sum(one.share * at_pace(one.slower, len(known)).seconds for one in known), at_pace((), 0).spans)
+        return replace(at_pace((), 1), drift=likely)
+    seconds = sum(one.share * at_pace(one.slower, len(known)).seconds for one in known)
+    return Prediction(seconds, at_pace((), 0).spans, likely)
 
 
 def _at_pace(

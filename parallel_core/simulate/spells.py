@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+LIKELY = (10, 90)
+"""Percentiles of moments between which a prediction is said to lie."""
 _WINDOW = 3
 """Times of the reference work that one moment of a run is the mean of: of one alone hiccups would say more."""
 
@@ -32,12 +34,28 @@ def spells_of(known: Sequence[Sequence[float]], devices: Sequence[int]) -> list[
     used = sorted(set(devices))
     if not known or len(used) < 2:
         return []
+    table, at = _paces(known, used), {device: i for i, device in enumerate(used)}
+    return _by_slowest(table[:, [at[device] for device in devices]])
+
+
+def drift(known: Sequence[Sequence[float]], devices: Sequence[int]) -> tuple[float, float] | None:
+    """The 10th and the 90th percentile, over the moments of a profile, of what its slowest device made of a step, times
+    the mean: how far one run may be from what all of them take on average. None where no moments are `known`."""
+    if not known:
+        return None
+    slowest = _paces(known, sorted(set(devices))).max(1)
+    low, high = np.percentile(slowest, LIKELY) / slowest.mean()
+    return float(low), float(high)
+
+
+def _paces(known: Sequence[Sequence[float]], used: Sequence[int]) -> NDArray[np.float64]:
+    """(moments, devices `used`), their mean 1."""
     paces = np.array(known, np.float64)
     moments, width = paces.shape
     shifts = [device // width * max(1, moments // 3) for device in used]
     columns = [np.roll(paces[:, device % width], -shift) for device, shift in zip(used, shifts, strict=True)]
-    table, at = np.stack(columns, 1), {device: i for i, device in enumerate(used)}
-    return _by_slowest((table / table.mean())[:, [at[device] for device in devices]])
+    table = np.stack(columns, 1)
+    return table / table.mean()
 
 
 def spells_beside(references: Sequence[Sequence[float]], usual: float) -> list[Spell]:

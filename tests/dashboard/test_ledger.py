@@ -19,6 +19,7 @@ from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.ledger.services import answer_profile, ask_profile, settle
 from dashboard.runs import services
 from dashboard.runs.models import Run, State
+from parallel_core.analysis.quantities import range_text
 from parallel_core.observe.records import POINT, encode
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -98,6 +99,25 @@ def test_a_run_is_predicted_when_queued_and_settled_when_done(profile: Profile, 
     assert selectors.memory_record().sentence() == "1 prediction, mean error 50.0 %, bias −50.0 %, worst −50.0 %."
     settle(run, {**measured, "cpu_others": 0.5})
     assert selectors.time_record().sentence() == "No predictions settled yet (1 disturbed left out)."
+
+
+def test_a_prediction_says_how_far_the_drift_of_its_devices_may_take_it(
+    worker: Worker, alice: Any, member: Client
+) -> None:
+    asked = ask_profile(worker=worker, spec=SPEC, user=alice)
+    moments = [(0.8, 1.2), (1.2, 0.8), (1.3, 1.0), (0.7, 1.0)]
+    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, spells=moments).dump()})
+    run, said = submitted(alice, {"dp": 2})
+    assert said.low_seconds and said.high_seconds and said.low_seconds < said.seconds < said.high_seconds
+    within, beyond = (said.high_seconds * share for share in (0.99, 1.01))
+    for median, inside in ((within, 1), (beyond, 0)):
+        settle(run, {"timed": {"median": median}, "memory": None, "cpu_others": 0.0})
+        assert selectors.time_record().inside == inside and len(selectors.time_record().as_likely) == 1
+        page = member.get(reverse("ledger:record")).content.decode()
+        assert f"{inside} of 1 lay in the range" in page
+        assert range_text(said.low_seconds, said.high_seconds) in page
+    settle(run, {"timed": {"median": within}, "memory": None, "cpu_others": 0.5})
+    assert selectors.time_record().as_likely == (), "a disturbed one says nothing"
 
 
 def test_what_is_not_settled_is_said_once() -> None:

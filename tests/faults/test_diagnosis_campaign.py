@@ -1,7 +1,10 @@
 """The diagnosis campaign: every fault really injected, plain and barely visible, and healthy runs of five strategies.
 
 The confusion table is printed (`-s` shows it at once). A run that other processes disturbed is made again, as a person
-would do; what is still disturbed then is counted apart, for it says nothing about the rules.
+would do, and so is one whose ranks' devices were of unequal pace: guests of a host that use the other half of one core
+make a straggler of it, or hide the one that is injected. What is still disturbed then is counted apart, for it says
+nothing about the rules. Delays are shares of a healthy step: what is barely visible on a fast host is nothing on a slow
+one.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from parallel_core import faults
-from parallel_core.analysis.diagnosis import diagnose
+from parallel_core.analysis.diagnosis import Case, diagnose
 from parallel_core.found import case_of
 from parallel_core.local import LocalYard
 from parallel_core.spec import RunSpec
@@ -24,41 +28,46 @@ pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.alone, pytest.ma
 ROUNDS = int(os.environ.get("TRAINYARD_CAMPAIGN_ROUNDS", "8"))
 AGAIN = 3
 RIGHT = 0.95
+UNEVEN = 1.15
+"""Times that the reference work took longer on the slowest device of a run than on the fastest."""
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128}
 TRAIN = {"steps": 23, "warmup_steps": 3, "global_batch": 16}
 PP: dict[str, Any] = {"pp": 2, "micro_batches": 8}
+DP, TP = {"dp": 2}, {"tp": 2}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "single": {},
-    "DP 2": {"dp": 2},
-    "TP 2": {"tp": 2},
+    "DP 2": DP,
+    "TP 2": TP,
     "1F1B": PP,
     "GPipe": PP | {"schedule": "gpipe"},
 }
 
 
 class Injection(NamedTuple):
-    """A fault, the layout it is injected into, and the rules that name it."""
+    """A fault, the layout it is injected into, and the rules that name it; `{}` in the fault are the milliseconds that
+    `of_step` of a healthy step of the layout takes."""
 
     fault: str
     split: dict[str, Any]
     rules: tuple[str, ...]
     train: dict[str, Any] = {}
+    of_step: float = 0.0
 
 
 INJECTIONS = {
-    "straggler, plain": Injection("straggler:rank=1,factor=3", {"dp": 2}, ("straggler",)),
-    "straggler, barely": Injection("straggler:rank=1,factor=1.5", {"dp": 2}, ("straggler",)),
+    "straggler, plain": Injection("straggler:rank=1,factor=3", DP, ("straggler",)),
+    "straggler, barely": Injection("straggler:rank=1,factor=1.5", DP, ("straggler",)),
     "straggler in a pipeline, plain": Injection("straggler:rank=1,factor=3", PP, ("straggler",)),
-    "slow link, plain": Injection("slow_link:ms=15", PP, ("slow_link",)),
-    "slow link, barely": Injection("slow_link:ms=5", PP, ("slow_link",)),
-    "slow all-reduce, plain": Injection("slow_group:axis=data,ms=80", {"dp": 2}, ("exposed_reduction",)),
-    "slow all-reduce, barely": Injection("slow_group:axis=data,ms=30", {"dp": 2}, ("exposed_reduction",)),
-    "slow tensor group, plain": Injection("slow_group:axis=tensor,ms=10", {"tp": 2}, ("tensor_too_fine",)),
-    "slow tensor group, barely": Injection("slow_group:axis=tensor,ms=4", {"tp": 2}, ("tensor_too_fine",)),
+    "slow link, plain": Injection("slow_link:ms={:.1f}", PP, ("slow_link",), of_step=0.17),
+    "slow link, barely": Injection("slow_link:ms={:.1f}", PP, ("slow_link",), of_step=0.06),
+    "slow all-reduce, plain": Injection("slow_group:axis=data,ms={:.1f}", DP, ("exposed_reduction",), of_step=0.9),
+    "slow all-reduce, barely": Injection("slow_group:axis=data,ms={:.1f}", DP, ("exposed_reduction",), of_step=0.35),
+    "slow tensor group, plain": Injection("slow_group:axis=tensor,ms={:.1f}", TP, ("tensor_too_fine",), of_step=0.12),
+    "slow tensor group, barely": Injection("slow_group:axis=tensor,ms={:.1f}", TP, ("tensor_too_fine",), of_step=0.05),
     "unbalanced cut, plain": Injection("unbalanced_cut:stage=0,units=3", PP, ("unbalanced_stages",)),
     "unbalanced cut, barely": Injection("unbalanced_cut:stage=0,units=1", PP, ("unbalanced_stages",)),
-    "slow data, plain": Injection("slow_data:ms=100", {"dp": 2}, ("data_stall",)),
-    "slow data, barely": Injection("slow_data:ms=25", {"dp": 2}, ("data_stall",)),
+    "slow data, plain": Injection("slow_data:ms={:.1f}", DP, ("data_stall",), of_step=1.1),
+    "slow data, barely": Injection("slow_data:ms={:.1f}", DP, ("data_stall",), of_step=0.28),
     "memory hog, plain": Injection("memory_hog:mib=256", {}, ("memory_surplus",)),
     "memory hog, barely": Injection("memory_hog:mib=48", {}, ("memory_surplus",)),
     "learning rate, plain": Injection("high_lr:factor=1e6,step=5", {}, ("divergence",)),
@@ -66,7 +75,7 @@ INJECTIONS = {
     "loss scale, plain": Injection("high_scale:scale=1e30", {}, ("divergence",), {"precision": "fp16"}),
     "loss scale, barely": Injection("high_scale:scale=1e12", {}, ("divergence",), {"precision": "fp16"}),
     # On one rank alone: to the spans a rank that is busy with launches is one that computes longer.
-    "tiny kernels, plain": Injection("tiny_kernels:rank=1,count=20000", {"dp": 2}, ("straggler", "tiny_kernels")),
+    "tiny kernels, plain": Injection("tiny_kernels:rank=1,count=20000", DP, ("straggler", "tiny_kernels")),
 }
 
 
@@ -76,18 +85,32 @@ def yard() -> Iterator[LocalYard]:
         yield yard
 
 
-def first_finding(yard: LocalYard, folder: Path, split: dict[str, Any], train: dict[str, Any], *inject: str) -> str:
-    """The rule that speaks first; "" where none does; "disturbed" where that is so each of AGAIN times."""
+def spec_of(split: dict[str, Any], train: dict[str, Any], *inject: str) -> RunSpec:
     given = {"model": MODEL, "parallel": split, "train": TRAIN | train, "trace": {"trace_every": 2}}
-    spec = RunSpec.model_validate(given | {"inject": [faults.parse(text) for text in inject]})
+    return RunSpec.model_validate(given | {"inject": [faults.parse(text) for text in inject]})
+
+
+def first_finding(yard: LocalYard, folder: Path, spec: RunSpec) -> str:
+    """The rule that speaks first; "" where none does; "disturbed" where that is so each of AGAIN times."""
     rule = ""
     for attempt in range(AGAIN):
         outcome = yard.run(spec, folder / str(attempt))
         assert outcome.ok, outcome.failure()
-        rule = next((finding.rule for finding in diagnose(case_of(spec, outcome))), "")
+        case = case_of(spec, outcome)
+        rule = "disturbed" if uneven(case) else next((finding.rule for finding in diagnose(case)), "")
         if rule != "disturbed":
             break
     return rule
+
+
+def uneven(case: Case) -> bool:
+    return max(case.paces.values(), default=0.0) > UNEVEN * min(case.paces.values(), default=0.0)
+
+
+def healthy_ms(yard: LocalYard, folder: Path, case: Injection) -> float:
+    """What a step of its layout takes on this host: the median of the timed ones."""
+    outcome = yard.run(spec_of(case.split, case.train), folder)
+    return 1e3 * float(np.median(outcome.series("step_time")["value"][TRAIN["warmup_steps"] :]))
 
 
 def table(rows: dict[str, Counter[str]]) -> str:
@@ -103,9 +126,12 @@ def test_every_fault_is_found_first_and_healthy_runs_are_silent(yard: LocalYard,
     healthy: dict[str, Counter[str]] = {name: Counter() for name in STRATEGIES}
     for i in range(ROUNDS):
         for name, case in INJECTIONS.items():
-            broken[name][first_finding(yard, tmp_path / name / str(i), case.split, case.train, case.fault)] += 1
+            folder = tmp_path / name / str(i)
+            delay = case.of_step * healthy_ms(yard, folder / "healthy", case) if case.of_step else 0.0
+            spec = spec_of(case.split, case.train, case.fault.format(delay))
+            broken[name][first_finding(yard, folder, spec)] += 1
         for name, split in STRATEGIES.items():
-            healthy[name][first_finding(yard, tmp_path / name / str(i), split, {})] += 1
+            healthy[name][first_finding(yard, tmp_path / name / str(i), spec_of(split, {}))] += 1
     right = sum(broken[name][rule] for name, case in INJECTIONS.items() for rule in case.rules)
     judged = sum(row.total() - row["disturbed"] for row in broken.values())
     silent = sum(row[""] for row in healthy.values())

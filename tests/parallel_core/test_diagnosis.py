@@ -297,6 +297,22 @@ def test_the_straggler_is_named() -> None:
     assert first.effect_ns == pytest.approx(96_000 * US, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("paces", "said", "change"),
+    [
+        ({}, "", "Look at the device of rank 1"),
+        ({1: 0.003}, "", "Look at the device of rank 1"),  # the other rank did not do it
+        ({0: 0.002, 1: 0.0036}, "took 1.80x as long there: the device is slow.", "Look at the device of rank 1"),
+        ({0: 0.002, 1: 0.0021}, "took 1.05x as long there: it is not the device.", "Look at what rank 1 does"),
+    ],
+)
+def test_the_reference_work_tells_a_slow_device_from_slow_work(paces: dict[int, float], said: str, change: str) -> None:
+    made = spec(dp=2)
+    first: Finding = diagnose(healthy(made, traced=slowed(made, 1, 2.0), paces=paces))[0]
+    assert first.rule == "straggler" and first.change.startswith(change)
+    assert first.evidence.endswith(said or "in 4 traced steps.")
+
+
 def test_a_tensor_group_over_two_hosts_is_named_with_them() -> None:
     made = spec(tp=2)
     busy = healthy(made, traced=with_children(made, Kind.TP_COLLECTIVE, 0.6))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from parallel_core.observe.reference import Reference
@@ -15,7 +16,7 @@ from parallel_core.profile.layers import LayerBench
 from parallel_core.profile.pacer import Pacer
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.predict import predict_step
-from parallel_core.simulate.spells import Spell, spells_beside, spells_of
+from parallel_core.simulate.spells import Spell, drift, spells_beside, spells_of
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import SAMPLES, row, table
 
@@ -64,6 +65,19 @@ def test_devices_beyond_the_profiled_ones_drift_by_themselves() -> None:
     two, four = (spells_of(IN_TURN * 3 + AT_ONCE, range(count)) for count in (2, 4))
     most = [sum(spell.share * max(spell.slower) for spell in spells) for spells in (two, four)]
     assert 1.0 < most[0] < most[1] < 1.25
+
+
+def test_a_prediction_says_what_drift_alone_makes_of_it() -> None:
+    """Replicas that wait for a device that is slow in turns drift less than each of them does by itself."""
+    moments = [(pace, 2.0 - pace) for pace in np.linspace(0.5, 1.5, 101)]
+    assert drift(moments, [0]) == pytest.approx((0.6, 1.4)) and drift([], [0]) is None
+    low, high = drift(moments, [0, 1]) or (0.0, 0.0)
+    assert 0.6 < low < 1.0 < high < 1.4
+    spec = RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": {"dp": 2}, "train": {"global_batch": 16}})
+    said = predict_step(spec, table(MODEL, spells=moments))
+    assert said.likely == pytest.approx((low * said.seconds, high * said.seconds))
+    assert predict_step(spec, table(MODEL)).likely is None
+    assert predict_step(spec, table(MODEL, spells=moments), spells=[Spell(1.0, (1.5, 1.5))]).likely is None
 
 
 def test_a_run_has_spells_of_its_own() -> None:

@@ -70,6 +70,8 @@ class Case:
     """The rate of each update, as it was taken."""
     hosts: Sequence[str] = ()
     """The host of each rank, where they are on several."""
+    paces: Mapping[int, float] = field(default_factory=dict)
+    """By rank the seconds of the reference work, which never changes (`observe.reference`): the median."""
 
     @cached_property
     def layout(self) -> Layout:
@@ -128,10 +130,23 @@ class Case:
             return 0
         return max(0, round(self.typical.step - replay(self.spec, self.typical, change).step))
 
+    def slower_device(self, rank: int, others: Sequence[int]) -> float | None:
+        """How many times longer than on `others` (their median) the reference work took on the device of `rank`; None
+        where one of them did not do it."""
+        known = [self.paces[other] for other in others if self.paces.get(other)]
+        if not known or len(known) < len(others) or not self.paces.get(rank):
+            return None
+        return self.paces[rank] / float(np.median(known))
+
     def spent(self, rank: int, kind: Kind) -> int:
         """Median over the steps of the nanoseconds in spans of `kind`."""
         sums = [int((own["end"] - own["start"]).sum()) for s in self.traced for own in [waits.of_kinds(s[rank], kind)]]
         return int(np.median(sums)) if sums else 0
+
+
+def paces(took: Mapping[int, Floats]) -> dict[int, float]:
+    """The median of the reference work's seconds `took` by rank, of those that did it."""
+    return {rank: float(np.median(seconds)) for rank, seconds in took.items() if len(seconds)}
 
 
 def _share(account: Account, components: Sequence[str]) -> float:

@@ -6,6 +6,9 @@ times where only other stages can be held against it, because layers of differen
 slowest in three of four traced steps, of two at least: what comes and goes is noise. A rank that loses as much with
 every operation, long or short, is not slow: that is `tiny_kernels`. Stages of uneven work are not held against each
 other: that is `unbalanced_stages`.
+
+Whether it is the device or what runs on it is told by the reference work, where ranks did it: a device that takes
+1.15 times as long for that, too, is slow by itself (its own paces differ by less: docs/engine.md).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from parallel_core.analysis.quantities import ns_text, ratio_text
 from parallel_core.plan.partition import flop_weights
 
 SAME_WORK, OTHER_WORK, MATTERS, OFTEN = 1.3, 1.6, 0.05, 0.75
+SLOW_DEVICE = 1.15
 LEAST = 2
 
 
@@ -43,16 +47,34 @@ def check(case: Case, least: int = LEAST) -> Finding | None:
     lost = round(float(np.median([_busy(step[slow]) for step in case.accounts])) * (1 - 1 / factor)) if factor else 0
     if factor < (SAME_WORK if peers else OTHER_WORK) or often < OFTEN or lost < MATTERS * case.step_ns:
         return None
+    of_device = case.slower_device(slow, others)
     compared = "the ranks that do the same work" if peers else "the other stages, for the FLOPs of each"
     return Finding(
         "straggler",
         f"{ratio_text(factor)} as long as the others: rank {slow} is a straggler.",
-        f"Its compute takes {ns_text(lost)} of a step more than on {compared}, in {len(case.traced)} traced steps.",
-        f"Look at the device of rank {slow}: its clock, its heat, what else runs there; or place the run elsewhere.",
+        f"Its compute takes {ns_text(lost)} of a step more than on {compared}, in {len(case.traced)} traced steps."
+        + _reference(of_device),
+        _change(slow, of_device),
         effect_ns=lost,
         tab="accounts",
         rank=slow,
     )
+
+
+def _reference(of_device: float | None) -> str:
+    """What the reference work says of the slow rank's device."""
+    if of_device is None:
+        return ""
+    took = f" The reference work, the same on every rank, took {ratio_text(of_device)} as long there:"
+    return f"{took} the device is slow." if of_device >= SLOW_DEVICE else f"{took} it is not the device."
+
+
+def _change(slow: int, of_device: float | None) -> str:
+    if of_device is None or of_device >= SLOW_DEVICE:
+        return (
+            f"Look at the device of rank {slow}: its clock, its heat, what else runs there; or place the run elsewhere."
+        )
+    return f"Look at what rank {slow} does beside its layers: hooks, logging, other threads of its process."
 
 
 def _busy(account: Account) -> int:
