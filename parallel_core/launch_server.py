@@ -15,13 +15,16 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from parallel_core import launch, processes
 from parallel_core.launch import StartOrder, Store
 from parallel_core.launch_attempt import Attempt
 from parallel_core.launch_rank import RunRank, Seat, be_rank, engine
 from parallel_core.observe.host import listen_at
+
+if TYPE_CHECKING:
+    from parallel_core.spec import RunSpec
 
 FAIL_GRACE_S = 1.0
 """From TERM to KILL for the ranks that a failed one leaves behind."""
@@ -131,6 +134,8 @@ class Server:
         from parallel_core.spec import RunSpec
 
         spec = RunSpec.model_validate(order["spec"])
+        if imports_compiler(spec):
+            prewarm_compiler()
         alone = len(order["devices"]) == spec.parallel.world
         store, listener = order.get("store"), None
         if store is None:
@@ -241,10 +246,24 @@ def _listen(host: str) -> tuple[socket.socket, Store]:
 
 
 def prewarm() -> None:
-    """Import what ranks use (the first use of torch.optim alone would cost each of them seconds)."""
+    """Import what ranks use: each of them would take its own time for it."""
+    import numpy.ma
+    import numpy.random  # noqa: F401
+    import torch.distributed.checkpoint  # noqa: F401
+
+
+def prewarm_compiler() -> None:
+    """PyTorch's compiler, which compiles nothing here: torch.optim, `fully_shard` and deterministic algorithms import
+    it to tell it so, and it takes as long as all else but torch itself."""
     import torch._dynamo
-    import torch.distributed.checkpoint
     import torch.optim  # noqa: F401
+
+    gc.freeze()
+
+
+def imports_compiler(spec: RunSpec) -> bool:
+    """Whether ranks of the run would import it, each for itself."""
+    return spec.train.deterministic or spec.parallel.zero_backend == "fully_shard"
 
 
 def serve(parent: int, run_rank: RunRank | None = None) -> None:
@@ -269,4 +288,5 @@ def main(run_rank: RunRank) -> None:
     """The entry of a server whose ranks run something else than training: a benchmark, a profile."""
     parent = int(sys.argv[sys.argv.index("--parent") + 1])
     processes.die_with(parent)
+    prewarm_compiler()
     serve(parent, run_rank)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import queue
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -88,12 +89,15 @@ class LocalYard:
         self.server = ForkServer(self._events.put, command)
         self._attempt = 0
         self._ready = False
+        self._corpora = tempfile.TemporaryDirectory(prefix="trainyard-corpora-")
+        """Where runs that are given no folder of texts find the built-in ones, once for all of them."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.server.close()
+        self._corpora.cleanup()
 
     def wait_ready(self) -> None:
         """Until the engine is imported and a run would start at once."""
@@ -171,7 +175,7 @@ class LocalYard:
             "first_rank": 0,
             "devices": list(devices if devices is not None else range(spec.parallel.world)),
             "device_kind": spec.train.device,
-            "corpus_cache": str((corpora or folder / "corpora").resolve()),
+            "corpus_cache": str((corpora or Path(self._corpora.name)).resolve()),
             "saves": saves,
         }
 

@@ -6,6 +6,7 @@ fetched into its cache folder under that name.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import sysconfig
@@ -46,7 +47,7 @@ def blob_path(name: str, cache: Path | None) -> Path | None:
 
 def _stdlib(cache: Path | None) -> np.ndarray:
     if cache is None:
-        return np.frombuffer(_read_stdlib(), dtype=np.uint8)
+        return np.frombuffer(_kept_stdlib(), dtype=np.uint8)
     path = cache / f"stdlib-{platform.python_version()}.bin"
     if not path.is_file():
         cache.mkdir(parents=True, exist_ok=True)
@@ -66,6 +67,12 @@ def _read_stdlib() -> bytes:
         if size >= MAX_STDLIB:
             break
     return b"".join(parts)[:MAX_STDLIB]
+
+
+@functools.cache
+def _kept_stdlib() -> bytes:
+    """In the memory of a process that has no folder to keep it in: a profile opens it again and again."""
+    return _read_stdlib()
 
 
 def _sources(folder: Path) -> Iterator[Path]:

@@ -204,6 +204,11 @@ class _Follow(TorchDispatchMode):
         super().__init__()
         self.meter = meter
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: to keep the compiler out PyTorch would import it, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self._show(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from parallel_core.data import corpus
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.trainer import Trainer
@@ -25,6 +27,7 @@ from parallel_core.spec import RunSpec
 from tests.scratch import fresh_folder
 
 prewarm()  # as the fork server does: what each rank would import is imported once
+corpus.open("stdlib")  # and read: ranks are given no folder of texts
 torch.set_num_threads(1)  # a thread pool in the parent would not survive the fork
 
 Work = Callable[[RunSpec, int, Rendezvous, Path], Any]
@@ -59,6 +62,7 @@ def run_many(specs: Sequence[RunSpec], work: Work, folder: Path) -> list[list[An
 
 
 def _be(turns: list[tuple[RunSpec, Rendezvous]], rank: int, work: Work, folder: Path) -> None:
+    gc.freeze()  # what the tests before have left is not looked through, and not copied
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     tempfile.tempdir = str(folder)  # what a rank makes goes with the folder: no exit handler runs here
     results: list[Any] = []

@@ -32,6 +32,7 @@ for name in ("is_available", "device_count", "get_device_properties", "current_d
     setattr(torch.cuda, name, lambda *_, name=name, **__: asked.append(name))
 from parallel_core import launch_rank, launch_server, processes
 launch_server.prewarm()
+launch_server.prewarm_compiler()
 launch_rank.engine()
 print(asked, torch.cuda.is_initialized(), processes.threads())
 """

@@ -1,0 +1,25 @@
+"""A fork server whose ranks train, and write down which modules they had to import themselves: see test_prewarm."""
+
+from __future__ import annotations
+
+import sys
+
+from parallel_core import processes
+from parallel_core.launch_rank import Seat, engine
+from parallel_core.launch_server import serve
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import FileSink
+
+train = engine()
+
+
+def run(seat: Seat, sink: FileSink, page: Progress) -> None:
+    before = set(sys.modules)
+    train(seat, sink, page)
+    (seat.folder / f"imported-{seat.rank}").write_text("\n".join(sorted(set(sys.modules) - before)))
+
+
+if __name__ == "__main__":
+    parent = int(sys.argv[2])
+    processes.die_with(parent)
+    serve(parent, run)
