@@ -20,7 +20,8 @@ from dashboard.runs.models import Attempt, Run
 from parallel_core.analysis.quantities import signed_percent_text
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.needs import NeverTimed
-from parallel_core.simulate.predict import ALONE, CannotPredict, Where, predict_step
+from parallel_core.simulate.network import ALONE, Where
+from parallel_core.simulate.predict import CannotPredict, predict_step
 from parallel_core.simulate.spells import spells_beside
 from parallel_core.spec import RunSpec
 

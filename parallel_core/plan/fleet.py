@@ -21,7 +21,8 @@ from parallel_core.plan.strategy import label
 from parallel_core.profile.table import CostTable
 from parallel_core.rules import divisors
 from parallel_core.searches import Told, silent
-from parallel_core.simulate.predict import ALONE, CannotPredict, Where, predict_step
+from parallel_core.simulate.network import ALONE, Where
+from parallel_core.simulate.predict import CannotPredict, predict_step
 from parallel_core.spec import RunSpec
 
 EARLY = {"early_gradients": True}

@@ -9,7 +9,7 @@ from parallel_core.plan.fleet import splits
 from parallel_core.profile.curves import HostName, LinksBetween
 from parallel_core.profile.table import CostTable
 from parallel_core.searches import Told, Value, silent
-from parallel_core.simulate.predict import ALONE, Where
+from parallel_core.simulate.network import ALONE, Where
 from parallel_core.spec import RunSpec
 
 

@@ -25,6 +25,16 @@ Among = Literal["tensor", "data", "ends"]
 """Ranks of a collective: a tensor group, the replicas of a place, or the ends of a pipeline that share parameters."""
 
 
+class Where(NamedTuple):
+    """`hosts[rank]` of a run over several, and what was timed between each two of them; none: all ranks on one."""
+
+    hosts: Sequence[str] = ()
+    between: Sequence[LinksBetween] = ()
+
+
+ALONE = Where()
+
+
 class Exchange(NamedTuple):
     """Seconds of a collective, and whether they pass without work: ranks that share a device wait, and so do those
     whose messages are on their way between hosts. For `moving` of them bytes are on the line between two."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple
 
 from parallel_core.layout import Layout
 from parallel_core.outline import block_of
 from parallel_core.outline.recompute import recomputed
 from parallel_core.plan.units import boundary_elements
-from parallel_core.profile.curves import Curve, Link, LinksBetween
+from parallel_core.profile.curves import Curve, Link
 from parallel_core.profile.table import CostTable, Layers, Part
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind, Op, Schedule
@@ -23,7 +22,7 @@ from parallel_core.simulate import Costs, Spans, noise, steady, talks
 from parallel_core.simulate.ends import Ends, Seconds
 from parallel_core.simulate.needs import CannotPredict as CannotPredict
 from parallel_core.simulate.needs import require
-from parallel_core.simulate.network import Exchange, Network, Pattern
+from parallel_core.simulate.network import ALONE, Exchange, Network, Pattern, Where
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
 from parallel_core.simulate.spells import Spell, drift, spells_of
 from parallel_core.spec import RunSpec
@@ -31,16 +30,6 @@ from parallel_core.spec import RunSpec
 _PART: dict[Kind, Part] = {Kind.F: "forward", Kind.BW: "backward", Kind.B: "input", Kind.W: "weights"}
 Share = Callable[[Exchange], float]
 _MOST_SLOWDOWN = 8.0  # of a layer by other busy devices; more is noise of a layer that takes next to nothing
-
-
-class Where(NamedTuple):
-    """`hosts[rank]` of a run over several, and what was timed between each two of them; none: all ranks on one."""
-
-    hosts: Sequence[str] = ()
-    between: Sequence[LinksBetween] = ()
-
-
-ALONE = Where()
 
 
 @dataclass(frozen=True)

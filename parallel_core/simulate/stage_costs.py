@@ -7,7 +7,8 @@ from dataclasses import replace
 from parallel_core.layout import Layout
 from parallel_core.profile.table import CostTable
 from parallel_core.schedule.ir import Kind, Op
-from parallel_core.simulate.predict import ALONE, Maker, Where
+from parallel_core.simulate.network import ALONE, Where
+from parallel_core.simulate.predict import Maker
 from parallel_core.simulate.shared import HostCosts, Sharing
 from parallel_core.spec import RunSpec
 

@@ -8,7 +8,8 @@ import pytest
 
 from parallel_core.plan.fleet import Splits, splits
 from parallel_core.plan.memory import worst_stage
-from parallel_core.simulate.predict import ALONE, Where, predict_step
+from parallel_core.simulate.network import ALONE, Where
+from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import table
 from tests.parallel_core.test_network import between

@@ -9,7 +9,8 @@ import pytest
 from parallel_core.outline import outline_of
 from parallel_core.profile.curves import LinksBetween
 from parallel_core.schedule.ir import Kind
-from parallel_core.simulate.predict import Where, predict_step
+from parallel_core.simulate.network import Where
+from parallel_core.simulate.predict import predict_step
 from parallel_core.simulate.wires import Passage, Wires
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import table

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from parallel_core.profile.curves import Link, LinksBetween
-from parallel_core.simulate.predict import Where, predict_step
+from parallel_core.simulate.network import Where
+from parallel_core.simulate.predict import predict_step
 from parallel_core.simulate.wires import Line, Passage, Wires
 from tests.parallel_core.tables import curve, table
 from tests.parallel_core.test_network import BATCH, FAR_BYTE_S, FAR_S, MODEL, between, network, spec

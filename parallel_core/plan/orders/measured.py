@@ -16,7 +16,8 @@ from parallel_core.schedule import places
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.table import to_csv
 from parallel_core.schedule.traits import CUSTOM
-from parallel_core.simulate.predict import ALONE, Where, predict_step
+from parallel_core.simulate.network import ALONE, Where
+from parallel_core.simulate.predict import predict_step
 from parallel_core.simulate.stage_costs import message_times, stage_times
 from parallel_core.spec import RunSpec
 
