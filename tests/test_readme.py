@@ -43,6 +43,8 @@ def commands() -> list[str]:
 
 
 ENGINE = [c for c in commands() if c.startswith("python ")]
+LONG = {f"python -m parallel_core {c}" for c in ("profile examples/pp2.json --out costs", "calibrate", "bench")}
+"""Run by `./run test --full` alone: half a minute; what they call is run by tests of their own."""
 CURL = [c for c in commands() if c.startswith("curl ")]
 ELSEWHERE = {
     "./run test": "this very run",
@@ -56,7 +58,7 @@ IN_THE_YARD = {"./run", "./run password", "./run setup"}
 def test_no_command_is_left_out() -> None:
     left = set(commands()) - set(ENGINE) - set(CURL) - ELSEWHERE.keys() - IN_THE_YARD
     assert not left
-    assert len(ENGINE) == 12 and len(CURL) == 3
+    assert len(ENGINE) == 12 and len(CURL) == 3 and set(ENGINE) >= LONG
 
 
 def test_rules_and_faults_are_those_that_there_are() -> None:
@@ -84,7 +86,7 @@ def test_every_command_that_is_named_is_there(path: Path) -> None:
     assert set(re.findall(r"`(?:\S+ -m parallel_core )?bench ([a-z][\w-]*)", PAGES[path])) <= {*BENCHES, "list"}
 
 
-@pytest.mark.parametrize("command", ENGINE)
+@pytest.mark.parametrize("command", [pytest.param(c, marks=pytest.mark.full) if c in LONG else c for c in ENGINE])
 def test_engine_command(command: str, tmp_path: Path) -> None:
     words = re.sub(r"--out (\w+)", rf"--out {tmp_path}/\1", command.replace("python", sys.executable, 1)).split()
     if words[-1] == "bench":

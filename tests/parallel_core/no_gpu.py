@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-GPT = {"layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 128}
+GPT = {"layers": 2, "hidden": 64, "heads": 4, "seq": 32, "vocab": 128}
 LLAMA = {**GPT, "kv_heads": 2, "positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
-GNMT = {"kind": "gnmt", "layers": 4, "hidden": 32, "seq": 16, "vocab": 64}
+GNMT = {"kind": "gnmt", "layers": 2, "hidden": 32, "seq": 16, "vocab": 64}
 PIPE = {"pp": 2, "micro_batches": 4}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "Llama, shared keys in fp32": (LLAMA, {}, "fp32"),

@@ -20,7 +20,7 @@ from parallel_core.data import corpus
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.trainer import Trainer
-from parallel_core.launch_server import prewarm
+from parallel_core.launch_server import imports_compiler, prewarm, prewarm_compiler
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.spec import RunSpec
@@ -41,6 +41,8 @@ def run(spec: RunSpec, work: Work, folder: Path) -> list[Any]:
 def run_many(specs: Sequence[RunSpec], work: Work, folder: Path) -> list[list[Any]]:
     """The same for several specs of one size, one after the other in the same processes: results by spec, then rank."""
     (world,) = {spec.parallel.world for spec in specs}
+    if any(map(imports_compiler, specs)):
+        prewarm_compiler()
     with ExitStack() as stack:
         listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in specs]
         pids = {}

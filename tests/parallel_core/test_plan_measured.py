@@ -32,16 +32,20 @@ LLAMA = {**GPT, "kv_heads": 2, "positions": "rope", "activation": "swiglu", "nor
         ({"tp": 2}, "fp32", False),
         ({**PIPELINE, "schedule": "naive"}, "fp32", False),
         ({**PIPELINE, "schedule": "gpipe"}, "fp32", True),
-        ({**PIPELINE, "schedule": "1f1b"}, "fp64", False),
+        pytest.param({**PIPELINE, "schedule": "1f1b"}, "fp64", False, marks=pytest.mark.full),
         ({**PIPELINE, "schedule": "1f1b", "recompute": "full", "micro_batches": 8}, "fp32", False),
-        ({**PIPELINE, "schedule": "gpipe", "recompute": "full", "cuts": [4]}, "fp32", False),
+        pytest.param(
+            {**PIPELINE, "schedule": "gpipe", "recompute": "full", "cuts": [4]}, "fp32", False, marks=pytest.mark.full
+        ),
         ({**PIPELINE, "schedule": "interleaved"}, "fp32", False),
         ({**PIPELINE, "schedule": "zb-h1"}, "fp32", False),
         ({**PIPELINE, "schedule": "zb-v"}, "fp32", True),
-        ({**PIPELINE, "widths": [1, 2]}, "fp32", False),
+        pytest.param({**PIPELINE, "widths": [1, 2]}, "fp32", False, marks=pytest.mark.full),
         ({**PIPELINE, "widths": [2, 1], "schedule": "zb-h1"}, "fp32", False),
         ({**PIPELINE, "schedule": "zb-h1", "recompute": "full"}, "fp32", False),
-        ({**PIPELINE, "schedule": "interleaved", "recompute": "full"}, "fp32", False),
+        pytest.param(
+            {**PIPELINE, "schedule": "interleaved", "recompute": "full"}, "fp32", False, marks=pytest.mark.full
+        ),
     ],
 )
 def test_prediction_is_within_three_percent(
@@ -55,20 +59,20 @@ def test_prediction_is_within_three_percent(
     [
         pytest.param({"micro_batches": 2}, "plain", marks=pytest.mark.full),
         ({"micro_batches": 2, "recompute": "selective"}, "plain"),
-        ({"tp": 2, "recompute": "selective", "recompute_layers": [0, 2]}, "plain"),
+        pytest.param({"tp": 2, "recompute": "selective", "recompute_layers": [0, 2]}, "plain", marks=pytest.mark.full),
         ({**PIPELINE, "recompute": "full", "recompute_layers": [1]}, "fused"),
         pytest.param({**PIPELINE, "recompute": "selective"}, "plain", marks=pytest.mark.full),
         pytest.param({"tp": 2, "sequence": True}, "fused", marks=pytest.mark.full),
         ({"tp": 2, "sequence": True, "micro_batches": 2, "recompute": "full"}, "fused"),
         ({"tp": 2, "sequence": True, "micro_batches": 2, "recompute": "selective"}, "plain"),
-        ({**PIPELINE, "tp": 2, "sequence": True, "schedule": "1f1b"}, "fused"),
+        pytest.param({**PIPELINE, "tp": 2, "sequence": True, "schedule": "1f1b"}, "fused", marks=pytest.mark.full),
         ({**PIPELINE, "tp": 2, "sequence": True, "schedule": "zb-h1"}, "fused"),
         pytest.param(COLUMNS, "fused", marks=pytest.mark.full),
         ({**COLUMNS, "micro_batches": 2, "recompute": "full"}, "fused"),
         pytest.param({**COLUMNS, "recompute": "selective"}, "plain", marks=pytest.mark.full),
         ({**COLUMNS, **PIPELINE, "schedule": "zb-h1"}, "fused"),
         pytest.param({**COLUMNS, **PIPELINE, "recompute": "full"}, "fused", marks=pytest.mark.full),
-        ({**COLUMNS, **PIPELINE, "recompute": "selective"}, "plain"),
+        pytest.param({**COLUMNS, **PIPELINE, "recompute": "selective"}, "plain", marks=pytest.mark.full),
     ],
 )
 def test_prediction_holds_for_what_is_not_kept_whole(
@@ -87,16 +91,16 @@ def test_prediction_holds_for_a_llama(yard: LocalYard, tmp_path: Path, split: di
     [
         pytest.param({"kv_heads": 2}, {}, marks=pytest.mark.full),
         ({"kv_heads": 2}, {"tp": 2, "sequence": True}),
-        ({"kv_heads": 1}, {**PIPELINE}),
+        pytest.param({"kv_heads": 1}, {**PIPELINE}, marks=pytest.mark.full),
         ({"kv_heads": 2}, {**PIPELINE, "schedule": "1f1b", "early_gradients": True}),
         ({}, {**PIPELINE, "schedule": "gpipe", "early_gradients": True, "recompute": "full"}),
         ({"kv_heads": 1, "attention": "plain"}, {}),
         ({"kv_heads": 2, "attention": "plain"}, {"recompute": "selective"}),
         pytest.param({"positions": "rope"}, {}, marks=pytest.mark.full),
-        ({"positions": "rope", "attention": "plain"}, {**PIPELINE}),
+        pytest.param({"positions": "rope", "attention": "plain"}, {**PIPELINE}, marks=pytest.mark.full),
         pytest.param({"dropout": 0.1}, {"recompute": "full"}, marks=pytest.mark.full),
         ({"dropout": 0.1}, {**PIPELINE, "recompute": "full"}),
-        ({"dropout": 0.1}, COLUMNS),
+        pytest.param({"dropout": 0.1}, COLUMNS, marks=pytest.mark.full),
     ],
 )
 def test_prediction_holds_for_shared_keys_positions_and_dropout(
@@ -202,7 +206,13 @@ def test_the_gradient_that_came_is_there_while_earlier_blocks_are_made_again(
 
 
 @pytest.mark.parametrize(
-    ("schedule", "widths"), [("zb-h2", [2, 1]), ("v-half", [1, 2]), ("1f1b", [2, 1]), ("gpipe", [1, 2])]
+    ("schedule", "widths"),
+    [
+        ("zb-h2", [2, 1]),
+        pytest.param("v-half", [1, 2], marks=pytest.mark.full),
+        pytest.param("1f1b", [2, 1], marks=pytest.mark.full),
+        ("gpipe", [1, 2]),
+    ],
 )
 def test_a_tensor_rank_that_sends_nothing_keeps_nothing_sent(
     yard: LocalYard, tmp_path: Path, schedule: str, widths: list[int]
@@ -268,7 +278,8 @@ def test_norms_over_the_samples_of_all_replicas_are_counted(yard: LocalYard, tmp
 
 @pytest.mark.parametrize("shards", [{"zero": 2}, {"zero": 3}, {"zero": 3, "zero_backend": "fully_shard"}])
 @pytest.mark.parametrize(
-    "more", [pytest.param({}, marks=pytest.mark.full), {"micro_batches": 4}, {"recompute": "full"}]
+    "more",
+    [*(pytest.param(more, marks=pytest.mark.full) for more in ({}, {"micro_batches": 4})), {"recompute": "full"}],
 )
 def test_prediction_holds_for_an_lstm_whose_gradients_are_sharded(
     yard: LocalYard, tmp_path: Path, more: dict[str, Any], shards: dict[str, Any]

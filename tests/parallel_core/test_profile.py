@@ -108,6 +108,7 @@ def test_rows_are_counted_by_kind(profiled: CostTable) -> None:
     assert row.collectives("forward", 0) == [("reduce_scatter", block)]
 
 
+@pytest.mark.full
 def test_rows_that_a_group_cannot_share_out_are_not_timed() -> None:
     odd = ModelSpec(layers=1, hidden=32, heads=2, seq=15)
     order = Order(samples=(1, 2), tps=(1, 2), splits=("pairs", "sequence"), devices=1, seconds=0.02, sizes=(1024,))
@@ -165,6 +166,7 @@ def test_runs_can_be_predicted(profiled: CostTable, split: dict[str, object]) ->
     assert 0 < predict_step(spec, profiled).seconds < 60
 
 
+@pytest.mark.full
 def test_models_without_tensor_groups() -> None:
     model = ModelSpec(kind="vgg16", width=4)
     assert tensor_widths(model, 4) == (1,)
