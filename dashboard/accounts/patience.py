@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from typing import Any
 
 from django.contrib.admin.forms import AdminAuthenticationForm
 from django.contrib.auth.forms import AuthenticationForm
-from django.core.cache import cache
 from django.core.exceptions import ValidationError
+
+from dashboard.accounts.models import Failures
 
 MOST = 10
 PAUSE_S = 300
@@ -18,27 +18,25 @@ behind a proxy all share its address, and the name alone counts."""
 
 
 class Patient(AuthenticationForm):
-    """Failures are counted in the memory of each web process: guessing is slowed down, not logged for ever."""
+    """Failures are counted in the database, for all web processes together, and forgotten behind the pause."""
 
     def clean(self) -> dict[str, Any]:
         key = self._key()
-        if cache.get(key, 0) >= MOST:
+        if Failures.known(key, PAUSE_S) >= MOST:
             minutes = PAUSE_S // 60
             raise ValidationError(f"{MOST} failed sign-ins for this name: try again in {minutes} minutes.", "throttled")
         try:
             cleaned = super().clean()
         except ValidationError:
-            cache.add(key, 0, PAUSE_S)
-            with contextlib.suppress(ValueError):  # it was forgotten in this very moment
-                cache.incr(key)
+            Failures.add(key, PAUSE_S)
             raise
-        cache.delete(key)
+        Failures.objects.filter(key=key).delete()
         return cleaned
 
     def _key(self) -> str:
         address = self.request.META.get("REMOTE_ADDR", "") if self.request else ""
         name = self.cleaned_data.get("username") or ""
-        return "sign-in:" + hashlib.sha256(f"{address} {name.casefold()}".encode()).hexdigest()
+        return hashlib.sha256(f"{address} {name.casefold()}".encode()).hexdigest()
 
 
 class PatientAdmin(Patient, AdminAuthenticationForm):

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.core.cache import cache
 from django.test import Client
+from django.utils import timezone
 
-from dashboard.accounts.patience import MOST
+from dashboard.accounts.models import Failures
+from dashboard.accounts.patience import MOST, PAUSE_S
 
 pytestmark = pytest.mark.django_db
 RIGHT = "the-right-one"
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    cache.clear()
+def root() -> None:
     get_user_model().objects.create_superuser("root", password=RIGHT)
-    yield
-    cache.clear()
 
 
 def sign_in(client: Client, path: str, password: str, name: str = "root", address: str = "10.0.0.1") -> Any:
@@ -45,3 +43,15 @@ def test_the_right_password_in_time_forgets_the_failures(client: Client) -> None
             sign_in(client, "/accounts/login/", "wrong")
         assert sign_in(client, "/accounts/login/", RIGHT).status_code == 302
         client.logout()
+
+
+def test_behind_the_pause_the_failures_are_forgotten(client: Client) -> None:
+    """Those of all names: a stranger's list of names does not stay in the database."""
+    for name in ("root", "alice"):
+        for _ in range(MOST):
+            sign_in(client, "/accounts/login/", "wrong", name)
+    assert b"failed sign-ins" in sign_in(client, "/accounts/login/", RIGHT).content
+    Failures.objects.update(first_at=timezone.now() - timedelta(seconds=PAUSE_S))
+    assert b"failed sign-ins" not in sign_in(client, "/accounts/login/", "wrong").content
+    assert Failures.objects.get().count == 1
+    assert sign_in(client, "/accounts/login/", RIGHT).status_code == 302 and not Failures.objects.exists()
