@@ -18,6 +18,7 @@ from dashboard.ledger.forms import models
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.ledger.services import answer_profile, ask_profile, settle
 from dashboard.runs import services
+from dashboard.runs.findings import case_of
 from dashboard.runs.models import Run, State
 from parallel_core.analysis.quantities import range_text
 from parallel_core.observe.records import POINT, encode
@@ -142,6 +143,15 @@ def test_a_run_on_a_slower_host_is_held_against_its_own_pace_too(worker: Worker,
     assert now.paced_seconds == pytest.approx(1.5 * said.seconds, rel=0.02) and now.paced_error in ("+0.0 %", "0.0 %")
     page = member.get(reverse("ledger:record")).content.decode()
     assert f"at its pace {now.paced_error}" in page and selectors.paced_record().sentence() in page
+
+
+def test_rules_know_the_pace_of_each_rank(worker: Worker, alice: Any) -> None:
+    """The median of what it told; none of a rank that did not do the work."""
+    run, _ = submitted(alice, {"dp": 2})
+    assert case_of(run).paces == {}
+    paces(run, [0.003, 0.001, 0.009])
+    assert case_of(run).paces == {0: 0.003}
+    assert case_of(run).slower_device(0, [1]) is None
 
 
 def test_its_pace_is_that_of_whoever_was_slow_at_each_moment(worker: Worker, alice: Any) -> None:
