@@ -145,7 +145,7 @@ def test_a_run_on_a_slower_host_is_held_against_its_own_pace_too(worker: Worker,
     assert f"at its pace {now.paced_error}" in page and selectors.paced_record().sentence() in page
 
 
-def test_rules_know_the_pace_of_each_rank(worker: Worker, alice: Any) -> None:
+def test_rules_know_the_pace_of_each_rank(profile: Profile, alice: Any) -> None:
     """The median of what it told; none of a rank that did not do the work."""
     run, _ = submitted(alice, {"dp": 2})
     assert case_of(run).paces == {}
