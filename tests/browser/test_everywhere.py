@@ -53,6 +53,7 @@ UNSEEN = """() => [...document.querySelectorAll("nav [aria-current]")]
 """Rows of links scroll on a phone: they begin where the page stands in them."""
 
 
+@pytest.mark.timeout(900)
 def test_every_page_is_accessible_and_fits_a_screen_and_then_a_phone(
     window: Callable[..., Page], session: Any, stocked: dict[str, Any], troubles: Troubles
 ) -> None:
