@@ -254,11 +254,9 @@ def prewarm() -> None:
 
 def prewarm_compiler() -> None:
     """PyTorch's compiler, which compiles nothing here: torch.optim, `fully_shard` and deterministic algorithms import
-    it to tell it so, and it takes as long as all else but torch itself."""
+    it to tell it so, and that takes a good part of a second."""
     import torch._dynamo
     import torch.optim  # noqa: F401
-
-    gc.freeze()
 
 
 def imports_compiler(spec: RunSpec) -> bool:

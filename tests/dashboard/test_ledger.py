@@ -17,9 +17,10 @@ from dashboard.ledger import selectors
 from dashboard.ledger.forms import models
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.ledger.services import answer_profile, ask_profile, settle
-from dashboard.runs import services
+from dashboard.runs import services, submission
 from dashboard.runs.findings import case_of
 from dashboard.runs.models import Run, State
+from dashboard.runs.panel import Panel
 from parallel_core.analysis.quantities import range_text
 from parallel_core.observe.records import POINT, encode
 from parallel_core.spec import RunSpec
@@ -110,6 +111,8 @@ def test_a_prediction_says_how_far_the_drift_of_its_devices_may_take_it(
     answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, spells=moments).dump()})
     run, said = submitted(alice, {"dp": 2})
     assert said.low_seconds and said.high_seconds and said.low_seconds < said.seconds < said.high_seconds
+    panel = Panel.of(submission.assess(RunSpec.stored(run.spec)))
+    assert f"predicted ({range_text(said.low_seconds, said.high_seconds)} as its devices drift)" in panel.step
     within, beyond = (said.high_seconds * share for share in (0.99, 1.01))
     for median, inside in ((within, 1), (beyond, 0)):
         settle(run, {"timed": {"median": median}, "memory": None, "cpu_others": 0.0})
