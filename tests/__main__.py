@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from tests import chromium
+
 ROOT = Path(__file__).resolve().parent.parent
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 ENGINE, PAGES, WORKERS = "tests/parallel_core", "tests/dashboard", "tests/workers"
 BROWSER = "tests/browser"
 KILLS = ("tests/faults", "tests/dashboard/test_postgres.py", "tests/workers/test_worker_faults.py")
@@ -40,14 +41,6 @@ def step(title: str, command: Sequence[str]) -> int:
     """Runs it in the repository, its words under its title."""
     print(f"== {title}", flush=True)
     return subprocess.run(command, cwd=ROOT, check=False).returncode
-
-
-def bring_chromium() -> None:
-    """Takes Chromium from apt where it is missing and we are root; otherwise browser tests are skipped, and say so."""
-    if any(shutil.which(name) for name in CHROMIUM) or not shutil.which("apt-get") or os.geteuid() != 0:
-        return
-    step("apt-get update", ["apt-get", "update", "-q"])
-    step("apt-get install chromium", ["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"])
 
 
 def pytest_of(marks: str, *arguments: str) -> Sequence[str]:
@@ -138,7 +131,7 @@ def main() -> int:
     os.environ["TRAINYARD_TESTING"] = "1"
     # Hundreds of processes import the same sources: without their bytecode each would compile all of them again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    bring_chromium()
+    chromium.bring()
     wanted = ELSEWHERE if full else f"{ELSEWHERE} and not full"
     if chosen:
         return int(step("pytest", pytest_of(wanted, *chosen)) != 0)

@@ -43,7 +43,15 @@ def commands() -> list[str]:
 
 
 ENGINE = [c for c in commands() if c.startswith("python ")]
-LONG = {f"python -m parallel_core {c}" for c in ("profile examples/pp2.json --out costs", "calibrate", "bench")}
+LONG = {
+    f"python -m parallel_core {command}"
+    for command in (
+        "profile examples/pp2.json --out costs",
+        "calibrate",
+        "bench",
+        "train examples/pp2.json --inject straggler:rank=1,factor=3 --out broken",
+    )
+}
 """Run by `./run test --full` alone: half a minute; what they call is run by tests of their own."""
 CURL = [c for c in commands() if c.startswith("curl ")]
 ELSEWHERE = {

@@ -19,6 +19,8 @@ from typing import Any, ClassVar, TypeVar
 import httpx
 import psutil
 
+from parallel_core.plan.strategy import model_flops
+from parallel_core.spec import ModelSpec
 from tests.scratch import fresh_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,6 +48,17 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def calibrate(home: Path, name: str | None = None) -> None:
+    """Says for the worker of that name (this host's) below the data folder `home` what it would measure first, which
+    takes longer than most of what a test asks of it."""
+    folder = home / "workers" / (name or socket.gethostname())
+    folder.mkdir(parents=True, exist_ok=True)
+    model = ModelSpec(layers=4, hidden=64, heads=4, seq=64)
+    found = {"device": "cpu", "model": model.model_dump(mode="json"), "global_batch": 16, "step_time": 0.1}
+    found["flops_per_s"] = model_flops(model, 16) / 0.1
+    (folder / "calibration.json").write_text(json.dumps(found))
 
 
 class Questions:
@@ -156,6 +169,11 @@ class YardProcess(Web):
     @property
     def password(self) -> str:
         return (self.home / "admin-password").read_text().strip()
+
+    def calibrated(self) -> YardProcess:
+        """Its worker measures nothing before its first run."""
+        calibrate(self.home)
+        return self
 
     def up(self) -> YardProcess:
         with (self.home / "yard.out").open("wb") as out:

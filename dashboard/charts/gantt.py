@@ -24,6 +24,7 @@ from dashboard.charts.labels import covered
 from dashboard.charts.theme import Figure, var
 from dashboard.charts.updates import of_one
 from parallel_core.analysis.quantities import count_text, significant
+from parallel_core.analysis.rows import lasted
 from parallel_core.analysis.waits import Waited, among, origin
 from parallel_core.schedule.ir import INSIDE, P2P, Kind
 
@@ -209,12 +210,14 @@ def _trace(phase: str, rows: NDArray[np.void], words: Words, least: float) -> di
         "textangle": 0,
         "insidetextfont": {"color": var(_ON.get(phase, "ink")), "size": 11},
     }
+    begun: NDArray[np.float64] = rows["start"]
+    over: NDArray[np.float64] = rows["end"]
     return {
         "type": "bar",
         "orientation": "h",
         "name": phase,
-        "base": np.round(rows["start"], 4).tolist(),
-        "x": np.round(rows["end"] - rows["start"], 4).tolist(),
+        "base": np.round(begun, 4).tolist(),
+        "x": np.round(over - begun, 4).tolist(),
         "y": (rows["y"] + lanes * (FULL + STRIP) / 2).tolist(),
         "width": np.where(lanes != 0, STRIP, FULL).tolist(),
         **(numbers if any(texts) else {"textposition": "none"}),
@@ -241,7 +244,7 @@ def _table(
             for kind in np.unique(rows["kind"]):
                 own = rows[rows["kind"] == kind]
                 if Kind(int(kind)) not in HIDDEN:
-                    busy[theme.phase_of(int(kind))] += int((own["end"] - own["start"]).sum())
+                    busy[theme.phase_of(int(kind))] += int(lasted(own).sum())
             idle = int(waits[rank].ns[chosen].sum()) if rank in waits else 0
             busy["communication"] -= idle
             last = [significant(idle / 1e6)] if any(waited) else []

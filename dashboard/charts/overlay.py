@@ -14,6 +14,7 @@ from dashboard.charts.gantt import FULL
 from dashboard.charts.gantt_bars import Spans
 from dashboard.charts.theme import var
 from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.rows import lasted
 from parallel_core.analysis.waits import Waited, origin
 from parallel_core.schedule.ir import COMPUTE, Kind
 
@@ -88,6 +89,6 @@ def _table(spans: Spans, joined: NDArray[np.void], path: NDArray[np.void]) -> li
     for rank in sorted(spans):
         own, links = joined[joined["rank"] == rank], path[path["rank"] == rank]
         latest = int((own["end"] - own["planned_end"]).max()) / 1e6 if len(own) else 0.0
-        on_path = int((links["end"] - links["start"]).sum()) / 1e6
+        on_path = int(lasted(links).sum()) / 1e6
         out.append([str(rank), str(len(own)), significant(on_path), significant(latest)])
     return out

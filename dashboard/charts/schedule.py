@@ -11,6 +11,7 @@ from dashboard.charts import gantt, theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_words import Words
 from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.rows import lasted
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate.lesson import UNIT, Lesson
 
@@ -81,7 +82,7 @@ def _rows(made: Lesson, places: Mapping[int, str]) -> list[list[str]]:
     out = []
     for device, rows in sorted(made.spans.items()):
         work = rows[rows["kind"] != Kind.STEP]
-        busy = int((work["end"] - work["start"]).sum())
+        busy = int(lasted(work).sum())
         sizes = (made.in_flight[device], made.kept[device])
         idle = made.length - busy
         named = f"{device} {places.get(device, '')}".strip()

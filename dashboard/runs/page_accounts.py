@@ -17,6 +17,7 @@ from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.losses import losses
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.rows import lasted
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.text import WORDS
 
@@ -68,13 +69,11 @@ def path_sentence(path: np.ndarray) -> str:
     """How the critical path (LINK rows) runs."""
     if not len(path):
         return ""
-    total = int((path["end"] - path["start"]).sum())
-    turns = int((path["rank"][1:] != path["rank"][:-1]).sum())
+    took, ranks = lasted(path), path["rank"]
+    total = int(took.sum())
+    turns = int((ranks[1:] != ranks[:-1]).sum())
     rank, share = max(
-        (
-            (int(r), int((path["end"] - path["start"])[path["rank"] == r].sum()) / total)
-            for r in np.unique(path["rank"])
-        ),
+        ((int(r), int(took[ranks == r].sum()) / total) for r in np.unique(ranks)),
         key=lambda pair: pair[1],
     )
     changes = f"changes ranks {turns} time{'' if turns == 1 else 's'}"
@@ -83,11 +82,8 @@ def path_sentence(path: np.ndarray) -> str:
 
 def path_rows(path: np.ndarray) -> list[tuple[str, str, str]]:
     """(what, time, share) by kind, the longest first."""
-    total = int((path["end"] - path["start"]).sum())
-    found = [
-        (int((path["end"] - path["start"])[path["kind"] == kind].sum()), Kind(int(kind)))
-        for kind in np.unique(path["kind"])
-    ]
+    total = int(lasted(path).sum())
+    found = [(int(lasted(path)[path["kind"] == kind].sum()), Kind(int(kind))) for kind in np.unique(path["kind"])]
     return [(WORDS.get(kind, kind.name), ns_text(ns), percent_text(ns / total)) for ns, kind in sorted(found)[::-1]]
 
 

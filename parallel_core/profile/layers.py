@@ -16,6 +16,7 @@ import torch.distributed as dist
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from parallel_core.analysis.rows import lasted
 from parallel_core.data.dataset import open_dataset
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine.chunks import Chunks
@@ -185,7 +186,7 @@ class LayerBench:
         for part, kind in _KIND.items():
             own = np.sort(rows[rows["kind"] == kind], order="stage")
             if len(own):
-                found[part] = ((own["end"] - own["start"]) / 1e9).tolist()
+                found[part] = (lasted(own) / 1e9).tolist()
         return found
 
 

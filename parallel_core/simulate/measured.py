@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis import waits
+from parallel_core.analysis.rows import ends, lasted, starts
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, INSIDE, P2P, RECVS, REPLICA_COLLECTIVES, Kind, Op, Schedule, other_end
 
@@ -178,15 +179,16 @@ class _Reader:
 
     def _ready(self, rank: int, own: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """For each row: when nothing was waited for any more; for each RECV: the latency of its message."""
-        ready, latency = own["start"].copy(), np.zeros(len(own))
+        begun, over = starts(own), ends(own)
+        ready, latency = begun.copy(), np.zeros(len(own))
         for kind in REPLICA_COLLECTIVES:
             if (rank, kind) in self._arrivals:
                 here = own["kind"] == kind
-                ready[here] = np.clip(self._arrivals[rank, kind].at, own["start"][here], own["end"][here])
+                ready[here] = np.clip(self._arrivals[rank, kind].at, begun[here], over[here])
         here = np.isin(own["kind"], [int(kind) for kind in RECVS])
         sent = waits.received(rank, own, self._layout, self._sends).at
-        latency[here] = np.clip(own["end"][here] - sent, 0, self._usual)
-        ready[here] = np.maximum(own["start"][here], (sent + latency[here]).astype(np.int64))
+        latency[here] = np.clip(over[here] - sent, 0, self._usual)
+        ready[here] = np.maximum(begun[here], (sent + latency[here]).astype(np.int64))
         return ready, latency
 
     def _inside(self, own: NDArray[np.void], *kinds: Kind) -> dict[int, int]:
@@ -195,8 +197,8 @@ class _Reader:
         children = waits.of_kinds(own, *kinds)
         out: dict[int, int] = {}
         if len(holders) and len(children):
-            at = holders[np.maximum(np.searchsorted(own["start"][holders], children["start"], side="right") - 1, 0)]
-            for i, took in zip(at.tolist(), (children["end"] - children["start"]).tolist(), strict=True):
+            at = holders[np.maximum(np.searchsorted(starts(own)[holders], starts(children), side="right") - 1, 0)]
+            for i, took in zip(at.tolist(), lasted(children).tolist(), strict=True):
                 out[i] = out.get(i, 0) + took
         return out
 

@@ -104,7 +104,8 @@ def operations(rows: NDArray[np.void]) -> tuple[Done, ...]:
     """What annotations name, in order: each from its first span to its last, but not into the next one."""
     own = rows[_passes(rows)]
     kinds = own["kind"].astype(np.int64)
-    halves = set(zip(*(own[name][kinds == Kind.B].tolist() for name in ("stage", "micro_batch")), strict=True))
+    split = own[kinds == Kind.B]
+    halves = set(zip(split["stage"].tolist(), split["micro_batch"].tolist(), strict=True))
     again = np.flatnonzero(kinds == Kind.R)
     keys = list(zip(own["stage"].tolist(), own["micro_batch"].tolist(), strict=True))
     for i in again.tolist():  # a recomputation is a part of the backward that asked for it

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.rows import starts
 from parallel_core.schedule.ir import RECVS, SENDS, Kind
 from parallel_core.traces.pieces import take_crumbs
 
@@ -111,7 +112,7 @@ def _pieces(rows: NDArray[np.void]) -> list[Pass]:
     work = np.flatnonzero(np.isin(rows["kind"], [int(kind) for kind in (*_FORWARD, *_BACKWARD)]))
     work = work[np.argsort(rows["start"][work], kind="stable")]
     forward = np.isin(rows["kind"][work], [int(kind) for kind in _FORWARD])
-    window = np.searchsorted(begun, rows["start"][work], side="right")
+    window = np.searchsorted(begun, starts(rows)[work], side="right")
     out = []
     for between in np.unique(window):
         here = np.flatnonzero(window == between)

@@ -9,7 +9,6 @@ yard's worker and the browser have come to rest after their own start.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -21,8 +20,9 @@ from dashboard.traces.models import Trace, TraceSpans, TraceState
 from parallel_core.bench.analysis import made
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
+from tests import chromium
 from tests.bench.numbers import Number, signed_in
-from tests.browser.conftest import CHROMIUM, FLAGS
+from tests.browser.conftest import FLAGS
 from tests.dashboard import factory
 from tests.yard_process import YardProcess
 
@@ -93,8 +93,7 @@ def measure(rounds: int) -> Iterator[Number]:
     try:
         yard.up()
         with signed_in(yard), sync_playwright() as playwright:
-            path = next(found for name in CHROMIUM if (found := shutil.which(name)))
-            browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+            browser = playwright.chromium.launch(executable_path=chromium.found(), args=FLAGS)
             for count in COUNTS:
                 copies = seeded(yard, count, COPIES)
                 for name in copies[0]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,10 +9,10 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from tests import chromium
 from tests.browser.watched import HOSTILE, LIVE_MS, WIDE, Troubles
 from tests.yard_process import YardProcess, tiny, wait_for
 
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -29,13 +28,13 @@ DONE_S = 240.0
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """The system's Chromium. Of this package only: Playwright's event loop would be in the way of other tests' ORM."""
-    path = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
+    path = chromium.found()
     if path is None:
-        pytest.skip(f"missing: none of {', '.join(CHROMIUM)} on the PATH")
+        pytest.skip(f"missing: none of {', '.join(chromium.NAMES)} on the PATH")
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield chromium
-        chromium.close()
+        one = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield one
+        one.close()
 
 
 @pytest.fixture(scope="package")

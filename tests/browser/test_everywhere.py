@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from tests.browser.watched import HOSTILE, PHONE, WIDE, Troubles, overflow, until, violations
+from tests.browser.watched import HOSTILE, LOOKS, PHONE, WIDE, Troubles, overflow, until, violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 TABS = ("timeline", "accounts", "whatif", "operators", "memory", "metrics", "ranks", "logs", "spec", "events")
@@ -57,7 +57,8 @@ UNSEEN = """() => [...document.querySelectorAll("nav [aria-current]")]
 def test_every_page_is_accessible_and_fits_a_screen_and_then_a_phone(
     window: Callable[..., Page], session: Any, stocked: dict[str, Any], troubles: Troubles
 ) -> None:
-    """Each is opened once, light on a wide screen, and then made dark and narrow; below, each is opened in all four."""
+    """Each is opened once, light on a wide screen, and then made dark and narrow, where only what that can change is
+    looked for; below, each is opened in all four."""
     troubles.expected.append("/no/such/page")
     page = window(storage_state=session, viewport=WIDE, color_scheme="light")
     wrong: dict[str, list[str]] = {}
@@ -70,7 +71,7 @@ def test_every_page_is_accessible_and_fits_a_screen_and_then_a_phone(
         page.set_viewport_size(PHONE)
         page.emulate_media(color_scheme="dark")
         settle(page)
-        if found := [*found, *(f"dark on a phone: {one}" for one in (*violations(page), *overflow(page)))]:
+        if found := [*found, *(f"dark on a phone: {one}" for one in (*violations(page, LOOKS), *overflow(page)))]:
             wrong[address] = found
         assert page.evaluate("() => window.hacked") is None, address
     assert not wrong

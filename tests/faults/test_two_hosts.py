@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.yard_process import ROOT, YardProcess, paced, tiny, wait_for
+from tests.yard_process import ROOT, YardProcess, calibrate, paced, tiny, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 LONG = 100_000
@@ -32,6 +32,7 @@ class SecondHost:
         if self.process is None or self.process.poll() is not None:
             own = {"TRAINYARD_WORKER_NAME": SECOND, "TRAINYARD_CPU_DEVICES": "1", "TRAINYARD_ADDRESS": "127.0.0.1"}
             own["REDIS_URL"] = f"unix://{self._yard.home / 'redis' / 'redis.sock'}"
+            calibrate(self._yard.home, SECOND)
             with (self._yard.home / "second.log").open("ab") as log:
                 command = [sys.executable, "-m", "workers"]
                 self.process = subprocess.Popen(
@@ -55,7 +56,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[YardProcess]:
     """Its workers keep their checkpoints in one folder."""
     host = {"TRAINYARD_CPU_DEVICES": "1", "TRAINYARD_ADDRESS": "127.0.0.1"}
     shared = str(tmp_path_factory.mktemp("checkpoints"))
-    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CHECKPOINTS=shared, **host).up()
+    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CHECKPOINTS=shared, **host).calibrated().up()
     yield subject
     subject.close()
 

@@ -276,7 +276,10 @@ def test_norms_over_the_samples_of_all_replicas_are_counted(yard: LocalYard, tmp
     assert_predicted(yard, tmp_path, {"kind": "resnet50", "width": 8}, split, precision, within=0.01)
 
 
-@pytest.mark.parametrize("shards", [{"zero": 2}, {"zero": 3}, {"zero": 3, "zero_backend": "fully_shard"}])
+@pytest.mark.parametrize(
+    "shards",
+    [{"zero": 2}, {"zero": 3}, pytest.param({"zero": 3, "zero_backend": "fully_shard"}, marks=pytest.mark.full)],
+)
 @pytest.mark.parametrize(
     "more",
     [*(pytest.param(more, marks=pytest.mark.full) for more in ({}, {"micro_batches": 4})), {"recompute": "full"}],
@@ -287,7 +290,8 @@ def test_prediction_holds_for_an_lstm_whose_gradients_are_sharded(
     assert_predicted(yard, tmp_path, GNMT, {"dp": 2, **shards, **more}, "fp32")
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.full), "bf16"])
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_replicas_of_fully_shard_own_what_rows_are_left(yard: LocalYard, tmp_path: Path, precision: str) -> None:
     """Nothing of this model divides by three: the last replica owns less, and all have room for as many."""
     split = {"dp": 3, "zero": 3, "zero_backend": "fully_shard"}

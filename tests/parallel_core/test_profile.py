@@ -28,7 +28,7 @@ ORDER = Order(
     recompute=("none", "full"),
     splits=("pairs", "columns", "sequence"),
     devices=2,
-    seconds=0.05,
+    seconds=0.02,
     sizes=(1024, 65536),
 )
 
@@ -175,6 +175,7 @@ def test_models_without_tensor_groups() -> None:
     assert not found.links
 
 
+@pytest.mark.full
 def test_more_ranks_than_devices_are_timed_sharing_them() -> None:
     order = Order(samples=(1, 2), devices=1, seconds=0.02, sizes=(1024,))
     known = measure(MODEL, order, ranks=2)

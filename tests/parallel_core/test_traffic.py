@@ -58,8 +58,18 @@ SAID = {
 }
 
 
-def test_the_bytes_of_every_group_are_those_of_the_spans(yard: LocalYard, tmp_path: Path) -> None:
-    for i, split in enumerate(SPLITS):
+@pytest.mark.parametrize(
+    "splits",
+    [
+        SPLITS[::3],
+        pytest.param(SPLITS[1::3], marks=pytest.mark.full),
+        pytest.param(SPLITS[2::3], marks=pytest.mark.full),
+    ],
+)
+def test_the_bytes_of_every_group_are_those_of_the_spans(
+    splits: list[dict[str, Any]], yard: LocalYard, tmp_path: Path
+) -> None:
+    for i, split in enumerate(splits):
         train = {"steps": 6, "warmup_steps": 2, "global_batch": 8, "clip_norm": None}
         train |= {"precision": split.get("precision", "fp32")}
         parallel = {name: value for name, value in split.items() if name != "precision"}

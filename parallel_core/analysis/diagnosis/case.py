@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from parallel_core.analysis import waits
 from parallel_core.analysis.breakdown import Account, accounts
+from parallel_core.analysis.rows import lasted
 from parallel_core.layout import Layout
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
@@ -140,7 +141,7 @@ class Case:
 
     def spent(self, rank: int, kind: Kind) -> int:
         """Median over the steps of the nanoseconds in spans of `kind`."""
-        sums = [int((own["end"] - own["start"]).sum()) for s in self.traced for own in [waits.of_kinds(s[rank], kind)]]
+        sums = [int(lasted(own).sum()) for s in self.traced for own in [waits.of_kinds(s[rank], kind)]]
         return int(np.median(sums)) if sums else 0
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.rows import lasted
 from parallel_core.analysis.waits import origin
 from parallel_core.schedule.ir import COMPUTE, RECVS, REPLICA_COLLECTIVES, Kind
 
@@ -56,7 +57,7 @@ def place(rule: str, rank: int | None, spans: Mapping[int, NDArray[np.void]]) ->
         rows = every[np.isin(every["kind"], kinds)]
         if rank not in (None, own) or not len(rows):
             continue
-        took = rows["end"] - rows["start"]
+        took = lasted(rows)
         i = int(took.argmax())
         if found is None or int(took[i]) > found[0]:
             found = int(took[i]), int(rows["start"][i]) - zero, own
