@@ -93,8 +93,14 @@ class Core(nn.Module):
 
 def shares_no_keys(queries: Tensor) -> bool:
     """Whether PyTorch has no fused kernel in which several of these queries' heads share keys and values. On CUDA that
-    is Flash, of 16 bits; in fp32 shared ones would fall back to the kernel that keeps the s x s matrix."""
-    return queries.is_cuda and queries.dtype == torch.float32
+    is Flash, of 16 bits, on GPUs of compute capability 8.0 or more; elsewhere shared ones would fall back to the kernel
+    that keeps the s x s matrix."""
+    return queries.is_cuda and (queries.dtype == torch.float32 or not has_flash(queries.device))
+
+
+@lru_cache(maxsize=16)
+def has_flash(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class _Again(torch.autograd.Function):

@@ -58,7 +58,8 @@ class GptSizes:
         return turned if self.model.positions == "rope" else 0
 
     def _repeats(self) -> bool:
-        """Whether each query gets keys and values of its own (`models.attention.shares_no_keys`)."""
+        """Whether each query gets keys and values of its own (`models.attention.shares_no_keys`). In 16 bits it does on
+        GPUs before compute capability 8.0, too; a spec does not say which GPU."""
         shared, train = self.outline.kv_heads < self.model.heads, self.spec.train
         return shared and train.device == "cuda" and train.precision == "fp32" and fused_attention(self.spec)
 

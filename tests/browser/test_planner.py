@@ -67,18 +67,18 @@ def test_a_long_search_is_waited_for_without_a_reload(page: Page, yard: YardProc
     page.evaluate("window.same = true")
     analyst.suspend()  # so that it waits however fast this machine is
     try:
-        page.get_by_role("link", name="Simulate 6.2B").click()
-        waiting = page.locator("[data-search]", has_text="6.2B: simulating every rate")
+        page.get_by_role("link", name="Simulate 14.6B").click()
+        waiting = page.locator("[data-search]", has_text="14.6B: simulating every rate")
         expect(waiting.get_by_role("progressbar")).to_be_visible()
         expect(waiting.get_by_role("button", name="Stop this search")).to_be_visible()
     finally:
         analyst.resume()
-    expect(page.get_by_role("heading", name="6.2B: 3 rows")).to_be_visible()
+    expect(page.get_by_role("heading", name="14.6B: 3 rows")).to_be_visible()
     expect(waiting).to_have_count(0)
     assert page.evaluate("window.same"), "the page was loaded anew"
     page.reload()
-    page.get_by_role("link", name="Simulate 6.2B").click()
-    expect(page.get_by_role("heading", name="6.2B: 3 rows")).to_be_visible()
+    page.get_by_role("link", name="Simulate 14.6B").click()
+    expect(page.get_by_role("heading", name="14.6B: 3 rows")).to_be_visible()
 
 
 def test_a_search_is_stopped_and_asked_again(page: Page, yard: YardProcess) -> None:

@@ -21,6 +21,8 @@ from tests.dashboard.database_file import NAME, ROOT, env_of, make_database
 from tests.dashboard.peer import Peer, points_frame
 
 DEADLINE_S = 60.0
+PACE_S = 0.02
+"""Between two bundles of points: more than a worker sends at its busiest, and no more than can be stored."""
 SEED = """
 import django; django.setup()
 from django.contrib.auth.models import User
@@ -110,6 +112,7 @@ def test_kill_9_again_and_again_loses_and_doubles_no_point(yard: Yard) -> None:
             for _ in range(20):
                 peer.send(attempt, points_frame(first, 5))
                 first += 5
+            time.sleep(PACE_S)
         controller.send_signal(signal.SIGKILL)
         controller.wait(10)
         controller = yard.start_controller()

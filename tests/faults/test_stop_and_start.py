@@ -23,7 +23,7 @@ def yard() -> Iterator[YardProcess]:
 
 def test_runs_under_way_are_queued_again(yard: YardProcess) -> None:
     with yard.client() as client:
-        run = yard.submit(client, paced(100, dp=2))
+        run = yard.submit(client, paced(60, dp=2))
         wait_for("some steps", lambda: (yard.run_of(client, run)["step"] or 0) >= 3)
     assert yard.stop(signal.SIGINT) == []
     yard.up()

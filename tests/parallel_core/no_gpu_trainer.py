@@ -20,6 +20,7 @@ from parallel_core.engine.norm import StageNorm, StepTotals, Totals
 from parallel_core.engine.spot import Spot
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
+from parallel_core.models import attention
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.spec import RunSpec
@@ -49,6 +50,7 @@ class NothingReadBack(TorchDispatchMode):
 def stand_ins() -> None:
     """For what needs numbers, an address, or is no kernel of a build for CPUs."""
     torch.addmm = _accepted(torch.addmm)
+    attention.has_flash = lambda device: True  # type: ignore[assignment]
     staged.is_staged = lambda tensor, group: False
     StepTotals.result = lambda self, begun: Totals(1.0, 2.0)  # type: ignore[method-assign]
     StageNorm.of = lambda self, squares: float((squares * self._counted).dim())  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,25 @@ def test_keys_repeated_for_their_queries_mix_what_shared_ones_do(
     repeated = core(qkv)
     torch.testing.assert_close(repeated, shared, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.autograd.grad(repeated, qkv, weights)[0], gradient, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "repeated"),
+    [
+        (torch.float16, (7, 5), True),
+        (torch.float16, (8, 0), False),
+        (torch.bfloat16, (9, 0), False),
+        (torch.float32, (9, 0), True),
+    ],
+)
+def test_heads_share_keys_on_gpus_that_have_a_kernel_for_it(
+    dtype: torch.dtype, capability: tuple[int, int], repeated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    attention.has_flash.cache_clear()
+    queries: Any = SimpleNamespace(is_cuda=True, dtype=dtype, device=torch.device("cuda", 0))
+    assert attention.shares_no_keys(queries) is repeated
+    attention.has_flash.cache_clear()
 
 
 def test_parameters_are_counted_as_built() -> None:
