@@ -43,8 +43,16 @@ class FleetForm(Form):
         label="Model and worker",
         error_messages=NO_PROFILE,
     )
-    devices = WholeNumber(label="Devices", min_value=1, max_value=MOST_DEVICES, required=False)
-    memory = Number(label="Memory a device, MiB", min_value=LEAST_MIB, max_value=MOST_MIB, required=False)
+    devices = WholeNumber(
+        label="Devices", min_value=1, max_value=MOST_DEVICES, required=False, help_text="empty: all that are here"
+    )
+    memory = Number(
+        label="Memory a device, MiB",
+        min_value=LEAST_MIB,
+        max_value=MOST_MIB,
+        required=False,
+        help_text="empty: what the worker's devices have",
+    )
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,13 @@ class FleetPage:
         own = FleetHosts.most(spec.train.device, fleet) or len(self.profile.worker.devices) or 1
         self.devices = min(values["devices"] or own, MOST_DEVICES)
         self._hosts = FleetHosts(spec, self.devices, fleet)
-        self.memory: float | None = values["memory"] * MIB if values["memory"] else None
+        self._asked: float | None = values["memory"]
+        self.memory: float | None = self._asked * MIB if self._asked else self._own_memory(spec.train.device)
+
+    def _own_memory(self, kind: str) -> int | None:
+        """What the smallest device has of those that were profiled; None where it is not known."""
+        sizes = [one.get("memory_total", 0) for one in self.profile.worker.devices if one.get("kind", kind) == kind]
+        return min(filter(None, sizes), default=None)
 
     @cached_property
     def search(self) -> Search:
@@ -88,7 +102,7 @@ class FleetPage:
     @property
     def query(self) -> str:
         """The parameters of this page."""
-        given = {"profile": self.profile.pk, "devices": self.devices, "memory": self.memory and self.memory / MIB}
+        given = {"profile": self.profile.pk, "devices": self.devices, "memory": self._asked}
         return urlencode({name: value for name, value in given.items() if value})
 
     def sentences(self) -> list[str]:
@@ -101,6 +115,11 @@ class FleetPage:
         alone = next((way for way in able if way.devices == 1), None)
         gain = f" It is {alone.seconds / best.seconds:.2f} times as fast as {alone.name}." if alone else ""
         return [first + gain, f"Least memory: {least.name}, {bytes_text(least.memory)}."]
+
+    @property
+    def each(self) -> str:
+        """What a device has, as far as that is known or asked for."""
+        return f" of {bytes_text(self.memory)}" if self.memory else ""
 
     @property
     def untimed(self) -> between.Pair | None:

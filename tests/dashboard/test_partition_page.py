@@ -11,6 +11,7 @@ from django.urls import reverse
 from dashboard.analyst.models import Search
 from dashboard.ledger.models import Prediction, Profile
 from dashboard.runs import services
+from parallel_core.analysis.quantities import bytes_text
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.analysed import answered
@@ -79,6 +80,20 @@ def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) 
     assert refused[-1][1] == "too large" or refused[0][1] == "too large"
     assert all(way.memory <= 1 << 20 for way in able)
     assert f"{refused[0][0]} splits: {refused[0][1]}" in little.content.decode()
+
+
+def test_what_the_devices_have_is_the_limit_where_none_is_asked_for(member: Client, profile: Profile) -> None:
+    found = answered(member, "/partition/fleet/")
+    assert f" devices of {bytes_text(4 << 30)} at most" in found.content.decode() and found.context["page"].found.able
+    worker = profile.worker
+    worker.devices = [one | {"memory_total": (4 << 30, 1 << 20)[one["index"] == 1]} for one in worker.devices]
+    worker.save()
+    little = answered(member, "/partition/fleet/").context["page"]
+    assert little.memory == 1 << 20 and all(way.memory <= 1 << 20 for way in little.found.able)
+    assert "memory" not in little.query
+    worker.devices = [one | {"memory_total": 0} for one in worker.devices]  # of a host that does not say
+    worker.save()
+    assert answered(member, "/partition/fleet/").context["page"].memory is None
 
 
 def test_devices_that_cannot_be_are_said_before_anything_is_searched(member: Client, profile: Profile) -> None:
