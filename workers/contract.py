@@ -109,6 +109,8 @@ class HeartbeatBody(TypedDict):
     memory_total: int
     memory_available: int
     attempts: dict[str, dict[str, RankProgress]]  # live attempts -> rank -> where it is
+    disk_free: NotRequired[int]
+    """Bytes left where its checkpoints go."""
     shared_checkpoints: NotRequired[bool]
     """Its checkpoints lie in a folder that other hosts have, too: runs over several hosts can save there."""
     leaving: NotRequired[bool]

@@ -96,6 +96,8 @@ class Heartbeat(threading.Thread):
             token_files=token_file.listing(self._settings.corpora),
             refused=self.refused,
         )
+        if (free := devices.disk_free(self._settings.checkpoints)) is not None:
+            body["disk_free"] = free
         calibration: dict[str, Any] | None = self._supervisor.between.calibration.result
         if calibration:
             body["calibration"] = calibration

@@ -230,6 +230,7 @@ class WorkerOut(Schema):
     load: float
     memory_total: int
     memory_available: int
+    disk_free: int | None = Field(description="bytes left where its checkpoints go")
     devices: list[DeviceOut]
     runs: list[int]
 

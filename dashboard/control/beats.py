@@ -27,6 +27,7 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         "load": body["load"],
         "memory_total": body["memory_total"],
         "memory_available": body["memory_available"],
+        "disk_free": body.get("disk_free"),
         "shared_checkpoints": bool(body.get("shared_checkpoints")),
         "leaving": bool(body.get("leaving")),
         "token_files": body.get("token_files") or [],

@@ -16,6 +16,8 @@ class Worker(models.Model):
     load = models.FloatField(default=0.0)
     memory_total = models.BigIntegerField(default=0)
     memory_available = models.BigIntegerField(default=0)
+    disk_free = models.BigIntegerField(null=True, blank=True)
+    """Bytes left where its checkpoints go, which others may share; None while it does not say."""
     token_files = models.JSONField(default=list, blank=True)
     """{name, tokens, vocab} of the token files in its data folder."""
     shared_checkpoints = models.BooleanField(default=False)

@@ -25,6 +25,8 @@ from parallel_core.spec import RunSpec
 
 LOG_LINES = 10
 AHEAD_SHOWN = 5
+NO_SPACE = "No space left on device"
+"""What a system says of a disk that is full."""
 
 CAUSES = {
     "user_code": "an error in the training code",
@@ -232,6 +234,8 @@ def fix(run: Run) -> str:
         return _less_memory(RunSpec.stored(run.spec))
     if "ReplicasDiffer" in run.detail:
         return "Go on from a checkpoint of before, on another device: a device or its memory changed a value by itself."
+    if NO_SPACE in run.detail:
+        return f"{_again(run)} once its worker's disk has room (Fleet says what is left), or keep fewer checkpoints."
     if run.resume_run and _of_its_checkpoint(run):
         return _elsewhere(run.resume_run, run.resume_step, generates=run.generates)
     again = _again(run)

@@ -53,6 +53,7 @@ class Panel:
     memory: str = ""
     waits: str = ""
     doubt: str = ""
+    disk: str = ""
     fits: bool | None = None
     rows: list[Row] = field(default_factory=list)
     hidden: int = 0
@@ -79,6 +80,7 @@ class Panel:
             memory=feasibility.sentence if feasibility else "",
             waits=found.waits,
             doubt=found.doubt,
+            disk=in_form_words(found.disk),
             fits=feasibility.fits if feasibility else None,
             rows=[_of_stage(found.spec, stage, full, found.limit) for stage in found.stages[:SHOWN_STAGES]],
             hidden=max(0, len(found.stages) - SHOWN_STAGES),

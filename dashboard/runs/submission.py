@@ -16,6 +16,7 @@ from dashboard.fleet.words import WORDS
 from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
+from dashboard.runs.disk import short_of
 from dashboard.runs.models import Corpus, Run
 from dashboard.runs.spreading import Files, asked, expected, hosts_error, waits_for
 from parallel_core.analysis.quantities import plural_text
@@ -71,6 +72,8 @@ class Assessment:
     """What another run found wrong with the checkpoint that it is to begin from."""
     waits: str = ""
     """Whom it would wait for, were nothing else in the queue."""
+    disk: str = ""
+    """Why its checkpoints would not find room."""
 
     @property
     def label(self) -> str:
@@ -119,7 +122,10 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
     where, waits = expected(asks, fleet), "" if errors else waits_for(asks, fleet)
     said, record = ledger.predicted(parsed, where), ledger.time_record().sentence()
     doubt = "" if errors else resuming.doubt(resume_from)
-    return Assessment(parsed, errors, offered, needed(parsed), found, limit, wrong, said, record, where, doubt, waits)
+    disk = short_of(parsed, fleet.among(asks.needs))
+    return Assessment(
+        parsed, errors, offered, needed(parsed), found, limit, wrong, said, record, where, doubt, waits, disk
+    )
 
 
 def submit(

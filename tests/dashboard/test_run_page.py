@@ -209,6 +209,12 @@ def test_every_cause_has_a_next_step(alice: Any, cause: str) -> None:
     assert fix(failed(alice, cause)).endswith(".")
 
 
+def test_a_full_disk_is_no_damaged_checkpoint(alice: Any) -> None:
+    run = failed(alice, "user_code", "Rank 0 failed: CheckpointError: [Errno 28] No space left on device")
+    run.resume_run = failed(alice)
+    assert fix(run).startswith("Clone it once its worker's disk has room")
+
+
 def test_a_fix_that_takes_more_devices_than_there_are_says_so(alice: Any) -> None:
     tight = {"parallel": {"recompute": "full", "micro_batches": 16}, "trace": {"memory_cap": 8_000_000}}
     run = Run(spec=tight, cause="out_of_memory")

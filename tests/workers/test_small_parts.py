@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import os
+import shutil
 import socket
 import threading
 import time
@@ -18,7 +19,7 @@ from tests.workers.harness import tiny
 from workers import corpora
 from workers.calibration import Calibration
 from workers.contract import START_LIMIT_S, AttemptBody
-from workers.devices import Devices
+from workers.devices import Devices, disk_free
 from workers.folder import KEEP_S, Folder, Meta, unsettled
 from workers.orders import Refused, attempt_number, read_order, with_beginning
 from workers.relay import Relay
@@ -122,6 +123,18 @@ def test_devices_share_the_hosts_memory() -> None:
     if DEVICES[0]["kind"] == "cpu":
         assert len({device["memory_total"] for device in DEVICES}) == 1
     assert all(0 < device["memory_used"] <= device["memory_total"] for device in DEVICES)
+
+
+def test_a_disk_says_what_is_left_for_a_folder_that_is_not_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 0 < (disk_free(tmp_path / "not" / "there") or 0) <= shutil.disk_usage(tmp_path).total
+
+    def silent(path: Path) -> None:
+        raise OSError(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", silent)
+    assert disk_free(tmp_path) is None
 
 
 # Corpora

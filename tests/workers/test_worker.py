@@ -151,6 +151,7 @@ def test_heartbeats_name_host_devices_and_live_attempts(bench: Bench) -> None:
     assert beat.worker == NAME
     assert [device["index"] for device in beat.body["devices"]] == [0, 1]
     assert beat.body["calibration"]["device"] == "cpu"
+    assert beat.body["disk_free"] > 0
     assert beat.body["attempts"][str(attempt)]["1"]["age"] >= 0
     bench.control("cancel", attempt)
     bench.wait_end(attempt)

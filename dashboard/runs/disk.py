@@ -1,0 +1,28 @@
+"""Whether the disk of a worker holds the checkpoints of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dashboard.fleet.models import Worker
+from parallel_core.analysis.quantities import bytes_text, plural_text
+from parallel_core.plan.saved import checkpoint_bytes, most_checkpoints
+from parallel_core.spec import RunSpec
+
+
+def short_of(spec: RunSpec, workers: Iterable[Worker]) -> str:
+    """What would be wrong, where no worker that says how much is free has enough; '' elsewhere. A run that saves only
+    when it is stopped is no reason to worry: it may never be."""
+    known = [worker for worker in workers if worker.disk_free is not None]
+    if not spec.train.checkpoint_every or not known:
+        return ""
+    size, count = checkpoint_bytes(spec), most_checkpoints(spec)
+    best = max(known, key=lambda worker: worker.disk_free or 0)
+    if size * count <= (best.disk_free or 0):
+        return ""
+    fits = (best.disk_free or 0) // size - 1
+    less = f"use keep={fits}, or free some" if fits >= 1 else "free some, or use checkpoint_every=0"
+    return (
+        f"Up to {plural_text(count, 'checkpoint')} of {bytes_text(size)} are there at once, and {best.name} has "
+        f"{bytes_text(best.disk_free or 0)} left on its disk; {less}."
+    )

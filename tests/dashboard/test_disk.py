@@ -1,0 +1,67 @@
+"""A worker's disk: on its card, in the API, and before a run whose checkpoints it would not hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.fleet.models import Worker
+from parallel_core.analysis.quantities import bytes_text
+from parallel_core.plan.saved import checkpoint_bytes
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+from tests.dashboard.test_forms import filled
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def member(client: Client, alice: Any) -> Client:
+    client.force_login(alice)
+    return client
+
+
+def free(*sizes: int | None) -> None:
+    for name, size in zip("ab", sizes, strict=False):
+        factory.worker(f"yard-{name}")
+        Worker.objects.filter(name=f"yard-{name}").update(disk_free=size)
+
+
+def said(member: Client, **asked: str) -> str:
+    return str(member.post("/runs/new/check", filled(train__checkpoint_every="5", **asked)).context["panel"].disk)
+
+
+def test_its_card_and_the_api_say_what_is_left(member: Client) -> None:
+    free(3 << 30, None)
+    text = member.get("/fleet/").content.decode()
+    assert text.count("of disk left") == 1 and "3 GiB of disk left" in text
+    rows = {row["name"]: row["disk_free"] for row in member.get("/api/v1/workers").json()["data"]}
+    assert rows == {"yard-a": 3 << 30, "yard-b": None}
+
+
+def test_checkpoints_that_find_no_room_are_told_before(member: Client) -> None:
+    given = filled()
+    model = {name.split("__")[1]: value for name, value in given.items() if name.startswith("model__") and value != ""}
+    kept = {key: model[key] for key in ("layers", "hidden", "heads", "seq", "vocab") if key in model}
+    one = checkpoint_bytes(RunSpec.model_validate({"model": kept}))
+    free(3 * one - 1)
+    sentence = said(member)
+    assert sentence.startswith(f"Up to 3 checkpoints of {bytes_text(one)} are there at once, and yard-a has ")
+    assert sentence.endswith("; use Checkpoints kept = 1, or free some.")
+    assert "may not find room" in member.post("/runs/new/check", filled(train__checkpoint_every="5")).content.decode()
+    free(one)
+    assert said(member).endswith("; free some, or use Checkpoint every = 0.")
+    free(3 * one)
+    assert said(member) == ""
+
+
+def test_nobody_worries_where_nothing_is_known_or_nothing_is_saved(member: Client) -> None:
+    free(None)
+    assert said(member) == ""
+    free(0, 1 << 40)  # another worker has room
+    assert said(member) == ""
+    free(0, 0)
+    panel = member.post("/runs/new/check", filled(train__checkpoint_every="0")).context["panel"]
+    assert panel.disk == ""
