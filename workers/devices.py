@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +79,6 @@ class Devices:
             )
             for index, core in ((i, self._cores[i % len(self._cores)]) for i in range(self._count))
         ]
-
-
-def disk_free(folder: Path) -> int | None:
-    """Bytes left for what is written into `folder`, which need not be there yet; None where the disk does not say."""
-    with contextlib.suppress(OSError):
-        while not folder.exists():
-            folder = folder.parent
-        return shutil.disk_usage(folder).free
-    return None
 
 
 def host_memory() -> tuple[int, int]:

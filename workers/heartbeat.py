@@ -14,6 +14,7 @@ from parallel_core.data import token_file
 from parallel_core.version import version
 from workers import devices
 from workers.contract import HEARTBEAT_S, Device, HeartbeatBody
+from workers.disk import Disk
 from workers.outage import AWAY
 from workers.settings import Settings
 from workers.supervisor import Supervisor
@@ -34,9 +35,10 @@ class Heartbeat(threading.Thread):
         supervisor: Supervisor,
         read_devices: Callable[[], list[Device]],
         settings: Settings,
+        disk: Disk,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self._settings = settings
+        self._settings, self._disk = settings, disk
         self._publisher, self._supervisor, self._devices = publisher, supervisor, read_devices
         self._poked = threading.Event()
         self._going, self._gone = threading.Event(), False
@@ -96,8 +98,8 @@ class Heartbeat(threading.Thread):
             token_files=token_file.listing(self._settings.corpora),
             refused=self.refused,
         )
-        if (free := devices.disk_free(self._settings.checkpoints)) is not None:
-            body["disk_free"] = free
+        if self._disk.free is not None:
+            body["disk_free"] = self._disk.free
         calibration: dict[str, Any] | None = self._supervisor.between.calibration.result
         if calibration:
             body["calibration"] = calibration

@@ -13,6 +13,7 @@ from typing import IO, Any
 from workers import checkpoints, door
 from workers.calibration import Calibration
 from workers.devices import Devices
+from workers.disk import Disk
 from workers.heartbeat import Heartbeat
 from workers.outage import Outage
 from workers.relay import Relay
@@ -48,14 +49,15 @@ class Station:
         self.relay = Relay(Publisher(settings, outage), self._ended_published)
         calibration = Calibration(settings.home, devices.kind)
         self.supervisor = Supervisor(settings, self.relay, devices.read, calibration)
-        self.heartbeat = Heartbeat(Publisher(settings, outage), self.supervisor, devices.read, settings)
+        self.disk = Disk(settings.checkpoints)
+        self.heartbeat = Heartbeat(Publisher(settings, outage), self.supervisor, devices.read, settings, self.disk)
         self.supervisor.on_running = self.heartbeat.poke
         self.control = ControlReader(settings, self.supervisor.control, outage)
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._left = threading.Event()
 
     def start(self) -> None:
-        for thread in (self.relay, self.supervisor, self.heartbeat, self.control):
+        for thread in (self.relay, self.supervisor, self.disk, self.heartbeat, self.control):
             thread.start()
         threading.Thread(target=checkpoints.sweep, args=(self.settings,), name="sweep", daemon=True).start()
         threading.Thread(target=self._ask_the_web, name="web", daemon=True).start()

@@ -19,7 +19,8 @@ from tests.workers.harness import tiny
 from workers import corpora
 from workers.calibration import Calibration
 from workers.contract import START_LIMIT_S, AttemptBody
-from workers.devices import Devices, disk_free
+from workers.devices import Devices
+from workers.disk import Disk
 from workers.folder import KEEP_S, Folder, Meta, unsettled
 from workers.orders import Refused, attempt_number, read_order, with_beginning
 from workers.relay import Relay
@@ -128,13 +129,17 @@ def test_devices_share_the_hosts_memory() -> None:
 def test_a_disk_says_what_is_left_for_a_folder_that_is_not_there_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert 0 < (disk_free(tmp_path / "not" / "there") or 0) <= shutil.disk_usage(tmp_path).total
+    disk = Disk(tmp_path / "not" / "there")
+    disk.look()
+    assert 0 < (disk.free or 0) <= shutil.disk_usage(tmp_path).total
+    before = disk.free
 
     def silent(path: Path) -> None:
         raise OSError(path)
 
     monkeypatch.setattr(shutil, "disk_usage", silent)
-    assert disk_free(tmp_path) is None
+    disk.look()
+    assert disk.free == before
 
 
 # Corpora
