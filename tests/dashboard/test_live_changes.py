@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from dashboard.charts import loss
 from dashboard.live.changes import changed, chart_pieces, digest, pieces
@@ -113,6 +115,7 @@ def test_pieces_make_up_the_text() -> None:
 def test_the_list_sends_the_card_that_changed_alone(reader: Client, study: Study, alice: Any) -> None:
     other = Study.objects.create(name="other", owner=alice, kind="matrix", base=factory.BASE)
     factory.queued(alice, factory.SPLITS[0], study=other)
+    Study.objects.update(created_at=timezone.now() - timedelta(hours=3))  # an age that stays while this goes on
     page = reader.get("/studies/").content.decode()
     assert 'data-live-changes="/studies/changes.json"' in page
     first = turn(reader, "/studies/changes.json")

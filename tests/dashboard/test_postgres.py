@@ -13,6 +13,8 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
+from tests.__main__ import ROOT, unneeded
+
 HERE = Path(__file__).resolve().parent
 SUITES = ("test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_together*.py")
 OF_ITS_OWN = "test_controller_process.py"
@@ -41,14 +43,12 @@ def _spare_the_disk(folder: str) -> None:
 
 
 def run_suites(patterns: tuple[str, ...], url: str) -> subprocess.CompletedProcess[str]:
-    files = sorted(str(path) for pattern in patterns for path in HERE.glob(pattern) if path.name != OF_ITS_OWN)
+    paths = {path for pattern in patterns for path in HERE.glob(pattern) if path.name != OF_ITS_OWN}
+    files = sorted(str(path.relative_to(ROOT)) for path in paths)
     assert files, "no suite matches"
-    plugins = ["-pno:playwright", "-pno:schemathesis"]  # of no use to these suites, and seconds to load
-    command = [sys.executable, "-m", "pytest", "-q", "-x", *plugins, "-m", "not browser and not full", *files]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *unneeded(files), "-m", "not browser and not full", *files]
     env = {**os.environ, "DATABASE_URL": url}
-    return subprocess.run(
-        command, cwd=HERE.parent.parent, env=env, capture_output=True, text=True, timeout=900, check=False
-    )
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False)
 
 
 @pytest.mark.postgres
