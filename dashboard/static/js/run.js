@@ -208,8 +208,11 @@ function showTab(any, query) {
   if (tab in TAB_TOPICS && any(...TAB_TOPICS[tab])) soon("tab", () => swap("tab", `part/tab?${query}`), SLOWEST_MS);
 }
 
+/* Of the part that is shown: whoever zooms while an answer is on its way has asked for another one. */
 async function reloadGantt() {
-  const chart = await (await get(`data/gantt.json?${view("gantt")}`, "application/json")).json();
+  const shown = view("gantt");
+  const chart = await (await get(`data/gantt.json?${shown}`, "application/json")).json();
+  if (shown !== view("gantt")) return reloadGantt();
   await update({ gantt: chart });
 }
 
