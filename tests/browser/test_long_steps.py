@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from parallel_core.analysis.quantities import count_text
 from tests.bench.timeline import seeded
@@ -53,6 +53,21 @@ UPDATE = """async () => {
   const src = JSON.parse(document.querySelector(".chart[data-chart=gantt] script").textContent).layout.meta.window;
   await update({ gantt: await (await fetch(src)).json() });
 }"""
+
+
+WATCH = """() => {
+  const source = document.querySelector(".chart[data-chart=gantt] .chart-source");
+  window.seen = [];
+  const told = { childList: true, subtree: true, characterData: true };
+  new MutationObserver(() => window.seen.push(source.textContent)).observe(source, told);
+  const of = window.fetch;
+  window.asked = 0;
+  window.fetch = (...given) => {
+    window.asked += String(given[0]).includes("gantt.json") ? 1 : 0;
+    return of(...given);
+  };
+}"""
+"""Words that the timeline's source line takes from here on, and how often the timeline is asked for."""
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +124,7 @@ def test_a_dragged_part_is_asked_for_and_a_double_click_shows_the_whole_again(
     at = plot.bounding_box()
     assert at is not None
     middle = at["y"] + at["height"] / 2
-    page.mouse.move(at["x"] + 200, middle)
-    page.mouse.down()
-    page.mouse.move(at["x"] + 220, middle + 2, steps=4)
-    page.mouse.up()
+    drag(page, at["x"] + 200, at["x"] + 220, middle)
     expect(canvas(page)).to_be_visible(timeout=RUN_MS)
     low, high = page.evaluate(RANGE)
     share = (whole[1] - whole[0]) / at["width"]
@@ -123,6 +135,42 @@ def test_a_dragged_part_is_asked_for_and_a_double_click_shows_the_whole_again(
     # On a busy host a double-click may come as two clicks, too far apart to be one: a reader clicks again.
     wait_for("the whole step", lambda: again(page, at["x"] + 300, middle), RUN_MS / 1000)
     assert page.evaluate(RANGE) == whole and "from=" not in page.url
+
+
+def test_news_asked_for_before_a_zoom_do_not_draw_over_it(page: Page, yard: YardProcess, long: dict[str, str]) -> None:
+    late: list[Route] = []
+
+    def held(route: Route) -> None:
+        """The first answer of the whole step comes when the reader has zoomed."""
+        if late or "from=" in route.request.url:
+            route.continue_()
+        else:
+            late.append(route)
+
+    page.goto(long["a run"])
+    plot = page.locator(f"{BOX} .nsewdrag").first
+    expect(plot).to_be_attached(timeout=RUN_MS)
+    page.route("**/data/gantt.json*", held)
+    run = int(long["a run"].strip("/").split("/")[-1])
+    yard.query(f"""__import__("dashboard.live.announce", fromlist=["x"]).publish({run}, None, ["spans"])""")
+    wait_for("the question", lambda: page.wait_for_timeout(100) or bool(late), RUN_MS / 1000)
+    at = plot.bounding_box()
+    assert at is not None
+    drag(page, at["x"] + 200, at["x"] + 220, at["y"] + at["height"] / 2)
+    source = page.locator(".chart[data-chart=gantt] .chart-source")
+    expect(source).to_contain_text("spans in view", timeout=RUN_MS)
+    page.evaluate(WATCH)
+    late[0].continue_()
+    until(page, "() => window.asked > 0")
+    page.wait_for_timeout(1000)
+    assert page.evaluate("() => window.seen") == []
+
+
+def drag(page: Page, start: float, end: float, y: float) -> None:
+    page.mouse.move(start, y)
+    page.mouse.down()
+    page.mouse.move(end, y + 2, steps=4)
+    page.mouse.up()
 
 
 def again(page: Page, x: float, y: float) -> bool:
