@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
+import time
 from pathlib import Path
 
 LOOK_S = 10.0
@@ -16,12 +17,12 @@ class Disk(threading.Thread):
     def __init__(self, folder: Path) -> None:
         super().__init__(name="disk", daemon=True)
         self.free: int | None = None
-        self._folder, self._never = folder, threading.Event()
+        self._folder = folder
 
     def run(self) -> None:
         while True:
             self.look()
-            self._never.wait(LOOK_S)
+            time.sleep(LOOK_S)
 
     def look(self) -> None:
         """Asks now; the folder need not be there yet."""

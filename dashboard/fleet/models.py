@@ -38,6 +38,11 @@ class Worker(models.Model):
         return self.name
 
     @property
+    def device_memory(self) -> int | None:
+        """Bytes that its smallest device has; None where none says it."""
+        return min(filter(None, (device.get("memory_total") for device in self.devices)), default=None)
+
+    @property
     def in_service(self) -> bool:
         """It takes new runs, as long as it is heard of."""
         return not (self.draining or self.leaving)

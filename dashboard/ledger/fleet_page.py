@@ -78,12 +78,7 @@ class FleetPage:
         self.devices = min(values["devices"] or own, MOST_DEVICES)
         self._hosts = FleetHosts(spec, self.devices, fleet)
         self._asked: float | None = values["memory"]
-        self.memory: float | None = self._asked * MIB if self._asked else self._own_memory(spec.train.device)
-
-    def _own_memory(self, kind: str) -> int | None:
-        """What the smallest device has of those that were profiled; None where it is not known."""
-        sizes = [one.get("memory_total", 0) for one in self.profile.worker.devices if one.get("kind", kind) == kind]
-        return min(filter(None, sizes), default=None)
+        self.memory: float | None = self._asked * MIB if self._asked else self.profile.worker.device_memory
 
     @cached_property
     def search(self) -> Search:

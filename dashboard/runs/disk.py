@@ -13,16 +13,16 @@ from parallel_core.spec import RunSpec
 def short_of(spec: RunSpec, workers: Iterable[Worker]) -> str:
     """What would be wrong, where no worker that says how much is free has enough; '' elsewhere. A run that saves only
     when it is stopped is no reason to worry: it may never be."""
-    known = [worker for worker in workers if worker.disk_free is not None]
+    known = [(worker.disk_free, worker.name) for worker in workers if worker.disk_free is not None]
     if not spec.train.checkpoint_every or not known:
         return ""
     size, count = checkpoint_bytes(spec), most_checkpoints(spec)
-    best = max(known, key=lambda worker: worker.disk_free or 0)
-    if size * count <= (best.disk_free or 0):
+    free, name = max(known)
+    if size * count <= free:
         return ""
-    fits = (best.disk_free or 0) // size - 1
+    fits = free // size - 1
     less = f"use keep={fits}, or free some" if fits >= 1 else "free some, or use checkpoint_every=0"
     return (
-        f"Up to {plural_text(count, 'checkpoint')} of {bytes_text(size)} are there at once, and {best.name} has "
-        f"{bytes_text(best.disk_free or 0)} left on its disk; {less}."
+        f"Up to {plural_text(count, 'checkpoint')} of {bytes_text(size)} are there at once, and {name} has "
+        f"{bytes_text(free)} left on its disk; {less}."
     )

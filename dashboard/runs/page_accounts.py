@@ -82,8 +82,9 @@ def path_sentence(path: np.ndarray) -> str:
 
 def path_rows(path: np.ndarray) -> list[tuple[str, str, str]]:
     """(what, time, share) by kind, the longest first."""
-    total = int(lasted(path).sum())
-    found = [(int(lasted(path)[path["kind"] == kind].sum()), Kind(int(kind))) for kind in np.unique(path["kind"])]
+    took, kinds = lasted(path), path["kind"]
+    total = int(took.sum())
+    found = [(int(took[kinds == kind].sum()), Kind(int(kind))) for kind in np.unique(kinds)]
     return [(WORDS.get(kind, kind.name), ns_text(ns), percent_text(ns / total)) for ns, kind in sorted(found)[::-1]]
 
 

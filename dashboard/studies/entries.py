@@ -137,8 +137,7 @@ def limit_of(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> int | None:
         return cap
     attempt = Attempt.objects.filter(run__in=[run.pk for run in runs], worker__isnull=False).select_related("worker")
     newest = attempt.order_by("-pk").first()
-    sizes = [d.get("memory_total", 0) for d in newest.worker.devices] if newest and newest.worker else []
-    return min((size for size in sizes if size), default=None)
+    return newest.worker.device_memory if newest and newest.worker else None
 
 
 def _status(run: Run, spec: RunSpec, wait: str) -> str:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-Nanoseconds = NDArray[np.int64]
+from parallel_core.analysis.sweep import Times
 
 
-def starts(rows: NDArray[Any]) -> Nanoseconds:
-    begun: Nanoseconds = rows["start"]
+def starts(rows: NDArray[Any]) -> Times:
+    begun: Times = rows["start"]
     return begun
 
 
-def ends(rows: NDArray[Any]) -> Nanoseconds:
-    ended: Nanoseconds = rows["end"]
+def ends(rows: NDArray[Any]) -> Times:
+    ended: Times = rows["end"]
     return ended
 
 
-def lasted(rows: NDArray[Any]) -> Nanoseconds:
-    """From each row's start to its end."""
+def lasted(rows: NDArray[Any]) -> Times:
+    """Nanoseconds from each row's start to its end."""
     return ends(rows) - starts(rows)
