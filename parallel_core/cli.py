@@ -25,7 +25,7 @@ from parallel_core.found import sentences as findings
 from parallel_core.launch import ServerLost
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard, Outcome, points
-from parallel_core.observe.host import cores
+from parallel_core.observe.cores import cores
 from parallel_core.observe.records import Frame
 from parallel_core.outline import outline_of
 from parallel_core.spec import DRAWN, RunSpec, field_errors

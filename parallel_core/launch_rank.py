@@ -20,6 +20,7 @@ from parallel_core.engine.stop import Stopped
 from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED, StartOrder, Store
 from parallel_core.launch_gpu import take_gpu
 from parallel_core.observe import host, progress
+from parallel_core.observe.cores import core_of
 from parallel_core.observe.records import FileSink, log_path
 from parallel_core.spec import RunSpec
 
@@ -149,7 +150,7 @@ def _take_place(seat: Seat) -> Seat:
         ahead = split.pp > 1 or (split.world > 1 and bool(seat.order.get("links")))
         seat = replace(seat, sharing=take_gpu(seat.device, seat.order["devices"], ahead))
     elif hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {host.core_of(seat.device)})
+        os.sched_setaffinity(0, {core_of(seat.device)})
     import torch
 
     torch.set_num_threads(1)

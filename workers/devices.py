@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from parallel_core.observe.cores import before, cores
 from parallel_core.observe.gpus import gpus, open_nvml
 from workers.contract import Device
 
@@ -21,9 +23,9 @@ class Devices:
         """`gpu_shares`: devices that each GPU counts as; as `launch_rank` does, they go round the GPUs in turn."""
         nvml = open_nvml()
         self._nvml, self._shares = nvml if nvml is not None and gpus(nvml) else None, gpu_shares
-        self._cores = sorted(os.sched_getaffinity(0))
+        self._cores = cores()
         self._count = cpu_devices or len(self._cores)
-        self._name = cpu_name()
+        self._names = core_names(self._cores)
         psutil.cpu_percent(percpu=True)  # load is counted from the call before: make that one now
 
     @property
@@ -72,7 +74,7 @@ class Devices:
             Device(
                 index=index,
                 kind="cpu",
-                name=f"{self._name}, core {core}",
+                name=self._names[core],
                 memory_total=total // self._count,
                 memory_used=(total - available) // self._count,
                 load=percent[core] / 100 if core < len(percent) else 0.0,
@@ -97,6 +99,12 @@ def host_memory() -> tuple[int, int]:
 def load_average() -> float:
     """One-minute load average over the cores: 1 = all busy."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
+def core_names(cores: Sequence[int]) -> dict[int, str]:
+    """By core; the second thread of one (SMT) says whose it is, since both at once do little more than one."""
+    name, first = cpu_name(), {core: before(core, cores)[:1] for core in cores}
+    return {core: f"{name}, core {core}" + "".join(f" (shares core {i})" for i in first[core]) for core in cores}
 
 
 def cpu_name() -> str:

@@ -37,7 +37,7 @@ LINK_WORDS = {
 }
 NAMED = 8
 """Devices of a host that are named one by one."""
-_CORE = re.compile(r", core \d+$")
+_CORE = re.compile(r", core \d+( \(shares core \d+\))?$")
 """What tells the cores of one processor apart."""
 
 

@@ -27,17 +27,6 @@ def peak_rss() -> int:
     return _status("VmHWM")
 
 
-def cores() -> list[int]:
-    """Those that this process may use, ascending."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def core_of(device: int) -> int:
-    """The core that CPU device `device` stands for, among those this process may use."""
-    usable = cores()
-    return usable[device % len(usable)]
-
-
 def interface_of(address: str) -> str:
     """Name of the network interface that has this address or host name; '' where none has it."""
     import psutil

@@ -16,6 +16,7 @@ import numpy as np
 
 from parallel_core.local import LocalYard
 from parallel_core.observe import host
+from parallel_core.observe.cores import cores
 from parallel_core.observe.records import REFERENCE_UNCOUNTED
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
@@ -51,7 +52,7 @@ def tensor_widths(model: ModelSpec, most: int) -> tuple[int, ...]:
 
 def devices_of(kind: DeviceKind) -> int:
     """Devices of this host: cores that this process may use, or CUDA devices."""
-    return len(host.cores() if kind == "cpu" else host.cuda_devices())
+    return len(cores() if kind == "cpu" else host.cuda_devices())
 
 
 def measure(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from parallel_core.observe import host, progress
+from parallel_core.observe.cores import core_of
 from parallel_core.observe.recorder import LANE_COMPUTE, LANE_P2P, SpanRecorder, recorder_for
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
@@ -80,7 +81,7 @@ def test_a_rank_without_a_page_is_nowhere(tmp_path: Path) -> None:
 def test_time_of_our_own_process_is_not_that_of_others() -> None:
     import os
 
-    core = host.core_of(0)
+    core = core_of(0)
     kept = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:

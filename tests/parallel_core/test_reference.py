@@ -23,6 +23,7 @@ from parallel_core.engine.distributed import Rendezvous, connect, joined
 from parallel_core.engine.neighbours import Neighbours
 from parallel_core.layout import Layout
 from parallel_core.observe import host
+from parallel_core.observe.cores import cores
 from parallel_core.observe.reference import Reference
 from parallel_core.profile import calm, paced
 from parallel_core.profile.calm import undisturbed
@@ -180,7 +181,7 @@ def test_a_profile_without_the_work_stays_as_it_was_measured() -> None:
 
 def test_waiting_for_a_turn_is_told_apart_from_working() -> None:
     """Two processes on one core: each waits while the other has its turn."""
-    core = min(host.cores())
+    core = min(cores())
     busy = [
         sys.executable,
         "-c",
@@ -228,14 +229,14 @@ def _rest() -> dict[Part, list[float]]:
 
 def test_a_thread_of_ones_own_on_the_core_is_nobody_else() -> None:
     """What a rank waits for gloo's threads is part of what its collectives take."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})  # of this thread, and of those that it starts
+    every = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(every)})  # of this thread, and of those that it starts
     try:
         before = host.waited()
         (own, lasted), share = undisturbed(_worked_with_another, None, open_device("cpu"))
         waited = host.waited() - before
     finally:
-        os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, every)
     if not waited:
         pytest.skip("this kernel does not tell how long a thread waited")
     assert share > 1.0 - (waited - own / 2) / lasted, "others beside the tests may have had the core, too"

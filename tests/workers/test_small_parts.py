@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from tests.workers.harness import tiny
-from workers import corpora
+from workers import corpora, devices
 from workers.calibration import Calibration
 from workers.contract import START_LIMIT_S, AttemptBody
-from workers.devices import Devices
+from workers.devices import Devices, core_names, cpu_name
 from workers.disk import Disk
 from workers.folder import KEEP_S, Folder, Meta, unsettled
 from workers.orders import Refused, attempt_number, read_order, with_beginning
@@ -117,6 +117,17 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], reason: str) -> N
 
 
 # Devices
+
+
+def test_a_second_thread_of_a_core_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "before", lambda core, usable: [core - 2] if core >= 2 else [])
+    names = core_names([0, 1, 2, 3])
+    assert [name.removeprefix(cpu_name()) for name in names.values()] == [
+        ", core 0",
+        ", core 1",
+        ", core 2 (shares core 0)",
+        ", core 3 (shares core 1)",
+    ]
 
 
 def test_devices_share_the_hosts_memory() -> None:
