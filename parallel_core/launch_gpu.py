@@ -24,6 +24,13 @@ CONCURRENT = {
     "CUDA_LAUNCH_BLOCKING": "0",
 }
 
+FEW_CHANNELS = {
+    # A receive that waits holds a block of threads for each of its channels, of which NCCL opens up to 32 to a peer
+    # over NVLink: too many of them leave no room on the multiprocessors for the products that go on meanwhile.
+    "NCCL_MAX_P2P_NCHANNELS": "4",
+}
+"""Unless the user says otherwise."""
+
 
 def take_gpu(device: int, devices: Sequence[int], ahead: bool) -> int:
     """Shows this process its GPU alone, the `device`-th of the host; how many of the ranks on `devices` are on the
@@ -33,11 +40,11 @@ def take_gpu(device: int, devices: Sequence[int], ahead: bool) -> int:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(device, found)
     sharing = max(Counter(board(other, found) for other in devices).values())
     if ahead and sharing == 1:
-        os.environ.update(launching(os.environ))
+        os.environ.update(FEW_CHANNELS | os.environ | launching(os.environ))
     return sharing
 
 
-def launching(told: Mapping[str, str]) -> Mapping[str, str]:
+def launching(told: Mapping[str, str]) -> dict[str, str]:
     """What the environment is to say, whatever it says: others of these values hang."""
     for name, value in CONCURRENT.items():
         if told.get(name, value) != value:

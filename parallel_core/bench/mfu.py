@@ -19,13 +19,14 @@ from parallel_core.observe.gpus import gpus, open_nvml
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 
-CHIP: dict[str, Any] = {"hidden": 4096, "heads": 32, "seq": 2048, "vocab": 32_768}
-"""Of 8 layers 1.9 G parameters: 34 GB of state in mixed precision, and products of at least 24 576 x 4 096 x 4 096."""
-SIZES = ((8, 12), (8, 8), (8, 4), (4, 4), (2, 4), (1, 1))
+CHIP: dict[str, Any] = {"hidden": 6144, "heads": 48, "seq": 2048, "vocab": 32_768, "bias": False}
+"""Of 4 layers 2.2 G parameters: 40 GB of state in mixed precision, and products of at least 24 576 x 6 144 x 6 144.
+The wider its layers, the less of a step goes to what is done to each element beside products."""
+SIZES = ((4, 12), (4, 8), (4, 4), (2, 8), (2, 4), (1, 4), (1, 1))
 """(layers, samples of a micro-batch), the largest first: 65 GB in all."""
-MICRO_BATCHES = 4
-"""In a step. Norm, clipping and update move 50 bytes a parameter whatever the batch, on an H100 some 28 ms by count: a
-sixteenth of a step of 12 samples, a sixtieth of one of 48, which is still a small batch to train such a model with."""
+MICRO_BATCHES = 8
+"""In a step. Norm, clipping and update move 50 bytes a parameter whatever the batch, on an H100 some 33 ms by count: a
+sixteenth of a step of 12 samples, less than a hundredth of one of 96, still a small batch for such a model."""
 FILLED = 0.85
 """Of a GPU's memory: what the model may take as predicted; libraries and the allocator take some, too."""
 CORE: dict[str, Any] = {"layers": 4, "hidden": 512, "heads": 8, "seq": 128, "vocab": 4096}

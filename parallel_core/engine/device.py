@@ -148,6 +148,19 @@ def be_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
+def be_ready_for_any_length() -> None:
+    """Attention takes no kernel that is planned anew for each number of keys, which grows by one a token: cuDNN's,
+    PyTorch's first choice on GPUs of compute capability 9.0, takes longer to plan than a token to compute."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def keep_no_weights() -> None:
+    """LSTMs are computed by PyTorch's own kernels. cuDNN wants weights in one piece: it copies ours, which are views of
+    the flat parameters, at each call and keeps the copy for backward. Such a copy is not let go of with the layer's
+    parameters, and knows nothing of an update in between."""
+    torch.backends.cudnn.enabled = False
+
+
 def open_device(kind: DeviceKind, sharing: int = 1) -> Device:
     """The device of this process, which a GPU is to `sharing` ranks."""
     return CudaDevice(sharing) if kind == "cuda" else CpuDevice()

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.engine import checkpoint, storage
-from parallel_core.engine.device import Device, open_device
+from parallel_core.engine.device import Device, be_ready_for_any_length, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.precision import DTYPES, LossScale
@@ -252,6 +252,7 @@ def run_rank(
     spec: RunSpec, rank: int, sink: Sink, rendezvous: Rendezvous, progress: Progress, path: Path, wish: Wish
 ) -> None:
     """Generates on one rank and emits what came out; whoever started the rank reports what goes wrong."""
+    be_ready_for_any_length()
     device = open_device(spec.train.device, rendezvous.sharing)
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend)

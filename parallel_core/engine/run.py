@@ -13,7 +13,7 @@ from parallel_core.engine import checkpoint
 from parallel_core.engine.beside import Beside
 from parallel_core.engine.clocks import open_clock
 from parallel_core.engine.collectives import Group
-from parallel_core.engine.device import be_deterministic, open_device
+from parallel_core.engine.device import be_deterministic, keep_no_weights, open_device
 from parallel_core.engine.distributed import Rendezvous, connect, joined
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.neighbours import Neighbours
@@ -29,6 +29,7 @@ from parallel_core.observe.asked import Asked
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import Sink
 from parallel_core.observe.when import first_timed, followed_steps, is_traced, metered_step
+from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 
 
@@ -48,6 +49,8 @@ def run_rank(
     spec = broken(spec)
     if spec.train.deterministic:
         be_deterministic()
+    if lets_go_of_weights(spec):
+        keep_no_weights()
     device = open_device(spec.train.device, rendezvous.sharing)
     report = Reporter(spec, rank, sink, device, Asked(progress.folder))
     report.phase("building", 0)
@@ -62,6 +65,12 @@ def run_rank(
         _prepare(trainer, first, saver is not None, groups.store if rendezvous.node is not None else None)
         neighbours = Neighbours(device, groups.world, trainer.layout.world, rendezvous.node or 0)
         _train(trainer, report, neighbours, first, saver, Fingerprints(trainer, groups.world))
+
+
+def lets_go_of_weights(spec: RunSpec) -> bool:
+    """Whether a backward of LSTMs must find the weights as they are by then, not as its forward left them: gathered
+    once more, or updated in between."""
+    return spec.model.kind == "gnmt" and (spec.parallel.zero == 3 or TRAITS[spec.parallel.schedule].sync == "none")
 
 
 def _prepare(trainer: Trainer, first: int, saves: bool, store: dist.Store | None) -> None:

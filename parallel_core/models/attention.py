@@ -92,9 +92,9 @@ class Core(nn.Module):
 
 
 def shares_no_keys(queries: Tensor) -> bool:
-    """Whether PyTorch has no fused kernel in which several of these queries' heads share keys and values. On CUDA that
-    is Flash, of 16 bits, on GPUs of compute capability 8.0 or more; elsewhere shared ones would fall back to the kernel
-    that keeps the s x s matrix."""
+    """Whether PyTorch has no fused kernel in which several of these queries' heads share keys and values. On CUDA those
+    are Flash's and cuDNN's, of 16 bits, on GPUs of compute capability 8.0 or more; elsewhere shared ones would
+    fall back to the kernel that keeps the s x s matrix."""
     return queries.is_cuda and (queries.dtype == torch.float32 or not has_flash(queries.device))
 
 

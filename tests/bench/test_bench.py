@@ -75,8 +75,10 @@ def test_what_is_to_fill_a_gpu_fits_one_of_80_gb_and_is_mostly_products() -> Non
     products = model_flops(spec.model, spec.train.global_batch) / 700e12
     beside = 50 * sum(math.prod(shape) for shape in parameter_shapes(spec.model).values()) / 3.35e12
     assert beside < 0.02 * (products + beside)
-    sizes = [(spec.model.layers, spec.micro_batch_size) for spec in map(_held_by, (80, 40, 24, 4))]
-    assert sizes == [(8, 12), (4, 4), (2, 4), (1, 1)], "a smaller GPU gets less to do, and the smallest the least"
+    sizes = [(spec.model.layers, spec.micro_batch_size) for spec in map(_held_by, (80, 48, 40, 24, 4))]
+    assert sizes == [(4, 12), (2, 8), (2, 8), (1, 4), (1, 1)], (
+        "a smaller GPU gets less to do, and the smallest the least"
+    )
 
 
 def _held_by(gib: int) -> RunSpec:

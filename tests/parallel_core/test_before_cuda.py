@@ -17,6 +17,7 @@ import torch.distributed as dist
 from parallel_core import launch, launch_rank, local
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.reporter import Reporter
+from parallel_core.engine.run import lets_go_of_weights
 from parallel_core.local import LocalYard
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import FileSink
@@ -44,6 +45,36 @@ from parallel_core.engine.device import be_exact
 be_exact()
 print(before, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
 """
+
+OFF = """
+import torch
+from parallel_core.engine.device import be_ready_for_any_length, keep_no_weights
+print(torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.enabled)
+be_ready_for_any_length()
+keep_no_weights()
+print(torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.enabled)
+"""
+
+
+def test_cudnn_is_left_out_where_its_plans_or_copies_would_be_in_the_way() -> None:
+    done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "split", "fresh"),
+    [
+        ("gnmt", {"dp": 2, "zero": 3}, True),
+        ("gnmt", {"pp": 2, "micro_batches": 4, "schedule": "1f1b-naive"}, True),
+        ("gnmt", {"pp": 2, "micro_batches": 4, "schedule": "1f1b-stash"}, False),
+        ("gnmt", {"dp": 2, "zero": 2}, False),
+        ("gpt", {"dp": 2, "zero": 3}, False),
+    ],
+)
+def test_lstms_whose_backward_must_find_other_weights(kind: str, split: dict[str, Any], fresh: bool) -> None:
+    train = {"clip": "stage"} if "schedule" in split else {}
+    spec = RunSpec.model_validate({"model": {"kind": kind}, "parallel": split, "train": train})
+    assert lets_go_of_weights(spec) is fresh
 
 
 def test_what_the_fork_server_imports_asks_nothing_of_cuda() -> None:

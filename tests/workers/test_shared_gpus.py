@@ -135,17 +135,21 @@ def test_ranks_of_a_pipeline_launch_kernels_side_by_side(
     monkeypatch.setattr(launch_gpu, "open_nvml", lambda: driver(2))
     for name, value in {"CUDA_VISIBLE_DEVICES": "0,1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}.items():
         monkeypatch.setenv(name, value)
-    for name in ("CUDA_MODULE_LOADING", "CUDA_LAUNCH_BLOCKING"):
+    for name in ("CUDA_MODULE_LOADING", "CUDA_LAUNCH_BLOCKING", "NCCL_MAX_P2P_NCHANNELS"):
         monkeypatch.setenv(name, "0")
         monkeypatch.delenv(name)
     assert launch_gpu.take_gpu(1, [0, 1], ahead=False) == 1
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b1" and os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
     assert launch_gpu.take_gpu(2, [0, 1, 2], ahead=True) == 2  # through the host: nothing waits on the GPU
-    assert "CUDA_MODULE_LOADING" not in os.environ
+    assert not {"CUDA_MODULE_LOADING", "NCCL_MAX_P2P_NCHANNELS"} & {*os.environ}
     os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
     assert launch_gpu.take_gpu(0, [0, 1], ahead=True) == 1
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32" and os.environ["CUDA_MODULE_LOADING"] == "EAGER"
+    assert os.environ["NCCL_MAX_P2P_NCHANNELS"] == "4"
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "0,1", "NCCL_MAX_P2P_NCHANNELS": "8"}
+    launch_gpu.take_gpu(0, [0, 1], ahead=True)
+    assert os.environ["NCCL_MAX_P2P_NCHANNELS"] == "8", "what a user asks for"
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1 hangs messages" in capsys.readouterr().out
 
 
