@@ -8,7 +8,8 @@ from typing import Any
 
 from dashboard.charts.svg import drawn
 from dashboard.charts.theme import DISTURBED_ABOVE, Figure, name
-from parallel_core.analysis.sentences import Result
+from parallel_core.analysis.pace import Pace, at_pace
+from parallel_core.analysis.sentences import UNEVEN, Result
 from parallel_core.analysis.stats import Speedup
 
 
@@ -65,9 +66,10 @@ class Entry:
     """Ideal speedup over the baseline."""
     others: float | None = None
     """Share of its devices that other processes used in the timed steps."""
-    ranks: int = 1
-    reference: float | None = None
-    """Seconds of the reference work beside the timed steps, mean of the ranks."""
+    pace: Pace | None = None
+    """How fast its devices were beside the timed steps."""
+    drift: float | None = None
+    """How many times longer than in the baseline a device took for the reference work by itself."""
     done: bool = True
     ended: str = ""
     """How it ended without a result (`failed`): its numbers are of the steps until then, and compared with none."""
@@ -97,6 +99,13 @@ class Entry:
     @property
     def disturbed(self) -> bool:
         return self.others is not None and self.others > DISTURBED_ABOVE
+
+    @property
+    def at_pace(self) -> float | None:
+        """The speedup at the baseline's pace of the host, where that was another one."""
+        if not self.speed or self.drift is None or 1 / (1 + UNEVEN) <= self.drift <= 1 + UNEVEN:
+            return None
+        return at_pace(self.speed.ratio, self.drift)
 
     @property
     def state(self) -> str:

@@ -17,6 +17,8 @@ NARROW = 1.25
 GAP, WORD = 0.02, 0.15
 """Of the furthest mark: what stands before a ratio in words, and what it takes."""
 COLUMNS = ("run", "speedup", "10 % to 90 %", "ideal", "of ideal", "CPU used by others")
+AT_PACE = "at the baseline's pace"
+"""The name of those marks, and of a last column where there are any."""
 
 
 def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
@@ -25,7 +27,7 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
     drawn = standing(entries)
     furthest, room = max(map(_reach, drawn), default=1) or 1, _room(drawn)
     figure = {
-        "data": [trace for trace in (_bars(drawn), _ideal(drawn), _unity(drawn), _words(drawn)) if trace],
+        "data": [t for t in (_bars(drawn), _ideal(drawn), _at_pace(drawn), _unity(drawn), _words(drawn)) if t],
         "layout": theme.layout(
             row_height(len(drawn)),
             xaxis=theme.axis(
@@ -39,10 +41,21 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
         ),
     }
     subtitle = "Speedup over the baseline; bar = median, whisker = 10 % to 90 %, tick = ideal"
+    if any(entry.at_pace for entry in drawn):
+        subtitle += f"; diamond = {AT_PACE} of the host"
     noisy = next((entry for entry in entries if entry.disturbed and entry.speed), None)
     if noisy:
         subtitle += f"; hatched = disturbed, +{percent_text(noisy.others or 0)} = of its devices used by others"
-    return Chart("speedup", title, subtitle, source, figure, COLUMNS, [_row(entry) for entry in entries])
+    return Chart("speedup", title, subtitle, source, figure, *_table(entries))
+
+
+def _table(entries: Sequence[Entry]) -> tuple[Sequence[str], list[list[str]]]:
+    """Columns and rows of the numbers."""
+    rows = [_row(entry) for entry in entries]
+    if not any(entry.at_pace for entry in entries):
+        return COLUMNS, rows
+    told = [ratio_text(entry.at_pace) if entry.at_pace else "" for entry in entries]
+    return (*COLUMNS, AT_PACE), [[*row, last] for row, last in zip(rows, told, strict=True)]
 
 
 def _bars(entries: Sequence[Entry]) -> dict[str, Any] | None:
@@ -107,6 +120,27 @@ def _ideal(entries: Sequence[Entry]) -> dict[str, Any] | None:
     }
 
 
+def _at_pace(entries: Sequence[Entry]) -> dict[str, Any] | None:
+    """Outlined, for it is no measurement: a measured ratio and what the reference work says of the host."""
+    known = [(y, entry.at_pace) for y, entry in enumerate(entries) if entry.at_pace]
+    if not known:
+        return None
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": AT_PACE,
+        "y": [y for y, _ in known],
+        "x": [ratio for _, ratio in known],
+        "marker": {
+            "symbol": "diamond",
+            "size": 9,
+            "color": var("surface"),
+            "line": {"width": 1.5, "color": var("ink")},
+        },
+        "hovertemplate": f"{AT_PACE} %{{x:.2f}}x<extra></extra>",
+    }
+
+
 def _unity(entries: Sequence[Entry]) -> dict[str, Any] | None:
     """The baseline's own speed, down to the last measured row: behind it stand words about runs without a bar."""
     last = max((y for y, entry in enumerate(entries) if entry.speed), default=-1)
@@ -149,7 +183,7 @@ def _behind(entry: Entry, reach: float) -> float:
 
 def _reach(entry: Entry) -> float:
     """Where everything drawn in the row ends."""
-    return max(entry.speed.high, entry.ideal or 0) if entry.speed else 0.0
+    return max(entry.speed.high, entry.ideal or 0, entry.at_pace or 0) if entry.speed else 0.0
 
 
 def _room(entries: Sequence[Entry]) -> float:
@@ -176,7 +210,7 @@ def _short(status: str) -> str:
 def _row(entry: Entry) -> list[str]:
     speed = entry.speed
     if speed is None:
-        return [entry.label, entry.status or "not measured", "", "", "", ""]
+        return [entry.label, entry.status or "not measured", *[""] * (len(COLUMNS) - 2)]
     noise = " (within noise)" if speed.within_noise and not entry.baseline else ""
     return [
         entry.label,

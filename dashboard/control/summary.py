@@ -46,11 +46,13 @@ def summarise(run: Run) -> dict[str, Any]:
     nearest the median, ns, and breakdown_step, which that is; meters: tokens_per_s, tflops (a device), mfu and hfu at
     the median step, peak_flops_per_s of all devices and peak_source; fingerprint (see observe.records); staleness:
     {stage: {mean, max}} in updates, {} under flush; references: seconds of the reference work by rank, [] where it was
-    not done; final_loss. What was not measured is None.
+    not done; company: how many times longer than on one device alone it took, mean of the ranks; final_loss. What was
+    not measured is None.
     """
     timed = selectors.timed(run)
     summaries = [info.summary for _, info in sorted(selectors.ranks(run).items())]
     references = [summary["reference"]["seconds"] for summary in summaries if "reference" in summary]
+    company = [summary["reference"]["company"] for summary in summaries if summary.get("reference", {}).get("company")]
     others = [value for value in (summary.get("cpu_others") for summary in summaries) if value is not None]
     loss = selectors.series(run, "loss")
     typical = selectors.find_typical_step(run)
@@ -65,6 +67,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "fingerprint": next((s["fingerprint"] for s in summaries if s.get("fingerprint")), None),
         "staleness": _staleness(run),
         "references": references if len(references) == run.devices else [],
+        "company": sum(company) / len(company) if company else None,
         "final_loss": float(loss.value[-1]) if finite else None,
         "params_total": next((s["params_total"] for s in summaries if s.get("params_total")), None),
     }

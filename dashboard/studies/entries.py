@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dashboard.charts.chart import Entry
 from dashboard.charts.theme import DISTURBED_ABOVE
@@ -12,6 +12,7 @@ from dashboard.runs.queue import everyone_waiting
 from dashboard.runs.selectors import timed
 from dashboard.studies.left_out import ended_of
 from parallel_core.analysis.breakdown import Breakdown
+from parallel_core.analysis.pace import Pace, drifts
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats, speedup
 from parallel_core.plan.capacity import fixed_depth, largest_layers
@@ -34,6 +35,8 @@ class Setting:
     """Without them nothing but the run's row is read, and nothing is predicted."""
     cores: int = 0
     """That all devices share; 0 where each has its own."""
+    drift: Mapping[int, float | None] = field(default_factory=dict)
+    """By run: see `Entry.drift`."""
 
     def ideal(self, spec: RunSpec) -> float:
         """The speedup over one device that nothing but sharing cores and the strategy itself keeps down."""
@@ -59,8 +62,8 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         speed=replace(gain, within_noise=False) if gain and baseline else gain,
         ideal=ideal / setting.ideal(setting.base_spec) if ideal else None,
         others=run.summary.get("cpu_others"),
-        ranks=spec.parallel.world,
-        reference=_reference(run),
+        pace=pace_of(run),
+        drift=setting.drift.get(run.pk),
         done=done,
         ended=ended_of(run),
         status="" if done else _status(run, spec, setting.waits.get(run.pk, "")),
@@ -83,9 +86,17 @@ def taken_of(run: Run) -> float:
     return others if others > DISTURBED_ABOVE else 0.0
 
 
-def _reference(run: Run) -> float | None:
-    found = run.summary.get("references")
-    return sum(found) / len(found) if found else None
+def pace_of(run: Run) -> Pace | None:
+    """Of a run that succeeded."""
+    found = run.summary.get("references") if run.state == State.SUCCEEDED else None
+    return Pace(len(found), sum(found) / len(found), run.summary.get("company")) if found else None
+
+
+def drift_of(runs: Sequence[Run], base: Run) -> dict[int, float | None]:
+    """By run: see `Entry.drift`."""
+    known = {run.pk: pace for run in runs if (pace := pace_of(run))}
+    own = known.get(base.pk)
+    return dict(zip(known, drifts(own, list(known.values())), strict=True)) if own else {}
 
 
 def _largest(spec: RunSpec, setting: Setting) -> int | None:

@@ -18,6 +18,7 @@ from dashboard.runs.page_tabs import TABS as RUN_TABS
 from dashboard.runs.traces import Trace
 from dashboard.studies.link_rates import Rate, rates
 from dashboard.studies.selectors import Overview, held_equal
+from parallel_core.analysis import sentences
 from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
@@ -206,12 +207,13 @@ def _disturbance(view: Overview) -> tuple[str, list[Link]]:
 
 def _pace(view: Overview) -> str:
     """By how much the host was faster and slower between the runs, whoever used it."""
-    known = sum(row.entry.reference is not None for row in view.rows)
+    known = sum(row.entry.pace is not None for row in view.rows)
     if not known:
         return "Not measured."
     how = f"A fixed small work beside the timed steps of {known} of {len(view.rows)} runs"
     if view.pace_spread is None:
-        return f"{how}; no two have as many ranks."
+        return f"{how}; no two can be held against each other."
     longer = percent_text(view.pace_spread)
     at_most = f"less than {longer.removeprefix('under ')}" if longer.startswith("under ") else f"up to {longer}"
-    return f"{how} took {at_most} longer in one run than in another with as many ranks."
+    said = [f"{how} took a device {at_most} longer in one run than in another."]
+    return " ".join(said + [sentences.company(*each) for each in view.companies.items()])

@@ -15,13 +15,13 @@ from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies import left_out, peaks
 from dashboard.studies.alike import same_updates, why_not
-from dashboard.studies.entries import Setting, entry_of, limit_of, step_of, waits_of
+from dashboard.studies.entries import Setting, drift_of, entry_of, limit_of, step_of, waits_of
 from dashboard.studies.labels import labels_of
 from dashboard.studies.losses import Points, losses_of
 from parallel_core.analysis import sentences
+from parallel_core.analysis.pace import companies, spread
 from parallel_core.analysis.parity import Parity, parity
 from parallel_core.analysis.sentences import Result
-from parallel_core.analysis.stats import pace_spread
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
@@ -104,7 +104,8 @@ class Overview:
         `told` = the run of which they say whether its loss is finite."""
         warning = sentences.disturbed([entry.others for entry in self.entries if entry.done], DISTURBED_ABOVE)
         before, behind = ([warning], [""]) if self.mostly_disturbed else ([self._baseline_warning], [warning])
-        behind.append("" if self.mostly_disturbed else sentences.uneven(self.pace_spread))
+        behind.append("" if self.mostly_disturbed else sentences.uneven(self.pace_spread, self._at_one_pace))
+        behind.append(sentences.crowded(self.companies))
         behind.append(left_out.diverged([r.label for r in self.results if r.diverged and r is not told]))
         behind += self.left_out
         return [sentence for sentence in (*before, *said, *behind) if sentence]
@@ -125,9 +126,25 @@ class Overview:
 
     @property
     def pace_spread(self) -> float | None:
-        """See `stats.pace_spread`, of the runs that succeeded."""
-        known = [(entry.ranks, entry.reference) for entry in self.entries if entry.done and entry.reference]
-        return pace_spread(known)
+        """See `pace.spread`."""
+        return spread([entry.pace for entry in self.entries if entry.pace])
+
+    @property
+    def companies(self) -> dict[int, float]:
+        """Of several devices, by their number: see `pace.companies`."""
+        found = companies(entry.pace for entry in self.entries if entry.pace)
+        return {ranks: longer for ranks, longer in found.items() if ranks > 1}
+
+    @property
+    def _at_one_pace(self) -> tuple[str, float, str] | None:
+        """(fastest run at the baseline's pace of the host, its speedup there, the baseline); None where unknown."""
+        gains = [
+            (entry.at_pace or entry.speed.ratio, entry.label) for entry in self.entries if entry.done and entry.speed
+        ]
+        if self.base is None or not any(entry.at_pace for entry in self.entries):
+            return None
+        most, label = max(gains)
+        return label, most, self.base.label
 
     @property
     def mostly_disturbed(self) -> bool:
@@ -236,6 +253,7 @@ def _setting(base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], detai
         limit=limit_of(runs, specs) if details else None,
         details=details,
         cores=base.study.shared_cores if base.study else 0,
+        drift=drift_of(runs, base),
     )
 
 

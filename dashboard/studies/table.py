@@ -17,7 +17,8 @@ COLUMNS = (
     *METERS,
     "memory_bytes",
     *(f"{component}_ns" for component in COMPONENTS),
-    *("cpu_others", "final_loss", "largest_loss_difference"),
+    *("cpu_others", "reference_s", "company", "speedup_at_baseline_pace"),
+    *("final_loss", "largest_loss_difference"),
 )
 
 
@@ -41,8 +42,10 @@ def _measured(row: Row) -> list[Any]:
 
 
 def _tail(row: Row) -> list[Any]:
-    others, loss = row.entry.others, row.run.summary.get("final_loss")
-    return ["" if value is None else value for value in (others, loss, row.parity.largest if row.parity else None)]
+    entry, pace = row.entry, row.entry.pace
+    values = [entry.others, *((pace.seconds, pace.company) if pace else (None, None)), entry.at_pace]
+    values += [row.run.summary.get("final_loss"), row.parity.largest if row.parity else None]
+    return ["" if value is None else value for value in values]
 
 
 def plain(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,12 +54,3 @@ def speedup(base: Stats, other: Stats) -> Speedup:
         high=base.p90 / other.p10,
         within_noise=base.p10 <= other.p90 and other.p10 <= base.p90,
     )
-
-
-def pace_spread(references: Iterable[tuple[int, float]]) -> float | None:
-    """By how much longer the slowest run's devices took for the reference work than the fastest one's, of (ranks,
-    seconds) of runs; None where no two have as many ranks, since busy devices differ from idle ones by themselves."""
-    alike: dict[int, list[float]] = {}
-    for ranks, seconds in references:
-        alike.setdefault(ranks, []).append(seconds)
-    return max((max(own) / min(own) - 1 for own in alike.values() if len(own) > 1), default=None)

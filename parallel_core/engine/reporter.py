@@ -16,6 +16,7 @@ import torch
 
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.stats import summarise
+from parallel_core.engine.beside import Told
 from parallel_core.engine.clocks import Clock
 from parallel_core.engine.device import Device
 from parallel_core.engine.fingerprint import Print
@@ -86,6 +87,7 @@ class Reporter:
         """What times that leave the rank are told by."""
         self._checks: list[float] = []
         self._references: list[float] = []
+        self._company: list[float] = []
 
     def hello(self, flat: FlatParameters, units: tuple[str, ...], layout: Layout) -> None:
         place, params = layout.coords(self._rank), sum(slot.parameter.numel() for slot in flat)
@@ -167,10 +169,12 @@ class Reporter:
     def _speeds(self, took: float) -> dict[str, float]:
         return self._work.speeds(took, self._peak.flops_per_s if self._peak else None)
 
-    def reference(self, step: int, took: float) -> None:
+    def reference(self, step: int, told: Told) -> None:
         """What the reference work took behind the step."""
-        self._add(step, time.time(), {"reference_time": took})
-        self._references.append(took)
+        self._add(step, time.time(), {"reference_time": told.together})
+        self._references.append(told.together)
+        if told.alone:
+            self._company.append(told.together / told.alone)
 
     def _of_all_ranks(self, totals: Totals) -> dict[str, float]:
         values = {"loss": totals.loss, "grad_norm": totals.grad_norm}
@@ -247,7 +251,8 @@ class Reporter:
         """The summary's `reference`, where the work was done."""
         if not self._references:
             return {}
-        return {"reference": {"seconds": expected(self._references), "times": len(self._references)}}
+        company = {"company": float(np.median(self._company)), "alone": len(self._company)} if self._company else {}
+        return {"reference": {"seconds": expected(self._references), "times": len(self._references), **company}}
 
     def _staleness(self) -> dict[str, Any]:
         """The summary's `staleness`, mean and most over all steps, where anything can be stale."""

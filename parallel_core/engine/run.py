@@ -131,7 +131,7 @@ def _train(
     spec, timed_from = trainer.spec, first_timed(trainer.spec, first)
     metered = metered_step(spec, first)
     times, followed = StepTimes(timed_from - first), followed_steps(spec, first)
-    beside = Beside(spec, trainer.device, neighbours)
+    beside = Beside(spec, trainer.device, neighbours, trainer.rank)
     report.phase("warmup" if timed_from > first else "timed", first)
     for step in range(first, spec.train.steps):
         if step == timed_from:
@@ -155,8 +155,8 @@ def _train(
 def _refer(beside: Beside, report: Reporter, times: StepTimes, step: int, took: float) -> None:
     """The reference work behind a timed step, where it is due; its time is no part of any step's."""
     if (done := beside.behind(took)) is not None:
-        report.reference(step, done[0])
-        times.leave_out(done[1])
+        report.reference(step, done)
+        times.leave_out(done.lasted)
 
 
 def _finish(trainer: Trainer, report: Reporter, metered: int, saver: checkpoint.Saver | None) -> None:

@@ -31,8 +31,9 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their f
              fingerprint: {step, checks, seconds (median of a check), parameters, samples} (see engine.fingerprint; the
              last two are 16 hexadecimal digits; no such key where nothing was compared),
              staleness: {mean, max} (updates by which this stage's gradients were late; no such key under flush),
-             reference: {seconds, times} (processor seconds of the reference work beside the timed steps, and how
-             often it was done; see observe.reference; no such key where it was not),
+             reference: {seconds, times, company, alone} (processor seconds of the reference work beside the timed
+             steps, and how often it was done; how many times longer it took than on this rank's device alone, and how
+             often that was measured: engine.beside; no such keys where they were not),
              peak: {flops_per_s (all devices of the run together), source (of this rank's)}
 """
 

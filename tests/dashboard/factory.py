@@ -121,10 +121,10 @@ def feed_steps(attempt: Attempt, upto: int, loss_shift: float = 0.0) -> None:
 
 
 def finished(owner: Any, split: dict[str, Any] | None = None, **kwargs: Any) -> Run:
-    """A run that succeeded, with all its records. `cpu_others`, `loss_shift` and `reference` (seconds of the
-    reference work, None: not done) are taken out of kwargs."""
+    """A run that succeeded, with all its records. `cpu_others`, `loss_shift`, `reference` (seconds of the reference
+    work, None: not done) and `company` (times that it takes alone, None: not measured) are taken out of kwargs."""
     others, shift = kwargs.pop("cpu_others", 0.01), kwargs.pop("loss_shift", 0.0)
-    reference = kwargs.pop("reference", None)
+    reference, company = kwargs.pop("reference", None), kwargs.pop("company", None)
     run = queued(owner, split, **kwargs)
     attempt = start(run)
     feed_steps(attempt, run.spec["train"]["steps"], shift)
@@ -133,7 +133,8 @@ def finished(owner: Any, split: dict[str, Any] | None = None, **kwargs: Any) -> 
         equal = {"step": 42, "checks": 3, "seconds": 4e-4, "parameters": "0123456789abcdef", "samples": "f" * 16}
         frame = {"kind": "summary", "rank": rank, "t": time.time(), "steps": 43, "cpu_others": others}
         frame |= {"peak": peak, "fingerprint": equal}
-        frame |= {"reference": {"seconds": reference, "times": 14}} if reference else {}
+        beside = {"company": company, "alone": 7} if company else {}
+        frame |= {"reference": {"seconds": reference, "times": 14, **beside}} if reference else {}
         feed(attempt, rank, encode(frame))
     end(run, State.SUCCEEDED)
     return run

@@ -14,7 +14,7 @@ from django.test import Client
 
 from dashboard.charts.chart import pairs
 from dashboard.runs.models import State
-from dashboard.studies import answers, figures, method
+from dashboard.studies import answers, figures
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import held_equal, overview
 from dashboard.studies.ways import WAYS
@@ -173,27 +173,6 @@ def test_recomputation_is_paired_by_spec_and_not_by_name(alice: Any) -> None:
     assert paired == [("plain", "again")]
     answer = next(a for a in answers.of_overview(view) if a.question == "Recomputation")
     assert answer.detail.endswith("medians of 1 pair.")
-
-
-def test_a_host_that_drifted_between_runs_is_warned_of(reader: Client, alice: Any) -> None:
-    """Runs of as many ranks alone are held against each other: a device beside busy ones is another one."""
-    made = Study.objects.create(name="Drift", owner=alice)
-    factory.finished(alice, {}, study=made, reference=0.009)
-    factory.finished(alice, {"dp": 2}, study=made, position=1, reference=0.0025)
-    assert overview(made.runs.all()).pace_spread is None
-    factory.finished(alice, {"tp": 2}, study=made, position=2, reference=0.0030)
-    view = overview(made.runs.all())
-    assert view.verdict[-1].startswith("The host's own pace differed by up to 20 % between runs of as many ranks")
-    assert "The host's own pace differed" in html.unescape(plain(reader.get(f"/studies/{made.pk}/").content.decode()))
-    (line,) = [line.text for line in method.of_overview(view, []) if line.term == "Pace"]
-    assert line.startswith("A fixed small work beside the timed steps of 3 of 3 runs took up to 20 % longer")
-    run = made.runs.get(position=2)
-    run.summary["references"] = [0.00251, 0.00251]
-    run.save(update_fields=("summary",))
-    (line,) = [line.text for line in method.of_overview(overview(made.runs.all()), []) if line.term == "Pace"]
-    assert " of 3 of 3 runs took less than 1 % longer in one run" in line
-    made.runs.filter(position=2).update(summary={})
-    assert not any("pace" in sentence for sentence in overview(made.runs.all()).verdict)
 
 
 def test_disturbance_is_counted_over_what_was_measured_and_warned_of_first(alice: Any) -> None:

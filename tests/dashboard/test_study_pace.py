@@ -1,0 +1,82 @@
+"""What a study says of the host's own pace, and of devices that hold each other up."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.studies import figures, method
+from dashboard.studies.models import Study
+from dashboard.studies.selectors import overview
+from parallel_core.analysis.pace import POWER
+from parallel_core.analysis.quantities import ratio_text
+from tests.dashboard import factory
+from tests.dashboard.plain import plain
+
+
+def test_a_host_that_drifted_between_runs_is_warned_of(reader: Client, alice: Any) -> None:
+    """Runs of as many ranks, where none measured what company takes: a device beside busy ones is another one."""
+    made = Study.objects.create(name="Drift", owner=alice)
+    factory.finished(alice, {}, study=made, reference=0.009)
+    factory.finished(alice, {"dp": 2}, study=made, position=1, reference=0.0025)
+    assert overview(made.runs.all()).pace_spread is None
+    factory.finished(alice, {"tp": 2}, study=made, position=2, reference=0.0030)
+    view = overview(made.runs.all())
+    assert view.verdict[-1].startswith("The host's own pace differed by up to 20 % between runs: smaller gains")
+    assert "The host's own pace differed" in html.unescape(plain(reader.get(f"/studies/{made.pk}/").content.decode()))
+    (line,) = [line.text for line in method.of_overview(view, []) if line.term == "Pace"]
+    assert line.startswith("A fixed small work beside the timed steps of 3 of 3 runs took a device up to 20 % longer")
+    run = made.runs.get(position=2)
+    run.summary["references"] = [0.00251, 0.00251]
+    run.save(update_fields=("summary",))
+    (line,) = [line.text for line in method.of_overview(overview(made.runs.all()), []) if line.term == "Pace"]
+    assert " of 3 of 3 runs took a device less than 1 % longer in one run" in line
+    made.runs.filter(position=2).update(summary={})
+    assert not any("pace" in sentence for sentence in overview(made.runs.all()).verdict)
+
+
+def test_speedups_are_told_at_one_pace_where_the_host_had_another(reader: Client, alice: Any) -> None:
+    """The baseline had a fast host, the others one that took 1.8 times as long for the reference work."""
+    made = Study.objects.create(name="Two paces", owner=alice)
+    factory.finished(alice, {}, study=made, reference=0.002)
+    factory.finished(alice, {"dp": 2}, study=made, position=1, reference=0.0036, company=1.0)
+    factory.finished(alice, {"tp": 2}, study=made, position=2, reference=0.0021, company=1.02)
+    view = overview(made.runs.all())
+    entries = {entry.label: entry for entry in view.entries}
+    dp, factor = entries["DP"], (0.0036 / 1.01 / 0.002) ** POWER
+    assert dp.at_pace == pytest.approx(dp.speed.ratio * factor) and factor > 1.4
+    assert entries["Single"].at_pace is None and entries["TP"].at_pace is None, "within what the work tells exactly"
+    sentence = f"pace DP would be fastest, about {ratio_text(dp.at_pace)}."
+    assert view.verdict[-1].endswith(sentence)
+    made_chart = figures.speedups(view)
+    (diamonds,) = [trace for trace in made_chart.figure["data"] if trace.get("name") == "at the baseline's pace"]
+    assert diamonds["x"] == [dp.at_pace] and made_chart.subtitle.endswith(
+        "diamond = at the baseline's pace of the host"
+    )
+    at = made_chart.columns.index("at the baseline's pace")
+    assert sorted(row[at] for row in made_chart.rows) == ["", "", ratio_text(dp.at_pace)]
+    page = html.unescape(plain(reader.get(f"/studies/{made.pk}/").content.decode()))
+    assert sentence in page
+    told = list(csv.DictReader(io.StringIO(reader.get(f"/studies/{made.pk}/table.csv").content.decode())))
+    assert {row["label"]: row["company"] for row in told} == {"Single": "", "DP": "1.0", "TP": "1.02"}
+    assert [float(row["speedup_at_baseline_pace"]) for row in told if row["label"] == "DP"] == [dp.at_pace]
+
+
+def test_devices_that_hold_each_other_up_are_told_with_the_speedup_that_is_left(alice: Any) -> None:
+    """As two halves of one core do: nothing of it is the host's pace."""
+    made = Study.objects.create(name="Halves", owner=alice)
+    factory.finished(alice, {}, study=made, reference=0.002)
+    factory.finished(alice, {"dp": 2}, study=made, position=1, reference=0.0034, company=1.7)
+    view = overview(made.runs.all())
+    assert view.pace_spread == pytest.approx(0.0, abs=1e-9) and all(entry.at_pace is None for entry in view.entries)
+    assert view.verdict[-1] == (
+        "With all 2 devices at work each took 1.70x as long as alone: "
+        "no split over them can be more than 1.18x as fast."
+    )
+    (line,) = [line.text for line in method.of_overview(view, []) if line.term == "Pace"]
+    assert line.endswith("With all 2 devices at work each took 1.70x as long as alone.")
