@@ -8,8 +8,8 @@ from typing import Any
 
 from dashboard.charts.svg import drawn
 from dashboard.charts.theme import DISTURBED_ABOVE, Figure, name
-from parallel_core.analysis.pace import Pace, at_pace
-from parallel_core.analysis.sentences import UNEVEN, Result
+from parallel_core.analysis.pace import UNEVEN, Pace, at_pace
+from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Speedup
 
 

@@ -18,8 +18,7 @@ from dashboard.studies.alike import same_updates, why_not
 from dashboard.studies.entries import Setting, drift_of, entry_of, limit_of, step_of, waits_of
 from dashboard.studies.labels import labels_of
 from dashboard.studies.losses import Points, losses_of
-from parallel_core.analysis import sentences
-from parallel_core.analysis.pace import companies, spread
+from parallel_core.analysis import pace, sentences
 from parallel_core.analysis.parity import Parity, parity
 from parallel_core.analysis.sentences import Result
 from parallel_core.outline import outline_of
@@ -104,8 +103,8 @@ class Overview:
         `told` = the run of which they say whether its loss is finite."""
         warning = sentences.disturbed([entry.others for entry in self.entries if entry.done], DISTURBED_ABOVE)
         before, behind = ([warning], [""]) if self.mostly_disturbed else ([self._baseline_warning], [warning])
-        behind.append("" if self.mostly_disturbed else sentences.uneven(self.pace_spread, self._at_one_pace))
-        behind.append(sentences.crowded(self.companies))
+        behind.append("" if self.mostly_disturbed else pace.uneven(self.pace_spread, self._at_one_pace))
+        behind.append(pace.crowded(self.companies))
         behind.append(left_out.diverged([r.label for r in self.results if r.diverged and r is not told]))
         behind += self.left_out
         return [sentence for sentence in (*before, *said, *behind) if sentence]
@@ -127,12 +126,12 @@ class Overview:
     @property
     def pace_spread(self) -> float | None:
         """See `pace.spread`."""
-        return spread([entry.pace for entry in self.entries if entry.pace])
+        return pace.spread([entry.pace for entry in self.entries if entry.pace])
 
     @property
     def companies(self) -> dict[int, float]:
         """Of several devices, by their number: see `pace.companies`."""
-        found = companies(entry.pace for entry in self.entries if entry.pace)
+        found = pace.companies(entry.pace for entry in self.entries if entry.pace)
         return {ranks: longer for ranks, longer in found.items() if ranks > 1}
 
     @property

@@ -8,13 +8,22 @@ theirs, and so may be taken out of what is said of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+
+from parallel_core.analysis.quantities import percent_text, ratio_text
 
 POWER = 0.75
 """A step changes with the pace by this power of the work's seconds: between 0.82, which passes did with the work right
 beside them, and the 0.6 to 0.8 at which speedups of 28 runs differed least (docs/engine.md)."""
+
+
+UNEVEN = 0.10
+"""A host that drifts less between runs than this is not warned of: the reference work itself says no more exactly."""
+COMPANY = 1.25
+"""Devices that take so many times longer beside others at work are held up by those: their cores are halves of one, or
+they wait for memory. Single runs of whole cores measured 0.9 to 1.1, one in thirty 1.3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +76,31 @@ def at_pace(ratio: float, drift: float) -> float:
 
 def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
+
+
+def uneven(longer: float | None, at_one: tuple[str, float, str] | None = None) -> str:
+    """A warning where the host's own pace differed between runs: `longer` is their `spread`; empty where it did not.
+    `at_one` = (fastest run at the baseline's pace, its speedup there, the baseline), where that is known."""
+    if longer is None or longer <= UNEVEN:
+        return ""
+    differed = f"The host's own pace differed by up to {percent_text(longer)} between runs"
+    if at_one is None:
+        return f"{differed}: smaller gains between them are uncertain."
+    label, ratio, baseline = at_one
+    if label == baseline:
+        return f"{differed}: at one pace {baseline} would be fastest."
+    return f"{differed}: at {baseline}'s pace {label} would be fastest, about {ratio_text(ratio)}."
+
+
+def company_text(ranks: int, longer: float) -> str:
+    """What devices take from each other (`companies`)."""
+    return f"With all {ranks} devices at work each took {ratio_text(longer)} as long as alone."
+
+
+def crowded(found: Mapping[int, float]) -> str:
+    """The same where it is much, with the speedup that is left; of the most devices that were measured."""
+    ranks, longer = max(found.items(), default=(1, 1.0))
+    if longer < COMPANY:
+        return ""
+    said = company_text(ranks, longer).removesuffix(".")
+    return f"{said}: splits over them get to about {ratio_text(ranks / longer)} at most."

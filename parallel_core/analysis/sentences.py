@@ -100,43 +100,6 @@ def disturbed(others: Sequence[float | None], above: float) -> str:
     return f"{runs}: {took} of their devices, so repeat before trusting ratios."
 
 
-UNEVEN = 0.10
-"""A host that drifts less between runs than this is not warned of: the reference work itself says no more exactly."""
-
-
-def uneven(spread: float | None, at_one: tuple[str, float, str] | None = None) -> str:
-    """A warning where the host's own pace differed between runs (`pace.spread`); empty where it did not. `at_one` =
-    (fastest run at the baseline's pace, its speedup there, the baseline), where that is known."""
-    if spread is None or spread <= UNEVEN:
-        return ""
-    differed = f"The host's own pace differed by up to {percent_text(spread)} between runs"
-    if at_one is None:
-        return f"{differed}: smaller gains between them are uncertain."
-    label, ratio, baseline = at_one
-    if label == baseline:
-        return f"{differed}: at one pace {baseline} would be fastest."
-    return f"{differed}: at {baseline}'s pace {label} would be fastest, about {ratio_text(ratio)}."
-
-
-COMPANY = 1.25
-"""Devices that take so many times longer beside others at work are held up by those: their cores are halves of one, or
-they wait for memory. Cores that share caches and a clock alone take up to a tenth longer."""
-
-
-def company(ranks: int, longer: float) -> str:
-    """What devices take from each other (`pace.companies`)."""
-    return f"With all {ranks} devices at work each took {ratio_text(longer)} as long as alone."
-
-
-def crowded(companies: Mapping[int, float]) -> str:
-    """The same where it is much, with the speedup that is left; of the most devices that were measured."""
-    ranks, longer = max(companies.items(), default=(1, 1.0))
-    if longer < COMPANY:
-        return ""
-    said = company(ranks, longer).removesuffix(".")
-    return f"{said}: no split over them can be more than {ratio_text(ranks / longer)} as fast."
-
-
 def least_memory(results: Sequence[Result]) -> str:
     """Empty where no run was metered."""
     sizes = [(size, r.label) for r in results if (size := r.memory_total) is not None]

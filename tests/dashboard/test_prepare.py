@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth import authenticate, get_user_model
+from django.core.management import call_command
 from django.test import Client
 
 from dashboard.api.models import ApiToken, Scope
@@ -19,6 +20,10 @@ pytestmark = pytest.mark.django_db
 
 def bearer(secret: str) -> dict[str, Any]:
     return {"headers": {"authorization": f"Bearer {secret}"}}
+
+
+def test_the_checks_that_no_start_waits_for_find_nothing() -> None:
+    call_command("check", fail_level="WARNING")
 
 
 def test_the_token_opens_corpora_and_nothing_else(client: Client) -> None:

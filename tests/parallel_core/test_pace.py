@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parallel_core.analysis import sentences
-from parallel_core.analysis.pace import POWER, Pace, at_pace, companies, drifts, spread
+from parallel_core.analysis.pace import POWER, UNEVEN, Pace, at_pace, companies, crowded, drifts, spread, uneven
 
 ALONE = Pace(1, 0.002)
 
@@ -47,13 +46,13 @@ def test_a_step_changes_less_than_the_work() -> None:
 
 
 def test_the_sentences() -> None:
-    assert sentences.uneven(None) == sentences.uneven(sentences.UNEVEN) == ""
-    assert sentences.uneven(0.2).endswith(": smaller gains between them are uncertain.")
-    assert sentences.uneven(0.78, ("DP", 1.94, "Single")) == (
+    assert uneven(None) == uneven(UNEVEN) == ""
+    assert uneven(0.2).endswith(": smaller gains between them are uncertain.")
+    assert uneven(0.78, ("DP", 1.94, "Single")) == (
         "The host's own pace differed by up to 78 % between runs: at Single's pace DP would be fastest, about 1.94x."
     )
-    assert sentences.uneven(0.78, ("Single", 1.0, "Single")).endswith("at one pace Single would be fastest.")
-    assert sentences.crowded({}) == sentences.crowded({2: 1.1}) == ""
-    crowded = sentences.crowded({2: 1.6, 4: 3.2})
-    assert crowded.startswith("With all 4 devices at work each took 3.20x as long as alone: no split over them")
-    assert crowded.endswith(" can be more than 1.25x as fast.")
+    assert uneven(0.78, ("Single", 1.0, "Single")).endswith("at one pace Single would be fastest.")
+    assert crowded({}) == crowded({2: 1.1}) == ""
+    said = crowded({2: 1.6, 4: 3.2})
+    assert said.startswith("With all 4 devices at work each took 3.20x as long as alone: splits over them")
+    assert said.endswith(" get to about 1.25x at most.")

@@ -18,6 +18,7 @@ from dashboard.traces import reading
 
 class Command(BaseCommand):
     help = "Answers searches, reads uploaded traces, replays runs for the record. A second one waits for the first."
+    requires_system_checks = ()  # they import every page, which takes longer than all else of a start; a test runs them
 
     def handle(self, *args: Any, **options: Any) -> None:
         analyst = Analyst([Lane(lane.recover, lane.take) for lane in (searching, reading, replays)])

@@ -13,6 +13,7 @@ from dashboard.control.controller import Controller
 
 class Command(BaseCommand):
     help = "Consumes worker events, places queued runs and watches leases. A second one waits until the first ends."
+    requires_system_checks = ()  # they import every page, which takes longer than all else of a start; a test runs them
 
     def handle(self, *args: Any, **options: Any) -> None:
         controller = Controller()
