@@ -48,8 +48,12 @@ def _in_closed_form(split: ParallelSpec, stages: Iterable[int]) -> bool:
     """Whether what a rank holds of `stages` is known without a walk through its program. Replicas that take
     turns and flush begin and end a step one by one; of few micro-batches all is received for before the first."""
     few = split.flushes and (split.replicas is not None or (split.pp > 1 and split.micro_batches <= AHEAD))
-    in_two = TRAITS[split.schedule].split or (split.early_gradients and any(stages))
-    return len([*stages]) == 1 and split.program is None and not few and not in_two
+    return len([*stages]) == 1 and split.program is None and not few and not in_two(split, stages)
+
+
+def in_two(split: ParallelSpec, stages: Iterable[int]) -> bool:
+    """Whether the backward of a rank's `stages` is two operations, B and W."""
+    return TRAITS[split.schedule].split or (split.early_gradients and any(stages))
 
 
 def _and_messages(live: Live, held: int) -> Live:
@@ -87,7 +91,8 @@ def _walked(
     edges = {n: layers.edges[units[0]] for n, units in stages.items()}
     edges |= {n + 1: layers.edges[units[-1] + 1] for n, units in stages.items()}
     both = {n: edges[n + 1] for n, part in parts.items() if n + 1 in parts and not part.again}
-    resting, worst, full = 0, Live(0, 0), whole.resting * spec.fp32_elements
+    resting, worst, once = 0, Live(0, 0), set[int]()
+    full, rested = (size * spec.fp32_elements for size in (whole.resting, whole.rested))
     again = frozenset(n for n, part in parts.items() if part.again)
     for op, in_hand in _walk(spec.parallel, next(iter(parts)), edges, again, seat):
         n = op.stage
@@ -103,7 +108,9 @@ def _walked(
             kept = held + worst_of.kept - both.get(n - 1, 0)
             live = Live(kept, in_hand + worst_of.passing, max(worst_of.grads, resting), worst_of.params)
         weights[n] += (op.kind is Kind.B) - (op.kind is Kind.W)
-        resting = full if op.kind in (Kind.W, Kind.BW) else resting
+        if op.kind in (Kind.W, Kind.BW):
+            resting = full if n in once else rested
+            once.add(n)
         worst = max(worst, live, key=sum)
     return worst
 

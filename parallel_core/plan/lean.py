@@ -10,7 +10,7 @@ Of parameters those of the layer that runs are there: most in its backward, wher
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from parallel_core.plan.places import TIED, Bucket, Places
@@ -36,7 +36,7 @@ class Turn(NamedTuple):
 
 class Whole(NamedTuple):
     """Elements at most: `at[unit]` while the layer's gradients come in, `before[unit]` until the first of them does,
-    `resting` before the first of a backward.
+    `resting` before the first of a backward, `rested` behind the first one of a step.
     `params[unit]` = those of parameters in the layer's backward, `shared` of which all layers have; {} where they are
     always there. `turns[unit]`: where torch gathers and sums instead."""
 
@@ -45,6 +45,7 @@ class Whole(NamedTuple):
     params: Mapping[int, int] = {}
     shared: int = 0
     before: Mapping[int, int] = {}
+    rested: int = 0
     turns: Mapping[int, Turn] = {}
 
 
@@ -52,15 +53,22 @@ NOTHING = Whole({}, 0)
 """Without ZeRO-2 all gradients lie in the flat buffer."""
 
 
-def whole_buckets(places: Places, stages: Mapping[int, Mapping[int, list[str]]], shards: int, times: int) -> Whole:
+def whole_buckets(
+    places: Places,
+    stages: Mapping[int, Mapping[int, list[str]]],
+    shards: int,
+    times: int,
+    late: Container[str] | None = None,
+) -> Whole:
     """Of a rank whose stages (number -> unit -> its parameters) lie at `places`.
 
     A step fills a bucket so many `times`; what comes out behind the first is added to what is there. A layer needs most
-    when its last parameter's gradient, the first in its backward, has come.
+    when its last parameter's gradient, the first in its backward, has come. `late` = parameters whose gradients W makes
+    where backward is in two: a bucket without any is sent in B, and what W sends last is under way until then.
     """
     part = 1 / shards if times > 1 else 0.0
     rows = [_in_stage(places, stage) for stage in range(len(stages))]
-    resting = max((_size(row[-1]) for row in rows if times > 1 or len(rows) > 1), default=0)
+    resting = max((_size(_last(row, late)) for row in rows if times > 1 or len(rows) > 1), default=0)
     open_too = _tied(places, [name for units in stages.values() for names in units.values() for name in names])
     at: dict[int, int] = {}
     before: dict[int, int] = {}
@@ -75,7 +83,8 @@ def whole_buckets(places: Places, stages: Mapping[int, Mapping[int, list[str]]],
             opened = sum(_size(row[i]) for i in filled if row[i].names[0] in names and row[i] is not open_too)
             before[unit] = filling - (opened if len(filled) == 1 else 0)
     always = _size(open_too) if len(rows) > 1 else 0
-    return Whole(at, round(resting * (1 + part * (times > 2))) + always, before=before)
+    most = round(resting * (1 + part * (times > 2))) + always
+    return Whole(at, most, before=before, rested=resting + always)
 
 
 def with_layers(found: Whole, places: Places, units: Mapping[int, list[str]], ahead: bool = False) -> Whole:
@@ -88,6 +97,11 @@ def with_layers(found: Whole, places: Places, units: Mapping[int, list[str]], ah
         for unit, names in there.items()
     }
     return found._replace(params=params, shared=_size(shared))
+
+
+def _last(row: list[Bucket], late: Container[str] | None) -> Bucket:
+    """The one that a backward, or W, sends last."""
+    return next((b for b in reversed(row) if late is not None and any(name in late for name in b.names)), row[-1])
 
 
 def _in_stage(places: Places, stage: int) -> list[Bucket]:

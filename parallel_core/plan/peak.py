@@ -29,7 +29,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.plan import fully_sharded
-from parallel_core.plan.backward import Seat, at_peak
+from parallel_core.plan.backward import Seat, at_peak, in_two
 from parallel_core.plan.lean import NOTHING, Whole, whole_buckets, with_layers
 from parallel_core.plan.places import TIED, Home, Places, alone_of, bucket_bytes, gathers_ahead, home, shards_of
 from parallel_core.plan.places import place as place_all
@@ -181,11 +181,22 @@ def _whole(spec: RunSpec, costs: Sequence[UnitCost], stages: Mapping[int, Sequen
         return fully_sharded.whole(spec, costs)
     places = places_of(spec, costs, list(stages.values()))
     named = {n: {unit: _names(spec, costs, unit) for unit in units} for n, units in stages.items()}
-    found = whole_buckets(places, named, shards_of(spec), spec.parallel.micro_batches)
+    late = _matrices(spec, named) if in_two(spec.parallel, stages) else None
+    found = whole_buckets(places, named, shards_of(spec), spec.parallel.micro_batches, late)
     if spec.parallel.zero < 3:
         return found
     by_unit = {u: names for of in named.values() for u, names in of.items()}
     return with_layers(found, places, by_unit, gathers_ahead(spec))
+
+
+def _matrices(spec: RunSpec, named: Mapping[int, Mapping[int, list[str]]]) -> frozenset[str] | None:
+    """Those of the parameters that are no vectors; None where only sizes are known."""
+    shapes = outline_of(spec.model).matrices()
+    if not shapes:
+        return None
+    every = [item for of in named.values() for item in of.items()]
+    known = [pair for unit, names in every for pair in zip(names, shapes[unit].values(), strict=True)]
+    return frozenset(name for name, shape in known if len(shape) > 1)
 
 
 def unsharded(spec: RunSpec) -> tuple[list[int], list[int]]:

@@ -1,4 +1,5 @@
-"""The predicted peak against the meter's where torch's fully_shard cuts models of images."""
+"""The predicted peak against the meter's where torch's fully_shard cuts models of images, and where ZeRO-2 goes
+backward in two."""
 
 from __future__ import annotations
 
@@ -41,3 +42,22 @@ def test_rows_of_any_layer_are_shared_out_over_three(yard: LocalYard, tmp_path: 
 def test_in_sixteen_bits_a_gathered_layer_sums_its_gradients_in_them(yard: LocalYard, tmp_path: Path) -> None:
     """No product stands beside the sum, which is as wide."""
     assert_predicted(yard, tmp_path, MLP, {**TORCH, "dp": 2}, "bf16", within=0.002, exact=["optimizer"])
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"schedule": "1f1b", "early_gradients": True, "recompute": "full"},
+        pytest.param({"schedule": "1f1b", "early_gradients": True}, marks=pytest.mark.full),
+        pytest.param({"schedule": "zb-h1"}, marks=pytest.mark.full),
+        pytest.param({"schedule": "zb-v"}, marks=pytest.mark.full),
+    ],
+    ids=lambda split: " ".join(map(str, split.values())),
+)
+def test_a_b_finds_the_bucket_under_way_that_w_sent_last(
+    yard: LocalYard, tmp_path: Path, split: dict[str, Any]
+) -> None:
+    """Not the last one of all, which here holds norms alone: autograd fills it in B."""
+    model = {"layers": 4, "hidden": 128, "heads": 4, "seq": 64}
+    whole = {"dp": 2, "pp": 2, "micro_batches": 4, "zero": 2, **split}
+    assert_predicted(yard, tmp_path, model, whole, "fp32", within=0.002, exact=["params", "optimizer"])
