@@ -25,7 +25,8 @@ from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.models import Run, State
 from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.spreading import hosts_of
-from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
+from parallel_core.analysis.pace import company_text
+from parallel_core.analysis.quantities import bytes_text, percent_text, ratio_text, seconds_text
 from parallel_core.schedule.text import spoken
 from parallel_core.spec import RunSpec, TraceSpec
 
@@ -67,7 +68,8 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
     if tab == "metrics":
         return {"charts": page_charts.metrics(run)}
     if tab == "ranks":
-        return {"profiles": profiles.listed(run), "ranks": rank_rows(run), "equal": equal_sentence(run)}
+        told = {"equal": equal_sentence(run), "pace": pace_sentence(run), "paces": run.summary.get("references")}
+        return {"profiles": profiles.listed(run), "ranks": rank_rows(run), **told}
     if tab == "layout":
         return _layout(run, layout_picture.asked_rank(given.get("rank")), given.get("split", ""))
     if tab == "logs":
@@ -107,6 +109,23 @@ def equal_sentence(run: Run) -> str:
     return f"{times} ({cost} of the steps): {equal}. Parameters behind step {found['step']}: {found['parameters']}."
 
 
+def pace_sentence(run: Run) -> str:
+    """How much the devices of an ended run differed by themselves, and what they took from each other."""
+    found, company = run.summary.get("references"), run.summary.get("company")
+    if not found or min(found) <= 0:
+        return ""
+    said = (
+        "Reference work: the same small computation on every rank beside the timed steps; what it took says how fast "
+    )
+    said += "the device was."
+    if len(found) == 1:
+        return said
+    slowest = max(range(len(found)), key=found.__getitem__)
+    longer = found[slowest] / min(found)
+    apart = f" It took rank {slowest} longest, {ratio_text(longer)} as long as the quickest."
+    return said + apart + (f" {company_text(run.devices, company)}" if company else "")
+
+
 def rank_rows(run: Run) -> list[dict[str, Any]]:
     """A row a rank of the newest attempt: who it is, where it is, and how it ended."""
     attempt = selectors.attempt_of(run)
@@ -114,6 +133,7 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
         return []
     infos = selectors.ranks(run)
     exits, where = attempt.report.get("exits") or {}, hosts_of(attempt)
+    took = run.summary.get("references") or []
     return [
         {
             "rank": rank,
@@ -122,6 +142,7 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
             "phase": infos[rank].phase if rank in infos else "",
             "progress": _place(attempt.progress.get(str(rank)) or {}, run, ended_well=exits.get(str(rank)) == 0),
             "exit": _exit(exits.get(str(rank))),
+            "took": took[rank] if rank < len(took) else None,
         }
         for rank in range(run.devices)
     ]
