@@ -109,21 +109,23 @@ def equal_sentence(run: Run) -> str:
     return f"{times} ({cost} of the steps): {equal}. Parameters behind step {found['step']}: {found['parameters']}."
 
 
+WORK = (
+    "Reference work: a small computation, the same on every rank, beside the timed steps. What it took says how fast the "
+    "device was."
+)
+
+
 def pace_sentence(run: Run) -> str:
     """How much the devices of an ended run differed by themselves, and what they took from each other."""
     found, company = run.summary.get("references"), run.summary.get("company")
     if not found or min(found) <= 0:
         return ""
-    said = (
-        "Reference work: the same small computation on every rank beside the timed steps; what it took says how fast "
-    )
-    said += "the device was."
     if len(found) == 1:
-        return said
+        return WORK
     slowest = max(range(len(found)), key=found.__getitem__)
     longer = found[slowest] / min(found)
     apart = f" It took rank {slowest} longest, {ratio_text(longer)} as long as the quickest."
-    return said + apart + (f" {company_text(run.devices, company)}" if company else "")
+    return WORK + apart + (f" {company_text(run.devices, company)}" if company else "")
 
 
 def rank_rows(run: Run) -> list[dict[str, Any]]:
