@@ -110,8 +110,8 @@ def equal_sentence(run: Run) -> str:
 
 
 WORK = (
-    "Reference work: a small computation, the same on every rank, beside the timed steps. What it took says how fast the "
-    "device was."
+    "Reference work: a small computation, the same on every rank, beside the timed steps. "
+    "What it took says how fast the device was."
 )
 
 
