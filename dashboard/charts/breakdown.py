@@ -8,17 +8,12 @@ from typing import Any
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, Entry, row_height, standing
 from dashboard.charts.theme import var
+from parallel_core.analysis import breakdown
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.quantities import significant
 
-PARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("compute", ("compute",), "backward"),
-    ("recomputation", ("recompute",), "recompute"),
-    ("communication not hidden", ("exposed_p2p", "exposed_collective"), "communication"),
-    ("optimizer", ("optimizer",), "optimizer"),
-    ("bubble", ("bubble",), "idle"),
-    ("other", ("data", "other"), "other"),
-)
+_PHASES = ("backward", "recompute", "communication", "optimizer", "idle", "other")
+PARTS = tuple((word, fields, phase) for (word, fields), phase in zip(breakdown.PARTS, _PHASES, strict=True))
 """(word, fields of Breakdown, phase) in the order they are stacked; together they hold every field once."""
 
 COLUMNS = ("run", *(f"{word}, ms" for word, _, _ in PARTS), "traced step, ms", "median step, ms")

@@ -45,7 +45,7 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
         subtitle += f"; diamond = {AT_PACE} of the host"
     noisy = next((entry for entry in entries if entry.disturbed and entry.speed), None)
     if noisy:
-        subtitle += f"; hatched = disturbed, +{percent_text(noisy.others or 0)} = of its devices used by others"
+        subtitle += f"; cross-hatched = disturbed, +{percent_text(noisy.others or 0)} = of its devices used by others"
     return Chart("speedup", title, subtitle, source, figure, *_table(entries))
 
 
@@ -176,9 +176,14 @@ def _words(entries: Sequence[Entry]) -> dict[str, Any] | None:
 
 
 def _behind(entry: Entry, reach: float) -> float:
-    """Where the words of a row begin: behind all that is drawn in it, and not across the line of the baseline."""
-    at = _reach(entry) + GAP * reach
-    return 1 + GAP * reach if entry.speed and at < 1 < at + WORD * reach else at
+    """Where the words of a row begin: at the end of its bar, or else behind the tick that they would run into; and not
+    across the line of the baseline."""
+    at, gap = _reach(entry), GAP * reach
+    if entry.speed and entry.ideal and not (entry.status or entry.disturbed):
+        measured = max(entry.speed.high, entry.at_pace or 0)
+        at = measured if measured + gap + WORD * reach < entry.ideal else at
+    at += gap
+    return 1 + gap if entry.speed and at < 1 < at + WORD * reach else at
 
 
 def _reach(entry: Entry) -> float:

@@ -43,7 +43,7 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int) -> Ch
     goal = "a loss" if target is None else f"loss {significant(target, 4)}"
     subtitle = f"Seconds from the end of the first step to {goal}, losses averaged over {smoothed_over} steps"
     if noisy is not None:
-        subtitle += f"; hatched = disturbed, +{percent_text(noisy.others)} = of its devices used by others"
+        subtitle += f"; cross-hatched = disturbed, +{percent_text(noisy.others)} = of its devices used by others"
     source = f"measured, {len(there)} of {len(runs)} runs reach it"
     return Chart("target", _title(runs, target), subtitle, source, figure, COLUMNS, [_row(run, base) for run in runs])
 

@@ -147,8 +147,10 @@ class Page:
         if optimum is None:
             return [first]
         gain = chain.seconds / optimum.seconds
-        if gain < 1.005:
+        if gain <= 1:
             return [first, "No other partition over as many devices is faster."]
+        if gain < 1.005:
+            return [first, "PipeDream's optimum over as many devices is less than 1 % faster."]
         count = len(optimum.stages)
         how = f"{count} stage{'s' if count > 1 else ''}, replicas {self.ways[1].replicas}"
         return [first, f"PipeDream's optimum over {self.asked.workers} devices is {gain:.2f} times as fast: {how}."]

@@ -12,7 +12,7 @@ from dashboard.runs import selectors
 from dashboard.runs.models import Run
 from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.spreading import hosts_of
-from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose
+from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose, unjudged
 from parallel_core.analysis.diagnosis.case import paces
 from parallel_core.analysis.diagnosis.place import Place, place
 from parallel_core.analysis.quantities import bytes_text, ns_text, significant
@@ -49,6 +49,8 @@ class Findings:
     """Findings beyond those shown."""
     checked: int
     """Rules; 0 where there is nothing to judge yet."""
+    why: str = ""
+    """Why that is not all of them."""
     rules: int = len(RULES)
     later: bool = False
     """Judging takes seconds and has not been done: ask again, and wait."""
@@ -59,19 +61,19 @@ def findings(run: Run, wait: bool = True) -> Findings:
     newest = selectors.newest_traced_step(run)
     if newest is None and run.loss is None:
         return Findings([], 0, 0)
-    key = f"findings-placed:{run.pk}:{run.queued_at.timestamp()}:{run.state}:{newest}:{run.step}:{bool(run.summary)}"
-    kept: tuple[list[Finding], int, list[Place | None]] | None = cache.get(key)
+    key = f"findings-why:{run.pk}:{run.queued_at.timestamp()}:{run.state}:{newest}:{run.step}:{bool(run.summary)}"
+    kept: tuple[list[Finding], tuple[int, str], list[Place | None]] | None = cache.get(key)
     if kept is None and not wait and newest is not None and selectors.span_counts(run, newest)[0] > QUICK_SPANS:
         return Findings([], 0, 0, later=True)
     if kept is None:
         case = case_of(run)
         found = diagnose(case)
         spans = selectors.spans(run, newest) if found and newest is not None else {}
-        kept = found, checked(case), [place(one.rule, one.rank, spans) for one in found]
+        kept = found, (checked(case), unjudged(case)), [place(one.rule, one.rank, spans) for one in found]
         cache.set(key, kept, KEPT_S)
-    found, count, places = kept
+    found, (count, why), places = kept
     cards = [_card(newest, one, seen) for one, seen in zip(found[:SHOWN], places, strict=False)]
-    return Findings(cards, max(0, len(found) - SHOWN), count)
+    return Findings(cards, max(0, len(found) - SHOWN), count, why)
 
 
 def _card(newest: int | None, finding: Finding, seen: Place | None) -> Card:

@@ -15,7 +15,7 @@ from dashboard.charts.heatmap import Window
 from dashboard.charts.timeline import Lit, Step, kept
 from dashboard.runs import selectors
 from dashboard.runs.metric_rows import Metric, metrics_of
-from dashboard.runs.models import ENDED, MemoryRecord, Run, State
+from dashboard.runs.models import ENDED, MemoryRecord, Run
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
@@ -131,12 +131,8 @@ def _expected(run: Run) -> str:
         return "This run ended before a traced step was complete."
     if first is None:
         return "This run is too short: none of its steps is traced."
-    what = f"forward, backward, communication and idle time of each rank in step {first}"
-    if run.state == State.QUEUED:
-        return f"Here you will see {what}. The run is queued; its page says above what it waits for."
-    if run.step is None:
-        return f"Here you will see {what}. Its ranks are starting."
-    return f"Here you will see {what}. Step {run.step} is done."
+    # Not how far it is: the place stays as it is drawn until that step has come, and the top of the page says so.
+    return f"Here you will see forward, backward, communication and idle time of each rank, once step {first} is done."
 
 
 def points_since(run: Run, step: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dashboard.runs.queue import queued_runs
 from dashboard.runs.submission import capacity
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
+from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import bytes_text, percent_text, rate_text, seconds_text, significant
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import find_fixes, worst_stage
@@ -106,7 +107,9 @@ def _running(run: Run) -> Verdict:
     if run.step is None:
         return Verdict(f"Running {placed(selectors.attempt_of(run))}: no step is done yet.")
     parts = [f"Step {run.step + 1:,} of {spec.train.steps:,}".replace(",", " ")]
-    if run.tokens_per_s:
+    if run.step_time:  # of the same median as what is left, where the newest step may be any
+        parts.append(rate_text(Work.of(spec).speeds(run.step_time, None)["tokens_per_s"], target_of(run)))
+    elif run.tokens_per_s:
         parts.append(rate_text(run.tokens_per_s, target_of(run)))
     parts += filter(None, [left_text(run)])
     return Verdict(f"{', '.join(parts)}{_bubble(run, spec)}.", more=numerics(run))

@@ -151,7 +151,7 @@ def _quiet(view: Overview) -> Answer | None:
         return None
     noisy = sum(entry.disturbed for entry in known)
     detail = (
-        f"{noisy} of {len(known)} measured runs were disturbed (above {percent_text(DISTURBED_ABOVE)}, drawn hatched)."
+        f"{noisy} of {len(known)} measured runs were disturbed (above {percent_text(DISTURBED_ABOVE)}: cross-hatched)."
         if noisy
         else "used by other processes at most, in the timed steps: measured quietly."
     )

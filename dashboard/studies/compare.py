@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ UNLIKE = (
     ("train.corpus", "data"),
     ("train.precision", "precision"),
 )
+BELOW = "already below it where it began"
+"""Of a run that was resumed from a checkpoint behind the target: how long that took is another run's to say."""
 SHOWN = 4
 """Runs whose steps a sentence names."""
 
@@ -80,6 +83,15 @@ def unlike(specs: Sequence[RunSpec]) -> str:
     step = f"a step in {'verdict and' if kinds else 'the'} table is {specs[0].train.global_batch} samples."
     scaled = f"; {step}" if kinds else f"; speedup uses samples/s, and {step}"
     return f"Not like for like: {', '.join(found)}" + (scaled if batches else ".")
+
+
+def begun(rows: Sequence[Row]) -> str:
+    """A warning where the runs do not begin at one step; '' where they do."""
+    first = sorted(((row.run.resume_step or 0, row.entry.label) for row in rows), key=itemgetter(0))
+    (least, one), (most, other) = first[0], first[-1]
+    if least == most:
+        return ""
+    return f"Not like for like: {other} begins behind {most} trained steps, {one} behind {least}."
 
 
 def same_task(specs: Sequence[RunSpec]) -> bool:
@@ -164,7 +176,7 @@ def time_to_loss(view: Overview) -> tuple[str, list[Reached]]:
         points = curves[row.run.pk]
         at = int(np.argmax(points["value"] <= target))
         step = int(points["step"][at])
-        took = seconds_text(float(points["time"][at] - points["time"][0]))
+        took = seconds_text(float(points["time"][at] - points["time"][0])) if at or not step else BELOW
         samples = f"{(step + 1) * row.spec.train.global_batch:,}".replace(",", " ")
         out.append(Reached(row.entry.label, str(step), samples, took, taken_of(row.run)))
     return significant(float(target), 5), out

@@ -44,7 +44,7 @@ def compare_page(request: HttpRequest) -> HttpResponse:
         **told,
         "differing": differing,
         "same": same,
-        "unlike": compare.unlike(specs),
+        "unlike": " ".join(filter(None, (compare.unlike(specs), compare.begun(rows)))),
         "under_way": bool(view.open),
         "gantt_src": gantt_src("studies:compare_gantt", [run.pk for run in runs[:MAX_DRAWN]]),
         "gantt_height": 56 * sum(run.devices for run in runs[:MAX_DRAWN]) + 80,

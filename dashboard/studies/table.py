@@ -44,7 +44,7 @@ def _measured(row: Row) -> list[Any]:
 def _tail(row: Row) -> list[Any]:
     entry, pace = row.entry, row.entry.pace
     values = [entry.others, *((pace.seconds, pace.company) if pace else (None, None)), entry.at_pace]
-    values += [row.run.summary.get("final_loss"), row.parity.largest if row.parity else None]
+    values += [row.run.summary.get("final_loss"), row.parity.largest if row.parity and row.parity.steps else None]
     return ["" if value is None else value for value in values]
 
 

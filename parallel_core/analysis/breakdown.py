@@ -72,6 +72,15 @@ class Breakdown:
 
 COMPONENTS = tuple(field.name for field in fields(Breakdown))
 """Names of the components, in the order charts stack them."""
+PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("compute", ("compute",)),
+    ("recomputation", ("recompute",)),
+    ("communication not hidden", ("exposed_p2p", "exposed_collective")),
+    ("optimizer", ("optimizer",)),
+    ("bubble", ("bubble",)),
+    ("other", ("data", "other")),
+)
+"""(word, components) of the bars that a step is drawn as; together they hold every component once."""
 
 
 @dataclass(frozen=True, slots=True)

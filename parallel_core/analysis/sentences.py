@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from parallel_core.analysis.breakdown import COMPONENTS, Breakdown
+from parallel_core.analysis.breakdown import COMPONENTS, PARTS, Breakdown
 from parallel_core.analysis.names import CATEGORY_NAMES, COMPONENT_NAMES
 from parallel_core.analysis.parity import Parity
 from parallel_core.analysis.quantities import (
@@ -201,14 +201,14 @@ def pair_sentence(a: Result, b: Result) -> str:
 
 
 def difference_sentence(a: Breakdown, b: Breakdown) -> str:
-    """Title of the waterfall from a to b: the components that changed most."""
-    saved = {name: getattr(a, name) - getattr(b, name) for name in COMPONENTS}
+    """Title of the waterfall from a to b: its bars that changed most."""
+    saved = {word: sum(getattr(a, name) - getattr(b, name) for name in names) for word, names in PARTS}
     total = a.total - b.total
     verb = "saved" if total >= 0 else "added"
     sign = 1 if total >= 0 else -1
     top = sorted(saved, key=lambda name: -abs(saved[name]))[:2]
     rest = total - sum(saved[name] for name in top)
-    named = ", ".join(f"{COMPONENT_NAMES[name]} {_signed(sign * saved[name])}" for name in top)
+    named = ", ".join(f"{name} {_signed(sign * saved[name])}" for name in top)
     return f"Of {ns_text(abs(total))} {verb} between their traced steps: {named}, rest {_signed(sign * rest)}."
 
 

@@ -283,6 +283,9 @@ def test_words_of_a_row_do_not_stand_across_a_line() -> None:
     figure = speedup.chart([ENTRIES[0], slow], "t", "s").figure
     words = next(trace for trace in figure["data"] if trace.get("mode") == "text")
     assert words["x"][1] > 1
+    far = replace(entry("DP", 60, 1.2), ideal=2.0)
+    words = next(t for t in speedup.chart([far], "t", "s").figure["data"] if t.get("mode") == "text")
+    assert far.speed and far.speed.high < words["x"][0] < 1.7, "at the bar, and not at what it could have reached"
     gib = 1 << 30
     made = plan_charts.memory(
         [("near", {"params": 73.0 * gib}), ("far", {"params": 20.0 * gib})], [78.0 * gib] * 2, "t"

@@ -7,11 +7,13 @@ import re
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 from django.test import Client
 
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import Run, SeriesChunk, State
 from dashboard.studies import compare, selectors
+from parallel_core.observe.records import POINT
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
@@ -113,7 +115,27 @@ def test_nothing_to_compare_says_what_to_do(reader: Client, address: str) -> Non
 
 def test_missing_runs_are_named(reader: Client, alice: Any) -> None:
     run = factory.finished(alice, {})
-    assert "999999" in reader.get(f"/compare/?runs={run.pk},999999").content.decode()
+    text = reader.get(f"/compare/?runs={run.pk},999999").content.decode()
+    assert "Run 999999 in the address does not exist, so there is nothing to compare with" in text
+    assert "all specs are equal" not in text and "equal fields hidden" not in text
+    assert "1 run alone" in reader.get(f"/compare/?runs={run.pk}").content.decode()
+
+
+def test_a_run_that_went_on_from_a_checkpoint_shares_no_step_with_another(reader: Client, alice: Any) -> None:
+    """Nothing is equal then, and what it had reached when it began took another run's time."""
+    short, later = factory.finished(alice, {}), factory.finished(alice, {"dp": 2})
+    later.resume_step, later.resume_run = 100, short
+    later.save(update_fields=("resume_step", "resume_run"))
+    for chunk in SeriesChunk.objects.filter(attempt__run=later, name="loss"):
+        points = np.frombuffer(bytes(chunk.data), POINT).copy()
+        points["step"] += 100
+        points["value"][0] = 0.0
+        chunk.data, chunk.first_step, chunk.last_step = points.tobytes(), chunk.first_step + 100, chunk.last_step + 100
+        chunk.save()
+    page = reader.get(f"/compare/?runs={short.pk},{later.pk}")
+    text = page.content.decode()
+    assert "no step in common" in text and "Not like for like: DP begins behind 100 trained steps" in text
+    assert [line.seconds for line in page.context["reached"] if line.label == "DP"] == [compare.BELOW]
 
 
 def test_at_most_twelve_are_drawn(reader: Client, alice: Any) -> None:

@@ -196,7 +196,13 @@ def test_a_run_with_nothing_wrong_says_so(client: Client, alice: Any) -> None:
     run = factory.finished(alice, {"dp": 2})
     MemoryRecord.objects.update(peak_total=8 << 20)  # what this model needs; the factory's is a larger one's
     client.force_login(alice)
-    assert f"Nothing wrong found; checked {len(RULES)} rules." in tab(client, run, "")
+    one_step = f"Nothing wrong found; checked {len(RULES) - 1} of {len(RULES)} rules: one traced step is not enough"
+    assert one_step in tab(client, run, "")
+    begun = factory.queued(alice, {"dp": 2})
+    factory.feed_steps(factory.start(begun), 4)
+    MemoryRecord.objects.update(peak_total=8 << 20)
+    untraced = sum(not rule.steps and not rule.replays for rule in RULES.values())
+    assert f"checked {untraced} of {len(RULES)} rules: no step has been traced" in tab(client, begun, "")
     waiting = factory.queued(alice, {"dp": 2})
     assert "Nothing wrong found" not in tab(client, waiting, "")
 

@@ -168,7 +168,7 @@ def test_difference_of_two_breakdowns_adds_up() -> None:
     a = Breakdown(compute=50_000_000, bubble=40_000_000, exposed_collective=20_000_000)
     b = Breakdown(compute=49_000_000, bubble=9_000_000, exposed_collective=8_000_000)
     text = sentences.difference_sentence(a, b)
-    assert text == "Of 44 ms saved between their traced steps: bubble 31 ms, collectives not hidden 12 ms, rest 1 ms."
+    assert text == "Of 44 ms saved between their traced steps: bubble 31 ms, communication not hidden 12 ms, rest 1 ms."
     assert sentences.difference_sentence(b, a).startswith("Of 44 ms added between their traced steps: bubble 31 ms")
 
 

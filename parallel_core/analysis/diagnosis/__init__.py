@@ -30,7 +30,7 @@ from parallel_core.analysis.diagnosis import (
 )
 from parallel_core.analysis.diagnosis.case import Case, Finding
 
-__all__ = ["RULES", "Case", "Finding", "checked", "diagnose", "judged_by_spans"]
+__all__ = ["RULES", "Case", "Finding", "checked", "diagnose", "judged_by_spans", "unjudged"]
 
 
 class _Rule(NamedTuple):
@@ -62,8 +62,18 @@ RULES: dict[str, _Rule] = {
 
 
 def checked(case: Case) -> int:
-    """How many rules could judge the case by what it holds."""
-    return sum(not (rule.replays and case.too_long) for rule in RULES.values())
+    """How many rules could judge the case by the steps that it holds."""
+    able = [rule for rule in RULES.values() if rule.steps <= len(case.traced)]
+    return sum(not rule.replays or (bool(case.traced) and not case.too_long) for rule in able)
+
+
+def unjudged(case: Case) -> str:
+    """Why the other rules could not; '' where all could."""
+    if checked(case) == len(RULES):
+        return ""
+    if not case.traced:
+        return "no step has been traced"
+    return "the step is too long to be replayed" if case.too_long else "one traced step is not enough for the others"
 
 
 def judged_by_spans(case: Case) -> int:
