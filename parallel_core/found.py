@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from parallel_core.analysis.diagnosis import RULES, Case, diagnose
+from parallel_core.analysis.diagnosis import RULES, Case, checked, diagnose
 from parallel_core.analysis.diagnosis.case import paces
 from parallel_core.faults import broken
 from parallel_core.local import Outcome, points
@@ -43,7 +43,7 @@ def case_of(spec: RunSpec, outcome: Outcome) -> Case:
 def sentences(case: Case) -> list[str]:
     """A line a finding, most urgent first; one line where there is none."""
     found = [f"{finding.title} {finding.change}" for finding in diagnose(case)]
-    return found or [f"Nothing wrong found; checked {len(RULES)} rules."]
+    return found or [f"Nothing wrong found; checked {checked(case)} of {len(RULES)} rules."]
 
 
 def _traced(spec: RunSpec, frames: Mapping[int, Sequence[Frame]]) -> list[dict[int, np.ndarray]]:
