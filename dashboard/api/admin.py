@@ -7,18 +7,18 @@ from typing import Any
 from django.contrib import admin
 from django.http import HttpRequest
 
+from dashboard.accounts.looking import LookOnly
 from dashboard.api.models import ApiToken
 
 
 @admin.register(ApiToken)
-class ApiTokenAdmin(admin.ModelAdmin):
+class ApiTokenAdmin(LookOnly):
+    """A token that is deleted is refused from then on."""
+
     list_display = ("name", "user", "scope", "start", "expires_at")
     list_filter = ("scope",)
     list_select_related = ("user",)
     exclude = ("hashed",)
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any | None = None) -> bool:
-        return False
+    def has_delete_permission(self, request: HttpRequest, obj: Any | None = None) -> bool:
+        return self.has_view_permission(request)

@@ -11,6 +11,8 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.html import format_html_join
+from django.utils.safestring import mark_safe
 
 from dashboard.accounts.looking import LookOnly
 from dashboard.fleet import selectors, services
@@ -23,6 +25,10 @@ class WorkerAdmin(LookOnly):
     """A silent worker may be deleted; one that still reports would be back with its next heartbeat."""
 
     list_display = ("name", "state", "gpus", "cpus", "memory", "busy", "version", "heartbeat_at")
+    fields = readonly_fields = (
+        *("name", "host", "state", "each", "memory", "disk", "checkpoints", "files", "busy", "version", "refused"),
+        *("heartbeat_at", "created_at"),
+    )
     list_filter = ("draining",)
     search_fields = ("name", "host")
     actions = ("drain", "enable")
@@ -55,6 +61,24 @@ class WorkerAdmin(LookOnly):
     def memory(self, worker: Worker) -> str:
         return f"{bytes_text(worker.memory_available)} of {bytes_text(worker.memory_total)}"
 
+    @admin.display(description="devices")
+    def each(self, worker: Worker) -> str:
+        found = [f"{device['index']}: {device.get('name', '')}{_size(device)}" for device in worker.devices]
+        return format_html_join(mark_safe("<br>"), "{}", ((text,) for text in found)) or "none"
+
+    @admin.display(description="disk free")
+    def disk(self, worker: Worker) -> str:
+        return "not said" if worker.disk_free is None else bytes_text(worker.disk_free)
+
+    @admin.display(description="checkpoints")
+    def checkpoints(self, worker: Worker) -> str:
+        return "in a folder that other hosts have, too" if worker.shared_checkpoints else "on this host alone"
+
+    @admin.display(description="token files")
+    def files(self, worker: Worker) -> str:
+        found = [f"{file['name']} ({plural_text(file['tokens'], 'token')})" for file in worker.token_files]
+        return ", ".join(found) or "none"
+
     @admin.display(description="load", ordering="load")
     def busy(self, worker: Worker) -> str:
         return f"{worker.load:.2f}"
@@ -70,6 +94,10 @@ class WorkerAdmin(LookOnly):
         for worker in workers:
             services.enable(worker=worker, user=request.user)
         self.message_user(request, f"{plural_text(len(workers), 'worker')} in service.")
+
+
+def _size(device: dict[str, Any]) -> str:
+    return f", {bytes_text(device['memory_total'])}" if device.get("memory_total") else ""
 
 
 def _devices(worker: Worker, kind: str) -> str:

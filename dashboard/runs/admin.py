@@ -7,6 +7,7 @@ from django.urls import reverse
 
 from dashboard.accounts.looking import LookOnly
 from dashboard.runs.models import Corpus, Event, Run
+from parallel_core.analysis.quantities import bytes_text
 
 
 @admin.register(Run)
@@ -29,5 +30,10 @@ class EventAdmin(LookOnly):
 
 @admin.register(Corpus)
 class CorpusAdmin(LookOnly):
-    list_display = ("name", "size", "owner", "created_at", "sha256")
+    list_display = ("name", "how_large", "owner", "created_at", "sha256")
     list_select_related = ("owner",)
+    fields = readonly_fields = ("name", "sha256", "how_large", "owner", "created_at")
+
+    @admin.display(description="size", ordering="size")
+    def how_large(self, corpus: Corpus) -> str:
+        return bytes_text(corpus.size)

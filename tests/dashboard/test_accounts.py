@@ -136,6 +136,18 @@ def test_nobody_revokes_the_tokens_of_others(client: Client, alice: Any, bob: An
     assert client.post(f"/accounts/tokens/{ApiToken.objects.get().pk}/revoke").status_code == 404
 
 
+def test_an_admin_revokes_the_token_of_another_person(client: Client, alice: Any, admin: Any) -> None:
+    token, secret = ApiToken.make(user=alice, name="t", scope="read", expires_at=timezone.now() + timedelta(days=1))
+    admin.is_superuser = False
+    admin.save()
+    address = f"/admin/api/apitoken/{token.pk}/delete/"
+    client.force_login(alice)
+    assert client.post(address, {"post": "yes"}).status_code == 302 and ApiToken.find(secret)
+    client.force_login(admin)
+    client.post(address, {"post": "yes"})
+    assert ApiToken.find(secret) is None
+
+
 def test_a_token_of_a_disabled_user_is_dead(alice: Any) -> None:
     _, secret = ApiToken.make(user=alice, name="t", scope="read", expires_at=timezone.now() + timedelta(days=1))
     alice.is_active = False
@@ -207,6 +219,8 @@ def test_staff_administer_workers(client: Client, admin: Any, alice: Any, redis_
     assert client.post(address, chosen).status_code == 403, "fresh would be back with its next heartbeat"
     client.post(address, chosen | {"_selected_action": [gone.pk]})
     assert list(Worker.objects.all()) == [fresh]
+    shown = client.get(f"{address}{fresh.pk}/change/").content.decode()
+    assert "0: NVIDIA H100" in shown and str(fresh.memory_total) not in shown and "icon-no" not in shown
     index = client.get("/admin/").content.decode()
     assert "Workers" in index and "Corpora" in index and "API tokens" in index and "img/mark" in index
 
