@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
+from dashboard.ages import since, span
 from dashboard.ledger.models import ProfileState
 from dashboard.ledger.selectors import in_front, usual_wait
 from dashboard.runs.models import Attempt, Run
@@ -31,8 +34,8 @@ def _behind_a_profile(attempt: Attempt | None) -> tuple[str, str] | None:
     asked = (timezone.now() - profile.asked_at).total_seconds()
     return (
         f"Waits for {name}, which times the layers of {profile.title} first: {long}.",
-        f"The profile was asked for {ago(asked)}, and is stopped after {PROFILE_LIMIT_S / 60:.0f} min at the latest. "
-        f"This run then starts by itself {placed(attempt)}.",
+        f"The profile was asked for {span(asked)} ago, and is stopped after {PROFILE_LIMIT_S / 60:.0f} min at the "
+        f"latest. This run then starts by itself {placed(attempt)}.",
     )
 
 
@@ -54,24 +57,11 @@ def _plural(indices: list[int]) -> str:
     return f"s {', '.join(words[:-1])} and {words[-1]}"
 
 
-def age_text(run: Run) -> str:
+def age_text(run: Run) -> SafeString:
     """How long it has been queued, running, or ended, and how long it took."""
-    now = timezone.now()
     if run.ended_at:
         took = (run.ended_at - (run.started_at or run.queued_at)).total_seconds()
-        return f"ended {ago((now - run.ended_at).total_seconds())}, took {seconds_text(round(took, 1))}"
+        return format_html("ended {}, took {}", since(run.ended_at, "ago"), seconds_text(round(took, 1)))
     if run.started_at:
-        return f"running for {_span((now - run.started_at).total_seconds())}"
-    return f"queued {ago((now - run.queued_at).total_seconds())}"
-
-
-def ago(seconds: float) -> str:
-    return f"{_span(seconds)} ago"
-
-
-def _span(seconds: float) -> str:
-    for size, unit in ((86400, "day"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            n = int(seconds // size)
-            return f"{n} {unit}{'s' if unit == 'day' and n > 1 else ''}"
-    return f"{max(0, int(seconds))} s"
+        return format_html("running for {}", since(run.started_at, "span"))
+    return format_html("queued {}", since(run.queued_at, "ago"))

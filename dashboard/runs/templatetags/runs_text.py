@@ -7,8 +7,8 @@ from typing import Any
 
 from django import forms, template
 from django.forms import BoundField
-from django.utils import timezone
 
+from dashboard.ages import since
 from dashboard.runs.models import Run
 from dashboard.runs.page_verdict import disturbance, target_of
 from parallel_core.analysis import quantities
@@ -17,7 +17,6 @@ from parallel_core.outline import Outline, outline_of
 
 register = template.Library()
 NOTHING = "—"
-UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 @register.filter
@@ -76,21 +75,14 @@ def disturbed(run: Run) -> str:
 
 @register.filter
 def age(value: datetime | None) -> str:
-    """'3 min', '2 d': how long ago, one unit."""
-    if value is None:
-        return NOTHING
-    seconds = max(0, int((timezone.now() - value).total_seconds()))
-    for size, unit in UNITS:
-        if seconds >= size:
-            return f"{seconds // size} {unit}"
-    return "now"
+    """'3 min', '2 d', 'now': how long ago, one unit; it goes on counting."""
+    return NOTHING if value is None else since(value, "short")
 
 
 @register.filter
 def ago(value: datetime | None) -> str:
-    """'3 min ago', 'just now'."""
-    text = age(value)
-    return {NOTHING: NOTHING, "now": "just now"}.get(text, f"{text} ago")
+    """'3 min ago', 'just now'; it goes on counting."""
+    return NOTHING if value is None else since(value, "ago")
 
 
 @register.filter

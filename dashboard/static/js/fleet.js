@@ -6,14 +6,8 @@ import { subscribe } from "./stream.js";
 const LATE_S = 4;
 const SILENT_S = 6; // the lease: three missed heartbeats
 const GAP_MS = 1000;
-const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]]; // as the server's filter `age`
 let fetchedAt = performance.now();
 let timer = null;
-
-function words(seconds) {
-  const [size, unit] = UNITS.find(([size]) => seconds >= size) ?? [];
-  return unit ? `${Math.floor(seconds / size)} ${unit} ago` : "just now";
-}
 
 function age() {
   const since = (performance.now() - fetchedAt) / 1000;
@@ -21,8 +15,6 @@ function age() {
     if (dot.dataset.age === "") continue;
     const seconds = Number(dot.dataset.age) + since;
     dot.dataset.level = seconds > SILENT_S ? "silent" : seconds > LATE_S ? "late" : "fresh";
-    const text = dot.parentElement.querySelector("[data-age-text]");
-    if (text) text.textContent = words(seconds);
   }
 }
 

@@ -1,0 +1,37 @@
+"""How long ago something was, in one unit; on an open page static/js/ages.js goes on counting, in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def span(seconds: float) -> str:
+    """'3 min', '2 d'; '0 s' below a second."""
+    size, unit = next((each for each in UNITS if seconds >= each[0]), UNITS[-1])
+    return f"{max(0, int(seconds // size))} {unit}"
+
+
+def short(seconds: float) -> str:
+    """'3 min'; 'now' below a second."""
+    return span(seconds) if seconds >= 1 else "now"
+
+
+def ago(seconds: float) -> str:
+    """'3 min ago'; 'just now' below a second."""
+    return f"{span(seconds)} ago" if seconds >= 1 else "just now"
+
+
+WORDS: dict[str, Callable[[float], str]] = {"span": span, "short": short, "ago": ago}
+
+
+def since(value: datetime, words: str) -> SafeString:
+    """The age of a moment in one of WORDS, as an element that goes on counting."""
+    text = WORDS[words]((timezone.now() - value).total_seconds())
+    return format_html('<time datetime="{}" data-age="{}">{}</time>', value.isoformat(), words, text)

@@ -1,0 +1,27 @@
+/* Ages that go on counting while a page is open: <time datetime data-age="span|short|ago">, in the words of
+ * dashboard/ages.py. The clock is the server's: data-now says what it was when the page was made.
+ */
+
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+const ahead = Date.now() - 1000 * Number(document.documentElement.dataset.now);
+
+function span(seconds) {
+  const [size, unit] = UNITS.find(([size]) => seconds >= size) ?? UNITS.at(-1);
+  return `${Math.max(0, Math.floor(seconds / size))} ${unit}`;
+}
+
+const WORDS = {
+  span,
+  short: (seconds) => (seconds >= 1 ? span(seconds) : "now"),
+  ago: (seconds) => (seconds >= 1 ? `${span(seconds)} ago` : "just now"),
+};
+
+function count() {
+  for (const element of document.querySelectorAll("time[data-age]")) {
+    const seconds = (Date.now() - ahead - Date.parse(element.dateTime)) / 1000;
+    const text = WORDS[element.dataset.age](seconds);
+    if (element.textContent !== text) element.textContent = text;
+  }
+}
+
+setInterval(count, 1000);
