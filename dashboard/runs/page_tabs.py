@@ -24,7 +24,7 @@ from dashboard.runs import (
 from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.models import Run, State
 from dashboard.runs.page_tiles import memory_limit
-from dashboard.runs.spreading import hosts_of
+from dashboard.runs.spreading import devices_of, hosts_of
 from parallel_core.analysis.pace import company_text
 from parallel_core.analysis.quantities import bytes_text, percent_text, ratio_text, seconds_text
 from parallel_core.schedule.text import spoken
@@ -69,7 +69,9 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
         return {"charts": page_charts.metrics(run)}
     if tab == "ranks":
         told = {"equal": equal_sentence(run), "pace": pace_sentence(run), "paces": run.summary.get("references")}
-        return {"profiles": profiles.listed(run), "ranks": rank_rows(run), **told}
+        rows = rank_rows(run)
+        seen_in = run.ended_at is None or any(row["progress"].get("op") for row in rows)
+        return {"profiles": profiles.listed(run), "ranks": rows, "seen_in": seen_in, **told}
     if tab == "layout":
         return _layout(run, layout_picture.asked_rank(given.get("rank")), given.get("split", ""))
     if tab == "logs":
@@ -134,13 +136,14 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
     if attempt is None:
         return []
     infos = selectors.ranks(run)
-    exits, where = attempt.report.get("exits") or {}, hosts_of(attempt)
+    exits, where, indices = attempt.report.get("exits") or {}, hosts_of(attempt), devices_of(attempt)
     took = run.summary.get("references") or []
     return [
         {
             "rank": rank,
             "hello": infos[rank].hello if rank in infos else {},
             "host": where[rank] if where else "",
+            "device": indices[rank] if rank < len(indices) else None,
             "phase": infos[rank].phase if rank in infos else "",
             "progress": _place(attempt.progress.get(str(rank)) or {}, run, ended_well=exits.get(str(rank)) == 0),
             "exit": _exit(exits.get(str(rank))),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ METERS = ("mfu", "hfu")
 class Tile:
     """`points` is an SVG polyline in a box of WIDTH x HEIGHT, '' where there are fewer than two points.
 
-    `outline` = the height at which the prediction stands in that box, for its outline; None where nothing is predicted.
+    `outline` = how much of the width of a bar the prediction takes, for its outline; None where nothing is predicted.
     """
 
     key: str
@@ -34,7 +33,7 @@ class Tile:
     points: str = ""
     outline: float | None = None
     solid: float | None = None
-    """The same of what was measured, for a filled box."""
+    """The same of what was measured, filled."""
 
 
 def tiles(run: Run) -> list[Tile]:
@@ -57,13 +56,8 @@ def line(values: np.ndarray) -> str:
     low, high = float(finite.min()), float(finite.max())
     x = np.linspace(1, WIDTH - 1, len(finite))
     part = (finite - low) / (high - low) if high > low else np.full(len(finite), 0.5)
-    y = _height(part)
+    y = HEIGHT - 2 - part * (HEIGHT - 4)
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-
-
-def _height(part: Any) -> Any:
-    """Where a share 0 .. 1 of the box stands in it."""
-    return HEIGHT - 2 - part * (HEIGHT - 4)
 
 
 def _last(series: selectors.Series, text: object) -> str:
@@ -99,23 +93,23 @@ def _throughput(run: Run, rate: selectors.Series) -> tuple[str, str]:
 
 
 def _memory(run: Run) -> Tile:
-    """Measured peak solid, predicted in outline, on one axis from 0."""
+    """Measured peak solid, predicted in outline, in a bar that is as long as the limit, where one is known."""
     plan = worst_stage(RunSpec.stored(run.spec))
     records, title = selectors.memory(run), "Memory, worst rank"
     worst = max(records.values(), key=lambda record: record.peak_total, default=None)
     if worst is None:
         said = f"predicted {bytes_text(plan.total)} on rank {plan.rank}; measured on a step that is not timed"
-        return Tile("memory", title, "–", said, outline=_height(1))
-    most = max(plan.total, worst.peak_total)
+        return Tile("memory", title, "–", said, outline=WIDTH)
     limit = memory_limit(run, selectors.attempt_of(run))
+    most = max(plan.total, worst.peak_total, limit or 0)
     parts = [
         f"rank {worst.rank}",
         f"{percent_text(worst.peak_total / limit)} of {bytes_text(limit)}" if limit else "",
         f"predicted {bytes_text(plan.total)}",
     ]
     note = ", ".join(part for part in parts if part)
-    heights = {"outline": _height(plan.total / most), "solid": _height(worst.peak_total / most)}
-    return Tile("memory", title, bytes_text(worst.peak_total), note, **heights)
+    predicted, measured = (WIDTH * total / most for total in (plan.total, worst.peak_total))
+    return Tile("memory", title, bytes_text(worst.peak_total), note, outline=predicted, solid=measured)
 
 
 def memory_limit(run: Run, attempt: Attempt | None) -> int | None:

@@ -142,5 +142,13 @@ def hosts_of(attempt: Attempt | None) -> list[str]:
     """The worker of each rank, in rank order; [] where all ranks are on one."""
     if attempt is None or len(attempt.devices) < 2:
         return []
-    nodes = sorted(attempt.devices, key=lambda node: node["first_rank"])
-    return [str(node["worker"]) for node in nodes for _ in node["devices"]]
+    return [str(node["worker"]) for node in _nodes(attempt) for _ in node["devices"]]
+
+
+def devices_of(attempt: Attempt) -> list[int]:
+    """The number of each rank's device on its worker, in rank order."""
+    return [index for node in _nodes(attempt) for index in node["devices"]]
+
+
+def _nodes(attempt: Attempt) -> list[dict[str, Any]]:
+    return sorted(attempt.devices, key=lambda node: int(node["first_rank"]))

@@ -190,6 +190,17 @@ def test_a_press_that_an_update_overtakes_is_still_a_click(page: Page, under_way
     page.keyboard.press("Escape")
 
 
+def test_the_line_below_the_actions_is_as_wide_as_the_page_and_its_age_counts(page: Page, under_way: int) -> None:
+    page.clock.install()
+    page.goto(f"/runs/{under_way}/")
+    line, actions, head = (page.locator(what).bounding_box() for what in (".state-line", ".actions", ".page-head"))
+    assert line and actions and head
+    assert line["y"] >= actions["y"] + actions["height"] and line["width"] == head["width"]
+    expect(state(page).locator("time")).not_to_have_text(re.compile("h$"))
+    page.clock.fast_forward("03:00:00")
+    expect(state(page).locator("time")).to_have_text("3 h")
+
+
 def test_cancel_asks_once_and_leaves_no_process(page: Page, under_way: int) -> None:
     page.goto(f"/runs/{under_way}/?tab=ranks")
     mark(page)

@@ -16,7 +16,7 @@ from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs import states
 from dashboard.runs.models import Attempt, Checkpoint, LogChunk, Run, State
 from dashboard.runs.page_tabs import TABS
-from dashboard.runs.page_tiles import line, tiles
+from dashboard.runs.page_tiles import WIDTH, line, tiles
 from dashboard.runs.page_verdict import fix, planned_bubble, verdict
 from dashboard.runs.spec_table import groups
 from parallel_core.spec import RunSpec
@@ -285,14 +285,31 @@ def test_log_is_read_on_from_where_it_was(reader: Client, alice: Any) -> None:
     assert reader.get(url, {"rank": 7}).json()["total"] == 0
 
 
+def test_ranks_of_a_finished_run_have_no_empty_columns_and_name_their_device(reader: Client, alice: Any) -> None:
+    live = factory.queued(alice, PIPELINE)
+    factory.start(live)
+    shown = html(reader, live, "?tab=ranks").split('id="tab"')[1]
+    assert "Still for" in shown and ">In<" in shown
+    shown = html(reader, factory.finished(alice, PIPELINE), "?tab=ranks").split('id="tab"')[1]
+    assert "Still for" not in shown and "Last seen in" not in shown
+    assert ", device 0" in shown and ", device 1" in shown
+
+
+def test_an_age_goes_on_counting_on_an_open_page(reader: Client, alice: Any) -> None:
+    run = factory.finished(alice)
+    page = html(reader, run)
+    assert f'ended <time datetime="{run.ended_at.isoformat()}" data-age="ago">' in page
+    assert re.search(r'<html lang="en" data-now="\d+\.\d+">', page) and "js/ages" in page
+
+
 def test_the_memory_tile_outlines_the_prediction(reader: Client, alice: Any) -> None:
     before, after = tiles(factory.queued(alice))[-1], tiles(factory.finished(alice))[-1]
-    assert "predicted" in before.note and before.outline == 2
+    assert "predicted" in before.note and before.outline == WIDTH
     assert "predicted" in after.note and after.outline is not None
     assert before.solid is None and after.solid is not None
-    assert min(after.solid, after.outline) == 2 and max(after.solid, after.outline) <= 30
+    assert 0 < after.solid <= WIDTH and 0 < after.outline <= WIDTH
     page = reader.get(reverse("runs:page", args=[Run.objects.latest("pk").pk])).content.decode()
-    assert f'd="M1 32V{after.outline:.1f}H119V32"' in page
+    assert f'd="M0 10.5H{after.outline:.1f}V21.5H0"' in page
 
 
 def test_tiles_of_a_run_without_points_keep_their_place(alice: Any) -> None:
