@@ -20,8 +20,8 @@ MOST_ROOM = 1.4
 """The same, where the name of a point at the edge is long."""
 WIDTH, HEIGHT = 1040.0, 290.0
 """Pixels between the axes of the chart where it is as wide as a page."""
-NARROW = 250.0
-"""The same width on a phone."""
+HALF, NARROW = 400.0, 250.0
+"""The same width beside another chart, and on a phone."""
 COLUMNS = ("run", "step", "worst-rank memory", "best trade")
 
 Point = tuple[Entry, float, float]
@@ -117,7 +117,10 @@ def _dots(points: Sequence[Point]) -> dict[str, Any]:
         "x": [ms for _, ms, _ in points],
         "y": [mib for _, _, mib in points],
         **_texts(_spots(points, names, WIDTH), WIDTH),
-        "meta": {"narrow": _texts(_spots(points, _labels(points), NARROW), NARROW)},
+        "meta": {
+            "half": _texts(_spots(points, names, HALF), HALF),
+            "narrow": _texts(_spots(points, _labels(points), NARROW), NARROW),
+        },
         "textfont": {"size": 12, "color": var("ink")},
         "marker": {
             "size": 10,

@@ -149,6 +149,14 @@ def test_names_with_commas_are_told_apart() -> None:
     assert tradeoff.chart(plainly, "s").title.endswith("memory: Single, DP.")
 
 
+def test_names_of_a_scatter_beside_another_chart_end_inside_it() -> None:
+    light = {**MEMORY, "activations": 0}
+    named = [entry("Single", 88, 1), entry("Single x4 micro-batches + AR", 127, 1, memory=light)]
+    *_, dots = tradeoff.chart(named, "s").figure["data"]
+    assert dots["text"] == dots["meta"]["half"]["text"] == ["Single", "Single x4 micro-batches + AR"]
+    assert dots["textposition"][1].endswith("right") and dots["meta"]["half"]["textposition"][1].endswith("left")
+
+
 def test_gantt_draws_every_span_at_its_place() -> None:
     spans = factory.simulate(RunSpec.model_validate(factory.spec_of({"pp": 2, "micro_batches": 2})))
     figure = gantt.figure({rank: with_offset(rows, 5_000_000) for rank, rows in spans.items()})

@@ -43,15 +43,21 @@ function fitted(figure, box) {
   layout.autosize = true;
   const wide = window.matchMedia("(min-width: 1001px)").matches;
   if (layout.meta?.sharesRows && wide && box.closest(".grid2")) layout.yaxis.showticklabels = false;
+  if (box.clientWidth < 760) adopt(copy, "half");
   if (box.clientWidth < 480) {
     layout.font.size = 11;
-    for (const trace of copy.data) Object.assign(trace, trace.meta?.narrow); // what a figure says of itself on a phone
-    for (const [name, axis] of Object.entries(layout.meta?.narrow ?? {})) Object.assign(layout[name], axis);
+    adopt(copy, "narrow");
     if (layout.yaxis?.tickfont) layout.yaxis.tickfont.size = 10;
     if (layout.yaxis?.ticktext) roomy(layout);
   }
   applyAxis(copy);
   return copy;
+}
+
+/* What a figure says of itself where it is not as wide as a page ("half"), and on a phone ("narrow"). */
+function adopt({ data, layout }, how) {
+  for (const trace of data) Object.assign(trace, trace.meta?.[how]);
+  for (const [name, axis] of Object.entries(layout.meta?.[how] ?? {})) Object.assign(layout[name], axis);
 }
 
 /* A row's label on a phone: lines of about LABEL_CHARACTERS, so that the bars keep most of the width. */
