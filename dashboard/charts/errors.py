@@ -14,8 +14,8 @@ from parallel_core.plan.cluster.accuracy import Row
 SLOW = "predicted too slow"
 ROOM = 1.35
 """How far the axis reaches beyond the longest bar, for its number."""
-NARROW = 0.8
-"""Of that on a phone, where numbers stand across from their bars."""
+NUMBER = 0.6
+"""Room of a number on a phone, as a part of the longest bars of both sides together."""
 COLUMNS = ("row", "measured", "predicted", "error", "fitted on", "source")
 
 
@@ -31,11 +31,23 @@ def chart(key: str, title: str, found: Sequence[Row], goal: float | None = None,
         yaxis=theme.rows_axis([theme.name(row.key) for row in found]),
         bargap=0.35,
     )
-    subtitle = "(predicted - measured) / measured, %; outlined bars are the rows that constants were fitted on"
-    subtitle += f", dotted = the {100 * goal:.0f} % aimed at" if goal else ""
-    layout["meta"] = {"narrow": {"xaxis": {"range": [-NARROW * widest, NARROW * widest]}}}
-    figure = {"data": [_bars(found), *goals, _across(found)], "layout": layout}
-    return Chart(key, title, subtitle, _sources(found), figure, COLUMNS, table(found))
+    layout["meta"] = {"narrow": {"xaxis": {"range": _narrow(found, goal or 0)}}}
+    figure = {"data": [_bars(found), *goals], "layout": layout}
+    return Chart(key, title, _subtitle(found, goal), _sources(found), figure, COLUMNS, table(found))
+
+
+def _subtitle(found: Sequence[Row], goal: float | None) -> str:
+    """What the bars are; of outlines and dots only where there are some."""
+    words = "(predicted - measured) / measured, %"
+    words += "; outlined bars are the rows that constants were fitted on" if any(row.fitted for row in found) else ""
+    return words + (f", dotted = the {100 * goal:.0f} % aimed at" if goal else "")
+
+
+def _narrow(found: Sequence[Row], goal: float) -> list[float]:
+    """The axis on a phone: behind the longest bar of either side a number has room, and nothing more."""
+    left, right = (100 * max([0.0, *(side * row.error for row in found)]) for side in (-1, 1))
+    room = NUMBER * max(left + right, 1e-2)
+    return [-max(left + room, 100 * goal + 1), max(right + room, 100 * goal + 1)]
 
 
 def _bars(found: Sequence[Row]) -> dict[str, Any]:
@@ -54,23 +66,7 @@ def _bars(found: Sequence[Row]) -> dict[str, Any]:
         "customdata": [f"{significant(row.predicted)} against {significant(row.measured)} {row.unit}" for row in found],
         "hovertemplate": "%{customdata}<extra></extra>",
         "cliponaxis": False,
-        "meta": {"narrow": {"textposition": "none"}},
-    }
-
-
-def _across(found: Sequence[Row]) -> dict[str, Any]:
-    """On a phone a number takes a quarter of the axis: it stands on the other side of zero, which is free, not over the
-    name of its row or the line that is aimed at."""
-    return {
-        "type": "scatter",
-        "mode": "text",
-        "x": [0] * len(found),
-        "y": list(range(len(found))),
-        "text": [""] * len(found),
-        "textposition": ["middle left" if row.error > 0 else "middle right" for row in found],
-        "textfont": {"color": var("ink"), "size": 11},
-        "hoverinfo": "skip",
-        "meta": {"narrow": {"text": [f" {signed_percent_text(row.error)} " for row in found]}},
+        "meta": {"narrow": {"textfont": {"color": var("ink"), "size": 11}}},
     }
 
 

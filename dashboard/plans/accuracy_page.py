@@ -86,9 +86,8 @@ def memory() -> Section:
     points = max(abs(row.predicted - row.measured) for row in seventh)
     exact = max(abs(row.error) for row in first)
     text = f"{len(first)} values of Figure 1 are met exactly (largest difference {100 * exact:.1g} %)."
-    other = (
-        f"{len(seventh)} bars of Figure 7 are met within {significant(points, 2)} points, as far as they can be read."
-    )
+    other = f"{len(seventh)} bars of Figure 7, activations in % of the baseline's, are met within "
+    other += f"{significant(points, 2)} percentage points, as far as they can be read."
     title = f"{text} {other}"
     return Section(
         "memory",

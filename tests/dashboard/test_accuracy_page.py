@@ -48,13 +48,22 @@ def test_bars_end_at_the_errors_and_fitted_rows_are_outlined() -> None:
     assert hollow == [row.fitted for row in rows]
 
 
-def test_on_a_phone_numbers_stand_across_from_their_bars() -> None:
-    """There they reached over the names of the rows, and over the line that is aimed at."""
-    rows = accuracy.step_times()
-    bars, *_, words = errors.chart("times", "", rows, 0.08).figure["data"]
-    assert bars["meta"]["narrow"] == {"textposition": "none"} and not any(words["text"])
-    assert [text.strip() for text in words["meta"]["narrow"]["text"]] == bars["text"]
-    assert all((error > 0) == ("left" in side) for error, side in zip(bars["x"], words["textposition"], strict=True))
+def test_on_a_phone_a_number_has_room_behind_its_bar() -> None:
+    """It stood on the other side of zero."""
+    for rows, goal in ((accuracy.step_times(), 0.08), (accuracy.figure_7(), None), (accuracy.layer_times(), None)):
+        figure = errors.chart("times", "", rows, goal).figure
+        low, high = figure["layout"]["meta"]["narrow"]["xaxis"]["range"]
+        bars = figure["data"][0]
+        assert bars["textposition"] == "outside" and "textposition" not in bars["meta"]["narrow"]
+        longest = max(bars["x"] + [0.0]) - min(bars["x"] + [0.0])
+        room = min(high - max(bars["x"]), min(bars["x"]) - low)
+        assert room / (high - low) > 0.2 or longest < 8, "a number of 11 px takes a fifth of the axis"
+
+
+def test_only_a_chart_with_outlined_bars_says_what_they_are() -> None:
+    assert "outlined" in errors.chart("times", "", accuracy.step_times()).subtitle
+    assert "outlined" not in errors.chart("layers", "", accuracy.layer_times()).subtitle
+    assert "percentage points" in accuracy_page.memory().sentences[1]
 
 
 def test_bubble_rates_are_simulated_for_a_model_of_the_tables(reader: Client) -> None:
