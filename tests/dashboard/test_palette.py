@@ -91,3 +91,7 @@ def test_text_on_colour_can_be_read(theme: str, text: str, ground: str) -> None:
 )
 def test_lines_stand_out_from_the_surface(theme: str, line: str) -> None:
     assert contrast(COLOURS[line][theme], COLOURS["surface"][theme]) >= 3.0
+
+
+def test_phases_colour_nothing_but_phases() -> None:
+    assert not [line for line in CSS.splitlines() if line.startswith("[data-host=") and "--phase-" in line]
