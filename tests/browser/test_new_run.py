@@ -54,6 +54,10 @@ def nothing_queued(client: httpx.Client) -> Iterator[None]:
     assert client.get("/api/v1/runs").json()["meta"]["count"] == before
 
 
+GAP = "one => one.getBoundingClientRect().top - one.previousElementSibling.getBoundingClientRect().bottom"
+"""Pixels between an element and the one above it."""
+
+
 def test_what_is_wrong_is_said_at_its_field_while_typing(page: Page, client: httpx.Client) -> None:
     page.goto("/runs/new/?preset=tiny")
     panel = page.get_by_role("complementary", name="Feasibility")
@@ -67,6 +71,7 @@ def test_what_is_wrong_is_said_at_its_field_while_typing(page: Page, client: htt
             expect(page.locator(".field.has-error")).to_have_count(1)
             if name != "name":
                 expect(panel).to_contain_text("Not like this.")
+                assert panel.locator(".notice.error").evaluate(GAP) == 8
             field(page, name).fill(good)
             expect(said(page, name)).to_be_empty()
             expect(page.locator(BLIND)).to_have_count(0)
