@@ -61,17 +61,24 @@ def cancelled(every: Iterable[Run]) -> list[Run]:
 
 
 def offer(every: Iterable[Run]) -> str:
-    """What the button says: `Run the 2 disturbed and the 1 cut off again`; '' where nothing is to be repeated."""
+    """What the button says: `Run the 2 disturbed and the one cut off again`; '' where nothing is to be repeated."""
     listed = list(every)
     counts = ((len(disturbed(listed)), "disturbed"), (len(cut_off(listed)), "cut off"))
-    named = [f"the {count} {what}" for count, what in counts if count]
+    named = [_so_many(count, what) for count, what in counts if count]
     return f"Run {' and '.join(named)} again" if named else ""
 
 
 def unfinished(every: Iterable[Run]) -> str:
     """What the button says that goes on with a study; '' where no run was cancelled."""
     count = len(cancelled(every))
-    return f"Run the {count} cancelled" if count else ""
+    return f"Run {_so_many(count, 'cancelled')}" if count else ""
+
+
+def _so_many(count: int, what: str) -> str:
+    """`the 2 cut off`, `the disturbed one`, `the one cut off`: what of two words stands behind."""
+    if count > 1:
+        return f"the {count} {what}"
+    return f"the one {what}" if " " in what else f"the {what} one"
 
 
 def _waiting(every: Iterable[Run]) -> list[Run]:

@@ -118,7 +118,7 @@ def test_what_was_cut_off_from_outside_is_run_again_and_stands_aside(study: Stud
     Run.objects.filter(pk=single.pk).update(state=State.FAILED, cause="user_code", summary={})
     client = Client()
     client.force_login(alice)
-    said = "Run the 1 disturbed and the 1 cut off again"
+    said = "Run the disturbed one and the one cut off again"
     assert said in client.get(f"/studies/{study.pk}/").content.decode()
     queued = again.run_again(study=study, user=alice)
     assert [run.label for run in queued] == ["DP", "TP"]
@@ -135,7 +135,7 @@ def test_a_study_that_was_cancelled_half_way_goes_on(study: Study, alice: Any) -
     client.force_login(alice)
     page = client.get(f"/studies/{study.pk}/").content.decode()
     assert "1 cancelled</span>" in client.get("/studies/").content.decode()
-    assert "Run the 1 cancelled</button>" in page and "Run the 1 disturbed again</button>" in page
+    assert "Run the cancelled one</button>" in page and "Run the disturbed one again</button>" in page
     assert client.post(f"/studies/{study.pk}/again/", {"which": "cancelled"}).status_code == 302
     (queued,) = Run.objects.filter(study=study, state=State.QUEUED)
     assert (queued.label, queued.position) == ("TP", 2)
