@@ -87,6 +87,10 @@ class StudyForm(Form):
     def detail_group(self) -> Iterator[forms.BoundField]:
         return self.group(DETAIL)
 
+    def detail_wrong(self) -> bool:
+        """Whether what is folded has something to put right."""
+        return any(field.errors for field in self.detail_group())
+
     def train_group(self) -> Iterator[forms.BoundField]:
         return self.group((*TRAIN[:-1], "train.corpus", TRAIN[-1]))
 

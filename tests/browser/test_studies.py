@@ -85,6 +85,20 @@ def test_what_is_wrong_is_said_at_its_field(page: Page, name: str, value: str, m
     expect(plan(page)).to_contain_text("Correct the marked fields")
 
 
+def test_a_refused_study_begins_at_what_is_wrong(page: Page, troubles: Troubles) -> None:
+    troubles.expected.append("422")
+    page.goto("/studies/new/")
+    page.locator("#f-timed_steps").fill("3")
+    page.locator("#queue").click()
+    refused = page.get_by_role("alert")
+    expect(refused).to_be_focused()
+    expect(refused).to_contain_text("Not queued. Put right Timed steps; everything you typed is still there.")
+    refused.get_by_role("link", name="Timed steps").click()
+    expect(page.locator("#f-timed_steps")).to_be_focused()
+    expect(page.locator("#f-timed_steps")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#queue")).to_be_in_viewport(ratio=1)  # beside fields far down, too
+
+
 def speedup(cell: str) -> float:
     return float(cell.split("x")[0])
 

@@ -147,7 +147,7 @@ def test_what_was_refused_is_still_to_be_resumed(member: Client, saved: Run) -> 
     """Its heading, its checkpoints and all that was typed; what names no run's checkpoint is a new run."""
     form = form_of(saved.spec, resume_from=f"{saved.pk}:10", name="my words", tags="a, b", train__lr="fast")
     page = member.post("/runs/new/", form).content.decode()
-    assert f"<h1>Resume “{saved.name}” as…</h1>" in page and "Put right what is marked below" in page
+    assert f"<h1>Resume “{saved.name}” as…</h1>" in page and 'Put right <a href="#f-train__lr">' in page
     assert f'href="/runs/{saved.pk}/resume?step=10" aria-current="true"' in page
     assert all(f'value="{typed}"' in page for typed in ("my words", "a, b", "fast", f"{saved.pk}:10"))
     for other in ("", "99999:1", "words"):

@@ -125,6 +125,26 @@ def test_what_is_wrong_is_said_at_its_field(member: Client, data: dict[str, Any]
     assert message in answer.content.decode()
 
 
+@pytest.mark.parametrize("kind", kinds.KINDS)
+def test_a_refused_study_begins_with_links_to_what_is_wrong(member: Client, kind: str) -> None:
+    data = SWEEP if kind == "sweep" else {**MATRIX, "kind": kind}
+    page = member.post(NEW, {**data, "train__lr": "-1", "model__vocab": "x"}).content.decode()
+    assert "<strong>Not queued.</strong> Put right <a href=" in page
+    assert "; everything you typed is still there." in page
+    for anchor, label in (("f-model__vocab", "Vocabulary"), ("f-train__lr", "Learning rate")):
+        assert f'<a href="#{anchor}">{label}</a>' in page and f'id="{anchor}"' in page
+    assert "Not queued" not in member.post(NEW, {**data, "train__lr": "-1", "preview": "1"}).content.decode()
+    assert "Not queued" not in member.get(f"{NEW}?kind={kind}").content.decode()
+
+
+def test_a_refused_study_shows_what_is_wrong_in_its_folded_part_and_in_its_boxes(member: Client) -> None:
+    folded = '<details class="accordion"><summary>Architecture in detail'
+    assert folded in member.get(NEW).content.decode()
+    page = member.post(NEW, {**MATRIX, "strategies": [], "model__dropout": "2"}).content.decode()
+    assert '<a href="#f-strategies_0">Strategies</a> and <a href="#f-model__dropout">' in page
+    assert 'id="f-strategies_0"' in page and folded not in page
+
+
 def test_a_study_of_which_nothing_can_run_says_so(member: Client) -> None:
     said = preview(member, {**SWEEP, "values": "15, 17"})
     assert "<strong>Nothing would run:</strong>" in said and "up to" not in said.split("</p>")[0]

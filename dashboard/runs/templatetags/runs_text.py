@@ -97,6 +97,18 @@ def other_lines(errors: Any) -> str:
     return " ".join(errors).partition("\n")[2]
 
 
+@register.filter
+def wrong_fields(form: forms.BaseForm) -> list[BoundField]:
+    """Those of its fields of which something is said to be wrong."""
+    return [field for field in form if field.errors]
+
+
+@register.filter
+def first_input(field: BoundField) -> str:
+    """The id of the element that takes the focus for it: of several boxes the first one."""
+    return field.id_for_label or f"{field.auto_id}_0"
+
+
 HALF_A_PHONE = 14
 """Characters of a choice that a list shows whole in half the width of a phone."""
 

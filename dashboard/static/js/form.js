@@ -1,18 +1,9 @@
-// The New run form: marks fields that have a message, and refuses a bad upload before it is sent.
+// The New run form: refuses a bad upload before it is sent, and reads a schedule from its file.
 // Without this file the form still works: the server says the same things.
 
-const form = document.querySelector("#run-form");
+import { mark } from "./wrong_fields.js";
 
-function mark() {
-  for (const field of form.querySelectorAll(".field")) {
-    const wrong = Boolean(field.querySelector(".error")?.textContent.trim());
-    field.classList.toggle("has-error", wrong);
-    for (const input of field.querySelectorAll("input, select, textarea")) {
-      if (wrong) input.setAttribute("aria-invalid", "true");
-      else input.removeAttribute("aria-invalid");
-    }
-  }
-}
+const form = document.querySelector("#run-form");
 
 function uploadProblem(file) {
   const most = Number(form.dataset.maxUpload);
@@ -59,5 +50,3 @@ form.addEventListener("submit", (event) => {
   upload.focus();
 });
 document.body.addEventListener("htmx:afterSettle", checkUpload);
-document.querySelector("#form-errors")?.focus();
-mark();

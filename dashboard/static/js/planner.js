@@ -1,21 +1,11 @@
-// The planner's pages: a plan of the scatter is chosen with a click, and fields with a message are marked as invalid.
+// The planner's pages: a plan of the scatter is chosen with a click.
 // Without this file all of it still works: plans are links in the table, and can be typed.
 
 import "./live.js";
 import "./searches.js";
+import "./wrong_fields.js";
 
 const form = document.querySelector("#planner-form");
-
-function mark() {
-  for (const field of document.querySelectorAll(".field")) {
-    const wrong = Boolean(field.querySelector(".error")?.textContent.trim());
-    field.classList.toggle("has-error", wrong);
-    for (const input of field.querySelectorAll("input, select")) {
-      if (wrong) input.setAttribute("aria-invalid", "true");
-      else input.removeAttribute("aria-invalid");
-    }
-  }
-}
 
 function plain(label) {
   const text = document.createElement("textarea");
@@ -38,9 +28,6 @@ function listen(box) {
 new MutationObserver(() => {
   for (const box of document.querySelectorAll("[data-picks-plan] .js-plotly-plot")) listen(box);
 }).observe(document.querySelector("main"), { childList: true, subtree: true });
-
-mark();
-document.body.addEventListener("htmx:afterSettle", mark);
 
 /* An address holds what was asked: fields left empty stay out of it. */
 document.body.addEventListener("htmx:configRequest", ({ detail }) => {
