@@ -93,7 +93,7 @@ class SetupForm(Form):
         values = dict(super().clean() or {})
         if self.errors:
             return values
-        job = Job(model_of(values), values["batch"], adapters=values.get("adapters") or 0)
+        job = Job(model_of(values), values.get("batch", 1), adapters=values.get("adapters") or 0)
         cluster = cluster_of(values)
         wrong = {**cluster.problems(), **job.problems()}
         if "hidden" in wrong and values["ffn"] is None:

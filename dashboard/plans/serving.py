@@ -27,7 +27,8 @@ class ServingForm(SetupForm):
     output = WholeNumber(label="Output, tokens", min_value=1, max_value=MOST_TOKENS)
     limit = Number(label="At most, ms a token", min_value=0.001, max_value=1e6, required=False)
 
-    DEFAULTS = {"model": "llama-70b", "cluster": "selene", "devices": 8, "batch": 1, "prompt": 1024, "output": 256}
+    batch = None  # type: ignore[assignment]  # what it asks for is a result here: Django leaves such a field out
+    DEFAULTS = {"model": "llama-70b", "cluster": "selene", "devices": 8, "prompt": 1024, "output": 256}
     served: Served
 
     def clean(self) -> dict[str, Any]:

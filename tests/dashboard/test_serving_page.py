@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from django.test import Client
 
 PAGE = "/planner/inference/"
@@ -29,3 +31,10 @@ def test_bad_values_are_told_at_their_fields(reader: Client) -> None:
         text = page.content.decode()
         assert "cannot be planned" in text and "<html" not in text
         assert set(page.context["form"].errors) == {field}
+
+
+def test_what_is_wrong_is_said_at_the_fields_that_the_page_has(reader: Client) -> None:
+    whole = reader.get(PAGE, {"devices": 0}).content.decode()
+    part = reader.get(PAGE, {"devices": 0, "batch": "x"}, headers={"HX-Request": "true"}).content.decode()
+    said = re.findall(r'id="(error-\w+)" hx-swap-oob', part)
+    assert said and all(f'id="{name}"' in whole for name in said)
