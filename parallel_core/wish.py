@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from parallel_core import limits
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.launch import Wish
 from parallel_core.rules import field_errors
 from parallel_core.spec import RunSpec
@@ -80,10 +81,10 @@ def _room(wish: TextWish, spec: RunSpec) -> dict[str, str]:
         return {"prompt": f"the model's sequence is {seq} tokens and the prompt has {size}; use at most {seq - 1}."}
     if size + wish.new > seq:
         room = f"the model's sequence is {seq} tokens and the prompt has {size}"
-        return {"new": f"{room}; new can be at most {seq - size}."}
+        return {"new": f"{room}; at most {seq - size} can be generated."}
     if spec.parallel.dp > wish.samples:
-        shared = f"data={spec.parallel.dp} replicas share samples={wish.samples}"
-        return {"dp": f"{shared}, and each needs a text; use data={wish.samples} or less, or more samples."}
+        shared = f"data={spec.parallel.dp} replicas share {plural_text(wish.samples, 'text')}"
+        return {"dp": f"{shared}, and each needs one; use data={wish.samples} or less, or more texts."}
     return {}
 
 

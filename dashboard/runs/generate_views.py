@@ -97,7 +97,7 @@ class GenerateForm(Form):
         return None
 
     def panel(self) -> Panel:
-        """What it will take on each rank, and what must be put right first."""
+        """What it will take on each rank, and what must be put right first, which is then said at its field, too."""
         if not self.is_valid():
             return self._refused({name: " ".join(map(str, said)) for name, said in self.errors.items()})
         if not self.cleaned_data["prompt"]:
@@ -115,6 +115,8 @@ class GenerateForm(Form):
 
     def _refused(self, errors: Mapping[str, str]) -> Panel:
         """Away from their fields, messages name them."""
+        if self.is_valid():
+            self._show(errors)
         labels = {name: str(made.label) for name, made in self.fields.items()}
         return Panel(errors=[_named(labels.get(name, ""), in_form_words(said)) for name, said in errors.items()])
 
@@ -183,7 +185,7 @@ def check(request: HttpRequest, pk: int) -> HttpResponse:
     if not generating.able(run):
         raise Http404("no worker has a checkpoint of this run that text could be generated from")
     form = GenerateForm(run, request.POST)
-    return render(request, "runs/form_panel.html", {"form": form, "panel": form.panel()})
+    return render(request, "runs/form_check.html", {"form": form, "panel": form.panel()})
 
 
 def _initial(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def test_a_cancelled_one_says_how_far_it_came(client: Client, made: Run) -> None
     [
         ("prompt", "", "The prompt is empty"),
         ("prompt", "a" * 4000, "tokens and the prompt has 4000; use at most"),
-        ("new", "9999", "new can be at most"),
+        ("new", "9999", "tokens and the prompt has 4; at most"),
         ("new", "many", "A whole number is needed; got &#x27;many&#x27;."),
         ("samples", "65", "Must be at most 64; got 65."),
         ("temperature", "-1", "Must be at least 0; got -1."),
@@ -161,7 +161,7 @@ def test_a_cancelled_one_says_how_far_it_came(client: Client, made: Run) -> None
         (
             "dp",
             "2",
-            "each needs a text; use Data parallel = 1 or less, or more samples.",
+            "each needs one; use Data parallel = 1 or less, or more texts.",
         ),
         ("dp", "x", "A whole number of replicas from 1 to"),
         ("step", "21", "Checkpoint must be 20; got 21."),
@@ -189,6 +189,8 @@ def test_the_panel_says_no_to_what_would_be_refused_and_names_the_field(
 ) -> None:
     said = client.post(f"/runs/{source.pk}/generate/check", {**FORM, field: value}).content.decode()
     assert "Not like this." in said and told in said and "Yes." not in said
+    at_field = re.findall(r'id="error-(\w+)" hx-swap-oob="innerHTML">([^<]+)</p>', said)
+    assert [name for name, _ in at_field] == [field]
 
 
 def test_the_api_queues_and_shows_it(client: Client, alice: Any, source: Run) -> None:
@@ -234,7 +236,8 @@ def _needs(client: Client, source: Run, change: dict[str, str]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [({"new": "9999"}, "new can be at most"), ({"tp": "x"}, "A whole number of devices")]
+    ("change", "said"),
+    [({"new": "9999"}, "Tokens to generate: the model&#x27;s sequence"), ({"tp": "x"}, "A whole number of devices")],
 )
 def test_the_panel_says_what_is_wrong(client: Client, source: Run, change: dict[str, str], said: str) -> None:
     assert said in client.post(f"/runs/{source.pk}/generate/check", FORM | change).content.decode()
