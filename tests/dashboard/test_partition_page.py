@@ -108,6 +108,19 @@ def test_devices_that_cannot_be_are_said_before_anything_is_searched(member: Cli
     assert not Search.objects.exists()
 
 
+def test_wrong_cuts_are_said_at_their_field(member: Client, profile: Profile) -> None:
+    """In the page, and in the part of it that htmx asks for."""
+    asked = {"profile": profile.pk, "cuts": "99,x"}
+    told = "Whole numbers are needed, separated by commas; got 99,x."
+    whole = member.get("/partition/", asked).content.decode()
+    assert f'<p class="error" id="error-cuts">{told}</p>' in whole and "hx-swap-oob" not in whole
+    part = member.get("/partition/", asked, headers={"HX-Request": "true"}).content.decode()
+    assert f'<p class="error" id="error-cuts" hx-swap-oob="true">{told}</p>' in part
+    assert '<p class="error" id="error-replicas" hx-swap-oob="true"></p>' in part
+    beyond = member.get("/partition/", asked | {"cuts": "99"}, headers={"HX-Request": "true"}).content.decode()
+    assert "Cuts must rise" in beyond.partition('id="error-cuts"')[2][:200]
+
+
 def test_without_a_profile_the_fleet_page_says_what_to_do(member: Client) -> None:
     assert "No profile yet" in member.get("/partition/fleet/").content.decode()
 
