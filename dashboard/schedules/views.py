@@ -11,6 +11,7 @@ from django.views.decorators.vary import vary_on_headers
 from dashboard.charts import schedule
 from dashboard.schedules import searched, words
 from dashboard.schedules.forms import ScheduleForm
+from dashboard.schedules.lessons import lessons
 from parallel_core.schedule.table import to_csv, to_json
 
 LEGEND = (
@@ -29,7 +30,7 @@ def schedules(request: HttpRequest) -> HttpResponse:
     valid = form.is_valid()
     context = {
         "form": form,
-        "lessons": words.lessons(),
+        "lessons": lessons(form),
         "valid": valid,
         "legend": LEGEND,
     }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-from urllib.parse import urlencode
 
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from parallel_core.analysis.quantities import percent_text, significant
@@ -22,26 +20,6 @@ LABELS = {
 }
 """Of every schedule that the page can show."""
 BARRIER = "… without a barrier at the end of the step"
-EXAMPLE = "text encoder, 1, forward only\ndenoiser, 2, 4, 2\ndecoder, 1, 2"
-"""Stages that anybody could have typed."""
-LESSONS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("Why micro-batches", "naive", "gpipe", {}),
-    ("The same bubble, less memory", "gpipe", "1f1b", {}),
-    ("Smaller chunks, smaller bubble", "1f1b", "interleaved", {}),
-    ("Gradients that leave early", "1f1b", f"1f1b{EARLY}", {}),
-    ("Weight gradients fill the drain", "1f1b", "zb-h1", {}),
-    ("No bubble at the same memory", "zb-h1", "zb-v", {}),
-    ("No flush, older weights", "1f1b", "1f1b-stash", {}),
-    ("What slow messages cost", "1f1b", "interleaved", {"message": 1}),
-    ("Uneven stages, one with replicas", "gpipe", "1f1b", {"stages": EXAMPLE}),
-    ("A search beats the book", "zb-h1", "found", {"grad": 1.2, "weight": 0.6, "message": 0.1, "keep": 6}),
-)
-"""(what it teaches, the schedule to begin with, the one that is better or worse at it, more of the address)."""
-
-
-def lessons() -> list[tuple[str, str]]:
-    """(address, title) of each lesson."""
-    return [(f"?{urlencode({'a': a, 'b': b, **more})}", title) for title, a, b, more in LESSONS]
 
 
 def name(made: Lesson) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import until
+from tests.browser.watched import PHONE, WIDE, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -44,6 +44,40 @@ def test_a_wrong_number_is_said_beside_its_field(window: Callable[..., Page], se
     page.goto("/schedules/")
     page.locator("#f-p").fill("99")
     expect(page.locator("#error-p")).to_contain_text("Devices must be a whole number from 1 to 32")
+    expect(page.locator("#f-p")).to_have_attribute("aria-invalid", "true")
+    expect(page.get_by_role("alert")).to_contain_text("Change what is marked: Devices must be a whole number")
     page.locator("#f-p").fill("8")
     expect(page.locator("#error-p")).to_be_empty()
+    expect(page.locator("#f-p")).not_to_have_attribute("aria-invalid", "true")
     expect(page.locator("#verdict")).to_be_visible()
+
+
+def test_a_lesson_says_where_to_look_and_leads_to_the_next(window: Callable[..., Page], session: Any) -> None:
+    page = window(storage_state=session)
+    page.goto("/schedules/")
+    page.get_by_role("link", name="1. Why micro-batches").click()
+    lesson = page.get_by_role("region", name="Lesson 1", exact=True)
+    expect(lesson).to_be_focused()
+    expect(lesson).to_contain_text("Naive keeps 1 device busy at a time")
+    lesson.get_by_role("link", name="Next: 2.").click()
+    expect(page.get_by_role("region", name="Lesson 2")).to_be_focused()
+    here = page.get_by_role("navigation", name="Lessons").locator("[aria-current]")
+    expect(here).to_have_text("2. The same bubble, less memory")
+    page.locator("#f-m").fill("12")
+    expect(here).to_have_count(0)
+    expect(page.get_by_role("region", name="Lesson 2")).to_have_count(0)
+    expect(page.locator("#f-m")).to_be_focused()
+
+
+@pytest.mark.parametrize("viewport", [WIDE, PHONE])
+def test_what_is_played_is_seen_with_its_control(
+    window: Callable[..., Page], session: Any, viewport: dict[str, int]
+) -> None:
+    page = window(storage_state=session, viewport=viewport)
+    page.goto("/schedules/")
+    until(page, "() => Number(document.getElementById('player-at').max) > 20")
+    page.locator("[data-play]").click()
+    expect(page.locator("#result .chart-box").first).to_be_in_viewport(ratio=1)
+    expect(page.locator("[data-play]")).to_be_in_viewport(ratio=1)
+    page.locator("#result .chart-box").last.scroll_into_view_if_needed()
+    expect(page.locator("[data-play]")).to_be_in_viewport(ratio=1)

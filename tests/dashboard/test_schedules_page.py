@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -12,6 +13,8 @@ from django.test import Client
 from dashboard.charts import schedule as schedule_chart
 from dashboard.schedules import searched, words
 from dashboard.schedules.forms import MAX_OPERATIONS, ScheduleForm
+from dashboard.schedules.lessons import EXAMPLE, TOPICS
+from parallel_core.analysis.quantities import percent_text
 from parallel_core.schedule import compute_only, names
 from parallel_core.schedule.check import check
 from parallel_core.schedule.held import peak_in_flight
@@ -114,7 +117,7 @@ def test_what_cannot_be_is_said_at_its_field(given: dict[str, Any], field: str, 
 
 def test_typed_stages_by_hand(client: Client, bob: Any) -> None:
     """Two devices share a stage of 6 units: 3 units a micro-batch pass, as in the stage of 3 behind it."""
-    asked = {"stages": words.EXAMPLE, "m": 8, "a": "gpipe", "b": "1f1b-stash"}
+    asked = {"stages": EXAMPLE, "m": 8, "a": "gpipe", "b": "1f1b-stash"}
     client.force_login(bob)
     said = page(client, f"?{urlencode(asked)}")
     assert "3 units a micro-batch: denoiser sets the pace, with decoder." in said
@@ -189,7 +192,36 @@ def test_a_found_order_fills_in_a_run(client: Client, alice: Any) -> None:
 
 def test_every_lesson_works(client: Client, bob: Any) -> None:
     client.force_login(bob)
-    for address, title in words.lessons():
-        said = page(client, address)
-        assert title in said
+    for number, topic in enumerate(TOPICS, 1):
+        said = page(client, topic.address)
+        assert f'aria-current="true">{number}. {topic.title}</a>' in said and said.count('aria-current="true"') == 1
+        assert topic.point in unescape(said) and len(topic.point.split()) <= 25
+        assert (f"Next: {number + 1}. " in said) == (number < len(TOPICS))
         assert "Nothing is simulated" not in said
+
+
+def test_a_lesson_that_was_changed_is_none_any_more(client: Client, bob: Any) -> None:
+    client.force_login(bob)
+    assert 'id="lesson"' not in page(client)
+    stages = urlencode({"a": "gpipe", "b": "1f1b", "stages": EXAMPLE.replace("\n", "\r\n"), "p": 4, "t": 3})
+    assert f"<strong>9. {TOPICS[8].title}.</strong>" in page(client, f"?{stages}")
+    part = page(client, "?a=naive&b=gpipe&p=8", **{"HX-Request": "true"})
+    assert '<div id="lessons" class="stack" hx-swap-oob="true">' in part and 'id="lesson"' not in part
+
+
+def test_what_lessons_say_is_so() -> None:
+    """Numbers and comparisons in their sentences."""
+    made = {topic.title: form(**topic.asked).lessons for topic in TOPICS}
+    naive, gpipe = made["Why micro-batches"]
+    assert naive.working == 1 < gpipe.working
+    gpipe, one = made["The same bubble, less memory"]
+    assert gpipe.length == one.length and max(gpipe.kept) > max(one.kept)
+    stash = made["No flush, older weights"][1]
+    assert stash.fraction < 0.005 and words.versions(stash) == 4
+    one, chunks, slow_one, slow_chunks = *made["Smaller chunks, smaller bubble"], *made["What slow messages cost"]
+    assert slow_one.length / slow_chunks.length - 1 < (one.length / chunks.length - 1) / 2
+    assert [percent_text(lesson.fraction) for lesson in made["No bubble at the same memory"]] == ["11 %", "6 %"]
+    zero, found = made["A search beats the book"]
+    assert found.length < zero.length and (max(found.kept), max(zero.kept)) == (6, 4)
+    typed = made["Uneven stages, one with replicas"][0]
+    assert typed.busy_of([0]) < 0.5

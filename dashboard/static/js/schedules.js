@@ -2,6 +2,8 @@
  * is faint, a line stands at the instant, and the devices' operations are said in words. The instant is ?t= in the
  * address; without it the whole step is shown. */
 
+import "./wrong_fields.js";
+
 const FAINT = 0.12;
 const PLAY_MS = 450;
 let playing = null;
@@ -91,8 +93,15 @@ function move(by) {
   show();
 }
 
+/* What moves is seen, and the control above it stays there. */
+function together() {
+  const [first] = boxes();
+  if (first && first.getBoundingClientRect().bottom > innerHeight) document.querySelector(".played").scrollIntoView();
+}
+
 function play(button) {
   if (playing) return stop();
+  together();
   const input = slider();
   if (Number(input.value) >= Number(input.max)) input.value = "0";
   button.textContent = "Pause";
@@ -114,7 +123,10 @@ document.addEventListener("keydown", (event) => {
 });
 document.addEventListener("click", (event) => {
   const mover = event.target.closest("[data-move]");
-  if (mover) move(Number(mover.dataset.move));
+  if (mover) {
+    together();
+    move(Number(mover.dataset.move));
+  }
   const button = event.target.closest("[data-play]");
   if (button) play(button);
 });
