@@ -165,6 +165,11 @@ def workers() -> list[WorkerView]:
     return [_view(worker, now, attempts, held, asked.get(worker.pk)) for worker in Worker.objects.all()]
 
 
+def timing() -> set[int]:
+    """Keys of the profiles that workers take now; of the others asked for, something is in front."""
+    return {view.profiles.pk for view in workers() if view.profiles is not None and view.profiling}
+
+
 def _view(
     worker: Worker, now: datetime, attempts: list[Attempt], held: dict[Any, Run], profiles: Profile | None
 ) -> WorkerView:

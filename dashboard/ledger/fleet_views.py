@@ -12,6 +12,7 @@ from django.views.decorators.vary import vary_on_headers
 
 from dashboard.analyst.shown import unanswered
 from dashboard.ledger import selectors
+from dashboard.ledger.asked import asked
 from dashboard.ledger.fleet_page import FleetForm, FleetPage
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.plans.tabs import TABS
@@ -27,7 +28,7 @@ def fleet(request: HttpRequest) -> HttpResponse:
     """The form, and what it finds as far as that is known."""
     form = _form(request)
     any_profile = Profile.objects.filter(state=ProfileState.DONE).exists()
-    context = {"tabs": TABS, "tab": "fleet", "form": form, "any": any_profile}
+    context = {"tabs": TABS, "tab": "fleet", "form": form, "any": any_profile, **({} if any_profile else asked())}
     return render(request, "ledger/fleet.html", context | (_found(form) if any_profile else {}))
 
 

@@ -17,6 +17,7 @@ from dashboard.analyst.shown import unanswered
 from dashboard.charts import layers
 from dashboard.ledger import recalibration, selectors, services
 from dashboard.ledger.alpa_part import Part
+from dashboard.ledger.asked import asked
 from dashboard.ledger.forms import CutForm, ProfileForm
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.ledger.partition_page import Page
@@ -42,7 +43,7 @@ def partition(request: HttpRequest) -> HttpResponse:
         "form": form,
         "profile_form": ProfileForm(),
         "may_ask": may_submit(request.user),
-        "waiting": selectors.waiting(),
+        **asked(),
         "failed": selectors.last_failure(),
         "any": newest is not None,
     }
@@ -107,11 +108,12 @@ def _alpa(part: Part, here: str, page: str) -> dict[str, Any]:
 
 @require_safe
 def waiting(request: HttpRequest) -> HttpResponse:
-    """What is still waited for; when one fewer is than `?known=` says, the page is to be loaded anew."""
-    left = selectors.waiting()
+    """What is still waited for, with `?first` as the page shows it that has no profile yet; when one fewer is than
+    `?known=` says, the page is to be loaded anew."""
+    left = asked()
     known = request.GET.get("known", "")
-    answer = render(request, "ledger/waiting.html", {"waiting": left})
-    if known != str(len(left)):
+    answer = render(request, "ledger/waiting.html", {**left, "first": "first" in request.GET})
+    if known != str(len(left["waiting"])):
         answer["HX-Refresh"] = "true"
     return answer
 

@@ -222,13 +222,17 @@ def test_a_new_study_says_what_steps_will_take(profile: Profile, alice: Any, mem
     assert "a step predicted" in page and "No predictions settled yet." in page
 
 
-def test_a_profile_is_asked_for_from_the_page(worker: Worker, member: Client, bob: Any) -> None:
+def test_a_profile_is_asked_for_from_the_page(worker: Worker, member: Client, alice: Any, bob: Any) -> None:
     page = member.get("/partition/")
     assert "No profile yet" in page.content.decode()
     title = page.context["profile_form"].fields["model"].choices[0][0]
     answer = member.post("/partition/profile", {"worker": worker.pk, "model": title})
     assert answer.status_code == 302 and Profile.objects.get().worker == worker
-    assert "yard-a times GPT" in member.get("/partition/").content.decode()
+    for path in ("/partition/", "/partition/fleet/", "/partition/waiting?known=1&first"):
+        text = member.get(path).content.decode()
+        assert "yard-a is timing GPT" in text and ", asked just now.</h2>" in text and "No profile yet" not in text
+    factory.start(services.submit(owner=alice, spec=SPEC.model_dump(mode="json")))
+    assert "yard-a times GPT" in member.get("/partition/fleet/").content.decode(), "a run is in front of it"
     assert "HX-Refresh" not in member.get("/partition/waiting?known=1").headers
     assert "HX-Refresh" in member.get("/partition/waiting?known=2").headers
     viewer = Client()
