@@ -23,7 +23,7 @@ from dashboard.ledger import between
 from dashboard.ledger.fleet_hosts import FleetHosts
 from dashboard.ledger.forms import NO_PROFILE
 from dashboard.ledger.models import Profile, ProfileState
-from parallel_core.analysis.quantities import bytes_text, listed_text, seconds_text, slower_text
+from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text, seconds_text, slower_text
 from parallel_core.plan.fleet import MOST_DEVICES
 from parallel_core.searches.splits import Answer, Way
 from parallel_core.spec import RunSpec
@@ -104,9 +104,12 @@ class FleetPage:
         """The fastest, the one of least memory, and what a single device would take."""
         able = self.found.able
         if not able:
-            return [f"0 of {sum(count for count, _ in self.found.refused)} splits can run here."]
+            return [f"0 of {self.found.tried} splits can run here."]
         best, least = able[0], min(able, key=lambda way: way.memory)
-        first = f"{seconds_text(best.seconds)} a step: {best.name} is the fastest of {len(able)} splits."
+        orders = sum(way.found for way in able)
+        others = f" and {plural_text(orders, 'order')} searched for" if orders else ""
+        fastest = f"the fastest of {plural_text(self.found.tried, 'split')}{others}"
+        first = f"{seconds_text(best.seconds)} a step: {best.name} is {fastest}."
         alone = next((way for way in able if way.devices == 1), None)
         gain = f" It is {alone.seconds / best.seconds:.2f} times as fast as {alone.name}." if alone else ""
         return [first + gain, f"Least memory: {least.name}, {bytes_text(least.memory)}."]

@@ -45,12 +45,22 @@ class Way(Value):
     best: bool
     hosts: tuple[str, ...] = ()
 
+    @property
+    def found(self) -> bool:
+        """Its order was searched for: one more of a split that was tried with the known ones."""
+        return bool(self.spec.get("parallel", {}).get("schedule") == "custom")
+
 
 class Answer(Value):
     """`able` fastest first; `refused` = (how many, why), most first."""
 
     able: tuple[Way, ...]
     refused: tuple[tuple[int, str], ...]
+
+    @property
+    def tried(self) -> int:
+        """Splits that were judged, as `told` counted them."""
+        return sum(not way.found for way in self.able) + sum(count for count, _ in self.refused)
 
 
 def answer(question: Question, told: Told = silent) -> Answer:
