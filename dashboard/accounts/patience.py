@@ -20,6 +20,11 @@ behind a proxy all share its address, and the name alone counts."""
 class Patient(AuthenticationForm):
     """Failures are counted in the database, for all web processes together, and forgotten behind the pause."""
 
+    error_messages = {
+        **AuthenticationForm.error_messages,
+        "invalid_login": "Name or password is wrong; capitals count in both.",
+    }
+
     def clean(self) -> dict[str, Any]:
         key = self._key()
         if Failures.known(key, PAUSE_S) >= MOST:
@@ -40,4 +45,6 @@ class Patient(AuthenticationForm):
 
 
 class PatientAdmin(Patient, AdminAuthenticationForm):
-    """The same before the admin's own sign-in."""
+    """The same before the admin's own sign-in, in its words."""
+
+    error_messages = AdminAuthenticationForm.error_messages

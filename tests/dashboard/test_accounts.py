@@ -89,6 +89,7 @@ def test_signing_in_leads_to_where_one_wanted_to_be(client: Client, alice: Any) 
     assert wanted["Location"] == "/accounts/login/?next=/runs/new/"
     wrong = client.post("/accounts/login/", {"username": "alice", "password": "no", "next": "/runs/new/"})
     assert wrong.status_code == 200 and b"alice" in wrong.content
+    assert b"Name or password is wrong" in wrong.content
     answer = client.post("/accounts/login/", {"username": "alice", "password": "alice-secret-1", "next": "/runs/new/"})
     assert answer["Location"] == "/runs/new/"
     assert client.post("/accounts/logout/").status_code == 302
