@@ -22,6 +22,10 @@ MODEL_WITHOUT_DEPTH = tuple(path for path in MODEL if path not in ("model.layers
 TRAIN_OF_ONE = tuple(path for path in TRAIN if path != "train.warmup_steps")
 LEAST_RUNS = 2
 """Of a search: the count that was predicted, and the next one."""
+RUNS_NOTE = (
+    f"At least {LEAST_RUNS} for each variant: the layers that should fit, then one more, which should not. "
+    "Where the first answer is another, more follow."
+)
 
 
 class FitForm(MatrixForm):
@@ -29,6 +33,7 @@ class FitForm(MatrixForm):
 
     kind = fit.KIND
     title = "Fit"
+    runs_note = RUNS_NOTE
     base_fields_of_kind = (*MODEL_WITHOUT_DEPTH, *DETAIL, *TRAIN_OF_ONE)
 
     cap = WholeNumber(

@@ -43,6 +43,8 @@ class StudyForm(Form):
     """Of the kind."""
     base_fields_of_kind: ClassVar[tuple[str, ...]] = (*MODEL, *DETAIL, *TRAIN)
     template_name_own: ClassVar[str]
+    runs_note: ClassVar[str] = ""
+    """Where its runs are not one a variant: what the others are."""
 
     spec: RunSpec | None = None
     """The base as a run by itself; set by a valid form."""

@@ -170,7 +170,9 @@ def test_a_cancelled_run_ends_its_search_alone(client: Client, study: Study, ali
 def test_the_form_wants_a_cap_on_cpus_and_leaves_out_what_cannot_fit(client: Client, alice: Any) -> None:
     factory.worker(devices=2)
     client.force_login(alice)
-    assert client.get(f"{NEW}?kind=fit").status_code == 200
+    first = client.get(f"{NEW}?kind=fit").content.decode()
+    assert "At least 2 for each variant: the layers that should fit, then one more, which should not." in first
+    assert "for each variant" not in client.get(NEW).content.decode()
     assert "name a cap" in client.post(NEW, {**ASKED, "cap": ""}).content.decode()
     refused = client.post(NEW, {**ASKED, "cap": "1", "model__hidden": "512"})
     assert refused.status_code == 422 and "there is room for 1 MiB" in refused.content.decode()
