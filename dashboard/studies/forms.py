@@ -19,7 +19,7 @@ from dashboard.runs.form_words import in_form_words, short_label
 from dashboard.runs.forms import NAME_TOO_LONG
 from dashboard.runs.spec_fields import html_name
 from dashboard.runs.submission import capacity
-from dashboard.studies import services, sweepable, variants
+from dashboard.studies import families, services, sweepable, variants
 from dashboard.studies.estimate import Estimate, calibration, estimate
 from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
@@ -174,7 +174,7 @@ class MatrixForm(StudyForm):
     template_name_own = "studies/new_matrix.html"
 
     strategies = forms.MultipleChoiceField(
-        choices=[(s.key, s.title) for s in variants.STRATEGIES],
+        choices=families.choices(),
         initial=list(variants.STARTER),
         widget=forms.CheckboxSelectMultiple,
         error_messages={"required": "Choose at least one strategy."},

@@ -12,9 +12,10 @@ from django.utils import timezone
 
 from dashboard.runs.models import Run
 from dashboard.runs.spec_fields import ENTRIES, from_spec, html_name, part_of, to_spec
-from dashboard.studies import kinds, services
+from dashboard.studies import families, kinds, services
 from dashboard.studies.forms import MatrixForm, SweepForm
 from dashboard.studies.models import Study
+from dashboard.studies.variants import BY_KEY
 from parallel_core.outline import outline_of
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.dashboard import factory
@@ -92,6 +93,17 @@ def test_first_page_already_says_what_would_run(member: Client) -> None:
     assert member.get(NEW + "?kind=sweep").status_code == 200
 
 
+def test_strategies_stand_in_the_families_of_new_run(member: Client) -> None:
+    grouped = dict(families.choices())
+    assert sorted(key for group in grouped.values() for key, _ in group) == sorted(BY_KEY)
+    assert [key for key, _ in grouped["Tensor parallel"]] == ["tp", "tp-columns", "tp-sp"]
+    assert {"naive", "1f1b", "zb-v"} <= {key for key, _ in grouped["Pipeline"]}
+    assert all(key.startswith("1f1b-") for key, _ in grouped["Pipeline, no flush"])
+    page = member.get(NEW).content.decode()
+    assert [page.count(f'role="group" aria-label="{name}"') for name in grouped] == [1] * len(grouped)
+    assert page.count('name="strategies"') == len(BY_KEY)
+
+
 def test_queues_what_the_preview_said(member: Client) -> None:
     assert "<strong>8 runs</strong>" in preview(member, MATRIX)
     answer = member.post(NEW, MATRIX)
@@ -141,8 +153,8 @@ def test_a_refused_study_shows_what_is_wrong_in_its_folded_part_and_in_its_boxes
     folded = '<details class="accordion"><summary>Architecture in detail'
     assert folded in member.get(NEW).content.decode()
     page = member.post(NEW, {**MATRIX, "strategies": [], "model__dropout": "2"}).content.decode()
-    assert '<a href="#f-strategies_0">Strategies</a> and <a href="#f-model__dropout">' in page
-    assert 'id="f-strategies_0"' in page and folded not in page
+    assert '<a href="#f-strategies_0_0">Strategies</a> and <a href="#f-model__dropout">' in page
+    assert 'id="f-strategies_0_0"' in page and folded not in page
 
 
 def test_a_study_of_which_nothing_can_run_says_so(member: Client) -> None:

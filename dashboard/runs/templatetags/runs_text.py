@@ -7,6 +7,7 @@ from typing import Any
 
 from django import forms, template
 from django.forms import BoundField
+from django.forms.boundfield import BoundWidget
 
 from dashboard.ages import since
 from dashboard.runs.models import Run
@@ -106,7 +107,18 @@ def wrong_fields(form: forms.BaseForm) -> list[BoundField]:
 @register.filter
 def first_input(field: BoundField) -> str:
     """The id of the element that takes the focus for it: of several boxes the first one."""
-    return field.id_for_label or f"{field.auto_id}_0"
+    return field.id_for_label or field.subwidgets[0].id_for_label
+
+
+@register.filter
+def box_groups(field: BoundField) -> list[tuple[str, list[BoundWidget]]]:
+    """Its boxes by the name of the group that they stand in, '' of those in none."""
+    listed = getattr(field.field, "choices", ())
+    names = {str(key): name for name, inner in listed if isinstance(inner, list | tuple) for key, _ in inner}
+    groups: dict[str, list[BoundWidget]] = {}
+    for box in field.subwidgets:
+        groups.setdefault(names.get(str(box.data["value"]), ""), []).append(box)
+    return list(groups.items())
 
 
 HALF_A_PHONE = 14
