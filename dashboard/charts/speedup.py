@@ -180,7 +180,7 @@ def _behind(entry: Entry, reach: float) -> float:
     across the line of the baseline."""
     at, gap = _reach(entry), GAP * reach
     if entry.speed and entry.ideal and not (entry.status or entry.disturbed):
-        measured = max(entry.speed.high, entry.at_pace or 0)
+        measured = max(entry.speed.high, entry.at_pace + gap / 2 if entry.at_pace else 0)
         at = measured if measured + gap + WORD * reach < entry.ideal else at
     at += gap
     return 1 + gap if entry.speed and at < 1 < at + WORD * reach else at
