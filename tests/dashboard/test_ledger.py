@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -230,7 +231,8 @@ def test_a_profile_is_asked_for_from_the_page(worker: Worker, member: Client, al
     assert answer.status_code == 302 and Profile.objects.get().worker == worker
     for path in ("/partition/", "/partition/fleet/", "/partition/waiting?known=1&first"):
         text = member.get(path).content.decode()
-        assert "yard-a is timing GPT" in text and ", asked just now.</h2>" in text and "No profile yet" not in text
+        assert "yard-a is timing GPT" in text and re.search(r", asked <time [^>]+>just now</time>\.</h2>", text)
+        assert "No profile yet" not in text
     factory.start(services.submit(owner=alice, spec=SPEC.model_dump(mode="json")))
     assert "yard-a times GPT" in member.get("/partition/fleet/").content.decode(), "a run is in front of it"
     assert "HX-Refresh" not in member.get("/partition/waiting?known=1").headers
