@@ -58,13 +58,14 @@ def test_export_holds_every_point(reader: Client, alice: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     (
-        (factory.queued, "in step 10. The run is queued"),
-        (lambda user: factory.start(factory.queued(user)).run, "in step 10. Its ranks are starting."),
-        (lambda user: factory.queued(user, train={"steps": 4}), "in step 3. The run is queued"),
+        (factory.queued, "once step 10 is done."),
+        (lambda user: factory.start(factory.queued(user)).run, "once step 10 is done."),
+        (lambda user: factory.queued(user, train={"steps": 4}), "once step 3 is done."),
         (cancelled, "ended before a traced step was complete"),
     ),
 )
 def test_an_empty_gantt_says_what_will_be_there_and_when(reader: Client, alice: Any, make: Any, said: str) -> None:
+    """And nothing of the run's state: the place is drawn once, and that goes on."""
     chart = reader.get(reverse("runs:data", args=[make(alice).pk, "gantt"])).json()
     assert not chart["figure"]["data"]
     assert said in chart["figure"]["layout"]["meta"]["empty"]
