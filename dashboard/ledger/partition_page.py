@@ -147,7 +147,7 @@ class Page:
         if optimum is None:
             return [first]
         gain = chain.seconds / optimum.seconds
-        if gain <= 1:
+        if gain <= 1 or seconds_text(optimum.seconds) == seconds_text(chain.seconds):  # as the table below says both
             return [first, "No other partition over as many devices is faster."]
         if gain < 1.005:
             return [first, "PipeDream's optimum over as many devices is less than 1 % faster."]

@@ -16,9 +16,7 @@ from parallel_core.analysis.quantities import percent_text, ratio_text
 
 POWER = 0.75
 """A step changes with the pace by this power of the work's seconds: between 0.82, which passes did with the work right
-beside them, and the 0.6 to 0.8 at which speedups of 28 runs differed least (docs/engine.md)."""
-
-
+beside them, and the 0.6 at which speedups of 40 runs differed least, hardly more at 0.82 (docs/engine.md)."""
 UNEVEN = 0.10
 """A host that drifts less between runs than this is not warned of: the reference work itself says no more exactly."""
 COMPANY = 1.25
