@@ -22,6 +22,8 @@ UNEVEN = 0.10
 COMPANY = 1.25
 """Devices that take so many times longer beside others at work are held up by those: their cores are halves of one, or
 they wait for memory. Single runs of whole cores measured 0.9 to 1.1, one in thirty 1.3."""
+LEAST = 3
+"""Runs of as many ranks that have to have measured their company: by fewer, chance would pass for the host's pace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +37,18 @@ class Pace:
 
 
 def companies(paces: Iterable[Pace]) -> dict[int, float]:
-    """By the number of ranks: the median of what runs measured, each of which did so a few times only; of one 1."""
-    known: dict[int, list[float]] = {1: [1.0]}
+    """By the number of ranks: the median of what LEAST runs or more measured, each a few times only; of one rank 1."""
+    known: dict[int, list[float]] = {}
     for pace in paces:
         if pace.company is not None:
             known.setdefault(pace.ranks, []).append(pace.company)
-    return {ranks: median(found) for ranks, found in sorted(known.items())}
+    return {1: 1.0} | {ranks: median(found) for ranks, found in sorted(known.items()) if len(found) >= LEAST}
 
 
 def drifts(base: Pace, paces: Sequence[Pace]) -> list[float | None]:
-    """How many times longer than in `base` a device by itself took in each of these runs; None where company of as many
-    ranks was measured in none of them, so that it cannot be told from the host's pace."""
-    company = companies([base, *paces])
+    """How many times longer than in `base`, which may be one of them, a device by itself took in each of these runs;
+    None where the company of as many ranks is not known, so that it cannot be told from the host's pace."""
+    company = companies(paces)
 
     def drift(pace: Pace) -> float | None:
         if pace.ranks == base.ranks:

@@ -46,6 +46,7 @@ def test_speedups_are_told_at_one_pace_where_the_host_had_another(reader: Client
     factory.finished(alice, {}, study=made, reference=0.002)
     factory.finished(alice, {"dp": 2}, study=made, position=1, reference=0.0036, company=1.0)
     factory.finished(alice, {"tp": 2}, study=made, position=2, reference=0.0021, company=1.02)
+    factory.finished(alice, {"pp": 2}, study=made, position=3, reference=0.0020, company=1.01)
     view = overview(made.runs.all())
     entries = {entry.label: entry for entry in view.entries}
     dp, factor = entries["DP"], (0.0036 / 1.01 / 0.002) ** POWER
@@ -59,11 +60,13 @@ def test_speedups_are_told_at_one_pace_where_the_host_had_another(reader: Client
         "diamond = at the baseline's pace of the host"
     )
     at = made_chart.columns.index("at the baseline's pace")
-    assert sorted(row[at] for row in made_chart.rows) == ["", "", ratio_text(dp.at_pace)]
+    assert sorted(row[at] for row in made_chart.rows) == ["", "", "", ratio_text(dp.at_pace)]
     page = html.unescape(plain(reader.get(f"/studies/{made.pk}/").content.decode()))
     assert sentence in page
     told = list(csv.DictReader(io.StringIO(reader.get(f"/studies/{made.pk}/table.csv").content.decode())))
-    assert {row["label"]: row["company"] for row in told} == {"Single": "", "DP": "1.0", "TP": "1.02"}
+    assert [row["company"] for row in told] == [str(e.pace.company or "") for e in view.entries if e.pace]
+    alone = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in made.runs.order_by('position')[:2])}")
+    assert "own pace" not in alone.content.decode(), "what one run measured of company may be chance"
     assert [float(row["speedup_at_baseline_pace"]) for row in told if row["label"] == "DP"] == [dp.at_pace]
 
 
@@ -71,7 +74,8 @@ def test_devices_that_hold_each_other_up_are_told_with_the_speedup_that_is_left(
     """As two halves of one core do: nothing of it is the host's pace."""
     made = Study.objects.create(name="Halves", owner=alice)
     factory.finished(alice, {}, study=made, reference=0.002)
-    factory.finished(alice, {"dp": 2}, study=made, position=1, reference=0.0034, company=1.7)
+    for position, split in enumerate(({"dp": 2}, {"tp": 2}, {"pp": 2}), 1):
+        factory.finished(alice, split, study=made, position=position, reference=0.0034, company=1.7)
     view = overview(made.runs.all())
     assert view.pace_spread == pytest.approx(0.0, abs=1e-9) and all(entry.at_pace is None for entry in view.entries)
     assert view.verdict[-1] == (
