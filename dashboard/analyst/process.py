@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from django.db import InterfaceError, OperationalError
+
 from dashboard.control.changes import Changes
 from dashboard.control.lock import lock_of_database
 
+log = logging.getLogger(__name__)
 POLL_S = 0.2
 LOOK_EVERY_S = 2.0
 """Where nobody wrote to the database there is hardly any work."""
@@ -20,7 +24,8 @@ Work = Iterator[None]
 
 @dataclass
 class Lane:
-    """`recover` puts back what another analyst left undone; `take` claims the oldest piece of work, None without."""
+    """`recover` puts back what was left undone, by another analyst or by an error; `take` claims the oldest piece of
+    work, None without, and fails for good what was put back too often."""
 
     recover: Callable[[], None]
     take: Callable[[], Work | None]
@@ -36,6 +41,12 @@ class Lane:
             next(self.work)
         except StopIteration:
             self.work = None
+        except (OperationalError, InterfaceError):
+            raise  # the database is away: for every lane
+        except Exception:
+            log.exception("a piece of work failed; it is put back, and tried again a few times")
+            self.drop()
+            self.recover()
         return True
 
     def drop(self) -> None:

@@ -207,7 +207,7 @@ class Controller:
             pk = self._to_summarise.pop()
             try:
                 store_summary(pk)
-            except (DatabaseError, InterfaceError):
+            except (OperationalError, InterfaceError):  # away: any other error would come again with every try
                 self._to_summarise.add(pk)
                 raise
             except Exception:

@@ -102,7 +102,7 @@ class Prediction(models.Model):
     """Its time counts for nothing: others used more than a tenth of a device, or what `left_out` says."""
     hosts = models.JSONField(default=list, blank=True)
     """The worker of each rank that it is for, where they are on several; [] where all are on one."""
-    left_out = models.CharField(max_length=300, blank=True)
+    left_out = models.TextField(blank=True)
     """Why the time of a run over several hosts counts for nothing, and what would make the next one count."""
     made_at = models.DateTimeField(auto_now_add=True)
     settled_at = models.DateTimeField(null=True, blank=True)

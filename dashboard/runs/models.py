@@ -55,7 +55,7 @@ class Run(models.Model):
     """Order inside the study: its runs execute, and are drawn, in this order."""
     repeats = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="repeated_as")
     """The first run of its study with this setting, which was run again as it had been disturbed."""
-    label = models.CharField(max_length=60, blank=True)
+    label = models.TextField(blank=True)
     """Short name of the strategy, e.g. 'PP-1F1B + AR' (parallel_core.plan.strategy.label)."""
     tags = models.JSONField(default=list, blank=True)
     spec = models.JSONField()

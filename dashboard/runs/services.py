@@ -97,7 +97,7 @@ def _checked(owner: Any, order: Order) -> Run:
         retries_left=retries,
         over_hosts=order.get("over_hosts", 0),
         repeats_id=order.get("repeats"),
-        name=clean_name or label(parsed),
+        name=clean_name or label(parsed)[: limits.MAX_NAME],
         tags=clean_tags,
         queued_at=timezone.now(),
     )

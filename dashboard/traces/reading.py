@@ -44,7 +44,7 @@ def take() -> Work | None:
     if not Trace.objects.filter(pk=trace.pk, state=TraceState.QUEUED).update(**changes):
         return iter(())
     if trace.tries >= MAX_TRIES:
-        _fail(trace, f"Reading it ended the analyst {trace.tries} times.")
+        _fail(trace, f"Reading it was begun {trace.tries} times and never came to its end; the analyst's log says why.")
         return iter(())
     return _work(trace)
 

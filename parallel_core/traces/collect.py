@@ -104,9 +104,14 @@ class Collected:
 
 def _called(event: Mapping[str, Any], args: Any) -> str:
     """Its name. One kernel of NCCL sends and receives; beside it Kineto writes for which of the two it was launched."""
-    name = str(event.get("name", ""))[:LONGEST_NAME]
+    name = printable(str(event.get("name", "")))[:LONGEST_NAME]
     way = args.get("Collective name") if isinstance(args, dict) and _SENDS_AND_RECEIVES in name else None
     return f"{name} {way}" if way in ("send", "recv") else name
+
+
+def printable(text: str) -> str:
+    """Without what no database and no page can hold: null characters, halves of surrogate pairs."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _link(kind: str, args: Mapping[str, Any]) -> int:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P
 from parallel_core.schedule.ir import Kind
 
-STEP = re.compile(r"ProfilerStep#(\d+)")
+STEP = re.compile(r"ProfilerStep#(\d{1,9})(?!\d)")
+"""A number that a database keeps in 32 bits; what claims more is no step."""
 _OWN = re.compile(r"(?:PP:)?(\d+)(F|BW|B|I|W)(\d+)")
 _MESSAGE = re.compile(r"(?:PP:)?(\d+)(SEND|RECV)_(ACT|GRAD|F|B)(\d+)")
 _UPDATE = re.compile(r"\d+OPT_STEP")

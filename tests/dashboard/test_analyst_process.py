@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from dashboard.analyst.process import Analyst, Lane, Work
 from tests.dashboard.database_file import ROOT, env_of
 
 
@@ -17,3 +21,37 @@ def test_a_database_that_is_away_is_told_in_a_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1, "what keeps it running is to start it again"
     assert "The database does not answer: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.django_db
+def test_work_that_fails_is_put_back_and_the_other_lanes_go_on() -> None:
+    """No error of one piece of work, whatever it is, ends what is done for others."""
+    tries, done = [], []
+
+    def failing() -> Work | None:
+        if len(tries) == 3:
+            return None
+        tries.append("begun")
+        return _fails()
+
+    def other() -> Work | None:
+        if len(done) == 10:
+            analyst.stop()
+            return None
+        return _counts(done)
+
+    back: list[str] = []
+    analyst = Analyst([Lane(lambda: back.append("put back"), failing), Lane(lambda: None, other)])
+    analyst.run()
+    assert len(tries) == 3 and len(done) == 10
+    assert len(back) == 1 + 3, "once at the start, once for each failure"
+
+
+def _fails() -> Iterator[None]:
+    yield
+    raise OverflowError("Python int too large to convert to SQLite INTEGER")
+
+
+def _counts(done: list[int]) -> Iterator[None]:
+    yield
+    done.append(1)

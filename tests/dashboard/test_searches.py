@@ -128,7 +128,7 @@ def test_one_whose_process_is_killed_is_tried_again_and_given_up_in_the_end(
         search.refresh_from_db()
         assert (search.state, search.tries) == (SearchState.QUEUED, tries)
     assert search_next()
-    assert "It ended the process that worked on it 3 times." in text(reader, "/planner/accuracy/bubbles/28.3B")
+    assert "It was begun 3 times and never came to its end" in text(reader, "/planner/accuracy/bubbles/28.3B")
 
 
 def test_memory_and_time_have_limits(reader: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,22 @@ def test_submit_queues_a_complete_row(run: Run, alice: Any) -> None:
     assert run.events.get().actor == alice
 
 
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"dp": 2, "micro_batches": 4, "zero": 3, "zero_backend": "fully_shard", "recompute": "selective"},
+        {"pp": 48, "replicas": [1] * 47 + [2], "micro_batches": 4, "schedule": "1f1b-stash"},
+    ],
+)
+def test_every_name_of_a_strategy_fits_its_column(alice: Any, split: dict[str, Any]) -> None:
+    """PostgreSQL refuses what is too long, SQLite never does: the fields' own validators tell."""
+    some = {"recompute_layers": [0, 1]} if "recompute" in split else {}
+    model = {"tied": False, "layers": 48, "hidden": 32, "heads": 4, "seq": 16}
+    run = services.submit(owner=alice, spec={"model": model, "parallel": split | some, "train": {"global_batch": 8, "clip_norm": None}})
+    assert len(run.label) > 60
+    run.full_clean()
+
+
 def test_a_run_without_a_name_is_called_by_its_strategy(alice: Any) -> None:
     assert services.submit(owner=alice, spec={}).name == "Single"
 

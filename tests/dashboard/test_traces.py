@@ -244,11 +244,28 @@ def test_names_are_text(member: Client, real: list[bytes]) -> None:
     assert "<b>x.json" not in page.content.decode()
 
 
+def test_names_that_no_database_holds_are_mended_and_numbers_too_large_are_no_steps(member: Client) -> None:
+    odd = ["aten::\x00mul", "aten::\ud800add", "aten::\u202eneg", "ProfilerStep#99999999999999999999"]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "ts": 10 * i + k, "dur": 4, "pid": 1, "tid": 1}
+        for k, name in enumerate(odd)
+        for i in range(2)
+    ]
+    steps = [{"name": f"ProfilerStep#{i}", "cat": "user_annotation", "ts": 10 * i, "dur": 9} for i in range(2)]
+    events += [{"ph": "X", "pid": 1, "tid": 1} | step for step in steps]
+    trace, page = shown(member, ("rank0.json", json.dumps({"traceEvents": events}).encode()))
+    assert (trace.state, trace.steps) == (TraceState.READY, [0, 1])
+    assert page.status_code == 200
+    assert "aten::\N{REPLACEMENT CHARACTER}mul" in page.content.decode()
+
+
 def test_a_trace_that_ends_its_reader_is_given_up(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     send(member, ("rank0.json", b"{}"))
     Trace.objects.update(tries=reading.MAX_TRIES)
     assert read_next()
-    assert Trace.objects.get().detail == f"Reading it ended the analyst {reading.MAX_TRIES} times."
+    assert Trace.objects.get().detail == (
+        f"Reading it was begun {reading.MAX_TRIES} times and never came to its end; the analyst's log says why."
+    )
     assert not read_next()
 
 
