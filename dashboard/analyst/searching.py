@@ -43,7 +43,11 @@ def take() -> Work | None:
     if not Search.objects.filter(pk=search.pk, state=SearchState.QUEUED).update(**claim):
         return iter(())
     if search.tries >= MAX_TRIES:
-        _end(search, SearchState.FAILED, detail=f"It was begun {search.tries} times and never came to its end; the analyst's log says why.")
+        _end(
+            search,
+            SearchState.FAILED,
+            detail=f"It was begun {search.tries} times and never came to its end; the analyst's log says why.",
+        )
         return iter(())
     announce_search(search.pk)
     return _work(search)

@@ -39,7 +39,9 @@ def test_every_name_of_a_strategy_fits_its_column(alice: Any, split: dict[str, A
     """PostgreSQL refuses what is too long, SQLite never does: the fields' own validators tell."""
     some = {"recompute_layers": [0, 1]} if "recompute" in split else {}
     model = {"tied": False, "layers": 48, "hidden": 32, "heads": 4, "seq": 16}
-    run = services.submit(owner=alice, spec={"model": model, "parallel": split | some, "train": {"global_batch": 8, "clip_norm": None}})
+    run = services.submit(
+        owner=alice, spec={"model": model, "parallel": split | some, "train": {"global_batch": 8, "clip_norm": None}}
+    )
     assert len(run.label) > 60
     run.full_clean()
 
