@@ -19,11 +19,11 @@ from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.cli_numbers import whole
 from parallel_core.data import token_file
 from parallel_core.data.corpus import CorpusError
+from parallel_core.generation_request import inference, read_request
 from parallel_core.launch import Wish
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard
 from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
-from parallel_core.wish import inference, read_wish
 
 MOST_RANKS = 2_048
 """Of pipelines whose programs are written out."""
@@ -192,7 +192,7 @@ def _wish(options: argparse.Namespace, spec: RunSpec) -> Wish:
     prompt = _numbers(options.ids) if options.prompt is None else [*options.prompt.encode(errors="surrogateescape")]
     names = ("new", "samples", "temperature", "top_k", "seed")
     asked = {"prompt": prompt, "cached": not options.no_cache, **{name: getattr(options, name) for name in names}}
-    wish, errors = read_wish(asked, spec)
+    wish, errors = read_request(asked, spec)
     if wish is None:
         raise Wrong(" ".join(f"{field}: {message}" for field, message in errors.items()))
     return wish

@@ -66,7 +66,7 @@ class Store(TypedDict):
 
 
 class Saves(TypedDict):
-    """Checkpoints of an attempt: the fields of checkpoint.order.SaveOrder, `resume` '' for none."""
+    """Checkpoints of an attempt: the fields of checkpoint.config.CheckpointConfig, `resume` '' for none."""
 
     folder: str
     resume: str
@@ -77,7 +77,7 @@ class Saves(TypedDict):
 class Wish(TypedDict):
     """What is to be generated: `new` tokens behind `prompt`, `samples` times. `temperature` 0 takes the likeliest.
 
-    See `parallel_core.wish.TextWish`, which checks it.
+    See `parallel_core.generation_request.TextRequest`, which checks it.
     """
 
     prompt: list[int]

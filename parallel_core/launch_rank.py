@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import host_memory
 from parallel_core.engine.stop import Stopped
 from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED, StartOrder, Store
@@ -42,7 +42,7 @@ _OWN_WORDS = (
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankArgs:
     """What one rank is told. `listen_fd` is the store's listening socket, in rank 0 of the host that opens it."""
 
     order: StartOrder
@@ -69,15 +69,15 @@ class Seat:
         return Rendezvous(self.store["host"], self.store["port"], world, is_host, self.listen_fd, self.sharing, node)
 
     @property
-    def saves(self) -> SaveOrder | None:
+    def saves(self) -> CheckpointConfig | None:
         told = self.order.get("saves")
         if not told:
             return None
         resume = Path(told["resume"]) if told["resume"] else None
-        return SaveOrder(Path(told["folder"]), resume, told["run"], told["attempt"])
+        return CheckpointConfig(Path(told["folder"]), resume, told["run"], told["attempt"])
 
 
-RunRank = Callable[[Seat, FileSink, progress.Progress], None]
+RunRank = Callable[[RankArgs, FileSink, progress.Progress], None]
 """What a rank does: trains, emits its records, and returns when it is done."""
 
 
@@ -85,14 +85,14 @@ def engine() -> RunRank:
     """The engine as a RunRank; its imports happen here, in the fork server, so that no rank pays for them."""
     from parallel_core.engine import generate
     from parallel_core.engine.run import run_rank
-    from parallel_core.profile import between
+    from parallel_core.profile import host_link_bench
 
     platform.processor()  # starts a process the first time
 
-    def run(seat: Seat, sink: FileSink, page: progress.Progress) -> None:
+    def run(seat: RankArgs, sink: FileSink, page: progress.Progress) -> None:
         connect = seat.rendezvous()
         if seat.order.get("links"):
-            between.run_rank(seat.spec, seat.rank, sink, connect, page)
+            host_link_bench.run_rank(seat.spec, seat.rank, sink, connect, page)
             return
         wish, saves = seat.order.get("wish"), seat.saves
         if wish is not None and saves is not None and saves.resume is not None:
@@ -104,7 +104,7 @@ def engine() -> RunRank:
     return run
 
 
-def be_rank(seat: Seat, run_rank: RunRank) -> NoReturn:
+def be_rank(seat: RankArgs, run_rank: RunRank) -> NoReturn:
     """Train, and leave with an exit code of `launch`. Never returns: exits without running the server's clean-up."""
     os.setsid()
     _log_to(log_path(seat.folder, seat.rank), keep=seat.listen_fd)
@@ -137,7 +137,7 @@ def _log_to(path: Path, keep: int | None) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 
 
-def _take_place(seat: Seat) -> Seat:
+def _take_place(seat: RankArgs) -> RankArgs:
     """Bind the rank to its device before torch looks at any. A CPU device is one core, one thread."""
     if seat.alone and sys.platform.startswith("linux"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -182,7 +182,7 @@ def _prefer_as_victim() -> None:
         return
 
 
-def _report(error: BaseException, seat: Seat, sink: FileSink) -> int:
+def _report(error: BaseException, seat: RankArgs, sink: FileSink) -> int:
     """The fault frame with the rank's own traceback (also in its log); the exit code that says what it was."""
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)

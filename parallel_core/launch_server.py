@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from parallel_core import launch, processes
 from parallel_core.launch import StartOrder, Store
 from parallel_core.launch_attempt import Attempt
-from parallel_core.launch_rank import RunRank, Seat, be_rank, engine
+from parallel_core.launch_rank import RankArgs, RunRank, be_rank, engine
 from parallel_core.observe.host import listen_at
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Server:
             self.report(event="refused", attempt=attempt.number, message=f"{type(error).__name__}: {error}")
             attempt.stop(0)
 
-    def _seats(self, order: StartOrder) -> tuple[list[Seat], socket.socket | None]:
+    def _seats(self, order: StartOrder) -> tuple[list[RankArgs], socket.socket | None]:
         """What each rank needs to know, and the listening socket of the store where this host opens it."""
         from parallel_core.spec import RunSpec
 
@@ -145,12 +145,12 @@ class Server:
             self.report(event="store", attempt=order["attempt"], **store)
         fd = listener.fileno() if listener else None
         seats = [
-            Seat(order, spec, rank, device, store, fd if rank == 0 else None, alone)
+            RankArgs(order, spec, rank, device, store, fd if rank == 0 else None, alone)
             for rank, device in enumerate(order["devices"], order["first_rank"])
         ]
         return seats, listener
 
-    def _fork(self, attempt: Attempt, seat: Seat) -> None:
+    def _fork(self, attempt: Attempt, seat: RankArgs) -> None:
         if processes.threads() != 1:
             raise RuntimeError("the fork server has threads; a fork would not be safe")
         server = os.getpid()
@@ -164,7 +164,7 @@ class Server:
         ticks = processes.start_ticks(pid)
         self.report(event="started", attempt=seat.order["attempt"], rank=seat.rank, pid=pid, start_ticks=ticks)
 
-    def _become(self, seat: Seat, server: int) -> NoReturn:
+    def _become(self, seat: RankArgs, server: int) -> NoReturn:
         """In the child: leave nothing of the server behind, then be the rank."""
         try:
             processes.die_with(server)

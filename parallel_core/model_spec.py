@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from parallel_core import limits
 from parallel_core.outline import outline_of
-from parallel_core.rules import rule
+from parallel_core.rules import rule_error
 
 ModelKind = Literal["gpt", "mlp", "vgg16", "resnet50", "gnmt"]
 Positions = Literal["learned", "rope"]
@@ -58,7 +58,9 @@ class ModelSpec(BaseModel):
         for name, info in type(self).model_fields.items():
             if name not in ("kind", *outline.fields) and getattr(self, name) != info.default:
                 own = ", ".join(outline.fields)
-                raise rule((f"model.{name}",), f"kind={self.kind} has no field {name}; it has {own}; leave it out.")
+                raise rule_error(
+                    (f"model.{name}",), f"kind={self.kind} has no field {name}; it has {own}; leave it out."
+                )
         outline.check()
         return self
 

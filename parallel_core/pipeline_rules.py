@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import plural_text
-from parallel_core.rules import Way, refusal, rule
+from parallel_core.rules import Way, refusal, rule_error
 from parallel_core.schedule.check import ScheduleError
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.table import TableError
-from parallel_core.schedule.traits import CUSTOM, TRAITS, allowed_chunks, may_hand_back, runnable
+from parallel_core.schedule.traits import CUSTOM, TRAITS, allowed_chunks, runnable, takes_early_gradients
 
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec
@@ -35,19 +35,21 @@ def check_runs(split: ParallelSpec) -> None:
     """Raises where a run cannot use the schedule."""
     if reason := TRAITS[split.schedule].refused:
         others = ", ".join(runnable())
-        raise rule(("parallel.schedule",), f"schedule={split.schedule} cannot run: {reason}; try {others}.")
+        raise rule_error(("parallel.schedule",), f"schedule={split.schedule} cannot run: {reason}; try {others}.")
 
 
 def _check_program(split: ParallelSpec) -> None:
     if (split.schedule == CUSTOM) != (split.program is not None):
         has = "has no program; give one" if split.program is None else "takes no program; leave it empty"
-        raise rule(("parallel.program", "parallel.schedule"), f"schedule={split.schedule} {has}, or choose another.")
+        raise rule_error(
+            ("parallel.program", "parallel.schedule"), f"schedule={split.schedule} {has}, or choose another."
+        )
     if split.program is None:
         return
     try:
         made = read(split.program)
     except (TableError, ScheduleError) as error:
-        raise rule(("parallel.program",), str(error)) from error
+        raise rule_error(("parallel.program",), str(error)) from error
     chunks = made.stages // made.pipeline_ranks
     for field, name, value, right in (
         ("parallel.pp", "pipeline", split.pp, made.pipeline_ranks),
@@ -55,7 +57,7 @@ def _check_program(split: ParallelSpec) -> None:
         ("parallel.chunks", "chunks", split.chunks or chunks, chunks),
     ):
         if value != right:
-            raise rule((field, "parallel.program"), f"{name}={value} does not fit the program; use {right}.")
+            raise rule_error((field, "parallel.program"), f"{name}={value} does not fit the program; use {right}.")
 
 
 def _check_early(split: ParallelSpec) -> None:
@@ -69,9 +71,9 @@ def _check_early(split: ParallelSpec) -> None:
             MORE_STAGES,
             Way("early_gradients=false", "parallel.early_gradients", [False]),
         )
-    fitting = may_hand_back()
+    fitting = takes_early_gradients()
     if split.schedule not in fitting:
-        raise rule(
+        raise rule_error(
             ("parallel.early_gradients", "parallel.schedule"),
             f"early_gradients=true parts a backward, and schedule={split.schedule} {_whole(split.schedule)}; use "
             f"{', '.join(fitting)}, or early_gradients=false.",
@@ -98,7 +100,7 @@ def fewest_micro_batches(split: ParallelSpec) -> int:
 def _check_micro_batches(split: ParallelSpec) -> None:
     least = fewest_micro_batches(split)
     if TRAITS[split.schedule].pairs and split.micro_batches < least:
-        raise rule(
+        raise rule_error(
             ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
             f"schedule={split.schedule} with pipeline={split.pp} needs at least {least} micro-batches, "
             f"got {split.micro_batches}; use micro_batches={least} or more.",
@@ -118,7 +120,7 @@ def _check_stream(split: ParallelSpec) -> None:
         )
     least = fewest_micro_batches(split)
     if split.replicas is None and split.micro_batches < least:
-        raise rule(
+        raise rule_error(
             ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
             f"schedule={split.schedule} with pipeline={split.pp} needs at least {least} micro-batches, or two "
             f"versions do not last; got {split.micro_batches}; use micro_batches={least} or more.",
@@ -152,7 +154,7 @@ def check_stages(split: ParallelSpec, units: int) -> None:
     count = "is more than" if v == 1 else f"makes {split.stages} stages, more than"
     if split.stages > units:
         field = "parallel.pp" if v == 1 else "parallel.chunks"
-        raise rule(
+        raise rule_error(
             (field, "parallel.pp", "model.layers"),
             f"{shape} {count} the model's {units} cuttable layers; {_fewer_stages(split, units)}.",
         )
@@ -161,10 +163,10 @@ def check_stages(split: ParallelSpec, units: int) -> None:
     if len(cuts) != split.stages - 1:
         needs = plural_text(split.stages - 1, "cut")
         message = f"{shape} needs {needs}, got {len(cuts)}; leave cuts empty, and they are balanced."
-        raise rule(("parallel.cuts", "parallel.pp"), message)
+        raise rule_error(("parallel.cuts", "parallel.pp"), message)
     if list(cuts) != (near := _nearest_cuts(cuts, units)):
         message = f"cuts must rise strictly within 1 .. {units - 1}; got {list(cuts)}; try {near}."
-        raise rule(("parallel.cuts", "model.layers"), message)
+        raise rule_error(("parallel.cuts", "model.layers"), message)
 
 
 SPLIT_CHECKS = (_check_program, _check_early, _check_micro_batches, _check_stream, _check_chunks)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from parallel_core.outline import outline_of
 from parallel_core.pipeline_rules import fewest_micro_batches
-from parallel_core.rules import MOST_TOLD, Way, divisors, few, nearest, refusal, rule
+from parallel_core.rules import MOST_TOLD, Way, divisors, few, nearest, refusal, rule_error
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.traits import TRAITS, round_robins
 from parallel_core.stage_rules import REPLICAS, check_each_stage, name
@@ -67,7 +67,7 @@ def _check_normalised(spec: RunSpec) -> None:
         return
     fewer = [m for m in divisors(batch) if batch // m > 1]
     advice = f"micro_batches={few(fewer, split.micro_batches)} or " if fewer else ""
-    raise rule(
+    raise rule_error(
         ("parallel.micro_batches", "train.global_batch", "model.kind"),
         f"kind={spec.model.kind} normalises over the samples of a micro-batch, and {split.micro_batches} micro-batches "
         f"of global_batch={batch} leave one sample, of one pixel in the last layers; try {advice}"
@@ -88,7 +88,7 @@ def advice(replicas: tuple[int, ...], micro_batches: int) -> str:
 
 def _check_schedule(split: ParallelSpec, text: str) -> None:
     if not TRAITS[split.schedule].round_robin:
-        raise rule(
+        raise rule_error(
             ("parallel.replicas", "parallel.schedule"),
             f"replicas={text} gives micro-batches to replicas in turn, which schedule={split.schedule} does not; use "
             f"{', '.join(round_robins())}, or leave replicas empty.",
@@ -98,7 +98,7 @@ def _check_schedule(split: ParallelSpec, text: str) -> None:
 def _check_micro_batches(split: ParallelSpec, text: str) -> None:
     least = least_micro_batches(split.schedule, split.replicas or ())
     if split.micro_batches < least:
-        raise rule(
+        raise rule_error(
             ("parallel.micro_batches", "parallel.replicas"),
             f"schedule={split.schedule} with replicas={text} needs at least {least} micro-batches a step, got "
             f"{split.micro_batches}; use micro_batches={least} or more.",
@@ -108,19 +108,19 @@ def _check_micro_batches(split: ParallelSpec, text: str) -> None:
 def _check_beside(spec: RunSpec, text: str) -> None:
     split = spec.parallel
     if split.zero:
-        raise rule(
+        raise rule_error(
             ("parallel.zero", "parallel.replicas"),
             f"zero={split.zero} cuts a state into equal parts over data-parallel replicas, and replicas={text} gives "
             "each stage its own number; use zero=0, or data in place of replicas.",
         )
     if spec.model.tied:
-        raise rule(
+        raise rule_error(
             ("model.tied", "parallel.replicas"),
             f"tied=true pairs each first stage with a last one, and replicas={text} pairs none; use tied=false, or "
             "data in place of replicas.",
         )
     if outline_of(spec.model).batch_norm:
-        raise rule(
+        raise rule_error(
             ("model.kind", "parallel.replicas"),
             f"kind={spec.model.kind} normalises over the samples of all replicas, and with replicas={text} stages "
             "would do so over different ones; use another model, or data in place of replicas.",

@@ -91,7 +91,7 @@ def nearest(values: Iterable[int], around: int) -> list[int]:
     return sorted(values, key=lambda value: abs(value - around))
 
 
-def rule(fields: tuple[str, ...], message: str) -> PydanticCustomError:
+def rule_error(fields: tuple[str, ...], message: str) -> PydanticCustomError:
     """An error of a rule between fields; the first named field is where a form shows it."""
     return PydanticCustomError("rule", "{message}", {"message": message, "fields": list(fields)})
 

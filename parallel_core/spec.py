@@ -23,7 +23,7 @@ from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut, TensorSplit
 from parallel_core.rules import describe as describe
 from parallel_core.rules import field_errors as field_errors
-from parallel_core.rules import rule
+from parallel_core.rules import rule_error
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.traits import TRAITS, ScheduleName, flushes
 
@@ -179,7 +179,7 @@ class TrainSpec(_Spec):
     @model_validator(mode="after")
     def _corpus_is_named_by_content(self) -> Self:
         if not CORPUS_PATTERN.fullmatch(self.corpus):
-            raise rule(
+            raise rule_error(
                 ("train.corpus",),
                 "corpus must be 'stdlib', 'digits', 'django', 'blob:' and the sha256 of an uploaded text, or 'tokens:' "
                 "and the name of a token file on the worker (letters, digits, '.', '_', '-').",

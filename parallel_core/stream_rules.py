@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import rule
+from parallel_core.rules import rule_error
 from parallel_core.schedule import places
 from parallel_core.schedule.traits import flushes
 
@@ -28,14 +28,14 @@ def _check_stage_clip(spec: RunSpec) -> None:
     if spec.train.clip != "stage" or spec.train.clip_norm is None:
         return
     if spec.parallel.zero:
-        raise rule(
+        raise rule_error(
             ("train.clip", "parallel.zero"),
             f"clip=stage needs a stage's whole gradients on each replica, and zero={spec.parallel.zero} shards them; "
             "use clip=global or zero=0.",
         )
     ends = places(spec.parallel)
     if spec.model.tied and ends[0] != ends[-1]:
-        raise rule(
+        raise rule_error(
             ("train.clip", "model.tied", "parallel.pp"),
             f"clip=stage multiplies each stage's gradients by a factor of its own, and tied=true has one matrix on the "
             f"first and the last of pipeline={spec.parallel.pp}, which would drift apart; use clip=global, tied=false, "
@@ -45,7 +45,7 @@ def _check_stage_clip(spec: RunSpec) -> None:
 
 def _check_clip(spec: RunSpec) -> None:
     if spec.train.clip_norm is not None and spec.train.clip == "global":
-        raise rule(
+        raise rule_error(
             ("train.clip", "train.clip_norm", "parallel.schedule"),
             f"schedule={spec.parallel.schedule} updates each stage on its own, so there is no moment at which a global "
             "gradient norm exists; use clip=stage, or leave clip_norm empty.",
@@ -55,13 +55,13 @@ def _check_clip(spec: RunSpec) -> None:
 def _check_shared(spec: RunSpec) -> None:
     name = spec.parallel.schedule
     if spec.model.tied:
-        raise rule(
+        raise rule_error(
             ("model.tied", "parallel.schedule"),
             f"tied=true shares one matrix between the first and the last stage, which schedule={name} updates at "
             "different times; use tied=false, or schedule=1f1b.",
         )
     if spec.parallel.zero:
-        raise rule(
+        raise rule_error(
             ("parallel.zero", "parallel.schedule"),
             f"zero={spec.parallel.zero} gathers parameters after each update while schedule={name} still uses older "
             "versions; use zero=0, or schedule=1f1b.",

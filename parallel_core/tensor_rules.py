@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallel_core.outline import outline_of
-from parallel_core.rules import MOST_TOLD, Way, nearest, refusal, rule
+from parallel_core.rules import MOST_TOLD, Way, nearest, refusal, rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -35,7 +35,7 @@ def check_split(spec: RunSpec) -> None:
             Way("tensor_split={}", "parallel.tensor_split", ["pairs"]),
         )
     if split.sequence:
-        raise rule(
+        raise rule_error(
             ("parallel.tensor_split", "parallel.sequence"),
             "tensor_split=columns gathers every output whole, and sequence=true keeps a rank's rows of it alone; use "
             "tensor_split=pairs, or sequence=false.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import Way, few, refusal, rule
+from parallel_core.rules import Way, few, refusal, rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -22,6 +22,6 @@ def check_profile(spec: RunSpec) -> None:
         )
     beyond = next((rank for rank in spec.trace.profile_ranks or () if rank >= world), None)
     if beyond is not None:
-        raise rule(
+        raise rule_error(
             ("trace.profile_ranks",), f"there is no rank {beyond} among {world}; try {few(range(world), beyond)}."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallel_core.outline import outline_of
-from parallel_core.rules import rule
+from parallel_core.rules import rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -16,7 +16,7 @@ def check_corpus(spec: RunSpec) -> None:
     if kind not in able:
         named = {"blob": "an uploaded text", "tokens": "a token file (tokens:name)"}
         words = " or ".join(named.get(word, f"'{word}'") for word in able)
-        raise rule(
+        raise rule_error(
             ("train.corpus", "model.kind"),
             f"kind={spec.model.kind} trains on {words}, got '{spec.train.corpus}'; use corpus={able[0]}.",
         )
@@ -24,7 +24,7 @@ def check_corpus(spec: RunSpec) -> None:
 
 def check_steps(spec: RunSpec) -> None:
     if spec.train.steps <= spec.train.warmup_steps:
-        raise rule(
+        raise rule_error(
             ("train.steps", "train.warmup_steps"),
             f"steps={spec.train.steps} leaves none to time after {spec.train.warmup_steps} warm-up steps; use steps="
             f"{spec.train.warmup_steps + 1} or more, or warmup_steps={spec.train.steps - 1} or fewer.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import rule
+from parallel_core.rules import rule_error
 from parallel_core.schedule import places
 from parallel_core.stage_rules import WIDTHS, check_each_stage, name
 
@@ -21,14 +21,14 @@ def check_widths(spec: RunSpec) -> None:
     check_each_stage(split, WIDTHS)
     text = name(split.widths)
     if split.sequence:
-        raise rule(
+        raise rule_error(
             ("parallel.sequence", "parallel.widths"),
             f"sequence=true splits what stages hand on over tensor ranks, and widths={text} gives each stage its own "
             "number; use sequence=false, or tensor in place of widths.",
         )
     ends = sorted({(home := places(split))[0], home[-1]})
     if spec.model.tied and len({split.widths[end] for end in ends}) > 1:
-        raise rule(
+        raise rule_error(
             ("model.tied", "parallel.widths"),
             f"tied=true cuts the matrix of first and last stage alike, and widths={text} does not; use tied=false, or "
             "give both as many tensor ranks.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import Way, divisors, refusal, rule
+from parallel_core.rules import Way, divisors, refusal, rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -44,7 +44,7 @@ def _check_backend(spec: RunSpec) -> None:
             Way("zero_backend='own'", "parallel.zero_backend", ["own"]),
         )
     if spec.model.tied:
-        raise rule(
+        raise rule_error(
             ("parallel.zero_backend", "model.tied"),
             "fully_shard keeps a matrix in one layer's group, and tied embeddings are in two; use zero_backend='own', "
             "or untie them.",

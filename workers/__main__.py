@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from workers import door
+from workers import preflight
 from workers.settings import Settings
 
 
@@ -16,7 +16,7 @@ def _say(sentence: str) -> None:
 
 def main() -> int:
     try:
-        door.wait(Settings.from_env(), _say)
+        preflight.wait(Settings.from_env(), _say)
         from workers.celery import app, settings
     except ValueError as error:  # a setting that cannot be used
         _say(str(error))

@@ -10,7 +10,7 @@ from workers import ending
 from workers.contract import AttemptBody, Begins
 from workers.ending import Ending, Exit
 from workers.folder import Folder, Meta, Stop
-from workers.orders import Order
+from workers.run_orders import RunOrder
 from workers.settings import Settings
 
 NOTHING_SAVED = "its hosts share no folder of checkpoints"
@@ -24,7 +24,7 @@ class Attempt:
 
     folder: Folder
     meta: Meta
-    order: Order
+    order: RunOrder
     store: Store | None = None
     fetching: bool = False
     launched: float | None = None

@@ -18,7 +18,7 @@ from kombu import Connection
 
 from workers.contract import START_TASK, queue_of
 from workers.settings import Settings
-from workers.station import AlreadyRunning, Station
+from workers.worker import AlreadyRunning, Worker
 
 settings = Settings.from_env()
 
@@ -62,7 +62,7 @@ app.conf.update(
 # Every two seconds of an outage; `Outage` tells its beginning and its end.
 logging.getLogger(consumer.__name__).addFilter(lambda record: record.msg != consumer.CONNECTION_ERROR)
 
-_station: Station | None = None
+_station: Worker | None = None
 
 
 class StationStep(bootsteps.StartStopStep):
@@ -71,7 +71,7 @@ class StationStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         global _station
         try:
-            _station = Station(settings)
+            _station = Worker(settings)
         except AlreadyRunning as error:
             sys.stderr.write(f"{error}\n")
             os._exit(1)  # nothing of ours has begun; Celery itself would make exit status 0 of it

@@ -12,9 +12,9 @@ from pathlib import Path
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest
+from parallel_core.generation_request import inference
 from parallel_core.launch import Saves
 from parallel_core.spec import RunSpec
-from parallel_core.wish import inference
 from workers.contract import Begins, StartMessage
 from workers.settings import Settings
 

@@ -81,8 +81,9 @@ class StartMessage(TypedDict):
     resume: NotRequired[ResumeFrom | None]
     """Where a first attempt begins; a later one prefers the run's own newest checkpoint on its host."""
     wish: NotRequired[dict[str, Any] | None]
-    """What to do instead of training: text to generate from that checkpoint (parallel_core.wish.TextWish), or
-    {"links": [two workers]}, between which messages are timed (parallel_core.profile.between)."""
+    """What to do instead of training: text to generate from that checkpoint
+    (parallel_core.generation_request.TextRequest), or {"links": [two workers]}, between which messages are timed
+    (parallel_core.profile.host_link_bench)."""
 
 
 class Device(TypedDict):
@@ -193,8 +194,8 @@ class ControlEntry(TypedDict):
     stop it, report nothing. rewind: publish `channel`:`rank` again from `offset`. settled: everything arrived, the
     folder may go. store: where the first node's store listens. profile: measure the model of `spec` when nothing else
     runs; `attempt` is the number of the request. trace: let the ranks trace `step`, as `how`
-    (parallel_core.observe.asked.How). drop: the checkpoints of a run that was deleted may go; `attempt` is the number
-    of the run. up: tell again that all its ranks have a process."""
+    (parallel_core.observe.trace_request.How). drop: the checkpoints of a run that was deleted may go; `attempt` is the
+    number of the run. up: tell again that all its ranks have a process."""
 
     kind: Literal["cancel", "end", "fence", "rewind", "settled", "store", "profile", "trace", "drop", "up"]
     attempt: int

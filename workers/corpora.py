@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from parallel_core.limits import MAX_CORPUS_BYTES
-from workers import door
+from workers import preflight
 from workers.settings import Settings
 
 TIMEOUT_S = 30.0
@@ -42,7 +42,7 @@ def fetch(settings: Settings, corpus: str) -> None:
             _keep(source, settings.corpora, sha256)
     except urllib.error.HTTPError as error:
         refused = error.code in (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
-        why = door.web_refusal(settings, error) if refused else str(error)
+        why = preflight.web_refusal(settings, error) if refused else str(error)
         raise CorpusMissing(f"The corpus {sha256[:12]} could not be fetched: {why}") from error
     except (OSError, http.client.HTTPException) as error:
         raise CorpusMissing(f"The corpus {sha256[:12]} could not be fetched: {error}") from error
@@ -69,7 +69,7 @@ def _open(settings: Settings, sha256: str) -> IO[bytes]:
     if not settings.url:
         raise CorpusMissing(f"The corpus {sha256[:12]} is not on this host, and TRAINYARD_URL names no web to ask.")
     address = f"{settings.url}/api/v1/blobs/{sha256}"
-    request = urllib.request.Request(address, headers=door.bearer(settings))
+    request = urllib.request.Request(address, headers=preflight.bearer(settings))
     answer: IO[bytes] = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     return answer
 

@@ -10,13 +10,13 @@ from workers import ending
 from workers.contract import Device
 from workers.ending import Ending
 from workers.folder import Folder, Meta
-from workers.orders import Order, Refused, attempt_number, read_order, with_beginning
+from workers.run_orders import Refused, RunOrder, attempt_number, read_order, with_beginning
 from workers.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
-def take(raw: Any, settings: Settings, devices: Sequence[Device]) -> tuple[Folder, Order | Ending] | None:
+def take(raw: Any, settings: Settings, devices: Sequence[Device]) -> tuple[Folder, RunOrder | Ending] | None:
     """The attempt's new folder with its order, or with the end that refuses it.
 
     None where the message is to be ignored: its attempt is known already, or it names none.

@@ -9,8 +9,8 @@ from workers import ending
 from workers.attempt import end_processes
 from workers.ending import Ending
 from workers.folder import Folder, Meta
+from workers.live_attempts import LiveAttempts
 from workers.relay import Relay
-from workers.roll import Roll
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def publish_end(relay: Relay, folder: Folder, meta: Meta, how: Ending, none_left
     relay.finish(folder.attempt, meta.end)
 
 
-def recover(folders: Iterable[Folder], relay: Relay, roll: Roll) -> None:
+def recover(folders: Iterable[Folder], relay: Relay, roll: LiveAttempts) -> None:
     """Attempts of an earlier life: nothing of them may live; the rest of their data and their end are published."""
     for folder in folders:
         meta = folder.load()

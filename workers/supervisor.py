@@ -23,21 +23,21 @@ from collections.abc import Callable
 from typing import Any
 
 from parallel_core.launch import Event, Store
-from parallel_core.observe.asked import Wish, ask, read_how
+from parallel_core.observe.trace_request import TraceRequest, ask, read_how
 from parallel_core.observe.wakeful import Wakeful
 from workers import checkpoints, corpora, ending, standstill
 from workers.attempt import Attempt, end_processes
-from workers.between import Between
 from workers.calibration import Calibration
 from workers.contract import STOP_GRACE_S, AttemptBody, ControlEntry, Device
 from workers.ending import Ending
 from workers.folder import Folder, Meta, Stop, unsettled
 from workers.forking import Forking
+from workers.idle_measurements import IdleMeasurements
 from workers.intake import take
-from workers.orders import Order
+from workers.live_attempts import LiveAttempts
 from workers.recovery import publish_end, recover
 from workers.relay import Relay
-from workers.roll import Roll
+from workers.run_orders import RunOrder
 from workers.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -60,11 +60,11 @@ class Supervisor(threading.Thread):
     ) -> None:
         super().__init__(name="supervisor", daemon=True)
         self._settings, self._relay, self._devices = settings, relay, devices
-        self.between = Between(calibration, relay.tell)
+        self.between = IdleMeasurements(calibration, relay.tell)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._server = Forking(lambda event: self._inbox.put(lambda: self._on_event(event)))
         self._live: dict[int, Attempt] = {}
-        self.roll = Roll()
+        self.roll = LiveAttempts()
         self.on_running: Callable[[], None] = lambda: None
         self._leaving, self._wakeful = False, Wakeful()
         self.idle = threading.Event()
@@ -80,7 +80,7 @@ class Supervisor(threading.Thread):
         if taken is None:
             return False
         folder, what = taken
-        if isinstance(what, Order):
+        if isinstance(what, RunOrder):
             self._inbox.put(lambda: self._accepted(folder, what))
         else:
             self._inbox.put(lambda: self._end_unstarted(folder, what))
@@ -135,7 +135,7 @@ class Supervisor(threading.Thread):
 
     # Accepting
 
-    def _accepted(self, folder: Folder, order: Order) -> None:
+    def _accepted(self, folder: Folder, order: RunOrder) -> None:
         attempt = Attempt(folder, Meta(message=order.message, ranks=order.ranks), order)
         folder.save(attempt.meta)
         self._live[attempt.number] = attempt
@@ -228,7 +228,7 @@ class Supervisor(threading.Thread):
         elif kind == "settled" and attempt is None:
             self._settle(number)
         elif kind == "trace" and attempt is not None:
-            ask(attempt.folder.path, Wish(int(entry["step"]), read_how(entry["how"])))
+            ask(attempt.folder.path, TraceRequest(int(entry["step"]), read_how(entry["how"])))
         elif kind == "up" and attempt is not None and attempt.started:
             self._relay.tell("attempt", attempt.running())
         elif kind == "store" and attempt is not None:

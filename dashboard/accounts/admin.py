@@ -8,13 +8,13 @@ from django.contrib.auth.models import Group, User
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from dashboard.accounts.patience import PatientAdmin
 from dashboard.accounts.roles import MEMBERS, make_member, role_of
+from dashboard.accounts.throttling import ThrottledAdminSignIn
 
 admin.site.site_header = "Trainyard administration"
 admin.site.site_title = "Trainyard"
 admin.site.index_title = "Accounts, workers and records"
-admin.site.login_form = PatientAdmin
+admin.site.login_form = ThrottledAdminSignIn
 admin.site.unregister(User)
 
 

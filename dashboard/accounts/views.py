@@ -8,14 +8,14 @@ from django.contrib.auth.forms import PasswordChangeForm
 from django.http import HttpResponse
 from django.urls import reverse_lazy
 
-from dashboard.accounts.patience import Patient
+from dashboard.accounts.throttling import ThrottledSignIn
 
 
 class SignIn(auth.LoginView):
     """The only page that strangers see. Someone already signed in goes on to where they wanted to be."""
 
     template_name = "accounts/login.html"
-    authentication_form = Patient
+    authentication_form = ThrottledSignIn
     redirect_authenticated_user = True
 
 

@@ -7,12 +7,12 @@ from typing import Any
 from django.contrib import admin
 from django.http import HttpRequest
 
-from dashboard.accounts.looking import LookOnly
+from dashboard.accounts.admin_mixins import ReadOnlyAdmin
 from dashboard.api.models import ApiToken
 
 
 @admin.register(ApiToken)
-class ApiTokenAdmin(LookOnly):
+class ApiTokenAdmin(ReadOnlyAdmin):
     """A token that is deleted is refused from then on."""
 
     list_display = ("name", "user", "scope", "start", "expires_at")

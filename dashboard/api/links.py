@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.runs import detail
-from dashboard.ledger import between, models
+from dashboard.ledger import host_links, models
 from dashboard.runs import linking
 from parallel_core.profile.curves import Link, LinksBetween
 
@@ -55,7 +55,7 @@ class LinksOut(Schema):
 @router.get("", auth=READ, response={200: s.Envelope[list[LinksOut]], **s.refusals(401, 403)})
 def list_links(request: HttpRequest) -> Any:
     """What predictions of runs over several hosts go by: the newest of each pair of hosts."""
-    return {"data": [_pair(row) for row in between.newest()]}
+    return {"data": [_pair(row) for row in host_links.newest()]}
 
 
 @router.post("", auth=SUBMIT, response={201: s.Envelope[s.RunDetail], **s.refusals(400, 401, 403, 413, 422)})

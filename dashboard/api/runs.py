@@ -14,7 +14,7 @@ from dashboard.api import schemas as s
 from dashboard.api import whatif as w
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.paging import LISTS, PageNumber, page_of
-from dashboard.control.orders import resume_from
+from dashboard.control.dispatch import resume_from
 from dashboard.runs import generating, page_whatif, removal, resuming, selectors, services, submission, traces
 from dashboard.runs.list_views import as_row
 from dashboard.runs.models import Run

@@ -12,9 +12,9 @@ from dashboard.runs.models import State
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS
 from dashboard.runs.spreading import MOST_HOSTS
 from parallel_core import limits
+from parallel_core.generation_request import MAX_SAMPLES, Token
 from parallel_core.limits import MAX_PROMPT
 from parallel_core.spec import RunSpec
-from parallel_core.wish import MAX_SAMPLES, Token
 
 T = TypeVar("T")
 MAX_ID = 2**63 - 1

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dashboard.charts.svg import drawn
-from dashboard.charts.theme import DISTURBED_ABOVE, Figure, name
-from parallel_core.analysis.pace import UNEVEN, Pace, at_pace
+from dashboard.charts.theme import DISTURBED_ABOVE, Figure, escape_label
+from parallel_core.analysis.host_drift import UNEVEN, Pace, at_pace
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Speedup
 
@@ -129,7 +129,7 @@ class Entry:
     @property
     def tick(self) -> str:
         """The row's label in a figure, escaped; the baseline is bold."""
-        text = name(self.label if len(self.label) <= 28 else f"{self.label[:27]}…")
+        text = escape_label(self.label if len(self.label) <= 28 else f"{self.label[:27]}…")
         return f"<b>{text}</b>" if self.baseline else text
 
 

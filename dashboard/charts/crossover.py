@@ -119,7 +119,7 @@ def _dots(family: str, dots: Sequence[Dot]) -> dict[str, Any]:
         "x": [dot.x for dot in dots],
         "y": [dot.speedup for dot in dots],
         "marker": {"color": line_of(family), "size": 10, "symbol": "circle" if family == "tp" else "diamond"},
-        "customdata": [theme.name(dot.name) for dot in dots],
+        "customdata": [theme.escape_label(dot.name) for dot in dots],
         "hovertemplate": "%{customdata}<br>%{y:.3g} times at %{x:.3g}, measured<extra></extra>",
     }
 

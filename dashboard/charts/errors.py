@@ -28,7 +28,7 @@ def chart(key: str, title: str, found: Sequence[Row], goal: float | None = None,
     layout = theme.layout(
         72 + 24 * len(found),
         xaxis=theme.axis(f"error, % (right: {right})", range=[-widest, widest], zeroline=True),
-        yaxis=theme.rows_axis([theme.name(row.key) for row in found]),
+        yaxis=theme.rows_axis([theme.escape_label(row.key) for row in found]),
         bargap=0.35,
     )
     layout["meta"] = {"narrow": {"xaxis": {"range": _narrow(found, goal or 0)}}}

@@ -51,6 +51,6 @@ def _dots(points: Sequence[Point], units: tuple[str, str]) -> dict[str, Any]:
             "size": 9,
             "color": var("accent"),
         },
-        "customdata": [theme.name(point.label) for point in points],
+        "customdata": [theme.escape_label(point.label) for point in points],
         "hovertemplate": f"%{{customdata}}<br>%{{x:.3g}} {units[0]}, %{{y:.3g}} {units[1]}<extra></extra>",
     }

@@ -24,8 +24,8 @@ from dashboard.charts.labels import covered
 from dashboard.charts.theme import Figure, var
 from dashboard.charts.updates import of_one
 from parallel_core.analysis.quantities import count_text, significant
-from parallel_core.analysis.rows import lasted
-from parallel_core.analysis.waits import Waited, among, origin
+from parallel_core.analysis.rows import durations
+from parallel_core.analysis.waits import Waited, among, step_start
 from parallel_core.schedule.ir import INSIDE, P2P, Kind
 
 ROW_PX = 56
@@ -179,7 +179,7 @@ def _rows(
         place = {}
         for i, rank in enumerate(sorted(spans)):
             place[rank] = at
-            head = f"<b>{theme.name(label)}</b><br>" if label and i == 0 else ""
+            head = f"<b>{theme.escape_label(label)}</b><br>" if label and i == 0 else ""
             foot = f"<br>{theme.small(named[rank])}" if rank in named else ""
             ticks.append((at, f"{head}{row} {rank}{foot}"))
             at += 1
@@ -235,7 +235,7 @@ def _table(
     """Busy ms by phase of each rank; what was waited is a column of its own, not communication."""
     out = []
     for label, spans, waits in _with_waits(runs, waited):
-        zero = origin(spans)
+        zero = step_start(spans)
         for rank, whole in sorted(spans.items()):
             every = of_one(whole, len(spans))
             chosen = np.ones(len(every), np.bool_) if window is None else inside(every, zero, window)
@@ -244,7 +244,7 @@ def _table(
             for kind in np.unique(rows["kind"]):
                 own = rows[rows["kind"] == kind]
                 if Kind(int(kind)) not in HIDDEN:
-                    busy[theme.phase_of(int(kind))] += int(lasted(own).sum())
+                    busy[theme.phase_of(int(kind))] += int(durations(own).sum())
             idle = int(waits[rank].ns[chosen].sum()) if rank in waits else 0
             busy["communication"] -= idle
             last = [significant(idle / 1e6)] if any(waited) else []

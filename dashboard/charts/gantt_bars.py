@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dashboard.charts.updates import of_one
-from parallel_core.analysis.waits import Waited, origin
+from parallel_core.analysis.waits import Waited, step_start
 from parallel_core.schedule.ir import Kind
 
 Spans = Mapping[int, NDArray[np.void]]
@@ -43,14 +43,14 @@ def inside(rows: NDArray[np.void], zero: int, window: tuple[float, float]) -> ND
 
 def length(spans: Spans) -> int:
     """Nanoseconds from the first instant to the last."""
-    return max((int(rows["end"].max()) for rows in spans.values() if len(rows)), default=0) - origin(spans)
+    return max((int(rows["end"].max()) for rows in spans.values() if len(rows)), default=0) - step_start(spans)
 
 
 def bars(
     spans: Spans, place: Mapping[int, float], waited: Mapping[int, Waited], window: tuple[float, float] | None
 ) -> NDArray[np.void]:
     """BAR rows of one run, each rank at its `place`; of those in the `window` (ms) alone where given."""
-    parts, zero = [np.empty(0, BAR)], origin(spans)
+    parts, zero = [np.empty(0, BAR)], step_start(spans)
     for rank, every in spans.items():
         chosen = slice(None) if window is None else inside(every, zero, window)
         rows = of_one(every, len(spans))[chosen]

@@ -76,7 +76,7 @@ def finest(spans: Spans, waited: Mapping[int, Waited] | None = None) -> dict[int
 
 
 def _bounds(spans: Spans) -> tuple[int, int]:
-    return waits.origin(spans), max(int(rows["end"].max()) for rows in spans.values() if len(rows))
+    return waits.step_start(spans), max(int(rows["end"].max()) for rows in spans.values() if len(rows))
 
 
 def _figure(

@@ -62,6 +62,6 @@ def _figure(data: list[dict[str, Any]], labels: Sequence[str], unit: str) -> Fig
             barmode="stack",
             bargap=0.25,
             xaxis=theme.axis(unit, rangemode="tozero"),
-            yaxis=theme.rows_axis([theme.name(label) for label in labels]),
+            yaxis=theme.rows_axis([theme.escape_label(label) for label in labels]),
         ),
     }

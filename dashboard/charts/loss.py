@@ -156,11 +156,11 @@ def _trace(curve: Curve) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": theme.name(curve.label),
+        "name": theme.escape_label(curve.label),
         "x": _x(curve, "step"),
         "y": [float(v) if np.isfinite(v) else None for v in curve.value],
         "line": {"color": theme.var(hue), "width": 1.75, "dash": dash},
-        "hovertemplate": f"{theme.name(curve.label)}: %{{y:.6g}}<extra></extra>",
+        "hovertemplate": f"{theme.escape_label(curve.label)}: %{{y:.6g}}<extra></extra>",
     }
 
 

@@ -14,8 +14,8 @@ from dashboard.charts.gantt import FULL
 from dashboard.charts.gantt_bars import Spans
 from dashboard.charts.theme import var
 from parallel_core.analysis.quantities import significant
-from parallel_core.analysis.rows import lasted
-from parallel_core.analysis.waits import Waited, origin
+from parallel_core.analysis.rows import durations
+from parallel_core.analysis.waits import Waited, step_start
 from parallel_core.schedule.ir import COMPUTE, Kind
 
 MAX_OUTLINES = 1_000
@@ -35,7 +35,7 @@ def chart(
     figure = gantt.figure(spans, waited=waited)
     rows = {rank: float(i) for i, rank in enumerate(sorted(spans))}
     work = joined[outlined(joined)]
-    figure["data"] += [_outlines(work[:MAX_OUTLINES], rows), _line(path, rows, origin(spans))]
+    figure["data"] += [_outlines(work[:MAX_OUTLINES], rows), _line(path, rows, step_start(spans))]
     if len(work):
         reach = max(figure["layout"]["xaxis"]["range"][1], float(work["planned_end"].max()) / 1e6 * 1.005)
         figure["layout"]["xaxis"]["range"] = [0, reach]
@@ -89,6 +89,6 @@ def _table(spans: Spans, joined: NDArray[np.void], path: NDArray[np.void]) -> li
     for rank in sorted(spans):
         own, links = joined[joined["rank"] == rank], path[path["rank"] == rank]
         latest = int((own["end"] - own["planned_end"]).max()) / 1e6 if len(own) else 0.0
-        on_path = int(lasted(links).sum()) / 1e6
+        on_path = int(durations(links).sum()) / 1e6
         out.append([str(rank), str(len(own)), significant(on_path), significant(latest)])
     return out

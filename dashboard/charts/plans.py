@@ -86,7 +86,7 @@ def _dots(name: str, points: Sequence[Point]) -> dict[str, Any]:
         "x": [p.seconds for p in points],
         "y": [p.peak / GIB for p in points],
         "marker": _MARKERS[name],
-        "customdata": [theme.name(p.label) for p in points],
+        "customdata": [theme.escape_label(p.label) for p in points],
         "hovertemplate": "%{customdata}<br>%{x:.3g} s, %{y:.3g} GiB<extra></extra>",
     }
 
@@ -158,7 +158,7 @@ def memory(
         barmode="stack",
         bargap=0.3,
         xaxis=theme.axis("GiB", range=[0, reach / GIB]),
-        yaxis=theme.rows_axis([theme.name(label) for label, _ in rows]),
+        yaxis=theme.rows_axis([theme.escape_label(label) for label, _ in rows]),
     )
     first = "instant" if key == "memory" else "set-up"
     columns = (first, *(CATEGORY_NAMES[part] for part in _INSTANT_PARTS), "together")

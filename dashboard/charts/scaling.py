@@ -153,12 +153,12 @@ def _line(own: Sequence[Point], y: Sequence[float], hover: str, symbol: str) -> 
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": theme.name(last.name),
+        "name": theme.escape_label(last.name),
         "x": [point.devices for point in own],
         "y": list(y),
         "line": {"color": line_of(last.family), "width": 2, "dash": DASHES[last.way]},
         "marker": {"symbol": symbol, "size": 8, "color": line_of(last.family)},
-        "hovertemplate": f"{theme.name(last.name)}: {hover}<extra></extra>",
+        "hovertemplate": f"{theme.escape_label(last.name)}: {hover}<extra></extra>",
     }
 
 

@@ -11,7 +11,7 @@ from dashboard.charts import gantt, theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_words import Words
 from parallel_core.analysis.quantities import significant
-from parallel_core.analysis.rows import lasted
+from parallel_core.analysis.rows import durations
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate.lesson import UNIT, Lesson
 
@@ -35,7 +35,7 @@ def charts(lessons: Sequence[Lesson], titles: Sequence[str], places: Mapping[int
 
 
 def _chart(key: str, made: Lesson, title: str, places: Mapping[int, str]) -> Chart:
-    named = {rank: theme.name(place) for rank, place in places.items()}
+    named = {rank: theme.escape_label(place) for rank, place in places.items()}
     figure = gantt.figure_of([("", made.spans)], max_bars=MAX_BARS, words=WORDS, places=named)
     gantt.below(figure, HELD_PX, "kept")
     worst = int(np.argmax(made.kept))
@@ -82,7 +82,7 @@ def _rows(made: Lesson, places: Mapping[int, str]) -> list[list[str]]:
     out = []
     for device, rows in sorted(made.spans.items()):
         work = rows[rows["kind"] != Kind.STEP]
-        busy = int(lasted(work).sum())
+        busy = int(durations(work).sum())
         sizes = (made.in_flight[device], made.kept[device])
         idle = made.length - busy
         named = f"{device} {places.get(device, '')}".strip()

@@ -84,7 +84,7 @@ def _bars(entries: Sequence[Entry]) -> dict[str, Any] | None:
             "line": {"color": [_edge(entry, fastest) for _, entry, _ in drawn], "width": 1.5},
             "pattern": theme.hatches([_pattern(entry) for _, entry, _ in drawn], fills),
         },
-        "customdata": [theme.name(entry.label) for _, entry, _ in drawn],
+        "customdata": [theme.escape_label(entry.label) for _, entry, _ in drawn],
         "hovertemplate": "%{customdata}: %{x:.2f}x<extra></extra>",
     }
 
@@ -201,7 +201,7 @@ def _room(entries: Sequence[Entry]) -> float:
 def _words_of(entry: Entry) -> str:
     ratio = f"<b>{ratio_text(entry.speed.ratio)}</b>" if entry.speed else ""
     others = f"+{percent_text(entry.others or 0)}" if entry.disturbed else ""
-    return "  ".join(word for word in (ratio, theme.name(_short(entry.status)), others) if word)
+    return "  ".join(word for word in (ratio, theme.escape_label(_short(entry.status)), others) if word)
 
 
 def _short(status: str) -> str:

@@ -37,7 +37,7 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int) -> Ch
             row_height(len(runs)),
             bargap=0.35,
             xaxis=theme.axis("seconds", range=[0, (1.55 if noisy else 1.35) * longest or 1]),
-            yaxis=theme.rows_axis([theme.name(run.label) for run in runs]),
+            yaxis=theme.rows_axis([theme.escape_label(run.label) for run in runs]),
         ),
     }
     goal = "a loss" if target is None else f"loss {significant(target, 4)}"

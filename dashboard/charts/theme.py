@@ -62,7 +62,7 @@ def line_of(family: str) -> str:
     return var(f"line-{family}")
 
 
-def name(text: str) -> str:
+def escape_label(text: str) -> str:
     """A name as Plotly may show it: it renders a subset of HTML in labels."""
     return html.escape(text, quote=False)
 

@@ -22,7 +22,7 @@ from parallel_core.analysis.bins import Bins
 from parallel_core.analysis.breakdown import Account, Breakdown, accounts, mean
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import ns_text, percent_text
-from parallel_core.analysis.waits import Waited, origin, waited_if_whole
+from parallel_core.analysis.waits import Waited, step_start, waited_if_whole
 from parallel_core.layout import Layout
 
 KEPT_BYTES = 192 << 20
@@ -162,7 +162,7 @@ class Step:
         """Spans that touch the window."""
         if window is None:
             return self.total
-        zero = origin(self.spans)
+        zero = step_start(self.spans)
         return sum(int(inside(rows, zero, window).sum()) for rows in self.spans.values())
 
     def chart(self, title: str, source: str, window: Window | None = None, lit: Lit | None = None) -> Chart:

@@ -110,7 +110,7 @@ def _arrows(points: Sequence[Point]) -> dict[str, Any]:
 
 def _dots(points: Sequence[Point]) -> dict[str, Any]:
     colours = [line_of(e.family) for e, _, _ in points]
-    names = [theme.name(e.label) for e, _, _ in points]
+    names = [theme.escape_label(e.label) for e, _, _ in points]
     return {
         "type": "scatter",
         "mode": "markers+text",
@@ -181,5 +181,5 @@ def _labels(points: Sequence[Point]) -> list[str]:
             near.append(entry.label)
     for i, names in anchors:
         more = f" +{len(names) - 1}" if len(names) > 1 else ""
-        out[i] = theme.name(names[0] + more)
+        out[i] = theme.escape_label(names[0] + more)
     return out

@@ -42,7 +42,7 @@ def chart(grids: Sequence[Grid], source: str) -> Chart:
         "layout": theme.layout(
             ROW_PX * max(len(rows), 1) + 70,
             xaxis=theme.axis("micro-batch, from the run's first", dtick=max(1, len(columns) // 16), zeroline=False),
-            yaxis=theme.rows_axis([theme.name(f"{grid.label}, stage {stage}") for grid, stage in rows]),
+            yaxis=theme.rows_axis([theme.escape_label(f"{grid.label}, stage {stage}") for grid, stage in rows]),
             meta={"narrow": {"xaxis": _narrow(columns)}},
         ),
     }

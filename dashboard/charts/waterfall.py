@@ -80,7 +80,7 @@ def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Ch
     """Both are means over the ranks of one traced step; `names` of A and B, unescaped."""
     changes = [(word, milliseconds(b, fields) - milliseconds(a, fields)) for word, fields, _ in PARTS]
     values = [a.total / 1e6, *(change for _, change in changes), b.total / 1e6]
-    words = [f"A: {theme.name(names[0])}", *(word for word, _ in changes), f"B: {theme.name(names[1])}"]
+    words = [f"A: {theme.escape_label(names[0])}", *(word for word, _ in changes), f"B: {theme.escape_label(names[1])}"]
     texts = [
         significant(values[0]),
         *(minus_text(f"{change:+.1f}") if abs(change) >= 0.05 else "0" for _, change in changes),

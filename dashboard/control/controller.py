@@ -20,9 +20,9 @@ from kombu.exceptions import OperationalError as BrokerError
 from dashboard.control import sweeps, wire
 from dashboard.control.changes import Changes
 from dashboard.control.clocks import Clocks
+from dashboard.control.dispatch import Order, send_orders, send_start
 from dashboard.control.ingest import Ingest
 from dashboard.control.lock import lock_of_database
-from dashboard.control.orders import Order, send_orders, send_start
 from dashboard.control.starter import Starter
 from dashboard.control.summary import store_summary, unsummarised
 from dashboard.control.wire import Entry, Reader

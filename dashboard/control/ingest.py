@@ -14,10 +14,10 @@ from typing import Any
 
 from django.utils import timezone
 
-from dashboard.control import together
-from dashboard.control.beats import keep_beat
+from dashboard.control import multi_host
+from dashboard.control.dispatch import Order
 from dashboard.control.frames import clean, decode_batch
-from dashboard.control.orders import Order
+from dashboard.control.heartbeats import keep_beat
 from dashboard.control.store import FileKey, Store
 from dashboard.control.wire import Entry
 from dashboard.fleet.models import Leftover
@@ -134,9 +134,9 @@ class Ingest:
         attempt.lease_until = timezone.now() + timedelta(seconds=LEASE_S)
         attempt.save(update_fields=("progress", "lease_until"))
         self._announce(attempt, "progress")
-        if together.waits_for_store(attempt.report, attempt.devices, worker):
+        if multi_host.waits_for_store(attempt.report, attempt.devices, worker):
             self.orders.append((worker, store_at(attempt)))
-        if together.failing(attempt.report):
+        if multi_host.failing(attempt.report):
             self.orders.append((worker, {"kind": "end", "attempt": pk}))
         if progress and unsaid(attempt, worker):
             self.orders.append((worker, {"kind": "up", "attempt": pk}))
@@ -170,7 +170,7 @@ class Ingest:
 
     def _up(self, attempt: Attempt, worker: str, begins: dict[str, Any]) -> None:
         """The ranks of one host have processes: the run runs when those of all hosts have."""
-        report, everywhere = together.is_up(attempt.report, attempt.devices, worker)
+        report, everywhere = multi_host.is_up(attempt.report, attempt.devices, worker)
         if worker == attempt.devices[0]["worker"]:
             attempt.begins = begins
         if everywhere:
@@ -183,17 +183,17 @@ class Ingest:
 
         Where the ranks of one host have failed those on the others are ended, too.
         """
-        report = together.ended(attempt.report, attempt.devices, worker, body)
-        waits_for = together.silent(report, attempt.devices)
+        report = multi_host.ended(attempt.report, attempt.devices, worker, body)
+        waits_for = multi_host.silent(report, attempt.devices)
         if attempt.over:
-            report = {**report, **attempt.report, **{name: report[name] for name in together.KEPT if name in report}}
+            report = {**report, **attempt.report, **{name: report[name] for name in multi_host.KEPT if name in report}}
         if attempt.over or waits_for:
             attempt.report = report
             attempt.save(update_fields=("report",))
-            if together.failing(report) and not attempt.over:
+            if multi_host.failing(report) and not attempt.over:
                 self.orders += [(name, {"kind": "end", "attempt": attempt.pk}) for name in waits_for]
             return
-        told = together.verdict(report, attempt.devices)
+        told = multi_host.verdict(report, attempt.devices)
         run = states.finish(attempt, told["outcome"], told.get("cause", ""), told.get("detail", ""), told)
         attempt.refresh_from_db()
         attempt.run = run
@@ -259,7 +259,7 @@ def unsaid(attempt: Attempt, worker: str) -> bool:
     """Whether nobody has told for long that the worker's ranks have a process: a broker that lost what it held took
     that with it, and an attempt that trains would end as one that never started."""
     late = attempt.sent_at is not None and timezone.now() - attempt.sent_at > UP_LIMIT
-    return late and attempt.run.state == State.STARTING and worker in together.not_up(attempt.report, attempt.devices)
+    return late and attempt.run.state == State.STARTING and worker in multi_host.not_up(attempt.report, attempt.devices)
 
 
 def store_at(attempt: Attempt) -> ControlEntry:
@@ -287,7 +287,7 @@ def behind(attempt: Attempt) -> dict[FileKey, int]:
 
 def is_complete(attempt: Attempt) -> bool:
     """Whether the worker said how much there is, and all of it arrived."""
-    return not together.silent(attempt.report, attempt.devices) and not behind(attempt)
+    return not multi_host.silent(attempt.report, attempt.devices) and not behind(attempt)
 
 
 def rewind(key: FileKey, offset: int) -> ControlEntry:

@@ -13,8 +13,8 @@ import numpy as np
 from django.db.models import Max, Model
 
 from dashboard.control.frames import Decoded
-from dashboard.control.traced import share_points
-from dashboard.ledger import between
+from dashboard.control.step_shares import share_points
+from dashboard.ledger import host_links
 from dashboard.runs.models import (
     Attempt,
     Checkpoint,
@@ -136,7 +136,7 @@ def _keep_told(attempt: Attempt, rank: int, records: Decoded) -> None:
     if records.generated:
         _keep_text(attempt, rank, records.generated)
     for header in records.links:
-        between.keep(attempt, header)
+        host_links.keep(attempt, header)
     if records.fault:
         faults = {**attempt.report.get("faults", {}), str(rank): records.fault}
         attempt.report = {**attempt.report, "faults": faults}

@@ -11,10 +11,10 @@ from django.db import transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from dashboard.control import together
+from dashboard.control import multi_host
 from dashboard.control.clocks import Clocks
+from dashboard.control.dispatch import Order
 from dashboard.control.ingest import behind, rewind
-from dashboard.control.orders import Order
 from dashboard.control.placement import Share, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts, live_attempts
@@ -135,14 +135,14 @@ def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> tuple
 
 def _check_lease(attempt: Attempt, clocks: Clocks, lease: float, resends: dict[int, int]) -> Verdict:
     """Of the hosts that have not told their end yet, the one that has been silent about it for longest decides."""
-    waits_for = together.silent(attempt.report, attempt.devices)
+    waits_for = multi_host.silent(attempt.report, attempt.devices)
     silences = {worker: clocks.watch(worker, attempt.pk) for worker in waits_for}
     if not silences:
         return "fine"
     worker, (silence, missing) = max(silences.items(), key=lambda item: (item[1][0] > lease, item[1][1]))
     if silence <= lease and missing <= lease:
         return _check_start(attempt, clocks)
-    if together.tells_why(attempt.report):
+    if multi_host.tells_why(attempt.report):
         return _end_without(attempt, worker)
     if silence > lease and _left_before(attempt, worker, clocks):
         detail = f"Worker {worker} left before it took the run."
@@ -163,7 +163,7 @@ def _left_before(attempt: Attempt, worker: str, clocks: Clocks) -> bool:
 
 def _end_without(attempt: Attempt, worker: str) -> Verdict:
     """Ranks on another host failed, and this one has nothing to say about its own."""
-    told = together.verdict(attempt.report, attempt.devices)
+    told = multi_host.verdict(attempt.report, attempt.devices)
     detail = f"{told.get('detail', '')} Worker {worker} told nothing of its ranks."
     states.finish(attempt, told["outcome"], told.get("cause", ""), detail, told)
     return "ended"
@@ -197,7 +197,7 @@ def _check_start(attempt: Attempt, clocks: Clocks) -> Verdict:
     listed = clocks.listed_for(attempt.pk)
     if attempt.run.state != State.STARTING or listed <= START_LIMIT_S or listed <= _start_limit(attempt):
         return "fine"
-    late = listed_text(together.not_up(attempt.report, attempt.devices))
+    late = listed_text(multi_host.not_up(attempt.report, attempt.devices))
     detail = f"Its ranks on {late} had not all started {listed:.0f} s after it was taken."
     states.finish(attempt, "failed", "timed_out", detail, attempt.report)
     return "ended"

@@ -14,14 +14,14 @@ from django.urls import reverse
 from django.utils.html import format_html_join
 from django.utils.safestring import mark_safe
 
-from dashboard.accounts.looking import LookOnly
+from dashboard.accounts.admin_mixins import ReadOnlyAdmin
 from dashboard.fleet import selectors, services
 from dashboard.fleet.models import Worker
 from parallel_core.analysis.quantities import bytes_text, plural_text
 
 
 @admin.register(Worker)
-class WorkerAdmin(LookOnly):
+class WorkerAdmin(ReadOnlyAdmin):
     """A silent worker may be deleted; one that still reports would be back with its next heartbeat."""
 
     list_display = ("name", "state", "gpus", "cpus", "memory", "busy", "version", "heartbeat_at")

@@ -88,14 +88,14 @@ def stays(worker: Worker) -> str:
 
 
 @dataclass(frozen=True)
-class Look:
+class FleetSnapshot:
     """One look at the fleet: every worker by name, and those of them that were heard of within a lease."""
 
     every: tuple[Worker, ...]
     reporting: tuple[Worker, ...]
 
     @classmethod
-    def now(cls) -> Look:
+    def now(cls) -> FleetSnapshot:
         every, since = tuple(Worker.objects.all()), timezone.now() - timedelta(seconds=LEASE_S)
         return cls(every, tuple(one for one in every if one.heartbeat_at is not None and one.heartbeat_at > since))
 

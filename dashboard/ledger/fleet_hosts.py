@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dashboard.fleet.selectors import Look
-from dashboard.ledger import between
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.ledger import host_links
 from dashboard.ledger.models import LinksBetween
 from dashboard.runs.spreading import Files, asked, expected
 from parallel_core.rules import divisors
-from parallel_core.searches.splits import Lie
+from parallel_core.searches.splits import Placement
 from parallel_core.spec import RunSpec
 
 
@@ -20,36 +20,36 @@ class FleetHosts:
 
     spec: RunSpec
     devices: int
-    fleet: Look
+    fleet: FleetSnapshot
 
     @classmethod
-    def most(cls, kind: str, fleet: Look) -> int:
+    def most(cls, kind: str, fleet: FleetSnapshot) -> int:
         """Devices of that kind on all hosts that take runs."""
         return sum(host.count(kind) for host in fleet.idle() if host.open)
 
     @cached_property
-    def lies(self) -> list[Lie]:
+    def lies(self) -> list[Placement]:
         """Of each width that the placement would spread over several hosts."""
         _, request = asked(self.spec, Files.of(self.fleet))
         out = []
         for world in range(2, self.devices + 1):
             for tp in divisors(world):
                 if hosts := expected(replace(request, devices=world, unit=tp), self.fleet):
-                    out.append(Lie(world=world, tp=tp, hosts=tuple(hosts)))
+                    out.append(Placement(world=world, tp=tp, hosts=tuple(hosts)))
         return out
 
     @cached_property
-    def _pairs(self) -> list[between.Pair]:
-        return sorted({pair for lie in self.lies for pair in between.pairs_of(lie.hosts)})
+    def _pairs(self) -> list[host_links.Pair]:
+        return sorted({pair for lie in self.lies for pair in host_links.pairs_of(lie.hosts)})
 
     @cached_property
     def links(self) -> list[LinksBetween]:
         """What counts of every pair of these hosts."""
         wanted = set(self._pairs)
-        return [row for row in between.newest(self.spec.train.device) if (row.first, row.second) in wanted]
+        return [row for row in host_links.newest(self.spec.train.device) if (row.first, row.second) in wanted]
 
     @property
-    def untimed(self) -> between.Pair | None:
+    def untimed(self) -> host_links.Pair | None:
         """The first pair that was never timed."""
         known = {(row.first, row.second) for row in self.links}
         return next((pair for pair in self._pairs if pair not in known), None)

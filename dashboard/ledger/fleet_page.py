@@ -18,8 +18,8 @@ from dashboard.analyst.services import ask
 from dashboard.charts import splits as splits_chart
 from dashboard.charts.chart import Chart
 from dashboard.fields import Form, Number, WholeNumber
-from dashboard.fleet.selectors import Look
-from dashboard.ledger import between
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.ledger import host_links
 from dashboard.ledger.fleet_hosts import FleetHosts
 from dashboard.ledger.forms import NO_PROFILE
 from dashboard.ledger.models import Profile, ProfileState
@@ -73,7 +73,7 @@ class FleetPage:
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.profile: Profile = values["profile"]
-        fleet, spec = Look.now(), RunSpec.stored(self.profile.spec)
+        fleet, spec = FleetSnapshot.now(), RunSpec.stored(self.profile.spec)
         own = FleetHosts.most(spec.train.device, fleet) or len(self.profile.worker.devices) or 1
         self.devices = min(values["devices"] or own, MOST_DEVICES)
         self._hosts = FleetHosts(spec, self.devices, fleet)
@@ -120,7 +120,7 @@ class FleetPage:
         return f" of {bytes_text(self.memory)}" if self.memory else ""
 
     @property
-    def untimed(self) -> between.Pair | None:
+    def untimed(self) -> host_links.Pair | None:
         """Hosts whose links would have to be timed, for all splits to be predicted."""
         return self._hosts.untimed
 

@@ -12,9 +12,9 @@ from django.views.decorators.vary import vary_on_headers
 
 from dashboard.analyst.shown import unanswered
 from dashboard.ledger import selectors
-from dashboard.ledger.asked import asked
 from dashboard.ledger.fleet_page import FleetForm, FleetPage
 from dashboard.ledger.models import Profile, ProfileState
+from dashboard.ledger.pending_profiles import asked
 from dashboard.plans.tabs import TABS
 
 

@@ -13,16 +13,16 @@ from statistics import median
 
 from django.db.models import Exists, F, OuterRef, QuerySet
 
-from dashboard.ledger import between
+from dashboard.ledger import host_links
 from dashboard.ledger.models import LinksBetween, Prediction, Profile, ProfileState
 from dashboard.runs import metrics
 from dashboard.runs.models import Attempt, Run
 from parallel_core.analysis.quantities import signed_percent_text
 from parallel_core.profile.table import CostTable
+from parallel_core.simulate.device_drift import spells_beside
 from parallel_core.simulate.needs import NeverTimed
 from parallel_core.simulate.network import ALONE, Where
 from parallel_core.simulate.predict import CannotPredict, predict_step
-from parallel_core.simulate.spells import spells_beside
 from parallel_core.spec import RunSpec
 
 MOST_RANKS = 64
@@ -160,7 +160,7 @@ def waiting() -> list[Profile]:
 
 def where(spec: RunSpec, hosts: Sequence[str]) -> Where:
     """Of a run whose ranks are on `hosts` ([]: all on one), with what was last timed between them."""
-    return Where(hosts, between.known(hosts, spec.train.device)) if hosts else ALONE
+    return Where(hosts, host_links.known(hosts, spec.train.device)) if hosts else ALONE
 
 
 class Sources:
@@ -175,7 +175,7 @@ class Sources:
 
     @cached_property
     def _links(self) -> list[LinksBetween]:
-        return between.newest()
+        return host_links.newest()
 
     def predicted(self, spec: RunSpec, hosts: Sequence[str] = ()) -> Predicted:
         """Simulated from the newest profile of this model that has what the run needs: others may lack its way to
@@ -184,7 +184,7 @@ class Sources:
             return Predicted(why_not="what is broken on purpose is not predicted")
         if spec.parallel.world > MOST_RANKS:
             return Predicted(why_not=f"runs of more than {MOST_RANKS} ranks are not simulated here")
-        lie = Where(hosts, between.tables_of(self._links, hosts, spec.train.device)) if hosts else ALONE
+        lie = Where(hosts, host_links.tables_of(self._links, hosts, spec.train.device)) if hosts else ALONE
         profiles = self._profiles.get(profile_key(spec))
         if not profiles:
             return Predicted(why_not="no worker has profiled this model", unprofiled=True)

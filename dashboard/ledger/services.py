@@ -13,15 +13,15 @@ from dashboard.accounts.guards import MAY_NOT_SUBMIT
 from dashboard.accounts.roles import may_submit
 from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.fleet.models import Worker
-from dashboard.fleet.selectors import Look
-from dashboard.ledger import between, replays, selectors
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.ledger import host_links, replays, selectors
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.runs import spreading
 from dashboard.runs.models import Run, State
 from dashboard.runs.queue import requests
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.plan.memory import worst_stage
-from parallel_core.profile.order import measured_with
+from parallel_core.profile.request import measured_with
 from parallel_core.profile.table import CostTable, CostTableError
 from parallel_core.spec import RunSpec
 
@@ -61,7 +61,7 @@ def predict_all(runs: Sequence[Run]) -> list[Prediction]:
     if not runs:
         return []
     specs = [RunSpec.stored(run.spec) for run in runs]
-    fleet, sources = Look.now(), selectors.Sources(specs)
+    fleet, sources = FleetSnapshot.now(), selectors.Sources(specs)
     asked = zip(runs, specs, requests(list(runs)), strict=True)
     return Prediction.objects.bulk_create(
         _prediction(run, spec, spreading.expected(request, fleet), sources) for run, spec, request in asked
@@ -91,8 +91,8 @@ def _elsewhere(said: Prediction, hosts: Sequence[str], kind: str) -> str:
     if _lie(hosts) == _lie(said.hosts):
         if not hosts or said.seconds is not None:
             return ""
-        known = {frozenset(found.hosts) for found in between.known(hosts, kind)}
-        missing = [pair for pair in between.pairs_of(hosts) if frozenset(pair) not in known]
+        known = {frozenset(found.hosts) for found in host_links.known(hosts, kind)}
+        missing = [pair for pair in host_links.pairs_of(hosts) if frozenset(pair) not in known]
         pair = listed_text(missing[0]) if missing else ""
         return f"The links between {pair} were never timed: time them on Fleet." if pair else ""
     if not hosts:

@@ -17,10 +17,10 @@ from dashboard.analyst.shown import unanswered
 from dashboard.charts import layers
 from dashboard.ledger import recalibration, selectors, services
 from dashboard.ledger.alpa_part import Part
-from dashboard.ledger.asked import asked
 from dashboard.ledger.forms import CutForm, ProfileForm
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.ledger.partition_page import Page
+from dashboard.ledger.pending_profiles import asked
 from dashboard.numbers import numbers
 from dashboard.plans.forms import said
 from dashboard.plans.tabs import TABS

@@ -5,13 +5,13 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import reverse
 
-from dashboard.accounts.looking import LookOnly
+from dashboard.accounts.admin_mixins import ReadOnlyAdmin
 from dashboard.runs.models import Corpus, Event, Run
 from parallel_core.analysis.quantities import bytes_text
 
 
 @admin.register(Run)
-class RunAdmin(LookOnly):
+class RunAdmin(ReadOnlyAdmin):
     list_display = ("id", "name", "state", "label", "owner", "created_at")
     list_filter = ("state", "owner")
     search_fields = ("name",)
@@ -22,14 +22,14 @@ class RunAdmin(LookOnly):
 
 
 @admin.register(Event)
-class EventAdmin(LookOnly):
+class EventAdmin(ReadOnlyAdmin):
     list_display = ("at", "run", "kind", "text", "actor")
     list_filter = ("kind",)
     list_select_related = ("run", "actor")
 
 
 @admin.register(Corpus)
-class CorpusAdmin(LookOnly):
+class CorpusAdmin(ReadOnlyAdmin):
     list_display = ("name", "how_large", "owner", "created_at", "sha256")
     list_select_related = ("owner",)
     fields = readonly_fields = ("name", "sha256", "how_large", "owner", "created_at")

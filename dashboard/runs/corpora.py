@@ -10,7 +10,7 @@ from typing import Any
 from django.core.files.storage import default_storage
 from django.core.files.uploadedfile import UploadedFile
 
-from dashboard.fleet.selectors import Look
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.models import Corpus
 from dashboard.runs.services import Invalid
 from parallel_core import limits
@@ -64,15 +64,15 @@ def _decode(decoder: codecs.IncrementalDecoder, chunk: bytes, at: int, final: bo
         raise Invalid({"upload": f"This is not UTF-8 text: it stops making sense at byte {place}."}) from None
 
 
-def choices(fleet: Look | None = None) -> list[tuple[str, str]]:
+def choices(fleet: FleetSnapshot | None = None) -> list[tuple[str, str]]:
     """Corpora for a select: the built-in one first, then uploads by name, then token files of workers that report.
     `fleet`: as it was seen a moment ago, where it was."""
     rows = Corpus.objects.order_by("name", "id").values_list("sha256", "name", "size")
     uploads = [(f"blob:{sha256}", f"{name} ({_size(size)})") for sha256, name, size in rows]
-    return [("stdlib", "Python standard library (built in)"), *uploads, *_token_files(fleet or Look.now())]
+    return [("stdlib", "Python standard library (built in)"), *uploads, *_token_files(fleet or FleetSnapshot.now())]
 
 
-def _token_files(fleet: Look) -> list[tuple[str, str]]:
+def _token_files(fleet: FleetSnapshot) -> list[tuple[str, str]]:
     """One a name, with the hosts that have it."""
     hosts: dict[str, list[str]] = {}
     sizes: dict[str, str] = {}

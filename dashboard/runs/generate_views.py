@@ -20,7 +20,7 @@ from dashboard.runs.models import Run
 from dashboard.runs.panel import Panel
 from parallel_core import limits
 from parallel_core.analysis.generated import text
-from parallel_core.wish import read_wish
+from parallel_core.generation_request import read_request
 
 MOST_AT_FIRST = 64
 """Tokens that the form asks for before anybody typed: fewer where the model's sequence is short."""
@@ -109,7 +109,7 @@ class GenerateForm(Form):
             return self._refused(error.field_errors)
         except ValueError as error:
             return self._refused({"prompt": str(error)})
-        found = read_wish(wish, spec)
+        found = read_request(wish, spec)
         errors = {**found.errors, **generating.crowded(spec, split)}
         return generate_panel.panel(spec, found.wish) if found.wish and not errors else self._refused(errors)
 

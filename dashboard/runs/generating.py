@@ -13,9 +13,9 @@ from dashboard.runs.models import RankInfo, Run
 from dashboard.runs.spreading import Files, alone_because
 from parallel_core.analysis.generated import merged, rate, replicas, text
 from parallel_core.analysis.quantities import bytes_text, rate_text, seconds_text
+from parallel_core.generation_request import inference, read_request
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec, field_errors
-from parallel_core.wish import inference, read_wish
 
 LABEL = "Generate"
 _NAME = 40
@@ -61,14 +61,15 @@ def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: S
     """Queues a run that generates from `run`'s checkpoint of `step`, on devices of the host that has it, or of those
     that share its folder.
 
-    Raises services.Invalid with a message by field (`step`, those of Split, or of parallel_core.wish.TextWish).
+    Raises services.Invalid with a message by field (`step`, those of Split, or of
+    parallel_core.generation_request.TextRequest).
     """
     have = resuming.steps(run)
     if step not in have:
         some = f"it has steps {', '.join(map(str, have))}" if have else "it has none"
         raise services.Invalid({"step": f"Run {run.pk} has no checkpoint at step {step}; {some}."})
     spec = spec_of(run, split)
-    found = read_wish(wish, spec)
+    found = read_request(wish, spec)
     errors = {**found.errors, **crowded(spec, split)}
     if found.wish is None or errors:
         raise services.Invalid(errors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from parallel_core.plan.holdings import Matrix
+from parallel_core.plan.rank_shards import Matrix
 
 _SIDE = 64.0
 """Pixels of the longest side of any matrix."""

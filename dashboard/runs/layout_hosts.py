@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parallel_core.plan.traffic import Talk
+from parallel_core.plan.traffic import CommVolume
 
 NAMED = 8
 """Hosts that the key names; of more it says how many there are."""
@@ -48,7 +48,7 @@ class Hosts:
         """', on vm' behind a rank."""
         return f", on {self.names[rank]}" if self.several else ""
 
-    def between(self, rank: int, talk: Talk) -> bool:
+    def between(self, rank: int, talk: CommVolume) -> bool:
         """Whether what `rank` has to do with that group goes over the network."""
         return self.several and any(self.names[other] != self.names[rank] for other in talk.ranks)
 

@@ -12,9 +12,9 @@ from dashboard.runs.layout_splits import Splits, resplit, splits_of
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text
 from parallel_core.layout import Layout
 from parallel_core.outline.splits import TensorSplit
-from parallel_core.plan.holdings import Held, held
 from parallel_core.plan.peak import by_stage
-from parallel_core.plan.traffic import Talk, talks
+from parallel_core.plan.rank_shards import Held, held
+from parallel_core.plan.traffic import CommVolume, comm_volumes
 from parallel_core.plan.units import parameter_count
 from parallel_core.spec import MAIN_BYTES, RunSpec
 
@@ -103,7 +103,7 @@ def picture(own: RunSpec, rank: int, how: str = "", hosts: Hosts = ALONE) -> Pic
     layout = Layout.of(own)
     rank, instead = (rank, "") if 0 <= rank < layout.world else (0, _no_rank(rank, layout.world))
     spec = resplit(own, how)
-    layers, spoken = held(spec, rank), talks(spec, rank)
+    layers, spoken = held(spec, rank), comm_volumes(spec, rank)
     place, replica, tensor = layout.coords(rank)
     return Picture(
         sentence=_sentence(spec, rank, len(layers), spoken, hosts),
@@ -128,7 +128,7 @@ def _no_rank(asked: int, world: int) -> str:
     return f"{which}: {there}. Rank 0 is shown."
 
 
-def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[Talk], hosts: Hosts) -> str:
+def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[CommVolume], hosts: Hosts) -> str:
     layout = Layout.of(spec)
     mine = (
         by_stage(spec)[layout.coords(rank).place].grads // MAIN_BYTES[spec.train.precision]
@@ -150,7 +150,7 @@ def _head(layout: Layout, place: int) -> str:
     return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
 
 
-def _mesh(layout: Layout, chosen: int, spoken: list[Talk], hosts: Hosts) -> list[list[list[Cell]]]:
+def _mesh(layout: Layout, chosen: int, spoken: list[CommVolume], hosts: Hosts) -> list[list[list[Cell]]]:
     roles = {rank: talk.kind for talk in reversed(spoken) for rank in talk.ranks} | {chosen: "chosen"}
 
     def cell(place: int, replica: int, tensor: int) -> Cell:
@@ -193,7 +193,7 @@ def _names(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})"
 
 
-def _said(rank: int, spoken: list[Talk], hosts: Hosts) -> list[Said]:
+def _said(rank: int, spoken: list[CommVolume], hosts: Hosts) -> list[Said]:
     most = max((talk.wire for talk in spoken), default=1)
     return [
         Said(

@@ -11,8 +11,8 @@ from dashboard.runs.layout_boxes import Box, box_of
 from parallel_core.analysis.quantities import bytes_text, ratio_text
 from parallel_core.layout import Layout
 from parallel_core.outline.splits import COLUMN, ROW, TensorSplit
-from parallel_core.plan.holdings import Held, Matrix, held
-from parallel_core.plan.traffic import gathered_widths, talks
+from parallel_core.plan.rank_shards import Held, Matrix, held
+from parallel_core.plan.traffic import comm_volumes, gathered_widths
 from parallel_core.spec import RunSpec
 
 NAMES: dict[TensorSplit, str] = {"pairs": "Pairs", "columns": "Columns"}
@@ -97,7 +97,7 @@ def _sentence(rank: int, sent: dict[TensorSplit, int]) -> str:
 
 def _wire(spec: RunSpec, rank: int) -> int:
     """Bytes on the wire within its tensor group."""
-    return sum(talk.wire for talk in talks(spec, rank) if talk.kind == "tensor")
+    return sum(talk.wire for talk in comm_volumes(spec, rank) if talk.kind == "tensor")
 
 
 def _block(layers: list[Held]) -> list[Held]:

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_POST
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_submit
 from dashboard.fleet.selectors import reporting
-from dashboard.ledger import between
+from dashboard.ledger import host_links
 from dashboard.runs import linking, services
 
 
@@ -40,7 +40,7 @@ def address(first: str = "", second: str = "") -> str:
 def context(request: HttpRequest) -> dict[str, Any]:
     """What is known of the fleet's links, and the form; nothing where there is one host and nothing known."""
     names = list(reporting().order_by("name").values_list("name", flat=True))
-    found = [linking.Known.of(row) for row in between.newest()]
+    found = [linking.Known.of(row) for row in host_links.newest()]
     asked = [request.GET.get(key, "") for key in ("first", "second")]
     chosen = asked if set(asked) <= set(names) else linking.next_pair(names, found)
     return {"links": found, "link_hosts": names, "chosen": chosen, "may_time": may_submit(request.user)}

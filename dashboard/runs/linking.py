@@ -9,12 +9,12 @@ from typing import Any
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import reporting
 from dashboard.ledger import models
-from dashboard.ledger.between import pair_of, pairs_of
+from dashboard.ledger.host_links import pair_of, pairs_of
 from dashboard.runs import services
 from dashboard.runs.models import ENDED, Run, State
 from parallel_core.analysis.quantities import bytes_text, listed_text, seconds_text
 from parallel_core.profile.curves import Link, LinksBetween
-from parallel_core.profile.order import spec_between
+from parallel_core.profile.request import spec_between
 from parallel_core.spec import DeviceKind
 
 MOST_EACH = 8

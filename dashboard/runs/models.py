@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import models
 
 from dashboard.runs.measured import Cursor, LogChunk, MemoryRecord, ProfilePart, RankInfo, SeriesChunk, SpanChunk
-from parallel_core.observe.asked import HOWS
+from parallel_core.observe.trace_request import HOWS
 
 __all__ = [
     "ACTIVE",
@@ -77,8 +77,9 @@ class Run(models.Model):
     resume_step = models.IntegerField(null=True, blank=True)
     """The checkpoint that the first attempt begins from: `resume_step` steps done by `resume_run`; both or none."""
     wish = models.JSONField(default=dict, blank=True)
-    """What to do instead of training: the text to generate from that checkpoint (parallel_core.wish.TextWish), or
-    {"links": [two workers]} to time messages between; {} of a run that trains."""
+    """What to do instead of training: the text to generate from that checkpoint
+    (parallel_core.generation_request.TextRequest), or {"links": [two workers]} to time messages between; {} of a run
+    that trains."""
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
     trace_asked_at = models.DateTimeField(null=True, blank=True)
     """When somebody asked to see the next step; `trace_step` is the one that the controller then chose."""

@@ -1,7 +1,8 @@
 """The next step of a running run, traced because somebody wants to see it: the wish, and what became of it.
 
 The page writes the wish on the row; the controller chooses a step a little ahead (`due`) and tells the workers; their
-ranks trace it (parallel_core.observe.asked). A wish that came too late for its step is over: it can be made again.
+ranks trace it (parallel_core.observe.trace_request). A request that came too late for its step is over: it can be made
+again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from django.utils import timezone
 from dashboard.accounts.roles import may_change
 from dashboard.runs import profiles, selectors
 from dashboard.runs.models import Run, State
-from parallel_core.observe.asked import HOWS, How
+from parallel_core.observe.trace_request import HOWS, How
 
 LEAD_S = 3.0
 """How old the newest known step may be, and what an order needs to reach every rank of every host, generously."""

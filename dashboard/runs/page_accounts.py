@@ -17,7 +17,7 @@ from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.losses import losses
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import ns_text, percent_text
-from parallel_core.analysis.rows import lasted
+from parallel_core.analysis.rows import durations
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.text import WORDS
 
@@ -69,7 +69,7 @@ def path_sentence(path: np.ndarray) -> str:
     """How the critical path (LINK rows) runs."""
     if not len(path):
         return ""
-    took, ranks = lasted(path), path["rank"]
+    took, ranks = durations(path), path["rank"]
     total = int(took.sum())
     turns = int((ranks[1:] != ranks[:-1]).sum())
     rank, share = max(
@@ -82,7 +82,7 @@ def path_sentence(path: np.ndarray) -> str:
 
 def path_rows(path: np.ndarray) -> list[tuple[str, str, str]]:
     """(what, time, share) by kind, the longest first."""
-    took, kinds = lasted(path), path["kind"]
+    took, kinds = durations(path), path["kind"]
     total = int(took.sum())
     found = [(int(took[kinds == kind].sum()), Kind(int(kind))) for kind in np.unique(kinds)]
     return [(WORDS.get(kind, kind.name), ns_text(ns), percent_text(ns / total)) for ns, kind in sorted(found)[::-1]]

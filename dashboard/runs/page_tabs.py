@@ -25,7 +25,7 @@ from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.models import Run, State
 from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.spreading import devices_of, hosts_of
-from parallel_core.analysis.pace import company_text
+from parallel_core.analysis.host_drift import contention_text
 from parallel_core.analysis.quantities import bytes_text, percent_text, ratio_text, seconds_text
 from parallel_core.schedule.text import spoken
 from parallel_core.spec import RunSpec, TraceSpec
@@ -127,7 +127,7 @@ def pace_sentence(run: Run) -> str:
     slowest = max(range(len(found)), key=found.__getitem__)
     longer = found[slowest] / min(found)
     apart = f" It took rank {slowest} longest, {ratio_text(longer)} as long as the quickest."
-    return WORK + apart + (f" {company_text(run.devices, company)}" if company else "")
+    return WORK + apart + (f" {contention_text(run.devices, company)}" if company else "")
 
 
 def rank_rows(run: Run) -> list[dict[str, Any]]:

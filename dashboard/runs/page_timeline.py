@@ -14,7 +14,7 @@ from dashboard.runs.traces import Trace
 from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.lateness import late, lateness
 from parallel_core.analysis.quantities import ns_text, percent_text
-from parallel_core.analysis.rows import lasted
+from parallel_core.analysis.rows import durations
 from parallel_core.analysis.waits import waited_if_whole
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.text import WORDS
@@ -60,7 +60,7 @@ def _title(trace: Trace, joined: np.ndarray) -> str:
 
 def late_rows(joined: np.ndarray) -> list[dict[str, Any]]:
     """The operations that took longest beyond their plan, the worst first."""
-    own = lasted(joined) - (joined["planned_end"] - joined["planned_start"])
+    own = durations(joined) - (joined["planned_end"] - joined["planned_start"])
     working = overlay.outlined(joined)
     order = np.argsort(np.where(working, -own, np.iinfo(np.int64).max), kind="stable")[:SHOWN]
     return [

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dashboard.runs import break_it
 from parallel_core.outline import KINDS
-from parallel_core.schedule.traits import may_hand_back, round_robins
+from parallel_core.schedule.traits import round_robins, takes_early_gradients
 
 
 class Condition(NamedTuple):
@@ -25,7 +25,7 @@ def condition(path: str) -> Condition | None:
     if path == "parallel.program":
         return Condition("parallel.schedule", ("custom",))
     if path == "parallel.early_gradients":
-        return Condition("parallel.schedule", tuple(may_hand_back()))
+        return Condition("parallel.schedule", tuple(takes_early_gradients()))
     if path == "parallel.replicas":
         return Condition("parallel.schedule", tuple(round_robins()))
     if path == "parallel.recompute_layers":

@@ -19,7 +19,7 @@ from dashboard.runs.metric_rows import metrics_of
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.page_tiles import memory_limit, tiles
 from dashboard.runs.page_verdict import verdict
-from parallel_core.analysis.rows import lasted
+from parallel_core.analysis.rows import durations
 from parallel_core.analysis.waits import BLOCKING, Waited, among, waited_if_whole
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import Kind
@@ -92,7 +92,7 @@ def strips(spans: Mapping[int, np.ndarray], waited: Mapping[int, Waited] | None 
         return []
     start = min(int(rows["start"].min()) for rows in spans.values())
     length = max(1, max(int(rows["end"].max()) for rows in spans.values()) - start)
-    lengths = np.concatenate([lasted(rows)[~np.isin(rows["kind"], HIDDEN)] for rows in spans.values()])
+    lengths = np.concatenate([durations(rows)[~np.isin(rows["kind"], HIDDEN)] for rows in spans.values()])
     least = int(np.sort(lengths)[-DRAWN]) if len(lengths) > DRAWN else 0
     working = {rank: _without_waits(rows, (waited or {}).get(rank)) for rank, rows in spans.items()}
     return [Strip(rank, _bars(rows, start, length, least)) for rank, rows in sorted(working.items())]
@@ -109,7 +109,7 @@ def _without_waits(rows: np.ndarray, waited: Waited | None) -> np.ndarray:
 
 def _bars(rows: np.ndarray, start: int, length: int, least: int) -> list[Bar]:
     """Messages and collectives behind everything else: drawn last, they are the strip at the foot."""
-    kept = rows[~np.isin(rows["kind"], HIDDEN) & (lasted(rows) >= least)]
+    kept = rows[~np.isin(rows["kind"], HIDDEN) & (durations(rows) >= least)]
     made = [
         Bar(theme.phase_of(kind), 100 * (begin - start) / length, 100 * (end - begin) / length)
         for kind, begin, end in zip(kept["kind"].tolist(), kept["start"].tolist(), kept["end"].tolist(), strict=True)

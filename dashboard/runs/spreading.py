@@ -9,7 +9,7 @@ from typing import Any
 
 from dashboard.control.placement import Request, plan
 from dashboard.fleet.models import Worker
-from dashboard.fleet.selectors import Look
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.models import Attempt, Run
 from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.spec import RunSpec
@@ -29,10 +29,10 @@ class Files:
     @classmethod
     def now(cls) -> Files:
         """As heartbeats say now."""
-        return cls.of(Look.now())
+        return cls.of(FleetSnapshot.now())
 
     @classmethod
-    def of(cls, fleet: Look) -> Files:
+    def of(cls, fleet: FleetSnapshot) -> Files:
         """Of token files that differ in size the one counts that more of those who report have."""
         fresh, workers = {worker.name for worker in fleet.reporting}, fleet.every
         have: dict[str, list[tuple[Any, str]]] = {}
@@ -88,7 +88,7 @@ def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among
         fitting = [str(n) for n in range(2, min(devices, MOST_HOSTS) + 1) if devices % n == 0]
         choose = f"choose {' or '.join(fitting)}, or as few as it takes" if fitting else "choose as few as it takes"
         return f"{devices} {word}s cannot be spread evenly over {over} hosts; {choose}."
-    counts = [_count(worker.devices, kind) for worker in Look.now().among(among)]
+    counts = [_count(worker.devices, kind) for worker in FleetSnapshot.now().among(among)]
     enough = sum(count >= devices // over for count in counts)
     if counts and enough < over:
         each = plural_text(devices // over, word)
@@ -106,16 +106,16 @@ def asked(spec: RunSpec, files: Files, *, resumes: bool = False, over_hosts: int
     return alone, replace(where, alone=bool(alone), unit=spec.parallel.tp)
 
 
-def expected(request: Request, fleet: Look | None = None) -> list[str]:
+def expected(request: Request, fleet: FleetSnapshot | None = None) -> list[str]:
     """The worker of each rank, as an idle fleet would place it; [] on one host, or where the fleet has too few."""
     if request.devices < 2:
         return []
-    idle = (fleet or Look.now()).idle()
+    idle = (fleet or FleetSnapshot.now()).idle()
     shares = [share for _, given in plan([request], idle).placed for share in given]
     return [share.host for share in shares for _ in share.devices] if len(shares) > 1 else []
 
 
-def waits_for(request: Request, fleet: Look) -> str:
+def waits_for(request: Request, fleet: FleetSnapshot) -> str:
     """Whom a run would wait for even where nothing else ran, as a sentence; '' where it could start, or never."""
     if plan([request], fleet.idle()).placed:
         return ""
@@ -127,7 +127,7 @@ def waits_for(request: Request, fleet: Look) -> str:
     return f"Too few such devices take runs now: {said}." if said else ""
 
 
-def _state(worker: Worker, fleet: Look) -> str:
+def _state(worker: Worker, fleet: FleetSnapshot) -> str:
     """Why it takes no runs; '' where it does."""
     if worker not in fleet.reporting:
         return "silent"

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dashboard.fleet.selectors import Look
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
 from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
@@ -81,7 +81,7 @@ class Assessment:
 
 
 def capacity(
-    kind: str, readers: tuple[str, ...] = (), reach: tuple[str, ...] = (), fleet: Look | None = None
+    kind: str, readers: tuple[str, ...] = (), reach: tuple[str, ...] = (), fleet: FleetSnapshot | None = None
 ) -> Capacity:
     """What workers that report offer, draining ones included. A silent one may never come back: it has none.
 
@@ -89,7 +89,7 @@ def capacity(
     seen a moment ago, where it was.
     """
     counts, memory, others, together = [], 0, 0, 0
-    for worker in (fleet or Look.now()).among(readers):
+    for worker in (fleet or FleetSnapshot.now()).among(readers):
         mine = [device for device in worker.devices if device["kind"] == kind]
         others += len(worker.devices) - len(mine)
         counts.append(len(mine))
@@ -106,7 +106,7 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
         parsed = RunSpec.model_validate(spec)
     except ValidationError as error:
         return Assessment(errors=field_errors(error))
-    fleet = Look.now()
+    fleet = FleetSnapshot.now()
     alone, asks = asked(parsed, Files.of(fleet), resumes=resume_from is not None, over_hosts=over_hosts)
     offered = capacity(asks.kind, asks.needs, asks.over, fleet)
     spread = hosts_error(over_hosts, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over)
@@ -238,7 +238,7 @@ def corpus_errors(spec: RunSpec) -> dict[str, str]:
 
 def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
     """Of a token file that no reporting worker has, of a larger vocabulary, or too short; none while none reports."""
-    fleet = Look.now()
+    fleet = FleetSnapshot.now()
     workers, readers = fleet.reporting, Files.of(fleet).readers(spec.model_dump(mode="json"))
     have = [file for worker in workers if worker.name in readers for file in worker.token_files]
     found = next((file for file in have if file["name"] == name), None)

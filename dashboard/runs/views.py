@@ -22,7 +22,7 @@ from dashboard.runs.panel import Panel
 from dashboard.runs.presets import BY_KEY, PRESETS
 from parallel_core import limits
 from parallel_core.analysis.quantities import sentence_text
-from parallel_core.observe.asked import read_how
+from parallel_core.observe.trace_request import read_how
 from parallel_core.spec import RunSpec
 from workers.contract import ResumeFrom
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from parallel_core.analysis.quantities import percent_text, significant
 from parallel_core.plan.orders.search import Found
-from parallel_core.schedule.traits import may_hand_back
+from parallel_core.schedule.traits import takes_early_gradients
 from parallel_core.simulate.lesson import EARLY, UNIT, Lesson
 from parallel_core.simulate.typed_stages import Stage
 
-EARLY_ONES = [f"{name}{EARLY}" for name in may_hand_back()]
+EARLY_ONES = [f"{name}{EARLY}" for name in takes_early_gradients()]
 LABELS = {
     **CHOICE_LABELS,
     **{name: f"{CHOICE_LABELS[name.removesuffix(EARLY)]}, early gradients" for name in EARLY_ONES},

@@ -5,12 +5,12 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import reverse
 
-from dashboard.accounts.looking import LookOnly
+from dashboard.accounts.admin_mixins import ReadOnlyAdmin
 from dashboard.studies.models import Study
 
 
 @admin.register(Study)
-class StudyAdmin(LookOnly):
+class StudyAdmin(ReadOnlyAdmin):
     list_display = ("id", "name", "kind", "owner", "created_at")
     list_filter = ("kind", "owner")
     search_fields = ("name",)

@@ -10,9 +10,9 @@ from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs.models import ENDED, Attempt, Run, State
 from dashboard.runs.queue import everyone_waiting
 from dashboard.runs.selectors import timed
-from dashboard.studies.left_out import ended_of
+from dashboard.studies.excluded import ended_of
 from parallel_core.analysis.breakdown import Breakdown
-from parallel_core.analysis.pace import Pace, drifts
+from parallel_core.analysis.host_drift import Pace, drifts
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats, speedup
 from parallel_core.plan.capacity import fixed_depth, largest_layers

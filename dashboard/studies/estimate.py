@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dashboard.fleet.selectors import Look, devices_of
+from dashboard.fleet.selectors import FleetSnapshot, devices_of
 from parallel_core.plan.partition import flop_weights
 from parallel_core.plan.strategy import ideal_speedup
 from parallel_core.spec import ModelSpec, RunSpec
@@ -34,7 +34,7 @@ class Estimate:
     minutes: float | None
 
 
-def calibration(kind: str, fleet: Look) -> dict[str, Any] | None:
+def calibration(kind: str, fleet: FleetSnapshot) -> dict[str, Any] | None:
     """That of the worker with devices of that kind which was heard of last; None before the first."""
     able = [worker for worker in fleet.every if worker.calibration and kind in devices_of(worker)]
     newest = max(able, key=lambda worker: worker.heartbeat_at or worker.created_at, default=None)

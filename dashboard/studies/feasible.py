@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboard.fleet.selectors import Look
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.spreading import Files, asked
 from dashboard.runs.submission import capacity, fleet_errors
 from dashboard.studies.variants import Plan, Skipped, Variant
@@ -11,10 +11,10 @@ from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 
 
-def feasible(plan: Plan, fleet: Look | None = None) -> Plan:
+def feasible(plan: Plan, fleet: FleetSnapshot | None = None) -> Plan:
     """The plan without what does not fit on the workers that report; each one left out says why. `fleet`: as it was
     seen a moment ago, where it was."""
-    fleet = fleet or Look.now()
+    fleet = fleet or FleetSnapshot.now()
     files = Files.of(fleet)
     kept: list[Variant] = []
     skipped: list[Skipped] = []
@@ -27,7 +27,7 @@ def feasible(plan: Plan, fleet: Look | None = None) -> Plan:
     return Plan(tuple(kept), (*plan.skipped, *skipped))
 
 
-def _obstacle(spec: RunSpec, fleet: Look, files: Files) -> str:
+def _obstacle(spec: RunSpec, fleet: FleetSnapshot, files: Files) -> str:
     """Too few devices where it may run, or too little memory on a device; '' where neither."""
     alone, asks = asked(spec, files)
     offered = capacity(asks.kind, asks.needs, asks.over, fleet)

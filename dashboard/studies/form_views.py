@@ -11,7 +11,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.roles import may_submit
-from dashboard.fleet.selectors import Look
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.ledger import selectors as ledger
 from dashboard.numbers import number
 from dashboard.runs.models import Run
@@ -42,7 +42,7 @@ def new(request: HttpRequest) -> HttpResponse:
     source = get_object_or_404(Study, pk=asked) if asked is not None else None
     kind = _kind(request, source)
     if request.method != "POST":
-        fleet = Look.now()
+        fleet = FleetSnapshot.now()
         form = kind.form(initial=_initial(request, source, fleet), fleet=fleet)
         return render(request, "studies/new.html", _context(kind, form, _preview(_bound(form)), source))
     form = kind.form(request.POST)
@@ -75,7 +75,7 @@ def _kind(request: HttpRequest, source: Study | None) -> StudyKind:
     return KINDS.get(asked, MATRIX)
 
 
-def _initial(request: HttpRequest, source: Study | None, fleet: Look) -> dict[str, Any]:
+def _initial(request: HttpRequest, source: Study | None, fleet: FleetSnapshot) -> dict[str, Any]:
     if source:
         return initial_of(source)
     if (asked := number(request.GET.get("run"))) is not None:
@@ -110,7 +110,7 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
     return {**found, "record": ledger.time_record().sentence() if any(step.seconds for step in steps) else ""}
 
 
-def _rows(plan: Plan, fleet: Look) -> list[dict[str, Any]]:
+def _rows(plan: Plan, fleet: FleetSnapshot) -> list[dict[str, Any]]:
     """Each variant with the hosts that its ranks would be on, where they are several, and the first ones with their
     predicted step there."""
     shown = plan.variants[:SHOWN_ROWS]

@@ -12,7 +12,7 @@ from django import forms
 from pydantic import ValidationError
 
 from dashboard.fields import Choice, Form, NumberList, WholeNumber
-from dashboard.fleet.selectors import Look
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
 from dashboard.runs import corpora, spec_fields
 from dashboard.runs.form_words import in_form_words, short_label
@@ -67,9 +67,9 @@ class StudyForm(Form):
         label="Repeats", min_value=1, max_value=services.MAX_REPEATS, initial=1, help_text="of the whole list, in turn"
     )
 
-    def __init__(self, *args: Any, fleet: Look | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, fleet: FleetSnapshot | None = None, **kwargs: Any) -> None:
         """`fleet`: as it was seen a moment ago, where it was; all that the form says of it is of that moment."""
-        self.fleet = fleet or Look.now()
+        self.fleet = fleet or FleetSnapshot.now()
         initial = {**spec_fields.from_spec({}), **(kwargs.pop("initial", None) or {})}
         super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, "initial": initial, **kwargs})
         for path in self.base_fields_of_kind:
@@ -274,7 +274,7 @@ def initial_of(study: Study) -> dict[str, Any]:
     return {**spec_fields.from_spec(study.base), **asked, "name": name}
 
 
-def fleet_sentence(fleet: Look) -> str:
+def fleet_sentence(fleet: FleetSnapshot) -> str:
     offers = [offered for kind in WORDS if (offered := capacity(kind, fleet=fleet)).total]
     found = " or ".join(f"{o.total} {WORDS[o.kind]}{'s' * (o.total > 1)}" for o in offers)
     return f"the fleet has {found}" if found else "no worker reports now"

@@ -18,7 +18,7 @@ from dashboard.runs.page_tabs import TABS as RUN_TABS
 from dashboard.runs.traces import Trace
 from dashboard.studies.link_rates import Rate, rates
 from dashboard.studies.selectors import Overview, held_equal
-from parallel_core.analysis.pace import company_text
+from parallel_core.analysis.host_drift import contention_text
 from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
@@ -216,4 +216,4 @@ def _pace(view: Overview) -> str:
     longer = percent_text(view.pace_spread)
     at_most = f"less than {longer.removeprefix('under ')}" if longer.startswith("under ") else f"up to {longer}"
     said = [f"{how} took a device {at_most} longer in one run than in another."]
-    return " ".join(said + [company_text(*each) for each in view.companies.items()])
+    return " ".join(said + [contention_text(*each) for each in view.companies.items()])

@@ -13,7 +13,18 @@ from django.views.decorators.http import require_GET
 from dashboard.charts import svg
 from dashboard.charts.chart import Chart
 from dashboard.numbers import numbers
-from dashboard.studies import answers, figures, findings, fit, kept, method, postmortem, scaling, streams, written
+from dashboard.studies import (
+    answer_cache,
+    answers,
+    figures,
+    findings,
+    fit,
+    method,
+    postmortem,
+    report_answers,
+    scaling,
+    streams,
+)
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row, held_equal
 from dashboard.studies.views import target, view_of
@@ -41,7 +52,9 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
         return redirect("studies:page", pk)  # its one table says it all
     download = bool(request.GET.get("download"))
     asked = [request.GET.get(name, "") for name in ("baseline", "show", "target")]
-    told = kept.of_ended(study, ["report", request.build_absolute_uri("/"), *asked], lambda: _told(request, study))
+    told = answer_cache.of_ended(
+        study, ["report", request.build_absolute_uri("/"), *asked], lambda: _told(request, study)
+    )
     context = {**told, "study": study, "hatches": svg.hatches(), "made_at": timezone.now(), "kept": download}
     response = render(request, "studies/report.html", context)
     if download:
@@ -74,7 +87,7 @@ def _told(request: HttpRequest, study: Study) -> dict[str, Any]:
 def _said(study: Study, view: Overview) -> dict[str, Any]:
     """Verdict, method, table and answers."""
     alike = scaling.like_for_like(study.kind, view)
-    steps = written.steps_of(alike)
+    steps = report_answers.steps_of(alike)
     return {
         "study": study,
         "view": view,
@@ -83,7 +96,7 @@ def _said(study: Study, view: Overview) -> dict[str, Any]:
         "method": method.of_overview(view, steps.values()),
         "shares": SHARES,
         "table": [(row, shares(row)) for row in view.rows],
-        "written": written.of_overview(alike, steps),
+        "written": report_answers.of_overview(alike, steps),
         "answers": answers.of_overview(alike),
     }
 

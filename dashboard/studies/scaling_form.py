@@ -8,7 +8,7 @@ from typing import Any
 from django import forms
 
 from dashboard.fields import NumberList, WholeNumber
-from dashboard.fleet.selectors import Look
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
 from dashboard.runs.submission import capacity
 from dashboard.studies import scaling, services, variants
@@ -83,7 +83,7 @@ class ScalingForm(StudyForm):
         )
 
 
-def shared(fleet: Look) -> tuple[int, int, str]:
+def shared(fleet: FleetSnapshot) -> tuple[int, int, str]:
     """(CPU devices, cores that they share, worker) of a worker with more devices than cores; zeros without one."""
     for worker in fleet.reporting:
         names = [device["name"] for device in worker.devices if device["kind"] == "cpu"]
@@ -92,7 +92,7 @@ def shared(fleet: Look) -> tuple[int, int, str]:
     return 0, 0, ""
 
 
-def shared_cores(fleet: Look) -> str:
+def shared_cores(fleet: FleetSnapshot) -> str:
     """The same in words: "; 4 CPU devices share 2 cores …"; '' where each has its own."""
     devices, cores, worker = shared(fleet)
     if not devices:

@@ -13,12 +13,12 @@ from typing import Any
 from dashboard.charts.chart import Entry
 from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs.models import ENDED, Run, State
-from dashboard.studies import left_out, peaks
-from dashboard.studies.alike import same_updates, why_not
+from dashboard.studies import excluded, peaks
+from dashboard.studies.comparability import same_updates, why_not
 from dashboard.studies.entries import Setting, drift_of, entry_of, limit_of, step_of, waits_of
 from dashboard.studies.labels import labels_of
 from dashboard.studies.losses import Points, losses_of
-from parallel_core.analysis import pace, sentences
+from parallel_core.analysis import host_drift, sentences
 from parallel_core.analysis.parity import Parity, parity
 from parallel_core.analysis.sentences import Result
 from parallel_core.outline import outline_of
@@ -103,16 +103,16 @@ class Overview:
         `told` = the run of which they say whether its loss is finite."""
         warning = sentences.disturbed([entry.others for entry in self.entries if entry.done], DISTURBED_ABOVE)
         before, behind = ([warning], [""]) if self.mostly_disturbed else ([self._baseline_warning], [warning])
-        behind.append("" if self.mostly_disturbed else pace.uneven(self.pace_spread, self._at_one_pace))
-        behind.append(pace.crowded(self.companies))
-        behind.append(left_out.diverged([r.label for r in self.results if r.diverged and r is not told]))
+        behind.append("" if self.mostly_disturbed else host_drift.drift_warning(self.pace_spread, self._at_one_pace))
+        behind.append(host_drift.contention_warning(self.companies))
+        behind.append(excluded.diverged([r.label for r in self.results if r.diverged and r is not told]))
         behind += self.left_out
         return [sentence for sentence in (*before, *said, *behind) if sentence]
 
     @property
     def left_out(self) -> list[str]:
         """Which runs are not compared, as they ended without a result, and why."""
-        return left_out.sentences([(row.entry.label, row.run) for row in self.rows])
+        return excluded.sentences([(row.entry.label, row.run) for row in self.rows])
 
     @property
     def _baseline_warning(self) -> str:
@@ -126,12 +126,12 @@ class Overview:
     @property
     def pace_spread(self) -> float | None:
         """See `pace.spread`."""
-        return pace.spread([entry.pace for entry in self.entries if entry.pace])
+        return host_drift.spread([entry.pace for entry in self.entries if entry.pace])
 
     @property
     def companies(self) -> dict[int, float]:
         """Of several devices, by their number: see `pace.companies`."""
-        found = pace.companies(entry.pace for entry in self.entries if entry.pace)
+        found = host_drift.contention_by_ranks(entry.pace for entry in self.entries if entry.pace)
         return {ranks: longer for ranks, longer in found.items() if ranks > 1}
 
     @property
@@ -247,7 +247,7 @@ def _setting(base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], detai
     return Setting(
         base=base,
         base_spec=spec,
-        base_step=None if left_out.ended_of(base) else step_of(base, spec, spec, details),
+        base_step=None if excluded.ended_of(base) else step_of(base, spec, spec, details),
         waits=waits_of(runs) if details else {},
         limit=limit_of(runs, specs) if details else None,
         details=details,

@@ -23,22 +23,22 @@ from dashboard.numbers import number, numbers
 from dashboard.runs.models import ACTIVE, ENDED, State
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import (
-    again,
+    answer_cache,
     answers,
     figures,
     findings,
     fit,
     fit_views,
-    kept,
     postmortem,
+    report_answers,
+    reruns,
     scaling,
     streams,
     table,
-    written,
 )
+from dashboard.studies.entry_points import WAYS
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, held_equal, overview
-from dashboard.studies.ways import WAYS
 
 PER_PAGE = 20
 MAX_GANTTS = 12
@@ -80,7 +80,7 @@ def list_context(request: HttpRequest) -> dict[str, Any]:
         )
     )
     listed = Paginator(every, PER_PAGE).get_page(request.GET.get("page"))
-    verdicts = kept.verdicts(list(listed))
+    verdicts = answer_cache.verdicts(list(listed))
     for study in listed:
         study.verdict = verdicts[study.pk]  # type: ignore[attr-defined]
     return {"page": listed, "studies": listed.object_list, "may_submit": may_submit(request.user)}
@@ -89,10 +89,10 @@ def list_context(request: HttpRequest) -> dict[str, Any]:
 def view_of(request: HttpRequest, study: Study) -> Overview:
     """The study against the baseline of the address, else against its own."""
     every = list(study.runs.all())
-    runs = again.standing(every)
+    runs = reruns.standing(every)
     wanted = number(request.GET.get("baseline"))
     chosen = next((run for run in every if run.pk == wanted), None)
-    return overview(runs, again.stands_for(chosen or study.baseline, runs))
+    return overview(runs, reruns.stands_for(chosen or study.baseline, runs))
 
 
 def target(request: HttpRequest) -> float | None:
@@ -148,8 +148,8 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
         | scaling.of_overview(study, view),
         "verdict": scaling.verdict(study, view),
         "may_change": may_change(request.user, study),
-        "again": again.offer(study.runs.all()) if may_change(request.user, study) else "",
-        "unfinished": again.unfinished(study.runs.all()) if may_change(request.user, study) else "",
+        "again": reruns.offer(study.runs.all()) if may_change(request.user, study) else "",
+        "unfinished": reruns.unfinished(study.runs.all()) if may_change(request.user, study) else "",
         "cancellable": may_change(request.user, study) and any(r.run.state != State.CANCELLING for r in view.open),
         "done": len([row for row in view.rows if row.run.state in ENDED]),
     }
@@ -187,9 +187,9 @@ def questions(request: HttpRequest, pk: int) -> HttpResponse:
     def answered() -> dict[str, Any]:
         view = view_of(request, study)
         alike = scaling.like_for_like(study.kind, view)
-        return {"asked": written.of_overview(alike, written.steps_of(alike)), "open": bool(view.open)}
+        return {"asked": report_answers.of_overview(alike, report_answers.steps_of(alike)), "open": bool(view.open)}
 
-    told = kept.of_ended(study, ["questions", request.GET.get("baseline", "")], answered)
+    told = answer_cache.of_ended(study, ["questions", request.GET.get("baseline", "")], answered)
     return render(request, "studies/parts/questions.html", {"study": study, **told})
 
 
@@ -234,8 +234,8 @@ def table_csv(request: HttpRequest, pk: int) -> HttpResponse:
 def run_again(request: HttpRequest, pk: int) -> HttpResponse:
     """Queues the runs that were disturbed or cut off once more, or (`which=cancelled`) those that were cancelled."""
     stopped = request.POST.get("which") == "cancelled"
-    which = again.cancelled if stopped else again.repeatable
-    queued = again.run_again(study=get_object_or_404(Study, pk=pk), user=request.user, which=which)
+    which = reruns.cancelled if stopped else reruns.repeatable
+    queued = reruns.run_again(study=get_object_or_404(Study, pk=pk), user=request.user, which=which)
     if not queued:
         what = "cancelled" if stopped else "disturbed or cut off"
         messages.info(request, f"Nothing was queued: no run was {what}, or all are under way again.")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis import waits
-from parallel_core.analysis.rows import lasted
+from parallel_core.analysis.rows import durations
 from parallel_core.analysis.sweep import Times
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import INSIDE, RECVS, Kind
@@ -55,7 +55,7 @@ def critical_path(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> NDAr
     chosen = np.array([node for node, _, _ in found], np.int64)
     out["rank"], out["row"], out["kind"] = nodes.rank[chosen], nodes.row[chosen], nodes.kind[chosen]
     out["start"], out["end"] = [start for _, start, _ in found], [end for _, _, end in found]
-    return out[lasted(out) > 0]
+    return out[durations(out) > 0]
 
 
 def _walk(nodes: _Nodes, window: tuple[int, int]) -> list[tuple[int, int, int]]:

@@ -49,7 +49,7 @@ class About:
 
 def table(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Iterator[tuple[Any, ...]]:
     """A row a span in COLUMNS, rank after rank; times from the start of the step."""
-    zero = waits.origin(spans)
+    zero = waits.step_start(spans)
     waited = waits.waited(spans, layout)
     for rank, rows in sorted(spans.items()):
         columns = [rows[name].tolist() for name in ("kind", "lane", "stage", "micro_batch", "replica", "version")]
@@ -65,7 +65,7 @@ def table(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Iterator[tup
 
 def chrome_trace(spans: Mapping[int, NDArray[np.void]], layout: Layout, about: About) -> Iterator[str]:
     """One JSON document, piece by piece."""
-    zero = waits.origin(spans)
+    zero = waits.step_start(spans)
     kept = {rank: len(rows) for rank, rows in sorted(spans.items())}
     mark = {"format": FORMAT, "clock": CLOCK, "begin": zero, "ranks": kept, **asdict(about)}
     mark["recorded"] = max(about.recorded, sum(kept.values()))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.waits import origin
+from parallel_core.analysis.waits import step_start
 from parallel_core.layout import Layout
 
 LATE = np.dtype(
@@ -36,7 +36,7 @@ def lateness(
     `planned` is by pipeline rank (as `simulate` gives it), `measured` by global rank. The key is kind, stage and
     micro-batch: within a pipeline rank it is unique.
     """
-    zero = [origin(planned), origin(measured)]
+    zero = [step_start(planned), step_start(measured)]
     parts = [np.empty(0, LATE)]
     for rank, rows in sorted(measured.items()):
         plan = planned.get(layout.pipeline_rank(rank))

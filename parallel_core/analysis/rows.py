@@ -19,6 +19,6 @@ def ends(rows: NDArray[Any]) -> Times:
     return ended
 
 
-def lasted(rows: NDArray[Any]) -> Times:
+def durations(rows: NDArray[Any]) -> Times:
     """Nanoseconds from each row's start to its end."""
     return ends(rows) - starts(rows)

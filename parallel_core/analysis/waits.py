@@ -38,7 +38,7 @@ def ordered(spans: Rows) -> dict[int, NDArray[np.void]]:
     return {rank: table[np.argsort(table["start"], kind="stable")] for rank, table in spans.items()}
 
 
-def origin(spans: Rows) -> int:
+def step_start(spans: Rows) -> int:
     """The first instant of the step, on the span clock; 0 without any span."""
     return min((int(rows["start"].min()) for rows in spans.values() if len(rows)), default=0)
 

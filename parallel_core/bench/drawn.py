@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parallel_core.schedule.traits import CUSTOM, TRAITS, may_hand_back
+from parallel_core.schedule.traits import CUSTOM, TRAITS, takes_early_gradients
 from parallel_core.spec import RunSpec
 
 MOST_RANKS = 4
@@ -26,7 +26,7 @@ def draw(seed: int, steps: int = 3, warmup_steps: int = 2) -> Iterator[RunSpec]:
         train = _train(chance) | {"steps": steps, "warmup_steps": warmup_steps}
         model = _model(chance)
         split = _parallel(chance, model.get("layers", 4))
-        if early.random() < _EARLY and split.get("schedule") in may_hand_back():
+        if early.random() < _EARLY and split.get("schedule") in takes_early_gradients():
             split["early_gradients"] = True
         told = {"model": model, "parallel": split, "train": train}
         try:

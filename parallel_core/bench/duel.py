@@ -15,7 +15,7 @@ import numpy as np
 from parallel_core.bench import turns
 from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups
-from parallel_core.launch_rank import Seat
+from parallel_core.launch_rank import RankArgs
 from parallel_core.observe.progress import Progress
 from parallel_core.profile.measure import measure_for
 from parallel_core.profile.table import CostTable
@@ -58,7 +58,7 @@ def benches() -> dict[str, Callable[[int], dict[str, Any]]]:
     return {**{name: partial(run, name) for name in SPLITS}, "activations": activations}
 
 
-def contestants(name: str, seat: Seat, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
+def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
     """`ours` and `theirs`; of a pipeline `blocks`, too: theirs in whole ones."""
     from parallel_core.bench import ours, peers
     from parallel_core.bench.peers import pipeline

@@ -17,7 +17,7 @@ import numpy as np
 from parallel_core.bench import duel, turns
 from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups, groups_of
-from parallel_core.launch_rank import Seat
+from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.spec import RunSpec
@@ -33,7 +33,7 @@ def _alone(name: str) -> RunSpec:
     return RunSpec.model_validate(run)
 
 
-def contestants(name: str, seat: Seat, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
+def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
     from parallel_core.bench import ours
 
     assert groups.store is not None

@@ -15,8 +15,8 @@ from parallel_core.plan.strategy import label
 from parallel_core.profile.measure import devices_of, measure_for
 from parallel_core.profile.table import CostTable
 from parallel_core.schedule.traits import flushes
+from parallel_core.simulate.device_drift import spells_beside
 from parallel_core.simulate.predict import predict_step
-from parallel_core.simulate.spells import spells_beside
 from parallel_core.spec import RunSpec
 
 SPLITS: tuple[dict[str, Any], ...] = (

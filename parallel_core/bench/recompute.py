@@ -10,7 +10,7 @@ import numpy as np
 from parallel_core.bench import duel, turns
 from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups
-from parallel_core.launch_rank import Seat
+from parallel_core.launch_rank import RankArgs
 from parallel_core.observe.progress import Progress
 from parallel_core.spec import RunSpec
 
@@ -26,7 +26,7 @@ def spec_of(layers: int, recompute: str) -> RunSpec:
     return RunSpec.model_validate(run)
 
 
-def contestants(name: str, seat: Seat, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
+def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
     """`kept` recomputes nothing; `name` is the number of layers."""
     from parallel_core.bench import ours
     from parallel_core.bench.peers import checkpointed

@@ -9,13 +9,13 @@ from pathlib import Path
 from parallel_core.bench import duel, limits, recompute, whatif
 from parallel_core.bench.turns import Contestant, take_turns
 from parallel_core.engine.distributed import Groups, connect, disconnect
-from parallel_core.launch_rank import Seat
+from parallel_core.launch_rank import RankArgs
 from parallel_core.launch_server import main
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
 
-Field = Callable[[str, Seat, Groups, Progress], Mapping[str, Contestant]]
+Field = Callable[[str, RankArgs, Groups, Progress], Mapping[str, Contestant]]
 FIELDS: dict[str, tuple[Field, frozenset[str]]] = {
     "duel": (duel.contestants, frozenset()),
     "activations": (duel.contestants, frozenset({"ours", "theirs"})),
@@ -26,7 +26,7 @@ FIELDS: dict[str, tuple[Field, frozenset[str]]] = {
 """By kind: who takes part, and whose memory is metered."""
 
 
-def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
+def be_rank(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     """In the rank: set all contestants up in one process group, then take turns."""
     asked = json.loads((Path(seat.folder) / "field.json").read_text())
     made, meter = FIELDS[asked["kind"]]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from parallel_core.bench import turns
 from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups, groups_of
-from parallel_core.launch_rank import Seat
+from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.local import Outcome
 from parallel_core.observe.progress import Progress
@@ -71,7 +71,7 @@ def against(steps: Steps) -> dict[str, Any]:
     }
 
 
-def contestants(name: str, seat: Seat, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
+def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
     """One for each schedule, traced."""
     del name
     from parallel_core.bench import ours

@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parallel_core.foreign import SPOILT
 from parallel_core.layout import Layout
 from parallel_core.spec import DRAWN, RunSpec
+from parallel_core.untrusted import PARSE_ERRORS
 
 FORMAT = "trainyard-checkpoint-1"
 FILE = "manifest.json"
@@ -103,7 +103,7 @@ def read(folder: Path) -> Manifest:
         raw = json.loads((folder / FILE).read_text())
     except OSError as error:
         raise CheckpointError(f"{folder} is no checkpoint: {FILE} cannot be read ({error.strerror}).") from error
-    except SPOILT as error:
+    except PARSE_ERRORS as error:
         raise CheckpointError(f"The checkpoint {folder} is damaged: {FILE} is no JSON ({error}).") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise CheckpointError(f"{folder} is no checkpoint of this engine: its format is not {FORMAT}.")
@@ -112,7 +112,7 @@ def read(folder: Path) -> Manifest:
         raise CheckpointError(f"The checkpoint {folder} was changed: {FILE} does not match its own sha256.")
     try:
         manifest = _parse(raw)
-    except SPOILT as error:
+    except PARSE_ERRORS as error:
         raise CheckpointError(f"The checkpoint {folder} is damaged: {FILE} lacks or spoils {error}.") from error
     _check_files(folder, manifest)
     return manifest

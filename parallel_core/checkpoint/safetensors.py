@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.foreign import SPOILT
+from parallel_core.untrusted import PARSE_ERRORS
 
 ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """Bytes of an element by the format's name of its type."""
@@ -62,7 +62,7 @@ class SafeTensors:
             raw = json.loads(bytes(self._data[8 : self._base]))
             raw.pop("__metadata__", None)
             self.entries = {str(name): _entry(entry) for name, entry in raw.items()}
-        except SPOILT as error:
+        except PARSE_ERRORS as error:
             raise self._wrong(f"its header is spoilt ({error})") from error
         self._check(size - self._base)
 
@@ -108,7 +108,7 @@ def open_all(path: Path) -> dict[str, SafeTensors]:
         return _named(SafeTensors(path / SINGLE))
     try:
         where = {str(name): str(file) for name, file in json.loads((path / INDEX).read_text())["weight_map"].items()}
-    except SPOILT as error:
+    except PARSE_ERRORS as error:
         raise CheckpointError(f"{path / INDEX} is no index of safetensors files ({error}).") from error
     if strange := [name for name in where.values() if Path(name).name != name]:
         raise CheckpointError(f"{path / INDEX} leads out of its folder: {strange[0]!r}.")

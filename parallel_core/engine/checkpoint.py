@@ -22,8 +22,8 @@ from torch import Tensor
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import storage
 from parallel_core.engine.collectives import Group, all_reduce
 from parallel_core.engine.flat import FlatParameters, Pieces
@@ -113,7 +113,7 @@ class State:
 class Saver:
     """Saves the state of `trainer` into `order.folder`. Every rank has one and calls it at the same steps."""
 
-    def __init__(self, trainer: Trainer, order: SaveOrder, sink: Sink, world: Group = None) -> None:
+    def __init__(self, trainer: Trainer, order: CheckpointConfig, sink: Sink, world: Group = None) -> None:
         """`world` are all ranks."""
         self._trainer, self._order, self._sink, self._world = trainer, order, sink, world
         self._state = State(trainer)

@@ -18,12 +18,12 @@ from parallel_core.engine.flat import FlatParameters, Shard
 from parallel_core.engine.fully_sharded import FullySharded, mesh_of
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.stage import Batch, Stage
-from parallel_core.engine.unshard import Unsharding
+from parallel_core.engine.zero3 import Unsharding
 from parallel_core.models.initial import fill
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.scope import Scope
 from parallel_core.outline.splits import split_dim
-from parallel_core.plan.places import Home, alone_of, bucket_bytes, home, shards_of
+from parallel_core.plan.grad_buckets import Home, alone_of, bucket_bytes, home, shards_of
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.weights import WeightGradients

@@ -21,7 +21,7 @@ class Device(Protocol):
     backend: str
     """Of torch.distributed."""
     sharing: int
-    """Ranks of the run that are on this GPU, this one included; how many share a CPU core `Neighbours` tells."""
+    """Ranks of the run that are on this GPU, this one included; how many share a CPU core `Interference` tells."""
 
     @property
     def name(self) -> str: ...

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from parallel_core.engine.device import Device
 from parallel_core.engine.precision import main_dtype
-from parallel_core.plan.places import BUCKET_BYTES, Home, Places, place
+from parallel_core.plan.grad_buckets import BUCKET_BYTES, Home, Places, place
 
 Pieces = tuple[tuple[int, Tensor], ...]
 """(first, memory): elements [first, first + len(memory)) of the whole flat buffer."""

@@ -30,6 +30,7 @@ from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.relay import Relay
 from parallel_core.engine.reporter import Reporter
 from parallel_core.engine.stage import Stage
+from parallel_core.generation_request import texts_of
 from parallel_core.launch import Wish
 from parallel_core.layout import Coords, Layout
 from parallel_core.models.attention import Core
@@ -43,7 +44,6 @@ from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.weights import WeightGradients
-from parallel_core.wish import texts_of
 
 log = logging.getLogger(__name__)
 

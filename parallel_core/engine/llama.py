@@ -22,10 +22,10 @@ from parallel_core.checkpoint import safetensors
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest, read
 from parallel_core.engine import storage
 from parallel_core.engine.shares import Box, Made, Share
-from parallel_core.foreign import SPOILT
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec, RunSpec, field_errors
+from parallel_core.untrusted import PARSE_ERRORS
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
@@ -68,7 +68,7 @@ def model_of(config: Mapping[str, Any], seq: int) -> dict[str, Any]:
         fits = head * model["heads"] == model["hidden"]
     except KeyError as error:
         raise CheckpointError(f"{CONFIG} lacks {error}.") from error
-    except (*SPOILT, ZeroDivisionError) as error:
+    except (*PARSE_ERRORS, ZeroDivisionError) as error:
         raise CheckpointError(f"{CONFIG} has a size that is no number of a model ({error}).") from error
     if not fits:
         raise CheckpointError(f"{CONFIG} has head_dim={head}; this engine's is hidden_size / num_attention_heads.")
@@ -191,7 +191,7 @@ def _config(path: Path) -> dict[str, Any]:
         config = json.loads((path / CONFIG).read_text())
     except OSError as error:
         raise CheckpointError(f"{path / CONFIG} cannot be read: {error.strerror or error}") from error
-    except SPOILT as error:
+    except PARSE_ERRORS as error:
         raise CheckpointError(f"{path / CONFIG} is no JSON ({error}).") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path / CONFIG} is no description of a model: it holds no names.")

@@ -20,7 +20,7 @@ from parallel_core.engine.stop import StopRequest
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline.splits import TensorSplit, split_dim
-from parallel_core.plan.places import shards_of
+from parallel_core.plan.grad_buckets import shards_of
 from parallel_core.spec import ModelSpec, RunSpec
 
 

@@ -21,7 +21,7 @@ from parallel_core.engine.device import Device
 from parallel_core.engine.host_links import Form, HostLinks
 from parallel_core.engine.injected import SlowLink
 from parallel_core.schedule.ir import AHEAD, RECVS, Kind, Op
-from parallel_core.schedule.receipts import Key, key
+from parallel_core.schedule.send_completion import Key, key
 
 Link = tuple[int, bool]
 """Peer (a pipeline rank), and whether activations (or gradients) travel: each is first in, first out."""

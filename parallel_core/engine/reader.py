@@ -13,7 +13,7 @@ from parallel_core.engine.fingerprint import of_arrays
 from parallel_core.engine.injected import Injected
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.stage import Batch
-from parallel_core.models.passing import Sample
+from parallel_core.models.microbatch_context import Sample
 from parallel_core.observe.recorder import LANE_HOST
 from parallel_core.observe.scope import Scope
 from parallel_core.outline import outline_of

@@ -7,11 +7,11 @@ from collections import Counter
 from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.fully_sharded import FullySharded, FullyShardedReducer
-from parallel_core.engine.lean import LeanReducer
 from parallel_core.engine.reduction import GradientReducer, Reducer
-from parallel_core.engine.unshard import Unsharder
+from parallel_core.engine.zero2 import Zero2Reducer
+from parallel_core.engine.zero3 import Unsharder
 from parallel_core.observe.scope import Scope
-from parallel_core.plan.places import gathers_ahead
+from parallel_core.plan.grad_buckets import gathers_ahead
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 
@@ -27,7 +27,7 @@ def reducer_of(
     if chunks.flat.lean:
         unsharder = _unsharder(spec, chunks, group, scope, delay) if chunks.flat.sliced else None
         chunks.unshard_by(unsharder)
-        return LeanReducer(chunks, group, scope, delay, unsharder)
+        return Zero2Reducer(chunks, group, scope, delay, unsharder)
     together = micro_batches if TRAITS[spec.parallel.schedule].sync in ("flush", "2bw") else 1
     arrivals = Counter({slot: n * together for slot, n in chunks.arrivals().items()})
     reducer = GradientReducer(chunks.flat, arrivals, group, scope, delay)

@@ -22,7 +22,7 @@ from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.injected import late
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
-from parallel_core.plan.places import Bucket as Place
+from parallel_core.plan.grad_buckets import Bucket as Place
 from parallel_core.schedule.ir import Kind
 
 

@@ -16,22 +16,22 @@ import torch
 
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.stats import summarise
-from parallel_core.engine.beside import Told
 from parallel_core.engine.clocks import Clock
 from parallel_core.engine.device import Device
 from parallel_core.engine.fingerprint import Print
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.profiled import is_profiled, profiled
+from parallel_core.engine.reference_probe import ProbeReading
 from parallel_core.engine.snapshot import snapshotted
 from parallel_core.engine.stream import Staleness
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
-from parallel_core.observe.asked import Asked, Wish
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import POINT, Sink
 from parallel_core.observe.scope import Scope
+from parallel_core.observe.trace_request import TraceRequest, TraceRequests
 from parallel_core.plan.chips import Peak
 from parallel_core.processes import start_ticks
 from parallel_core.profile.repeats import expected
@@ -74,9 +74,11 @@ class StepTimes:
 class Reporter:
     """Emits the records of one rank, and says the same in words in its log; run-level series come from rank 0 alone."""
 
-    def __init__(self, spec: RunSpec, rank: int, sink: Sink, device: Device, asked: Asked | None = None) -> None:
+    def __init__(
+        self, spec: RunSpec, rank: int, sink: Sink, device: Device, asked: TraceRequests | None = None
+    ) -> None:
         self._spec, self._rank, self._sink, self._device, self._asked = spec, rank, sink, device, asked
-        self._wish: Wish | None = None
+        self._wish: TraceRequest | None = None
         self._points: dict[str, list[tuple[int, float, float]]] = {}
         self._stale: list[Staleness] = []
         self._flushed = self._logged = 0.0
@@ -169,7 +171,7 @@ class Reporter:
     def _speeds(self, took: float) -> dict[str, float]:
         return self._work.speeds(took, self._peak.flops_per_s if self._peak else None)
 
-    def reference(self, step: int, told: Told) -> None:
+    def reference(self, step: int, told: ProbeReading) -> None:
         """What the reference work took behind the step."""
         self._add(step, time.time(), {"reference_time": told.together})
         self._references.append(told.together)

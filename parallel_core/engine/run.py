@@ -7,27 +7,27 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import checkpoint
-from parallel_core.engine.beside import Beside
 from parallel_core.engine.clocks import open_clock
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import be_deterministic, keep_no_weights, open_device
 from parallel_core.engine.distributed import Rendezvous, connect, joined
 from parallel_core.engine.fingerprint import Fingerprints
-from parallel_core.engine.neighbours import Neighbours
+from parallel_core.engine.interference import Interference
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.peak import device_peak, of_gpu
+from parallel_core.engine.reference_probe import ReferenceProbe
 from parallel_core.engine.rehearsal import is_due, rehearse
 from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.stop import Stopped
 from parallel_core.engine.trainer import Trainer
 from parallel_core.faults import broken
 from parallel_core.layout import Layout
-from parallel_core.observe.asked import Asked
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import Sink
+from parallel_core.observe.trace_request import TraceRequests
 from parallel_core.observe.when import first_timed, followed_steps, is_traced, metered_step
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
@@ -40,7 +40,7 @@ def run_rank(
     rendezvous: Rendezvous,
     progress: Progress,
     corpus_cache: Path | None = None,
-    saves: SaveOrder | None = None,
+    saves: CheckpointConfig | None = None,
 ) -> None:
     """Train to the end, from step 0 or from a checkpoint. `saves` None: nothing is saved, and SIGTERM just kills.
 
@@ -52,7 +52,7 @@ def run_rank(
     if lets_go_of_weights(spec):
         keep_no_weights()
     device = open_device(spec.train.device, rendezvous.sharing)
-    report = Reporter(spec, rank, sink, device, Asked(progress.folder))
+    report = Reporter(spec, rank, sink, device, TraceRequests(progress.folder))
     report.phase("building", 0)
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend, spec.model.tied)
@@ -63,7 +63,7 @@ def run_rank(
         report.hello(trainer.flat, trainer.units, trainer.layout)
         first, saver = _take_up(trainer, saves, sink, groups.world)
         _prepare(trainer, first, saver is not None, groups.store if rendezvous.node is not None else None)
-        neighbours = Neighbours(device, groups.world, trainer.layout.world, rendezvous.node or 0)
+        neighbours = Interference(device, groups.world, trainer.layout.world, rendezvous.node or 0)
         _train(trainer, report, neighbours, first, saver, Fingerprints(trainer, groups.world))
 
 
@@ -84,7 +84,7 @@ def _prepare(trainer: Trainer, first: int, saves: bool, store: dist.Store | None
 
 
 def _take_up(
-    trainer: Trainer, saves: SaveOrder | None, sink: Sink, world: Group
+    trainer: Trainer, saves: CheckpointConfig | None, sink: Sink, world: Group
 ) -> tuple[int, checkpoint.Saver | None]:
     """(the first step to train, what saves) as `saves` says."""
     if saves is None:
@@ -123,7 +123,7 @@ class Done(NamedTuple):
 def _train(
     trainer: Trainer,
     report: Reporter,
-    neighbours: Neighbours,
+    neighbours: Interference,
     first: int,
     saver: checkpoint.Saver | None,
     prints: Fingerprints,
@@ -131,7 +131,7 @@ def _train(
     spec, timed_from = trainer.spec, first_timed(trainer.spec, first)
     metered = metered_step(spec, first)
     times, followed = StepTimes(timed_from - first), followed_steps(spec, first)
-    beside = Beside(spec, trainer.device, neighbours, trainer.rank)
+    beside = ReferenceProbe(spec, trainer.device, neighbours, trainer.rank)
     report.phase("warmup" if timed_from > first else "timed", first)
     for step in range(first, spec.train.steps):
         if step == timed_from:
@@ -152,7 +152,7 @@ def _train(
     report.phase("done", spec.train.steps)
 
 
-def _refer(beside: Beside, report: Reporter, times: StepTimes, step: int, took: float) -> None:
+def _refer(beside: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:
     """The reference work behind a timed step, where it is due; its time is no part of any step's."""
     if (done := beside.behind(took)) is not None:
         report.reference(step, done)
@@ -183,7 +183,7 @@ def _tell(trainer: Trainer, report: Reporter, done: Done, prints: Fingerprints) 
     return stop
 
 
-def _begin_timed(trainer: Trainer, report: Reporter, neighbours: Neighbours, behind: int | None) -> None:
+def _begin_timed(trainer: Trainer, report: Reporter, neighbours: Interference, behind: int | None) -> None:
     """All ranks at once: what their devices can do at most, and from now on who else uses them. `behind`: the step at
     which the warm-up ends, where there was one."""
     peak = device_peak(trainer.device, trainer.spec.train.precision)

@@ -9,7 +9,7 @@ from parallel_core.engine.collectives import all_reduce
 from parallel_core.engine.distributed import Groups
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.outline.splits import summed_by_rows
-from parallel_core.plan.places import TIED
+from parallel_core.plan.grad_buckets import TIED
 
 
 class SharedGradients:

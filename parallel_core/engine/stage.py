@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device
 from parallel_core.engine.precision import DTYPES, LossScale
-from parallel_core.engine.unshard import Unsharding
+from parallel_core.engine.zero3 import Unsharding
 from parallel_core.models.attention import Core
-from parallel_core.models.passing import NOTHING, Passing, Sample, follow
+from parallel_core.models.microbatch_context import NOTHING, MicroBatchContext, Sample, follow
 from parallel_core.models.registry import build_unit, parameter_name
 from parallel_core.observe.scope import Scope
 from parallel_core.outline import block_of
@@ -100,7 +100,7 @@ class Stage:
             for unit in (unit for name, unit in zip(names, self._units, strict=True) if block_of(name) in chosen):
                 _recompute_core(unit, scope)
         self.is_first, self.is_last = names[0] == spec.model.units()[0], names[-1] == "head"
-        self._passing, self._size = Passing(spec.train.seed), spec.micro_batch_size
+        self._passing, self._size = MicroBatchContext(spec.train.seed), spec.micro_batch_size
         for unit in self._units:
             follow(unit, self._passing)
         self._kept: dict[int, list[_Kept]] = {}

@@ -23,7 +23,7 @@ from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_HOST
 from parallel_core.observe.scope import Scope
 from parallel_core.schedule.ir import Kind, Op
-from parallel_core.schedule.receipts import Key, receipts
+from parallel_core.schedule.send_completion import Key, receipts
 from parallel_core.schedule.stream import Window, Windows
 from parallel_core.spec import TrainSpec
 

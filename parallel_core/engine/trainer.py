@@ -18,11 +18,11 @@ from parallel_core.engine.injected import Injected
 from parallel_core.engine.norm import StageNorm, StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.p2p import Links, Peer, Traffic
-from parallel_core.engine.pace import Flushed, Pace, Streamed
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reader import Reader
 from parallel_core.engine.reducers import reducer_of
 from parallel_core.engine.shared import SharedGradients
+from parallel_core.engine.step_runner import FlushingRunner, StepRunner, StreamingRunner
 from parallel_core.engine.stop import StopRequest
 from parallel_core.engine.stream import StreamExecutor
 from parallel_core.engine.updates import numbers_of
@@ -34,7 +34,7 @@ from parallel_core.observe.scope import Scope
 from parallel_core.plan.traffic import mark_bytes
 from parallel_core.plan.units import boundary_shapes
 from parallel_core.schedule import build
-from parallel_core.schedule.receipts import receipts
+from parallel_core.schedule.send_completion import receipts
 from parallel_core.schedule.stream import Windows
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
@@ -80,17 +80,17 @@ class Trainer:
         built = partial(self.progress.at, -1, "building")  # many parameters take minutes to draw
         return Chunks(spec, stages, tensor, groups.data, self.device, self.scope, shards, built)
 
-    def _make_pace(self, groups: Groups, progress: Progress) -> Pace:
+    def _make_pace(self, groups: Groups, progress: Progress) -> StepRunner:
         spec, here, parts = self.spec, self.layout.pipeline_rank(self.rank), self._parts(groups)
         if spec.parallel.flushes:
             schedule = build(spec)
             program = schedule.programs[here]
             traffic = Traffic.of(program, receipts(schedule, here))
-            return Flushed(Executor(program, traffic, parts, self.scope, progress, spec.train), self.reader.read)
+            return FlushingRunner(Executor(program, traffic, parts, self.scope, progress, spec.train), self.reader.read)
         windows = Windows(spec)
         executor = StreamExecutor(windows, here, parts, self.scope, progress, spec.train)
         self._versions = executor.versions
-        return Streamed(spec, executor, parts.totals, windows, self.reader.read)
+        return StreamingRunner(spec, executor, parts.totals, windows, self.reader.read)
 
     def _parts(self, groups: Groups) -> Parts:
         spec, layout, flat = self.spec, self.layout, self.chunks.flat

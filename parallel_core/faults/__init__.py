@@ -25,7 +25,7 @@ from parallel_core.faults.slow_link import SlowLink
 from parallel_core.faults.straggler import Straggler
 from parallel_core.faults.tiny_kernels import TinyKernels
 from parallel_core.faults.unbalanced_cut import UnbalancedCut
-from parallel_core.rules import rule
+from parallel_core.rules import rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -53,7 +53,7 @@ def check_faults(spec: RunSpec) -> None:
     kinds = [fault.kind for fault in spec.inject]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice:
-        raise rule((f"inject.{twice}",), f"a run has a fault of one kind once; {twice} stands there twice.")
+        raise rule_error((f"inject.{twice}",), f"a run has a fault of one kind once; {twice} stands there twice.")
     for fault in spec.inject:
         fault.check(spec)
 

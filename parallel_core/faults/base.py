@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from parallel_core.rules import few, rule
+from parallel_core.rules import few, rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -97,7 +97,7 @@ class Fault(BaseModel):
     def wrong(self, name: str, message: str, *others: str) -> Any:
         """The error of a rule: shown at this fault's field `name` ('' = at the fault); `others` are dotted fields."""
         at = f"inject.{self.kind}.{name}" if name else f"inject.{self.kind}"
-        return rule((at, *others), message)
+        return rule_error((at, *others), message)
 
 
 def plain(value: Any) -> str:

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from parallel_core.models.microbatch_context import Follower
 from parallel_core.models.numerics import wide
-from parallel_core.models.passing import Follower
 
 Gather = Callable[[Tensor], Tensor]
 """This replica's numbers (n,) in, those of all replicas (replicas, n) out, in the same order on each."""

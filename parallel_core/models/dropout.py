@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from parallel_core.models.passing import Follower
+from parallel_core.models.microbatch_context import Follower
 from parallel_core.outline.base import at_once
 
 _LANES = 4

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from parallel_core.models.dropout import Dropout
 from parallel_core.models.layers import Embedding, Linear
 from parallel_core.models.loss import CrossEntropySum
-from parallel_core.models.passing import Follower
+from parallel_core.models.microbatch_context import Follower
 from parallel_core.outline.gnmt import GnmtOutline
 from parallel_core.spec import ModelSpec
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from parallel_core.rules import rule
+from parallel_core.rules import rule_error
 
 if TYPE_CHECKING:
     from parallel_core.model_spec import ModelSpec
@@ -158,7 +158,7 @@ class Outline(ABC):
     def check_tensor(self, tp: int, field: str) -> None:
         """Raises a rule where its tensors cannot be split `tp` ways: here of a kind whose tensors stay whole."""
         right = "use tensor=1" if field == "parallel.tp" else "leave widths empty"
-        raise rule((field, "model.kind"), f"tensor={tp} is not possible: {self.whole}; {right}.")
+        raise rule_error((field, "model.kind"), f"tensor={tp} is not possible: {self.whole}; {right}.")
 
     @abstractmethod
     def units(self) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from parallel_core.outline.base import Outline, UnitCost, apart, made, product
 from parallel_core.outline.onednn import lstm_bytes
-from parallel_core.rules import rule
+from parallel_core.rules import rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -49,12 +49,12 @@ class GnmtOutline(Outline):
     def check(self) -> None:
         hidden = self.model.hidden
         if hidden % 2:
-            raise rule(
+            raise rule_error(
                 ("model.hidden",),
                 f"hidden={hidden} has no half for each direction of the first layer; try {hidden + 1}.",
             )
         if self.model.vocab < MARKS:
-            raise rule(
+            raise rule_error(
                 ("model.vocab",),
                 f"vocab={self.model.vocab} has no room for the {MARKS} marks of a sentence (padding, begin, end, "
                 f"unknown word); try {MARKS} or more.",

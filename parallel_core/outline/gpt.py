@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from parallel_core.outline.base import Outline, UnitCost
 from parallel_core.outline.gpt_costs import GptCosts
-from parallel_core.rules import MOST_TOLD, Way, divisors, few, nearest, refusal, rule
+from parallel_core.rules import MOST_TOLD, Way, divisors, few, nearest, refusal, rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -57,25 +57,25 @@ class GptOutline(Outline):
         model = self.model
         if model.hidden % model.heads:
             near = [d for d in divisors(model.hidden) if d <= 256]
-            raise rule(
+            raise rule_error(
                 ("model.heads", "model.hidden"),
                 f"heads={model.heads} does not divide hidden={model.hidden}; try one of {few(near, model.heads)}.",
             )
         if model.heads % self.kv_heads:
-            raise rule(
+            raise rule_error(
                 ("model.kv_heads", "model.heads"),
                 f"kv_heads={self.kv_heads} does not divide heads={model.heads}; "
                 f"try one of {few(divisors(model.heads), self.kv_heads)}.",
             )
         if model.positions != "rope" and model.rope_base != type(model).model_fields["rope_base"].default:
-            raise rule(
+            raise rule_error(
                 ("model.rope_base", "model.positions"),
                 f"positions={model.positions} has no rope_base; use positions=rope, or leave rope_base at 10000.",
             )
         if model.positions == "rope" and self.head_dim % 2:
             even = [d for d in divisors(model.hidden) if model.hidden // d % 2 == 0]
             advice = f"try heads of {few(even, model.heads)}" if even else f"try hidden={model.hidden + 1}"
-            raise rule(
+            raise rule_error(
                 ("model.heads", "model.positions"),
                 f"RoPE turns pairs, but a head has {self.head_dim} dimensions; {advice}.",
             )
@@ -89,7 +89,7 @@ class GptOutline(Outline):
                 if field == "parallel.tp":
                     ways = Way("{}", field, nearest(divisors(value), tp), MOST_TOLD)
                     raise refusal((field, f"model.{leaf}"), problem, ways)
-                raise rule((field, f"model.{leaf}"), f"{problem} {few(self._widths(), tp)}.")
+                raise rule_error((field, f"model.{leaf}"), f"{problem} {few(self._widths(), tp)}.")
 
     def _widths(self) -> list[int]:
         """Tensor ranks that the model can be split over."""

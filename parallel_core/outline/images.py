@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from parallel_core.outline.base import Outline, UnitCost, product
-from parallel_core.rules import rule
+from parallel_core.rules import rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -59,7 +59,7 @@ class ConvolutionOutline(ImageOutline):
     def check(self) -> None:
         if self.side % FEWER:
             below = max(self.side // FEWER, 1) * FEWER
-            raise rule(
+            raise rule_error(
                 ("model.image",),
                 f"image={self.side} cannot be halved five times; try {below} or {below + FEWER}.",
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from parallel_core.outline.base import Outline, block_of
-from parallel_core.rules import few, rule
+from parallel_core.rules import few, rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec, RunSpec
@@ -44,7 +44,7 @@ def recompute_label(split: ParallelSpec) -> str:
 
 def _check_core(spec: RunSpec, outline: Outline) -> None:
     if spec.parallel.recompute == "selective" and not outline.core_flops():
-        raise rule(
+        raise rule_error(
             ("parallel.recompute", "model.kind"),
             f"recompute=selective recomputes the core of attention, and a {spec.model.kind} model has none; "
             f"use {'full or none' if spec.parallel.recompute_layers is None else 'full'}.",
@@ -54,7 +54,7 @@ def _check_core(spec: RunSpec, outline: Outline) -> None:
 def _check_chosen(spec: RunSpec, outline: Outline) -> None:
     if spec.parallel.recompute_layers is not None and spec.parallel.recompute == "none":
         able = "full or selective" if outline.core_flops() else "full"
-        raise rule(
+        raise rule_error(
             ("parallel.recompute_layers", "parallel.recompute"),
             f"recompute=none has no layers to choose; use {able}, or leave recompute_layers empty.",
         )
@@ -65,14 +65,14 @@ def _check_rising(spec: RunSpec, outline: Outline) -> None:
     if chosen is not None and (list(chosen) != sorted(set(chosen)) or not chosen):
         right = f"try {sorted(set(chosen))}" if chosen else "leave it out for all"
         message = f"recompute_layers must rise strictly; got {list(chosen)}; {right}."
-        raise rule(("parallel.recompute_layers",), message)
+        raise rule_error(("parallel.recompute_layers",), message)
 
 
 def _check_layers(spec: RunSpec, outline: Outline) -> None:
     chosen = spec.parallel.recompute_layers
     if chosen and max(chosen) >= (have := len(blocks(outline.units()))):
         near = few(range(have), max(chosen))
-        raise rule(
+        raise rule_error(
             ("parallel.recompute_layers", "model.layers"),
             f"recompute_layers={max(chosen)} is no layer: they count from 0 to {have - 1}; try {near}.",
         )

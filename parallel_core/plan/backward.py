@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from parallel_core.plan.lean import Whole
+from parallel_core.plan.in_flight import in_flight, micro_batches, peers, unproven_gradients
 from parallel_core.plan.messages import Hands
 from parallel_core.plan.segments import Layers, Live, Segment, in_backward, in_forward, segments_of
-from parallel_core.plan.under_way import in_flight, micro_batches, peers, unproven_gradients
+from parallel_core.plan.zero_buckets import Whole
 from parallel_core.schedule import plain
 from parallel_core.schedule.ir import AHEAD, Kind, Op, Schedule
 from parallel_core.schedule.passes.communicate import communicate

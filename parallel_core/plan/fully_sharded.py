@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from parallel_core.outline import UnitCost, block_of, outline_of
 from parallel_core.outline.splits import split_dim
-from parallel_core.plan.lean import Turn, Whole
-from parallel_core.plan.places import shards_of
+from parallel_core.plan.grad_buckets import shards_of
+from parallel_core.plan.zero_buckets import Turn, Whole
 from parallel_core.spec import RunSpec
 
 _LAST = ("proj.", "fc2.", "output.")

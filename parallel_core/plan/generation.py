@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from parallel_core.generation_request import texts_of
 from parallel_core.layout import Layout
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.outline.gpt_sizes import fused_attention
 from parallel_core.plan.peak import RankMemory, flat_bytes
 from parallel_core.spec import MAIN_BYTES, RunSpec
-from parallel_core.wish import texts_of
 
 _ID_BYTES = 8
 
@@ -24,7 +24,7 @@ _ID_BYTES = 8
 def by_place(spec: RunSpec, wish: Mapping[str, Any]) -> list[RankMemory]:
     """Predicted peak of the first rank of each place of the pipeline, whose replica has most texts: weights under
     `params`, keys and values under `activations`, what a layer works with under `buffers`. `wish` is that of
-    `parallel_core.wish`, of a GPT."""
+    `parallel_core.generation_request`, of a GPT."""
     layout, size = Layout.of(spec), spec.element_bytes
     found = []
     for place in range(layout.pp):

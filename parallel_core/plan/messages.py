@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 
 from parallel_core.schedule.ir import AHEAD, RECVS, SENDS, Kind, Op, Schedule
-from parallel_core.schedule.receipts import Key, key, receipts
+from parallel_core.schedule.send_completion import Key, key, receipts
 
 Link = tuple[int, bool]
 """Peer, and whether activations travel."""

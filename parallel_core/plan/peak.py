@@ -30,12 +30,12 @@ from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.plan import fully_sharded
 from parallel_core.plan.backward import Seat, at_peak, in_two
-from parallel_core.plan.lean import NOTHING, Whole, whole_buckets, with_layers
-from parallel_core.plan.places import TIED, Home, Places, alone_of, bucket_bytes, gathers_ahead, home, shards_of
-from parallel_core.plan.places import place as place_all
+from parallel_core.plan.grad_buckets import TIED, Home, Places, alone_of, bucket_bytes, gathers_ahead, home, shards_of
+from parallel_core.plan.grad_buckets import place as place_all
+from parallel_core.plan.in_flight import copies
 from parallel_core.plan.segments import Layers
-from parallel_core.plan.under_way import copies
 from parallel_core.plan.units import unit_costs
+from parallel_core.plan.zero_buckets import NOTHING, Whole, whole_buckets, with_layers
 from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, RunSpec
 
 _MOMENTS = 2

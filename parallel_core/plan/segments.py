@@ -11,8 +11,8 @@ from typing import NamedTuple
 from parallel_core.outline import UnitCost, block_of
 from parallel_core.outline.recompute import recomputed
 from parallel_core.plan import fully_sharded
-from parallel_core.plan.lean import Turn, Whole
 from parallel_core.plan.units import boundary_elements, unit_costs
+from parallel_core.plan.zero_buckets import Turn, Whole
 from parallel_core.spec import RunSpec
 
 

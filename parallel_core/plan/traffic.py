@@ -26,7 +26,7 @@ GroupKind = Literal["tensor", "data", "next", "before"]
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class CommVolume:
     """What a rank has to do with one group in a step: `what` in words, over `ranks`, `calls` times, `bytes` in all."""
 
     kind: GroupKind
@@ -45,14 +45,14 @@ class Talk:
         return self.passes * self.bytes * (len(self.ranks) - 1) // max(len(self.ranks), 1)
 
 
-def talks(spec: RunSpec, rank: int) -> list[Talk]:
+def comm_volumes(spec: RunSpec, rank: int) -> list[CommVolume]:
     """Of `rank`, in the order tensor group, replicas, neighbours in the pipeline; only what there is.
 
     Raises ValueError where the run has no such rank.
     """
     layout = Layout.of(spec)
     place = layout.coords(rank).place
-    found: list[Talk] = []
+    found: list[CommVolume] = []
     if layout.widths[place] > 1:
         ranks = next(group for group in layout.tensor_groups() if rank in group)
         found.extend(_tensor(spec, layout, place, ranks))
@@ -62,10 +62,10 @@ def talks(spec: RunSpec, rank: int) -> list[Talk]:
     return found + _pipeline(spec, layout, rank)
 
 
-def _tensor(spec: RunSpec, layout: Layout, place: int, ranks: tuple[int, ...]) -> list[Talk]:
+def _tensor(spec: RunSpec, layout: Layout, place: int, ranks: tuple[int, ...]) -> list[CommVolume]:
     split, units = spec.parallel, spec.model.units()
     again = recomputed(split, units) if split.recompute == "full" else frozenset()
-    each = unit_talks(spec)
+    each = unit_volumes(spec)
     sums, moved = _Counted(), _Counted()
     for i in (i for stage in layout.stages_of(place) for i in layout.stage_units[stage]):
         forwards = 2 if block_of(units[i]) in again else 1
@@ -78,14 +78,14 @@ def _tensor(spec: RunSpec, layout: Layout, place: int, ranks: tuple[int, ...]) -
     )
     m, size = split.micro_batches, spec.micro_batch_size * spec.model.seq * spec.element_bytes
     return [
-        Talk("tensor", ranks, what, m * found.calls, m * size * found.width, passes)
+        CommVolume("tensor", ranks, what, m * found.calls, m * size * found.width, passes)
         for found, what, passes in named
         if found.calls
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class UnitTalk:
+class UnitVolume:
     """A layer's collectives in a tensor group, in its (forward, backward): elements for one position of each. `sums`
     are all-reduced, `moved` are gathered or scattered."""
 
@@ -93,21 +93,21 @@ class UnitTalk:
     moved: tuple[list[int], list[int]]
 
 
-def unit_talks(spec: RunSpec) -> list[UnitTalk]:
+def unit_volumes(spec: RunSpec) -> list[UnitVolume]:
     """Of each layer: in pairs one forward, one backward of its activations; with sequence parallelism gathers and
     scatters in their place (Korthikanti et al. 2022, figure 5), and one gather more for the gradient of weights; by
     columns three beside each sum of an input's gradient (`tensor.columns`)."""
     split, units, hidden = spec.parallel, spec.model.units(), [spec.model.hidden]
-    found: list[UnitTalk] = []
+    found: list[UnitVolume] = []
     matrices = outline_of(spec.model).matrices()
     for i, unit in enumerate(units):
         if split.tensor_split == "columns":
             wide = gathered_widths(matrices[i])
-            found.append(UnitTalk((hidden, []) if i == 0 else ([], hidden), (wide, wide[:1])))
+            found.append(UnitVolume((hidden, []) if i == 0 else ([], hidden), (wide, wide[:1])))
             continue
         forward, backward = _calls(unit, units, split.sequence)
         ways, none = (hidden * forward, hidden * backward), (list[int](), list[int]())
-        found.append(UnitTalk(none, ways) if split.sequence else UnitTalk(ways, none))
+        found.append(UnitVolume(none, ways) if split.sequence else UnitVolume(ways, none))
     return found
 
 
@@ -139,19 +139,19 @@ def _calls(unit: str, units: Sequence[str], sequence: bool) -> tuple[int, int]:
     return (2, 3) if sequence else (1, 1)
 
 
-def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[Talk]:
+def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[CommVolume]:
     held = by_stage(spec)[place]
     if not spec.parallel.zero:
         updates = spec.parallel.updates(place)
-        return [Talk("data", replicas, "all-reduce of gradients", updates, updates * held.grads, 2)]
+        return [CommVolume("data", replicas, "all-reduce of gradients", updates, updates * held.grads, 2)]
     times = spec.parallel.micro_batches if spec.parallel.zero > 1 else 1
     what = "reduce-scatter of gradients" + (", once a micro-batch" if times > 1 else "")
-    sums = Talk("data", replicas, what, times, times * flat_bytes(spec, place))
+    sums = CommVolume("data", replicas, what, times, times * flat_bytes(spec, place))
     if spec.parallel.zero < 3:
-        return [sums, Talk("data", replicas, "gather of the parameters that others updated", 1, held.params)]
+        return [sums, CommVolume("data", replicas, "gather of the parameters that others updated", 1, held.params)]
     forward, backward = unsharded(spec)
     calls, gathered = times * len(forward + backward), times * sum(forward + backward)
-    return [sums, Talk("data", replicas, "gathers of layers for forward and backward", calls, gathered)]
+    return [sums, CommVolume("data", replicas, "gathers of layers for forward and backward", calls, gathered)]
 
 
 def mark_bytes(spec: RunSpec) -> int:
@@ -159,12 +159,12 @@ def mark_bytes(spec: RunSpec) -> int:
     return MARK_BYTES if spec.train.precision == "fp16" and not spec.parallel.flushes else 0
 
 
-def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[Talk]:
+def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[CommVolume]:
     """Activations to the place of the next stage and gradients back, over all stages whose neighbour is elsewhere."""
     place, replica, _ = layout.coords(rank)
     edges, mine, size = boundary_elements(spec), layout.micro_batches_of(place, replica), spec.element_bytes
     m = len(mine)
-    found: list[Talk] = []
+    found: list[CommVolume] = []
     for here, there in pairwise(range(layout.stages)):
         a, b = layout.place(here), layout.place(there)
         moved = m * edges[layout.stage_units[there][0]] * size
@@ -176,9 +176,9 @@ def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[Talk]:
         out, back = ("gradients", "activations") if place == b else ("activations", "gradients")
         kind: GroupKind = "next" if place == a else "before"
         size_of = {"activations": moved, "gradients": moved + m * mark_bytes(spec)}
-        talks = [
-            Talk(kind, takers, f"sends {out} of stage {there}'s input", times * m, times * size_of[out]),
-            Talk(kind, givers, f"receives {back} of stage {there}'s input", m, size_of[back]),
+        comm_volumes = [
+            CommVolume(kind, takers, f"sends {out} of stage {there}'s input", times * m, times * size_of[out]),
+            CommVolume(kind, givers, f"receives {back} of stage {there}'s input", m, size_of[back]),
         ]
-        found.extend(sorted((talk for talk in talks if talk.calls), key=lambda talk: talk.what.split()[1]))
+        found.extend(sorted((talk for talk in comm_volumes if talk.calls), key=lambda talk: talk.what.split()[1]))
     return found

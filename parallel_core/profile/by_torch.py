@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from parallel_core.profile.calm import undisturbed
+from parallel_core.profile.cpu_steal import undisturbed
 from parallel_core.profile.layers import LayerBench, draw
 from parallel_core.profile.links import Meeting, group_sizes
 from parallel_core.profile.repeats import expected

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from parallel_core import limits
-from parallel_core.rules import rule
+from parallel_core.rules import rule_error
 from parallel_core.spec import DeviceKind
 
 What = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
@@ -35,9 +35,9 @@ class Curve(Value):
     @model_validator(mode="after")
     def _rising(self) -> Self:
         if len(self.seconds) != len(self.sizes):
-            raise rule(("seconds",), f"{len(self.sizes)} sizes need as many seconds, got {len(self.seconds)}.")
+            raise rule_error(("seconds",), f"{len(self.sizes)} sizes need as many seconds, got {len(self.seconds)}.")
         if any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
-            raise rule(("sizes",), "sizes must rise.")
+            raise rule_error(("sizes",), "sizes must rise.")
         return self
 
     def at(self, size: float) -> float:

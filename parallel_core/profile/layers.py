@@ -16,7 +16,7 @@ import torch.distributed as dist
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from parallel_core.analysis.rows import lasted
+from parallel_core.analysis.rows import durations
 from parallel_core.data.dataset import open_dataset
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine.chunks import Chunks
@@ -25,7 +25,7 @@ from parallel_core.engine.device import Device
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reducers import reducer_of
 from parallel_core.engine.stage import Batch
-from parallel_core.models.passing import Sample
+from parallel_core.models.microbatch_context import Sample
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
@@ -186,7 +186,7 @@ class LayerBench:
         for part, kind in _KIND.items():
             own = np.sort(rows[rows["kind"] == kind], order="stage")
             if len(own):
-                found[part] = (lasted(own) / 1e9).tolist()
+                found[part] = (durations(own) / 1e9).tolist()
         return found
 
 

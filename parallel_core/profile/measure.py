@@ -20,9 +20,9 @@ from parallel_core.observe.cores import cores
 from parallel_core.observe.records import REFERENCE_UNCOUNTED
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
-from parallel_core.profile import paced
+from parallel_core.profile import normalize
 from parallel_core.profile.curves import Curve
-from parallel_core.profile.order import RECOMPUTES, SPLITS, Order
+from parallel_core.profile.request import RECOMPUTES, SPLITS, ProfileRequest
 from parallel_core.profile.table import CostTable, Layers
 from parallel_core.rules import divisors
 from parallel_core.spec import DeviceKind, ModelSpec, Precision, Recompute, RunSpec
@@ -57,7 +57,7 @@ def devices_of(kind: DeviceKind) -> int:
 
 def measure(
     model: ModelSpec,
-    order: Order,
+    order: ProfileRequest,
     *,
     ranks: int,
     precision: Precision = "fp32",
@@ -83,11 +83,11 @@ def measure(
     return _table(spec, order, found)
 
 
-def _table(spec: RunSpec, order: Order, found: list[dict[str, Any]]) -> CostTable:
+def _table(spec: RunSpec, order: ProfileRequest, found: list[dict[str, Any]]) -> CostTable:
     about: dict[str, list[dict[str, Any]]] = {}
     for header in found:
         about.setdefault(header["about"], []).append(header)
-    first, usual = about["device"][0], paced.reference(about["layers"])
+    first, usual = about["device"][0], normalize.reference(about["layers"])
     return CostTable.model_validate(
         {
             "device": spec.train.device,
@@ -100,15 +100,15 @@ def _table(spec: RunSpec, order: Order, found: list[dict[str, Any]]) -> CostTabl
             "recorded": time.time(),
             "samples": order.samples[-1],
             "sizes": about["bytes"][0]["rows"],
-            "layers": _mean_rows(paced.layers_at(usual, about["layers"])),
+            "layers": _mean_rows(normalize.layers_at(usual, about["layers"])),
             "links": [header["row"] for header in about.get("link", ())],
             "fully_sharded": [header["row"] for header in about.get("fully_sharded", ())],
-            "own_shards": paced.shards_at(usual, about.get("own_shards", [])),
+            "own_shards": normalize.shards_at(usual, about.get("own_shards", [])),
             "fixed": _fixed(about["fixed"], usual),
             "crowded": _crowded(about.get("crowd", [])),
             "reference": usual,
             "reference_uncounted": REFERENCE_UNCOUNTED,
-            "spells": paced.spells(about["layers"]),
+            "spells": normalize.spells(about["layers"]),
         }
     )
 
@@ -145,7 +145,7 @@ def _fixed(headers: list[dict[str, Any]], usual: Mapping[int, float]) -> dict[st
     """By name and number of busy devices; where several ranks measured at once, their mean."""
     same: dict[tuple[str, int], list[Curve]] = {}
     for header in headers:
-        for name, curve in paced.curves_at(usual, header).items():
+        for name, curve in normalize.curves_at(usual, header).items():
             same.setdefault((name, header["busy"]), []).append(curve)
     out: dict[str, dict[int, Curve]] = {}
     for (name, busy), curves in same.items():
@@ -171,7 +171,7 @@ def measure_for(
     kind = spec.train.device
     own = devices_of(kind)
     world = ranks or (own if kind == "cuda" else 4)
-    order = Order(
+    order = ProfileRequest(
         samples=samples_up_to(spec.train.global_batch),
         tps=(1,) if quick else tensor_widths(spec.model, world),
         splits=tuple(dict.fromkeys((*splits, spec.parallel.cut))),

@@ -17,7 +17,7 @@ from torch import Tensor
 from parallel_core.engine.device import Device
 from parallel_core.engine.host_group import HostGroup, HostWork
 from parallel_core.profile.layers import LayerBench, draw
-from parallel_core.profile.pacer import Pacer
+from parallel_core.profile.pace_probe import PaceProbe
 from parallel_core.profile.repeats import expected
 from parallel_core.profile.table import Level
 from parallel_core.spec import RunSpec
@@ -61,7 +61,7 @@ class Added(NamedTuple):
     pace: float
 
 
-def measure(plain: RunSpec, device: Device, pacer: Pacer, level: Level, seconds: float) -> Added:
+def measure(plain: RunSpec, device: Device, pacer: PaceProbe, level: Level, seconds: float) -> Added:
     """By ZeRO `level` to the one forward and backward of `plain`, which runs on one device."""
     group, units = Mirrored(_REPLICAS), [plain.model.units()]
     benches = LayerBench(plain, units, device), LayerBench(sharded(plain, level), units, device, replicas=group)

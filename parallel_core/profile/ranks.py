@@ -16,21 +16,21 @@ import torch.distributed as dist
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device, open_device
 from parallel_core.engine.distributed import common_group, connect, joined
-from parallel_core.launch_rank import Seat
+from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
 from parallel_core.observe.reference import Reference
 from parallel_core.outline.splits import Cut
-from parallel_core.plan.places import GATHERS_AHEAD
+from parallel_core.plan.grad_buckets import GATHERS_AHEAD
 from parallel_core.profile import by_torch, links, own_shards
-from parallel_core.profile.calm import undisturbed
-from parallel_core.profile.crowd import MEETINGS, ratio
+from parallel_core.profile.cpu_steal import undisturbed
 from parallel_core.profile.fixed import FixedBench
 from parallel_core.profile.layers import LayerBench, draw, layer_bytes, row, spec_of
-from parallel_core.profile.order import Order
-from parallel_core.profile.pacer import Pacer
+from parallel_core.profile.oversubscription import MEETINGS, ratio
+from parallel_core.profile.pace_probe import PaceProbe
 from parallel_core.profile.repeats import expected
+from parallel_core.profile.request import ProfileRequest
 from parallel_core.profile.table import Layers, Part
 from parallel_core.spec import Recompute, RunSpec
 
@@ -46,9 +46,9 @@ class Paced(NamedTuple):
     paces: list[float]
 
 
-def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
+def be_rank(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     """Measure as `order.json` in the folder says; the records of kind 'profile' hold what was found."""
-    order = Order(**json.loads((seat.folder / "order.json").read_text()))
+    order = ProfileRequest(**json.loads((seat.folder / "order.json").read_text()))
     at = seat.rendezvous()
     device = open_device(seat.spec.train.device, at.sharing)
     groups = connect(at, seat.rank, Layout.of(seat.spec), device.backend)
@@ -60,7 +60,13 @@ class _Rank:
     """One rank of `world`; those below `order.devices` have a device of their own and time layers."""
 
     def __init__(
-        self, seat: Seat, sink: FileSink, page: Progress, device: Device, order: Order, store: dist.Store | None
+        self,
+        seat: RankArgs,
+        sink: FileSink,
+        page: Progress,
+        device: Device,
+        order: ProfileRequest,
+        store: dist.Store | None,
     ) -> None:
         self.rank, self.world, self.spec = seat.rank, seat.spec.parallel.world, seat.spec
         self.sink, self.page, self.device, self.order, self.store = sink, page, device, order, store
@@ -99,7 +105,7 @@ class _Rank:
                 self._together()
                 if self.rank >= busy:
                     continue
-                plain, pacer = self._spec(1, recompute, samples), Pacer(self.reference)
+                plain, pacer = self._spec(1, recompute, samples), PaceProbe(self.reference)
                 found = own_shards.measure(plain, self.device, pacer, level, self.order.seconds)
                 row = {"zero": level, "recompute": recompute, "forward": found.forward, "backward": found.backward}
                 self.sink.emit("profile", about="own_shards", row=row, busy=busy, reference=found.pace)
@@ -174,7 +180,7 @@ class _Rank:
         spec = self._spec(tp, self.order.recompute[0], self._middle)
         bench = LayerBench(spec, [spec.model.units()], self.device, group)
         bench.read(draw(spec, self.device))
-        pacer = Pacer(self.reference, group)
+        pacer = PaceProbe(self.reference, group)
         return ratio(bench, pacer, ranks // devices, self.rank < devices, self._together, self._agree)
 
     def _turns(self, benches: Sequence[_Pair | FixedBench], levels: Sequence[int]) -> None:
@@ -226,7 +232,7 @@ class _Pair:
         self, specs: Sequence[RunSpec], device: Device, reference: Reference | None, group: Group = None
     ) -> None:
         """The `reference` work is done between all passes, and each counts at the pace that it tells."""
-        self._reference, self._pacer = reference, Pacer(reference, group)
+        self._reference, self._pacer = reference, PaceProbe(reference, group)
         self._paces = defaultdict[int, list[float]](list)
         self._group, self._device = group, device
         units = specs[-1].model.units()

@@ -16,7 +16,7 @@ from parallel_core.model_spec import ModelSpec
 from parallel_core.observe.records import REFERENCE_UNCOUNTED
 from parallel_core.outline.splits import Cut
 from parallel_core.profile.curves import Curve, Link, Seconds, Size, Value, What
-from parallel_core.rules import field_errors, rule
+from parallel_core.rules import field_errors, rule_error
 from parallel_core.spec import DeviceKind, Precision, Recompute
 
 Part = Literal["forward", "backward", "input", "weights"]
@@ -170,13 +170,15 @@ class CostTable(Value):
     def _complete(self) -> Self:
         units = self.model.units()
         if [row.unit for row in self.sizes] != units:
-            raise rule(("sizes",), f"sizes must list the model's {len(units)} layers in order.")
+            raise rule_error(("sizes",), f"sizes must list the model's {len(units)} layers in order.")
         if len({len(spell) for spell in self.spells}) > 1:
-            raise rule(("spells",), "every spell needs a number for each device that was profiled.")
+            raise rule_error(("spells",), "every spell needs a number for each device that was profiled.")
         for i, row in enumerate(self.layers):
             for part in PARTS:
                 if len(row.seconds.get(part, ())) != len(units) or part not in row.whole:
-                    raise rule((f"layers.{i}.seconds.{part}",), f"needs one entry for each of {len(units)} layers.")
+                    raise rule_error(
+                        (f"layers.{i}.seconds.{part}",), f"needs one entry for each of {len(units)} layers."
+                    )
         return self
 
     @classmethod

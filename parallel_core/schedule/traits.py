@@ -89,7 +89,7 @@ def round_robins() -> list[str]:
     return [name for name, traits in TRAITS.items() if traits.round_robin]
 
 
-def may_hand_back() -> list[str]:
+def takes_early_gradients() -> list[str]:
     """Schedules whose gradients may leave a stage early (`schedule.passes.hand_back`): backward is one operation, and
     the weights are the same all along the step."""
     return [name for name, traits in TRAITS.items() if traits.sync == "flush" and not traits.split and name != CUSTOM]

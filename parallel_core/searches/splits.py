@@ -13,7 +13,7 @@ from parallel_core.simulate.network import ALONE, Where
 from parallel_core.spec import RunSpec
 
 
-class Lie(Value):
+class Placement(Value):
     """Where a run of `world` ranks in tensor groups of `tp` would be: the host of each rank, which are several."""
 
     world: int
@@ -29,7 +29,7 @@ class Question(Value):
     table: CostTable
     devices: int
     memory: float | None = None
-    lies: tuple[Lie, ...] = ()
+    lies: tuple[Placement, ...] = ()
     between: tuple[LinksBetween, ...] = ()
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from parallel_core.schedule.ir import Kind, Op
 from parallel_core.simulate.costs import Costs
-from parallel_core.simulate.wires import Passage
+from parallel_core.simulate.link_contention import Passage
 
 Sent = tuple[int, int, Kind, int]
 """(pipeline rank, stage, kind, the rank at the other end) of a SEND."""

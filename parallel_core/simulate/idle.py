@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.rows import lasted
+from parallel_core.analysis.rows import durations
 from parallel_core.schedule.ir import COMPUTE
 
 
@@ -26,7 +26,7 @@ def idle_times(spans: Mapping[int, NDArray[np.void]]) -> dict[int, Idle]:
     for rank, rows in spans.items():
         own = rows[np.isin(rows["kind"], kinds)]
         if len(own):
-            busy = int(lasted(own).sum())
+            busy = int(durations(own).sum())
             out[rank] = Idle(busy, int(own["end"].max() - own["start"].min()) - busy)
     return out
 

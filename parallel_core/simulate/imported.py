@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.waits import origin
+from parallel_core.analysis.waits import step_start
 from parallel_core.schedule.ir import P2P, Kind
 
 FREE = math.inf
@@ -52,7 +52,7 @@ def replayed(spans: Spans, links: float = 1.0, device: float = 1.0) -> dict[int,
     Raises ValueError where that cannot be known: a pipeline, too many spans, collectives that do not belong together.
     """
     _check(spans)
-    zero = origin(spans)
+    zero = step_start(spans)
     ranks = {rank: _rank(rows[rows["kind"] != Kind.STEP], zero) for rank, rows in spans.items()}
     _walk(ranks, _lags(ranks, zero), links, device)
     return {rank: _moved(spans[rank], own, zero) for rank, own in ranks.items()}

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core import schedule
-from parallel_core.analysis.rows import lasted
+from parallel_core.analysis.rows import durations
 from parallel_core.observe.records import LANES, SPAN
-from parallel_core.schedule.held import peak_in_flight, peak_kept
+from parallel_core.schedule.in_flight import peak_in_flight, peak_kept
 from parallel_core.schedule.ir import COMPUTE, Kind, Op, Schedule
-from parallel_core.schedule.passes.hand_back import hand_back
+from parallel_core.schedule.passes.early_gradients import hand_back
 from parallel_core.schedule.traits import flushes
 from parallel_core.simulate import Costs, Prices, simulate
 from parallel_core.simulate.idle import bubble
@@ -70,7 +70,7 @@ class Lesson:
     def busy_of(self, ranks: Iterable[int]) -> float:
         """Part of the step that these devices compute, on average."""
         own = [self.spans[rank] for rank in ranks]
-        busy = sum(int(lasted(rows)[1:].sum()) for rows in own)
+        busy = sum(int(durations(rows)[1:].sum()) for rows in own)
         return busy / (len(own) * self.length) if self.length else 0.0
 
     @cached_property
@@ -143,7 +143,7 @@ def lesson_at(made: Schedule, prices: Prices, steps: int = 1, silent: frozenset[
 
 def _busy(shown: Mapping[int, NDArray[np.void]]) -> int:
     """Nanoseconds of compute over all devices."""
-    return sum(int(lasted(rows)[1:].sum()) for rows in shown.values())
+    return sum(int(durations(rows)[1:].sum()) for rows in shown.values())
 
 
 def _steady(made: Schedule, shown: Mapping[int, NDArray[np.void]], steps: int, silent: frozenset[int]) -> Lesson:

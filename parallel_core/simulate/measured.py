@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis import waits
-from parallel_core.analysis.rows import ends, lasted, starts
+from parallel_core.analysis.rows import durations, ends, starts
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, INSIDE, P2P, RECVS, REPLICA_COLLECTIVES, Kind, Op, Schedule, other_end
 
@@ -198,7 +198,7 @@ class _Reader:
         out: dict[int, int] = {}
         if len(holders) and len(children):
             at = holders[np.maximum(np.searchsorted(starts(own)[holders], starts(children), side="right") - 1, 0)]
-            for i, took in zip(at.tolist(), lasted(children).tolist(), strict=True):
+            for i, took in zip(at.tolist(), durations(children).tolist(), strict=True):
                 out[i] = out.get(i, 0) + took
         return out
 

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 from parallel_core.layout import Layout
 from parallel_core.profile.curves import Link, LinksBetween, What
 from parallel_core.profile.table import CostTable
+from parallel_core.simulate.link_contention import Line, Passage
 from parallel_core.simulate.needs import NeverTimed
-from parallel_core.simulate.wires import Line, Passage
 
 Pattern = tuple[tuple[str, int], ...]
 """How many of a group's ranks are on each of its hosts."""

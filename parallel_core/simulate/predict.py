@@ -18,13 +18,13 @@ from parallel_core.profile.curves import Curve, Link
 from parallel_core.profile.table import CostTable, Layers, Part
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind, Op, Schedule
-from parallel_core.simulate import Costs, Spans, noise, steady, talks
-from parallel_core.simulate.ends import Ends, Seconds
+from parallel_core.simulate import Costs, Spans, host_traffic, noise, steady
+from parallel_core.simulate.device_drift import Spell, drift, spells_of
 from parallel_core.simulate.needs import CannotPredict as CannotPredict
 from parallel_core.simulate.needs import require
 from parallel_core.simulate.network import ALONE, Exchange, Network, Pattern, Where
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
-from parallel_core.simulate.spells import Spell, drift, spells_of
+from parallel_core.simulate.step_overheads import Ends, Seconds
 from parallel_core.spec import RunSpec
 
 _PART: dict[Kind, Part] = {Kind.F: "forward", Kind.BW: "backward", Kind.B: "input", Kind.W: "weights"}
@@ -167,8 +167,10 @@ class Maker:
         ns = {key: round(seconds * 1e9) for key, seconds in compute.items()}
         held = {key: round(seconds * 1e9) for key, seconds in known.waits.items()}
         prices = Costs(ns, norm=schedule.sync == "flush", norm_ns=round(self._ends.norm() * 1e9))
-        passages = talks.messages(self.network, schedule, partial(self._bytes_to_each, messages))
-        return HostCosts(prices, held, messages, passages, talks.collectives(self.network, schedule, known.moving))
+        passages = host_traffic.messages(self.network, schedule, partial(self._bytes_to_each, messages))
+        return HostCosts(
+            prices, held, messages, passages, host_traffic.collectives(self.network, schedule, known.moving)
+        )
 
     # Layers
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.waits import of_kinds, origin
+from parallel_core.analysis.waits import of_kinds, step_start
 from parallel_core.layout import Layout
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule import build
@@ -67,7 +67,7 @@ class Recovered:
     @property
     def tail(self) -> int:
         """Nanoseconds of the step behind the last update."""
-        return max(int(rows["end"].max()) for rows in self.spans.values()) - origin(self.spans) - self.measured.step
+        return max(int(rows["end"].max()) for rows in self.spans.values()) - step_start(self.spans) - self.measured.step
 
     @cached_property
     def off(self) -> float:
@@ -123,7 +123,7 @@ class Recovered:
     @cached_property
     def rows(self) -> dict[int, NDArray[np.void]]:
         """Global rank of the layout -> its spans in the form of this engine's."""
-        layout, programs, zero = Layout.of(self.spec), build(self.spec).programs, origin(self.spans)
+        layout, programs, zero = Layout.of(self.spec), build(self.spec).programs, step_start(self.spans)
         ranks = {layout.rank(place, *divmod(i, self.pipeline.width)): rank
                  for place, own in enumerate(self.pipeline.ranks) for i, rank in enumerate(own)}  # fmt: skip
         meet = max(self._ended.values())

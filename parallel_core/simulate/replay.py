@@ -21,7 +21,7 @@ from parallel_core.layout import Layout
 from parallel_core.plan.partition import flop_weights
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op
-from parallel_core.schedule.traits import may_hand_back
+from parallel_core.schedule.traits import takes_early_gradients
 from parallel_core.simulate import simulate
 from parallel_core.simulate.measured import Cost, Measured, key
 from parallel_core.spec import DRAWN, DeviceKind, RunSpec
@@ -81,7 +81,7 @@ def changed(spec: RunSpec, change: Change) -> RunSpec:
     split: dict[str, Any] = spec.parallel.model_dump()
     if change.schedule and change.schedule != spec.parallel.schedule:
         split |= {"schedule": change.schedule, "chunks": None, "cuts": None, "program": None}
-        split["early_gradients"] &= change.schedule in may_hand_back()
+        split["early_gradients"] &= change.schedule in takes_early_gradients()
     if change.micro_batches:
         split["micro_batches"] = change.micro_batches
     split["early_gradients"] |= change.early_gradients

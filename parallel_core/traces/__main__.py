@@ -21,9 +21,9 @@ import numpy as np
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.traces import EXIT_MEMORY, kineto, own
 from parallel_core.traces.collect import Collected
+from parallel_core.traces.job_trace import JobTrace, join, rank_of
 from parallel_core.traces.own_job import join_own
 from parallel_core.traces.stream import EventStream, Limits
-from parallel_core.traces.together import Together, join, rank_of
 
 EVERY_S = 0.5
 USUAL = Limits()
@@ -45,7 +45,7 @@ class Progress:
         self._before += size
 
 
-def read_all(files: list[tuple[str, Path]], limits: Limits = USUAL) -> Together:
+def read_all(files: list[tuple[str, Path]], limits: Limits = USUAL) -> JobTrace:
     """The traces in `files` ((name for a person, path) each) as one job."""
     progress = Progress(sum(path.stat().st_size for _, path in files))
     theirs: list[tuple[str, int | None, kineto.RankTrace]] = []
@@ -102,7 +102,7 @@ def _base(header: dict[str, Any]) -> int:
     return base if isinstance(base, int) and abs(base) < 1 << 61 else 0
 
 
-def write(found: Together, folder: Path) -> None:
+def write(found: JobTrace, folder: Path) -> None:
     """What `read_all` found, into a folder."""
     report = {
         "notes": found.notes,

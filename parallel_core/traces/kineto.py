@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis.gaps import LONGEST_NS
-from parallel_core.analysis.rows import lasted
+from parallel_core.analysis.rows import durations
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_HOST, LANE_P2P
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import P2P, Kind
@@ -209,7 +209,7 @@ def _alike(rows: NDArray[np.void]) -> list[NDArray[np.int64]]:
 
 
 def _top(known: list[str], work: NDArray[np.void]) -> list[dict[str, Any]]:
-    spent = np.bincount(work["name"], weights=lasted(work), minlength=len(known))
+    spent = np.bincount(work["name"], weights=durations(work), minlength=len(known))
     counts = np.bincount(work["name"], minlength=len(known))
     order = np.argsort(-spent, kind="stable")[:TOP]
     return [

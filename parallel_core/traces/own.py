@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from parallel_core import limits
 from parallel_core.analysis.export import CLOCK, FIELDS, FORMAT, MARK
 from parallel_core.analysis.quantities import count_text, listed_text, plural_text
-from parallel_core.analysis.rows import lasted
+from parallel_core.analysis.rows import durations
 from parallel_core.layout import Layout
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule.ir import Kind
@@ -96,7 +96,7 @@ def largest(spans: Iterable[NDArray[np.void]]) -> list[dict[str, Any]]:
     out = []
     for kind in np.unique(rows["kind"]):
         own = rows[rows["kind"] == kind]
-        said, ns = WORDS.get(Kind(kind), Kind(kind).name), int(lasted(own).sum())
+        said, ns = WORDS.get(Kind(kind), Kind(kind).name), int(durations(own).sum())
         out.append({"name": said, "family": _FAMILIES[int(own["lane"][0])], "count": len(own), "ns": ns})
     return sorted(out, key=lambda row: -int(row["ns"]))
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.faults import sentences
 from parallel_core.layout import Layout
+from parallel_core.traces.job_trace import JobTrace, few_text
 from parallel_core.traces.kineto import RankTrace
 from parallel_core.traces.own import OwnStep, lacking, largest
-from parallel_core.traces.together import Together, few_text
 
 
-def join_own(parts: Sequence[tuple[str, OwnStep]], others: Sequence[str]) -> Together:
+def join_own(parts: Sequence[tuple[str, OwnStep]], others: Sequence[str]) -> JobTrace:
     """(file name, what it holds) of every file that was exported here, some of which hold spans; `others` are names of
     files of torch.profiler, which are not read beside them."""
     first = next(own for _, own in parts if own.spans)
-    out = Together()
+    out = JobTrace()
     for name, own in parts:
         before = f"{name}: " if len(parts) + len(others) > 1 else ""
         out.notes += [before + note for note in own.notes]
@@ -45,7 +45,7 @@ def _alike(own: OwnStep, first: OwnStep) -> bool:
     return own.run == first.run and own.spec == first.spec
 
 
-def _take(out: Together, name: str, own: OwnStep) -> list[str]:
+def _take(out: JobTrace, name: str, own: OwnStep) -> list[str]:
     """Adds the spans of a file; a rank's step that another file has stays as it is."""
     twice = []
     for rank, rows in own.spans.items():
@@ -62,7 +62,7 @@ def _take(out: Together, name: str, own: OwnStep) -> list[str]:
     return [f"{name} holds step {own.step} of {which} {few_text(twice)} once more: the first one is shown."]
 
 
-def _about(out: Together, first: OwnStep) -> list[str]:
+def _about(out: JobTrace, first: OwnStep) -> list[str]:
     """What it is, and that nothing in it is guessed."""
     steps = sorted({step for trace in out.ranks.values() for step in trace.steps})
     which = f"{'step' if len(steps) == 1 else 'steps'} {few_text(steps)}"
@@ -77,7 +77,7 @@ def _about(out: Together, first: OwnStep) -> list[str]:
     return [said]
 
 
-def _missing(out: Together, first: OwnStep) -> list[str]:
+def _missing(out: JobTrace, first: OwnStep) -> list[str]:
     """Ranks of the layout, or up to the last one, without any spans, and steps that not all have."""
     world = Layout.of(first.spec).world if first.spec else max(out.ranks, default=-1) + 1
     absent = sorted(set(range(world)) - set(out.ranks))

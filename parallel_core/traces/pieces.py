@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.rows import lasted, starts
+from parallel_core.analysis.rows import durations, starts
 from parallel_core.schedule.ir import P2P, Kind, Op
 
 CRUMB = 1 / 3
@@ -36,7 +36,7 @@ def between_messages(rows: NDArray[np.void], forward: bool) -> list[tuple[int, i
     begun = np.sort(rows["start"][np.isin(rows["kind"], [int(kind) for kind in P2P])])
     own = rows[np.isin(rows["kind"], [int(kind) for kind in (_FORWARD if forward else _BACKWARD)])]
     window = np.searchsorted(begun, own["start"], side="right")
-    took = lasted(own)
+    took = durations(own)
     parts = [window == between for between in np.unique(window)]
     return [(int(own["start"][part].min()), int(took[part].sum()), int(part.sum())) for part in parts]
 
@@ -49,7 +49,7 @@ def stretches(rows: NDArray[np.void], usual: Mapping[bool, tuple[float, float]])
     begun = np.sort(rows["start"][np.isin(rows["kind"], [int(kind) for kind in P2P])])
     own = np.flatnonzero(forward | backward)
     own = own[np.argsort(rows["start"][own], kind="stable")]
-    took, window = lasted(rows), np.searchsorted(begun, starts(rows), side="right")
+    took, window = durations(rows), np.searchsorted(begun, starts(rows), side="right")
     for crumbs in (True, False):
         change = (np.diff(forward[own]) != 0) | (np.diff(window[own]) != 0)
         alternating = np.split(own, np.flatnonzero(change) + 1)
@@ -74,7 +74,7 @@ def usual_length(
         return 0.0, 0.0
     busy, sizes = (
         np.bincount(at, weights=of, minlength=len(each))[each > 0] / each[each > 0]
-        for of in (lasted(own), np.ones(len(own)))
+        for of in (durations(own), np.ones(len(own)))
     )
     shortest = min(weight for part in parts for weight in part)
     return float(np.quantile(busy, USUAL)) * shortest, float(np.quantile(sizes, USUAL)) * shortest

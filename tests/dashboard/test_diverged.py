@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run
-from dashboard.studies import written
+from dashboard.studies import report_answers
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.sentences import Result, fastest
@@ -59,11 +59,11 @@ def test_tables_tell_a_lost_loss_from_one_that_is_not_there_yet(reader: Client, 
 
 def test_a_lower_loss_is_a_reason_to_use_the_slowest(study: Study) -> None:
     view = overview(study.runs.all(), study.baseline)
-    said = {one.question: one.lines for one in written.of_overview(view, {})}
+    said = {one.question: one.lines for one in report_answers.of_overview(view, {})}
     assert "ends at loss 2.731, where that of lr = 30 is not finite" in said["Is there a reason to use the slowest?"][0]
     Run.objects.filter(study=study, name="lr = 30").delete()
     view = overview(study.runs.all(), study.baseline)
-    said = {one.question: one.lines for one in written.of_overview(view, {})}
+    said = {one.question: one.lines for one in report_answers.of_overview(view, {})}
     assert "ends at loss 2.731 instead of 3.231" in said["Is there a reason to use the slowest?"][0]
 
 

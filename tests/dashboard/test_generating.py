@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.api.models import Scope
-from dashboard.control.orders import start_message
+from dashboard.control.dispatch import start_message
 from dashboard.fleet.models import Worker
 from dashboard.runs import queue, states
 from dashboard.runs.models import Attempt, Run, State

@@ -9,9 +9,9 @@ from django.core.exceptions import PermissionDenied
 from django.test import Client
 
 from dashboard.api.models import Scope
-from dashboard.control.orders import start_message
+from dashboard.control.dispatch import start_message
 from dashboard.fleet.models import Worker
-from dashboard.ledger import between
+from dashboard.ledger import host_links
 from dashboard.ledger.forms import models
 from dashboard.ledger.models import LinksBetween
 from dashboard.runs import linking, queue, services
@@ -101,10 +101,10 @@ def test_of_a_pair_the_newest_counts(two_hosts: None, alice: Any) -> None:
     timed(alice, alpha=1.0)
     timed(alice, alpha=2.0)
     factory.worker("yard-c")
-    (found,) = between.known(["yard-b", "yard-c", "yard-a"], "cpu")
+    (found,) = host_links.known(["yard-b", "yard-c", "yard-a"], "cpu")
     send = found.link("send", 2)
     assert found.hosts == ("yard-a", "yard-b") and send is not None and send.time.at(1024) == pytest.approx(2.0)
-    assert between.known(["yard-a", "yard-b"], "cuda") == between.known(["yard-a"], "cpu") == []
+    assert host_links.known(["yard-a", "yard-b"], "cuda") == host_links.known(["yard-a"], "cpu") == []
 
 
 @pytest.mark.parametrize("links", [[], [{"what": "shout", "ranks": 2, "time": {"sizes": [1], "seconds": [1]}}]])

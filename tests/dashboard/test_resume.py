@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.api.models import Scope
-from dashboard.control.orders import start_message
+from dashboard.control.dispatch import start_message
 from dashboard.control.placement import Wait, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts

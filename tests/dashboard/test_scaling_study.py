@@ -11,7 +11,7 @@ from django.test import Client
 
 from dashboard.charts import scaling as charts
 from dashboard.charts.scaling import Point
-from dashboard.fleet.selectors import Look
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.studies import scaling
 from dashboard.studies.models import Study
 from dashboard.studies.scaling_form import shared_cores
@@ -80,10 +80,10 @@ def test_the_form_queues_it_and_wants_more_than_one_device(client: Client, alice
 
 def test_more_cpu_devices_than_cores_are_said_to_share_them() -> None:
     host = factory.worker(devices=2)
-    assert shared_cores(Look.now()) == ""
+    assert shared_cores(FleetSnapshot.now()) == ""
     host.devices = [{**host.devices[0], "name": "a CPU, core 0"} for _ in range(2)]
     host.save()
-    assert "2 CPU devices share 1 core on" in shared_cores(Look.now())
+    assert "2 CPU devices share 1 core on" in shared_cores(FleetSnapshot.now())
 
 
 def finished(owner: Any, **asked: Any) -> Study:

@@ -71,7 +71,7 @@ def _forms(of: type[forms.Form]) -> Iterator[type[forms.Form]]:
 def test_every_form_of_ours_tells_its_errors_in_sentences() -> None:
     assert get_resolver().url_patterns  # all views, and with them all forms, are imported
     ours = [kind for kind in _forms(forms.Form) if kind.__module__.startswith("dashboard.") and kind is not Form]
-    signs_in = "dashboard.accounts.patience"  # Django's own form of user and password
+    signs_in = "dashboard.accounts.throttling"  # Django's own form of user and password
     assert len(ours) > 10
     assert [kind for kind in ours if not issubclass(kind, Form) and kind.__module__ != signs_in] == []
 

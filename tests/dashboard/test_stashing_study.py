@@ -12,7 +12,7 @@ from django.test import Client
 from dashboard.charts import target, versions
 from dashboard.charts.target import Reach
 from dashboard.runs.models import Run
-from dashboard.studies import streams, variants, written
+from dashboard.studies import report_answers, streams, variants
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.target import least, reached, smoothed, window
@@ -236,6 +236,6 @@ def test_an_earlier_loss_speaks_for_the_slowest(alice: Any, shift: float, speaks
         factory.finished(alice, split, train={"clip": "stage"}, study=study, name=name, loss_shift=moved)
     view = overview(study.runs.all())
     assert [row.spec.parallel.schedule for row in view.rows] == ["1f1b", "1f1b-stash"], "fastest first"
-    said = written.of_overview(view, {})[1]
+    said = report_answers.of_overview(view, {})[1]
     assert said.question == "Is there a reason to use the slowest?"
     assert (re.search(r"reaches loss [\d.]+ in .* s instead of ", said.lines[0]) is not None) is speaks, said.lines

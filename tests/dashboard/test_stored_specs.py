@@ -13,7 +13,7 @@ from dashboard.runs.models import Run
 from dashboard.runs.page_tabs import TABS
 from dashboard.studies.models import Study
 from parallel_core.all_rules import CHECKS
-from parallel_core.rules import rule
+from parallel_core.rules import rule_error
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
@@ -27,7 +27,7 @@ def old(alice: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def refuse(spec: RunSpec) -> None:
         if spec.parallel.pp > 1:
-            raise rule(("parallel.pp",), LATER)
+            raise rule_error(("parallel.pp",), LATER)
 
     study = Study.objects.create(name="Before", owner=alice, kind="matrix")
     factory.finished(alice, {}, study=study)

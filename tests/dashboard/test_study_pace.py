@@ -13,7 +13,7 @@ from django.test import Client
 from dashboard.studies import figures, method
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
-from parallel_core.analysis.pace import POWER
+from parallel_core.analysis.host_drift import POWER
 from parallel_core.analysis.quantities import ratio_text
 from tests.dashboard import factory
 from tests.dashboard.plain import plain

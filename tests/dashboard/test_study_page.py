@@ -15,9 +15,9 @@ from django.test import Client
 from dashboard.charts.chart import pairs
 from dashboard.runs.models import State
 from dashboard.studies import answers, figures
+from dashboard.studies.entry_points import WAYS
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import held_equal, overview
-from dashboard.studies.ways import WAYS
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory

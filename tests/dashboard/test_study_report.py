@@ -12,7 +12,7 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import RankInfo
-from dashboard.studies import figures, method, written
+from dashboard.studies import figures, method, report_answers
 from dashboard.studies.link_rates import Rate, rates
 from dashboard.studies.models import Study
 from dashboard.studies.report_views import SHARES
@@ -34,7 +34,9 @@ def study(alice: Any) -> Study:
 
 def _answers(study: Study) -> dict[str, str]:
     view = overview(study.runs.all(), study.baseline)
-    return {one.question: " ".join(one.lines) for one in written.of_overview(view, written.steps_of(view))}
+    return {
+        one.question: " ".join(one.lines) for one in report_answers.of_overview(view, report_answers.steps_of(view))
+    }
 
 
 def test_method_comes_first_and_the_answers_follow_the_table(reader: Client, study: Study) -> None:
@@ -44,10 +46,10 @@ def test_method_comes_first_and_the_answers_follow_the_table(reader: Client, stu
     assert heads[1] == "All strategies"
     assert "Questions and answers" in heads[2:5]
     view = overview(study.runs.all(), study.baseline)
-    steps = written.steps_of(view)
+    steps = report_answers.steps_of(view)
     assert all(html.escape(line.text) in text for line in method.of_overview(view, steps.values()))
-    assert len(written.of_overview(view, steps)) == 7
-    assert all(html.escape(line) in text for one in written.of_overview(view, steps) for line in one.lines)
+    assert len(report_answers.of_overview(view, steps)) == 7
+    assert all(html.escape(line) in text for one in report_answers.of_overview(view, steps) for line in one.lines)
     kept = reader.get(f"/studies/{study.pk}/report/?download=1")
     assert f'filename="study-{study.pk}-report.html"' in kept["Content-Disposition"]
 
@@ -57,7 +59,7 @@ def test_the_page_answers_the_same_questions_and_each_leads_to_its_place(reader:
     assert f'hx-get="/studies/{study.pk}/questions/"' in page and "Answering the questions" in page
     part = reader.get(f"/studies/{study.pk}/questions/").content.decode()
     view = overview(study.runs.all(), study.baseline)
-    asked = written.of_overview(view, written.steps_of(view))
+    asked = report_answers.of_overview(view, report_answers.steps_of(view))
     assert all(html.escape(text) in part for one in asked for text in (one.question, *one.lines))
     for words, address in (link for one in asked for link in one.links):
         assert words in part and f'href="{address}"' in part
@@ -76,7 +78,7 @@ def test_the_columns_of_the_table_are_the_whole_step() -> None:
 
 def test_method_says_what_the_runs_had(study: Study) -> None:
     view = overview(study.runs.all(), study.baseline)
-    said = {line.term: line.text for line in method.of_overview(view, written.steps_of(view).values())}
+    said = {line.term: line.text for line in method.of_overview(view, report_answers.steps_of(view).values())}
     assert "yard-a: 2 devices (core 0, core 1), 4 GiB of memory each" in said["Hardware"]
     assert said["Links"].startswith("Not measured"), "the factory's messages have no bytes"
     assert said["Seed"] == "7."
@@ -112,7 +114,7 @@ def test_every_number_of_the_method_leads_to_where_it_is_from(reader: Client, st
 
 def test_a_rate_of_a_link_leads_to_the_step_that_proves_it(study: Study) -> None:
     view = overview(study.runs.all(), study.baseline)
-    steps = list(written.steps_of(view).values())
+    steps = list(report_answers.steps_of(view).values())
     at = next(i for i, step in enumerate(steps) if step.spec.parallel.pp > 1)
     spans = {rank: rows.copy() for rank, rows in steps[at].spans.items()}
     for rows in spans.values():
@@ -144,9 +146,9 @@ def test_a_link_is_at_least_as_fast_as_its_fastest_message() -> None:
 
 
 def test_communication_that_costs_nothing_gains_nothing() -> None:
-    assert written.freed("DP", 1.5, 1.2, 2) == "DP would reach 1.80x instead of 1.50x."
-    assert written.freed("TP", 1.5, 2.0, 2).endswith("1.50x, more than 2 devices give at the baseline's pace.")
-    assert written.freed("DP", 1.5, 1.001, 2).startswith("DP would stay at 1.50x: next to nothing")
+    assert report_answers.freed("DP", 1.5, 1.2, 2) == "DP would reach 1.80x instead of 1.50x."
+    assert report_answers.freed("TP", 1.5, 2.0, 2).endswith("1.50x, more than 2 devices give at the baseline's pace.")
+    assert report_answers.freed("DP", 1.5, 1.001, 2).startswith("DP would stay at 1.50x: next to nothing")
 
 
 def test_every_answer_is_of_the_numbers(study: Study) -> None:

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from dashboard.api.models import ApiToken, Scope
-from workers import corpora, door
+from workers import corpora, preflight
 from workers.contract import NO_SUCH_BLOB
 from workers.settings import Settings
 
@@ -26,7 +26,7 @@ def token(user: Any, scope: str, days: int = 1) -> str:
 
 
 def test_its_own_token_is_good(live_server: Any, admin: Any) -> None:
-    assert door.refused_token(of_worker(live_server.url, token(admin, Scope.WORKER))) == ""
+    assert preflight.refused_token(of_worker(live_server.url, token(admin, Scope.WORKER))) == ""
 
 
 def test_that_it_is_good_is_no_warning_in_the_log_of_the_web(
@@ -41,7 +41,7 @@ def test_that_it_is_good_is_no_warning_in_the_log_of_the_web(
 
 def test_what_is_wrong_with_a_token_is_told(live_server: Any, admin: Any, tmp_path: Any) -> None:
     said = {
-        name: door.refused_token(of_worker(live_server.url, secret))
+        name: preflight.refused_token(of_worker(live_server.url, secret))
         for name, secret in {
             "none": "",
             "mistyped": "ty_mistyped",
@@ -58,11 +58,13 @@ def test_what_is_wrong_with_a_token_is_told(live_server: Any, admin: Any, tmp_pa
 
 def test_a_web_that_does_not_serve_the_name(live_server: Any, admin: Any, settings: Any) -> None:
     settings.ALLOWED_HOSTS = ["yard.example.org"]
-    said = door.refused_token(of_worker(live_server.url, token(admin, Scope.WORKER)))
+    said = preflight.refused_token(of_worker(live_server.url, token(admin, Scope.WORKER)))
     assert "does not serve the name" in said
     assert "ALLOWED_HOSTS there must have it" in said
 
 
 def test_an_address_where_no_yard_is(live_server: Any, admin: Any) -> None:
-    assert door.refused_token(of_worker("http://127.0.0.1:9", "t")).startswith("TRAINYARD_URL=http://127.0.0.1:9 does")
-    assert door.refused_token(of_worker("", "t")) == "", "a worker beside the web needs none"
+    assert preflight.refused_token(of_worker("http://127.0.0.1:9", "t")).startswith(
+        "TRAINYARD_URL=http://127.0.0.1:9 does"
+    )
+    assert preflight.refused_token(of_worker("", "t")) == "", "a worker beside the web needs none"

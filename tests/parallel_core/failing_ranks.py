@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from parallel_core.engine.executor import Walker
-from parallel_core.launch_rank import Seat, engine
+from parallel_core.launch_rank import RankArgs, engine
 from parallel_core.launch_server import main
 from parallel_core.local import LocalYard, Outcome
 from parallel_core.observe.progress import Progress
@@ -18,7 +18,7 @@ STEP = 2
 MODEL = {"layers": 4, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 
 
-def be_rank(seat: Seat, sink: FileSink, page: Progress) -> None:
+def be_rank(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     backward = Walker._backward
 
     def fails(self: Walker, op: Op) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from parallel_core import processes
-from parallel_core.launch_rank import Seat, engine
+from parallel_core.launch_rank import RankArgs, engine
 from parallel_core.launch_server import serve
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
@@ -13,7 +13,7 @@ from parallel_core.observe.records import FileSink
 train = engine()
 
 
-def run(seat: Seat, sink: FileSink, page: Progress) -> None:
+def run(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     before = set(sys.modules)
     train(seat, sink, page)
     (seat.folder / f"imported-{seat.rank}").write_text("\n".join(sorted(set(sys.modules) - before)))

@@ -14,18 +14,18 @@ import time
 from pathlib import Path
 
 from parallel_core import processes
-from parallel_core.launch_rank import Seat
+from parallel_core.launch_rank import RankArgs
 from parallel_core.launch_server import serve
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress, read
 from parallel_core.observe.records import FileSink
 
 
-def finish(seat: Seat, sink: FileSink, page: Progress) -> None:
+def finish(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     sink.emit("phase", phase="done", step=3)
 
 
-def raise_error(seat: Seat, sink: FileSink, page: Progress) -> None:
+def raise_error(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     """Once the other ranks are under way."""
     others = [rank for rank in range(seat.spec.parallel.world) if rank != seat.rank]
     while any((where := read(seat.folder, rank)) is None or where.step < 1 for rank in others):
@@ -34,7 +34,7 @@ def raise_error(seat: Seat, sink: FileSink, page: Progress) -> None:
     raise ValueError("a fault of the rank's own code")
 
 
-def run_out(seat: Seat, sink: FileSink, page: Progress) -> None:
+def run_out(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     import torch
 
     meter = MemoryMeter(cap=1000)
@@ -42,23 +42,23 @@ def run_out(seat: Seat, sink: FileSink, page: Progress) -> None:
         torch.zeros(4096)
 
 
-def wait(seat: Seat, sink: FileSink, page: Progress) -> None:
+def wait(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     page.at(1, "0F0")
     while True:
         time.sleep(0.05)
 
 
-def ignore_term(seat: Seat, sink: FileSink, page: Progress) -> None:
+def ignore_term(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wait(seat, sink, page)
 
 
-def leave_a_child(seat: Seat, sink: FileSink, page: Progress) -> None:
+def leave_a_child(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     (seat.folder / "child").write_text(str(child.pid))
 
 
-def meet(seat: Seat, sink: FileSink, page: Progress) -> None:
+def meet(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     """Rank 0 opens the store on the socket it was given; all ranks meet there and add up their numbers."""
     from torch.distributed import TCPStore
 
@@ -75,7 +75,7 @@ def meet(seat: Seat, sink: FileSink, page: Progress) -> None:
         time.sleep(0.01)
 
 
-def describe(seat: Seat, sink: FileSink, page: Progress) -> None:
+def describe(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     import torch
 
     print("to the log")
@@ -93,7 +93,7 @@ def describe(seat: Seat, sink: FileSink, page: Progress) -> None:
 BEHAVIOURS = {f.__name__: f for f in (finish, raise_error, run_out, wait, ignore_term, leave_a_child, meet, describe)}
 
 
-def run(seat: Seat, sink: FileSink, page: Progress) -> None:
+def run(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     named = json.loads((seat.folder / "behaviour.json").read_text())
     BEHAVIOURS[named[str(seat.rank)]](seat, sink, page)
 

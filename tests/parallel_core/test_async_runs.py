@@ -14,7 +14,7 @@ import torch
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
-from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import checkpoint
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
@@ -38,7 +38,7 @@ def spec_of(schedule: str, train: dict[str, Any] | None = None, **parallel: Any)
 
 
 def _whole(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, resume: Path | None = None) -> list[Frame]:
-    order = SaveOrder(folder / "run", resume)
+    order = CheckpointConfig(folder / "run", resume)
     run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), saves=order)
     return read_file(events_path(folder, rank))
 
@@ -123,7 +123,9 @@ class _TermAt(FileSink):
 
 def _until_stopped(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> int:
     try:
-        run_rank(spec, rank, _TermAt(folder, rank), meeting, Progress(folder, rank), saves=SaveOrder(folder / "run"))
+        run_rank(
+            spec, rank, _TermAt(folder, rank), meeting, Progress(folder, rank), saves=CheckpointConfig(folder / "run")
+        )
     except Stopped as stopped:
         return stopped.step
     return -1
@@ -143,7 +145,7 @@ def _stopped_behind(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path)
     """Steps done where one rank is asked to stop in front of step 2; the state is saved."""
 
     def use(trainer: Trainer) -> int:
-        saver = checkpoint.Saver(trainer, SaveOrder(folder / "run"), FileSink(folder, rank))
+        saver = checkpoint.Saver(trainer, CheckpointConfig(folder / "run"), FileSink(folder, rank))
         for step in range(spec.train.steps):
             trainer.stop.asked = rank == 1 and step >= 2
             trainer.advance(step)

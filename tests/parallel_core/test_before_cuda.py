@@ -23,7 +23,7 @@ from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import FileSink
 from parallel_core.observe.scope import Scope
 from parallel_core.profile.measure import ProfileFailed, measure
-from parallel_core.profile.order import Order
+from parallel_core.profile.request import ProfileRequest
 from parallel_core.spec import ModelSpec, RunSpec
 
 WATCHED = """
@@ -178,14 +178,14 @@ def test_the_ranks_of_a_profile_post_receives_as_those_of_a_pipeline_do(
     """A receive of the answer, then the send that it waits for: over one connection of the GPU that never ends."""
     monkeypatch.setattr(local, "ForkServer", Refusing)
     with pytest.raises(ProfileFailed, match="not here"):
-        measure(ModelSpec(), Order((1,), devices=ranks), ranks=ranks, device="cuda")
+        measure(ModelSpec(), ProfileRequest((1,), devices=ranks), ranks=ranks, device="cuda")
     order: Any = Refusing.given.pop()
     seen: list[bool] = []
     monkeypatch.setattr(launch_rank, "take_gpu", lambda device, devices, ahead: seen.append(ahead) or 1)
     monkeypatch.setattr(launch_rank, "_prefer_as_victim", lambda: None)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     spec = RunSpec.model_validate(order["spec"])
-    launch_rank._take_place(launch_rank.Seat(order, spec, 0, 0, launch.Store(host="", port=0), None, True))
+    launch_rank._take_place(launch_rank.RankArgs(order, spec, 0, 0, launch.Store(host="", port=0), None, True))
     assert seen == [ahead]
 
 

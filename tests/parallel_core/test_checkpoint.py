@@ -19,8 +19,8 @@ import torch
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous
@@ -55,7 +55,7 @@ def on_ranks(spec: RunSpec, use: Callable[[Trainer], Any]) -> list[Any]:
 
 def saved_in_passing(trainer: Trainer, folder: Path) -> list[float]:
     """Losses of an uninterrupted run that saves behind step SAVED and goes on while that is written."""
-    saver = checkpoint.Saver(trainer, SaveOrder(folder), FileSink(ranks.scratch(), trainer.rank))
+    saver = checkpoint.Saver(trainer, CheckpointConfig(folder), FileSink(ranks.scratch(), trainer.rank))
     losses = []
     for step in range(END):
         losses.append(trainer.step(step).loss)
@@ -68,7 +68,7 @@ def saved_in_passing(trainer: Trainer, folder: Path) -> list[float]:
 def resumed(trainer: Trainer, folder: Path, again: Path) -> list[float]:
     """Losses from the checkpoint on. What was loaded is saved again at once, under the new layout."""
     assert checkpoint.load(trainer, folders.path_of(folder, SAVED)) == SAVED
-    saver = checkpoint.Saver(trainer, SaveOrder(again), FileSink(ranks.scratch(), trainer.rank))
+    saver = checkpoint.Saver(trainer, CheckpointConfig(again), FileSink(ranks.scratch(), trainer.rank))
     saver.save(SAVED)
     losses = [trainer.step(step).loss for step in range(SAVED, END)]
     saver.wait()
@@ -168,7 +168,7 @@ def alone(spec: RunSpec | None = None) -> Trainer:
 
 
 def save(trainer: Trainer, folder: Path, *steps: int, **order: Any) -> None:
-    saver = checkpoint.Saver(trainer, SaveOrder(folder, **order), FileSink(folder.parent, 0))
+    saver = checkpoint.Saver(trainer, CheckpointConfig(folder, **order), FileSink(folder.parent, 0))
     for step in steps:
         saver.save(step)
     saver.wait()
@@ -196,7 +196,7 @@ def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
 
 def test_a_save_that_fails_says_why(tmp_path: Path) -> None:
     trainer = alone()
-    saver = checkpoint.Saver(trainer, SaveOrder(tmp_path / "run"), FileSink(tmp_path, 0))
+    saver = checkpoint.Saver(trainer, CheckpointConfig(tmp_path / "run"), FileSink(tmp_path, 0))
     (tmp_path / "run").rmdir()
     (tmp_path / "run").write_text("a file where the folder should be")
     saver.save(1)
@@ -211,7 +211,7 @@ def test_kill_9_during_a_save_leaves_whole_checkpoints_alone(tmp_path: Path, del
     pid = os.fork()
     if pid == 0:
         trainer = alone()
-        saver = checkpoint.Saver(trainer, SaveOrder(folder), FileSink(tmp_path, 0))
+        saver = checkpoint.Saver(trainer, CheckpointConfig(folder), FileSink(tmp_path, 0))
         for step in range(1, 100_000):
             saver.save(step)
     deadline = time.monotonic() + 60
@@ -243,7 +243,9 @@ class _TermAt(FileSink):
 
 def _run_until_stopped(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> int:
     try:
-        run_rank(spec, rank, _TermAt(folder, rank), meeting, Progress(folder, rank), saves=SaveOrder(folder / "run"))
+        run_rank(
+            spec, rank, _TermAt(folder, rank), meeting, Progress(folder, rank), saves=CheckpointConfig(folder / "run")
+        )
     except Stopped as stopped:
         return stopped.step
     return -1
@@ -285,7 +287,7 @@ def test_no_rank_says_that_it_saved_before_the_checkpoint_is_whole(tmp_path: Pat
 
 
 def _run_whole(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, resume: Path | None = None) -> None:
-    order = SaveOrder(folder / "run", resume)
+    order = CheckpointConfig(folder / "run", resume)
     run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), saves=order)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.local import points
@@ -22,7 +22,9 @@ SPEC = RunSpec.model_validate(
 
 
 def _run(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
-    run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), saves=SaveOrder(folder / "run"))
+    run_rank(
+        spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), saves=CheckpointConfig(folder / "run")
+    )
 
 
 def test_the_points_of_all_steps_stand_before_their_checkpoint(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from parallel_core.data import pairs
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.pairs import BEGIN, END, PADDING, UNKNOWN, Pairs, parse, sentences, vocabulary
 from parallel_core.models.initial import initial
-from parallel_core.models.passing import Passing, Sample, follow
+from parallel_core.models.microbatch_context import MicroBatchContext, Sample, follow
 from parallel_core.models.registry import build_unit
 from parallel_core.spec import ModelSpec
 
@@ -99,7 +99,7 @@ def _encoded_context(source: list[int], x: torch.Tensor) -> torch.Tensor:
     for name, parameter in unit.named_parameters():
         parameter.data.copy_(initial(model, 3, f"block.1.decoder.{name}", tuple(parameter.shape)))
     inputs = torch.tensor([[source, [BEGIN, 5, 6, 7]]])
-    passing = Passing(0, sample=Sample(inputs, inputs[:, 1]))
+    passing = MicroBatchContext(0, sample=Sample(inputs, inputs[:, 1]))
     follow(unit, passing)
     out: Any = unit(x)
     return out[..., 8:]

@@ -15,19 +15,19 @@ import pytest
 import torch
 
 from parallel_core.checkpoint import folder as folders
-from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import generate
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.generate import Generator
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.launch import StartOrder, Wish
-from parallel_core.launch_rank import Seat
+from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import POINT, FileSink, events_path, read_file
 from parallel_core.profile import by_torch, ranks
-from parallel_core.profile.order import Order
+from parallel_core.profile.request import ProfileRequest
 from parallel_core.spec import RunSpec
 from tests.parallel_core import elsewhere
 from tests.parallel_core.ranks import Work, run
@@ -103,7 +103,9 @@ def losses(folder: Path, rank: int) -> list[float]:
     return found
 
 
-def _run(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, saves: SaveOrder | None = None) -> list[float]:
+def _run(
+    spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, saves: CheckpointConfig | None = None
+) -> list[float]:
     run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), saves=saves)
     return losses(folder, rank)
 
@@ -143,9 +145,9 @@ def test_the_host_waits_for_the_device_once_a_step(name: str, run_there: Ran, tm
 
 
 def _saved_and_resumed(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[float]:
-    saves = SaveOrder(folder / "kept")
+    saves = CheckpointConfig(folder / "kept")
     if (folder / "resumes").exists():
-        saves = SaveOrder(folder / "kept", folders.path_of(folder / "kept", 2))
+        saves = CheckpointConfig(folder / "kept", folders.path_of(folder / "kept", 2))
     with elsewhere.moved():
         return _run(spec, rank, meeting, folder, saves)
 
@@ -190,14 +192,16 @@ def test_text_is_generated_there_as_here(run_there: Ran, tmp_path: Path) -> None
 
 
 def _saved(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
-    _run(spec, rank, meeting, folder, SaveOrder(folder / "kept"))
+    _run(spec, rank, meeting, folder, CheckpointConfig(folder / "kept"))
 
 
 def _profiled(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[str]:
-    order = Order(samples=(1, 2), tps=(1, 2), recompute=("none", "full"), devices=2, seconds=0.05, sizes=(1024, 65536))
+    order = ProfileRequest(
+        samples=(1, 2), tps=(1, 2), recompute=("none", "full"), devices=2, seconds=0.05, sizes=(1024, 65536)
+    )
     (folder / "order.json").write_text(json.dumps(asdict(order)))
     start: StartOrder = {"folder": str(folder), "devices": [0, 0], "first_rank": 0, "device_kind": "cuda"}  # type: ignore[typeddict-item]
-    seat = Seat(start, spec, rank, 0, {"host": meeting.host, "port": meeting.port}, meeting.listen_fd, True)
+    seat = RankArgs(start, spec, rank, 0, {"host": meeting.host, "port": meeting.port}, meeting.listen_fd, True)
     by_torch.measure = lambda *_: []  # fully_shard wants streams of the device
     with elsewhere.moved():
         ranks.be_rank(seat, FileSink(folder, rank), Progress(folder, rank))

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from parallel_core.checkpoint import folder as folders
-from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import checkpoint
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
@@ -189,7 +189,7 @@ def _of(spec: RunSpec, at: Path) -> Path:
 
 def _save(at: Path) -> ranks.Work:
     def use(trainer: Trainer) -> Any:
-        order = SaveOrder(_of(trainer.spec, at))
+        order = CheckpointConfig(_of(trainer.spec, at))
         saver = checkpoint.Saver(trainer, order, FileSink(ranks.scratch(), trainer.rank))
         trainer.step(0)
         saver.save(1)

@@ -10,19 +10,19 @@ import torch
 
 from parallel_core.analysis.generated import merged, rate, replicas
 from parallel_core.checkpoint import folder as folders
-from parallel_core.checkpoint.order import SaveOrder
+from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.cli import main
 from parallel_core.engine import checkpoint, host_memory, relay
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.generate import Generated, Generator
 from parallel_core.engine.trainer import Trainer
+from parallel_core.generation_request import inference
 from parallel_core.launch import Wish
 from parallel_core.layout import Layout
 from parallel_core.observe.records import FileSink
 from parallel_core.plan.generation import by_place
 from parallel_core.spec import RunSpec
-from parallel_core.wish import inference
 from tests.parallel_core import ranks
 
 SIZE = {"layers": 2, "hidden": 32, "heads": 4, "seq": 48, "vocab": 256}
@@ -50,7 +50,7 @@ def _train(spec: RunSpec, folder: Path) -> Path:
     def use(trainer: Trainer) -> None:
         for step in range(20):
             trainer.step(step)
-        saver = checkpoint.Saver(trainer, SaveOrder(folder), FileSink(folder, 0))
+        saver = checkpoint.Saver(trainer, CheckpointConfig(folder), FileSink(folder, 0))
         saver.save(20)
         saver.wait()
 

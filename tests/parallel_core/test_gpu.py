@@ -15,14 +15,14 @@ from parallel_core.launch import EXIT_FAULT
 from parallel_core.local import LocalYard, Outcome
 from parallel_core.models.attention import Core
 from parallel_core.observe import host
-from parallel_core.observe.asked import Wish, ask
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import FileSink, events_path, read_file
 from parallel_core.observe.scope import Scope
 from parallel_core.observe.snapshot import unpacked
+from parallel_core.observe.trace_request import TraceRequest, ask
 from parallel_core.profile.measure import measure
-from parallel_core.profile.order import Order
+from parallel_core.profile.request import ProfileRequest
 from parallel_core.spec import ModelSpec, RunSpec
 from parallel_core.tensor.weights import WeightGradient, WeightGradients
 from tests.parallel_core.failing_ranks import failed
@@ -97,7 +97,7 @@ def test_the_meter_finds_what_the_allocator_does(tmp_path: Path) -> None:
 def test_the_allocations_of_an_asked_step_are_recorded(tmp_path: Path) -> None:
     """The peak of a recorded step is the allocator's own but for what it rounds up, and every block made in the step
     has its stack."""
-    ask(tmp_path, Wish(3, "memory"))
+    ask(tmp_path, TraceRequest(3, "memory"))
     train = {"steps": 6, "warmup_steps": 1, "global_batch": 4, "device": "cuda"}
     spec = RunSpec.model_validate({"model": MODEL, "train": train})
     run_rank(spec, 0, FileSink(tmp_path, 0), Rendezvous("", 0, 1, True), Progress(tmp_path, 0))
@@ -140,7 +140,7 @@ def test_attention_keeps_no_matrix_of_probabilities(dtype: torch.dtype, kv_heads
 def test_a_profile_times_the_messages_between_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over one connection, which Megatron-LM asks for, a receive would hold up the send that its answer waits for."""
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    order = Order(samples=(1,), tps=(1, 2), devices=2, seconds=0.05, sizes=(1024, 65536))
+    order = ProfileRequest(samples=(1,), tps=(1, 2), devices=2, seconds=0.05, sizes=(1024, 65536))
     table = measure(ModelSpec.model_validate(MODEL), order, ranks=2, device="cuda")
     assert {link.what for link in table.links} == {"all_reduce", "all_gather", "reduce_scatter", "send"}
     assert all(seconds > 0 for link in table.links for seconds in link.time.seconds)

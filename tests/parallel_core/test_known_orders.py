@@ -35,10 +35,10 @@ from parallel_core.simulate.recovered_replay import Recovered
 from parallel_core.simulate.replay import Change
 from parallel_core.spec import RunSpec
 from parallel_core.traces.__main__ import read_all
+from parallel_core.traces.job_trace import JobTrace
 from parallel_core.traces.kineto import RankTrace
 from parallel_core.traces.known_orders import ordered
 from parallel_core.traces.known_programs import TORCH_ZB, label, torch_zero_bubble
-from parallel_core.traces.together import Together
 from parallel_core.traces.unnamed import NotCounted, counted
 from tests.parallel_core import ranks
 from tests.parallel_core.test_unnamed import COUNT, Spans, bare, bare_of
@@ -223,7 +223,7 @@ def _stripped(path: Path, to: Path) -> Path:
     return to
 
 
-def _read(paths: list[Path]) -> Together:
+def _read(paths: list[Path]) -> JobTrace:
     return read_all([(path.name, path) for path in paths])
 
 

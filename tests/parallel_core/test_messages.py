@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from parallel_core.plan import backward
+from parallel_core.plan.in_flight import in_flight
 from parallel_core.plan.messages import Hands
-from parallel_core.plan.under_way import in_flight
 from parallel_core.schedule import compute_only
 from parallel_core.schedule.ir import AHEAD, Kind
 from parallel_core.schedule.passes.communicate import communicate

@@ -16,7 +16,7 @@ from parallel_core.data.images import Images, digits, enlarging
 from parallel_core.model_spec import ModelKind
 from parallel_core.models import registry
 from parallel_core.models.batchnorm import BatchNorm
-from parallel_core.models.passing import Passing
+from parallel_core.models.microbatch_context import MicroBatchContext
 from parallel_core.models.registry import build_unit, parameter_shapes
 from parallel_core.outline import KINDS, outline_of
 from parallel_core.plan.units import parameter_count, unit_costs
@@ -110,7 +110,7 @@ def test_enlarging_keeps_grey_grey_and_orders_pixels(side: int) -> None:
 
 def _norms(channels: int) -> tuple[BatchNorm, nn.BatchNorm2d]:
     mine, torchs = BatchNorm(channels, dtype=torch.float64), nn.BatchNorm2d(channels, dtype=torch.float64)
-    mine.passing = Passing(0)
+    mine.passing = MicroBatchContext(0)
     with torch.no_grad():
         for a, b in zip(mine.parameters(), torchs.parameters(), strict=True):
             a.copy_(b.normal_())

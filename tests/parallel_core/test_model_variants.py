@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parallel_core.models import attention
 from parallel_core.models.dropout import Dropout, uniform
-from parallel_core.models.passing import Passing
+from parallel_core.models.microbatch_context import MicroBatchContext
 from parallel_core.models.registry import build_unit, parameter_shapes
 from parallel_core.plan.partition import flop_weights
 from parallel_core.plan.units import parameter_count
@@ -63,7 +63,7 @@ def test_llamas_layers_and_gradients_compute_the_formulas(name: str, formula: An
     unit = build_unit(LLAMA, name, torch.float64, "cpu")
     for module in unit.modules():
         if isinstance(module, Dropout):
-            module.passing = Passing(0)
+            module.passing = MicroBatchContext(0)
     torch.manual_seed(0)
     values = dict(unit.named_parameters())
     with torch.no_grad():
@@ -154,7 +154,7 @@ def test_generator_is_squares_with_64_bits() -> None:
 
 def _dropped(p: float, first: int, samples: int, step: int = 3, layer: str = "a") -> Tensor:
     layer_ = Dropout(p, layer)
-    layer_.passing = Passing(7, step, first)
+    layer_.passing = MicroBatchContext(7, step, first)
     return layer_(torch.ones(samples, 50, 21, dtype=torch.float64))
 
 
@@ -185,7 +185,7 @@ def test_draws_are_even_and_do_not_follow_each_other() -> None:
 
 def test_gradient_goes_through_the_same_mask() -> None:
     layer, x = Dropout(0.4, "a"), torch.randn(3, 40, requires_grad=True)
-    layer.passing = Passing(1)
+    layer.passing = MicroBatchContext(1)
     out = layer(x)
     out.sum().backward()
     assert torch.equal(x.grad != 0, out != 0)

@@ -9,10 +9,10 @@ import torch
 
 from parallel_core.engine.collectives import all_gather, reduce_scatter
 from parallel_core.engine.device import open_device
-from parallel_core.profile import own_shards, paced
+from parallel_core.profile import normalize, own_shards
 from parallel_core.profile.layers import LayerBench, draw, spec_of
 from parallel_core.profile.own_shards import Mirrored
-from parallel_core.profile.pacer import Pacer
+from parallel_core.profile.pace_probe import PaceProbe
 from parallel_core.profile.table import OwnShards
 from parallel_core.simulate.predict import predict_step
 from parallel_core.simulate.recalibrate import scaled
@@ -84,7 +84,9 @@ def owned(plain: RunSpec, level: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("level", own_shards.LEVELS)
 def test_it_is_measured_beside_passes_without_it(level: own_shards.Level) -> None:
-    found = own_shards.measure(spec_of(MODEL, "fp32", 1, "none", 2, "cpu"), open_device("cpu"), Pacer(None), level, 0.0)
+    found = own_shards.measure(
+        spec_of(MODEL, "fp32", 1, "none", 2, "cpu"), open_device("cpu"), PaceProbe(None), level, 0.0
+    )
     assert found.backward > 0 and found.pace == 1.0
 
 
@@ -93,7 +95,7 @@ def test_ranks_bring_it_to_one_pace() -> None:
     row = {"zero": 3, "recompute": "none", "forward": 1.0, "backward": 2.0}
     slow = {**row, "forward": 4.0, "backward": 8.0}
     headers = [{"row": row, "busy": 2, "reference": 0.1}, {"row": slow, "busy": 2, "reference": 0.2}]
-    assert paced.shards_at({2: 0.1}, headers) == [OwnShards(zero=3, forward=1.5, backward=3.0)]
-    assert paced.shards_at({}, headers)[0].forward == 2.5
+    assert normalize.shards_at({2: 0.1}, headers) == [OwnShards(zero=3, forward=1.5, backward=3.0)]
+    assert normalize.shards_at({}, headers)[0].forward == 2.5
     known = table(MODEL, own_shards=ROWS)
     assert [found.backward for found in scaled(known, 2.0).own_shards] == [6.0, 10.0, 14.0]

@@ -23,7 +23,7 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from parallel_core.traces import own
 from parallel_core.traces.__main__ import read_all
-from parallel_core.traces.together import Together
+from parallel_core.traces.job_trace import JobTrace
 from tests.dashboard.factory import simulate
 from tests.parallel_core import profiled
 
@@ -52,7 +52,7 @@ def document(made: RunSpec, number: int = 10, run: str = "run 7", **more: Any) -
     return dict(json.loads(text))
 
 
-def read(folder: Path, *documents: Any) -> Together:
+def read(folder: Path, *documents: Any) -> JobTrace:
     files = []
     for i, one in enumerate(documents):
         path = folder / f"{i}.json"
@@ -61,7 +61,7 @@ def read(folder: Path, *documents: Any) -> Together:
     return read_all(files)
 
 
-def spans_of(found: Together, number: int = 10) -> dict[int, NDArray[np.void]]:
+def spans_of(found: JobTrace, number: int = 10) -> dict[int, NDArray[np.void]]:
     return {rank: trace.steps[number] for rank, trace in found.ranks.items() if number in trace.steps}
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_core.layout import Layout
+from parallel_core.plan.grad_buckets import ALIGN
 from parallel_core.plan.memory import by_stage, needed, predict, verdict, worst_stage
 from parallel_core.plan.peak import flat_bytes
-from parallel_core.plan.places import ALIGN
 from parallel_core.plan.strategy import label, recompute_share
 from parallel_core.plan.units import boundary_elements, parameter_count, unit_costs
 from parallel_core.spec import BYTES_PER_ELEMENT, DRAWN, MAIN_BYTES, ModelSpec, RunSpec

@@ -15,14 +15,14 @@ from parallel_core.cli_profile import report
 from parallel_core.outline import outline_of
 from parallel_core.plan.units import boundary_elements
 from parallel_core.profile.measure import ProfileFailed, measure, samples_up_to, tensor_widths
-from parallel_core.profile.order import Order
 from parallel_core.profile.repeats import noise
+from parallel_core.profile.request import ProfileRequest
 from parallel_core.profile.table import PARTS, CostTable
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=2, seq=16)
-ORDER = Order(
+ORDER = ProfileRequest(
     samples=(1, 4),
     tps=(1, 2),
     recompute=("none", "full"),
@@ -111,7 +111,9 @@ def test_rows_are_counted_by_kind(profiled: CostTable) -> None:
 @pytest.mark.full
 def test_rows_that_a_group_cannot_share_out_are_not_timed() -> None:
     odd = ModelSpec(layers=1, hidden=32, heads=2, seq=15)
-    order = Order(samples=(1, 2), tps=(1, 2), splits=("pairs", "sequence"), devices=1, seconds=0.02, sizes=(1024,))
+    order = ProfileRequest(
+        samples=(1, 2), tps=(1, 2), splits=("pairs", "sequence"), devices=1, seconds=0.02, sizes=(1024,)
+    )
     found = measure(odd, order, ranks=2).of(2, "none", 1, split="sequence")
     assert [row.samples for row in found] == [2]
 
@@ -170,14 +172,14 @@ def test_runs_can_be_predicted(profiled: CostTable, split: dict[str, object]) ->
 def test_models_without_tensor_groups() -> None:
     model = ModelSpec(kind="vgg16", width=4)
     assert tensor_widths(model, 4) == (1,)
-    found = measure(model, Order(samples=(2,), devices=1, seconds=0.05), ranks=1)
+    found = measure(model, ProfileRequest(samples=(2,), devices=1, seconds=0.05), ranks=1)
     assert [row.unit for row in found.sizes] == model.units()
     assert not found.links
 
 
 @pytest.mark.full
 def test_more_ranks_than_devices_are_timed_sharing_them() -> None:
-    order = Order(samples=(1, 2), devices=1, seconds=0.02, sizes=(1024,))
+    order = ProfileRequest(samples=(1, 2), devices=1, seconds=0.02, sizes=(1024,))
     known = measure(MODEL, order, ranks=2)
     assert set(known.crowded) == {1} and known.crowding(1) >= 1.0
     assert known.noise > 0
@@ -190,7 +192,7 @@ def test_samples_and_widths() -> None:
 
 def test_a_profile_that_fails_says_so() -> None:
     with pytest.raises(ProfileFailed) as said:
-        measure(MODEL, Order(samples=(1,), tps=(3,), devices=1, seconds=0.05), ranks=1)
+        measure(MODEL, ProfileRequest(samples=(1,), tps=(3,), devices=1, seconds=0.05), ranks=1)
     assert said.value.traceback.startswith("Traceback") and "ranks.py" in said.value.traceback
 
 

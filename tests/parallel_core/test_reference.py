@@ -17,20 +17,20 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from parallel_core.engine.beside import ALONE_EVERY, BUDGET, Beside
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect, joined
-from parallel_core.engine.neighbours import Neighbours
+from parallel_core.engine.interference import Interference
+from parallel_core.engine.reference_probe import ALONE_EVERY, BUDGET, ReferenceProbe
 from parallel_core.layout import Layout
 from parallel_core.observe import host
 from parallel_core.observe.cores import cores
 from parallel_core.observe.reference import Reference
-from parallel_core.profile import calm, paced
-from parallel_core.profile.calm import undisturbed
+from parallel_core.profile import cpu_steal, normalize
+from parallel_core.profile.cpu_steal import undisturbed
 from parallel_core.profile.table import CostTable, Part
+from parallel_core.simulate.device_drift import Spell, spells_beside
 from parallel_core.simulate.predict import predict_step
 from parallel_core.simulate.recalibrate import scaled
-from parallel_core.simulate.spells import Spell, spells_beside
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.ranks import run
 from tests.parallel_core.tables import SAMPLES, row, table
@@ -50,16 +50,18 @@ def test_it_draws_nothing_and_leaves_nothing() -> None:
         assert work.once() > 0, "a run may be about to do without gradients"
 
 
-def beside(**changes: object) -> Beside:
+def beside(**changes: object) -> ReferenceProbe:
     spec = RunSpec.model_validate({"model": MODEL.model_dump(), **changes})
     device = open_device("cpu")
-    return Beside(spec, device, Neighbours(device, None, 1))
+    return ReferenceProbe(spec, device, Interference(device, None, 1))
 
 
 def test_its_time_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on by 2 ms whenever it is read: the work takes 4 ms, so steps of 1 ms pay for it in 100."""
     clock = count(0)
-    monkeypatch.setattr("parallel_core.engine.beside.time", SimpleNamespace(perf_counter=lambda: next(clock) * 2e-3))
+    monkeypatch.setattr(
+        "parallel_core.engine.reference_probe.time", SimpleNamespace(perf_counter=lambda: next(clock) * 2e-3)
+    )
     rare, often = beside(), beside()
     short = [rare.behind(1e-3) for _ in range(1000)]
     done = [i for i, found in enumerate(short) if found is not None]
@@ -145,7 +147,7 @@ def test_what_ran_before_it_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> N
     assert work.once() == 1.0 and not pending
 
 
-def header(rank: int, busy: int, seconds: float, tp: int = 1) -> paced.Header:
+def header(rank: int, busy: int, seconds: float, tp: int = 1) -> normalize.Header:
     return {"rank": rank, "row": {**row(MODEL, tp, "none", SAMPLES[0], busy, 1.0), **TOLD}, "reference": seconds}
 
 
@@ -156,9 +158,9 @@ def test_passes_are_brought_to_one_pace() -> None:
     """Core 1 is twice as slow as core 0, and while a wider group was timed both were twice as slow as before."""
     headers = [header(0, 1, 2.0), header(0, 2, 4.0), header(1, 2, 8.0)]
     headers += [header(0, 1, 4.0, tp=2), header(0, 2, 8.0, tp=2), header(1, 2, 16.0, tp=2)]
-    usual = paced.reference(headers)
+    usual = normalize.reference(headers)
     assert usual == pytest.approx({1: 4.5, 2: 9.0}), "core 0 alone takes half of what it takes beside core 1"
-    rows = paced.layers_at(usual, headers)
+    rows = normalize.layers_at(usual, headers)
     for found, told in zip(rows, headers, strict=True):
         expected = told["row"]["whole"]["forward"] * usual[found.busy] / told["reference"]
         assert found.whole["forward"] == pytest.approx(expected)
@@ -169,9 +171,9 @@ def test_a_group_that_talks_is_at_the_pace_of_its_slowest() -> None:
     run on the same cores is predicted as long as the group took."""
     headers = [header(0, 2, 4.0), header(1, 2, 8.0)]
     talking = [{**told, "row": {**told["row"], "tp": 2, "joined": True}} for told in headers]
-    usual = paced.reference([*headers, *talking])
+    usual = normalize.reference([*headers, *talking])
     assert usual == pytest.approx({2: 6.0})
-    for found in paced.layers_at(usual, talking):
+    for found in normalize.layers_at(usual, talking):
         took = talking[0]["row"]["whole"]["forward"]
         assert found.whole["forward"] == pytest.approx(took * 6.0 / 8.0)
         assert found.whole["forward"] * max(4.0, 8.0) / usual[2] == pytest.approx(took)
@@ -179,8 +181,8 @@ def test_a_group_that_talks_is_at_the_pace_of_its_slowest() -> None:
 
 def test_a_profile_without_the_work_stays_as_it_was_measured() -> None:
     headers = [header(0, 1, 0.0), header(0, 2, 0.0)]
-    assert paced.reference(headers) == {}
-    assert [found.whole for found in paced.layers_at({}, headers)] == [told["row"]["whole"] for told in headers]
+    assert normalize.reference(headers) == {}
+    assert [found.whole for found in normalize.layers_at({}, headers)] == [told["row"]["whole"] for told in headers]
 
 
 def test_waiting_for_a_turn_is_told_apart_from_working() -> None:
@@ -219,8 +221,8 @@ def _held_up(spec: RunSpec, rank: int, rendezvous: Rendezvous, folder: Path) -> 
     groups, began, held = connect(rendezvous, rank, Layout.of(spec), "gloo"), iter((0.0, 2.0)), iter((3.0, 4.0))
     with (
         joined(),
-        patch.object(calm, "time", SimpleNamespace(perf_counter=lambda: next(began))),
-        patch.object(calm, "_beside", lambda: 0.0),
+        patch.object(cpu_steal, "time", SimpleNamespace(perf_counter=lambda: next(began))),
+        patch.object(cpu_steal, "_beside", lambda: 0.0),
         patch.object(host, "waited", lambda: next(held)),
     ):
         return undisturbed(lambda: None, groups.data, open_device("cpu"))[1]

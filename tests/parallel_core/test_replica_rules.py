@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from parallel_core.plan.strategy import family, ideal_speedup, label
-from parallel_core.plan.traffic import talks
+from parallel_core.plan.traffic import comm_volumes
 from parallel_core.replica_rules import advice
 from parallel_core.spec import RunSpec, field_errors
 
@@ -132,10 +132,10 @@ def test_ideal_speedup() -> None:
 
 def test_a_rank_talks_to_the_replicas_that_its_micro_batches_go_to() -> None:
     spec = spec_of((2, 1))
-    assert [(talk.kind, talk.ranks, talk.calls) for talk in talks(spec, 2)] == [
+    assert [(talk.kind, talk.ranks, talk.calls) for talk in comm_volumes(spec, 2)] == [
         ("before", (0, 1), 4),
         ("before", (0, 1), 4),
     ]
-    reduced, *messages = talks(spec, 1)
+    reduced, *messages = comm_volumes(spec, 1)
     assert (reduced.ranks, reduced.calls) == ((0, 1), 2)
     assert [(talk.ranks, talk.calls) for talk in messages] == [((2,), 2), ((2,), 2)]

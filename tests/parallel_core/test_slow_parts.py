@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.folder import path_of
-from parallel_core.checkpoint.order import SaveOrder
 from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.distributed import Groups
@@ -46,7 +46,7 @@ def test_every_parameter_that_is_drawn_or_read_is_told(tmp_path: Path) -> None:
     trainer = Trainer(SPEC, 0, Groups(), CpuDevice(), page)
     parameters = len(trainer.flat.slots)
     assert page.told.count("building") == parameters
-    saver = checkpoint.Saver(trainer, SaveOrder(tmp_path / "kept"), FileSink(tmp_path, 0))
+    saver = checkpoint.Saver(trainer, CheckpointConfig(tmp_path / "kept"), FileSink(tmp_path, 0))
     saver.save(2)
     saver.wait()
     checkpoint.load(trainer, path_of(tmp_path / "kept", 2))
@@ -64,7 +64,7 @@ def test_who_waits_for_a_save_says_so_while_it_is_written(tmp_path: Path, monkey
     monkeypatch.setattr(storage, "write", slow)
     monkeypatch.setattr(checkpoint, "TOLD_S", 0.02)
     trainer = Trainer(SPEC, 0, Groups(), CpuDevice(), Progress(tmp_path, 0))
-    saver = checkpoint.Saver(trainer, SaveOrder(tmp_path / "kept"), FileSink(tmp_path, 0))
+    saver = checkpoint.Saver(trainer, CheckpointConfig(tmp_path / "kept"), FileSink(tmp_path, 0))
     saver.save(2)
     saver.wait()
     where = progress.read(tmp_path, 0)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.stage import Batch
-from parallel_core.models.passing import Sample
+from parallel_core.models.microbatch_context import Sample
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.scope import Scope

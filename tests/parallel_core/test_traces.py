@@ -17,8 +17,8 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.traces import kineto
 from parallel_core.traces.__main__ import main, read_all
 from parallel_core.traces.collect import Collected
+from parallel_core.traces.job_trace import JobTrace, join, rank_of
 from parallel_core.traces.stream import EventStream, Limits
-from parallel_core.traces.together import Together, join, rank_of
 from tests.parallel_core import profiled
 
 
@@ -27,7 +27,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return profiled.record(tmp_path_factory.mktemp("profiled"))
 
 
-def read(*paths: Path, limits: Limits = Limits()) -> Together:  # noqa: B008
+def read(*paths: Path, limits: Limits = Limits()) -> JobTrace:  # noqa: B008
     return read_all([(path.name, path) for path in paths], limits)
 
 

@@ -10,8 +10,8 @@ import pytest
 from parallel_core.schedule.ir import Kind
 from parallel_core.traces import kineto, names
 from parallel_core.traces.collect import Collected
+from parallel_core.traces.job_trace import join
 from parallel_core.traces.nesting import NONE, innermost, outermost, parents
-from parallel_core.traces.together import join
 
 
 def gpu(name: str, start: float, length: float, link: int = 0) -> dict[str, Any]:

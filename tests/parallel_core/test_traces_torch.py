@@ -28,8 +28,8 @@ from parallel_core.simulate.imported import replayed
 from parallel_core.simulate.recovered import recover
 from parallel_core.spec import RunSpec
 from parallel_core.traces.__main__ import read_all
+from parallel_core.traces.job_trace import JobTrace
 from parallel_core.traces.known_programs import like
-from parallel_core.traces.together import Together
 from tests.parallel_core import ranks
 
 STEPS, COUNT, WIDTH = 3, 4, 128
@@ -60,7 +60,7 @@ def _trained(model: nn.Module, run: Callable[[torch.Tensor], torch.Tensor]) -> S
     return step
 
 
-def _read(*paths: Path) -> Together:
+def _read(*paths: Path) -> JobTrace:
     return read_all([(path.name, path) for path in paths])
 
 

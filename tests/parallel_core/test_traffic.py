@@ -15,9 +15,9 @@ from parallel_core.local import LocalYard
 from parallel_core.model_spec import ModelSpec
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline import outline_of
-from parallel_core.plan.holdings import held
 from parallel_core.plan.peak import by_stage
-from parallel_core.plan.traffic import talks
+from parallel_core.plan.rank_shards import held
+from parallel_core.plan.traffic import comm_volumes
 from parallel_core.plan.units import unit_costs
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
@@ -93,7 +93,7 @@ def _measured(spec: RunSpec, rows: Any) -> Counter[str]:
 
 def _predicted(spec: RunSpec, rank: int) -> Counter[str]:
     out: Counter[str] = Counter()
-    for talk in talks(spec, rank):
+    for talk in comm_volumes(spec, rank):
         out[talk.kind] += talk.bytes
     return out
 
@@ -103,7 +103,7 @@ def test_what_one_end_sends_the_other_receives(spec: RunSpec) -> None:
     """And every rank is in the group that it names."""
     said: Counter[tuple[int, int]] = Counter()
     for rank in range(Layout.of(spec).world):
-        for talk in talks(spec, rank):
+        for talk in comm_volumes(spec, rank):
             assert talk.calls and talk.bytes
             if talk.kind in ("tensor", "data"):
                 assert rank in talk.ranks
@@ -137,11 +137,11 @@ def test_matrices_are_those_that_are_built(model: ModelSpec) -> None:
 
 
 def test_on_a_ring_an_all_reduce_goes_round_twice() -> None:
-    (plain,) = talks(RunSpec.model_validate({"parallel": {"tp": 4}}), 0)
+    (plain,) = comm_volumes(RunSpec.model_validate({"parallel": {"tp": 4}}), 0)
     assert plain.wire == 2 * plain.bytes * 3 // 4
-    (rows,) = talks(RunSpec.model_validate({"parallel": {"tp": 4, "sequence": True}}), 0)
+    (rows,) = comm_volumes(RunSpec.model_validate({"parallel": {"tp": 4, "sequence": True}}), 0)
     assert plain.wire < rows.wire < 1.5 * plain.wire, "one gather more in each backward"
-    sent, _ = talks(RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 4}}), 0)
+    sent, _ = comm_volumes(RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 4}}), 0)
     assert sent.wire == sent.bytes
 
 
@@ -150,7 +150,10 @@ def test_by_columns_a_block_sends_as_much_more_as_its_mlp_is_wide(activation: st
     """Of bsh: 5 + 3 + 2 f/h in place of 4 + 4; what is outside of blocks stays."""
     model = {"layers": 3, "activation": activation, "ffn": ffn}
     pairs, columns = (
-        sum(talk.wire for talk in talks(RunSpec.model_validate({"model": model, "parallel": {"tp": 4, **how}}), 0))
+        sum(
+            talk.wire
+            for talk in comm_volumes(RunSpec.model_validate({"model": model, "parallel": {"tp": 4, **how}}), 0)
+        )
         for how in ({}, {"tensor_split": "columns"})
     )
     spec = RunSpec.model_validate({"model": model})
@@ -162,4 +165,4 @@ def test_by_columns_a_block_sends_as_much_more_as_its_mlp_is_wide(activation: st
 
 def test_a_rank_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"rank 2 is outside 0 \.\. 1"):
-        talks(RunSpec.model_validate({"parallel": {"dp": 2}}), 2)
+        comm_volumes(RunSpec.model_validate({"parallel": {"dp": 2}}), 2)

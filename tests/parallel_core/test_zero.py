@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
-from parallel_core.plan import places
+from parallel_core.plan import grad_buckets
+from parallel_core.plan.grad_buckets import ALIGN, place
 from parallel_core.plan.memory import by_stage, verdict
-from parallel_core.plan.places import ALIGN, place
 from parallel_core.plan.strategy import label
 from parallel_core.schedule import build
 from parallel_core.schedule.check import ScheduleError, check
@@ -60,7 +60,7 @@ def specs(cases: list[dict[str, Any]], zero: int = 1, **train: Any) -> list[RunS
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks are forked from here."""
-    monkeypatch.setitem(places.LEAN_BUCKET_BYTES, "cpu", LEAN)
+    monkeypatch.setitem(grad_buckets.LEAN_BUCKET_BYTES, "cpu", LEAN)
 
 
 def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
 from parallel_core.outline.splits import TensorSplit, split_dim
-from parallel_core.plan import places
+from parallel_core.plan import grad_buckets
 from parallel_core.plan.memory import by_stage, verdict
 from parallel_core.plan.strategy import label
 from parallel_core.schedule import build
@@ -132,7 +132,7 @@ def test_gathering_ahead_changes_no_bit(case: list[Any], monkeypatch: pytest.Mon
     """As on CUDA: the next layer's parameters set out while one works. Ranks are forked from here."""
     cases = [(model, split) for model, split in case if model.get("kind") != "resnet50"]
     usual = train([sharded(*case) for case in cases])
-    monkeypatch.setitem(places.GATHERS_AHEAD, "cpu", True)
+    monkeypatch.setitem(grad_buckets.GATHERS_AHEAD, "cpu", True)
     for what, ahead, want in zip(cases, train([sharded(*case) for case in cases]), usual, strict=True):
         assert (ahead.losses, ahead.norms) == (want.losses, want.norms), what
         assert all(np.array_equal(ahead.after[name], want.after[name]) for name in want.after), what
@@ -142,7 +142,7 @@ def test_gathering_ahead_takes_one_layer_more(tmp_path: Path, monkeypatch: pytes
     """As predicted to the byte; each layer is gathered as often as without, and sets out before its turn."""
     spec = sharded(MODEL | {"layers": 12}, {}, precision="bf16")
     usual = by_stage(spec)[0]
-    monkeypatch.setitem(places.GATHERS_AHEAD, "cpu", True)
+    monkeypatch.setitem(grad_buckets.GATHERS_AHEAD, "cpu", True)
     predicted = by_stage(spec)[0]
     assert predicted.params > usual.params
     for peak, _ in ranks.run(spec, _peak, tmp_path):

@@ -7,9 +7,9 @@ import signal
 from typing import Any
 
 from parallel_core.analysis.generated import Generated, together
+from parallel_core.generation_request import inference
 from parallel_core.observe import records
 from parallel_core.spec import RunSpec
-from parallel_core.wish import inference
 from tests.workers.harness import Bench
 
 WISH = {"prompt": list(b"def "), "new": 6, "samples": 2, "temperature": 0.9, "top_k": 20, "seed": 3, "cached": True}

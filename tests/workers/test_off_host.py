@@ -16,7 +16,7 @@ import redis
 
 from tests.workers.harness import NAME, ROOT, Bench, tiny
 from workers.contract import EVENTS, control_stream, queue_of
-from workers.door import barred_by
+from workers.preflight import barred_by
 from workers.settings import Settings
 
 GUIDE = (ROOT / "docs" / "deploy.md").read_text()

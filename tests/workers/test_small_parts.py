@@ -22,8 +22,8 @@ from workers.contract import START_LIMIT_S, AttemptBody
 from workers.devices import Devices, core_names, cpu_name
 from workers.disk import Disk
 from workers.folder import KEEP_S, Folder, Meta, unsettled
-from workers.orders import Refused, attempt_number, read_order, with_beginning
 from workers.relay import Relay
+from workers.run_orders import Refused, attempt_number, read_order, with_beginning
 from workers.settings import Settings
 from workers.supervisor import Supervisor
 from workers.wire import Publisher

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from parallel_core.observe import records
-from parallel_core.observe.asked import Asked, Wish
+from parallel_core.observe.trace_request import TraceRequest, TraceRequests
 from parallel_core.plan.peak import predict
 from parallel_core.spec import RunSpec
 from tests.workers.harness import ENDLESS, NAME, Bench, none_alive, tiny
@@ -97,7 +97,7 @@ def test_a_step_that_is_asked_for_is_told_to_the_ranks_and_cancel_leaves_no_proc
     recorded = bench.wait_running(attempt)
     bench.control("trace", attempt, step=10**6, how="profiler")
     folder = bench.folder / "attempts" / str(attempt)
-    assert bench.wait("the wish", lambda: Asked(folder).at(10**6)) == Wish(10**6, "profiler")
+    assert bench.wait("the wish", lambda: TraceRequests(folder).at(10**6)) == TraceRequest(10**6, "profiler")
     bench.control("cancel", attempt)
     end = bench.wait_end(attempt)
     assert (end["outcome"], end["cause"], end["none_left"]) == ("cancelled", "cancelled", True)

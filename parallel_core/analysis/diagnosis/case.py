@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from parallel_core.analysis import waits
 from parallel_core.analysis.breakdown import Account, accounts
-from parallel_core.analysis.rows import lasted
+from parallel_core.analysis.rows import durations
 from parallel_core.layout import Layout
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
@@ -90,7 +90,7 @@ class Case:
     @cached_property
     def lengths(self) -> list[int]:
         """Nanoseconds of each traced step."""
-        return [max(int(rows["end"].max()) for rows in step.values()) - waits.origin(step) for step in self.traced]
+        return [max(int(rows["end"].max()) for rows in step.values()) - waits.step_start(step) for step in self.traced]
 
     @property
     def step_ns(self) -> int:
@@ -141,7 +141,7 @@ class Case:
 
     def spent(self, rank: int, kind: Kind) -> int:
         """Median over the steps of the nanoseconds in spans of `kind`."""
-        sums = [int(lasted(own).sum()) for s in self.traced for own in [waits.of_kinds(s[rank], kind)]]
+        sums = [int(durations(own).sum()) for s in self.traced for own in [waits.of_kinds(s[rank], kind)]]
         return int(np.median(sums)) if sums else 0
 
 

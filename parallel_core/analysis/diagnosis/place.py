@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.rows import lasted
-from parallel_core.analysis.waits import origin
+from parallel_core.analysis.rows import durations
+from parallel_core.analysis.waits import step_start
 from parallel_core.schedule.ir import COMPUTE, RECVS, REPLICA_COLLECTIVES, Kind
 
 _WORK = tuple(sorted(COMPUTE - {Kind.R}))
@@ -50,14 +50,14 @@ class Place(NamedTuple):
 def place(rule: str, rank: int | None, spans: Mapping[int, NDArray[np.void]]) -> Place | None:
     """Of a finding of `rule`; None where no span of the step is of its kind."""
     kinds = [int(kind) for kind in KINDS.get(rule, ())]
-    zero = origin(spans)
+    zero = step_start(spans)
     whole = max((int(rows["end"].max()) for rows in spans.values() if len(rows)), default=zero) - zero
     found: tuple[int, int, int] | None = None
     for own, every in sorted(spans.items()):
         rows = every[np.isin(every["kind"], kinds)]
         if rank not in (None, own) or not len(rows):
             continue
-        took = lasted(rows)
+        took = durations(rows)
         i = int(took.argmax())
         if found is None or int(took[i]) > found[0]:
             found = int(took[i]), int(rows["start"][i]) - zero, own

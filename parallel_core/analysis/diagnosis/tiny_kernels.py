@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from parallel_core.analysis import waits
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import ns_text, percent_text
-from parallel_core.analysis.rows import lasted
+from parallel_core.analysis.rows import durations
 from parallel_core.schedule.ir import Kind
 
 BETWEEN, SHORT_NS = 0.10, 500_000
@@ -65,7 +65,7 @@ def _lengths(case: Case, rank: int) -> tuple[float, float]:
     out = []
     for kind in (Kind.F, Kind.BW):
         own = np.concatenate([waits.of_kinds(step[rank], kind) for step in case.traced])
-        out.append(float(lasted(own).min()) if len(own) else 0.0)
+        out.append(float(durations(own).min()) if len(own) else 0.0)
     return out[0], out[1]
 
 
@@ -80,7 +80,7 @@ def _everywhere(case: Case) -> Finding | None:
     if not case.traced or between < BETWEEN:
         return None
     forward = [waits.of_kinds(rows, Kind.F) for step in case.traced for rows in step.values()]
-    lengths = np.concatenate([lasted(own) for own in forward])
+    lengths = np.concatenate([durations(own) for own in forward])
     if not len(lengths) or float(np.median(lengths)) > SHORT_NS:
         return None
     lost = round(between * case.step_ns)

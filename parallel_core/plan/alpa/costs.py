@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from parallel_core.outline import UnitCost, outline_of
 from parallel_core.outline.splits import Cut, cut_fields
-from parallel_core.plan.traffic import unit_talks
+from parallel_core.plan.traffic import unit_volumes
 from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.predict import CannotPredict
@@ -115,7 +115,7 @@ class Analytic:
         talks = [
             sum(self.all_reduce(tp, position * width) for widths in talk.sums for width in widths)
             + sum(self.gather(tp, position * width) for widths in talk.moved for width in widths)
-            for talk in unit_talks(spec)
+            for talk in unit_volumes(spec)
         ]
         return [compute + talk for compute, talk in zip(each, talks, strict=True)]
 

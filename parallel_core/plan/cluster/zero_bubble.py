@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
+from parallel_core.plan.bubble_rates import Times, bubble_rate, find, handmade
 from parallel_core.plan.cluster.published_orders import needed_by_weights
 from parallel_core.plan.cluster.store import rows
-from parallel_core.plan.order import Times, bubble_rate, find, handmade
 from parallel_core.schedule.ir import Schedule
 
 PREDICTED = ("ZB-H2", "1F1B-I", "ZB-1p", "ZB-2p")

@@ -1,0 +1,105 @@
+"""What is written about ended runs, kept until anything that it was written from changes.
+
+A key is made of the rows that were read: of runs with their summaries (stored again when late data arrives), and for
+what reads measurements, too, how far every file of every attempt has arrived (its cursor moves with each byte).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from django.core.cache import cache
+from django.db.models import Count, Max, Q, Sum, TextField
+from django.db.models.functions import Cast
+
+from dashboard.fleet.models import Worker
+from dashboard.ledger.models import Profile, ProfileState
+from dashboard.runs.models import ENDED, Cursor, Run, State
+from dashboard.studies import fit, fit_views, reruns, scaling
+from dashboard.studies.models import Study
+from dashboard.studies.selectors import overview
+
+KEPT_S = 24 * 3600
+FIELDS = (
+    "study_id",
+    "pk",
+    "state",
+    "name",
+    "label",
+    "position",
+    "repeats_id",
+    "queued_at",
+    "cause",
+    "detail",
+    "broken",
+)
+"""Of a run's row, with its summary; its spec never changes."""
+SAME_DEVICE = ("kind", "index", "name", "memory_total")
+"""Of a device in a heartbeat; the rest of it changes by the second."""
+
+
+def verdicts(studies: Sequence[Study]) -> dict[int, str]:
+    """One sentence a study, from the rows of its runs alone; of studies seen before, from the last time."""
+    rows: dict[int, list[Any]] = {study.pk: [] for study in studies}
+    for row in _rows(Q(state=State.SUCCEEDED) | Q(study__kind=fit.KIND), study__in=studies):
+        rows[row[0]].append(row)
+    keys = {study.pk: _key("verdict", study.kind, study.baseline_id, *rows[study.pk]) for study in studies}
+    found = cache.get_many(keys.values())
+    new = _verdicts([study for study in studies if keys[study.pk] not in found])
+    cache.set_many({keys[pk]: said for pk, said in new.items()}, KEPT_S)
+    return {study.pk: new.get(study.pk) or found[keys[study.pk]] for study in studies}
+
+
+def _verdicts(studies: Sequence[Study]) -> dict[int, str]:
+    if not studies:
+        return {}
+    runs: dict[int, list[Run]] = {study.pk: [] for study in studies}
+    for run in Run.objects.filter(Q(state=State.SUCCEEDED) | Q(study__kind=fit.KIND), study__in=studies):
+        runs[run.study_id or 0].append(run)
+    return {study.pk: _verdict(study, runs[study.pk]) for study in studies}
+
+
+def _verdict(study: Study, runs: list[Run]) -> str:
+    if study.kind == fit.KIND:
+        return fit_views.verdict(runs)[0]
+    stand = reruns.standing(runs)
+    view = overview(stand, reruns.stands_for(study.baseline, stand), details=False)
+    said = scaling.verdict(study, view) if runs else ["0 runs have finished so far."]
+    return " ".join(said[: 1 + view.warned_first])  # a warning comes first then, what it is about next
+
+
+def of_ended(study: Study, what: Sequence[object], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `make` returns: made anew while a run of the study goes on, and once for each state of its measurements.
+    `what` names it, with all that it depends on beside the study."""
+    rows = list(_rows(study=study))
+    if any(row[2] not in ENDED for row in rows):
+        return make()
+    key = _key(*what, study.pk, study.name, study.kind, study.baseline_id, study.settings, *rows, *_arrived(study))
+    found: dict[str, Any] | None = cache.get(key)
+    if found is None:
+        found = make()
+        cache.set(key, found, KEPT_S)
+    return found
+
+
+def _rows(*which: Q, **more: Any) -> Iterable[tuple[Any, ...]]:
+    """FIELDS and the summary's text: nothing of it is parsed."""
+    runs = Run.objects.filter(*which, **more).order_by("study_id", "position", "pk")
+    return runs.annotate(told=Cast("summary", TextField())).values_list(*FIELDS, "told")
+
+
+def _arrived(study: Study) -> list[Any]:
+    """What a report tells beyond the rows of its runs: measurements, hosts, and profiles of their links."""
+    files = Cursor.objects.filter(attempt__run__study=study).aggregate(Count("pk"), Max("attempt"), Sum("offset"))
+    profiles = Profile.objects.filter(state=ProfileState.DONE).aggregate(Count("pk"), Max("pk"))
+    workers = [
+        (worker.name, worker.version, [tuple(map(device.get, SAME_DEVICE)) for device in worker.devices])
+        for worker in Worker.objects.all()
+    ]
+    return [files, profiles, workers]
+
+
+def _key(*parts: object) -> str:
+    return f"kept:{hashlib.sha256(repr(parts).encode()).hexdigest()}"

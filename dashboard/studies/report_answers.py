@@ -1,0 +1,244 @@
+"""The questions that a study is made to answer, each with an answer written from its own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from django.urls import reverse
+
+from dashboard.charts import capacity
+from dashboard.charts.theme import DISTURBED_ABOVE
+from dashboard.runs import traces
+from dashboard.runs.traces import Trace
+from dashboard.studies import answers, streams
+from dashboard.studies.entries import taken_of
+from dashboard.studies.selectors import Overview, Row
+from parallel_core.analysis import sentences
+from parallel_core.analysis.align import Side, align, sentence
+from parallel_core.analysis.names import COMPONENT_NAMES
+from parallel_core.analysis.quantities import (
+    apart_text,
+    bytes_text,
+    count_text,
+    listed_text,
+    percent_text,
+    ratio_text,
+    seconds_text,
+    significant,
+)
+from parallel_core.plan.traffic import comm_volumes
+from parallel_core.simulate.replay import FREE, Change, replay
+
+READ = 24
+"""Runs whose traced step is read, the fastest first."""
+FIRST = 5
+"""Lines of an answer that a page shows before it is unfolded."""
+MOST_NAMED = 4
+"""Strategies whose largest model is named."""
+LOWER = 0.01
+"""Part of a loss from which another is worth a sentence: precisions differ by less."""
+LOSSES = tuple(name for name in COMPONENT_NAMES if name != "compute")
+
+
+class Written(NamedTuple):
+    """`lines` are whole sentences; `links` = (words, address) of the places that show more, on the study's page."""
+
+    question: str
+    lines: list[str]
+    links: list[tuple[str, str]]
+
+    @property
+    def first(self) -> list[str]:
+        return self.lines[:FIRST]
+
+    @property
+    def rest(self) -> list[str]:
+        return self.lines[FIRST:]
+
+
+def steps_of(view: Overview) -> dict[int, Trace]:
+    """run id -> the traced step that stands for it."""
+    done = [row for row in view.rows if row.entry.done and row.entry.result][:READ]
+    found = ((row.run.pk, traces.typical(row.run)) for row in done)
+    return {pk: trace for pk, trace in found if trace is not None}
+
+
+def of_overview(view: Overview, steps: Mapping[int, Trace]) -> list[Written]:
+    """All seven, once two runs have a result; what was not measured is said."""
+    done = [row for row in view.rows if row.entry.done and row.entry.result]
+    if view.base is None or len(done) < 2:
+        return []
+    return [
+        Written("Which is fastest, which slowest, and why?", _extremes(view, done), _to(done[0], done[-1])),
+        Written(
+            "Is there a reason to use the slowest?", [_slowest(view, done)], [("Time against memory", "#tradeoff")]
+        ),
+        Written("What would the speedup be with free communication?", *_free(done, steps)),
+        Written("Do the ranks run the same operators?", *_operators(done, steps)),
+        Written("How does recomputation help?", _recompute(view), [("Time against memory", "#tradeoff")]),
+        Written("Which takes the least memory?", _memory(view), [("Memory", "#memory")]),
+        Written("How many layers fit?", _layers(view), [("Largest model", "#capacity")]),
+    ]
+
+
+def _to(*rows: Row, tab: str = "") -> list[tuple[str, str]]:
+    """The runs' own pages, each at the tab that shows it."""
+    place = f"?tab={tab}#details" if tab else ""
+    return [(row.entry.label, reverse("runs:page", args=[row.run.pk]) + place) for row in rows]
+
+
+def _extremes(view: Overview, done: Sequence[Row]) -> list[str]:
+    if view.base is None:
+        return []
+    said = [sentences.fastest(view.results, view.base), *_goes(done[0])]
+    said += [sentences.slowest(view.results, view.base), *_goes(done[-1])]
+    first, last = (row.entry.result.breakdown if row.entry.result else None for row in (done[0], done[-1]))
+    if done[0].spec.train.global_batch != done[-1].spec.train.global_batch:
+        return said  # their steps do not do the same work
+    return [*said, sentences.difference_sentence(last, first)] if first and last else said
+
+
+def _goes(row: Row) -> list[str]:
+    """Where its traced step goes."""
+    parts = row.entry.result.breakdown if row.entry.result else None
+    if parts is None:
+        return []
+    name = max(LOSSES, key=parts.share)
+    lost = f"; the largest loss is {COMPONENT_NAMES[name]} with {percent_text(parts.share(name))}"
+    compute = f"{percent_text(parts.share('compute'))} of its traced step is compute"
+    return [f"{compute}{lost if parts.share(name) else ''}."]
+
+
+def _slowest(view: Overview, done: Sequence[Row]) -> str:
+    """What it has that the fastest has not: a lower loss, memory, room for layers, quiet links, or an earlier loss."""
+    fast, slow = done[0], done[-1]
+    found = (
+        _lower(slow, fast),
+        _lighter(slow, fast),
+        _deeper(slow, fast),
+        _quieter(slow, fast),
+        _sooner(slow, fast, view),
+    )
+    reasons = [text for text in found if text]
+    if not reasons:
+        return (
+            f"No number of this study speaks for {slow.entry.label}: {fast.entry.label} is faster, takes no more "
+            f"memory, holds no fewer layers and sends no more."
+        )
+    return f"Yes. Against {fast.entry.label}, {slow.entry.label} {listed_text(reasons)}."
+
+
+def _lower(slow: Row, fast: Row) -> str:
+    """Where both saw as many samples of one task, and what differs is more than rounding."""
+    (a, one), (b, other) = ((row.run.loss, row.spec) for row in (slow, fast))
+    seen = {row.steps_done * row.spec.train.global_batch for row in (slow, fast)}
+    if a is None or len(seen) > 1 or (one.model, one.train.corpus) != (other.model, other.train.corpus):
+        return ""
+    if fast.run.diverged:
+        return f"ends at loss {significant(a, 4)}, where that of {fast.entry.label} is not finite"
+    lower = b is not None and a < b * (1 - LOWER)
+    return f"ends at loss {significant(a, 4)} instead of {significant(b, 4)}" if lower and b is not None else ""
+
+
+def _lighter(slow: Row, fast: Row) -> str:
+    a, b = (row.entry.result.memory_total if row.entry.result else None for row in (slow, fast))
+    return f"takes {bytes_text(a)} instead of {bytes_text(b)} on its worst rank" if a and b and a < b else ""
+
+
+def _deeper(slow: Row, fast: Row) -> str:
+    a, b = slow.entry.largest, fast.entry.largest
+    return f"would hold {count_text(a)} layers instead of {count_text(b)}" if a and b and a > b else ""
+
+
+def _quieter(slow: Row, fast: Row) -> str:
+    a, b = _wire(slow), _wire(fast)
+    if a >= b:
+        return ""
+    return f"sends {bytes_text(a)} a step from a device instead of {bytes_text(b)}" if a else "sends nothing"
+
+
+def _sooner(slow: Row, fast: Row, view: Overview) -> str:
+    """Where updates differ, whose steps are slower may still be first at a loss."""
+    if slow.spec.parallel.flushes and fast.spec.parallel.flushes:
+        return ""
+    race = streams.race(view)
+    a, b = (own.seconds if (own := race.reaches.get(row.run.pk)) else None for row in (slow, fast))
+    if race.goal is None or a is None or b is None or a >= b:
+        return ""
+    return f"reaches loss {significant(race.goal, 4)} in {seconds_text(a)} instead of {seconds_text(b)}"
+
+
+def _wire(row: Row) -> int:
+    """Bytes that the busiest rank has on the wire in a step."""
+    return max(sum(talk.wire for talk in comm_volumes(row.spec, rank)) for rank in range(row.spec.parallel.world))
+
+
+def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Each traced step walked again with messages and collectives that take no time; and where to ask more of the
+    first of them."""
+    said: list[tuple[float, str, Row]] = []
+    for row in done:
+        trace = steps.get(row.run.pk)
+        if trace is None or row.spec.parallel.world == 1 or row.entry.speed is None:
+            continue
+        try:
+            measured = trace.measured
+        except ValueError:
+            continue  # a stream without a flush, or too long: its step cannot be walked again
+        gain = measured.step / replay(trace.spec, measured, Change(links=FREE)).step
+        now = row.entry.speed.ratio
+        said.append((now * gain, freed(row.entry.label, now, gain, row.run.devices), row))
+    said.sort(key=lambda one: one[0], reverse=True)
+    if not said:
+        return ["No traced step of several devices can be replayed."], []
+    noisy = [sentences.disturbed([taken_of(row.run) for _, _, row in said], DISTURBED_ABOVE)]
+    return [text for _, text, _ in said] + list(filter(None, noisy)), _to(said[0][2], tab="whatif")
+
+
+def freed(label: str, now: float, gain: float, devices: int) -> str:
+    """What free communication makes of a speedup of `now`, `gain` times as fast."""
+    before, behind = ratio_text(now), ratio_text(now * gain)
+    if before == behind:
+        return f"{label} would stay at {before}: next to nothing of its step is communication that is not hidden."
+    over = f", more than {devices} devices give at the baseline's pace" if now * gain > devices else ""
+    return f"{label} would reach {behind} instead of {before}{over}."
+
+
+def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], list[tuple[str, str]]]:
+    """The first two ranks of the fastest run of each way to split; and those runs' own tables."""
+    said: dict[str, str] = {}
+    rows: list[Row] = []
+    for row in done:
+        trace = steps.get(row.run.pk)
+        if trace is None or row.entry.family in said or not {0, 1} <= trace.spans.keys():
+            continue
+        a, b = (Side(trace.spec, rank, trace.spans[rank]) for rank in (0, 1))
+        told = sentence(a, b, align(a.operations(), b.operations()), ("rank 0", "rank 1"))
+        said[row.entry.family] = f"{row.entry.label}, rank 0 against rank 1: {told}"
+        rows.append(row)
+    return list(said.values()) or ["No run of several ranks has been traced."], _to(*rows, tab="operators")
+
+
+def _recompute(view: Overview) -> list[str]:
+    found = answers.recomputation(view)
+    return [f"{one.question}: {one.answer}, {one.detail}" for one in found] or [
+        "Not measured: no two runs differ in recomputation alone."
+    ]
+
+
+def _memory(view: Overview) -> list[str]:
+    least = sentences.least_memory(view.results)
+    return [least, sentences.memory_title(view.results, view.limit)] if least else ["No run was metered."]
+
+
+def _layers(view: Overview) -> list[str]:
+    found = ((e.largest, e.label) for e in view.entries if e.largest is not None)
+    known = sorted(found, key=lambda one: -one[0])  # of equals the first, as in the title
+    said = [capacity.title(view.entries, view.limit)]
+    if view.limit and len(known) > 1:
+        named = apart_text([f"{label}: {count_text(most)}" for most, label in known[1:MOST_NAMED]])
+        least, label = known[-1]
+        said += [f"Next are {named}."] if len(known) > MOST_NAMED and least < known[0][0] else []
+        said += [f"{label} holds the fewest, {count_text(least)}. All are predicted."] if least < known[0][0] else []
+    return said

@@ -1,0 +1,53 @@
+"""How much of this run's devices other processes used during the timed steps: whether the timing can be trusted."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from parallel_core.engine.collectives import Group, all_gather
+from parallel_core.engine.device import Device
+from parallel_core.observe.host import CpuOthers
+
+
+class Interference:
+    """Every rank of the world calls `start` before the timed steps and `share` behind them (both are collectives)."""
+
+    def __init__(self, device: Device, group: Group, world: int, node: int = 0) -> None:
+        """`node` tells apart the hosts of the ranks."""
+        self._device, self._group, self._world, self._node = device, group, world, node
+        self._others: CpuOthers | None = None
+
+    def start(self) -> None:
+        core = self._device.core()
+        every = self._exchange([-1.0 if core is None else core, float(os.getpid()), float(self._node)])
+        pids = [int(pid) for theirs, pid, node in every if theirs == core and node == self._node]
+        self._others = None if core is None else CpuOthers(core, lambda: pids)
+
+    def share(self) -> float | None:
+        """Mean over the run's devices, 0 .. 1; None where it cannot be told (a rank with a GPU of its own, or that is
+        not bound to one core)."""
+        mine = float("nan") if self._others is None else self._others.share()
+        if self._device.sharing > 1:
+            mine = 1 - 1 / self._device.sharing  # other ranks of this run, as good as others
+        mean = self.total(mine) / self._world
+        return None if mean != mean else mean
+
+    def total(self, mine: float) -> float:
+        """The sum of every rank's number (a collective, too)."""
+        return self.totals([mine])[0]
+
+    def totals(self, mine: list[float]) -> list[float]:
+        """The sums of every rank's numbers, one by one (a collective, too)."""
+        return [sum(column) for column in zip(*self._exchange(mine), strict=True)]
+
+    def _exchange(self, mine: list[float]) -> list[list[float]]:
+        """The numbers of every rank, in rank order."""
+        if self._group is None:
+            return [mine]
+        given = torch.tensor(mine, dtype=torch.float64, device=self._device.torch)
+        out = torch.empty(self._world * len(mine), dtype=torch.float64, device=self._device.torch)
+        all_gather(out, given, self._group).wait()
+        rows: list[list[float]] = out.view(self._world, -1).tolist()
+        return rows

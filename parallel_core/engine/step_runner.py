@@ -1,0 +1,109 @@
+"""How steps follow each other: one by one (`FlushingRunner`), or in a pipeline that stays full (`StreamingRunner`)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from parallel_core.engine.executor import Executor
+from parallel_core.engine.norm import Gathering, StepTotals, Totals
+from parallel_core.engine.stage import Batch
+from parallel_core.engine.stream import Staleness, StreamExecutor
+from parallel_core.schedule.stream import Windows
+from parallel_core.spec import RunSpec
+
+Read = Callable[[int], Batch]
+"""Step -> this rank's part of its batch."""
+
+
+class StepRunner(Protocol):
+    """Runs steps in order."""
+
+    @property
+    def stopping(self) -> bool:
+        """Some rank was asked to stop, and this step is the last: the pipeline is empty behind it."""
+
+    def advance(self, step: int) -> list[Totals]:
+        """Runs the step; the totals of steps that are known by now, maybe of earlier ones."""
+
+    def settle(self) -> list[Totals]:
+        """Waits for the totals of every step that was run."""
+
+    @property
+    def staleness(self) -> Staleness | None:
+        """Of the gradients of the last step; None where they cannot be stale."""
+
+
+class FlushingRunner:
+    """Every step ends with an empty pipeline and with its totals."""
+
+    staleness = None
+
+    def __init__(self, executor: Executor, read: Read) -> None:
+        self._executor, self._read = executor, read
+        self._stop = False
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop
+
+    def advance(self, step: int) -> list[Totals]:
+        totals = self._executor.run(self._read(step))
+        self._stop = totals.stop
+        return [totals]
+
+    def settle(self) -> list[Totals]:
+        return []
+
+
+class StreamingRunner:
+    """The pipeline drains behind the last step, where a checkpoint is due, and where the run is stopped."""
+
+    def __init__(
+        self, spec: RunSpec, executor: StreamExecutor, totals: StepTotals, windows: Windows, read: Read
+    ) -> None:
+        self._executor, self._totals, self._windows, self._read = executor, totals, windows, read
+        self._steps, self._every = spec.train.steps, spec.train.checkpoint_every
+        self._lag = -(-(spec.parallel.pp - 1) // spec.parallel.micro_batches)
+        """Steps by which the last stage is ahead of the first: so long nobody waits for totals."""
+        self._begin = self._end = -1
+        self._batches: deque[Batch] = deque()
+        self._under_way: deque[Gathering] = deque()
+        self._stop, self._drained = False, True
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop and self._drained
+
+    @property
+    def staleness(self) -> Staleness | None:
+        return self._executor.staleness
+
+    def advance(self, step: int) -> list[Totals]:
+        if not self._begin <= step < self._end:
+            self._begin, self._end = step, self._until(step)
+        at, steps = step - self._begin, self._end - self._begin
+        wanted = 1 + self._executor.ahead(at, steps)
+        while len(self._batches) < wanted:
+            self._batches.append(self._read(step + len(self._batches)))
+        self._under_way.append(self._executor.run(at, steps, tuple(self._batches)))
+        self._batches.popleft()
+        self._drained = step + 1 == self._end
+        known = self._wait(0 if self._drained else self._lag)
+        if any(totals.stop for totals in known):
+            self._stop = True
+            self._end = min(self._end, step + 2 + self._windows.edge)  # the next step is under way as it is
+        return known
+
+    def settle(self) -> list[Totals]:
+        return self._wait(0)
+
+    def _until(self, step: int) -> int:
+        """The step in front of which the pipeline that begins to fill at `step` is empty again."""
+        saved = (step // self._every + 1) * self._every if self._every else self._steps
+        return max(min(saved, self._steps), step + 1)
+
+    def _wait(self, left: int) -> list[Totals]:
+        """Totals of all but the `left` last steps."""
+        return [self._totals.result(self._under_way.popleft()) for _ in range(len(self._under_way) - left)]

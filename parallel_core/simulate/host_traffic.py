@@ -1,0 +1,37 @@
+"""What of a run goes between hosts: its messages and its collectives, for those who walk its programs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+from parallel_core.schedule.ir import SENDS, Kind, Schedule
+from parallel_core.simulate.host_costs import Joined, Sent
+from parallel_core.simulate.link_contention import Passage
+from parallel_core.simulate.network import Among, Network
+
+
+def messages(network: Network, schedule: Schedule, bytes_of: Callable[[int, Kind], float]) -> dict[Sent, Passage]:
+    """Of each SEND from one host to another, as it is between those two; of so many bytes to each rank that takes it
+    (0: none goes)."""
+    if not network.homes:
+        return {}
+    out: dict[Sent, Passage] = {}
+    for q, program in enumerate(schedule.programs):
+        for stage, kind, peer in {(op.stage, op.kind, op.peer) for op in program if op.kind in SENDS}:
+            size = bytes_of(stage, kind)
+            if size and (passage := network.passage(q, peer, size)) is not None:
+                out[q, stage, kind, peer] = passage
+    return out
+
+
+def collectives(
+    network: Network, schedule: Schedule, moving: Mapping[tuple[int, Kind, Among], float]
+) -> dict[Joined, tuple[Passage, ...]]:
+    """Of each operation of each rank with collectives between hosts, which are on a line for the seconds `moving`."""
+    out: dict[Joined, tuple[Passage, ...]] = defaultdict(tuple)
+    for (stage, kind, among), seconds in moving.items():
+        for q in schedule.placement[stage] if seconds else ():
+            if (passage := network.crossing(among, q, seconds)) is not None:
+                out[q, stage, kind] += (passage,)
+    return dict(out)

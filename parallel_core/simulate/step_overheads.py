@@ -1,0 +1,224 @@
+"""What a step costs beside its layers: data, zeroing, the collectives of replicas, the optimizer and the norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+from parallel_core.layout import Layout
+from parallel_core.outline import UnitCost, aligned, outline_of
+from parallel_core.outline.splits import summed_by_rows
+from parallel_core.plan.fully_sharded import by_torch
+from parallel_core.plan.grad_buckets import Bucket, Places, shards_of
+from parallel_core.plan.peak import places_of, unsharded
+from parallel_core.plan.units import unit_costs
+from parallel_core.profile.curves import What
+from parallel_core.profile.table import CostTable, Fixed
+from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op
+from parallel_core.simulate.gradient_overlap import early, shortened
+from parallel_core.simulate.network import Among, Exchange, Network, Pattern
+from parallel_core.simulate.noise import lag
+from parallel_core.spec import MAIN_BYTES, RunSpec
+
+_NORM_BYTES = 8
+"""Of one squared norm in the gather of the gradient norm."""
+
+
+class Seconds(NamedTuple):
+    """By stage and kind of operation: work, and time that passes without it; of the latter by kind of group, too, those
+    in which bytes are on a line between hosts."""
+
+    compute: dict[tuple[int, Kind], float]
+    waits: dict[tuple[int, Kind], float]
+    moving: dict[tuple[int, Kind, Among], float]
+
+    def add(self, stage: int, kind: Kind, among: Among, exchanges: Iterable[Exchange]) -> None:
+        """Collectives of an operation, one after the other."""
+        for one in exchanges:
+            into = self.waits if one.waited else self.compute
+            into[stage, kind] = into.get((stage, kind), 0.0) + one.seconds
+            self.moving[stage, kind, among] = self.moving.get((stage, kind, among), 0.0) + one.moving
+
+
+class Ends:
+    """Of the ranks of one run, while `busy` devices of the host are at work.
+
+    `of_layer(unit, kind)`: seconds of one layer in an operation of that kind, of one micro-batch."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        table: CostTable,
+        layout: Layout,
+        busy: int,
+        network: Network,
+        of_layer: Callable[[int, Kind], float],
+    ) -> None:
+        self._spec, self._table, self._layout, self._busy = spec, table, layout, busy
+        self._network, self._of_layer = network, of_layer
+
+    @cached_property
+    def _costs(self) -> list[UnitCost]:
+        return unit_costs(self._spec)
+
+    def _places(self, place: int) -> Places:
+        stages = self._layout.stages_of(place)
+        return places_of(self._spec, self._costs, [self._layout.stage_units[stage] for stage in stages])
+
+    def add(self, program: Sequence[Op], known: Seconds) -> None:
+        """To those `known`, those of a rank: once, however many stages it has."""
+        compute, waits = known.compute, known.waits
+        spec, table, place = self._spec, self._table, self._layout.place(program[0].stage)
+        flat = self._places(place)
+        own = -(-spec.parallel.per_step // spec.parallel.copies[place])
+        samples = own * spec.micro_batch_size if self._reads(place) else 0
+        zero = table.beside("zero", flat.size / (shards_of(spec) if spec.parallel.zero > 1 else 1), self._busy)
+        for op in program:
+            key = (op.stage, op.kind)
+            if key in compute or key in waits:
+                continue
+            if op.kind is Kind.DATA:
+                compute[key] = table.beside("data", samples, self._busy) if samples else 0.0
+            elif op.kind is Kind.SETUP:
+                compute[key] = zero
+            elif op.kind is Kind.STASH:
+                compute[key] = 2 * zero  # a copy: read and written
+            elif op.kind in REPLICA_COLLECTIVES:
+                first = next(other.stage for other in program if other.kind is op.kind)
+                compute[key] = 0.0
+                sums = self._reduction(op.kind, place, flat, program) if op.stage == first else ()
+                known.add(op.stage, op.kind, "data", sums)
+            elif op.kind is Kind.OPT_STEP:
+                last = [other.stage for other in program if other.kind is op.kind][-1]
+                compute[key] = self._optimizer(place, flat) if op.stage == last else 0.0
+                compute[key] += 0.0 if spec.parallel.flushes else zero  # behind every update, not once a step
+                if op.stage == last:
+                    self._add_shared(place, op.stage, known)
+
+    def _reads(self, place: int) -> bool:
+        units = self._spec.model.units()
+        held = {units[unit] for stage in self._layout.stages_of(place) for unit in self._layout.stage_units[stage]}
+        return bool(outline_of(self._spec.model).readers & held)
+
+    def _reduction(self, kind: Kind, place: int, flat: Places, program: Sequence[Op]) -> Sequence[Exchange]:
+        """Of all buckets of a rank, one after the other, as far as backward does not hide them; torch's `fully_shard`
+        is through with them at the end of each backward."""
+        spec = self._spec
+        if by_torch(spec):
+            return []
+        item = spec.element_bytes if kind is Kind.GATHER else MAIN_BYTES[spec.train.precision]
+        names: dict[Kind, What] = {
+            Kind.ALLREDUCE: "all_reduce",
+            Kind.REDUCE_SCATTER: "reduce_scatter",
+            Kind.GATHER: "all_gather",
+        }
+        lie = self._network.data(place)
+        hidden = spec.parallel.zero < 2 and kind is not Kind.GATHER and self._goes_on(lie)
+        cut = hidden and spec.parallel.zero < 1 and self._table.device == "cpu"
+        sums = flat.pieces(item) if cut else flat.buckets
+        each = [self._network.exchange(names[kind], lie, item * (one.stop - one.start)) for one in sums]
+        if hidden:
+            return shortened(each, early(sums, self._last_backward(program)))
+        return each * (spec.parallel.micro_batches if spec.parallel.zero > 1 and kind is Kind.REDUCE_SCATTER else 1)
+
+    def _goes_on(self, lie: frozenset[Pattern]) -> bool:
+        """Whether collectives go on while a rank computes: a GPU's do, and those on a wire; a core does one or the
+        other."""
+        return self._table.device == "cuda" or any(len(pattern) > 1 for pattern in lie)
+
+    def _last_backward(self, program: Sequence[Op]) -> dict[int, float]:
+        """Seconds of each layer in the last operation that adds to gradients."""
+        last = [part for op in program for part in op.parts() if part.kind in (Kind.BW, Kind.W)][-1]
+        return {unit: self._of_layer(unit, last.kind) for unit in self._layout.stage_units[last.stage]}
+
+    def meetings(self, stage: int, kind: Kind) -> int:
+        """How often replicas wait for each other in one operation: for parameters, or for the sums of gradients."""
+        gathers, sums = len(self._gathers(kind)), len(self._scattered(stage, kind))
+        return gathers + sums if by_torch(self._spec) else max(gathers, sums)
+
+    def add_inside(self, stage: int, kind: Kind, known: Seconds) -> None:
+        """To those `known` of one operation's layers what is beside them: what ZeRO-2 and 3 do around their messages,
+        the gathers of parameters under ZeRO-3, and each time the slowest replica is waited for."""
+        key, seconds = (stage, kind), known.compute[stage, kind]
+        known.waits[key] += lag(seconds, self.meetings(stage, kind), self._spec.parallel.dp, self._table.noise)
+        if by_torch(self._spec):
+            work, more = self._torchs(stage, kind)
+            known.compute[key] += work
+            known.waits[key] += more
+            return
+        known.compute[key] += self._around(stage, kind)
+        lie = self._network.data(self._layout.place(stage))
+        gathers = (self._network.exchange("all_gather", lie, size) for size in self._gathers(kind))
+        known.add(stage, kind, "data", gathers)
+
+    def _around(self, stage: int, kind: Kind) -> float:
+        """Seconds of work of ZeRO-2 and 3 around their messages, by the stage's share of the layers; of a profile that
+        has them not, those of the buckets that are zeroed, alone."""
+        split = self._spec.parallel
+        known = self._table.by_us(split.zero, split.recompute) if split.dp > 1 else None
+        if known is None:
+            elements = sum(bucket.stop - bucket.start for bucket in self._scattered(stage, kind))
+            return self._table.beside("zero", elements, self._busy) if elements else 0.0
+        share = len(self._layout.stage_units[stage]) / len(self._costs)
+        added = {Kind.F: known.forward, Kind.BW: known.backward, Kind.W: known.backward}
+        return share * added.get(kind, 0.0)
+
+    def _torchs(self, stage: int, kind: Kind) -> tuple[float, float]:
+        """(work, time without work) that `fully_shard` adds to one operation."""
+        width, split = self._layout.widths[self._layout.place(stage)], self._spec.parallel
+        known = self._table.by_torch(width, split.dp, "full" if split.recompute == "full" else "none")
+        if known is None or kind not in (Kind.F, Kind.BW):
+            return 0.0, 0.0
+        seconds = known.forward if kind is Kind.F else known.backward
+        turns = max(1.0, known.ranks / self._table.devices)  # they are in the seconds
+        return known.work * seconds, max(0.0, 1.0 - turns * known.work) * seconds
+
+    def _gathers(self, kind: Kind) -> Sequence[int]:
+        """Bytes of each gather of parameters in one operation."""
+        if self._spec.parallel.zero < 3 or kind not in (Kind.F, Kind.BW):
+            return ()
+        forward, backward = unsharded(self._spec)
+        return forward if kind is Kind.F else backward
+
+    def _scattered(self, stage: int, kind: Kind) -> list[Bucket]:
+        """Buckets that one operation fills and sends."""
+        if self._spec.parallel.zero < 2 or self._spec.parallel.dp < 2 or kind not in (Kind.BW, Kind.W):
+            return []
+        return [bucket for bucket in self._places(self._layout.place(stage)).buckets if bucket.stage == stage]
+
+    def _optimizer(self, place: int, flat: Places) -> float:
+        spec, table = self._spec, self._table
+        owned = flat.size / shards_of(spec)
+        kind: Fixed = "optimizer" if spec.train.clip_norm is None else "scaled_optimizer"
+        seconds = table.beside("norm", owned, self._busy)
+        return seconds + table.beside(kind, owned, self._busy)
+
+    def _add_shared(self, place: int, stage: int, known: Seconds) -> None:
+        """The sums of gradients that a rank has in common with others than its replicas, in front of its optimizer."""
+        spec = self._spec
+        if spec.parallel.sequence:
+            together = self._summed_by_rows(place) / shards_of(spec) * MAIN_BYTES[spec.train.precision]
+            took = self._network.exchange("all_reduce", self._network.tensor(place), together)
+            known.add(stage, Kind.OPT_STEP, "tensor", [took])
+        ends = {self._layout.place(0), self._layout.place(self._layout.stages - 1)}
+        if spec.model.tied and len(ends) > 1 and place in ends:
+            shared = aligned(outline_of(spec.model).shared() // self._layout.widths[0]) / shards_of(spec)
+            size = shared * MAIN_BYTES[spec.train.precision]
+            took = self._network.exchange("all_reduce", self._network.ends(*sorted(ends)), size)
+            known.add(stage, Kind.OPT_STEP, "ends", [took])
+
+    def _summed_by_rows(self, place: int) -> int:
+        """Elements of gradients of which each rank of a tensor group has its rows' part (`engine.shared`)."""
+        matrices = outline_of(self._spec.model).matrices()
+        held = (unit for stage in self._layout.stages_of(place) for unit in self._layout.stage_units[stage])
+        return sum(prod(shape) for unit in held for name, shape in matrices[unit].items() if summed_by_rows(name))
+
+    def norm(self) -> float:
+        """Seconds of the small gather that every rank waits in."""
+        world = self._spec.parallel.world
+        if world == 1:
+            return 0.0
+        numbers = max(len(cost.parameters) for cost in self._costs) * len(self._costs) // self._layout.pp + 2
+        return self._network.exchange("all_gather", self._network.world, _NORM_BYTES * numbers * world).seconds

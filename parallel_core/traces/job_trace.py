@@ -1,0 +1,255 @@
+"""Several ranks' traces as one: who is which rank, one clock, and what can be said about stages and micro-batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.analysis.waits import among
+from parallel_core.schedule.ir import P2P, Kind
+from parallel_core.simulate.imported import MOST_SPANS
+from parallel_core.simulate.recovered import NotRecovered, recover, staged
+from parallel_core.traces import messages
+from parallel_core.traces.kineto import RankTrace, joined
+from parallel_core.traces.known_orders import ordered
+from parallel_core.traces.known_programs import label
+from parallel_core.traces.unnamed import NotCounted, Spans, counted, whole
+
+SKEW_NS = 500_000
+"""Clocks that differ by less are left as they are."""
+_IN_NAME = re.compile(r"rank[-_]?(\d+)|worker(\d+)|[-_](\d+)(?=\.)", re.I)
+
+
+@dataclass
+class JobTrace:
+    """`ranks[r]` are the traces by rank; `notes` what was found out or is missing, for a person. `recorded` is what was
+    not found out but recorded (`own_job`): {} of a trace of torch.profiler."""
+
+    ranks: dict[int, RankTrace] = field(default_factory=dict)
+    files: dict[int, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    recorded: dict[str, Any] = field(default_factory=dict)
+
+
+def rank_of(header: Mapping[str, Any], name: str) -> int | None:
+    """The rank that the profiler wrote into the file, else the one its name tells; None where neither does."""
+    info = header.get("distributedInfo")
+    told = info.get("rank") if isinstance(info, dict) else None
+    if isinstance(told, int) and 0 <= told < 1 << 20:
+        return told
+    found = _IN_NAME.search(name)
+    number = next((int(part) for part in found.groups() if part), None) if found else None
+    return number if number is not None and number < 1 << 20 else None
+
+
+def join(parts: Sequence[tuple[str, int | None, RankTrace]]) -> JobTrace:
+    """(file name, rank or None, trace) of every file, as one job."""
+    out = JobTrace()
+    free = iter(range(len(parts) + 1))
+    taken = {rank for _, rank, _ in parts if rank is not None}
+    for name, told, trace in parts:
+        rank = told
+        if rank is None or rank in out.ranks:
+            rank = next(i for i in free if i not in taken)
+            taken.add(rank)
+            why = "does not say its rank" if told is None else f"says it is rank {told}, as another does"
+            if len(parts) > 1:
+                out.notes.append(f"{name} {why}: it is shown as rank {rank}.")
+        out.ranks[rank], out.files[rank] = trace, name
+    out.notes += _of_files(parts)
+    _missing(out)
+    _one_clock(out)
+    _pipeline(out)
+    return out
+
+
+def _of_files(parts: Sequence[tuple[str, int | None, RankTrace]]) -> list[str]:
+    """The notes of each file; what is to be said of all of several, once."""
+    notes = [trace.notes for _, _, trace in parts]
+    every = [note for note in notes[0] if all(note in others for others in notes)] if len(notes) > 1 else []
+    own = [f"{name}: {note}" for name, _, trace in parts for note in trace.notes if note not in every]
+    return [f"All {len(parts)} files: {note}" for note in every] + own
+
+
+def _missing(out: JobTrace) -> None:
+    absent = sorted(set(range(max(out.ranks, default=-1) + 1)) - set(out.ranks))
+    if absent:
+        out.notes.append(f"There is no trace of {'rank' if len(absent) == 1 else 'ranks'} {few_text(absent)}.")
+    steps = {rank: set(trace.steps) for rank, trace in out.ranks.items()}
+    every = set.union(*steps.values()) if steps else set()
+    short = [rank for rank, own in steps.items() if own != every]
+    if short and every:
+        out.notes.append(f"Not every step is in the traces of {few_text(short)}.")
+
+
+def _one_clock(out: JobTrace) -> None:
+    """Moves a rank's spans so that its collectives end when those of the first rank do: all end together."""
+    ends = {rank: _collective_ends(trace) for rank, trace in out.ranks.items()}
+    first = min((rank for rank, own in ends.items() if len(own)), default=min(ends, default=0))
+    for rank, own in ends.items():
+        if rank == first or (out.ranks[rank].host and out.ranks[rank].host == out.ranks[first].host):
+            continue  # one host, one clock
+        if len(own) and len(own) != len(ends[first]):
+            out.notes.append(f"Rank {rank} has other collectives than rank {first}: their clocks were not compared.")
+        elif len(own):
+            _move(out, rank, first, own - ends[first])
+    _untold(out, ends, first)
+    _apart(out, first)
+
+
+def _move(out: JobTrace, rank: int, first: int, apart: NDArray[np.int64]) -> None:
+    skew = int(np.median(apart))
+    if abs(skew) <= SKEW_NS:
+        return
+    out.ranks[rank].move(-skew)
+    way = "ahead" if skew > 0 else "behind"
+    text = f"The clock of rank {rank} is {abs(skew) / 1e6:.3g} ms {way} of that of rank {first}"
+    out.notes.append(f"{text}; it was moved by the ends of {len(apart)} collectives.")
+
+
+def _untold(out: JobTrace, ends: Mapping[int, NDArray[np.int64]], first: int) -> None:
+    """Says of which ranks, on other hosts than the first one, no collective tells the clock."""
+    hosts = {rank: trace.host for rank, trace in out.ranks.items() if trace.host}
+    silent = [rank for rank in hosts if first in hosts and hosts[rank] != hosts[first] and not len(ends[rank])]
+    if silent:
+        where = f"On another host than rank {first}, and without a collective to tell by: {few_text(silent)}."
+        out.notes.append(f"{where} Their clocks were not compared.")
+
+
+def _apart(out: JobTrace, first: int) -> None:
+    """Says which ranks are in no step while the first one is in it: what the timeline then shows is no waiting."""
+    base = out.ranks.get(first, RankTrace()).steps
+    far = [rank for rank, trace in out.ranks.items() if not _meets(trace.steps, base)]
+    if far:
+        out.notes.append(
+            f"At no time in the same step as rank {first}: {few_text(far)}. Their clocks differ, or they were recorded "
+            "one after another; the time between them is no waiting."
+        )
+
+
+def _meets(steps: Mapping[int, NDArray[np.void]], others: Mapping[int, NDArray[np.void]]) -> bool:
+    """Whether a step that both have overlaps; True where they have none in common."""
+    common = [(steps[step], others[step]) for step in steps.keys() & others.keys()]
+    return not common or any(
+        own["start"].min() < other["end"].max() and other["start"].min() < own["end"].max() for own, other in common
+    )
+
+
+def _collective_ends(trace: RankTrace) -> np.ndarray:
+    rows = [rows["end"][rows["kind"] == Kind.BUCKET] for _, rows in sorted(trace.steps.items())]
+    return np.sort(np.concatenate(rows)) if rows else np.empty(0, np.int64)
+
+
+def _pipeline(out: JobTrace) -> None:
+    """What is known of stages and micro-batches, and how surely."""
+    if any(trace.micro_batches for trace in out.ranks.values()):
+        most = max(trace.micro_batches for trace in out.ranks.values())
+        stages = "stages and " if any(trace.stages for trace in out.ranks.values()) else ""
+        out.notes.append(f"Certain: {stages}up to {most} micro-batches a rank are named by annotations in the traces.")
+        _messages(out)
+        return
+    steps = (rows for trace in out.ranks.values() for rows in trace.steps.values())
+    if any(np.isin(rows["kind"], [*P2P]).any() for rows in steps):
+        out.notes.append(_counted(out))
+
+
+def _messages(out: JobTrace) -> None:
+    """Names messages that no annotation names, where those of the operations around them make a pipeline."""
+    for step in _common(out):
+        spans = {rank: trace.steps[step] for rank, trace in out.ranks.items()}
+        unnamed = [(np.isin(rows["kind"], [*P2P]) & (rows["stage"] < 0)).any() for rows in spans.values()]
+        if not any(unnamed) or sum(map(len, spans.values())) > MOST_SPANS:
+            continue
+        try:
+            recover(spans)
+        except NotRecovered:
+            continue
+        for rank, rows in messages.named(spans, staged(spans)[1]).items():
+            out.ranks[rank].steps[step] = rows
+
+
+def _common(out: JobTrace) -> list[int]:
+    """Steps that are in all traces."""
+    return sorted(set.intersection(*(set(trace.steps) for trace in out.ranks.values())))
+
+
+def _counted(out: JobTrace) -> str:
+    """Numbers stages and micro-batches of the steps whose messages tell of them; the note that says so, or why not."""
+    steps = _common(out)
+    why, found, names = "no step is in all traces", set[tuple[int, int]](), set[str]()
+    assumed = False
+    for step in steps:
+        try:
+            name, made = _told({rank: trace.steps[step] for rank, trace in out.ranks.items()})
+        except NotCounted as error:
+            why = str(error)
+            continue
+        names |= {label(name)} if name else set()
+        assumed |= all(_forwards_first(rows) for rows in made.values())
+        for rank, rows in made.items():
+            out.ranks[rank].steps[step] = joined(rows, out.ranks[rank].pause)
+            out.ranks[rank].counted.append(step)
+            found.add((int(rows["stage"].max()) + 1, int(rows["micro_batch"].max()) + 1))
+    if not found:
+        return (
+            "Not recovered: ranks send to each other, as a pipeline does, but nothing names stages or micro-batches, "
+            f"and {why}. torch.distributed.pipelining and this engine annotate them."
+        )
+    stages, micro_batches = (max(pair[i] for pair in found) for i in range(2))
+    some = f"in {len(next(iter(out.ranks.values())).counted)} of {len(steps)} steps"
+    return _likely(stages, micro_batches, some, sorted(names)) + (_ASSUMED if assumed else "")
+
+
+_ASSUMED = (
+    " All forwards come before all backwards: that backwards take the micro-batches in the same order is assumed. "
+    "PyTorch's looped BFS takes the last one first; then forwards are numbered right and backwards the other way round."
+)
+
+
+def _forwards_first(rows: NDArray[np.void]) -> bool:
+    """Whether nothing tells which backward is of which micro-batch: all of several forwards come before the first."""
+    named = rows[rows["micro_batch"] >= 0]
+    back = among(named, (Kind.B, Kind.W, Kind.BW))
+    ahead = named[among(named, (Kind.F,))]
+    several = len(np.unique(ahead["micro_batch"])) > 1 and bool(back.any())
+    return several and int(ahead["start"].max()) < int(named["start"][back].min())
+
+
+def _likely(stages: int, micro_batches: int, some: str, orders: Sequence[str]) -> str:
+    """What was told, and by what: the `orders` of known schedules, or messages alone."""
+    if orders:
+        return (
+            f"Likely: {stages} stages and {micro_batches} micro-batches, because {some} the ranks did what "
+            f"{' or '.join(orders)} does, in its order. Nothing names them."
+        )
+    return (
+        f"Likely: {stages} stages by who computes before anything arrives, {micro_batches} micro-batches by counting "
+        f"messages, {some}. Nothing names them."
+    )
+
+
+def _told(spans: Spans) -> tuple[str, dict[int, NDArray[np.void]]]:
+    """The spans with stages and micro-batches, counted ('') or by the known order of this name; NotCounted if neither.
+
+    What stands against counting stands against everything where messages are missing.
+    """
+    try:
+        return "", counted(spans)
+    except NotCounted as error:
+        why = error
+    if not whole(spans):
+        raise why
+    try:
+        return ordered(spans)
+    except NotCounted as error:
+        raise NotCounted(f"{why}; {error}") from error
+
+
+def few_text(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"

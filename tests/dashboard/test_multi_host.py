@@ -1,0 +1,277 @@
+"""An attempt over two hosts: it runs when both do, ends when both have ended, and tells the one true cause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboard.control import multi_host, sweeps
+from dashboard.control.clocks import MOST_COUNTED_S
+from dashboard.control.controller import Controller
+from dashboard.runs import selectors, services
+from dashboard.runs.models import Attempt, Run, SpanChunk, State
+from tests.dashboard.peer import Peer, points_frame, spans_frame, spec
+from tests.dashboard.test_control import state_of, until
+
+LEASE = 1.2 * MOST_COUNTED_S
+NODES = [{"worker": "a", "devices": [0], "first_rank": 0}, {"worker": "b", "devices": [0], "first_rank": 1}]
+KILLED = {
+    "outcome": "failed",
+    "cause": "killed_by_signal",
+    "detail": "Rank 1 was killed by signal 9 (SIGKILL).",
+    "rank": 1,
+}
+LOST_PEER = {
+    "outcome": "failed",
+    "cause": "user_code",
+    "detail": "Rank 0 lost the connection to another rank.",
+    "peer": True,
+}
+
+
+def told(worker: str, **body: Any) -> dict[str, Any]:
+    return {"attempt": 1, "state": "ended", "outcome": "succeeded", "none_left": True, "sizes": {}, **body}
+
+
+# What the hosts told, as values
+
+
+def test_it_is_up_when_every_host_is() -> None:
+    report, everywhere = multi_host.is_up({}, NODES, "b")
+    assert not everywhere
+    assert multi_host.is_up(report, NODES, "b") == (report, False)  # told twice
+    assert multi_host.is_up(report, NODES, "a")[1]
+
+
+def test_one_host_alone_keeps_the_report_it_always_had() -> None:
+    body = told("a", sizes={"events:0": 5}, outcome="failed", detail="why")
+    report = multi_host.ended({"faults": {}}, NODES[:1], "a", body)
+    assert report == {"faults": {}, **body}
+    assert multi_host.silent(report, NODES[:1]) == []
+    assert multi_host.verdict(report, NODES[:1]) == report
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_who_only_lost_the_others_never_is_the_cause(order: tuple[str, str]) -> None:
+    bodies = {"a": told("a", **LOST_PEER, sizes={"events:0": 3}), "b": told("b", **KILLED, sizes={"events:1": 4})}
+    report: dict[str, Any] = {}
+    for worker in order:
+        report = multi_host.ended(report, NODES, worker, bodies[worker])
+    verdict = multi_host.verdict(report, NODES)
+    assert (verdict["cause"], verdict["rank"]) == ("killed_by_signal", 1)
+    assert verdict["sizes"] == {"events:0": 3, "events:1": 4}
+    assert verdict["none_left"]
+
+
+def test_of_two_causes_the_first_one_told_is_the_verdict() -> None:
+    report = multi_host.ended({}, NODES, "b", told("b", outcome="interrupted", cause="interrupted"))
+    report = multi_host.ended(report, NODES, "a", told("a", outcome="failed", cause="out_of_memory"))
+    assert multi_host.verdict(report, NODES)["outcome"] == "interrupted"
+
+
+def test_a_second_telling_of_an_end_changes_nothing() -> None:
+    report = multi_host.ended({}, NODES, "b", told("b", **KILLED))
+    assert multi_host.ended(report, NODES, "b", told("b"))["ends"] == report["ends"]
+    assert multi_host.silent(report, NODES) == ["a"]
+
+
+# Through the controller
+
+
+@pytest.fixture
+def peers(redis_url: str) -> tuple[Peer, Peer]:
+    return Peer(redis_url, "yard-a", devices=1), Peer(redis_url, "yard-b", "boot-2", devices=1)
+
+
+@pytest.fixture
+def starting(peers: tuple[Peer, Peer], controller: Controller, alice: Any) -> Attempt:
+    """Placed on both, a rank on each; neither has taken it yet."""
+    run = services.submit(owner=alice, spec=spec(dp=2))
+    for peer in peers:
+        peer.beat()
+    until(controller, lambda: all(peer.tasks() for peer in peers))
+    attempt: Attempt = run.attempts.get()
+    return attempt
+
+
+@pytest.fixture
+def attempt(peers: tuple[Peer, Peer], controller: Controller, starting: Attempt) -> Attempt:
+    """Running on both."""
+    for peer in peers:
+        peer.beat(starting.pk)
+        assert state_of(starting.run) == State.STARTING
+        peer.running(starting.pk)
+        controller.turn()
+    assert state_of(starting.run) == State.RUNNING
+    return starting
+
+
+def ends_ordered(peer: Peer) -> list[str]:
+    return [order["kind"] for order in peer.orders() if order["kind"] in ("end", "fence", "cancel", "settled")]
+
+
+pytestmark = pytest.mark.django_db
+
+
+def test_it_is_placed_on_both_and_told_where_the_store_is(
+    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt
+) -> None:
+    nodes = peers[0].tasks()[0]["nodes"]
+    assert nodes == peers[1].tasks()[0]["nodes"]
+    assert [(node["worker"], node["first_rank"]) for node in nodes] == [("yard-a", 0), ("yard-b", 1)]
+    peers[0].say("store", {"attempt": attempt.pk, "host": "host-a", "port": 4711})
+    controller.turn()
+    (order,) = [order for order in peers[1].orders() if order["kind"] == "store"]
+    assert (order["host"], order["port"]) == ("host-a", 4711)
+
+
+def test_every_host_is_told_which_of_them_share_a_folder_of_checkpoints(
+    peers: tuple[Peer, Peer], controller: Controller, alice: Any
+) -> None:
+    services.submit(owner=alice, spec=spec(dp=2))
+    peers[0].beat(shared_checkpoints=True)
+    peers[1].beat()
+    until(controller, lambda: all(peer.tasks() for peer in peers))
+    for peer in peers:
+        assert [node["shares"] for node in peer.tasks()[0]["nodes"]] == [True, False]
+
+
+def test_where_the_store_is_is_told_again_to_a_host_that_took_its_share_late(
+    peers: tuple[Peer, Peer], controller: Controller, starting: Attempt
+) -> None:
+    peers[0].beat(starting.pk)
+    peers[0].say("store", {"attempt": starting.pk, "host": "host-a", "port": 4711})
+    controller.turn()
+    peers[1].orders()  # it knows no such attempt yet: the address is lost on it
+    for peer in peers:
+        peer.beat(starting.pk)
+    controller.turn()
+    assert [order["kind"] for order in peers[0].orders()] == []  # the host that opened it needs not be told
+    (told,) = [order for order in peers[1].orders() if order["kind"] == "store"]
+    assert (told["attempt"], told["host"], told["port"]) == (starting.pk, "host-a", 4711)
+    peers[1].running(starting.pk)
+    peers[1].beat(starting.pk)
+    controller.turn()
+    assert peers[1].orders() == []  # once its ranks are up they have it
+
+
+def test_a_start_that_is_not_whole_names_the_host_that_did_not_begin(
+    peers: tuple[Peer, Peer], controller: Controller, starting: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "START_LIMIT_S", 0.3)
+    peers[0].running(starting.pk)
+
+    def both() -> None:
+        for peer in peers:
+            peer.beat(starting.pk)
+
+    until(controller, lambda: state_of(starting.run) != State.STARTING, each=both)
+    run = Run.objects.get(pk=starting.run_id)
+    assert (run.state, run.cause) == (State.FAILED, "timed_out")
+    assert "yard-b" in run.detail and "yard-a" not in run.detail
+
+
+def test_it_succeeds_when_both_have_and_everything_is_there(
+    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt
+) -> None:
+    for rank, peer in enumerate(peers):
+        peer.send(attempt.pk, points_frame(0, 9, rank=rank) + spans_frame(4, rank=rank), rank=rank)
+    peers[0].ended(attempt.pk)
+    controller.turn()
+    assert state_of(attempt.run) == State.RUNNING
+    assert ends_ordered(peers[1]) == []  # the other host is about to end by itself
+    peers[1].beat(attempt.pk)
+    peers[1].ended(attempt.pk)
+    until(controller, lambda: bool(Attempt.objects.get(pk=attempt.pk).settled))
+    assert state_of(attempt.run) == State.SUCCEEDED
+    assert [ends_ordered(peer) for peer in peers] == [["settled"], ["settled"]]
+    assert len(selectors.series(Run.objects.get(pk=attempt.run_id), "loss", 1).step) == 9
+
+
+def test_a_failure_on_one_host_ends_the_other_and_is_the_cause(
+    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt
+) -> None:
+    peers[0].ended(attempt.pk, **LOST_PEER)  # the host that only lost its peer is the first to tell
+    controller.turn()
+    assert state_of(attempt.run) == State.RUNNING
+    assert ends_ordered(peers[1]) == ["end"]
+    peers[1].ended(attempt.pk, **KILLED)
+    controller.turn()
+    run = Run.objects.get(pk=attempt.run_id)
+    assert (run.state, run.cause, run.detail) == (State.FAILED, "killed_by_signal", KILLED["detail"])
+
+
+def test_a_host_that_goes_on_is_told_again_that_the_other_has_failed(
+    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt
+) -> None:
+    peers[1].ended(attempt.pk, **KILLED)
+    controller.turn()
+    peers[0].orders()
+    peers[0].beat(attempt.pk)
+    controller.turn()
+    assert ends_ordered(peers[0]) == ["end"]
+
+
+@pytest.fixture
+def impatient(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> Controller:
+    monkeypatch.setattr(controller, "_lease", LEASE)
+    return controller
+
+
+@pytest.mark.parametrize("other_ended", [False, True])
+def test_a_host_that_falls_silent_loses_the_run(
+    peers: tuple[Peer, Peer], impatient: Controller, attempt: Attempt, other_ended: bool
+) -> None:
+    """That the other one ended because it lost the silent one does not hide that."""
+    if other_ended:
+        peers[0].ended(attempt.pk, **LOST_PEER)
+    alive = () if other_ended else (attempt.pk,)
+    until(impatient, lambda: state_of(attempt.run) != State.RUNNING, each=lambda: peers[0].beat(*alive))
+    run = Run.objects.get(pk=attempt.run_id)
+    assert (run.state, run.cause) == (State.LOST, "worker_lost")
+    assert "yard-b" in run.detail
+
+
+def test_a_cause_that_was_told_is_kept_though_the_other_host_says_nothing_more(
+    peers: tuple[Peer, Peer], impatient: Controller, attempt: Attempt
+) -> None:
+    peers[1].ended(attempt.pk, **KILLED)
+    until(impatient, lambda: state_of(attempt.run) != State.RUNNING, each=peers[1].beat)
+    run = Run.objects.get(pk=attempt.run_id)
+    assert (run.state, run.cause) == (State.FAILED, "killed_by_signal")
+    assert "yard-a told nothing" in run.detail
+
+
+def test_an_orderly_stop_of_one_host_queues_the_run_again(
+    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt
+) -> None:
+    peers[0].ended(attempt.pk, **LOST_PEER)
+    peers[1].ended(attempt.pk, outcome="interrupted", cause="interrupted")
+    controller.turn()
+    assert Attempt.objects.get(pk=attempt.pk).outcome == "interrupted"
+    assert state_of(attempt.run) in (State.QUEUED, State.STARTING)
+
+
+def test_a_cancel_goes_to_both_and_is_over_when_both_say_so(
+    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt, alice: Any
+) -> None:
+    services.request_cancel(run=attempt.run, user=alice)
+    controller.turn()
+    assert [ends_ordered(peer) for peer in peers] == [["cancel"], ["cancel"]]
+    peers[1].ended(attempt.pk, outcome="cancelled", cause="cancelled", detail="Cancelled.")
+    controller.turn()
+    assert state_of(attempt.run) == State.CANCELLING
+    peers[0].ended(attempt.pk, outcome="cancelled", cause="cancelled", detail="Cancelled.")
+    controller.turn()
+    assert state_of(attempt.run) == State.CANCELLED
+
+
+def test_how_well_the_clocks_were_tied_is_kept_with_the_spans(
+    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt
+) -> None:
+    peers[0].send(attempt.pk, spans_frame(4, rank=0))
+    peers[1].send(attempt.pk, spans_frame(4, rank=1, clock_within=40_000), rank=1)
+    controller.turn()
+    kept = dict(SpanChunk.objects.filter(attempt=attempt).values_list("rank", "clock_within"))
+    assert kept == {0: None, 1: 40_000}

@@ -1,0 +1,167 @@
+"""Disturbed runs of a study, run again: who stands for a setting, and how the page offers it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.test import Client
+
+from dashboard.runs import services
+from dashboard.runs.models import Run, State
+from dashboard.studies import answer_cache, reruns
+from dashboard.studies.models import Study
+from tests.dashboard import factory
+
+pytestmark = pytest.mark.django_db
+CALM, NOISY = 0.01, 0.5
+
+
+@pytest.fixture
+def study(alice: Any) -> Study:
+    """A calm baseline, and DP and TP that were disturbed."""
+    made = Study.objects.create(name="three", owner=alice, kind="matrix", base=factory.BASE)
+    for position, (split, others) in enumerate((({}, CALM), ({"dp": 2}, NOISY), ({"tp": 2}, NOISY))):
+        run = factory.finished(alice, split, study=made, position=position, exclusive=True, cpu_others=others)
+        made.baseline = made.baseline or run
+    made.save()
+    return made
+
+
+def ran(run: Run, others: float) -> Run:
+    """A queued run, ended well with that much disturbance."""
+    attempt = factory.start(run)
+    factory.feed_steps(attempt, run.spec["train"]["steps"])
+    factory.end(run, State.SUCCEEDED)
+    run.summary = {**run.summary, "cpu_others": others}
+    run.save(update_fields=("summary",))
+    return run
+
+
+def labels(study: Study) -> dict[str, float]:
+    return {run.label: run.summary["cpu_others"] for run in reruns.standing(study.runs.all())}
+
+
+def test_the_disturbed_ones_are_queued_in_their_places(study: Study, alice: Any) -> None:
+    queued = reruns.run_again(study=study, user=alice)
+    assert [(run.label, run.position, run.exclusive, run.state) for run in queued] == [
+        ("DP", 1, True, State.QUEUED),
+        ("TP", 2, True, State.QUEUED),
+    ]
+    assert [run.spec for run in queued] == [study.runs.get(pk=run.repeats_id).spec for run in queued]
+    assert reruns.run_again(study=study, user=alice) == []  # they are under way
+
+
+@pytest.mark.parametrize(("second", "stands"), [(CALM, CALM), (0.3, 0.3), (0.9, NOISY)])
+def test_the_least_disturbed_run_stands_for_its_setting(study: Study, alice: Any, second: float, stands: float) -> None:
+    dp, tp = reruns.run_again(study=study, user=alice)
+    assert len(reruns.standing(study.runs.all())) == 5  # what has not ended is shown, too
+    ran(dp, second)
+    services.request_cancel(run=tp, user=alice)
+    assert labels(study) == {"Single": CALM, "DP": stands, "TP": NOISY}
+
+
+def test_a_run_that_is_disturbed_again_can_be_run_a_third_time(study: Study, alice: Any) -> None:
+    first = {run.label: run.pk for run in study.runs.all()}
+    for run in reruns.run_again(study=study, user=alice):
+        ran(run, 0.3)
+    third = reruns.run_again(study=study, user=alice)
+    assert {run.label: run.repeats_id for run in third} == {name: first[name] for name in ("DP", "TP")}
+    for run in third:
+        ran(run, CALM)
+    assert set(labels(study).values()) == {CALM}
+    assert reruns.run_again(study=study, user=alice) == []
+
+
+def test_a_baseline_that_was_run_again_stays_the_baseline(study: Study, alice: Any) -> None:
+    study.baseline = study.runs.get(label="DP")
+    study.save()
+    client = Client()
+    client.force_login(alice)
+    queued = reruns.run_again(study=study, user=alice)
+    view = client.get(f"/studies/{study.pk}/").context["view"]
+    assert view.baseline.run == study.baseline, "while it is run again, its first run has the result"
+    assert "has no result yet" not in " ".join(view.verdict)
+    for run in queued:
+        ran(run, CALM)
+    view = client.get(f"/studies/{study.pk}/").context["view"]
+    assert view.baseline.entry.label == "DP" and view.baseline.run.summary["cpu_others"] == CALM
+    assert len(view.rows) == 3
+
+
+def test_the_page_offers_it_while_there_is_something_to_repeat(study: Study, alice: Any, bob: Any) -> None:
+    client, viewer = Client(), Client()
+    client.force_login(alice)
+    viewer.force_login(bob)
+    assert "Run the 2 disturbed again" in client.get(f"/studies/{study.pk}/").content.decode()
+    assert "disturbed again" not in viewer.get(f"/studies/{study.pk}/").content.decode()
+    assert viewer.post(f"/studies/{study.pk}/again/").status_code == 403
+    assert client.post(f"/studies/{study.pk}/again/").status_code == 302
+    assert "disturbed again" not in client.get(f"/studies/{study.pk}/").content.decode()
+    for run in study.runs.filter(state=State.QUEUED):
+        ran(run, CALM)
+    page = client.get(f"/studies/{study.pk}/").content.decode()
+    assert "disturbed again" not in page
+    assert (
+        "2 of them stand for an earlier run that was more disturbed"
+        in client.get(f"/studies/{study.pk}/report/").content.decode()
+    )
+    said = client.post(f"/studies/{study.pk}/again/", follow=True).content.decode()
+    assert "Nothing was queued" in said
+
+
+def test_what_was_cut_off_from_outside_is_run_again_and_stands_aside(study: Study, alice: Any) -> None:
+    """What ended by its own doing is not: it would end so again."""
+    tp, single = study.runs.get(label="TP"), study.runs.get(label="Single")
+    Run.objects.filter(pk=tp.pk).update(state=State.LOST, cause="worker_lost", summary={})
+    Run.objects.filter(pk=single.pk).update(state=State.FAILED, cause="user_code", summary={})
+    client = Client()
+    client.force_login(alice)
+    said = "Run the disturbed one and the one cut off again"
+    assert said in client.get(f"/studies/{study.pk}/").content.decode()
+    queued = reruns.run_again(study=study, user=alice)
+    assert [run.label for run in queued] == ["DP", "TP"]
+    for run in queued:
+        ran(run, CALM)
+    assert sorted(labels_of_ended_well(study)) == ["DP", "TP"]
+    assert reruns.offer(study.runs.all()) == ""
+
+
+def test_a_study_that_was_cancelled_half_way_goes_on(study: Study, alice: Any) -> None:
+    """Only what was cancelled is run, and while it runs its cancelled run is not shown beside it."""
+    Run.objects.filter(study=study, label="TP").update(state=State.CANCELLED, cause="cancelled", summary={})
+    client = Client()
+    client.force_login(alice)
+    page = client.get(f"/studies/{study.pk}/").content.decode()
+    assert "1 cancelled</span>" in client.get("/studies/").content.decode()
+    assert "Run the cancelled one</button>" in page and "Run the disturbed one again</button>" in page
+    assert client.post(f"/studies/{study.pk}/again/", {"which": "cancelled"}).status_code == 302
+    (queued,) = Run.objects.filter(study=study, state=State.QUEUED)
+    assert (queued.label, queued.position) == ("TP", 2)
+    view = client.get(f"/studies/{study.pk}/").context["view"]
+    assert [row.run.pk for row in view.rows if row.run.label == "TP"] == [queued.pk] and len(view.rows) == 3
+    listed = client.get("/studies/").content.decode()
+    assert "cancelled</span>" not in listed and "2 of 3 runs done" in listed
+    said = client.post(f"/studies/{study.pk}/again/", {"which": "cancelled"}, follow=True).content.decode()
+    assert "no run was cancelled, or all are under way again" in said
+    ran(queued, CALM)
+    assert labels(study)["TP"] == CALM and reruns.unfinished(study.runs.all()) == ""
+    assert "3 runs</span>" in client.get("/studies/").content.decode()
+
+
+def labels_of_ended_well(study: Study) -> list[str]:
+    return [run.label for run in reruns.standing(study.runs.all()) if run.state == State.SUCCEEDED]
+
+
+def test_the_list_goes_by_what_stands(study: Study, alice: Any) -> None:
+    assert "disturbed" in answer_cache.verdicts([study])[study.pk]
+    for run in reruns.run_again(study=study, user=alice):
+        ran(run, CALM)
+    assert "disturbed" not in answer_cache.verdicts([study])[study.pk]
+
+
+def test_others_may_not(study: Study, bob: Any) -> None:
+    with pytest.raises(PermissionDenied):
+        reruns.run_again(study=study, user=bob)
+    assert study.runs.count() == 3

@@ -1,0 +1,57 @@
+"""Whoever guesses passwords waits; whoever only mistyped one does not notice."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.accounts.models import Failures
+from dashboard.accounts.throttling import MOST, PAUSE_S
+
+pytestmark = pytest.mark.django_db
+RIGHT = "the-right-one"
+
+
+@pytest.fixture(autouse=True)
+def root() -> None:
+    get_user_model().objects.create_superuser("root", password=RIGHT)
+
+
+def sign_in(client: Client, path: str, password: str, name: str = "root", address: str = "10.0.0.1") -> Any:
+    return client.post(path, {"username": name, "password": password}, REMOTE_ADDR=address)
+
+
+@pytest.mark.parametrize("path", ["/accounts/login/", "/admin/login/"])
+def test_a_guesser_is_stopped_and_nobody_else(client: Client, path: str) -> None:
+    for _ in range(MOST):
+        assert b"failed sign-ins" not in sign_in(client, path, "wrong").content
+    for name in ("root", "ROOT"):
+        stopped = sign_in(client, path, RIGHT, name)
+        assert stopped.status_code == 200 and b"10 failed sign-ins for this name: try again in 5 min" in stopped.content
+    assert sign_in(client, path, "wrong", name="another").status_code == 200
+    assert sign_in(client, path, RIGHT, address="10.0.0.2").status_code == 302
+
+
+def test_the_right_password_in_time_forgets_the_failures(client: Client) -> None:
+    for _ in range(2):
+        for _ in range(MOST - 1):
+            sign_in(client, "/accounts/login/", "wrong")
+        assert sign_in(client, "/accounts/login/", RIGHT).status_code == 302
+        client.logout()
+
+
+def test_behind_the_pause_the_failures_are_forgotten(client: Client) -> None:
+    """Those of all names: a stranger's list of names does not stay in the database."""
+    for name in ("root", "alice"):
+        for _ in range(MOST):
+            sign_in(client, "/accounts/login/", "wrong", name)
+    assert b"failed sign-ins" in sign_in(client, "/accounts/login/", RIGHT).content
+    Failures.objects.update(first_at=timezone.now() - timedelta(seconds=PAUSE_S))
+    assert b"failed sign-ins" not in sign_in(client, "/accounts/login/", "wrong").content
+    assert Failures.objects.get().count == 1
+    assert sign_in(client, "/accounts/login/", RIGHT).status_code == 302 and not Failures.objects.exists()

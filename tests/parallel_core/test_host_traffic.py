@@ -1,0 +1,116 @@
+"""Collectives that share the way between two hosts, in steps of runs whose numbers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from parallel_core.outline import outline_of
+from parallel_core.profile.curves import LinksBetween
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate.link_contention import Passage, Wires
+from parallel_core.simulate.network import Where
+from parallel_core.simulate.predict import predict_step
+from parallel_core.spec import ModelSpec, RunSpec
+from tests.parallel_core.tables import table
+from tests.parallel_core.test_link_contention import passage, seconds, through, timed
+from tests.parallel_core.test_network import BATCH, FAR_BYTE_S, FAR_S, MODEL, between, spec
+
+SLOW_BYTE_S = 4e-7
+"""A byte between hosts, so slow that stages which are through at different times reduce at the same time."""
+BOTH_WAYS = {("a", "b"): 1, ("b", "a"): 1}
+TIED = ModelSpec(**{**MODEL.model_dump(), "tied": True})
+
+
+def free() -> LinksBetween:
+    """With slow bytes, but two sends at once take as long as one."""
+    known = between("a", "b", FAR_S, SLOW_BYTE_S)
+    alone = next(link for link in known.links if (link.what, link.hosts) == ("send", 2))
+    return known.model_copy(update={"links": (*known.links, alone.model_copy(update={"ranks": 4}))})
+
+
+def reductions(known: LinksBetween) -> list[tuple[float, float]]:
+    """(begin, end) in seconds of the all-reduce of each of two stages, whose replicas are on a host each."""
+    run = spec(dp=2, pp=2, micro_batches=2)
+    spans = predict_step(run, table(MODEL), where=Where(["a", "b", "a", "b"], (known,))).spans
+    found = []
+    for stage in range(2):
+        rows = next(rows for rows in spans.values() if (rows["stage"] == stage).any())
+        (row,) = rows[rows["kind"] == Kind.ALLREDUCE]
+        found.append((row["start"] / 1e9, row["end"] / 1e9))
+    return found
+
+
+def test_ranks_of_one_collective_are_on_the_line_once() -> None:
+    wires = Wires()
+    for rank in range(3):
+        wires.put(rank, Passage(BOTH_WAYS, 100.0, 0.0, (), ("data", 0)))
+    assert [at for _, at in through(wires)] == [100.0] * 3
+    for stage in range(2):
+        for rank in range(3):
+            wires.put((stage, rank), Passage(BOTH_WAYS, 100.0, 0.0, (), ("data", stage)))
+    assert [at for _, at in through(wires)] == [200.0] * 6
+
+
+def test_a_message_and_a_collective_share_the_line_that_both_go_over() -> None:
+    wires = Wires()
+    wires.put("sum", Passage(BOTH_WAYS, 100.0, 0.0))
+    wires.put("back", passage(30.0, line=("b", "a")))
+    assert through(wires) == [("back", 60.0), ("sum", 130.0)]
+
+
+def test_stages_that_reduce_at_once_share_the_line() -> None:
+    """The last stage begins first. From when the first stage begins, too, both go at half the pace until the one with
+    less left is through; the other one is when the line has moved all of both."""
+    (begin, apart), (begin_last, apart_last) = reductions(free())
+    (same, end), (same_last, end_last) = reductions(between("a", "b", FAR_S, SLOW_BYTE_S))
+    assert (same, same_last) == pytest.approx((begin, begin_last)) and begin_last < begin < apart_last - FAR_S
+    left, left_last = apart - FAR_S - begin, apart_last - FAR_S - begin
+    order = sorted([left, left_last])
+    expected = {order[0]: begin + 2 * order[0], order[1]: begin + order[0] + order[1]}
+    assert end - FAR_S == pytest.approx(expected[left], abs=1e-8)
+    assert end_last - FAR_S == pytest.approx(expected[left_last], abs=1e-8)
+    assert end > apart + 1e-3 and end_last > apart_last + 1e-3
+
+
+def test_a_collective_alone_takes_what_was_timed() -> None:
+    apart = ["a", "b"]
+    for split in ({"dp": 2}, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 3}, {"tp": 2}):
+        assert seconds(between("a", "b"), apart, **split) == seconds(timed(1.0), apart, **split)
+
+
+def test_replicas_of_each_tensor_rank_reduce_at_once() -> None:
+    """A tensor group on each host: two all-reduces over one line, of half of the matrices each."""
+    shared, apart, half = (seconds(known, dp=2, tp=2) for known in (between("a", "b"), timed(1.0), timed(1.5)))
+    outline = outline_of(MODEL)
+    own = 4 * sum(sum(cost.parameters) for cost in outline.costs(spec(dp=2, tp=2)))
+    assert shared - apart == pytest.approx(own * FAR_BYTE_S, rel=0.05)
+    assert half - apart == pytest.approx((shared - apart) / 2, rel=1e-3)
+
+
+def test_tensor_groups_of_several_replicas_share_the_line() -> None:
+    """Each replica's two tensor ranks are on different hosts, and both replicas do the same at once."""
+    shared, apart = (seconds(known, ["a", "b"] * 2, dp=2, tp=2) for known in (between("a", "b"), timed(1.0)))
+    each = 4 * BATCH / 2 * FAR_BYTE_S
+    assert shared - apart == pytest.approx(2 * len(MODEL.units()) * each, rel=1e-3)
+
+
+def test_gathers_of_parameters_at_the_optimizer_share_the_line() -> None:
+    """Of ZeRO-1, with a tensor group on each host: both sum gradients, and both gather parameters."""
+    summed, gathered = (
+        [seconds(known, dp=2, tp=2, zero=zero) for known in (between("a", "b"), timed(1.0))] for zero in (0, 1)
+    )
+    assert gathered[0] - gathered[1] == pytest.approx(2 * (summed[0] - summed[1]), rel=0.05)
+
+
+def tied(model: ModelSpec, known: LinksBetween, hosts: Sequence[str]) -> float:
+    given = {"model": model.model_dump(), "parallel": {"dp": 2, "pp": 2}, "train": {"global_batch": BATCH, "steps": 5}}
+    return predict_step(RunSpec.model_validate(given), table(model), where=Where(hosts, (known,))).seconds
+
+
+def test_what_the_ends_of_several_pipelines_share_is_summed_at_once() -> None:
+    """Both replicas' first stages are on a, their last ones on b: beside the messages, two sums of the embedding."""
+    hosts = ["a", "a", "b", "b"]
+    more = [tied(model, between("a", "b"), hosts) - tied(model, timed(1.0), hosts) for model in (TIED, MODEL)]
+    assert more[0] - more[1] == pytest.approx(4 * MODEL.vocab * MODEL.hidden * FAR_BYTE_S, rel=0.01)

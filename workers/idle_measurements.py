@@ -1,0 +1,47 @@
+"""What a worker measures between attempts, while nothing else uses its devices: itself once, and models on request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from workers.calibration import Calibration
+from workers.profiling import Profiling
+
+
+class IdleMeasurements:
+    """One measurement at a time; answers go to the controller. Used by the supervisor's thread alone."""
+
+    def __init__(self, calibration: Calibration, tell: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """`tell(kind, body)` publishes an event (`Relay.tell`)."""
+        self.calibration, self._profiling, self._tell = calibration, Profiling(), tell
+
+    @property
+    def running(self) -> bool:
+        return self.calibration.running or self._profiling.running
+
+    def ask(self, number: int, spec: dict[str, Any]) -> None:
+        """A profile is wanted; what is wrong with it is told at once."""
+        if answer := self._profiling.ask(number, spec):
+            self._tell("profile", answer)
+
+    def ended(self) -> bool:
+        """Whether one has just ended, well or not: attempts may have the devices again."""
+        calibrated = self.calibration.poll()
+        answer = self._profiling.poll()
+        if answer is not None:
+            self._tell("profile", answer)
+        return calibrated or answer is not None
+
+    def begin(self) -> None:
+        """The next one, where there is one and none runs. The host's own is the first."""
+        if self.running:
+            return
+        if not self.calibration.tried:
+            self.calibration.begin()
+        elif self._profiling.waiting:
+            self._profiling.begin()
+
+    def stop(self) -> None:
+        self.calibration.stop()
+        self._profiling.stop()

@@ -1,0 +1,151 @@
+"""A StartMessage, checked: what arrives on the queue is data from elsewhere and is believed only after this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.generation_request import read_request
+from parallel_core.launch import Wish
+from parallel_core.spec import RunSpec, field_errors
+from workers.checkpoints import Beginning, begin
+from workers.contract import Device, Node, StartMessage
+from workers.settings import Settings
+
+_MESSAGE = TypeAdapter(StartMessage)
+
+
+class Refused(ValueError):
+    """The message cannot be carried out here; its text says why, for a person."""
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """This worker's share of an attempt."""
+
+    message: StartMessage
+    spec: RunSpec
+    node: Node
+    beginning: Beginning | None = None
+    """Where it begins; None where its ranks are on several hosts that share no folder: then nothing is saved."""
+    wish: Wish | None = None
+    """Text to generate from there; None where it trains."""
+    links: bool = False
+    """Messages between its two hosts are timed, instead."""
+
+    @property
+    def attempt(self) -> int:
+        return self.message["attempt"]
+
+    @property
+    def ranks(self) -> list[int]:
+        first = self.node["first_rank"]
+        return list(range(first, first + len(self.node["devices"])))
+
+    @property
+    def alone(self) -> bool:
+        """All ranks of the run are on this host."""
+        return len(self.message["nodes"]) == 1
+
+    @property
+    def shares(self) -> bool:
+        """All hosts of the run keep checkpoints in the one folder that they share."""
+        return all(node.get("shares", True) for node in self.message["nodes"])
+
+    def touches(self, run: int) -> bool:
+        """Whether its ranks may read or write checkpoints of that run."""
+        origin = self.message.get("resume")
+        return run == self.message["run"] or (origin is not None and run == origin["run"])
+
+    @property
+    def opens_store(self) -> bool:
+        return self.node["first_rank"] == 0
+
+
+def attempt_number(raw: Any) -> int:
+    """The attempt a message is about. Raises Refused where it names none: then nobody can be answered either."""
+    number = raw.get("attempt") if isinstance(raw, dict) else None
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise Refused("the message names no attempt")
+    return number
+
+
+def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> RunOrder:
+    """Raises Refused where the message is no StartMessage, its spec breaks a rule, or it does not fit this host."""
+    try:
+        message = _MESSAGE.validate_python(raw)
+    except ValidationError as error:
+        raise Refused(f"The start message is malformed: {_first(error)}") from error
+    try:
+        spec = RunSpec.model_validate(message["spec"])
+    except ValidationError as error:
+        raise Refused(f"The spec breaks a rule: {_first(error)}") from error
+    mine = [node for node in message["nodes"] if node["worker"] == worker]
+    if len(mine) != 1:
+        raise Refused(f"The attempt was not placed on worker {worker}.")
+    links = "links" in (message.get("wish") or {})
+    order = RunOrder(message, spec, mine[0], wish=None if links else _wish(message, spec), links=links)
+    if links:
+        _check_pair(message)
+    _check_ranks(order)
+    _check_devices(order, devices)
+    return order
+
+
+def with_beginning(order: RunOrder, settings: Settings) -> RunOrder:
+    """The order with the checkpoint that it begins from. Raises Refused where that cannot be had here."""
+    if not order.alone and (settings.shared_checkpoints is None or not order.shares):
+        if order.message.get("resume"):
+            raise Refused("A checkpoint is read by one host, or from a folder that all of them share; here is neither.")
+        return order
+    try:
+        return replace(order, beginning=begin(settings, order.message, order.spec, opens=order.opens_store))
+    except CheckpointError as error:
+        raise Refused(str(error)) from error
+
+
+def _wish(message: StartMessage, spec: RunSpec) -> Wish | None:
+    asked = message.get("wish")
+    if not asked:
+        return None
+    if not message.get("resume"):
+        raise Refused("Text is generated from a checkpoint; the message names none.")
+    wish, errors = read_request(asked, spec)
+    if wish is None:
+        raise Refused(f"The wish for text breaks a rule: {' '.join(errors.values())}")
+    return wish
+
+
+def _check_pair(message: StartMessage) -> None:
+    """Of a message that has links timed: half of the ranks on either host, the second half on the second."""
+    given = [len(node["devices"]) for node in message["nodes"]]
+    if len(given) != 2 or given[0] != given[1]:
+        raise Refused(f"Links are timed between two hosts with as many devices each; the message gives {given}.")
+
+
+def _check_ranks(order: RunOrder) -> None:
+    covered = sorted(
+        rank
+        for node in order.message["nodes"]
+        for rank in range(node["first_rank"], node["first_rank"] + len(node["devices"]))
+    )
+    if covered != list(range(order.spec.parallel.world)):
+        raise Refused(f"The run has {order.spec.parallel.world} ranks, but devices were given for ranks {covered}.")
+
+
+def _check_devices(order: RunOrder, devices: Sequence[Device]) -> None:
+    kind, wanted = order.spec.train.device, order.node["devices"]
+    there = {device["index"] for device in devices if device["kind"] == kind}
+    if missing := sorted(set(wanted) - there):
+        raise Refused(f"Worker {order.node['worker']} has no {kind} device {missing[0]}; it has {sorted(there)}.")
+    if len(set(wanted)) != len(wanted):
+        raise Refused(f"Two ranks were given the same device: {wanted}.")
+
+
+def _first(error: ValidationError) -> str:
+    field, message = next(iter(field_errors(error).items()))
+    return f"{field}: {message}"
