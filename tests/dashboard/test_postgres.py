@@ -20,7 +20,7 @@ SUITES = ("test_control*.py", "test_states*.py", "test_ingest*.py", "test_servic
 OF_ITS_OWN = "test_controller_process.py"
 """Its controllers are processes that share a database file: here they would only run on SQLite once more."""
 MORE = ("test_placement*.py", "test_api*.py", "test_list*.py", "test_study*.py", "test_live*.py", "test_fleet*.py")
-MORE += ("test_selectors*.py", "test_spreading*.py", "test_again*.py", "test_removal*.py")
+MORE += ("test_selectors*.py", "test_spreading*.py", "test_reruns*.py", "test_removal*.py")
 
 
 @pytest.fixture(scope="module")
