@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.models import Group, User
@@ -40,6 +42,24 @@ class YardUserAdmin(UserAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
         return super().get_queryset(request).prefetch_related("groups")
 
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return _is_staff(request)
+
+    def has_view_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
+        return _is_staff(request)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return _is_staff(request)
+
+    def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
+        """Superusers are changed by superusers alone: their password would be a way to become one."""
+        return _is_staff(request) and (_is_superuser(request) or obj is None or not obj.is_superuser)
+
+    def get_fieldsets(self, request: HttpRequest, obj: User | None = None) -> Any:
+        """Without Django's own permissions, which nothing in a yard asks for, and which staff could not hand out."""
+        found = super().get_fieldsets(request, obj)
+        return found if obj is None or _is_superuser(request) else [_without_permissions(*each) for each in found]
+
     @admin.display(description="role")
     def role(self, user: User) -> str:
         return role_of(user)
@@ -53,3 +73,16 @@ class YardUserAdmin(UserAdmin):
     def make_viewers(self, request: HttpRequest, users: QuerySet[User]) -> None:
         for user in users:
             user.groups.remove(*Group.objects.filter(name=MEMBERS))
+
+
+def _is_staff(request: HttpRequest) -> bool:
+    return bool(request.user.is_active and request.user.is_staff)
+
+
+def _is_superuser(request: HttpRequest) -> bool:
+    return bool(request.user.is_active and request.user.is_superuser)
+
+
+def _without_permissions(title: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    fields = tuple(field for field in options["fields"] if field not in ("is_superuser", "user_permissions"))
+    return title, {**options, "fields": fields}

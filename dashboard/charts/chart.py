@@ -65,7 +65,7 @@ class Entry:
     ideal: float | None = None
     """Ideal speedup over the baseline."""
     others: float | None = None
-    """Share of its devices that other processes used in the timed steps."""
+    """Share of one of its devices, the one most used, that other processes used in the timed steps."""
     pace: Pace | None = None
     """How fast its devices were beside the timed steps."""
     drift: float | None = None

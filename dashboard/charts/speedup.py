@@ -45,7 +45,7 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
         subtitle += f"; diamond = {AT_PACE} of the host"
     noisy = next((entry for entry in entries if entry.disturbed and entry.speed), None)
     if noisy:
-        subtitle += f"; cross-hatched = disturbed, +{percent_text(noisy.others or 0)} = of its devices used by others"
+        subtitle += f"; cross-hatched = disturbed, +{percent_text(noisy.others or 0)} = of one device used by others"
     return Chart("speedup", title, subtitle, source, figure, *_table(entries))
 
 

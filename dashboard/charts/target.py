@@ -15,7 +15,7 @@ COLUMNS = ("run", "least loss", "steps to it", "seconds to it", "speedup", "dist
 
 class Reach(NamedTuple):
     """`step` and `seconds` at which a run's smoothed loss reached the target; None where it never did. `others` = the
-    share of its devices that other processes took, of a run that they disturbed; else 0."""
+    share of one of its devices that other processes took, of a run that they disturbed; else 0."""
 
     label: str
     family: str
@@ -43,7 +43,7 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int) -> Ch
     goal = "a loss" if target is None else f"loss {significant(target, 4)}"
     subtitle = f"Seconds from the end of the first step to {goal}, losses averaged over {smoothed_over} steps"
     if noisy is not None:
-        subtitle += f"; cross-hatched = disturbed, +{percent_text(noisy.others)} = of its devices used by others"
+        subtitle += f"; cross-hatched = disturbed, +{percent_text(noisy.others)} = of one device used by others"
     source = f"measured, {len(there)} of {len(runs)} runs reach it"
     return Chart("target", _title(runs, target), subtitle, source, figure, COLUMNS, [_row(run, base) for run in runs])
 
@@ -92,7 +92,7 @@ def _title(runs: Sequence[Reach], target: float | None) -> str:
 
 def _disturbed(*runs: Reach) -> str:
     """Which of these other processes disturbed; '' where none."""
-    noisy = [f"{run.label} ({percent_text(run.others)} of its devices)" for run in runs if run.others]
+    noisy = [f"{run.label} ({percent_text(run.others)} of one device)" for run in runs if run.others]
     return f"; others disturbed {' and '.join(noisy)}" if noisy else ""
 
 

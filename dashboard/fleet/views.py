@@ -17,7 +17,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import HOURS, timeline
 from dashboard.runs import link_views
 from dashboard.runs.models import Run
-from dashboard.runs.queue import Waiting, everyone_waiting, queued_runs
+from dashboard.runs.queue import PLANNED, Waiting, everyone_waiting, queue_order, queued_runs
 
 QUEUE_SHOWN = 20
 """Lines of the queue; the heading says how many of the runs they hold."""
@@ -83,9 +83,9 @@ def _queue_line(group: list[Run], waits: dict[int, Waiting]) -> dict[str, Any]:
 def _context(request: HttpRequest) -> dict[str, Any]:
     asked = request.GET.get("hours", "")
     hours = int(asked) if asked in {str(h) for h in HOURS} else HOURS[0]
-    queue = queued_runs()
-    waits = everyone_waiting() if queue else {}
-    groups = [list(group) for _, group in groupby(queue, key=_turn)]
+    order = queue_order()
+    waits = everyone_waiting() if order else {}
+    groups = [list(group) for _, group in groupby(queued_runs(order[:PLANNED]), key=_turn)]
     workers = selectors.workers()
     staff = request.user.is_staff  # type: ignore[union-attr]
     return {
@@ -94,7 +94,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
         "busy": sum(device.run is not None for worker in workers for device in worker.devices),
         "queue": [_queue_line(group, waits) for group in groups[:QUEUE_SHOWN]],
         "queue_shown": sum(map(len, groups[:QUEUE_SHOWN])),
-        "queued": len(queue),
+        "queued": len(order),
         "timeline": timeline(workers, hours),
         "hours": hours,
         "hours_choices": HOURS,

@@ -12,7 +12,7 @@ from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs import generating, linking, resuming, selectors
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_starting import placed, starting
-from dashboard.runs.queue import queued_runs
+from dashboard.runs.queue import queue_order, queued_runs
 from dashboard.runs.submission import capacity
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
@@ -90,7 +90,7 @@ def verdict(run: Run) -> Verdict:
 def _queued(run: Run) -> Verdict:
     waiting = selectors.waiting(run)
     first = run.detail or waiting.sentence
-    ahead = queued_runs()[max(0, waiting.ahead - AHEAD_SHOWN) : waiting.ahead] if waiting.ahead else []
+    ahead = queued_runs(queue_order()[max(0, waiting.ahead - AHEAD_SHOWN) : waiting.ahead]) if waiting.ahead else []
     more = waiting.sentence if run.detail else ""
     holding = [(other, left_text(other)) for other in selectors.on_hosts(waiting.hosts)[:AHEAD_SHOWN]]
     return Verdict(first, more=more, ahead=ahead, further=waiting.ahead - len(ahead), holding=holding)
@@ -162,7 +162,7 @@ def disturbance(others: float | None) -> str:
     """What is to be said where `others` used that share of a run's devices; '' where it is too little to matter."""
     if others is None or others <= DISTURBED_ABOVE:
         return ""
-    return f"Other processes used {percent_text(others)} of its devices: read the timing with care."
+    return f"Other processes used {percent_text(others)} of one of its devices: read the timing with care."
 
 
 def lateness(stages: Mapping[str, Mapping[str, float]]) -> str:
@@ -288,5 +288,5 @@ def _less_memory(spec: RunSpec) -> str:
 
 
 def target_of(run: Run) -> str:
-    """What a run's speed counts: tokens or images."""
+    """What a run's speed counts: tokens, images, or positions (tokens and padding)."""
     return outline_of(RunSpec.stored(run.spec).model).target

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from django.contrib import messages
 from django.core.files.base import ContentFile
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from dashboard.accounts.guards import member_required
 from dashboard.runs import profiles
 from dashboard.runs.models import Run
+from dashboard.runs.services import Invalid
 from dashboard.traces import services
 from parallel_core import limits
 from parallel_core.observe.snapshot import for_viewer, unpacked
@@ -58,4 +61,8 @@ def open_in_traces(request: HttpRequest, pk: int, step: int) -> HttpResponse:
         raise Http404(f"run {pk} has no trace of step {step}")
     files = [ContentFile(data, name=f"rank{rank}.json.gz") for rank, data in list(found.items())[: services.MAX_FILES]]
     name = f"{run.name}, step {step}"[: limits.MAX_NAME]
-    return redirect("traces:page", services.upload(owner=request.user, name=name, files=files).pk)
+    try:
+        return redirect("traces:page", services.upload(owner=request.user, name=name, files=files).pk)
+    except Invalid as refused:
+        messages.error(request, " ".join(refused.field_errors.values()))
+        return redirect(f"{reverse('runs:page', args=(pk,))}?tab=ranks")

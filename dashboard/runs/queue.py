@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.spreading import Files, why_alone
 from parallel_core.analysis.quantities import listed_text
 
+PLANNED = 200
+"""So many runs of the queue are told what they wait for: a plan of thousands would hold up every page that asks."""
 FULL = (Wait.BUSY, Wait.WHOLE_HOST, Wait.RESERVED)
 """What ends when another run does."""
 
@@ -27,18 +30,24 @@ class Waiting:
     hosts: tuple[str, ...] = ()
 
 
-def queued_runs() -> list[Run]:
-    """Oldest first; the runs of a study stand together, where its oldest stands, by position."""
-    runs = list(
-        Run.objects.filter(state=State.QUEUED, cancel_requested_at=None)
-        .defer("summary")
-        .select_related("owner", "study")
-    )
+def queue_order() -> list[int]:
+    """Ids of the queued runs, oldest first; the runs of a study come together, by position, where its oldest is."""
+    rows = Run.objects.order_by().filter(state=State.QUEUED, cancel_requested_at=None)
+    keys = [(pk, study or -pk, *more) for pk, study, *more in rows.values_list("pk", "study", "queued_at", "position")]
     since: dict[int, datetime] = {}
-    for run in runs:
-        key = run.study_id or -run.pk
-        since[key] = min(run.queued_at, since.get(key, run.queued_at))
-    return sorted(runs, key=lambda run: (since[run.study_id or -run.pk], run.study_id or 0, run.position, run.pk))
+    for _, group, queued_at, _ in keys:
+        since[group] = min(queued_at, since.get(group, queued_at))
+    keys.sort(key=lambda row: (since[row[1]], max(row[1], 0), row[3], row[0]))
+    return [pk for pk, *_ in keys]
+
+
+def queued_runs(ids: Sequence[int] | None = None) -> list[Run]:
+    """The runs themselves in that order: all, or those of `ids` that are still queued."""
+    order = queue_order() if ids is None else ids
+    queued = Run.objects.order_by().filter(state=State.QUEUED, cancel_requested_at=None)
+    found = queued if ids is None else queued.filter(pk__in=ids)
+    runs = {run.pk: run for run in found.defer("summary").select_related("owner", "study")}
+    return [runs[pk] for pk in order if pk in runs]
 
 
 def requests(runs: list[Run]) -> list[Request]:
@@ -128,12 +137,24 @@ def studies_active() -> set[int]:
 
 def waiting(run: Run) -> Waiting:
     """What a queued run waits for and how many are ahead of it."""
-    return everyone_waiting().get(run.pk, Waiting()) if run.state == State.QUEUED else Waiting()
+    return everyone_waiting(up_to=run.pk).get(run.pk, Waiting()) if run.state == State.QUEUED else Waiting()
 
 
-def everyone_waiting() -> dict[int, Waiting]:
-    """The same for every queued run by its id, in the order of the queue, from one look at queue and fleet."""
-    runs, fleet = queued_runs(), hosts()
+def everyone_waiting(up_to: int | None = None) -> dict[int, Waiting]:
+    """The same for every queued run by its id, in the order of the queue, from one look at queue and fleet; with
+    `up_to` for that run and those before it, which no later one holds up.
+
+    Only the first PLANNED are planned: what the others wait for is their turn.
+    """
+    order = queue_order()
+    if up_to in order:
+        order = order[: order.index(up_to) + 1]
+    out = {pk: Waiting(f"Waits for its turn: {ahead} runs ahead.", ahead) for ahead, pk in enumerate(order)}
+    return out | _planned(queued_runs(order[:PLANNED]))
+
+
+def _planned(runs: list[Run]) -> dict[int, Waiting]:
+    fleet = hosts()
     outcome = plan(requests(runs), fleet, studies_active())
     by_name = {host.name: host for host in fleet}
     out = {}

@@ -81,7 +81,7 @@ def _result(run: Run, label: str, step: Stats, ideal: float | None) -> Result:
 
 
 def taken_of(run: Run) -> float:
-    """Share of its devices that other processes took, of a run that they disturbed; else 0."""
+    """Share of one of its devices that other processes took, of a run that they disturbed; else 0."""
     others = run.summary.get("cpu_others") or 0.0
     return others if others > DISTURBED_ABOVE else 0.0
 

@@ -201,7 +201,7 @@ def _disturbance(view: Overview) -> tuple[str, list[Link]]:
         return "Not measured.", []
     noisy = sum(share > DISTURBED_ABOVE for share, _ in known)
     most, run = max(known, key=itemgetter(0))
-    took = f"Other processes took at most {percent_text(most)} of the devices"
+    took = f"Other processes took at most {percent_text(most)} of a device"
     return f"{took}; {noisy} of {len(known)} runs count as disturbed.", [_to(run, "metrics")]
 
 

@@ -70,9 +70,8 @@ def _noise(rows: Sequence[Row]) -> str:
     taken = [others for row in rows if (others := row.entry.others or 0.0) > DISTURBED_ABOVE]
     if not taken:
         return ""
-    return (
-        f"{percent_text(max(taken))} of the devices' time went to other processes, in {len(taken)} of {len(rows)} runs."
-    )
+    went = f"{percent_text(max(taken))} of the time of one device went to other processes"
+    return f"{went}, in {len(taken)} of {len(rows)} runs."
 
 
 def _told(case: Case, breakage: Breakage) -> list[Finding]:

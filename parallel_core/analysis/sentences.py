@@ -40,7 +40,7 @@ class Result:
     """Mean over the ranks of one traced step."""
     devices: int = 1
     taken: float = 0.0
-    """Share of its devices that other processes took in the timed steps, where that is enough to disturb them."""
+    """Share of one of its devices that other processes took in the timed steps, where it is enough to disturb them."""
     diverged: bool = False
     """Its newest loss is not finite."""
 
@@ -95,7 +95,7 @@ def disturbed(others: Sequence[float | None], above: float) -> str:
         return ""
     took = f"other processes took up to {percent_text(max(noisy))}"
     if len(known) == 1:
-        return f"The run was disturbed: {took} of its devices, so repeat it before trusting its times."
+        return f"The run was disturbed: {took} of one of its devices, so repeat it before trusting its times."
     runs = f"{len(noisy)} of {len(known)} runs {'was' if len(noisy) == 1 else 'were'} disturbed"
     return f"{runs}: {took} of their devices, so repeat before trusting ratios."
 
@@ -258,7 +258,7 @@ def _busy(result: Result) -> str:
 def _why(result: Result) -> str:
     """What held a run up: other processes, else the largest loss of its step, where it was traced."""
     if result.taken:
-        return f"; other processes took {percent_text(result.taken)} of its devices"
+        return f"; other processes took {percent_text(result.taken)} of one of its devices"
     if result.breakdown is None or not result.breakdown.total:
         return ""
     name = max(_LOSSES, key=result.breakdown.share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from math import isnan
 
 import torch
 
@@ -26,13 +27,13 @@ class Interference:
         self._others = None if core is None else CpuOthers(core, lambda: pids)
 
     def share(self) -> float | None:
-        """Mean over the run's devices, 0 .. 1; None where it cannot be told (a rank with a GPU of its own, or that is
-        not bound to one core)."""
+        """Of the device that others used most, 0 .. 1: the rank on it holds up all others. None where it is not known
+        (a rank with a GPU of its own, or that is not bound to one core)."""
         mine = float("nan") if self._others is None else self._others.share()
         if self._device.sharing > 1:
             mine = 1 - 1 / self._device.sharing  # other ranks of this run, as good as others
-        mean = self.total(mine) / self._world
-        return None if mean != mean else mean
+        shares = [share for (share,) in self._exchange([mine])]
+        return None if any(map(isnan, shares)) else max(shares)
 
     def total(self, mine: float) -> float:
         """The sum of every rank's number (a collective, too)."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 ALIGN = 64
 """Elements that the place of a parameter is rounded up to in the flat buffers of the engine."""
 
-Target = Literal["tokens", "images"]
+Target = Literal["tokens", "images", "positions"]
+"""What a speed counts: `positions` are those of tokens and of the padding behind short sentences."""
 
 
 @dataclass(frozen=True, slots=True)

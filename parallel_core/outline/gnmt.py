@@ -29,7 +29,7 @@ class GnmtOutline(Outline):
 
     name = "GNMT"
     fields = ("layers", "hidden", "seq", "vocab", "dropout")
-    target = "tokens"
+    target = "positions"
     corpora = ("django",)
     whole = "LSTM layers are not split over tensors: each position needs the one before"
 

@@ -156,8 +156,15 @@ def test_a_token_of_a_disabled_user_is_dead(alice: Any) -> None:
     assert ApiToken.find(secret) is None
 
 
-def test_staff_make_a_member_in_the_admin(client: Client, admin: Any) -> None:
-    client.force_login(admin)
+@pytest.fixture
+def staff(client: Client, alice: Any) -> Any:
+    """Signed in: what a superuser makes of a user by ticking `staff status`, and no more."""
+    user = User.objects.create_user("frank", password="frank-secret-1", is_staff=True)
+    client.force_login(user)
+    return user
+
+
+def test_staff_make_a_member_in_the_admin(client: Client, staff: Any) -> None:
     members = Group.objects.get(name=MEMBERS)
     page = client.get("/admin/auth/user/add/").content.decode()
     assert MEMBERS in page
@@ -171,6 +178,20 @@ def test_staff_make_a_member_in_the_admin(client: Client, admin: Any) -> None:
     client.post("/admin/auth/user/add/", data)
     assert role_of(User.objects.get(username="dora")) == "member"
     assert b"member" in client.get("/admin/auth/user/").content
+
+
+def test_staff_change_users_but_make_no_superusers(client: Client, staff: Any, alice: Any, admin: Any) -> None:
+    page = client.get(f"/admin/auth/user/{alice.pk}/change/").content.decode()
+    assert 'name="is_staff"' in page and 'name="is_superuser"' not in page
+    data = {"username": "alicia", "is_active": "on", "is_superuser": "on", "date_joined_0": "2026-01-01"}
+    client.post(f"/admin/auth/user/{alice.pk}/change/", {**data, "date_joined_1": "00:00:00"})
+    alice.refresh_from_db()
+    assert (alice.username, alice.is_superuser) == ("alicia", False)
+    word = {"password1": "a-fine-secret-3", "password2": "a-fine-secret-3", "usable_password": "true"}
+    assert client.post(f"/admin/auth/user/{admin.pk}/password/", word).status_code == 403
+    assert client.post(f"/admin/auth/user/{admin.pk}/change/", data).status_code == 403
+    admin.refresh_from_db()
+    assert admin.check_password("root-secret-1")
 
 
 def test_the_admin_is_for_staff(client: Client, alice: Any) -> None:

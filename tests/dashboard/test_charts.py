@@ -100,7 +100,7 @@ def test_disturbed_bar_is_hatched_and_says_so() -> None:
     made = speedup.chart([entry("DP", 60, 1.6, others=0.14), entry("TP", 70, 1.4, others=0.02)], "t", "s")
     assert made.figure["data"][0]["marker"]["pattern"]["shape"] == ["x", ""]
     assert "+14 %" in json.dumps(made.figure)
-    assert "+14 % = of its devices used by others" in made.subtitle
+    assert "+14 % = of one device used by others" in made.subtitle
 
 
 def test_limit_far_away_is_said_and_not_drawn() -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.__main__ import ROOT, unneeded
 
 HERE = Path(__file__).resolve().parent
-SUITES = ("test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_together*.py")
+SUITES = ("test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_multi_host*.py")
 OF_ITS_OWN = "test_controller_process.py"
 """Its controllers are processes that share a database file: here they would only run on SQLite once more."""
 MORE = ("test_placement*.py", "test_api*.py", "test_list*.py", "test_study*.py", "test_live*.py", "test_fleet*.py")

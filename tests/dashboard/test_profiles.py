@@ -13,6 +13,7 @@ from django.test import Client
 
 from dashboard.runs import profiles, spec_fields
 from dashboard.runs.models import Run
+from dashboard.traces import services
 from dashboard.traces.models import Trace, TraceState
 from parallel_core.observe.records import encode
 from tests.dashboard import factory
@@ -89,3 +90,12 @@ def test_steps_and_ranks_survive_the_way_through_the_form() -> None:
     assert (back["profile_steps"], back["profile_ranks"]) == (["4", "5"], ["0"])
     plain = spec_fields.to_spec(spec_fields.from_spec({}))["trace"]
     assert (plain["profile_steps"], plain["profile_ranks"]) == ([], None)
+
+
+def test_a_yard_full_of_traces_says_so_and_goes_back_to_the_run(
+    member: Client, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "MAX_TRACES", 0)
+    refused = member.post(f"/runs/{run.pk}/profile/8", follow=True)
+    assert refused.redirect_chain == [(f"/runs/{run.pk}/?tab=ranks", 302)]
+    assert "This yard keeps 0 traces; delete one that nobody needs." in refused.content.decode()

@@ -222,7 +222,7 @@ def test_findings_lead_to_their_place(client: Client, alice: Any) -> None:
 def test_a_disturbed_run_is_said_to_be(client: Client, alice: Any) -> None:
     run = factory.finished(alice, {"dp": 2}, cpu_others=0.7)
     client.force_login(alice)
-    assert "70 % of the devices&#x27; time went to other processes." in tab(client, run, "")
+    assert "70 % of the time of one device went to other processes." in tab(client, run, "")
 
 
 def test_two_ranks_operation_by_operation(client: Client, alice: Any) -> None:

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from dashboard.fleet import selectors as fleet
 from dashboard.fleet.models import Worker
-from dashboard.runs import selectors, services, states
+from dashboard.runs import queue, selectors, services, states
 from dashboard.runs.models import Attempt, Run, SeriesChunk, SpanChunk
 from dashboard.runs.selectors import Filters
 from parallel_core.analysis.thin import thin
@@ -163,6 +163,15 @@ def test_waits_for_devices_and_says_who_is_ahead(alice: Any) -> None:
     assert waiting.ahead == 1
     assert "which an older run is waiting for" in waiting.sentence
     assert waiting.sentence.endswith("1 run ahead.")
+
+
+def test_a_run_far_back_waits_for_its_turn(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "PLANNED", 2)
+    worker()
+    runs = [submit(alice, dp=2) for _ in range(4)]
+    assert [selectors.waiting(run).ahead for run in runs] == [0, 1, 2, 3]
+    assert selectors.waiting(runs[3]).sentence == "Waits for its turn: 3 runs ahead."
+    assert queue.everyone_waiting()[runs[1].pk] == selectors.waiting(runs[1]), "no run behind it changes its plan"
 
 
 def test_needs_more_than_there_is(alice: Any) -> None:

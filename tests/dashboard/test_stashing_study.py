@@ -203,7 +203,7 @@ def test_title_and_speedup_are_those_of_the_numbers() -> None:
 def test_a_time_to_a_loss_that_others_disturbed_says_so() -> None:
     runs = [Reach("A", "pp", 1.0, 10, 4.0, baseline=True, others=0.25), Reach("B", "pp", 0.9, 12, 2.0)]
     chart = target.chart(runs, 1.25, 5)
-    assert chart.title.endswith("2.00x the speed of A; others disturbed A (25 % of its devices).")
+    assert chart.title.endswith("2.00x the speed of A; others disturbed A (25 % of one device).")
     assert "hatched = disturbed, +25 %" in chart.subtitle and [row[-1] for row in chart.rows] == ["25 %", ""]
     (bars,) = chart.figure["data"]
     assert bars["marker"]["pattern"]["shape"] == ["x", ""] and bars["text"] == ["4 s  +25 %", "2 s, 2.00x"]

@@ -122,7 +122,7 @@ def test_why_one_is_fastest_and_one_is_slowest_is_said() -> None:
     assert sentences.fastest([SINGLE, alone], SINGLE).endswith("; 80 % of its step is compute.")
     assert sentences.fastest([SINGLE, replace(DP, breakdown=None)], SINGLE).endswith("(79 % of ideal).")
     taken = replace(NAIVE, taken=0.7)
-    assert sentences.slowest([SINGLE, taken], SINGLE).endswith("; other processes took 70 % of its devices.")
+    assert sentences.slowest([SINGLE, taken], SINGLE).endswith("; other processes took 70 % of one of its devices.")
     assert sentences.disturbed_baseline(SINGLE) == ""
     assert sentences.disturbed_baseline(replace(SINGLE, taken=0.63)).startswith("The baseline, Single, was disturbed: ")
 
@@ -274,5 +274,7 @@ def test_disturbance_is_said_with_its_count_and_its_size() -> None:
     text = sentences.disturbed([0.3, None, 0.05, 0.12], 0.10)
     assert text.startswith("2 of 3 runs were disturbed: other processes took up to 30 %")
     assert sentences.disturbed([0.05, None], 0.10) == ""
-    assert sentences.disturbed([0.3], 0.10).startswith("The run was disturbed: other processes took up to 30 % of its")
+    assert sentences.disturbed([0.3], 0.10).startswith(
+        "The run was disturbed: other processes took up to 30 % of one of its"
+    )
     assert len(text.split()) <= 25

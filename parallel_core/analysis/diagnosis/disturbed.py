@@ -17,9 +17,9 @@ def check(case: Case) -> Finding | None:
         return None
     return Finding(
         "disturbed",
-        f"{percent_text(case.others)} of the devices' time went to other processes.",
-        "Measured over the timed steps, on the worst rank; on a GPU that ranks share, each other rank counts. "
-        "Rules that judge by times were not asked.",
+        f"{percent_text(case.others)} of the time of one device went to other processes.",
+        "Measured over the timed steps, on the device that others used most; on a GPU that ranks share, each of "
+        "the other ranks counts. Rules that judge by times were not asked.",
         "Run it again while nothing else runs on these devices.",
         tab="ranks",
         urgent=True,
