@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dashboard.charts.svg import drawn
-from dashboard.charts.theme import DISTURBED_ABOVE, Figure, escape_label
+from dashboard.charts.theme import Figure, escape_label
+from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.host_drift import UNEVEN, Pace, at_pace
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Speedup

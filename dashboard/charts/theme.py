@@ -16,7 +16,6 @@ from parallel_core.schedule.ir import COLLECTIVES, P2P, Kind
 
 Figure = dict[str, Any]
 
-PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimizer", "idle")
 LEGEND = (
     ("forward", "forward"),
     ("backward", "backward; compute as a whole"),
@@ -39,9 +38,6 @@ _PHASE_OF = {
     Kind.OPT_STEP: "optimizer",
     **dict.fromkeys(P2P | COLLECTIVES, "communication"),
 }
-
-DISTURBED_ABOVE = 0.10
-"""Share of the device that other processes used, above which a measurement is drawn hatched."""
 
 
 def var(name: str) -> str:

@@ -11,7 +11,6 @@ from django.utils import timezone
 
 from dashboard.accounts.guards import MAY_NOT_SUBMIT
 from dashboard.accounts.roles import may_submit
-from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.ledger import host_links, replays, selectors
@@ -19,6 +18,7 @@ from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.runs import spreading
 from dashboard.runs.models import Run, State
 from dashboard.runs.queue import requests
+from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.plan.memory import worst_stage
 from parallel_core.profile.request import measured_with

@@ -13,6 +13,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from dashboard.accounts.roles import may_submit
+from dashboard.csv_cells import no_formula
 from dashboard.numbers import numbers
 from dashboard.runs.listing import Listing, options
 from dashboard.runs.models import Run, State
@@ -130,9 +131,9 @@ def _finite(value: float | None) -> float | None:
 
 
 def _cell(value: Any) -> Any:
-    """Text that a spreadsheet would run as a formula is made plain with an apostrophe."""
+    """A value as CSV has it: lists by commas, no text that a spreadsheet would run as a formula."""
     if isinstance(value, list):
         value = ", ".join(value)
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
+    if isinstance(value, str):
+        return no_formula(value)
     return "" if value is None else value

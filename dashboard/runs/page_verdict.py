@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs import generating, linking, resuming, selectors
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_starting import placed, starting
@@ -16,6 +15,7 @@ from dashboard.runs.queue import queue_order, queued_runs
 from dashboard.runs.submission import capacity
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
+from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import bytes_text, percent_text, rate_text, seconds_text, significant
 from parallel_core.outline import outline_of

@@ -55,11 +55,30 @@ class Times:
     predicted: float | None
 
 
-class WhatIfForm(Form):
-    """The change, as the address holds it."""
+class ChangeForm(Form):
+    """Links and devices of another speed, as the address holds them; of one rank there are no links."""
 
     links = Choice(label="Links", choices=LINKS, required=False)
     device = Number(label="Device, times as fast", min_value=0.1, max_value=100, required=False)
+
+    def __init__(self, given: Mapping[str, Any], ranks: int) -> None:
+        super().__init__(given, auto_id="w-%s", use_required_attribute=False)
+        self.fields["device"].widget.attrs |= {"step": "any", "placeholder": "1", "data-slider": SLOWEST_FASTEST}
+        self.fields["links"].widget.attrs["data-slider"] = ""
+        if ranks == 1:
+            del self.fields["links"]
+        for name, field in self.fields.items():
+            field.widget.attrs["aria-describedby"] = f"error-{name}"
+
+    def factors(self) -> tuple[float, float]:
+        """(links, device), so many times as fast."""
+        links = self.cleaned_data.get("links") or "1"
+        return FREE if links == "free" else float(links), self.cleaned_data.get("device") or 1.0
+
+
+class WhatIfForm(ChangeForm):
+    """The change of a run's own step, which has a spec."""
+
     schedule = Choice(label="Schedule", required=False)
     micro_batches = WholeNumber(label="Micro-batches", min_value=1, max_value=4096, required=False)
     early_gradients = forms.BooleanField(label="Early gradients", required=False)
@@ -67,11 +86,9 @@ class WhatIfForm(Form):
     no_recompute = forms.BooleanField(label="No recomputation", required=False)
 
     def __init__(self, spec: RunSpec, given: Mapping[str, Any]) -> None:
-        super().__init__(given, auto_id="w-%s", use_required_attribute=False)
+        super().__init__(given, spec.parallel.world)
         split = spec.parallel
         self.fields["schedule"].choices = [("", "as measured"), *((n, CHOICE_LABELS[n]) for n in names() if flushes(n))]  # type: ignore[attr-defined]
-        self.fields["device"].widget.attrs |= {"step": "any", "placeholder": "1", "data-slider": SLOWEST_FASTEST}
-        self.fields["links"].widget.attrs["data-slider"] = ""
         self.fields["micro_batches"].widget.attrs["placeholder"] = str(split.micro_batches)
         if split.pp == 1:
             for name in ("schedule", "balanced", "micro_batches"):
@@ -80,17 +97,12 @@ class WhatIfForm(Form):
             del self.fields["early_gradients"]
         if split.recompute == "none":
             del self.fields["no_recompute"]
-        if split.world == 1:
-            del self.fields["links"]
-        for name, field in self.fields.items():
-            field.widget.attrs["aria-describedby"] = f"error-{name}"
 
     def change(self) -> Change:
-        asked = self.cleaned_data
-        links = asked.get("links") or "1"
+        asked, (links, device) = self.cleaned_data, self.factors()
         return Change(
-            links=FREE if links == "free" else float(links),
-            device=asked.get("device") or 1.0,
+            links=links,
+            device=device,
             no_recompute=bool(asked.get("no_recompute")),
             balanced=bool(asked.get("balanced")),
             schedule=asked.get("schedule") or "",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from dashboard.charts.chart import pairs
-from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.studies.selectors import Overview, Row
+from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dashboard.charts.chart import Entry
-from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs.models import ENDED, Attempt, Run, State
 from dashboard.runs.queue import everyone_waiting
 from dashboard.runs.selectors import timed
 from dashboard.studies.excluded import ended_of
 from parallel_core.analysis.breakdown import Breakdown
+from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.host_drift import Pace, drifts
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats, speedup

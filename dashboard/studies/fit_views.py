@@ -12,12 +12,12 @@ from django.shortcuts import render
 from dashboard.accounts.roles import may_change
 from dashboard.charts import fit as fit_chart
 from dashboard.charts.chart import Chart, Entry
+from dashboard.csv_cells import no_formula
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies.entries import limit_of
 from dashboard.studies.fit import Hunt, hunts, sentences, single_of
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import held_equal
-from dashboard.studies.table import plain
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 
@@ -90,9 +90,9 @@ def rows(study: Study) -> Iterator[Sequence[Any]]:
     for line in [_line(found, hunt) for hunt in found]:
         hunt = line.hunt
         state = "stopped" if hunt.stopped else "found" if hunt.over else "searching"
-        refused = (hunt.search.refused, plain(hunt.refused.detail)) if hunt.refused else (None, None)
+        refused = (hunt.search.refused, no_formula(hunt.refused.detail)) if hunt.refused else (None, None)
         known = (limit, hunt.predicted, hunt.largest, hunt.off, hunt.peak, line.predicted_peak, *refused)
-        yield [plain(hunt.label), hunt.spec.parallel.world, *_blank(known), len(hunt.runs), state]
+        yield [no_formula(hunt.label), hunt.spec.parallel.world, *_blank(known), len(hunt.runs), state]
 
 
 def _blank(values: Iterable[Any]) -> Iterator[Any]:

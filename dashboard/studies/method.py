@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from django.urls import reverse
 
-from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import Attempt, RankInfo, Run
@@ -18,6 +17,7 @@ from dashboard.runs.page_tabs import TABS as RUN_TABS
 from dashboard.runs.traces import Trace
 from dashboard.studies.link_rates import Rate, rates
 from dashboard.studies.selectors import Overview, held_equal
+from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.host_drift import contention_text
 from parallel_core.analysis.quantities import (
     bytes_text,

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from django.urls import reverse
 
 from dashboard.charts import capacity
-from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs import traces
 from dashboard.runs.traces import Trace
 from dashboard.studies import answers, streams
@@ -16,6 +15,7 @@ from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align, sentence
+from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import (
     apart_text,

@@ -15,11 +15,11 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
 from dashboard.accounts.roles import may_change
-from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs import services as runs
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies import fit
 from dashboard.studies.models import Study
+from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 
 
 def standing(every: Iterable[Run]) -> list[Run]:

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 from dashboard.charts.chart import Entry
-from dashboard.charts.theme import DISTURBED_ABOVE
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies import excluded, peaks
 from dashboard.studies.comparability import same_updates, why_not
@@ -19,6 +18,7 @@ from dashboard.studies.entries import Setting, drift_of, entry_of, limit_of, ste
 from dashboard.studies.labels import labels_of
 from dashboard.studies.losses import Points, losses_of
 from parallel_core.analysis import host_drift, sentences
+from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.parity import Parity, parity
 from parallel_core.analysis.sentences import Result
 from parallel_core.outline import outline_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from dashboard.csv_cells import no_formula
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis.breakdown import COMPONENTS
 
@@ -25,7 +26,7 @@ COLUMNS = (
 def rows(view: Overview) -> Iterator[list[Any]]:
     """One row a run in drawing order; what was not measured is empty."""
     for row in view.rows:
-        yield [row.run.pk, plain(row.entry.label), row.run.state, *_measured(row), *_tail(row)]
+        yield [row.run.pk, no_formula(row.entry.label), row.run.state, *_measured(row), *_tail(row)]
 
 
 def _measured(row: Row) -> list[Any]:
@@ -46,8 +47,3 @@ def _tail(row: Row) -> list[Any]:
     values = [entry.others, *((pace.seconds, pace.company) if pace else (None, None)), entry.at_pace]
     values += [row.run.summary.get("final_loss"), row.parity.largest if row.parity and row.parity.steps else None]
     return ["" if value is None else value for value in values]
-
-
-def plain(text: str) -> str:
-    """A name that a spreadsheet does not take for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

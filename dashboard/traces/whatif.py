@@ -14,10 +14,10 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_bars import length
 from dashboard.charts.gantt_words import REPLAYED
 from dashboard.charts.timeline import Step
-from dashboard.fields import Choice, Form, Number
-from dashboard.runs.page_whatif import LEAST_GAIN, LINKS, SLOWEST_FASTEST, Times, check
+from dashboard.runs.page_whatif import LEAST_GAIN, ChangeForm, Times, check
 from parallel_core.analysis.quantities import ns_text, ratio_text, significant
-from parallel_core.simulate.imported import FREE, replayed
+from parallel_core.simulate.imported import replayed
+from parallel_core.simulate.replay import FREE
 
 IDEAS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Free communication", {"links": "free"}),
@@ -27,27 +27,6 @@ IDEAS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Both: links and device twice as fast", {"links": "2", "device": 2}),
 )
 DRAWN_RANKS = 8
-
-
-class WhatIfForm(Form):
-    """The change, as the address holds it."""
-
-    links = Choice(label="Links", choices=LINKS, required=False)
-    device = Number(label="Device, times as fast", min_value=0.1, max_value=100, required=False)
-
-    def __init__(self, given: Mapping[str, Any], ranks: int) -> None:
-        super().__init__(given, auto_id="w-%s", use_required_attribute=False)
-        self.fields["device"].widget.attrs |= {"step": "any", "placeholder": "1", "data-slider": SLOWEST_FASTEST}
-        self.fields["links"].widget.attrs["data-slider"] = ""
-        if ranks == 1:
-            del self.fields["links"]
-        for name, one in self.fields.items():
-            one.widget.attrs["aria-describedby"] = f"error-{name}"
-
-    def factors(self) -> tuple[float, float]:
-        """(links, device), so many times as fast."""
-        links = self.cleaned_data.get("links") or "1"
-        return FREE if links == "free" else float(links), self.cleaned_data.get("device") or 1.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +50,7 @@ class WhatIf:
 
 def whatif(found: Step, step: int, given: Mapping[str, Any]) -> WhatIf:
     """Of one step; `given` = the page's address."""
-    form = WhatIfForm(given, len(found.spans))
+    form = ChangeForm(given, len(found.spans))
     try:
         unchanged = length(replayed(found.spans))
         ideas = _ideas(found, step, unchanged)
@@ -96,7 +75,7 @@ def whatif(found: Step, step: int, given: Mapping[str, Any]) -> WhatIf:
 def _ideas(found: Step, step: int, measured: int) -> list[dict[str, Any]]:
     out = []
     for words, asked in IDEAS:
-        form = WhatIfForm(asked, 2)
+        form = ChangeForm(asked, 2)
         if (len(found.spans) == 1 and "links" in asked) or not form.is_valid():
             continue
         took = length(replayed(found.spans, *form.factors()))
@@ -107,7 +86,7 @@ def _ideas(found: Step, step: int, measured: int) -> list[dict[str, Any]]:
     return out
 
 
-def _sentence(form: WhatIfForm, measured: int, took: int) -> str:
+def _sentence(form: ChangeForm, measured: int, took: int) -> str:
     links, device = form.factors()
     said = [
         *(["free communication"] if links == FREE else [f"links {links:g} times as fast"] if links != 1 else []),

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from parallel_core.analysis.waits import step_start
 from parallel_core.schedule.ir import P2P, Kind
 
-FREE = math.inf
 MOST_SPANS = 40_000
 """Beyond, walking through them takes seconds."""
 Spans = Mapping[int, NDArray[np.void]]

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dashboard.charts.theme import PHASES
+from dashboard.charts.theme import LEGEND
 
 CSS = (Path(__file__).parents[2] / "dashboard/static/css/trainyard.css").read_text()
 PAIR = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
 COLOURS = {name: {"light": light, "dark": dark} for name, light, dark in PAIR.findall(CSS)}
 THEMES = ("light", "dark")
+PHASES = [phase for phase, _ in LEGEND if phase != "other"]
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 SIGHT = {

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
-from parallel_core.simulate.imported import FREE, replayed
+from parallel_core.simulate.imported import replayed
+from parallel_core.simulate.replay import FREE
 
 MOVES = st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from([Kind.F, Kind.BW, Kind.DATA, Kind.OPT_STEP]))
 

@@ -1,19 +1,18 @@
 """Other processes use the devices, so that times say little about the run.
 
-Threshold: a quarter of the device time of the timed steps. Ranks that wait give their device away, so single per cents
-are noise; at a quarter, every ratio between runs may be off by as much.
+Threshold: UNTRUSTED_ABOVE of one device's time in the timed steps. Above DISTURBED_ABOVE charts draw the run
+cross-hatched, and its page says so in the verdict.
 """
 
 from __future__ import annotations
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
+from parallel_core.analysis.disturbance import UNTRUSTED_ABOVE
 from parallel_core.analysis.quantities import percent_text
-
-MOST = 0.25
 
 
 def check(case: Case) -> Finding | None:
-    if case.others is None or case.others <= MOST:
+    if case.others is None or case.others <= UNTRUSTED_ABOVE:
         return None
     return Finding(
         "disturbed",
