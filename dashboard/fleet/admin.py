@@ -47,6 +47,8 @@ class WorkerAdmin(ReadOnlyAdmin):
             return "left" if worker.leaving else "silent"
         if worker.leaving:
             return "leaving"
+        if worker.clashes:
+            return "name taken twice"
         return "draining" if worker.draining else "in service"
 
     @admin.display(description="GPUs")

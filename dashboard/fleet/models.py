@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.db import models
+from django.utils import timezone
+
+from workers.contract import LEASE_S
 
 
 class Worker(models.Model):
@@ -29,6 +34,11 @@ class Worker(models.Model):
     refused = models.TextField(blank=True)
     """Why the web would give it no uploaded text, in its own words: its token or its address of the web is wrong."""
     heartbeat_at = models.DateTimeField(null=True, blank=True)
+    other_boot = models.CharField(max_length=64, blank=True)
+    other_host = models.CharField(max_length=255, blank=True)
+    """The process that reported under this name before the present one, and its host."""
+    clashed_at = models.DateTimeField(null=True, blank=True)
+    """When both of them last reported in turns: two workers have one name."""
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -43,9 +53,14 @@ class Worker(models.Model):
         return min(filter(None, (device.get("memory_total") for device in self.devices)), default=None)
 
     @property
+    def clashes(self) -> bool:
+        """Another worker reports under the same name, or did within two leases."""
+        return self.clashed_at is not None and timezone.now() - self.clashed_at < timedelta(seconds=2 * LEASE_S)
+
+    @property
     def in_service(self) -> bool:
-        """It takes new runs, as long as it is heard of."""
-        return not (self.draining or self.leaving)
+        """It takes new runs, as long as it is heard of. Of two with one name each would end what the other runs."""
+        return not (self.draining or self.leaving or self.clashes)
 
 
 class Leftover(models.Model):

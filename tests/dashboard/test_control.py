@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.management.color import no_style
 from django.db import connection
+from django.test import Client
+from django.utils import timezone
 
 from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
@@ -18,6 +21,7 @@ from dashboard.fleet.services import drain, enable
 from dashboard.runs import services
 from dashboard.runs.models import Attempt, Run, State
 from tests.dashboard.peer import Peer, points_frame, spec
+from workers.contract import LEASE_S
 
 SHORT_LEASE = 1.2 * MOST_COUNTED_S
 """Longer than any one turn counts for: a slow machine alone never ends a lease."""
@@ -92,6 +96,28 @@ def test_the_worker_is_as_its_heartbeat_said(peer: Peer, controller: Controller)
     worker = Worker.objects.get()
     assert worker.calibration["step_time"] == 0.1, "an old calibration stays"
     assert worker.refused == "", "an old refusal does not, nor does an older worker say any"
+
+
+def test_two_workers_of_one_name_get_nothing_new_until_one_is_gone(
+    redis_url: str, peer: Peer, controller: Controller, alice: Any, client: Client
+) -> None:
+    other = Peer(redis_url, boot="boot-2")
+    peer.beat()
+    other.beat(host="host-b")
+    controller.turn()
+    assert not Worker.objects.get().clashes, "so it is when a worker was started again"
+    peer.beat()
+    other.beat(host="host-b")
+    controller.turn()
+    run = submit(alice)
+    controller.turn()
+    assert Worker.objects.get().clashes and state_of(run) == State.QUEUED
+    client.force_login(alice)
+    page = client.get("/fleet/").content.decode()
+    assert "Two workers call themselves yard-a: on host-b and on host-a." in page
+    Worker.objects.update(clashed_at=timezone.now() - timedelta(seconds=2 * LEASE_S))
+    until(controller, lambda: bool(peer.tasks()), each=other.beat)
+    assert state_of(run) == State.STARTING
 
 
 def test_drained_workers_get_nothing_new(peer: Peer, controller: Controller, alice: Any, admin: Any) -> None:
